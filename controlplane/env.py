@@ -33,6 +33,7 @@ from controlplane.tunable import (
     PositiveSeconds,
     Seconds,
     Secrets,
+    Share,
     Texts,
     Tunable,
     WholeDays,
@@ -105,6 +106,8 @@ class Environment(Tunable, BaseSettings):
     """Interval between batch writes of ledger rows."""
     LEDGER_KEEP_DAYS: WholeDays = 30
     """Retention of request rows; minute rows are kept."""
+    BATCH_PRICE_FACTOR: Share = 0.5
+    """Price of a batch line as a share of the price of its SLO class: 0.5 is OpenAI's discount."""
     FILES_URL: str = ""
     """Store of the files of `/v1/files`: `s3://bucket/prefix?endpoint_url=https://...&region_name=...` (credentials as AWS's
     tools find them; needs the extra `s3`); default is a folder in the state folder."""

@@ -137,6 +137,13 @@ class GatewayCollector:
             requests.add_metric(list(key), count)
         yield requests
 
+        at_door = CounterMetricFamily(
+            "pilothouse_unreachable", "Requests whose promise was unreachable on arrival.", labels=[*labels, "decision"]
+        )
+        for key, count in records.at_door.copy().items():
+            at_door.add_metric(list(key), count)
+        yield at_door
+
         tokens = CounterMetricFamily("pilothouse_tokens", "Tokens served.", labels=[*labels, "kind"])
         for key, count in records.tokens.copy().items():
             tokens.add_metric(list(key), count)

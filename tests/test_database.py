@@ -50,7 +50,7 @@ def test_another_migration_or_permission_makes_another_database(monkeypatch):
 
 
 @pytest.mark.django_db
-def test_what_was_written_once_is_there_again_as_it_was():
+def test_rows_written_once_are_there_again_unchanged():
     calls = []
 
     def build():

@@ -20,7 +20,7 @@ from django_stubs_ext import WithAnnotations
 from controlplane.accounts import handover
 from controlplane.accounts.admin_actions import reason_action
 from controlplane.accounts.admin_site import RoleInline
-from controlplane.accounts.models import ApiKey, Membership, Role, SignInLink, Tenant, User
+from controlplane.accounts.models import ApiKey, Budget, Membership, Role, SignInLink, Tenant, User
 from controlplane.accounts.requests import NotedRequest, user_of
 from controlplane.accounts.services import check_service_key, create_api_key, create_sign_in_link, revoke_api_key
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
@@ -133,6 +133,15 @@ class TenantForm(forms.ModelForm[Tenant]):
         if default is not None and entitled is not None and default not in entitled:
             self.add_error("default_slo_class", f"{default} is not among the classes that this tenant may use.")
         return values
+
+
+@admin.register(Budget)
+class BudgetAdmin(AuditedAdmin[Budget]):
+    list_display = ["__str__", "kind", "soft", "hard", "spent_usd", "stopped_at"]
+    list_filter = ["kind", "tenant"]
+    list_select_related = ["tenant", "api_key"]
+    search_fields = ["tenant__name", "model"]
+    fields = ["tenant", "api_key", "model", "kind", "soft", "hard"]
 
 
 @admin.register(Tenant)

@@ -156,6 +156,86 @@ class ApiKey(models.Model):
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > timezone.now())
 
 
+class BudgetKind(models.TextChoices):
+    """The unit of a budget."""
+
+    REQUESTS = "requests_per_minute", "Requests a minute"
+    TOKENS = "tokens_per_minute", "Tokens a minute"
+    USD = "usd_per_month", "Dollars a month"
+    BATCH_LINES = "batch_lines", "Batch lines waiting"
+
+
+class Budget(models.Model):
+    """A limit on the use of a tenant, an API key, a model or a combination: an alert at *soft*, a stop at *hard*."""
+
+    tenant = models.ForeignKey(
+        Tenant,
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="budgets",
+        help_text="Empty: of all tenants together, for a model.",
+    )
+    api_key = models.ForeignKey(
+        ApiKey, verbose_name="API key", on_delete=models.CASCADE, null=True, blank=True, related_name="budgets"
+    )
+    model = models.CharField(max_length=160, blank=True, help_text="Empty: of all models together.")
+    kind = models.CharField(max_length=20, choices=BudgetKind.choices)
+    soft = models.FloatField(
+        null=True, blank=True, validators=[MinValueValidator(0)], help_text="An event and a header from here on."
+    )
+    hard = models.FloatField(
+        null=True, blank=True, validators=[MinValueValidator(0)], help_text="Refused with 429 from here on."
+    )
+    # Of dollars a month, counted from usage (`controlplane.usage.budgets`).
+    spent_usd = models.FloatField("spent (USD)", default=0.0, editable=False)
+    spent_until = models.DateTimeField(null=True, editable=False)
+    usd_per_token = models.FloatField(default=0.0, editable=False)
+    # Written by the process that owns the regions.
+    alerted_at = models.DateTimeField(null=True, editable=False)
+    stopped_at = models.DateTimeField(null=True, editable=False)
+
+    class Meta:
+        ordering = ["tenant__name", "kind", "id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "api_key", "model", "kind"], name="one_budget_per_scope", nulls_distinct=False
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.scope}: {self.amount}"
+
+    @property
+    def scope(self) -> str:
+        """Whose budget it is, such as `acme, key laptop, llama-8b`."""
+        of = [str(self.tenant) if self.tenant else "", f"key {self.api_key.name}" if self.api_key else "", self.model]
+        return ", ".join(part for part in of if part)
+
+    @property
+    def amount(self) -> str:
+        """The hard limit, else the soft one, with its unit."""
+        limit = self.hard if self.hard is not None else self.soft or 0.0
+        kind = BudgetKind(self.kind)
+        return f"${limit:,.2f} a month" if kind is BudgetKind.USD else f"{limit:,.0f} {kind.label.lower()}"
+
+    def clean(self) -> None:
+        if self.soft is None and self.hard is None:
+            raise ValidationError({"hard": "Give a soft or a hard limit."})
+        if self.soft is not None and self.hard is not None and self.soft > self.hard:
+            raise ValidationError({"soft": "The alert comes before the stop: not above the hard limit."})
+        if self.tenant is None and self.api_key is None and not self.model:
+            raise ValidationError({"tenant": "Name a tenant, an API key or a model."})
+        if self.api_key is not None:
+            if self.tenant is None:
+                self.tenant = self.api_key.tenant
+            elif self.api_key.tenant_id != self.tenant_id:
+                raise ValidationError({"api_key": f"This key is of {self.api_key.tenant}."})
+        same = Budget.objects.filter(tenant=self.tenant, api_key=self.api_key, model=self.model, kind=self.kind)
+        if same.exclude(pk=self.pk).exists():
+            raise ValidationError({"kind": "There is a budget of this kind for this scope already: change that one."})
+
+
 class SignInLink(models.Model):
     """A link that signs one user in once; `manage.py up` and `manage.py sign_in_link` print it."""
 

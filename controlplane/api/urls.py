@@ -17,6 +17,7 @@ from controlplane.api import errors
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.routers import (
     accounts,
+    budgets,
     lengths,
     planning,
     queues,
@@ -81,6 +82,7 @@ api.add_router("", spot.router)
 api.add_router("", inventory.router)
 api.add_router("", deploy.router)
 api.add_router("", accounts.router)
+api.add_router("", budgets.router)
 api.add_router("", records.router)
 api.add_router("", planning.router)
 api.add_router("", queues.router)

@@ -35,6 +35,7 @@ from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.jobs.broker import send_task
 from controlplane.jobs.record import Job
+from scheduling.queueing.promises import ADMIT
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +182,8 @@ class Feeder:
                 await self._finish(batch, ends_as)
             elif batch.completed + batch.failed >= batch.total and not counts[batch.pk]:
                 await self._finish(batch, BatchStatus.COMPLETED)
+            elif self.completions.budgets.spent(batch.tenant_id, batch.api_key_id or 0, batch.model):
+                await self._pause(batch)
             elif batch.pk not in self._sources:
                 try:
                     grant = await database_sync_to_async(grant_of)(batch)
@@ -190,6 +193,14 @@ class Feeder:
                 self._sources[batch.pk] = Source(batch, grant)
                 if batch.moments.get(BatchStatus.IN_PROGRESS, math.inf) < int(self._began_s):
                     await database_sync_to_async(services.note_resumed)(batch)
+
+    async def _pause(self, batch: Batch) -> None:
+        """Start no further line while its budget is spent; the lines are read again when there is money."""
+        if source := self._sources.pop(batch.pk, None):
+            source.close()
+        at_instances = self.completions.requests.at_instances()
+        mine = [line for line in self._open.values() if line.row.batch_id == batch.pk]
+        await self._let_go([line for line in mine if services.request_id(line.row) not in at_instances])
 
     async def _finish(self, batch: Batch, ends_as: BatchStatus) -> None:
         of = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
@@ -214,6 +225,8 @@ class Feeder:
                 logger.warning("%s waits: %s", source.batch.public_id, error.message)
                 continue
             for row, raw in lines:
+                if row.pk in self._open:  # it ran on while its batch was paused
+                    continue
                 self._take(row, raw, source)
             open_lines[model] += len(lines)
 
@@ -334,13 +347,14 @@ def grant_of(batch: Batch) -> Grant:
     """Grant of the lines of *batch*. Raises ApiError 403 where its tenant may use no non-interactive class any longer."""
     tenant = batch.tenant
     window_s = int((batch.expires_at - batch.created_at) / timedelta(seconds=1))
-    terms = replace(SloTerms.of(services.class_of(tenant)), deadline_s=window_s)
+    terms = replace(SloTerms.of(services.class_of(tenant)), deadline_s=window_s, if_unreachable=ADMIT)
     return Grant(
         key_id=batch.api_key_id or 0,
         tenant_id=tenant.pk,
         tenant=tenant.name,
         max_concurrent_requests=1 << 30,
         tokens_per_minute=0,
+        rates=False,
         default_terms=terms,
         terms={terms.name: terms},
     )

@@ -15,6 +15,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Tenant
+from controlplane.batches.budgets import check_lines_budget
 from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Purpose, StoredFile
 from controlplane.batches.progress import with_sample
 from controlplane.batches.storage import store_errors
@@ -116,7 +117,7 @@ def create_batch(
         raise invalid(f"{input_file.id} has the purpose {input_file.purpose}, not batch.", "input_file_id")
     class_of(key.tenant)
     _expiry(output_expires_after_s)
-    return Batch.objects.create(
+    batch = Batch(
         tenant=key.tenant,
         api_key=key,
         input_file=input_file,
@@ -126,6 +127,10 @@ def create_batch(
         output_expires_after_s=output_expires_after_s,
         expires_at=timezone.now() + timedelta(hours=int(window[1])),
     )
+    with transaction.atomic():
+        check_lines_budget(batch, 1)
+        batch.save()
+    return batch
 
 
 def class_of(tenant: Tenant) -> SloClass:
@@ -176,8 +181,8 @@ def cancel_batch(batch: Batch) -> None:
 def validate_batch(batch_id: int) -> bool:
     """Read the input file line by line and store its requests; the batch is in progress or failed afterwards.
 
-    Run again after a crash it begins again from the first line. Returns whether the batch is in progress. Raises ApiError
-    503 if the store of files fails: the batch stays as it is.
+    Run again after a crash it begins again from the first line. A file that is gone from the store fails the batch. Returns
+    whether the batch is in progress. Raises ApiError 503 if the store of files fails: the batch stays as it is.
     """
     batch = Batch.objects.select_related("input_file").filter(pk=batch_id, status=BatchStatus.VALIDATING).first()
     if batch is None:
@@ -185,7 +190,17 @@ def validate_batch(batch_id: int) -> bool:
     models = frozenset(Model.objects.values_list("name", flat=True))
     problems: list[Problem] = []
     total, named = 0, set()
-    with store_errors(f"read {batch.input_file_id}"), batch.input_file.content.open("rb") as file:
+    try:
+        with store_errors(f"open {batch.input_file_id}"):
+            content = batch.input_file.content.open("rb")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        gone = (
+            f"The content of the input file {batch.input_file_id} is gone: upload it again and create the batch again."
+        )
+        return _fail(batch, [Problem("file_not_found", gone, param="input_file_id")], 0)
+    with store_errors(f"read {batch.input_file_id}"), content as file:
         checked = check_lines(file, batch.endpoint, models)
         while chunk := list(islice(checked, CHUNK_LINES)):
             lines = [one for one in chunk if isinstance(one, Line)]
@@ -200,9 +215,20 @@ def validate_batch(batch_id: int) -> bool:
         return _fail(batch, problems, total)
     model = named.pop() if len(named) == 1 else ""
     samples = [(time.time(), 0)]
-    return enter(
-        batch_id, BatchStatus.IN_PROGRESS, of=(BatchStatus.VALIDATING,), total=total, model=model, samples=samples
-    )
+    batch.model = model
+    try:
+        with transaction.atomic():
+            check_lines_budget(batch, total)
+            return enter(
+                batch_id,
+                BatchStatus.IN_PROGRESS,
+                of=(BatchStatus.VALIDATING,),
+                total=total,
+                model=model,
+                samples=samples,
+            )
+    except ApiError as error:
+        return _fail(batch, [Problem(error.code, error.message)], total)
 
 
 def _store_lines(batch: Batch, lines: Sequence[Line]) -> None:

@@ -97,6 +97,7 @@ urlpatterns = [
     path("lengths/versions/<int:version_number>/<slug:decision>/", lengths.decide, name="decide-length-version"),
     path("console/api/length-charts", lengths.charts, name="length-charts"),
     path("usage/", usage.usage_page, name="usage"),
+    path("usage/budgets/", usage.budgets, name="budgets"),
     path("console/api/usage-charts", usage.charts, name="usage-charts"),
     path("keys/", keys.keys, name="keys"),
     path("keys/<int:pk>/created/", keys.created, name="key-created"),

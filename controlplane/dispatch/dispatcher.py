@@ -7,6 +7,7 @@ loop, so no lock is needed; every decision is one compiled call on the arrays th
 
 import math
 from collections.abc import Callable
+from dataclasses import replace as dataclass_replace
 
 import numpy as np
 from msgspec.structs import replace
@@ -22,10 +23,12 @@ from controlplane.dispatch.placement import Placement
 from controlplane.dispatch.reordering import Ask, Reordering
 from controlplane.dispatch.suspects import Suspects
 from controlplane.dispatch.token_accounts import Outlook, TokenAccounts
-from controlplane.dispatch.waiting_queue import WaitingQueue
+from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.waits import Waits
 from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.ordering import hold_s
+from scheduling.queueing.promises import ClassTerms, Verdict, decide
+from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.regions import better_home, pressure
 
 MAX_ATTEMPTS = 3
@@ -172,11 +175,94 @@ class Dispatcher:
         self.placement.pump(endpoint)
         if request.slot >= 0:
             self.waits.note(request)
-            if not request.attempts:
-                estimate = request.estimate = self.waits.of(request)
+            if request.attempts or not (released or self._passes_door(request, endpoint)):
+                return
+            if (estimate := self._estimated(request)) is not None:
                 wait = estimate.wait
                 mean_s, p99_s = (wait.mean_s, wait.quantile_s()) if wait else (None, None)
                 self.deliver(port.Waiting(number, estimate.position, mean_s, p99_s))
+
+    def _estimated(self, request: Request) -> Estimate | None:
+        """Return the estimated wait of *request*; None if it waits no longer."""
+        if request.slot >= 0 and request.estimate is None:
+            request.estimate = self.waits.of(request)
+        return request.estimate if request.slot >= 0 else None
+
+    def _passes_door(self, request: Request, endpoint: Endpoint) -> bool:
+        """Estimate the wait of *request*, which has just been queued, and decide on its promise; False if it is refused.
+
+        It may be degraded, and an instance may have room for it then.
+        """
+        number, own = request.asked.number, request.asked.slo_class
+        verdict = decide(
+            _terms_of(request.asked), request.asked.fallbacks, lambda terms: self._expected(request, endpoint, terms)
+        )
+        wait = verdict.wait
+        if verdict.refused and wait is not None:
+            self._drop(request, self._unreachable(request, verdict, wait))
+            return False
+        if request.estimate is not None and verdict.terms.slo_class != own:
+            # It is overtaken by what comes later: its wait says nothing of other classes.
+            request.estimate = dataclass_replace(request.estimate, says_throughput=False)
+        if verdict.late_s or verdict.terms.slo_class != own:
+            p99_s = wait.quantile_s() if wait else 0.0
+            self.deliver(port.AtDoor(number, verdict.terms.slo_class, verdict.late_s, p99_s))
+        return True
+
+    def _expected(self, request: Request, endpoint: Endpoint, terms: ClassTerms) -> tuple[Wait | None, float]:
+        """Queue *request* on *terms*; return its estimated wait, and by how much it will miss its promise."""
+        if terms.slo_class != request.asked.slo_class:
+            self.queue.take_out(request.slot)
+            request.asked = replace(
+                request.asked,
+                slo_class=terms.slo_class,
+                priority=terms.priority,
+                due_s=terms.due_s,
+                end_s=terms.end_s,
+                deadline_s=terms.deadline_s,
+                interactive=terms.interactive,
+                opportunistic=terms.opportunistic,
+                ends_on_reclaim=terms.ends_on_reclaim,
+                if_unreachable=terms.if_unreachable,
+            )
+            request.estimate = None
+            if self.holding.holds(request.asked):
+                self.holding.hold(request)
+                return None, 0.0
+            self.queue.add(request, endpoint)
+            self.placement.pump(endpoint)
+            if request.slot < 0:
+                return Wait(), 0.0
+            self.waits.note(request, came=False)
+        estimate = request.estimate = self.waits.of(request)
+        calibration = self.waits.calibration(endpoint, terms.slo_class)
+        return estimate.wait, calibration.late_s(estimate.wait, self._due_in_s(request), self._prefill_s(request))
+
+    def _due_in_s(self, request: Request) -> float:
+        """Return seconds until the first token of *request* is due, infinity for never."""
+        asked = request.asked
+        profile, output = request.endpoint.spec.profile, request.predicted_tokens
+        passed_s = self.clock() - asked.arrived_s
+        return first_due_of(profile, asked, asked.prompt_tokens, output) - passed_s
+
+    def _prefill_s(self, request: Request) -> float:
+        return request.endpoint.spec.profile.service_time_s(request.asked.prompt_tokens, 1)
+
+    def _unreachable(self, request: Request, verdict: Verdict, wait: Wait) -> port.Refused:
+        factor = self.waits.calibration(request.endpoint, verdict.terms.slo_class).factor
+        first_s = factor * wait.quantile_s() + self._prefill_s(request)
+        due_s = max(0.0, first_s - verdict.late_s)
+        return port.Refused(
+            request.asked.number,
+            429,
+            "deadline_unreachable",
+            f"The first token is due in {due_s:.1f} s to keep the promise of the class {verdict.terms.slo_class!r}, and can "
+            f"be promised in {first_s:.1f} s. Try again in {verdict.late_s:.0f} s, or in a class with more time.",
+            retry_after_s=max(1.0, verdict.late_s),
+            estimated_wait_s=wait.mean_s,
+            region=request.endpoint.region,
+            earliest_at=request.asked.arrived_at + self.clock() - request.asked.arrived_s + first_s,
+        )
 
     def _possible(self, asked: port.Submit) -> int:
         """Return the predicted output of *asked*, capped at the possible output; the cap if the prediction is not a number.
@@ -470,6 +556,20 @@ def _keep(request: Request, kept_tokens: int) -> None:
     request.asked = replace(asked, prompt_tokens=asked.prompt_tokens + more, max_tokens=most)
     request.predicted_tokens = max(1, request.predicted_tokens - more)
     request.kept_tokens = kept_tokens
+
+
+def _terms_of(asked: port.Submit) -> ClassTerms:
+    return ClassTerms(
+        asked.slo_class,
+        asked.priority,
+        asked.due_s,
+        asked.end_s,
+        asked.deadline_s,
+        asked.interactive,
+        asked.opportunistic,
+        asked.ends_on_reclaim,
+        asked.if_unreachable,
+    )
 
 
 def _keeps_tokens(endpoint: Endpoint, queue: WaitingQueue) -> bool:

@@ -1,8 +1,8 @@
 """Records between the HTTP side and the decision side, all serializable.
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
-`Moved`, `Waiting`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, and lists the available models in
-`ServedModels`. A request is identified by its *number*, unique within the gateway that submits it. Moments in `_s` are
+`Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, and lists the available models
+in `ServedModels`. A request is identified by its *number*, unique within the gateway that submits it. Moments in `_s` are
 seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
+
+from scheduling.queueing.promises import ADMIT, ClassTerms
 
 SILENT = "silent"
 """Failure: the instance does not answer. It gets no other request before its next heartbeat."""
@@ -64,6 +66,8 @@ class Submit(Record, frozen=True):
     evictable: bool = False  # its output can be continued; before its first output every request can be evicted
     fingerprint: int = 0  # of its content, the same when it is resent to this process; 0: unknown
     end_s: float | None = None  # of its last token, after its arrival: end to end, or the deadline
+    if_unreachable: str = ADMIT  # of its SLO class: `scheduling.queueing.promises`
+    fallbacks: tuple[ClassTerms, ...] = ()  # classes to which it may be degraded, in order
 
     @property
     def allowed_s(self) -> float:
@@ -150,6 +154,15 @@ class Waiting(Record, frozen=True):
     estimated_wait_p99_s: float | None
 
 
+class AtDoor(Record, frozen=True):
+    """The promise of the request's class cannot be kept, so it was admitted late or degraded (`queueing.promises`)."""
+
+    number: int
+    slo_class: str  # that it waits in; another than its own: degraded
+    late_s: float  # by which it will probably miss the promise of that class; 0: it can keep it
+    wait_p99_s: float
+
+
 class Placed(Record, frozen=True):
     """The request was given to an instance."""
 
@@ -192,6 +205,7 @@ class Refused(Record, frozen=True):
     estimated_wait_s: float | None = None
     region: str = ""  # of the endpoint that refused; empty if it was none
     own_region: str = ""  # as in `Moved`
+    earliest_at: float | None = None  # first token that can be promised, where a deadline is unreachable
 
 
 class Evict(Record, frozen=True):
@@ -225,7 +239,7 @@ class ServedModels(Record, frozen=True):
 
 
 FromGateway = Submit | Progress | Prefix | Finished | Left | Backlog
-OfRequest = Held | Moved | Waiting | Placed | PrefixWanted | Refused | Evict | Lost
+OfRequest = Held | Moved | Waiting | AtDoor | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

@@ -14,6 +14,7 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replic
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.stages import COMING_LIMIT_S
 from controlplane.fleet.lifecycle.states import InstanceState
+from scheduling.queueing.promises import Calibration
 from scheduling.queueing.swapping.losing import lost
 from scheduling.queueing.waits.correction import Blend, Correction
 from scheduling.queueing.waits.starting import NOT_KNOWN, SPREAD, Coming, left_of_start_s, sooner, until_produced
@@ -409,9 +410,14 @@ class Waits:
         self._expected = np.zeros((0, EXPECTED_COLUMNS))  # output of each waiting request, by slot
         self.paces = Paces(topology, queue, self.history, clock)
         self._shared = SharedGpus(topology, queue, self.paces, clock)
+        self._calibrations: dict[tuple[int, str], Calibration] = {}
 
-    def note(self, request: Request) -> None:
-        """Count the expected output of *request*, which begins to wait."""
+    def calibration(self, endpoint: Endpoint, slo_class: str) -> Calibration:
+        """Return what waits of a class at *endpoint* teach about their estimated 99th percentiles."""
+        return self._calibrations.setdefault((endpoint.index, slo_class), Calibration())
+
+    def note(self, request: Request, *, came: bool = True) -> None:
+        """Count the expected output of *request*, which begins to wait; *came*: it has just arrived."""
         asked, slots = request.asked, self.queue.arrays.key.size
         if self._expected.shape[0] < slots:
             grown = np.zeros((slots, EXPECTED_COLUMNS))
@@ -422,7 +428,8 @@ class Waits:
             mean = min(mean, float(asked.max_tokens * asked.sequences))
         weight = self.paces.weight(request.endpoint, asked.prompt_tokens)
         self._expected[request.slot] = weight * mean, weight * weight * variance, weight * error
-        self._shared.came(request)
+        if came:
+            self._shared.came(request)
 
     def of(self, request: Request) -> Estimate:
         """Return the remaining wait of *request*, which is queued."""
@@ -438,6 +445,9 @@ class Waits:
     def placed(self, request: Request, replica: Replica) -> None:
         """Learn from the wait of *request*, which *replica* gets, unless it waited before."""
         estimate, request.estimate = request.estimate, None
+        if estimate is not None and estimate.wait is not None:
+            waited_s = request.placed_s - request.asked.arrived_s
+            self.calibration(estimate.endpoint, request.asked.slo_class).learn(estimate.wait.quantile_s(), waited_s)
         if estimate is None or estimate.uncorrected_s is None or estimate.endpoint is not request.endpoint:
             return
         if self._shared.came_up_since(replica, request.asked.arrived_s):

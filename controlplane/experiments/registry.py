@@ -7,6 +7,7 @@ from controlplane.experiments.experiment import Experiment
 from controlplane.experiments.length_models import LENGTH_MODELS
 from controlplane.experiments.preserve_routing import PRESERVE_ROUTING
 from controlplane.experiments.preserve_scaling import PRESERVE_SCALING
+from controlplane.experiments.promises import PROMISES
 from controlplane.experiments.qlm.evaluation import QLM
 from controlplane.experiments.sageserve import SAGESERVE
 from controlplane.experiments.sageserve_mixed import SAGESERVE_MIXED
@@ -25,5 +26,6 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
         LENGTH_MODELS,
         SHIPPED_LENGTHS,
         BURSTS,
+        PROMISES,
     )
 }

@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape, with the headers by which its SDKs decide whether and when to retry."""
 
 import math
+from datetime import UTC, datetime
 
 import orjson
 
@@ -23,6 +24,7 @@ class ApiError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
         estimated_wait_s: float | None = None,
+        earliest_at: float | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         super().__init__(message)
@@ -33,6 +35,7 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.estimated_wait_s = estimated_wait_s
+        self.earliest_at = earliest_at  # epoch seconds
         self.extra_headers = headers
 
     def body(self) -> bytes:
@@ -48,6 +51,8 @@ class ApiError(Exception):
         }
         if self.estimated_wait_s is not None:
             fields["estimated_wait_s"] = round(self.estimated_wait_s, 3)
+        if self.earliest_at is not None:
+            fields["earliest_at"] = datetime.fromtimestamp(self.earliest_at, UTC).isoformat(timespec="milliseconds")
         return fields
 
     def headers(self) -> list[tuple[bytes, bytes]]:

@@ -74,6 +74,12 @@ class LedgerRow(models.Model):
     evictions = models.PositiveSmallIntegerField(
         default=0, help_text="How often it was taken from an instance and queued again, what it had emitted kept."
     )
+    asked_class = models.CharField(
+        max_length=40,
+        blank=True,
+        default="",
+        help_text="SLO class that it was degraded from, because that promise was unreachable; empty: it kept its class.",
+    )
     trace = models.JSONField(default=list, blank=True, help_text="Placements tried, with policy, scores and reason.")
 
     class Meta:

@@ -31,6 +31,7 @@ from controlplane.dispatch.queues.operations import QueueOperations
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.solving import CelerySolver
+from controlplane.gateway.admission.budgets import Budgets
 from controlplane.gateway.admission.keys import Keys
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.ledger.accounting import Records
@@ -77,6 +78,7 @@ class Gateway:
         self.topology = Topology()
         self.keys = Keys()
         self.limits = Limits()
+        self.budgets = Budgets(loop_clock)
         self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
         self.catalog = Catalog()
@@ -129,6 +131,7 @@ class Gateway:
             Completions(
                 keys=self.keys,
                 limits=self.limits,
+                budgets=self.budgets,
                 catalog=self.catalog,
                 lengths=self.lengths,
                 requests=self.requests,
@@ -174,11 +177,13 @@ class Gateway:
         await self.lease.start()
         await self.read_inventory()
         await self.keys.refresh()
+        await self.budgets.refresh()
         for work in (
             self._every(self.jobs.add("count-tokens", COUNT_S), self._count),
             self._every(self.jobs.add("sweep-queues", SWEEP_S), self._sweep),
             self._every(self.jobs.add("release-held-work", held_work.LOOK_S), self._release),
             self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self.keys.refresh),
+            self._every(self.jobs.add("refresh-budgets", settings.KEY_CACHE_S, "database"), self.budgets.refresh),
             self._every(self.jobs.add("note-key-use", NOTE_USE_S, "database"), self.keys.note_use),
             self._every(self.monitor.job, self.monitor.look),
             self._every(self.parts.job, self.parts.probe),

@@ -1,6 +1,6 @@
 """Rows of the inventory: regions and their latencies, GPU types, nodes, models, SLO classes, deployments."""
 
-from typing import Any
+from typing import Any, Literal
 
 from controlplane.accounts.models import Role
 from controlplane.fleet import selectors
@@ -129,6 +129,8 @@ SLO_CLASSES = Resource(
     columns=(
         *columns("name", "title", "service_tier", "ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile"),
         *columns("deadline_s", "price_factor", "priority", "on_reclaim"),
+        Column("if_unreachable", type=Literal["admit", "degrade", "refuse"]),
+        Column("degrades_to", source="degrades_to.name", type=str | None),
         Column("kind", type=SloKind),
     ),
 )

@@ -9,9 +9,15 @@ from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.resources.filters import Control, Hidden, Search, Select, every, model_select
 from controlplane.resources.names import model_names, region_names
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range
+from scheduling.queueing.promises import UNREACHABLE
 
-DEMAND = {"unserved": "Demand not served", "spilled": "From another region"}
-"""Choices of the page in addition to the outcomes, on demand."""
+DEMAND = {
+    "unserved": "Demand not served",
+    "spilled": "From another region",
+    "degraded": "Degraded to another class",
+    "unreachable": "Refused at the door",
+}
+"""Choices of the page in addition to the outcomes."""
 
 
 def visible_requests(viewer: Viewer) -> QuerySet[LedgerRow]:
@@ -26,12 +32,21 @@ def spilled(rows: QuerySet[LedgerRow], given: bool) -> QuerySet[LedgerRow]:
     return rows.filter(elsewhere if given else ~elsewhere)
 
 
+def degraded(rows: QuerySet[LedgerRow], given: bool) -> QuerySet[LedgerRow]:
+    """Those whose SLO class was changed because its promise was unreachable, or all others."""
+    return rows.exclude(asked_class="") if given else rows.filter(asked_class="")
+
+
 def by_outcome(rows: QuerySet[LedgerRow], given: str) -> QuerySet[LedgerRow]:
     match given:
         case "unserved":
             return rows.filter(unserved=True)
         case "spilled":
             return spilled(rows, True)
+        case "degraded":
+            return degraded(rows, True)
+        case "unreachable":
+            return rows.filter(error_code=UNREACHABLE)
     return rows.filter(outcome=given)
 
 
@@ -71,6 +86,7 @@ REQUESTS = Resource(
         Column("api_key", "API key", "api_key.prefix", rest=False),
         Column("model", "Model"),
         Column("slo_class", "SLO class", label="Class"),
+        Column("asked_class", "Asked class"),
         Column("region", "Region"),
         Column(
             "own_region", "Own region", "caller_region", about="Where its caller is, and where it counts as demand."
@@ -126,6 +142,8 @@ REQUESTS = Resource(
         Filter("instance", control=Hidden("instance"), fleet=True),
         Filter("unserved", type=bool, about="Demand that got no token."),
         Filter("spilled", spilled, bool, about="Of a caller in another region than the one that took it."),
+        Filter("degraded", degraded, bool, about="Served in another SLO class, since its own promise was unreachable."),
+        Filter("error_code", about="Such as `deadline_unreachable`: refused at the door."),
     ),
     page=(
         *("request_id", "arrived_at", "ended_at", "outcome", "slo_met", "tenant", "model", "slo_class", "instance"),

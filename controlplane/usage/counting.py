@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from controlplane.fleet.models import Instance, SloClass
 from controlplane.gateway.models import LONG_MS, LedgerRow
-from controlplane.usage.models import UsageHour, UsageMark
+from controlplane.usage.models import UsageHour, UsageMark, Work
 from controlplane.usage.paid_time import PaidInstance, paid_instances
 from controlplane.usage.sharing import Seconds, held_tokens, share
 
@@ -26,10 +26,12 @@ HOUR_S = 3600.0
 LONGEST = timedelta(days=8)  # from arrival to end, of a request that is found again in the hours in which it ran
 CHUNK_ROWS = 50_000
 COUNTS = ("requests", "prompt_tokens", "output_tokens")
-Series = tuple[int | None, int | None, str, str]
-"""Tenant, API key, model and SLO class of a row."""
+Series = tuple[int | None, int | None, str, str, Work]
+"""Tenant, API key, model, SLO class and kind of work of a row."""
+BATCH_LINE = "batch_req_"
+"""Begin of the request ids of batch lines."""
 READ = ("tenant_id", "api_key_id", "model", "slo_class", "instance", "arrived_at", "queue_ms", "e2e_ms",
-        "prompt_tokens", "output_tokens")  # fmt: skip
+        "prompt_tokens", "output_tokens", "request_id")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +120,39 @@ def count_hours(hours: Sequence[datetime], now: datetime) -> Iterator[list[Usage
     if not hours:
         return
     fleet = paid_instances(hours[0], now)
-    factors = {name: float(factor) for name, factor in SloClass.objects.values_list("name", "price_factor")}
+    classes = {
+        name: ClassPrice(float(factor), Work(kind))
+        for name, factor, kind in SloClass.objects.values_list("name", "price_factor", "kind")
+    }
     for hour in hours:
-        yield count_hour(hour, min(hour + HOUR, now), fleet, factors)
+        yield count_hour(hour, min(hour + HOUR, now), fleet, classes)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPrice:
+    """Price factor of an SLO class, and its kind of work; the defaults are those of a class that is no longer there."""
+
+    factor: float = 1.0
+    work: Work = Work.INTERACTIVE
+
+    def of(self, work: Work) -> float:
+        """Return the factor for *work* in this class."""
+        return self.factor * (settings.BATCH_PRICE_FACTOR if work is Work.BATCH else 1.0)
 
 
 def count_hour(
-    begin: datetime, end: datetime, fleet: Iterable[PaidInstance], factors: dict[str, float]
+    begin: datetime, end: datetime, fleet: Iterable[PaidInstance], classes: dict[str, ClassPrice]
 ) -> list[UsageHour]:
     """Rows of the hour from *begin*, up to *end*.
 
     The time of each instance is shared as `sharing.share` says; GPU-seconds are those seconds times its GPUs, dollars those
-    times their price. *factors* are the price factors by SLO class, 1 for a class that is no longer there.
+    times their price. They are charged times the factor of their class; opportunistic work at the spot price of the GPUs,
+    where they have one.
     """
-    ran = ledger_hour(begin, (end - begin).total_seconds())
-    gpu_s, usd = np.zeros(len(ran.series_of)), np.zeros(len(ran.series_of))
+    ran = ledger_hour(begin, (end - begin).total_seconds(), classes)
+    gpu_s, usd, charged = (np.zeros(len(ran.series_of)) for _ in range(3))
+    factors = np.array([classes.get(name, ClassPrice()).of(work) for *_, name, work in ran.series])[ran.series_of]
+    spot = np.array([work is Work.OPPORTUNISTIC for *_, work in ran.series], dtype=bool)[ran.series_of]
     idle: dict[str, UsageHour] = {}
     for instance in fleet:
         of = np.array(ran.on.get(instance.name, []), dtype=np.intp)
@@ -140,8 +160,11 @@ def count_hour(
         shares_s, idle_s = share(ran.begin_s[of], ran.end_s[of], ran.held[of], paid)
         gpu_s[of] = shares_s * instance.gpus
         usd[of] = gpu_s[of] * instance.usd_per_gpu_s
+        charged[of] = usd[of] * factors[of]
+        if instance.spot_usd_per_gpu_s is not None:
+            charged[of] = np.where(spot[of], gpu_s[of] * instance.spot_usd_per_gpu_s, charged[of])
         if idle_s:
-            row = idle.setdefault(instance.model, UsageHour(hour=begin, model=instance.model))
+            row = idle.setdefault(instance.model, UsageHour(hour=begin, model=instance.model, work=Work.IDLE))
             row.gpu_s += idle_s * instance.gpus
             row.cost_usd += idle_s * instance.gpus * instance.usd_per_gpu_s
     sums = {
@@ -151,6 +174,7 @@ def count_hour(
         "kv_token_s": ran.held * (ran.end_s - ran.begin_s),
         "gpu_s": gpu_s,
         "cost_usd": usd,
+        "charged_usd": charged,
     }
     totals = {name: np.bincount(ran.series_of, values, len(ran.series)).tolist() for name, values in sums.items()}
     rows = [
@@ -160,10 +184,10 @@ def count_hour(
             api_key_id=key,
             model=model,
             slo_class=slo_class,
-            charged_usd=totals["cost_usd"][at] * factors.get(slo_class, 1.0),
+            work=work,
             **{name: int(values[at]) if name in COUNTS else values[at] for name, values in totals.items()},
         )
-        for at, (tenant, key, model, slo_class) in enumerate(ran.series)
+        for at, (tenant, key, model, slo_class, work) in enumerate(ran.series)
     ]
     return rows + list(idle.values())
 
@@ -186,15 +210,16 @@ class LedgerHour:
     held: Seconds
 
 
-def ledger_hour(begin: datetime, until_s: float) -> LedgerHour:
+def ledger_hour(begin: datetime, until_s: float, classes: dict[str, ClassPrice]) -> LedgerHour:
     """The hour from *begin*, as far as *until_s* seconds into it."""
     series: dict[Series, int] = {}
     on: dict[str, list[int]] = {}
     series_of, numbers = [], []
     begin_s = begin.timestamp()
     for at, row in enumerate(_ran_within(begin, begin + HOUR)):
-        tenant, key, model, slo_class, instance, arrived_at, queue_ms, e2e_ms, prompt_tokens, output_tokens = row
-        series_of.append(series.setdefault((tenant, key, model, slo_class), len(series)))
+        tenant, key, model, slo_class, instance, arrived_at, queue_ms, e2e_ms, prompt_tokens, output_tokens, name = row
+        work = Work.BATCH if name.startswith(BATCH_LINE) else classes.get(slo_class, ClassPrice()).work
+        series_of.append(series.setdefault((tenant, key, model, slo_class, work), len(series)))
         on.setdefault(instance, []).append(at)
         arrived_s = arrived_at.timestamp() - begin_s
         ran = bool(instance)

@@ -8,6 +8,16 @@ SUMS = ("requests", "prompt_tokens", "output_tokens", "kv_token_s", "gpu_s", "co
 """Columns that an hour sums."""
 
 
+class Work(models.TextChoices):
+    """The use of an instance's time, most useful first (SageServe section 3.4: IW, NIW, spot, idle)."""
+
+    INTERACTIVE = "interactive", "Interactive"
+    NON_INTERACTIVE = "non_interactive", "Non-interactive"
+    BATCH = "batch", "Batch lines"
+    OPPORTUNISTIC = "opportunistic", "Opportunistic"
+    IDLE = "idle", "Idle"
+
+
 class UsageHour(models.Model):
     """Use of one model in one SLO class by one API key within an hour (UTC), and its share of the instances' cost.
 
@@ -28,6 +38,7 @@ class UsageHour(models.Model):
     api_key = models.ForeignKey(ApiKey, verbose_name="API key", on_delete=models.SET_NULL, null=True, related_name="+")
     model = models.CharField(max_length=160)
     slo_class = models.CharField("SLO class", max_length=40, blank=True)
+    work = models.CharField(max_length=16, choices=Work.choices, default=Work.INTERACTIVE)
     requests = models.PositiveBigIntegerField(default=0)
     prompt_tokens = models.PositiveBigIntegerField(default=0)
     output_tokens = models.PositiveBigIntegerField(default=0)
@@ -35,7 +46,9 @@ class UsageHour(models.Model):
     gpu_s = models.FloatField("GPU-seconds", default=0.0)
     cost_usd = models.FloatField("cost (USD)", default=0.0)
     charged_usd = models.FloatField(
-        "charged (USD)", default=0.0, help_text="The cost times the price factor that the SLO class had when counted."
+        "charged (USD)",
+        default=0.0,
+        help_text="By price factor, batch discount or spot price.",
     )
 
     class Meta:

@@ -22,6 +22,8 @@ class PaidInstance:
     model: str
     gpus: int
     usd_per_gpu_s: float
+    spot_usd_per_gpu_s: float | None
+    """Price of opportunistic work; None where the GPU type has none."""
     periods: list[tuple[float, float]]
 
     def within(self, begin_s: float, end_s: float) -> list[tuple[float, float]]:
@@ -49,6 +51,7 @@ def paid_instances(since: datetime, until: datetime) -> list[PaidInstance]:
         "deployment__model__name",
         gpus_of(),
         "deployment__gpu_type__on_demand_usd_per_hour",
+        "deployment__gpu_type__spot_usd_per_hour",
         "swap_group",
     )
     known = (
@@ -57,9 +60,10 @@ def paid_instances(since: datetime, until: datetime) -> list[PaidInstance]:
             model,
             gpus,
             float(usd) / 3600,
+            None if spot_usd is None else float(spot_usd) / 3600,
             paid_periods(max(since, created_at), until, state, moves[str(pk)], shares_gpus=group is not None),
         )
-        for pk, name, state, created_at, model, gpus, usd, group in rows
+        for pk, name, state, created_at, model, gpus, usd, spot_usd, group in rows
     )
     return [instance for instance in known if instance.periods]
 

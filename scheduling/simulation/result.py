@@ -41,6 +41,9 @@ class Result:
     changes: NDArray[Any]
     """`world.CHANGE` in order of time."""
     end_s: float
+    asked_class: NDArray[np.int16] | None = None
+    """SLO class that a request was degraded from at the door, -1 for none; None where no class has its promise judged."""
+    refused_at_door: NDArray[np.bool_] | None = None
     strategy: str = ""
     """Empty if nothing scales."""
     moves: list[MadeMove] = field(default_factory=list)

@@ -16,6 +16,7 @@ from scheduling.queueing.ordering import QLM
 from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, rekey
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
+from scheduling.simulation.at_door import Door, with_own_columns
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.build import build_world
 from scheduling.simulation.cluster.description import Cluster
@@ -77,7 +78,9 @@ class Simulation:
         state: Fork | None = None,
     ) -> None:
         self.cluster = cluster
-        self.requests = requests = requests if state is None else follow(state.requests, requests)
+        requests = requests if state is None else follow(state.requests, requests)
+        judges = bool(requests.judged.any())
+        self.requests = requests = with_own_columns(requests) if judges else requests
         world = build_world(cluster, requests, decisions=decisions, held=0 if state is None else state.requests.count)
         self.lives = Lives(cluster, world, seed)
         self._run_state: Any = world.run_state[0]
@@ -88,6 +91,8 @@ class Simulation:
         self._samples = Samples(sample_s)
         self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
         """Global scheduler, if any endpoint has request groups."""
+        self.door = Door(self) if judges else None
+        """Judge of promises at the door, where any class has them judged."""
         self.looked_s = 0.0  # last look at the virtual queues
         begun, held = (0, ()) if state is None else (state.requests.count, state.held)
         self.holding = Holding(cluster, requests, begun, held) if requests.held.any() else None
@@ -130,6 +135,11 @@ class Simulation:
         return self.lives.state
 
     @property
+    def arrived(self) -> int:
+        """Requests that have arrived."""
+        return self._arrived.item()  # type: ignore[no-any-return]
+
+    @property
     def ended(self) -> int:
         """Requests that are done, failed or refused."""
         return self._ended.item()  # type: ignore[no-any-return]
@@ -152,6 +162,10 @@ class Simulation:
                 self._grow()
             elif reason == loop.DRAINED:
                 self.lives.settle(int(self._run_state.called_instance))
+            elif reason == loop.DOOR:
+                request, self._run_state.at_door = int(self._run_state.at_door), NONE
+                if self.door is not None:
+                    self.door.judge(request)
             elif reason == loop.SCALE:
                 self._reach_out(int(self._run_state.called_endpoint))
             elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
@@ -426,7 +440,10 @@ class Simulation:
                 "swaps": self.lives.swaps,
                 "reorderings": self.scheduling.reorderings if self.scheduling else 0,
                 "released": self.holding.released if self.holding else 0,
-            },
+            }
+            | (self.door.counters() if self.door else {}),
+            asked_class=self.door.asked_class if self.door else None,
+            refused_at_door=self.door.refused if self.door else None,
             series=self._samples.series(),
             decisions=world.decisions[: run_state.decisions].copy() if self._decisions else None,
             changes=self.lives.changes(),

@@ -8,12 +8,22 @@ from typing import Any
 from django.core.files.base import ContentFile
 from django.utils import timezone
 
-from controlplane.accounts.models import ApiKey, Tenant
+from controlplane.accounts.models import ApiKey, Budget, Tenant
 from controlplane.accounts.services import create_api_key, create_sign_in_link
 from controlplane.applications.models import Application
 from controlplane.batches.models import Batch, StoredFile
 from controlplane.events.services import record
-from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout, Swap, SwapGroup
+from controlplane.fleet.models import (
+    Deployment,
+    Donation,
+    InstanceCommand,
+    Region,
+    RegionLatency,
+    Rollout,
+    Swap,
+    SwapGroup,
+    Weights,
+)
 from controlplane.lengths import training
 from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
@@ -116,6 +126,13 @@ class World:
                 cost_usd=2.7, requests=5, prompt_tokens=100, slo_class="interactive" if tenant else "",
             )  # fmt: skip
         self.batches = {tenant.name: make_batch(tenant, self.keys[tenant.name]) for tenant in (acme, globex)}
+        self.budgets = {
+            tenant.name: Budget.objects.create(
+                tenant=tenant, model=f"{tenant.name}-tuned-7b", kind="usd_per_month", hard=400
+            )
+            for tenant in (acme, globex)
+        }
+        Budget.objects.create(model="zephyr-34b", kind="requests_per_minute", soft=7)
         for tenant, name in ((globex, "borealis"), (acme, "atlas")):
             steps = [{"unit": "write", "input_tokens": 120.0, "output_tokens": 40.0}]
             application = Application.objects.create(
@@ -136,6 +153,10 @@ class World:
             group=group, instance=self.instances[0], state="failed", tier="cpu", actor="zephyr-bot",
             message="zephyr-1 did not wake", ended_at=now,
         )  # fmt: skip
+        Donation.objects.create(
+            instance=self.instances[1], state="stopped", actor="zephyr-bot", reason=FLEET_REASON, spot_usd_per_hour=1.1,
+            donated_at=now - timedelta(hours=1), ended_at=now,
+        )  # fmt: skip
         planning_rows.furnish(now, hours=2)
         length_rows.minutes(now, 12, ("acme",), models=("llama-3.1-8b",), each=4)
         length_rows.minutes(now, 12, ("globex",), models=("globex-tuned-7b",), each=4)
@@ -147,6 +168,7 @@ class World:
         self.plan = planning_rows.plan(deployment.model, now, "advice")
         west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]
         RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
+        Weights.objects.create(model=deployment.model, region=deployment.region)
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
         self.what_if = WhatIf.objects.get(title="zephyr as it could be")
@@ -173,6 +195,7 @@ class World:
             "REGION_ID": self.deployment.region_id,
             "KEY": self.keys["acme"].pk,
             "EVENT": self.event.pk,
+            "BUDGET": self.budgets["acme"].pk,
             "BATCH": self.batches["acme"].pk,
             "BATCH_ID": self.batches["acme"].public_id,
             "APPLICATION": self.run.application.pk,

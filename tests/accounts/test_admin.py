@@ -6,12 +6,14 @@ from django.urls import reverse
 
 from controlplane.accounts import services
 from controlplane.accounts.models import ApiKey, SignInLink, Tenant, User, hash_secret
+from controlplane.applications.models import Application, ApplicationRun, FollowedLedger
 from controlplane.batches.models import Batch, BatchLine, StoredFile
 from controlplane.events.models import Event
 from controlplane.fleet.models import (
     Region,
     SloClass,
 )
+from controlplane.fleet.models.spot import Donation
 from controlplane.gateway.models import CapacityStep
 from controlplane.jobs.models import JobRow
 from controlplane.usage.models import UsageMark
@@ -36,7 +38,10 @@ def test_every_model_of_the_project_is_registered():
     from django.apps import apps
 
     ours = {model for model in apps.get_models() if model.__module__.startswith("controlplane.")}
-    shown_elsewhere = {JobRow, UsageMark, CapacityStep, StoredFile, Batch, BatchLine}  # on pages of the console
+    shown_elsewhere = {
+        *{JobRow, UsageMark, CapacityStep, StoredFile, Batch, BatchLine, Donation},
+        *{Application, ApplicationRun, FollowedLedger},
+    }  # on pages of the console
     assert ours - shown_elsewhere == set(MODELS)
 
 

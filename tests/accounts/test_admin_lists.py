@@ -9,7 +9,7 @@ from django.http import QueryDict
 from django.urls import reverse
 
 from controlplane.accounts import services
-from controlplane.accounts.models import ApiKey, Tenant
+from controlplane.accounts.models import ApiKey, Budget, Tenant
 from controlplane.events.models import Event
 from controlplane.events.services import record
 from controlplane.fleet.models import (
@@ -24,6 +24,7 @@ from controlplane.fleet.models import (
     SwapGroup,
     Tier,
 )
+from controlplane.fleet.models.weights import Weights
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
 from controlplane.planning.models import (
@@ -53,6 +54,8 @@ def build(inventory: Inventory) -> None:
     west = Region.objects.create(name="us-west", title="US West")
     RegionLatency.objects.create(origin=inventory.deployment.region, target=west, latency_ms=33)
     Rollout.objects.create(deployment=inventory.deployment, actor="test")
+    Weights.objects.create(model=inventory.deployment.model, region=west)
+    Budget.objects.create(tenant=inventory.acme, kind="usd_per_month", hard=400)
     group = SwapGroup.objects.create(name="shared")
     Swap.objects.create(group=group, instance=instance, tier=Tier.CPU, actor="test")
     key, _ = services.create_api_key(inventory.acme, "laptop", inventory.fleet_admin)

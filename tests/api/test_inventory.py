@@ -160,7 +160,7 @@ class TestDelete:
         assert not Region.objects.exists()
         assert Event.objects.get(kind="region.deleted").reason == "closed"
 
-    def test_what_is_used_stays_and_the_answer_says_by_whom(self, sign_in, deployment, node):
+    def test_used_rows_stay_and_the_answer_names_their_user(self, sign_in, deployment, node):
         response = delete(sign_in("fleet_admin"), "regions/us-east")
         assert response.status_code == 422
         assert "US East is used by " in error(response)["message"]

@@ -63,7 +63,7 @@ async def test_hello_then_all_fragments_of_the_topics(open_socket, live, fleet_f
     assert live.hub.clients == 0
 
 
-async def test_what_it_sends_adds_up_to_what_the_server_draws(open_socket, live, fleet_feed):
+async def test_its_fragments_add_up_to_the_servers_page(open_socket, live, fleet_feed):
     topics = ["overview:", "instances"]
     live.show(fleet_feed)
     socket = await open_socket(f"/ws/live/?topics={','.join(topics)}")

@@ -28,7 +28,7 @@ def test_numbers_read_as_people_write_them(name, value, text):
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (10, "10"), (9_999, "9,999"), (48_230, "48.2k"), (None, "\N{EN DASH}")]
 )
-def test_what_is_counted_has_no_decimals(value, text):
+def test_counts_have_no_decimals(value, text):
     assert amount(value) == text
 
 

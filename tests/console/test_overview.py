@@ -71,7 +71,7 @@ def test_attention_and_events_are_of_the_model(reader, live, two_models, model, 
         assert name in whole
 
 
-def test_what_is_pushed_can_be_narrowed_too(live, two_models):
+def test_pushed_updates_can_be_filtered_too(live, two_models):
     """The live connection sends one list for all pages: each takes its model's part."""
     live.show(Feed(rows_of(two_models)))
     attention = live.hub.latest().attention

@@ -21,7 +21,7 @@ def held(make_instance, deployment, operator):
     return Instance.objects.get(pk=rows[0].pk)
 
 
-def test_what_is_held_is_said_where_it_is_looked_for(client, operator, held):
+def test_held_instances_are_shown_where_they_are_looked_for(client, operator, held):
     client.force_login(operator)
     for name, args in (("places", ()), ("instance", (held.name,)), ("instances", ())):
         answer = text_of(client.get(reverse(f"console:{name}", args=args)))

@@ -152,7 +152,7 @@ def test_a_trace_that_is_gone_is_said_so(operator, trace):
 
 
 @pytest.mark.django_db
-def test_what_is_estimated_follows_speed_and_limit(trace):
+def test_the_estimate_follows_speed_and_limit(trace):
     def requests(**keys):
         return estimate(begun(Begin(kind="trace", trace=trace.pk, trace_keys=keys), 60.0), 60.0, 1, 1).requests
 

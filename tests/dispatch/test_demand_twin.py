@@ -158,7 +158,7 @@ def test_what_scales_sees_interactive_demand_alone(trace):
     assert 0 < sum(expected.values()) < 0.8 * every.seen(60.0).sum()
 
 
-def test_what_is_reported_for_the_ledger_adds_up_to_the_simulators_windows(trace, simulated):
+def test_reports_for_the_ledger_add_up_to_the_simulators_windows(trace, simulated):
     cluster, counted = simulated
     live = Live()
     windows = dict.fromkeys(cluster.endpoints)

@@ -29,6 +29,7 @@ RECORDS = [
         first_token_s=600.0,
     ),
     port.Refused(7, 429, "queue_full", "The queue is full.", retry_after_s=2.5, estimated_wait_s=5.0, region="east"),
+    port.AtDoor(7, "batch", late_s=0.0, wait_p99_s=12.5),
     port.Lost(7),
     port.Evict(7),
     port.ServedModels((port.ServedModel("m", 4096, 1_500_000_000, has_endpoint=True, by_prefix=False),)),

@@ -381,7 +381,7 @@ def test_the_programme_in_place_of_the_search_is_solved_by_a_worker(late):
     assert sorted(late.drain()) == list(range(1, 25))
 
 
-def test_what_is_lost_is_shown_as_late_though_it_has_another_due_time():
+def test_lost_requests_are_shown_as_late_despite_another_due_time():
     served = Served(instances=(1,))
     for _ in range(4):
         served.ask(5.0)

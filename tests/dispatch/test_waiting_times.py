@@ -89,7 +89,7 @@ async def test_nothing_is_learned_from_waits_before_lengths_are_known(served):
     assert served.gateway.dispatcher.waits.paces.learned(endpoint, "").batches == 0
 
 
-async def test_what_was_waited_corrects_what_is_said_next(served):
+async def test_actual_waits_correct_later_estimates(served):
     """Without a measured profile the usual one estimates some seconds, but the actual wait is far shorter."""
     await warm(served, 20)
     backend, dispatcher = served.backends[0], served.gateway.dispatcher

@@ -6,7 +6,7 @@ from controlplane.fleet.models import Deployment, Instance, Model, Node, Region
 from tests.e2e.conftest import keep
 
 
-def test_what_is_stopped_is_held_and_what_is_cordoned_is_said(console, open_page):
+def test_stopped_instances_are_held_and_cordoned_places_are_shown(console, open_page):
     name = "llama-3-2-3b-us-central-1"
     page = open_page(console, f"/instances/{name}/")
     page.get_by_role("button", name="Stop…").click()

@@ -94,7 +94,7 @@ def test_an_operators_edits_stay(seeded):
     assert not Tenant.objects.get(name="acme").slo_classes.exists()
 
 
-def test_what_was_removed_comes_back_alone(seeded):
+def test_only_removed_rows_come_back(seeded):
     Instance.objects.filter(deployment__model__name="bloom-176b").delete()
     assert demo.seed("emulated") == {"instances": 6}
 

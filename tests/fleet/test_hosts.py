@@ -103,7 +103,7 @@ class TestACommand:
         assert hosts.queue_of(instance) == "node.gpu-b"
         assert "queue node.gpu-b" in hosts.obstacle(instance)
 
-    def test_what_waits_reaches_its_own_host(self, make_instance, launcher, node, sent):
+    def test_a_waiting_command_reaches_its_host(self, make_instance, launcher, node, sent):
         instance = make_instance(launcher=Launcher.PROCESS, node=node, host="gpu-b")
         command = services.stop(instance, "test", "retired")
         InstanceCommand.objects.update(created_at=timezone.now() - timedelta(minutes=1))
@@ -149,7 +149,7 @@ class TestWatching:
         assert tasks.watch_loading(forward=False) == 0  # as it runs there: it asks nobody else
         assert len(sent) == 1
 
-    def test_what_is_left_of_a_failed_server_is_ended(self, make_instance, launcher, node):
+    def test_remnants_of_a_failed_server_are_ended(self, make_instance, launcher, node):
         failed = make_instance(state=S.FAILED, launcher=Launcher.PROCESS, node=node, host="gpu-a", process_id=7)
         serving = make_instance(launcher=Launcher.PROCESS, node=node, host="gpu-a")
         launcher.records = {failed.name: "its record", serving.name: "another"}

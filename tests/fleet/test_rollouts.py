@@ -159,7 +159,7 @@ class TestWhatAnInstanceWasStartedWith:
         language_model.save()
         assert revisions.difference(Instance.objects.get(pk=row.pk)) == ("source",)
 
-    def test_what_is_not_known_is_not_called_outdated_and_is_rolled_out(self, world):
+    def test_unknown_settings_are_not_outdated_and_are_rolled_out(self, world):
         Instance.objects.update(launched_with={})
         assert revisions.outdated(Instance.objects.all()) == {}
         assert rollouts.start(world.deployment, "ada", "to be sure").total == 2
@@ -254,7 +254,7 @@ class TestOneByOne:
         assert world.newest().message == "Waits for ready instances: 1, and 2 is the minimum."
         assert states(world)["a"] == "ready"
 
-    def test_what_runs_is_waited_for(self, world):
+    def test_running_requests_are_waited_for(self, world):
         world.busy = {"a", "b"}
         world.begin()
         for _ in range(12):

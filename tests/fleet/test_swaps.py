@@ -150,7 +150,7 @@ class TestSwap:
         with pytest.raises(ActionError, match="shared swaps to b now: c has to wait"):
             swaps.request(world.rows["c"], "test", "z")
 
-    def test_what_has_the_gpus_needs_none(self, world):
+    def test_the_holder_of_the_gpus_needs_no_swap(self, world):
         with pytest.raises(ActionError, match="a is ready: it has the GPUs of shared"):
             swaps.request(world.rows["a"], "test", "x")
 

@@ -190,7 +190,7 @@ class TestSleepAndWake:
         assert now(instance) == S.SLEEPING
         assert client.calls == [("sleep", instance.url, 1, "wait")]
 
-    def test_what_runs_is_waited_for_and_when_it_ended_is_kept(self, make_instance, client):
+    def test_running_requests_are_waited_for_and_their_end_is_recorded(self, make_instance, client):
         client.busy = [1, 2]
         command = services.sleep(make_instance(), "test", "night")
         tasks.run_command(command.pk)
@@ -198,7 +198,7 @@ class TestSleepAndWake:
         command.refresh_from_db()
         assert command.started_at < command.drained_at <= command.finished_at
 
-    def test_what_runs_for_too_long_is_a_failure(self, make_instance, client, monkeypatch):
+    def test_running_for_too_long_is_a_failure(self, make_instance, client, monkeypatch):
         monkeypatch.setattr(tasks, "SLEEP_WAIT_S", 0.0)
         client.busy = [1] * 1000
         command = services.sleep(make_instance(), "test", "night")

@@ -84,7 +84,7 @@ async def nothing_is_left(served, caplog) -> None:
         (http(403, b'{"detail":"forbidden"}'), "status 403 and a JSON object"),
     ],
 )  # fmt: skip
-async def test_what_is_no_answer_is_a_failure_of_its_instance(served, caplog, answer, came):
+async def test_an_invalid_answer_is_a_failure_of_its_instance(served, caplog, answer, came):
     plays(served, answer)
     async with await served.chat() as response:
         error = (await response.json())["error"]
@@ -115,7 +115,7 @@ async def test_what_is_no_answer_is_a_failure_of_its_instance(served, caplog, an
         (stream(b'data: { "error" : {"code":500} }'), "error 500"),
     ],
 )  # fmt: skip
-async def test_what_is_no_stream_is_a_failure_of_its_instance(served, caplog, answer, came):
+async def test_an_invalid_stream_is_a_failure_of_its_instance(served, caplog, answer, came):
     plays(served, answer)
     async with await served.chat(stream=True) as response:
         error = (await response.json())["error"]
@@ -463,7 +463,7 @@ async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_ove
 
 
 @pytest.mark.parametrize("said", [b": ping\n\n", b'event: response.created\ndata: {"type":"response.created"}\n\n'])
-async def test_what_is_no_token_does_not_prolong_the_wait_for_one(served, quick_pings, said):
+async def test_events_without_a_token_do_not_prolong_the_wait_for_one(served, quick_pings, said):
     plays(served, stream(), *[said] * 60, piece_s=0.05)
     topology = served.gateway.topology
     topology.tuned = topology.tuned.model_copy(update={"FIRST_TOKEN_S": 0.3, "FIRST_TOKEN_FACTOR": 1.0})

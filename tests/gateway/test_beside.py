@@ -26,7 +26,7 @@ async def test_health_and_version_without_a_key(served):
         ("POST", "/v1/responses/compact"), ("POST", "/v1/responses/input_tokens"), ("POST", "/v1/audio/transcriptions"),
     ],
 )  # fmt: skip
-async def test_what_is_not_here_is_said_in_openai_shape(served, method, path):
+async def test_missing_parts_of_the_api_are_reported_in_openai_shape(served, method, path):
     async with served.http.request(method, served.url + path, json={}, headers=served.headers) as response:
         assert response.status == 404
         assert response.content_type == "application/json"

@@ -55,7 +55,7 @@ async def test_demand_is_where_the_caller_is(served):
 
 
 @pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 1, "queue_bound": 1}])
-async def test_what_is_refused_or_leaves_while_it_waits_was_asked_for(served):
+async def test_refused_and_abandoned_requests_count_as_demand(served):
     backend = served.backends[0]
     backend.script.hold = asyncio.Event()
 

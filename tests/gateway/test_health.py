@@ -239,7 +239,7 @@ async def test_the_only_one_passes_its_refusal_on_with_retry_after(served):
 
 
 @ONE
-async def test_what_is_registered_is_checked_to_be_it(served):
+async def test_an_instance_is_checked_against_its_registration(served):
     backend = served.backends[0]
     backend.script.models = ("other", "third")
     await database_sync_to_async(Instance.objects.update)(state="loading")
@@ -251,7 +251,7 @@ async def test_what_is_registered_is_checked_to_be_it(served):
 
 
 @ONE
-async def test_what_is_no_vllm_server_says_so_on_its_page(served):
+async def test_the_page_of_an_instance_says_that_it_is_no_vllm_server(served):
     backend = served.backends[0]
     backend.script.models, backend.script.metrics_status = None, 404  # healthy by its /health, but no vLLM
     replica_of(served).metrics = None

@@ -46,7 +46,7 @@ class TestLimits:
         assert refused.value.retry_after_s == pytest.approx(5.0)  # 50 of 100 tokens are there; 10 come each second
         self.enter(limits, 10, tokens=100, max_concurrent=9)
 
-    def test_what_was_predicted_too_high_is_given_back(self):
+    def test_overpredicted_tokens_are_returned(self):
         limits = Limits()
         self.enter(limits, 0, tokens=600)
         limits.leave(1, tokens_per_minute=600, predicted=600, used=100)

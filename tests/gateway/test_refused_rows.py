@@ -67,7 +67,7 @@ async def test_a_journal_is_taken_up_the_same_way(entries, tmp_path):  # noqa: F
     await third.stop()
 
 
-async def test_what_is_of_another_kind_in_a_journal_is_left_out(entries, tmp_path):  # noqa: F811
+async def test_journal_lines_of_another_kind_are_left_out(entries, tmp_path):  # noqa: F811
     first = Ledger(10, tmp_path)
     first.add(entries[0])
     first.journal.append(b'["too", "few"]')

@@ -141,7 +141,7 @@ async def test_it_is_switched_off_by_a_setting(served, monkeypatch):
     ("first_ms", "timed"),
     [(None, False), (40, True), (10**6, True), (-1, False), ("soon", False), (float("inf"), False)],
 )
-async def test_what_comes_in_one_piece_is_timed_by_its_server(served, first_ms, timed):
+async def test_an_answer_in_one_piece_is_timed_by_its_server(served, first_ms, timed):
     """A vLLM with `--enable-per-request-metrics` reports the time of the first token."""
     said = {"id": "x", "choices": [], "usage": USAGE, "metrics": {"time_to_first_token_ms": first_ms}}
     plays(served, http(200, json.dumps(said).encode()), piece_s=0.1)
@@ -218,7 +218,7 @@ async def test_a_text_that_passed_unread_is_none_in_the_end(served):
         assert (await response.json())["error"]["message"].endswith("a text that is none.")
 
 
-async def test_what_is_too_much_is_no_answer(served, monkeypatch):
+async def test_an_oversized_answer_is_a_failure(served, monkeypatch):
     monkeypatch.setattr(whole_answer, "MOST_ANSWER_BYTES", 100)
     script = served.backends[0].script
     script.tokens = 200

@@ -33,7 +33,7 @@ def test_one_that_never_ran_has_a_grace_from_the_start():
     assert record(60.0).state(1000.0 + limit_s + 1, started_at=1000.0) == JobState.LATE
 
 
-def test_what_was_done_before_a_night_off_is_not_late_in_the_morning():
+def test_jobs_done_before_a_night_off_are_not_late_in_the_morning():
     night = record(60.0, last_success_at=1000.0)
     assert night.state(50_010.0, started_at=50_000.0) == JobState.OK
     assert night.state(50_000.0 + 120.0 + START_GRACE_S + 1, started_at=50_000.0) == JobState.LATE

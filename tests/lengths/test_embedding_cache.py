@@ -47,7 +47,7 @@ def test_a_near_prompt_has_the_length_of_the_nearest(cache):
     assert cache.look_up(query(), at(60), 4) is None
 
 
-def test_what_is_confirmed_is_one_entry(cache):
+def test_a_confirmed_length_is_one_entry(cache):
     put(cache, 0, 40.0)
     put(cache, 2, 60.0)
     seen = cache.look_up(query(), at(1), 9)

@@ -157,7 +157,7 @@ def test_celery_trains_what_is_asked_for_and_what_models_name(keeps, language_mo
     assert LengthVersion.objects.get(number=3).kind == "tenant-histogram"
 
 
-def test_what_was_asked_for_waits_for_other_long_work(monkeypatch):
+def test_requested_work_waits_for_other_long_jobs(monkeypatch):
     again = []
     monkeypatch.setattr(
         tasks.train_length_model, "apply_async", lambda *given, **options: again.append((given, options))

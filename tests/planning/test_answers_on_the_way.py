@@ -72,7 +72,7 @@ def test_a_gateway_that_is_gone_holds_up_nothing(gateway, drained):
     assert tasks.finish_drains() == 1
 
 
-def test_what_runs_is_read_from_a_young_gateway_too_and_load_is_not(gateway):
+def test_running_requests_are_read_from_a_young_gateway_too_but_not_load(gateway):
     gateway.publish({"a": 3}, up_s=1.0)
     assert (live_views.read(), live_views.running()) == (None, {"a": 3})
     gateway.publish({"a": 3}, up_s=3600.0)

@@ -131,7 +131,7 @@ class TestDemand:
         assert selectors.demand_now(Quantity.PROMPT, NOW, "idle") == {PLACE: 100_000.0}
         assert demand.non_interactive(NOW.replace(second=0)) == {PLACE: pytest.approx(100_000.0)}
 
-    def test_what_was_not_served_where_its_caller_is(self, make_minutes):
+    def test_demand_that_was_not_served_in_its_callers_region(self, make_minutes):
         make_minutes(2)
         make_minutes(2, prompt=6_000, region="us-west", own_region=PLACE[1])
         make_minutes(2, slo_class="late", prompt=0, unserved=1, unserved_prompt_tokens=600)

@@ -128,7 +128,7 @@ class TestAdding:
             executor.add(*PLACE, why())
         assert not ScalingMove.objects.exists()
 
-    def test_what_is_on_its_way_counts(self, make_instance):
+    def test_starting_instances_count(self, make_instance):
         make_instance(), make_instance(state=S.LOADING), make_instance(state=S.PROVISIONING)
         with pytest.raises(executor.Refused, match="at most 3"):
             executor.add(*PLACE, why())

@@ -33,7 +33,7 @@ class TestForecasts:
         make_minutes(1)
         assert forecasts.make_forecasts(NOW) == []
 
-    def test_what_was_learned_is_updated_with_what_is_new(self, make_minutes, monkeypatch):
+    def test_a_fitted_forecaster_is_updated_with_new_windows(self, make_minutes, monkeypatch):
         make_minutes(40)
         forecasts.make_forecasts(NOW)
         fitted = []
@@ -44,7 +44,7 @@ class TestForecasts:
         assert fitted == [40, 40]  # taken in, not fitted again
         assert rows[0].start_at == later.replace(second=0)
 
-    def test_what_is_slow_to_fit_is_never_fitted_for_a_single_class(self, make_minutes, settings):
+    def test_slow_forecasters_are_never_fitted_for_a_single_class(self, make_minutes, settings):
         settings.FORECASTER = "arima"
         make_minutes(40)
         make_minutes(40, prompt=6_000, slo_class="batch")
@@ -52,7 +52,7 @@ class TestForecasts:
         assert ("batch", "arima is not fitted for single classes: blend stands in") in notes
         assert ("", "arima is not fitted yet: blend stands in") in notes
 
-    def test_what_is_slow_to_fit_is_fitted_by_its_own_job(self, make_minutes, settings):
+    def test_slow_forecasters_are_fitted_by_a_separate_job(self, make_minutes, settings):
         settings.FORECASTER = "arima"
         make_minutes(40)
         rows = forecasts.make_forecasts(NOW)
@@ -184,7 +184,7 @@ class TestForecasts:
         assert len(forecasts.make_forecasts(NOW)) == 4
         assert fitted == ["llama-3.1-8b us-east prompt"]
 
-    def test_what_was_learned_of_errors_outlives_a_fit(self, make_minutes, settings):
+    def test_learned_errors_survive_a_fit(self, make_minutes, settings):
         settings.FORECASTER = "blend"
         make_minutes(40)
         forecasts.make_forecasts(NOW)

@@ -52,7 +52,7 @@ class TestExpected:
             ("upper_95", "pilothouse", "upper_95", 1.0, 1.0),
         ],
     )
-    def test_what_is_planned_for_is_the_strategys_word_unless_an_operator_says(
+    def test_the_strategy_sets_the_planned_level_unless_an_operator_does(
         self, settings, of, strategy, band, soon, kept
     ):
         settings.PLAN_DEMAND = of

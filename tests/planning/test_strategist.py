@@ -148,7 +148,7 @@ class TestMoves:
         assert {move.plan for move in moves} == {ScalingPlan.objects.get()}
         assert moves[0].inputs["advice"]["forecast_tokens_per_s"] == 5000.0
 
-    def test_what_is_refused_is_written_down(self, automatic, load, make_instance, node, messages):
+    def test_refused_rows_are_written_down(self, automatic, load, make_instance, node, messages):
         from controlplane.events.models import Event
         from controlplane.fleet.models import Node
 
@@ -248,7 +248,7 @@ class TestAdvice:
         assert advice.made_at_s == row.made_at.timestamp()
         assert strategist.advice(row, "mars", timezone.now()) is None
 
-    def test_what_it_asks_for_soon_moves_on_with_the_time(self, language_model, deployment, automatic):
+    def test_its_soon_target_moves_with_time(self, language_model, deployment, automatic):
         row = plan(language_model, 4, demand=6000.0)
         assert strategist.advice(row, "us-east", timezone.now()).soon_instances is None
         row.inputs |= {

@@ -222,7 +222,7 @@ class TestDrains:
 
 
 class TestPruning:
-    def test_what_was_never_carried_out_goes_and_history_stays(self, language_model, settings):
+    def test_plans_never_carried_out_are_deleted_and_history_stays(self, language_model, settings):
         settings.PLANNING_KEEP_DAYS = 2.0
         forecast(days=3), forecast(days=1)
         for status in PlanStatus:

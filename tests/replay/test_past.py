@@ -136,7 +136,7 @@ def test_without_its_tenants_there_is_none(seeded: None) -> None:
     assert demo.generate_past(NOW) == 0
 
 
-def test_what_is_counted_takes_the_place_of_what_was_generated(seeded: None) -> None:
+def test_counted_minutes_replace_generated_ones(seeded: None) -> None:
     series = {"model": "m", "region": "us-east", "slo_class": "interactive"}
     MinuteRow.objects.create(minute=NOW.replace(second=0), **series, requests=70, prompt_tokens=9_000, generated=True)
     tenant = Tenant.objects.get(name=next(iter(demo.SHARES)))

@@ -118,7 +118,7 @@ def test_what_does_not_fit(request_: TraceRequest, context: int, clip: bool, exp
     assert lengths == expected
 
 
-async def test_what_is_left_out_and_what_is_shortened_is_counted(gateway: FakeGateway) -> None:
+async def test_left_out_and_shortened_requests_are_counted(gateway: FakeGateway) -> None:
     rows = [TraceRequest(0, 10, 5), TraceRequest(0, 100, 5), TraceRequest(0, 10, 0)]
     sender = make(gateway, context_tokens=50)
     await sender.run(iter(rows))

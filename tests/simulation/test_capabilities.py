@@ -37,7 +37,7 @@ def made(monkeypatch) -> list[float]:
     return cvs
 
 
-def test_what_was_measured_is_read_again(tmp_path, wanted, made):
+def test_measured_capabilities_are_read_again(tmp_path, wanted, made):
     first = measured(wanted, tmp_path)
     assert made == [1.0, 1.5, 2.0]
     assert measured(wanted, tmp_path) == first == {name: one.made() for name, one in wanted.items()}

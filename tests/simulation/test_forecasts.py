@@ -12,7 +12,7 @@ def series(name: str, minutes: np.ndarray, history: int = 6) -> SeriesForecasts:
 
 
 @pytest.mark.parametrize("name", ["recent", "seasonal_naive", "ets"])
-def test_what_comes_later_changes_no_forecast(name: str) -> None:
+def test_later_values_change_no_forecast(name: str) -> None:
     minutes = 50 + 20 * np.sin(np.arange(240) / 20)
     other = minutes.copy()
     other[130:] *= 7

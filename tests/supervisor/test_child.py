@@ -78,7 +78,7 @@ async def test_a_deaf_one_is_killed(guard: Guard) -> None:
     assert child.end == "SIGKILL"
 
 
-async def test_what_it_started_ends_with_it(guard: Guard) -> None:
+async def test_its_children_end_with_it(guard: Guard) -> None:
     lines: list[str] = []
     source = """
         import subprocess, sys

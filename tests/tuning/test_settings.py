@@ -140,7 +140,7 @@ def test_a_value_for_all_must_go_with_those_of_each_model(language_model):
     assert tuned("llama-3.1-8b").FLOOR_IN_BELOW == 0.1
 
 
-def test_what_is_one_for_all_cannot_be_one_models(language_model):
+def test_a_global_setting_cannot_be_overridden_per_model(language_model):
     with pytest.raises(ValidationError, match="PLAN_EVERY_S has one value for all models"):
         services.change("PLAN_EVERY_S", 60, "test", model=language_model)
 

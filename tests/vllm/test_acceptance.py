@@ -10,7 +10,7 @@ from tests.vllm import acceptance
 
 @pytest.mark.vllm
 @pytest.mark.gate
-def test_what_is_recorded_is_what_vllm_takes(vllm_python: str) -> None:
+def test_recorded_requests_are_accepted_by_vllm(vllm_python: str) -> None:
     cases = acceptance.cases()
     done = subprocess.run(
         [vllm_python, acceptance.__file__],

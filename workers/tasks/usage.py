@@ -3,7 +3,7 @@
 from celery import shared_task
 from django.utils import timezone
 
-from controlplane.usage import counting
+from controlplane.usage import budgets, counting
 from workers.tasks.planning import only_one
 
 
@@ -11,4 +11,9 @@ from workers.tasks.planning import only_one
 def count_usage() -> int:
     """Count usage since the last run; return the hours that were written."""
     with only_one("usage") as free:
-        return counting.count_usage(timezone.now()) if free else 0
+        if not free:
+            return 0
+        now = timezone.now()
+        written = counting.count_usage(now)
+        budgets.count_budgets(now)
+        return written

@@ -14,16 +14,16 @@ from controlplane.api.callers import PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError
 from controlplane.api.schemas import Described
 from controlplane.resources.tables import ROW_LIMIT, csv_response
-from controlplane.usage.models import SUMS
+from controlplane.usage.models import SUMS, Work
 from controlplane.usage.selectors import Asked, counted_until, summed, usage
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Records"])
 
 DEFAULT_DAYS = 7
-Group = Literal["day", "hour", "tenant", "key", "model", "slo_class"]
+Group = Literal["day", "hour", "tenant", "key", "model", "slo_class", "work"]
 DEFAULT_GROUPS: list[Group] = ["day", "tenant", "key", "model", "slo_class"]
 CSV = "text/csv"
-NAMES = ("day", "hour", "tenant", "key", "key_name", "model", "slo_class", "idle")
+NAMES = ("day", "hour", "tenant", "key", "key_name", "model", "slo_class", "work", "idle")
 
 
 class UsageSums(Described):
@@ -52,6 +52,8 @@ class UsageItem(UsageSums):
     key_name: str | None
     model: str | None
     slo_class: str | None
+    work: Work | None
+    """Interactive, non-interactive, batch, opportunistic or idle."""
     idle: bool
     """Time in which instances ran no request. Only for fleet users."""
 
@@ -106,7 +108,7 @@ def shown_of(groups: list[Group]) -> set[str]:
 
 
 def _items(asked: Asked, groups: list[Group], limit: int) -> Iterator[dict[str, Any]]:
-    by = [group for group in DEFAULT_GROUPS if group in groups]
+    by = [group for group in (*DEFAULT_GROUPS, "work") if group in groups]
     if "hour" in groups:
         by.insert(0, "hour")
     for row in map(summed, usage(asked, by)[:limit].iterator(chunk_size=2_000)):

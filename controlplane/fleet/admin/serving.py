@@ -200,6 +200,7 @@ class SloClassAdmin(InventoryAdmin[SloClass]):
             "Promise",
             {"fields": ["ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile", "deadline_s"]},
         ),
+        ("At the door", {"fields": ["if_unreachable", "degrades_to"]}),
         ("Worth", {"fields": ["priority", "price_factor", "on_reclaim"]}),
     ]
 

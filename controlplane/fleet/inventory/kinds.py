@@ -209,8 +209,11 @@ SLO_CLASS = Kind(
         "deadline_s",
         "price_factor",
         "priority",
+        "if_unreachable",
+        "degrades_to",
         "on_reclaim",
     ),
+    named={"degrades_to": SloClass},
 )
 TENANT = Kind(
     "tenants",

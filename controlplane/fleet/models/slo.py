@@ -5,6 +5,8 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import Q
 
+from scheduling.queueing.promises import ADMIT, DEGRADE, IF_UNREACHABLE
+
 
 class SloKind(models.TextChoices):
     """SageServe section 3.3: interactive work, non-interactive work with a deadline, and work that takes what is left."""
@@ -70,6 +72,21 @@ class SloClass(models.Model):
         help_text="Times the normal price.",
     )
     priority = models.SmallIntegerField(default=0, help_text="Priority passed to vLLM: lower runs earlier.")
+    if_unreachable = models.CharField(
+        "if a promise is unreachable",
+        max_length=8,
+        choices=list(IF_UNREACHABLE.items()),
+        default=ADMIT,
+        help_text="What happens to a request whose estimated wait (99th percentile) is too long for its promise.",
+    )
+    degrades_to = models.ForeignKey(
+        "self",
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="+",
+        help_text="The class that takes requests whose promise is unreachable, if their tenant may use it.",
+    )
     on_reclaim = models.CharField(
         max_length=8,
         choices=OnReclaim.choices,
@@ -109,9 +126,24 @@ class SloClass(models.Model):
             and self.ttft_target_ms > self.e2e_target_ms
         ):
             errors["e2e_target_ms"] = "The last token does not come before the first: not below the TTFT target."
+        if problem := self._problem_of_degrading():
+            errors["degrades_to"] = problem
         if self.service_tier:
             others = SloClass.objects.filter(service_tier=self.service_tier).exclude(pk=self.pk)
             if other := others.first():
                 errors["service_tier"] = f"{other} is selected by this service tier already."
         if errors:
             raise ValidationError(errors)
+
+    def _problem_of_degrading(self) -> str:
+        if self.if_unreachable == DEGRADE and self.degrades_to is None:
+            return "Name the class that requests are degraded to."
+        if self.if_unreachable != DEGRADE and self.degrades_to is not None:
+            return "Only a class that degrades requests names another one."
+        names, following = [self.name], self.degrades_to
+        while following is not None:
+            if following.name in names:
+                return f"The classes degrade in a circle: {' to '.join([*names, following.name])}."
+            names.append(following.name)
+            following = following.degrades_to
+        return ""

@@ -14,6 +14,7 @@ from django.utils import timezone
 from controlplane.accounts.models import ApiKey
 from controlplane.fleet.models import OnReclaim, Region, SloClass, SloKind
 from controlplane.gateway.errors import ApiError, invalid, invalid_key
+from scheduling.queueing.promises import ADMIT, ClassTerms, fallbacks
 
 logger = logging.getLogger(__name__)
 TIERS = (None, "auto", "default", "flex", "scale", "priority")
@@ -36,6 +37,8 @@ class SloTerms:
     objective: float = 0.95
     """Share of its requests that must meet its promises."""
     interactive: bool = True
+    if_unreachable: str = ADMIT
+    degrades_to: str = ""
     opportunistic: bool = False
     ends_on_reclaim: bool = False
 
@@ -64,6 +67,24 @@ class SloTerms:
             interactive=row.kind == SloKind.INTERACTIVE,
             opportunistic=row.kind == SloKind.OPPORTUNISTIC,
             ends_on_reclaim=row.on_reclaim == OnReclaim.END,
+            if_unreachable=row.if_unreachable,
+            degrades_to=row.degrades_to.name if row.degrades_to else "",
+        )
+
+    @property
+    def at_door(self) -> ClassTerms:
+        """The class as the dispatcher needs it."""
+        return ClassTerms(
+            slo_class=self.name,
+            priority=self.priority,
+            due_s=self.due_s,
+            end_s=self.end_s,
+            deadline_s=self.deadline_s,
+            interactive=self.interactive,
+            opportunistic=self.opportunistic,
+            ends_on_reclaim=self.ends_on_reclaim,
+            if_unreachable=self.if_unreachable,
+            degrades_to=self.degrades_to,
         )
 
     @property
@@ -100,6 +121,12 @@ class Grant:
     default_terms: SloTerms
     terms: dict[str, SloTerms]  # by class name
     expires_at_s: float | None = None
+    rates: bool = True
+    """Whether budgets by the minute apply."""
+
+    def fallbacks(self, terms: SloTerms) -> tuple[ClassTerms, ...]:
+        """Return the classes to which a request of *terms* may be degraded, in order."""
+        return fallbacks(terms.at_door, {name: each.at_door for name, each in self.terms.items()})
 
     def choose(self, header: str | None, service_tier: object, known: frozenset[str]) -> SloTerms:
         """Return the class of a request: `X-SLO-Class` first, then `service_tier`, then the tenant's default.
@@ -157,8 +184,8 @@ def _load(hashes: Iterable[str]) -> tuple[dict[str, Grant], Words]:
     classes = frozenset(word for pair in SloClass.objects.values_list("name", "service_tier") for word in pair if word)
     rows = (
         ApiKey.objects.filter(sha256__in=list(hashes), revoked_at=None, tenant__active=True)
-        .select_related("tenant__default_slo_class")
-        .prefetch_related(Prefetch("tenant__slo_classes"))
+        .select_related("tenant__default_slo_class__degrades_to")
+        .prefetch_related(Prefetch("tenant__slo_classes", SloClass.objects.select_related("degrades_to")))
     )
     grants = {}
     for row in rows:

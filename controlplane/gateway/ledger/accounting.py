@@ -12,6 +12,7 @@ from controlplane.gateway.models import Outcome
 from controlplane.gateway.monitoring.windows import Count, Latency, ServiceLevels, Windows
 from controlplane.gateway.serving.open_requests import Ticket, TicketState
 from controlplane.lengths.length_service import LengthService
+from scheduling.queueing.promises import UNREACHABLE
 
 OUTCOMES = {
     TicketState.DONE: Outcome.DONE,
@@ -33,6 +34,8 @@ class Records:
         self.retries = Retries()
         self.totals: Counter[tuple[str, str, str, str]] = Counter()  # requests by (model, region, class, outcome)
         self.tokens: Counter[tuple[str, str, str, str]] = Counter()  # tokens by (model, region, class, kind)
+        self.at_door: Counter[tuple[str, str, str, str]] = Counter()
+        """Requests whose promise was unreachable by (model, region, class asked for, decision)."""
         self.errors: Counter[tuple[int, str]] = Counter()  # error answers by (status, code)
         self._groups: dict[tuple[str, str, str], tuple[int, ...]] = {}
 
@@ -106,6 +109,8 @@ class Records:
     def _measure(self, ticket: Ticket, outcome: Outcome) -> None:
         model, slo_class, region = ticket.model, ticket.slo_class, ticket.region
         self.totals[model, region, slo_class, ticket.outcome] += 1
+        if decision := _at_door(ticket):
+            self.at_door[model, region, ticket.asked_class or slo_class, decision] += 1
         self.tokens[model, region, slo_class, "prompt"] += ticket.prompt_tokens
         self.tokens[model, region, slo_class, "output"] += ticket.output_tokens
         windows = self.windows
@@ -125,6 +130,13 @@ class Records:
         """Count an arrival for the fleet and *model*; its region is not known yet."""
         self.windows.advance(self.clock())
         self.windows.count(self.groups(model, "", ""), Count.REQUESTS)
+
+
+def _at_door(ticket: Ticket) -> str:
+    """Return what happened to *ticket* at the door: late, degraded or refused; empty where its promise was reachable."""
+    if ticket.error_code == UNREACHABLE:
+        return "refused"
+    return str(ticket.steps[0].get("at_door", "")) if ticket.steps else ""
 
 
 def scopes_of(model: str, region: str) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ class RequestRecord(msgspec.Struct, eq=False):
     estimated_wait_s: float | None = None  # None while queued: the pace was unknown
     estimated_wait_p99_s: float | None = None
     evictions: int = 0  # times it was taken from an instance and queued again
+    asked_class: str = ""  # SLO class that it was degraded from; empty: it kept its class
 
     def values(self) -> list[Any]:
         return [getattr(self, name) for name in COLUMNS]

@@ -13,6 +13,7 @@ from functools import partial
 import orjson
 
 from controlplane.dispatch.port import Placed, ServedModel, ServedModels, Submit
+from controlplane.gateway.admission.budgets import Admission, Budgets
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import Call, Kind, parse, with_prompt
@@ -70,6 +71,7 @@ def _card(model: ServedModel) -> dict[str, object]:
 class Completions:
     keys: Keys
     limits: Limits
+    budgets: Budgets
     catalog: Catalog
     lengths: LengthService
     requests: OpenRequests
@@ -92,13 +94,7 @@ class Completions:
         predicted_tokens = ticket.asked.prompt_tokens + int(ticket.asked.predicted_tokens)
         self.records.arrived(call.model)
         try:
-            self.limits.enter(
-                grant.tenant_id,
-                ticket.asked.arrived_s,
-                max_concurrent=grant.max_concurrent_requests,
-                tokens_per_minute=grant.tokens_per_minute,
-                tokens=predicted_tokens,
-            )
+            admission = self._admit(ticket, predicted_tokens)
         except ApiError as error:
             ticket.fail(error)
             ticket.move(TicketState.REJECTED)
@@ -121,9 +117,30 @@ class Completions:
                 finally:
                     used = self.records.close(ticket, responder.status)
         finally:  # whatever is raised, the tenant's slot is released
+            admission.settle(used)
             self.limits.leave(
                 grant.tenant_id, tokens_per_minute=grant.tokens_per_minute, predicted=predicted_tokens, used=used
             )
+
+    def _admit(self, ticket: Ticket, predicted_tokens: int) -> Admission:
+        """Count *ticket* towards its budgets and its tenant's limits. Raises ApiError 429; then nothing is counted."""
+        grant = ticket.grant
+        admission = self.budgets.enter(
+            grant.tenant_id, grant.key_id, ticket.call.model, predicted_tokens, rates=grant.rates
+        )
+        try:
+            self.limits.enter(
+                grant.tenant_id,
+                ticket.asked.arrived_s,
+                max_concurrent=grant.max_concurrent_requests,
+                tokens_per_minute=grant.tokens_per_minute,
+                tokens=predicted_tokens,
+            )
+        except ApiError:
+            admission.cancel()
+            raise
+        ticket.budget_warnings = tuple(admission.warnings)
+        return admission
 
     async def _ticket(
         self,
@@ -170,6 +187,8 @@ class Completions:
             deadline_s=terms.deadline_s,
             slo_class=terms.name,
             interactive=terms.interactive,
+            if_unreachable=terms.if_unreachable,
+            fallbacks=grant.fallbacks(terms),
             opportunistic=terms.opportunistic,
             ends_on_reclaim=terms.ends_on_reclaim,
             age_s=age_s,

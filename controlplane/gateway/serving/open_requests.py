@@ -73,6 +73,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     query: LengthQuery
     length: Prediction | None = None
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
+    budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
     in_one_piece: str = ""  # why its instance does not stream it
 
     state: TicketState = TicketState.ACCEPTED
@@ -113,12 +114,28 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
 
     def wait_headers(self) -> list[tuple[bytes, bytes]]:
         """Return headers for the tenant: its wait, as estimated on arrival."""
+        headers = [(b"x-budget-warning", each.encode("ascii", "replace")) for each in self.budget_warnings]
         if self.queue_position is None:
-            return []
-        headers = [(b"x-queue-position", b"%d" % self.queue_position)]
+            return headers
+        headers.append((b"x-queue-position", b"%d" % self.queue_position))
+        if self.asked_class:
+            headers += [(b"x-slo-class", self.terms.name.encode()), (b"x-asked-slo-class", self.asked_class.encode())]
         if self.estimated_wait_s is not None:
             headers.append((b"x-estimated-wait-s", b"%.3f" % self.estimated_wait_s))
         return headers
+
+    def at_door(self, decided: port.AtDoor) -> None:
+        """Note that its promise could not be kept when it came: it waits anyway, or in another class."""
+        step: dict[str, object] = {
+            "at_door": "late" if decided.slo_class == self.terms.name else "degraded",
+            "slo_class": decided.slo_class,
+            "wait_p99_s": round(decided.wait_p99_s, 3),
+            "late_s": round(decided.late_s, 3),
+        }
+        if decided.slo_class != self.terms.name:
+            self.asked_class, self.terms = self.terms.name, self.grant.terms[decided.slo_class]
+            step["asked_class"] = self.asked_class
+        self.steps.insert(0, step)
 
     @property
     def has_shown(self) -> bool:
@@ -265,7 +282,8 @@ class OpenRequests:
                 ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
                 ticket.own_region = record.own_region or ticket.own_region
                 ticket.steps.append({"held": record.why})
-                ticket.move(TicketState.WAITING)
+                if ticket.state is not TicketState.WAITING:  # else it has been degraded to a class that is held
+                    ticket.move(TicketState.WAITING)
             case port.Moved():
                 ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
                 ticket.own_region = record.own_region or ticket.own_region
@@ -282,6 +300,8 @@ class OpenRequests:
                 ticket.queue_position = record.position
                 ticket.estimated_wait_s = record.estimated_wait_s
                 ticket.estimated_wait_p99_s = record.estimated_wait_p99_s
+            case port.AtDoor():
+                ticket.at_door(record)
             case port.PrefixWanted():
                 hashes, block_tokens = leading_hashes(ticket.call, ticket.asked.prompt_tokens)
                 self._send(port.Prefix(record.number, tuple(hashes), block_tokens))
@@ -305,4 +325,5 @@ def _as_error(refused: port.Refused) -> ApiError:
         code=refused.code,
         retry_after_s=refused.retry_after_s,
         estimated_wait_s=refused.estimated_wait_s,
+        earliest_at=refused.earliest_at,
     )

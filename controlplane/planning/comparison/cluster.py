@@ -98,7 +98,9 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         "profiles": list(tables["profiles"].values()),
         "fleet": [table for of_place in tables["fleet"].values() for table in of_place],
         **({"swap_groups": shared.groups} if shared.groups else {}),
-        "classes": {row.name: _class(row) for row in SloClass.objects.order_by("priority", "name")},
+        "classes": {
+            row.name: _class(row) for row in SloClass.objects.select_related("degrades_to").order_by("priority", "name")
+        },
         "endpoints": [
             {"model": model, "region": region}
             | to_builtins(live_policy(partial(getattr, tuned(model)), rows))
@@ -153,4 +155,6 @@ def _class(row: SloClass) -> dict[str, Any]:
         "percentile": row.percentile,
         "deadline_s": row.deadline_s,
         "priority": row.priority,
+        "if_unreachable": row.if_unreachable,
+        "degrades_to": row.degrades_to.name if row.degrades_to else None,
     }

@@ -233,6 +233,7 @@ def _run_state(cluster: Cluster, sweep_node: int) -> NDArray[np.void]:
     run_state = np.zeros(1, RUN_STATE)
     record = run_state[0]
     record.sweep_node, record.sweep_s = sweep_node, np.inf
+    record.at_door = -1
     record.caches, record.share_spot = bool(cluster.cached_block_sizes()), cluster.share_spot
     record.wake_s = cluster.delays.wake_s
     if cluster.reactive is not None:

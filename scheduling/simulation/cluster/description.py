@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
+from scheduling.queueing.promises import ClassTerms
 from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
 from scheduling.routing.regions import by_preference
 from scheduling.scaling import Reactive
@@ -124,6 +125,10 @@ class Cluster:
     """Engines by (model, GPU type) for redeploying and swapping, in addition to those of the instances."""
     swap_memory_bytes: Mapping[str, float] = field(default_factory=dict)
     """CPU memory for the weights of sleeping instances, by swap group; unlimited if not given."""
+    classes: Sequence[ClassTerms] = ()
+    """SLO classes by their number in requests, where any request is judged at the door."""
+    max_hold_s: float = np.inf
+    """Longest hold of a request whose class has no deadline."""
     endpoints: list[EndpointKey] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from scheduling.compiled import compiled, compiled_inline, compiled_internal, index
-from scheduling.queueing.waiting_set import FREE_COUNT
+from scheduling.queueing.waiting_set import FREE_COUNT, free_slot
 from scheduling.simulation.cluster.choices import choose_endpoint, column, trigger
 from scheduling.simulation.cluster.dispatcher import finish, land, pump, queue, queue_again, refuse
 from scheduling.simulation.cluster.event_queue import set_time
@@ -26,11 +26,12 @@ from scheduling.simulation.cluster.state_changes import (
     SETTLE,
     TIMER_EXPIRED,
     TO_CALLER,
+    WITHDRAW,
     act,
 )
-from scheduling.simulation.cluster.sweep import arm, end_sweep, expect_end, sweep, wait_anywhere
+from scheduling.simulation.cluster.sweep import arm, end_sweep, expect_end, give_up, sweep, wait_anywhere
 from scheduling.simulation.cluster.totals import observe_endpoint, sum_up, update_growth_totals, update_totals
-from scheduling.simulation.cluster.world import World
+from scheduling.simulation.cluster.world import WAITING, World
 from scheduling.simulation.engine.batch import begin, end, give
 from scheduling.simulation.engine.state import IDLE, LEAVING, NONE
 
@@ -41,6 +42,7 @@ UNTIL: Final = 1
 FULL: Final = 2  # the waiting set, a log or the delays drawn ahead have to grow
 SCALE: Final = 3  # the reactive trigger wants an instance that has another model: called_endpoint
 DRAINED: Final = 4  # called_instance is drained and moves to another endpoint
+DOOR: Final = 5  # request at_door waits, and its promise has to be judged
 
 TIME: Final = -3
 CONTROL: Final = -2
@@ -50,8 +52,10 @@ ARRIVAL: Final = -1
 
 @compiled_inline
 def _must_pause(world: World) -> int:
-    """Return ALL_DONE, FULL if the next event may need more room than there is, or RUNS."""
+    """Return DOOR, ALL_DONE, FULL if the next event may need more room than there is, or RUNS."""
     run_state = world.run_state[0]
+    if run_state.at_door >= 0:
+        return DOOR
     if run_state.ended == world.arrivals.arrival_s.size:
         return ALL_DONE
     if world.waiting.counters[FREE_COUNT] <= world.engines.counters[LEAVING]:
@@ -159,6 +163,10 @@ def _join(world: World, request: int, endpoint: int, now_s: float, source: int) 
         expect_end(world, request, endpoint)
         arm(world, now_s)
     pump(world, endpoint, now_s, source)
+    outcome = world.outcomes[request]
+    judged = column(world.arrivals.judged, request) != 0 and column(world.arrivals.held, request) == 0
+    if judged and outcome.state == WAITING and outcome.attempts == 0:
+        world.run_state[0].at_door = request
 
 
 @compiled_inline
@@ -260,6 +268,12 @@ def enter(
         if event_s >= 0.0:
             set_time(world.events, after, event_s)
         return after
+    if what == WITHDRAW:
+        if after == 1:
+            give_up(world, subject)
+        else:
+            free_slot(world.waiting, subject)
+        return subject
     for each in range(world.policies.size):
         sum_up(world.fleet, world.endpoints, engines, each)
     now_s = float(world.run_state[0].now_s)

@@ -51,7 +51,7 @@ def wait_anywhere(world: World) -> bool:
 
 
 @compiled_internal
-def _give_up(world: World, slot: int) -> None:
+def give_up(world: World, slot: int) -> None:
     """Refuse the request that waits in *slot*."""
     refuse(world, int(world.held[slot]))
     remove(world.waiting, slot)
@@ -73,7 +73,7 @@ def _expire(world: World, endpoint: int, now_s: float) -> None:
             at -= 1
         elif now_s - arrivals.arrival_s[request] > _hold_s(world, request):
             world.run_state[0].expired += 1
-            _give_up(world, slot)
+            give_up(world, slot)
             at = min(at, int(waiting.size[endpoint]) - 1)  # another may be in its place now
         else:
             expect_end(world, request, endpoint)
@@ -97,7 +97,7 @@ def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
             for at in range(candidates.size):
                 if world.policies[candidates[at]].serving > 0:
                     return NONE  # one is on its way
-            _give_up(world, slot)
+            give_up(world, slot)
             continue
         if target == endpoint:
             return NONE

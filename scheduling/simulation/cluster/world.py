@@ -62,6 +62,7 @@ class Outcome(IntEnum):
 
 
 # Outcomes as plain numbers, for kernels.
+WAITING: Final = 0
 RUNNING: Final = 1
 DONE: Final = 2
 REFUSED: Final = 4
@@ -110,6 +111,7 @@ RUN_STATE = record(
         ("max_instances", np.int64),
         ("called_endpoint", np.int64),  # what the caller must handle: an endpoint that scales out,
         ("called_instance", np.int64),  # or an instance that is to move
+        ("at_door", np.int64),  # a request that has just been queued, to be judged by the caller; -1 for none
         ("arrived", np.int64),  # requests by outcome
         ("ended", np.int64),
         ("forwarded", np.int64),
@@ -230,6 +232,7 @@ class Arrivals(NamedTuple):
     deadline_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
     hold_s: NDArray[np.float64]
+    judged: NDArray[np.int8]
     held: NDArray[np.int8]
 
 

@@ -98,9 +98,18 @@ def by_class(
             "requests": int(own.sum()),
             "judged": int(judged[own].sum()),
             "missed": int((judged & ~met)[own].sum()),
+            **_at_door(result, own, number, inside),
             "ttft_p95_ms": round(float(np.percentile(finite, 95)), 3) if finite.size else None,
         }
     return rows
+
+
+def _at_door(result: Result, own: NDArray[np.bool_], number: int, inside: NDArray[np.bool_]) -> dict[str, int]:
+    """Requests of class *number* that were refused at the door or degraded to another class; empty where none is judged."""
+    if result.asked_class is None or result.refused_at_door is None:
+        return {}
+    degraded = inside & (result.asked_class == number)
+    return {"refused_at_door": int(result.refused_at_door[own].sum()), "degraded": int(degraded.sum())}
 
 
 def ttft_counts(result: Result, counted: Counted) -> dict[str, Any]:

@@ -177,6 +177,9 @@ def _requests(result: "Result", names: ResultNames, promises: Sequence[Promise])
             table.add(
                 by, group, "cached_prompt_tokens", "ratio", cached_tokens / int(prompts[members].sum(dtype=np.int64))
             )
+        if result.asked_class is not None and result.refused_at_door is not None:
+            table.add(by, group, "refused_at_door", "count", int(result.refused_at_door[members].sum()))
+            table.add(by, group, "degraded_to", "count", int((result.asked_class[members] >= 0).sum()))
         if among := int(judged[members].sum()):
             table.add(by, group, "slo_attainment", "ratio", int(met[members].sum()) / among)
     for name in LATENCIES:

@@ -94,6 +94,14 @@ class _Checks:
 
     def policies(self) -> None:
         scenario, wrong = self.scenario, self.wrong
+        for name, of_class in scenario.classes.items():
+            self.known(("classes", name, "degrades_to"), of_class.degrades_to, scenario.classes, "class")
+            seen, following = [name], of_class.degrades_to
+            while following in scenario.classes and following not in seen:
+                seen.append(following)
+                following = scenario.classes[following].degrades_to
+            if following == name:
+                wrong.append((("classes", name, "degrades_to"), "leads back to this class: it degrades in a circle"))
         scaling = scenario.scaled
         if scaling is not None and scaling.strategy is None:
             for model, region in sorted(self.places):

@@ -82,6 +82,16 @@ class SloClassOf(ScenarioTable):
     deadline_s: Positive | None = None
     priority: int = 0
     """Lower is earlier."""
+    if_unreachable: Literal["admit", "degrade", "refuse"] = "admit"
+    """What happens to a request whose estimated wait (99th percentile) is too long for its promise."""
+    degrades_to: str | None = None
+    """Class that takes such requests, where they are degraded."""
+
+    @model_validator(mode="after")
+    def _degrades(self) -> Self:
+        if (self.if_unreachable == "degrade") != (self.degrades_to is not None):
+            raise ValueError("give degrades_to with if_unreachable = 'degrade', and only then")
+        return self
 
 
 class EndpointOf(PolicyOverrides):

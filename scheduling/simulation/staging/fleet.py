@@ -20,6 +20,7 @@ from scheduling.simulation.measures.results import Price
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.fleet import Group
 from scheduling.simulation.staging.problem import ScenarioProblem
+from scheduling.simulation.staging.requests import terms_of
 
 NO_LIMITS: Final[dict[str, Any]] = {"dispatch_max_num_seqs": 100_000, "dispatch_kv_tokens": 1 << 40}
 """Limits of the dispatcher for an instance that takes everything at once."""
@@ -129,6 +130,8 @@ def cluster_of(scenario: Scenario) -> Cluster:
             delays=delays,
             share_spot=scenario.policies.share_spot,
             swap_memory_bytes=_swap_memory(scenario, instances),
+            classes=terms_of(scenario),
+            max_hold_s=scenario.policies.max_hold_s,
         )
     except ValueError as error:
         raise ScenarioProblem((), str(error)) from error

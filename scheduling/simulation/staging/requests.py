@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.queueing.ordering import hold_s
+from scheduling.queueing.promises import ADMIT, ClassTerms
 from scheduling.queueing.release_rule import AT_ONCE
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.measures.results import Promise
@@ -27,6 +28,32 @@ def promise_of(one: SloClassOf) -> Promise:
     return Promise(ttft_s, itl_s, e2e_s, inf if one.deadline_s is None else one.deadline_s)
 
 
+def terms_of(scenario: Scenario) -> tuple[ClassTerms, ...]:
+    """The classes of *scenario* as the dispatcher queues requests on them."""
+    terms = []
+    for name, one in scenario.classes.items():
+        promise = promise_of(one)
+        terms.append(
+            ClassTerms(
+                name,
+                one.priority,
+                _finite(promise.ttft_s),
+                _finite(promise.end_s),
+                one.deadline_s,
+                one.kind == "interactive",
+                one.kind == "opportunistic",
+                False,
+                one.if_unreachable,
+                one.degrades_to or "",
+            )
+        )
+    return tuple(terms)
+
+
+def _finite(seconds: float) -> float | None:
+    return None if seconds == inf else seconds
+
+
 def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: int) -> Requests:
     """Return *workload* by the numbers of *cluster*, with the dispatcher's predictions. Raise ScenarioProblem."""
     classes = list(scenario.classes)
@@ -37,6 +64,12 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
     deadline_s = np.array([each.ttft_s for each in promised])
     end_s = np.array([each.end_s for each in promised])
     held_s = np.array([hold_s(each.deadline_s, scenario.policies.max_hold_s) for each in promised])
+    judged = np.array([one.if_unreachable != ADMIT for one in of_class], np.int8)
+
+    def column(of_classes: NDArray[Any]) -> Any:
+        """By request; one number for all, which takes no memory, where classes are alike and stay so."""
+        return of_classes[slo_class] if judged.any() or np.unique(of_classes).size > 1 else of_classes[0].item()
+
     requests = make_requests(
         workload.arrival_s,
         workload.prompt_tokens,
@@ -46,11 +79,11 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
         predicted_tokens=_predicted(scenario, workload, seed),
         slo_class=slo_class,
         tenant=workload.tenant.codes,
-        # Where all classes are alike, one number for all takes no memory.
-        priority=priority[slo_class] if np.unique(priority).size > 1 else int(priority[0]),
-        deadline_s=deadline_s[slo_class] if np.unique(deadline_s).size > 1 else float(deadline_s[0]),
-        end_s=end_s[slo_class] if np.unique(end_s).size > 1 else float(end_s[0]),
-        hold_s=held_s[slo_class] if np.unique(held_s).size > 1 else float(held_s[0]),
+        priority=column(priority),
+        deadline_s=column(deadline_s),
+        end_s=column(end_s),
+        hold_s=column(held_s),
+        judged=column(judged),
         held=_held(scenario, cluster, workload, slo_class),
     )
     return _with_prefixes(scenario, workload, requests)

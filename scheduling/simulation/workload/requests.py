@@ -31,6 +31,8 @@ class Requests(NamedTuple):
     """After arrival, of the last token: end to end, or a deadline; infinity for none."""
     hold_s: NDArray[np.float64]
     """After arrival, for which it is held while no instance has room (`Cluster.sweeps`); infinity for ever."""
+    judged: NDArray[np.int8]
+    """1: its promise is judged at the door (`queueing.promises`)."""
     held: NDArray[np.int8]
     """Whether the queue manager for non-interactive work holds it on arrival: 0 no, 1 yes, 2 yes and it is opportunistic."""
     prefix_first: NDArray[np.int64]
@@ -57,6 +59,7 @@ def make_requests(
     deadline_s: ArrayLike = np.inf,
     end_s: ArrayLike = np.inf,
     hold_s: ArrayLike = np.inf,
+    judged: ArrayLike = 0,
     held: ArrayLike = 0,
     prefix_blocks: Sequence[Sequence[int]] | None = None,
 ) -> Requests:
@@ -101,6 +104,7 @@ def make_requests(
         "deadline_s": column("deadline_s", deadline_s, np.float64),
         "end_s": column("end_s", end_s, np.float64),
         "hold_s": column("hold_s", hold_s, np.float64),
+        "judged": column("judged", judged, np.int8),
         "held": column("held", held, np.int8),
     }
     predicted = columns["output_tokens"]

@@ -270,7 +270,7 @@ def test_any_length_and_any_zeros_make_a_forecast(count, share, seed):
     assert np.isfinite(model.path(150)).all()
 
 
-def test_what_is_right_by_day_is_not_forgotten_by_night():
+def test_the_best_opinion_by_day_is_not_forgotten_by_night():
     """A series that follows the previous day by day and wanders by night: each opinion has weight at its good hours."""
     rng = np.random.default_rng(3)
     season, days = 48, 14

@@ -28,7 +28,7 @@ rates = st.lists(st.one_of(st.floats(0, 1e6), st.just(math.nan)), max_size=60)
         (60.0, [[1.0]], "dimension"),
     ],
 )
-def test_what_is_no_series_is_refused(window_s, values, word):
+def test_an_invalid_series_is_refused(window_s, values, word):
     with pytest.raises(ValueError, match=word):
         Series(0.0, window_s, np.array(values))
 

@@ -38,7 +38,7 @@ def test_overloaded_is_more_than_a_tenth_of_the_next_hundred(iterations_above, e
     st.sampled_from([0.95, 0.5, 1.5]),
     st.sampled_from([0.1, 0.0, 0.6]),
 )
-def test_what_is_queued_counts_in_every_iteration(tokens, capacity, given, waits, limit, share):
+def test_queued_requests_count_in_every_iteration(tokens, capacity, given, waits, limit, share):
     held = [each + given + waits for each in tokens]
     above = sum(each > limit * capacity for each in held)
     overloaded, peak = seen(tokens, capacity, given, waits, LookAheadRule(overload_above=limit, overload_share=share))

@@ -145,7 +145,7 @@ def test_broken_rows_are_named():
     assert "whole numbers" in broken_rows(problem, np.array([[[2.0, 0], [0, 1]]]))[0]
 
 
-def test_what_is_waived_is_not_asked_for():
+def test_waived_shortage_is_not_required():
     problem = synthetic(3, 2, 2, seed=0)
     targets = problem.instances.copy()
     waived = replace(problem, waived=problem.shortage(targets))

@@ -74,7 +74,7 @@ def test_an_answer_is_merged_not_obeyed():
     assert stands[0] == int(waiting.groups.groups[waiting.groups.members[new].group].number)  # due first: served first
 
 
-def test_what_is_pinned_keeps_its_place_and_what_is_held_is_passed_over():
+def test_pinned_groups_keep_their_place_and_held_ones_are_passed_over():
     fleet, endpoints, waiting = queues(1, [10.0, 20.0, 30.0, 40.0])
     first, second, third, fourth = queue_of(waiting, 0)
     waiting.groups.groups[second].pinned = 1

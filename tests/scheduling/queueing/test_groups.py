@@ -352,7 +352,7 @@ def test_a_busy_instance_needs_less_for_a_request_than_an_idle_one(prompt, outpu
 # What cannot be in time any more
 
 
-def test_what_is_lost_lets_what_can_be_in_time_go_first():
+def test_lost_requests_let_those_in_time_go_first():
     """An earlier late request of the same class does not make the next one late."""
     fleet, endpoints = fleet_of(1)
     waiting = allocate_waiting(1, 20, 1)
@@ -387,7 +387,7 @@ def test_no_request_is_put_off_forever():
 
 @given(st.lists(st.tuples(st.floats(0.1, 50.0), st.sampled_from([0.5, 5.0, 60.0, np.inf])), min_size=1, max_size=20),
        st.floats(0.0, 200.0), st.integers(0, 19), st.booleans())  # fmt: skip
-def test_what_waits_is_due_later_than_now_unless_held_or_pinned(rows, now_s, which, pinned):
+def test_waiting_requests_are_due_later_than_now_unless_held_or_pinned(rows, now_s, which, pinned):
     fleet, endpoints = fleet_of(2)
     waiting = allocate_waiting(1, 24, 2)
     waiting.groups.limit[0] = 3

@@ -159,7 +159,7 @@ def test_a_group_goes_where_the_plain_rule_has_it(drawn, state, model, due_s):
 
 @costly(50, many=300)
 @given(drawn_groups, states, st.integers(0, 9), st.integers(0, MODELS - 1), st.integers(0, 9))
-def test_what_is_served_before_a_request_is_as_the_plain_rule_has_it(drawn, state, own, model, now_s):
+def test_the_work_ahead_of_a_request_follows_the_plain_rule(drawn, state, own, model, now_s):
     shared = shared_in(state)
     groups = [shared.put(of, due, output) for of, due, output, _ in drawn]
     slot = NONE
@@ -210,7 +210,7 @@ class TestSwapInProgress:
         shared.fleet.running[0] = 0
         assert having(shared.fleet, shared.arrays, 0, 7.0) == (1, 2.5, 0.0)
 
-    def test_what_has_the_gpus_is_up_at_its_time(self):
+    def test_the_holder_of_the_gpus_is_up_at_its_time(self):
         shared = Shared()
         shared.swap(1, up_s=9.0)
         note_phase(shared.arrays, 1, COMES, 20.0)
@@ -343,7 +343,7 @@ class TestRule:
         shared.put(1, 5.0)
         assert shared.look(NONE, None) == (1, "7 requests wait for m1, and nothing has the GPUs.")
 
-    def test_what_comes_up_is_served_first(self):
+    def test_a_starting_model_is_served_first(self):
         shared = Shared(NONE)
         shared.put(1, 5.0)
         shared.put(2, 60.0)
@@ -363,7 +363,7 @@ class TestRule:
         shared.put(0, 60.0)
         assert shared.look(0) == (1, "An operator wants group 0 of m1 served first.")
 
-    def test_what_is_held_is_passed_over(self):
+    def test_held_groups_are_passed_over(self):
         shared = Shared()
         held = shared.put(1, 5.0)
         shared.arrays.groups[held].hold_until_s = 9.0

@@ -144,7 +144,7 @@ def test_what_queues_at_an_instance_counts_for_its_map_but_holds_no_memory():
     assert 0.5 < most[0] < 0.95
 
 
-def test_what_is_an_overload_is_each_endpoint_s_own_rule():
+def test_each_endpoint_has_its_rule_of_overload():
     specs = [InstanceSpec("m", region, ENGINE) for region in ("east", "west", "north")]
     rules = {
         ("m", "east"): LookAheadRule(iterations=500, overload_above=0.1, overload_share=0.0),

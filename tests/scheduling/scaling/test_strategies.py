@@ -147,7 +147,7 @@ class TestPatience:
         assert self.decide(strategy, 75.0, ready=2, use=0.35, min_instances=1) == [-1]
 
     @pytest.mark.parametrize(("use", "ready", "delta"), [(0.75, 4, []), (0.9, 4, [1]), (inf, 0, [])])
-    def test_what_is_on_the_way_may_be_enough(self, use, ready, delta):
+    def test_starting_instances_may_suffice(self, use, ready, delta):
         assert self.decide(make_strategy("reactive"), 0.0, use=use, ready=ready, coming=1, min_instances=0) == delta
 
 

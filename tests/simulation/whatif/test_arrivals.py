@@ -196,7 +196,7 @@ def test_what_has_not_ended_counts_as_long_as_it_will_be(rows):
     assert one["gaps"][-1] == pytest.approx(9.0)  # the last that ended came 10 s before, the one that waits 1 s
 
 
-def test_what_waits_since_long_ago_says_nothing_of_how_much_comes(rows):
+def test_long_waiting_requests_do_not_change_the_arrival_rate(rows):
     rows(100)
     old = waiting_request(arrival_s=-86_400.0, predicted_tokens=900)
     made, _ = forecast_arrivals(AT, 1800.0, [old])

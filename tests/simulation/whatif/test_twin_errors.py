@@ -66,7 +66,7 @@ def now(db):
     return now
 
 
-def test_what_is_as_its_profile_says_has_no_error(now):
+def test_measurements_equal_to_the_profile_have_no_error(now):
     (row,) = twin_errors.judge(now)
     assert (row.model, row.gpu, row.requests) == ("m", "h100", COUNT)
     assert row.errors["itl_p50"] == pytest.approx(0.0, abs=1e-3)

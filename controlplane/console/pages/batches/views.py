@@ -12,6 +12,7 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.batches.api import content_of
+from controlplane.batches.budgets import spent_budgets
 from controlplane.batches.models import ENDED, Batch
 from controlplane.batches.selectors import running
 from controlplane.batches.services import cancel_batch
@@ -68,6 +69,7 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
         tiles=live.tiles(reading, fleet_figures(state) if viewer.sees_fleet else None),
         brief=ended_shown is not None,
         model=model_to_try(),
+        spent=spent_budgets(viewer.tenants()),
         **live.verdict(reading),
         **(sections(state) if viewer.sees_fleet and ended_shown is not None else {}),
     )

@@ -6,12 +6,26 @@ from typing import Any
 
 from controlplane.resources.filters import Order
 from controlplane.resources.tables import Columns, sorted_by
-from controlplane.usage.models import SUMS
+from controlplane.usage.models import SUMS, Work
 from controlplane.usage.selectors import Asked, summed, usage
 
-GROUPS = {"tenant": "tenant", "key": "API key", "model": "model", "class": "SLO class", "day": "day"}
+GROUPS = {
+    "tenant": "tenant",
+    "key": "API key",
+    "model": "model",
+    "class": "SLO class",
+    "work": "kind of work",
+    "day": "day",
+}
 """By its name in addresses, what a line may be of."""
-OF = {"tenant": ("tenant",), "key": ("tenant", "key"), "model": ("model",), "class": ("slo_class",), "day": ("day",)}
+OF = {
+    "tenant": ("tenant",),
+    "key": ("tenant", "key"),
+    "model": ("model",),
+    "class": ("slo_class",),
+    "work": ("work",),
+    "day": ("day",),
+}
 WITH_OWN_IDLE = ("model", "day")
 """Groups whose lines have their own idle time; in the others it is a line."""
 DETAILS = {"tenant": "Title", "key": "Key"}
@@ -33,6 +47,7 @@ NAMES: dict[str, Columns] = {
     "key": {"API key": "name", "Key": "detail", "Tenant": "tenant"},
     "model": {"Model": "name"},
     "class": {"SLO class": "name"},
+    "work": {"Kind of work": "name"},
     "day": {"Day (UTC)": "name"},
 }
 
@@ -76,6 +91,8 @@ def name_of(row: dict[str, Any], group: str) -> str:
             return str(row["model"])
         case "class":
             return str(row["slo_class"])
+        case "work":
+            return str(Work(row["work"]).label)
     day: datetime = row["day"]
     return f"{day:%F}"
 
@@ -124,6 +141,7 @@ def linked(shown: Sequence[Line], href: Callable[..., str], group: str, several_
         "key": lambda line: {"key": str(line["key"]), "by": "model"},
         "model": lambda line: {"model": line["name"], "by": then if several_tenants else "key"},
         "class": lambda line: {"class": line["name"], "by": then},
+        "work": lambda line: {"by": "class"},
         "day": lambda line: {"period": "dates", "from": line["name"], "to": line["name"], "by": then},
     }
     return [line | {"href": href(**narrowed[group](line))} if line.get("key") else line for line in shown]

@@ -14,10 +14,12 @@ from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
+from controlplane.console.lists import list_page
 from controlplane.console.live.views import redrawn
 from controlplane.console.pages.usage import tables
 from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
 from controlplane.fleet.models import SloClass
+from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.filters import Day, Filters, Hidden, Select, every, model_select, number, sort_by
 from controlplane.resources.tables import table
 from controlplane.usage.counting import hour_of
@@ -143,6 +145,12 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
         "last": asked.until - DAY,
     }
     return render(request, "console/usage/usage.html", context)
+
+
+@require_safe
+@signed_in
+def budgets(request: HttpRequest) -> HttpResponseBase:
+    return list_page(request, BUDGETS, can_edit=may(request, Role.ADMIN))
 
 
 @require_GET

@@ -67,7 +67,7 @@ def plain_paid_s(first, moves, from_s, until_s):
 
 
 @given(histories(), st.integers(0, 25), st.integers(0, 25))
-def test_what_is_paid_is_every_second_that_is_not_empty_or_lent_out(instances, one, other):
+def test_paid_time_is_all_but_empty_and_lent_out(instances, one, other):
     from_s, until_s = min(one, other), max(one, other)
     rows = []
     state_s = np.zeros((2, len(State)))

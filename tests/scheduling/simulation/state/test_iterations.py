@@ -92,7 +92,7 @@ def off_by(seed, cuts, outputs, many):
     return np.array(off)
 
 
-def test_what_is_computed_is_known_while_none_ends():
+def test_computed_tokens_are_known_while_no_request_ends():
     """Exact to the token, except in a few of a hundred cuts."""
     assert (off_by(3, 100, (9_000, 10_000), SEQUENCES) == 0).mean() > 0.95
 

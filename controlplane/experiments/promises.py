@@ -1,0 +1,161 @@
+"""Promises at the door, ours: refuse what is unreachable, against a fixed bound on waiting requests (QLM section 9)."""
+
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+
+from controlplane.experiments.experiment import (
+    SEED,
+    Case,
+    Experiment,
+    Option,
+    Progress,
+    Result,
+    Settings,
+    rounded,
+    run_cases,
+    share,
+)
+from controlplane.simulation.running import Simulated
+from controlplane.terminal import Column, table
+from scheduling.simulation.cluster.world import Outcome
+from scheduling.simulation.measures.results import kept
+from scheduling.simulation.scenario import Scenario
+
+TTFT_MS: Final = 5000
+BOUNDS: Final = (5, 10, 20, 40, 80, 160)
+"""Bounds on waiting requests that are tried on the first load."""
+TUNED: Final = "tuned"
+RULES: Final = ("admit", "bound", "refuse", "degrade")
+LOADS: Final[dict[str, dict[str, Any]]] = {
+    TUNED: {},
+    "more requests": {"requests_per_s": 24.0},
+    "longer outputs": {"output": (360, 1200), "requests_per_s": 6.0},
+    "shorter outputs": {"output": (40, 130), "requests_per_s": 40.0},
+    "bursts": {"cv": 6.0, "requests_per_s": 12.0},
+    "half the fleet": {"instances": 2, "requests_per_s": 8.0},
+    "no overload": {"requests_per_s": 6.0},
+}
+"""What differs from the first load, on which alone the bound is tuned."""
+
+
+def scenario_of(
+    rule: str,
+    hours: float,
+    *,
+    bound: int | None = None,
+    requests_per_s: float = 14.0,
+    output: tuple[int, int] = (120, 400),
+    cv: float = 1.0,
+    instances: int = 4,
+) -> Scenario:
+    """Return a fleet of one model with an interactive class, and a batch class that takes what is degraded."""
+    at_door = {"if_unreachable": rule} if rule in ("refuse", "degrade") else {}
+    if rule == "degrade":
+        at_door["degrades_to"] = "batch"
+    profile = {
+        "model": "m",
+        "gpu": "g",
+        "prefill": {"t0_s": 0.02, "a_s": 0.01, "b_s_per_token": 1e-4, "c_s_per_token2": 0.0},
+        "decode": {"a_s": 0.02, "b_s_per_sequence": 8e-4, "c_s_per_token": 1e-7},
+    }
+    client = {
+        "tenant": "acme",
+        "model": "m",
+        "slo_class": "chat",
+        "requests_per_s": requests_per_s,
+        "cv": cv,
+        "prompt": {"median": 400, "p95": 1500, "maximum": 4000},
+        "output": {"median": output[0], "p95": output[1], "maximum": 4000},
+    }
+    fleet = {
+        "model": "m",
+        "gpu": "g",
+        "regions": ["east"],
+        "instances": instances,
+        "kv_tokens": 80_000,
+        "max_num_seqs": 16,
+    }
+    return Scenario.model_validate(
+        {
+            "models": {"m": {"context_tokens": 8192}},
+            "gpus": {"g": {}},
+            "regions": {"east": {}},
+            "profiles": [profile],
+            "fleet": [fleet],
+            "classes": {
+                "chat": {"ttft_ms": TTFT_MS, **at_door},
+                "batch": {"kind": "non_interactive", "deadline_s": 86_400, "priority": 5},
+            },
+            "policies": {"ordering": "priority", **({"queue_bound": bound} if bound is not None else {})},
+            "predictions": {"kind": "error", "log_sd": 0.5},
+            "demand": {"duration_h": hours},
+            "clients": [client],
+        }
+    )
+
+
+def measured(ran: Simulated) -> dict[str, Any]:
+    """Return shares of the requests: refused, degraded, and in time of those admitted on their own terms and of all."""
+    result = ran.result
+    state = result.outcomes["state"]
+    degraded = np.zeros(state.size, bool) if result.asked_class is None else result.asked_class >= 0
+    own = (state == Outcome.DONE) & ~degraded
+    _, met = kept(result, ran.staged.promises)
+    return {
+        "requests": int(state.size),
+        "refused": float(np.mean(state == Outcome.REFUSED)),
+        "degraded": float(np.mean(degraded)),
+        "in_time_of_admitted": float(met[own].mean()) if own.any() else 1.0,
+        "in_time_of_all": float((met & own).mean()),
+    }
+
+
+def case_of(about: dict[str, Any], rule: str, hours: float, **changed: Any) -> Case:
+    scenario = scenario_of(rule, hours, **changed)
+    return Case(about, lambda seed: (scenario.model_copy(update={"seed": seed}), None))
+
+
+def run(settings: Settings, progress: Progress) -> Result:
+    hours, seed = settings["hours"], settings["seed"]
+    bounds = [case_of({"bound": bound}, "bound", hours, bound=bound) for bound in BOUNDS]
+    tried = run_cases("tune the bound", bounds, measured, progress, (seed,))
+    best = max(tried, key=lambda row: row["in_time_of_all"])["bound"]
+    cases = [
+        case_of({"load": load, "rule": rule}, rule, hours, bound=best if rule == "bound" else None, **changed)
+        for load, changed in LOADS.items()
+        for rule in RULES
+    ]
+    # Another seed than that of the tuning, also for the load that the bound was tuned on.
+    rows = run_cases("compare", cases, measured, progress, (seed + 1,))
+    return {"hours": hours, "seed": seed, "bound": best, "tried": rounded(tried), "rows": rounded(rows)}
+
+
+def show(console: Console, result: Result) -> None:
+    title = (
+        f"TTFT within {TTFT_MS / 1000:g} s; a bound of {result['bound']} waiting requests keeps the most in time"
+        f" under the load {TUNED!r}; {result['hours']:g} h, seed {result['seed']}"
+    )
+    console.print(table(title, COLUMNS, result["rows"]))
+
+
+COLUMNS: Final = (
+    Column("Load", "load"),
+    Column("rule", "rule"),
+    Column("requests", "requests", "{:,}"),
+    Column("refused", "refused", share),
+    Column("degraded", "degraded", share),
+    Column("in time, of admitted", "in_time_of_admitted", share),
+    Column("in time, of all", "in_time_of_all", share),
+)
+PROMISES: Final = Experiment(
+    name="promises",
+    paper="ours",
+    section="own",
+    measures="attainment of the admitted and refused share, under loads that a fixed bound was not tuned on",
+    results="waiting-time.md#promises-at-the-door",
+    options=(Option("hours", "hours simulated", 0.5, float, above=0.0, at_most=24.0), SEED),
+    run=run,
+    show=show,
+)

@@ -1,0 +1,333 @@
+"""Budgets on the data path: requests and tokens a minute, dollars a month.
+
+They are exact in the memory of the process that owns the regions, which serves all requests. Minutes slide: a limit holds
+over any 60 seconds, in buckets of one second. Tokens and dollars are counted as predicted when a request is admitted, and
+corrected when it ends. The month's dollars are those that usage has counted for the budget's row, plus what ended since at
+the row's price of a token; so they survive a restart. A restart forgets the last minute.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from channels.db import database_sync_to_async
+from django.db.models import F, Q, Sum
+from django.utils import timezone
+
+from controlplane.accounts.models import Budget, BudgetKind
+from controlplane.events.models import Severity
+from controlplane.events.services import record
+from controlplane.gateway.errors import ApiError, too_many
+from controlplane.gateway.models import LedgerRow
+
+WINDOW_S = 60
+COUNTED_LATE_S = 5.0
+"""Time after its end within which a request may be missing in what usage has counted."""
+ALERT_EVERY = timedelta(hours=1)
+"""Shortest interval between two alerts of a budget by the minute."""
+RATES = frozenset({BudgetKind.REQUESTS, BudgetKind.TOKENS})
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetTerms:
+    """A budget as the data path needs it."""
+
+    pk: int
+    kind: BudgetKind
+    scope: str
+    amount: str
+    tenant_id: int | None = None
+    key_id: int | None = None
+    model: str = ""
+    soft: float | None = None
+    hard: float | None = None
+    spent_usd: float = 0.0
+    spent_until_s: float = 0.0
+    """Epoch seconds."""
+    usd_per_token: float = 0.0
+
+    @classmethod
+    def of(cls, row: Budget) -> "BudgetTerms":
+        return cls(
+            pk=row.pk,
+            kind=BudgetKind(row.kind),
+            scope=row.scope,
+            amount=row.amount,
+            tenant_id=row.tenant_id,
+            key_id=row.api_key_id,
+            model=row.model,
+            soft=row.soft,
+            hard=row.hard,
+            spent_usd=row.spent_usd,
+            spent_until_s=row.spent_until.timestamp() if row.spent_until else 0.0,
+            usd_per_token=row.usd_per_token,
+        )
+
+    def covers(self, tenant_id: int, key_id: int, model: str) -> bool:
+        """Whether a request of this key for *model* counts."""
+        return self.tenant_id in (None, tenant_id) and self.key_id in (None, key_id) and self.model in ("", model)
+
+    def costs(self, tokens: int) -> float:
+        """Return what a request of *tokens* uses of the budget, in its unit."""
+        match self.kind:
+            case BudgetKind.REQUESTS:
+                return 1.0
+            case BudgetKind.TOKENS:
+                return float(tokens)
+        return tokens * self.usd_per_token
+
+
+class BudgetUse:
+    """What was used of one budget: by the second in the last minute, or dollars since usage was counted last."""
+
+    def __init__(self, terms: BudgetTerms) -> None:
+        self.terms = terms
+        self.reserved_usd = 0.0
+        self._seconds: dict[int, float] = {}
+        self._ended: list[
+            tuple[float, float]
+        ] = []  # (epoch second of the end, dollars) that usage may not have counted
+
+    def used(self, now_s: float, wall_s: float) -> float:
+        """Return what counts now, in the budget's unit; a month begins at nothing."""
+        if self.terms.kind is BudgetKind.USD:
+            begin_s = month_of(wall_s).timestamp()
+            spent_usd = self.terms.spent_usd if self.terms.spent_until_s >= begin_s else 0.0
+            return spent_usd + self.reserved_usd + sum(usd for at_s, usd in self._ended if at_s >= begin_s)
+        oldest = math.floor(now_s) - WINDOW_S
+        for second in [each for each in self._seconds if each < oldest]:
+            del self._seconds[second]
+        return sum(self._seconds.values())
+
+    def free_in_s(self, amount: float, now_s: float) -> float:
+        """Return seconds until *amount* fits below the hard limit of a minute."""
+        left = sum(self._seconds.values())
+        for second in sorted(self._seconds):
+            left -= self._seconds[second]
+            if left + amount <= (self.terms.hard or 0.0) or left <= 0.0:
+                return max(0.001, second + WINDOW_S + 1 - now_s)
+        return 1.0
+
+    def add(self, second: int, amount: float) -> None:
+        self._seconds[second] = self._seconds.get(second, 0.0) + amount
+
+    def correct(self, second: int, amount: float) -> None:
+        """Add *amount*, which may be negative, to a second that still counts."""
+        if second in self._seconds:
+            self._seconds[second] += amount
+
+    def end(self, wall_s: float, usd: float) -> None:
+        if usd:
+            self._ended.append((wall_s, usd))
+
+    def update(self, terms: BudgetTerms) -> None:
+        """Take the row as it is now; what usage has counted since is no longer added to it."""
+        if terms.spent_until_s > self.terms.spent_until_s:
+            counted_s = terms.spent_until_s - COUNTED_LATE_S
+            self._ended = [each for each in self._ended if each[0] > counted_s]
+        self.terms = terms
+
+
+@dataclass(slots=True)
+class Admission:
+    """What an admitted request holds of its budgets, until it is settled."""
+
+    budgets: "Budgets"
+    second: int
+    held: list[tuple[BudgetUse, float]]
+    warnings: list[str] = field(default_factory=list)
+    """Budgets that are above their soft limit, for a header."""
+    settled: bool = False
+
+    def settle(self, tokens: int) -> None:
+        """Correct the prediction to the *tokens* that were used. Only the first call counts."""
+        if self.settled:
+            return
+        self.settled = True
+        wall_s = self.budgets.wall_clock()
+        for use, amount in self.held:
+            cost = use.terms.costs(tokens)
+            if use.terms.kind is BudgetKind.USD:
+                use.reserved_usd = max(0.0, use.reserved_usd - amount)
+                use.end(wall_s, cost)
+            elif use.terms.kind is BudgetKind.TOKENS:
+                use.correct(self.second, cost - amount)
+
+    def cancel(self) -> None:
+        """Take the request out of every count: it was not admitted after all."""
+        if self.settled:
+            return
+        self.settled = True
+        for use, amount in self.held:
+            if use.terms.kind is BudgetKind.USD:
+                use.reserved_usd = max(0.0, use.reserved_usd - amount)
+            else:
+                use.correct(self.second, -amount)
+
+
+class Budgets:
+    """All budgets of requests. *clock* is monotonic; batch lines waiting are counted where batches are made."""
+
+    def __init__(self, clock: Callable[[], float], wall_clock: Callable[[], float] = time.time) -> None:
+        self.clock, self.wall_clock = clock, wall_clock
+        self.uses: dict[int, BudgetUse] = {}
+        self._reached: dict[int, str] = {}  # by budget: "soft" or "hard", since the last refresh
+
+    def of(self, tenant_id: int, key_id: int, model: str) -> Iterator[BudgetUse]:
+        return (use for use in self.uses.values() if use.terms.covers(tenant_id, key_id, model))
+
+    def enter(self, tenant_id: int, key_id: int, model: str, tokens: int, *, rates: bool = True) -> Admission:
+        """Admit a request of *tokens*, prompt and predicted output. Raises ApiError 429; then nothing is counted.
+
+        A request larger than a whole minute's limit is admitted when nothing else was in that minute. *rates*: whether
+        budgets by the minute apply.
+        """
+        now_s, wall_s = self.clock(), self.wall_clock()
+        held, warnings = [], []
+        for use in self.of(tenant_id, key_id, model):
+            terms = use.terms
+            if terms.kind in RATES and not rates:
+                continue
+            used, amount = use.used(now_s, wall_s), terms.costs(tokens)
+            if terms.hard is not None and _exceeds(terms, used, amount):
+                self._reached[terms.pk] = "hard"
+                raise _refused(use, used, amount, tokens, now_s, wall_s)
+            if terms.soft is not None and used + amount > terms.soft:
+                self._reached.setdefault(terms.pk, "soft")
+                warnings.append(f"{terms.scope}: {used + amount:,.2f} of {terms.amount}")
+            held.append((use, amount))
+        second = math.floor(now_s)
+        for use, amount in held:
+            if use.terms.kind is BudgetKind.USD:
+                use.reserved_usd += amount
+            else:
+                use.add(second, amount)
+        return Admission(self, second, held, warnings)
+
+    def spent(self, tenant_id: int, key_id: int, model: str) -> BudgetTerms | None:
+        """Return the budget of dollars that stops requests of this key for *model*; None if none does."""
+        now_s, wall_s = self.clock(), self.wall_clock()
+        for use in self.of(tenant_id, key_id, model):
+            terms = use.terms
+            stops = terms.kind is BudgetKind.USD and terms.hard is not None
+            if stops and use.used(now_s, wall_s) - use.reserved_usd >= (terms.hard or 0.0):
+                self._reached[terms.pk] = "hard"
+                return terms
+        return None
+
+    async def refresh(self) -> None:
+        """Read the rows again, and write what was reached since. Raises what the database raises."""
+        reached, self._reached = self._reached, {}
+        known = {pk: use.terms.spent_until_s for pk, use in self.uses.items()}
+        try:
+            rows, ended = await database_sync_to_async(_load)(known)
+            self.apply(rows)
+            for pk, usd in ended.items():
+                self.uses[pk].end(self.wall_clock(), usd)
+            stopping = {pk for pk, use in self.uses.items() if self._stops(use)}
+            await database_sync_to_async(_note)(reached, stopping)
+        except BaseException:
+            self._reached = reached | self._reached
+            raise
+
+    def _stops(self, use: BudgetUse) -> bool:
+        terms = use.terms
+        used = use.used(self.clock(), self.wall_clock())
+        return terms.hard is not None and used >= terms.hard
+
+    def apply(self, rows: list[BudgetTerms]) -> None:
+        """Replace the budgets by *rows*; what was used of those that stay still counts."""
+        uses = {}
+        for terms in rows:
+            use = self.uses.get(terms.pk)
+            if use is None or use.terms.kind is not terms.kind:
+                use = BudgetUse(terms)
+            use.update(terms)
+            uses[terms.pk] = use
+        self.uses = uses
+
+
+def _exceeds(terms: BudgetTerms, used: float, amount: float) -> bool:
+    """Whether a request of *amount* does not fit; what is larger than a whole minute's limit fits alone."""
+    hard = terms.hard or 0.0
+    if terms.kind is BudgetKind.USD:
+        return used >= hard
+    return used + amount > hard and (used > 0.0 or hard == 0.0)
+
+
+def _refused(use: BudgetUse, used: float, amount: float, tokens: int, now_s: float, wall_s: float) -> ApiError:
+    terms = use.terms
+    header = ((b"x-budget", f"{terms.scope}: {terms.amount}".encode("ascii", "replace")),)
+    if terms.kind is BudgetKind.USD:
+        left_s = next_month_of(wall_s).timestamp() - wall_s
+        return ApiError(
+            429,
+            f"The budget of {terms.scope}, {terms.amount}, is spent (${used:,.2f}). It begins again in {left_s / 86_400:.1f}"
+            " days, or when it is raised.",
+            type="insufficient_quota",
+            code="budget_spent",
+            headers=(*header, (b"retry-after", b"%d" % math.ceil(left_s))),
+        )
+    wait_s = use.free_in_s(amount, now_s)
+    error = too_many(
+        f"The budget of {terms.scope}, {terms.amount}, is reached: {used:,.0f} in the last minute"
+        + (f", and this request needs about {tokens}" if terms.kind is BudgetKind.TOKENS else "")
+        + f". Try again in {wait_s:.1f} s.",
+        code="rate_limit_exceeded",
+        retry_after_s=wait_s,
+    )
+    error.extra_headers = header
+    return error
+
+
+def month_of(wall_s: float) -> datetime:
+    """Return the first moment of the month (UTC) of an epoch second."""
+    return datetime.fromtimestamp(wall_s, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def next_month_of(wall_s: float) -> datetime:
+    return month_of((month_of(wall_s) + timedelta(days=32)).timestamp())
+
+
+def _load(known: dict[int, float]) -> tuple[list[BudgetTerms], dict[int, float]]:
+    """Return the budgets of requests, and by budget not in *known* what its ledger rows cost that usage has not counted."""
+    rows = Budget.objects.exclude(kind=BudgetKind.BATCH_LINES).select_related("tenant", "api_key")
+    terms = [BudgetTerms.of(row) for row in rows]
+    return terms, {
+        each.pk: _not_counted_usd(each) for each in terms if each.kind is BudgetKind.USD and each.pk not in known
+    }
+
+
+def _not_counted_usd(terms: BudgetTerms) -> float:
+    """Return what requests cost that arrived after usage was counted last; this month's at most."""
+    since_s = max(terms.spent_until_s - COUNTED_LATE_S, month_of(time.time()).timestamp())
+    scope = Q(arrived_at__gte=datetime.fromtimestamp(since_s, UTC))
+    scope &= Q(tenant_id=terms.tenant_id) if terms.tenant_id is not None else Q()
+    scope &= Q(api_key_id=terms.key_id) if terms.key_id is not None else Q()
+    scope &= Q(model=terms.model) if terms.model else Q()
+    tokens = LedgerRow.objects.filter(scope).aggregate(sum=Sum(F("prompt_tokens") + F("output_tokens")))["sum"] or 0
+    return float(tokens) * terms.usd_per_token
+
+
+def _note(reached: dict[int, str], stopping: set[int]) -> None:
+    """Write events of budgets that were *reached*, once in a while, and which of them are stopping requests."""
+    now = timezone.now()
+    for row in Budget.objects.filter(Q(pk__in=reached) | Q(stopped_at__isnull=False)).select_related(
+        "tenant", "api_key"
+    ):
+        begin = month_of(now.timestamp()) if row.kind == BudgetKind.USD else now - ALERT_EVERY
+        how = reached.get(row.pk)
+        if how == "hard" and (row.stopped_at is None or row.stopped_at < begin):
+            row.stopped_at = now
+            row.save(update_fields=["stopped_at"])
+            record("budget.reached", row, actor="gateway", after={"limit": row.amount}, severity=Severity.WARNING)
+        elif how == "soft" and (row.alerted_at is None or row.alerted_at < begin):
+            row.alerted_at = now
+            row.save(update_fields=["alerted_at"])
+            record("budget.nearly_reached", row, actor="gateway", after={"soft": row.soft}, severity=Severity.WARNING)
+        elif row.stopped_at is not None and row.kind == BudgetKind.USD and row.pk not in stopping and how is None:
+            row.stopped_at = None
+            row.save(update_fields=["stopped_at"])
+            record("budget.free_again", row, actor="gateway", after={"limit": row.amount})

@@ -1,0 +1,76 @@
+"""Budgets, and how much of each is used."""
+
+from django.db.models import Q, QuerySet
+
+from controlplane.accounts.models import Budget, BudgetKind
+from controlplane.batches.budgets import waiting_lines
+from controlplane.gateway.admission.budgets import month_of
+from controlplane.resources.filters import Select, every
+from controlplane.resources.resource import Column, Filter, Resource, Viewer
+
+
+def visible_budgets(viewer: Viewer) -> QuerySet[Budget]:
+    """Budgets of the viewer's tenants; those of a model over all tenants are for those who see the fleet."""
+    rows = Budget.objects.select_related("tenant", "api_key")
+    return rows if viewer.sees_fleet else rows.filter(Q(tenant__in=viewer.tenants()))
+
+
+def used(row: Budget) -> float | None:
+    """What is used of the budget, in its unit; None for budgets by the minute, which the gateway counts in memory."""
+    match BudgetKind(row.kind):
+        case BudgetKind.USD:
+            known = row.spent_until is not None and row.spent_until >= month_of(row.spent_until.timestamp())
+            return row.spent_usd if known else 0.0
+        case BudgetKind.BATCH_LINES:
+            return float(waiting_lines(row))
+    return None
+
+
+def state(row: Budget) -> str:
+    """`spent`, `near`, or `free`."""
+    so_far = used(row)
+    if so_far is not None:
+        if row.hard is not None and so_far >= row.hard:
+            return "spent"
+        return "near" if row.soft is not None and so_far > row.soft else "free"
+    return "free"
+
+
+BUDGETS = Resource(
+    name="budgets",
+    noun="budget",
+    model=Budget,
+    rows=visible_budgets,
+    columns=(
+        Column("id"),
+        Column("scope", "Scope", type=str, about="Tenant, API key and model, as far as the budget is of one."),
+        Column("tenant", "Tenant", "tenant.name", type=str | None),
+        Column("api_key", "API key", "api_key.prefix", type=str | None, about="First characters of the key."),
+        Column("model", "Model"),
+        Column("kind", "Kind", type=BudgetKind, draw="console/budgets/kind_cell.html"),
+        Column(
+            "used", "Used (in its unit)", used, type=float | None, label="Used", draw="console/budgets/used_cell.html"
+        ),
+        Column("soft", "Soft (in its unit)", label="Alert at", draw="console/budgets/soft_cell.html"),
+        Column("hard", "Hard (in its unit)", label="Stop at", draw="console/budgets/hard_cell.html"),
+        Column(
+            "state",
+            "State",
+            state,
+            type=str,
+            draw="console/budgets/state_cell.html",
+            about="`spent`, `near` or `free`.",
+        ),
+        Column("alerted_at", "Last alert (UTC)", draw="moment"),
+        Column("stopped_at", "Last stop (UTC)", draw="moment"),
+    ),
+    filters=(
+        Filter("tenant", "tenant__name"),
+        Filter("kind", type=BudgetKind, control=Select("kind", "Kind", every("kinds", BudgetKind.choices))),
+        Filter("model"),
+    ),
+    page=("scope", "kind", "used", "soft", "hard", "state", "alerted_at", "stopped_at"),
+    parent=("console:usage", "Usage"),
+    template="console/budgets/budgets.html",
+    empty="Requests are limited by their tenants' concurrency and tokens a minute alone.",
+)

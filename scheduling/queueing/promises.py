@@ -1,0 +1,143 @@
+"""Promises at the door: what happens to a request that will probably miss its promise (QLM section 9, option c).
+
+A request is *unreachable* if the 99th percentile of its estimated wait (QLM section 6) ends after the last moment at which
+its prefill can begin and every promise of its class is still kept. Its class says what happens then: it is admitted anyway,
+degraded to another class, or refused. Without an estimate it is admitted. The rule is used by the live dispatcher and by the
+simulator.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec import Struct
+
+from scheduling.queueing.waits.waiting_time import Wait
+
+ADMIT: Final = "admit"
+DEGRADE: Final = "degrade"
+REFUSE: Final = "refuse"
+IF_UNREACHABLE: Final = {
+    ADMIT: "Admit it anyway",
+    DEGRADE: "Degrade it to another class",
+    REFUSE: "Refuse it at once",
+}
+UNREACHABLE: Final = "deadline_unreachable"
+"""Error code of a request refused at the door."""
+
+
+class ClassTerms(Struct, frozen=True):
+    """Terms on which a request of an SLO class is queued."""
+
+    slo_class: str
+    priority: int = 0
+    """Lower is earlier."""
+    due_s: float | None = None
+    """From arrival to the first token; None: not promised."""
+    end_s: float | None = None
+    """From arrival to the last token."""
+    deadline_s: float | None = None
+    """Longest hold, after arrival."""
+    interactive: bool = True
+    opportunistic: bool = False
+    ends_on_reclaim: bool = False
+    if_unreachable: str = ADMIT
+    degrades_to: str = ""
+    """Name of the class, where *if_unreachable* is DEGRADE."""
+
+
+def fallbacks(terms: ClassTerms, known: Mapping[str, ClassTerms]) -> tuple[ClassTerms, ...]:
+    """Return the classes to which a request of *terms* may be degraded, in order; *known* are those that it may use.
+
+    No class is in it twice, so that a request never comes back to a class.
+    """
+    chain = [terms]
+    while chain[-1].if_unreachable == DEGRADE:
+        following = known.get(chain[-1].degrades_to)
+        if following is None or following.slo_class in {each.slo_class for each in chain}:
+            break
+        chain.append(following)
+    return tuple(chain[1:])
+
+
+def late_s(wait: Wait | None, due_s: float, prefill_s: float, factor: float = 1.0) -> float:
+    """Return by how many seconds a promise will be missed at the 99th percentile of *wait*; 0 if it can be kept.
+
+    *due_s* is when the first token is due (`ordering.first_due_s`), after the same moment as *wait*; *prefill_s* is the time
+    of its prefill, *factor* that of `Calibration`. Without an estimate the promise counts as reachable.
+    """
+    if wait is None or due_s == math.inf:
+        return 0.0
+    return max(0.0, factor * wait.quantile_s() + prefill_s - due_s)
+
+
+class Calibration:
+    """Corrects the 99th percentile of estimated waits by the waits that followed, of one class at one endpoint.
+
+    With few requests ahead the estimate counts on all that run to end first, its safe side (QLM equation 2). Where the fleet
+    is kept full by work that waits behind, that is many times too long. Refused requests teach nothing, so that one
+    in fifty unreachable requests counts as reachable, and one in ten until enough waits are known.
+    """
+
+    ENOUGH: Final = 50
+    """Waits after which it corrects anything."""
+    KEPT: Final = 200
+    TRIED: Final = 10
+    TRIED_LATER: Final = 50
+
+    def __init__(self) -> None:
+        self._ratios: deque[float] = deque(maxlen=self.KEPT)
+        self._unreachable = 0
+
+    def learn(self, p99_s: float, waited_s: float) -> None:
+        """Learn from a request that waited for *waited_s* where *p99_s* was estimated."""
+        if p99_s > 0.0:
+            self._ratios.append(waited_s / p99_s)
+
+    @property
+    def factor(self) -> float:
+        """Return the factor on the estimated 99th percentile, at most 1: all waits known kept within it."""
+        if len(self._ratios) < self.ENOUGH:
+            return 1.0
+        return min(1.0, max(self._ratios))
+
+    def late_s(self, wait: Wait | None, due_s: float, prefill_s: float) -> float:
+        """Return by how many seconds the promise of a request will be missed; 0 if it can be kept, or is tried."""
+        late = late_s(wait, due_s, prefill_s, self.factor)
+        if late > 0.0:
+            self._unreachable += 1
+            every = self.TRIED if len(self._ratios) < self.ENOUGH else self.TRIED_LATER
+            if self._unreachable % every == 0:
+                return 0.0
+        return late
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The decision about one request."""
+
+    terms: ClassTerms
+    """Terms on which it waits, or was refused."""
+    refused: bool
+    late_s: float
+    """By how much it will miss these terms; 0: it can keep them."""
+    wait: Wait | None
+
+
+def decide(
+    terms: ClassTerms, chain: tuple[ClassTerms, ...], expected: Callable[[ClassTerms], tuple[Wait | None, float]]
+) -> Verdict:
+    """Return what happens to a request of *terms* that may be degraded to the classes of *chain*, in order.
+
+    *expected* queues the request on the given terms and returns its estimated wait and `late_s`. A request whose class
+    degrades it, but that may use no further class, is admitted.
+    """
+    wait, late = expected(terms)
+    for following in chain:
+        if late == 0.0 or terms.if_unreachable != DEGRADE:
+            break
+        terms = following
+        wait, late = expected(terms)
+    return Verdict(terms, late > 0.0 and terms.if_unreachable == REFUSE, late, wait)

@@ -1,0 +1,60 @@
+"""Budgets of batches: lines that wait, and dollars."""
+
+import json
+
+import pytest
+from django.core.files.base import ContentFile
+
+from controlplane.accounts.models import ApiKey, Budget, Tenant
+from controlplane.batches import services
+from controlplane.batches.budgets import CODE, spent_budgets, waiting_lines
+from controlplane.batches.models import Batch, BatchStatus
+from controlplane.gateway.errors import ApiError
+from tests.gateway.rows import make_rows
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def key(settings, tmp_path):
+    make_rows([], regions=[], max_num_seqs=1, queue_bound=1)
+    return ApiKey.objects.select_related("tenant").get()
+
+
+def batch_of(key, lines):
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    text = "".join(
+        json.dumps({"custom_id": str(n), "method": "POST", "url": "/v1/chat/completions", "body": body}) + "\n"
+        for n in range(lines)
+    )
+    file = services.create_file(key.tenant, ContentFile(text.encode(), "in.jsonl"), "in.jsonl", "batch")
+    batch = services.create_batch(key, file, "/v1/chat/completions", "24h")
+    services.validate_batch(batch.pk)
+    batch.refresh_from_db()
+    return batch
+
+
+def test_a_batch_beyond_the_lines_that_may_wait_fails_and_the_next_is_refused(key):
+    budget = Budget.objects.create(tenant=key.tenant, kind="batch_lines", hard=10)
+    assert batch_of(key, 6).status == BatchStatus.IN_PROGRESS
+    failed = batch_of(key, 5)
+    assert (failed.status, failed.errors[0]["code"]) == (BatchStatus.FAILED, CODE)
+    assert waiting_lines(budget) == 6
+    assert batch_of(key, 4).status == BatchStatus.IN_PROGRESS
+    with pytest.raises(ApiError) as refused:
+        batch_of(key, 1)
+    assert (refused.value.status, refused.value.code) == (429, CODE)
+    Batch.objects.update(completed=3)
+    assert waiting_lines(budget) == 4
+    assert batch_of(key, 6).status == BatchStatus.IN_PROGRESS
+
+
+@pytest.mark.parametrize(("scope", "counts"), [({"model": "m"}, True), ({"model": "n"}, False)])
+def test_lines_count_towards_the_budget_of_their_model(key, scope, counts):
+    Budget.objects.create(kind="batch_lines", hard=2, **scope)
+    assert (batch_of(key, 3).status == BatchStatus.FAILED) is counts
+
+
+def test_a_spent_budget_says_that_lines_wait(key):
+    Budget.objects.create(tenant=key.tenant, kind="usd_per_month", hard=400, stopped_at=key.created_at)
+    assert spent_budgets(Tenant.objects.all()) == ["acme's budget of $400 is spent; lines wait"]
