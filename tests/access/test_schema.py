@@ -109,3 +109,10 @@ def test_no_request_to_an_operation_has_a_server_error(operation, role, world, s
         assert not told
 
     has_none()
+
+
+@pytest.mark.parametrize("path", BATCH_PATHS)
+def test_a_limit_of_thousands_of_digits_is_refused(path, acme):
+    _, secret = create_api_key(acme, "of the schema", "test")
+    answer = Client(headers={"Authorization": f"Bearer {secret}"}).get(path, {"limit": "9" * 5000})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
