@@ -62,7 +62,7 @@ forecaster = FORECASTERS[BEST]()
 forecaster.fit(Series(0.0, 60.0, 100.0 + np.arange(60.0) % 7, "demand"))
 forecaster.predict(6)
 from tests.forecasting.lengths.made import samples
-bundled().fit(samples(60), epochs=1)
+bundled().fit(samples(60))
 import controlplane.simulation.planner
 print(" ".join(name for name in ("torch", "transformers") if name in sys.modules))
 """

@@ -53,7 +53,7 @@ EVERYTHING_OF = {"stranger", "fleet_admin"}
 NOBODY = {"anonymous", "newcomer"}
 CHOICES = [
     pytest.param(("stranger", "fleet_admin"), False, id="all-and-least"),
-    pytest.param(("anonymous", "member", "viewer"), False, id="at-their-edge"),
+    pytest.param(("anonymous", "newcomer", "member", "viewer"), False, id="at-their-edge"),
     pytest.param(
         ("anonymous", "member", "stranger", "viewer", "fleet_admin"), True, id="most", marks=pytest.mark.nightly
     ),

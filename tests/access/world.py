@@ -13,8 +13,17 @@ from controlplane.accounts.services import create_api_key, create_sign_in_link
 from controlplane.applications.models import Application
 from controlplane.batches.models import Batch, StoredFile
 from controlplane.events.services import record
-from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout, Swap, SwapGroup
-from controlplane.fleet.models.weights import Weights
+from controlplane.fleet.models import (
+    Deployment,
+    Donation,
+    InstanceCommand,
+    Region,
+    RegionLatency,
+    Rollout,
+    Swap,
+    SwapGroup,
+    Weights,
+)
 from controlplane.lengths import training
 from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
@@ -143,6 +152,10 @@ class World:
         Swap.objects.create(
             group=group, instance=self.instances[0], state="failed", tier="cpu", actor="zephyr-bot",
             message="zephyr-1 did not wake", ended_at=now,
+        )  # fmt: skip
+        Donation.objects.create(
+            instance=self.instances[1], state="stopped", actor="zephyr-bot", reason=FLEET_REASON, spot_usd_per_hour=1.1,
+            donated_at=now - timedelta(hours=1), ended_at=now,
         )  # fmt: skip
         planning_rows.furnish(now, hours=2)
         length_rows.minutes(now, 12, ("acme",), models=("llama-3.1-8b",), each=4)

@@ -182,7 +182,7 @@ def changes_of(result):
         pytest.param((2.5, 2.5), (20.0, 120.0), {"swap_by_queue": False}, marks=pytest.mark.nightly),
         pytest.param((2.0, 2.0), (20.0, 40.0), {"group_batches": 0.5}, marks=pytest.mark.nightly),
         pytest.param((1.5, 1.5), (20.0, 60.0), {"stopped": True}, marks=pytest.mark.nightly),
-        pytest.param((2.5, 2.5), (20.0, 120.0), {"stopped": True}, marks=pytest.mark.nightly),
+        pytest.param((2.5, 2.5), (20.0, 120.0), {"stopped": True, "for_s": FOR_S}, marks=pytest.mark.nightly),
     ],
 )
 async def test_both_clocks_swap_and_place_alike(per_s, due_s, options):

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.bench._demo import demo
-from tests.e2e.conftest import DESKTOP, keep
+from tests.e2e.conftest import DESKTOP, PATIENCE_MS, keep
 
 SEEN_S = 30.0
 """Of the demo's traffic, before it is forked."""
@@ -23,6 +23,7 @@ def page(tools, browser, complaints):
         time.sleep(SEEN_S)
         context = browser.new_context(viewport=DESKTOP, color_scheme="dark")
         page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
         complaints.listen(page)
         page.goto(stack.link)
         page.get_by_role("button", name="Sign in").click()

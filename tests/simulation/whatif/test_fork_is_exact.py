@@ -105,7 +105,7 @@ async def send(http: aiohttp.ClientSession, url: str, for_s: float, random: np.r
 
 def simulate(start: Start) -> Result:
     scenario = Scenario.model_validate(start.scenario)
-    return stage_start(start, scenario, 0).run(decisions=True).result
+    return stage_start(start, scenario, 0).run(decisions=True)
 
 
 def ledger_of(start: Start) -> list[LedgerRow]:
