@@ -104,9 +104,9 @@ def test_no_request_to_an_operation_has_a_server_error(operation, role, world, s
         caplog.clear()
         case = drawn(data, operation, mode, known)
         status, text = send(client, case)
-        told = [record.getMessage() + "\n" + (record.exc_text or "") for record in caplog.records]
-        assert status < 500, (status, text[:500], told)
-        assert not told
+        logged = [record.getMessage() + "\n" + (record.exc_text or "") for record in caplog.records]
+        assert status < 500, (status, text[:500], logged)
+        assert not logged
 
     has_none()
 
