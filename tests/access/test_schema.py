@@ -32,8 +32,8 @@ DRAWN = settings(
 
 def operations() -> list:
     document = json.loads(json.dumps(api.get_openapi_schema(), default=str))
-    found = [result.ok() for result in schemathesis.openapi.from_dict(document).get_all_operations()]
-    return [each for each in found if each.path.startswith(("/api", *BATCH_PATHS))]
+    every = [result.ok() for result in schemathesis.openapi.from_dict(document).get_all_operations()]
+    return [each for each in every if each.path.startswith(("/api", *BATCH_PATHS))]
 
 
 OPERATIONS = operations()
