@@ -89,7 +89,7 @@ def weights() -> None:
 
 
 def held(now_s: float) -> dict[str, Any]:
-    """Return the part of the gateway's summary that tells of held work: every gate, every age and every rule."""
+    """Return the part of the gateway's summary that says of held work: every gate, every age and every rule."""
     gates = ("two", "closed", "one", "two", "closed", "cooldown", "closed", "closed", "one", "no_signal", "two", "one")
     uses = (0.43, 0.68, 0.57, 0.38, 0.61, 0.44, 0.66, 0.88, 0.54, None, 0.47, 0.49)
     return {
