@@ -91,8 +91,9 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
     rank, refresh = np.empty(len(runs)), np.empty(len(runs))
     gittins_ranks(whole, attained, np.ones(len(runs)), rank, refresh)
     ranked = [
-        Prediction(run, float(had), float(drawn.mean()), *np.quantile(drawn, (0.1, 0.9)).tolist(), rank=float(each))
+        Prediction(run, float(had), float(drawn.mean()), float(low_s), float(high_s), float(each))
         for run, had, drawn, each in zip(runs, attained, samples, rank, strict=True)
+        for low_s, high_s in [np.quantile(drawn, (0.1, 0.9))]
     ]
     return sorted(ranked, key=lambda one: one.rank)
 

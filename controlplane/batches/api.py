@@ -1,6 +1,7 @@
 """`/v1/files` and `/v1/batches`, as OpenAI's Files and Batch API. Django serves them: none is on the path of a request."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from functools import wraps
 from typing import Any
@@ -22,6 +23,7 @@ from controlplane.jobs.broker import send_task
 
 READ_BYTES = 256 * 1024
 MOST_METADATA = 16
+WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")  # Python refuses to read thousands of digits
 VALIDATE_TASK = "workers.tasks.batches.validate"
 
 
@@ -63,8 +65,8 @@ def page_of(request: HttpRequest, rows: QuerySet[Any], default: int, most: int, 
     """A page of *rows*, newest first unless `order` is asc, after the row whose *key* is `after`."""
     parameters = request.GET
     limit_text = parameters.get("limit", str(default))
-    if not limit_text.isdecimal() or not 1 <= int(limit_text) <= most:
-        raise invalid(f"limit must be from 1 to {most}, not {limit_text!r}.", "limit")
+    if not WHOLE_NUMBER.fullmatch(limit_text) or not 1 <= int(limit_text) <= most:
+        raise invalid(f"limit must be from 1 to {most}, not {limit_text[:40]!r}.", "limit")
     order = parameters.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid(f"order must be asc or desc, not {order!r}.", "order")
@@ -107,8 +109,8 @@ def upload_file(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
     if content is None:
         raise invalid("Send the file as the form field file of multipart/form-data.", "file")
     seconds = request.POST.get("expires_after[seconds]")
-    if seconds is not None and not seconds.isdecimal():
-        raise invalid(f"expires_after[seconds] must be a whole number, not {seconds!r}.", "expires_after[seconds]")
+    if seconds is not None and not WHOLE_NUMBER.fullmatch(seconds):
+        raise invalid(f"expires_after[seconds] must be a whole number, not {seconds[:40]!r}.", "expires_after[seconds]")
     row = services.create_file(
         key.tenant,
         content,

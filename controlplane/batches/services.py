@@ -181,8 +181,8 @@ def cancel_batch(batch: Batch) -> None:
 def validate_batch(batch_id: int) -> bool:
     """Read the input file line by line and store its requests; the batch is in progress or failed afterwards.
 
-    Run again after a crash it begins again from the first line. Returns whether the batch is in progress. Raises ApiError
-    503 if the store of files fails: the batch stays as it is.
+    Run again after a crash it begins again from the first line. A file that is gone from the store fails the batch. Returns
+    whether the batch is in progress. Raises ApiError 503 if the store of files fails: the batch stays as it is.
     """
     batch = Batch.objects.select_related("input_file").filter(pk=batch_id, status=BatchStatus.VALIDATING).first()
     if batch is None:
@@ -190,7 +190,17 @@ def validate_batch(batch_id: int) -> bool:
     models = frozenset(Model.objects.values_list("name", flat=True))
     problems: list[Problem] = []
     total, named = 0, set()
-    with store_errors(f"read {batch.input_file_id}"), batch.input_file.content.open("rb") as file:
+    try:
+        with store_errors(f"open {batch.input_file_id}"):
+            content = batch.input_file.content.open("rb")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        gone = (
+            f"The content of the input file {batch.input_file_id} is gone: upload it again and create the batch again."
+        )
+        return _fail(batch, [Problem("file_not_found", gone, param="input_file_id")], 0)
+    with store_errors(f"read {batch.input_file_id}"), content as file:
         checked = check_lines(file, batch.endpoint, models)
         while chunk := list(islice(checked, CHUNK_LINES)):
             lines = [one for one in chunk if isinstance(one, Line)]

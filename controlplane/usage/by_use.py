@@ -4,7 +4,7 @@ Counted from the stored hours of usage, so that past dollars stay as they were.
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.db.models import Sum
@@ -51,8 +51,14 @@ def by_use(cost_usd: Iterable[tuple[str | None, float]], kinds: Mapping[str, str
 
 
 def dollars_by_use(since: datetime, until: datetime) -> DollarsByUse:
-    """Return the dollars of the whole hours in [since, until), by use."""
+    """Return the dollars of the hours that begin in [since, until), by use; of the running hour, what is counted."""
     rows = UsageHour.objects.filter(hour__gte=since, hour__lt=until).order_by().values_list("tenant", "slo_class")
     costs = [(None if tenant is None else name, usd) for tenant, name, usd in rows.annotate(usd=Sum("cost_usd"))]
     kinds = dict(SloClass.objects.values_list("name", "kind"))
     return by_use(costs, kinds, on_demand_usd(since, until))
+
+
+def dollars_of_last(hours: int, now: datetime) -> DollarsByUse:
+    """Return the dollars of the last *hours* hours of the clock by use, the running one included."""
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    return dollars_by_use(hour - timedelta(hours=hours - 1), now)

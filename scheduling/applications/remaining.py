@@ -150,7 +150,7 @@ def correlations(graph: DemandGraph) -> list[Correlation]:
     for b, u in sorted({*zip(before.tolist(), unit.tolist(), strict=True)}):
         rows = (unit == u) & (before == b)
         table = _coefficients(own[rows], earlier[rows])
-        edges.append(Correlation(names[u], names[b], *table[:2].ravel().tolist(), float(table[PARALLELISM, 0])))
+        edges.append(Correlation(names[u], names[b], *table.ravel().tolist()[:5]))
     return edges
 
 

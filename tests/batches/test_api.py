@@ -12,7 +12,7 @@ from django.db import OperationalError
 from django.db.models.fields.files import FieldFile
 from django.utils import timezone
 
-from controlplane.accounts.models import ApiKey, Tenant, hash_secret
+from controlplane.accounts.models import ApiKey, Budget, BudgetKind, Tenant, hash_secret
 from controlplane.batches import api, feeder, services
 from controlplane.batches.models import Batch, BatchLine, StoredFile
 from controlplane.events.models import Event
@@ -124,6 +124,18 @@ async def test_an_invalid_file_fails_the_batch_and_says_where(served, client):
     assert [(one.code, one.line) for one in batch.errors.data] == [("invalid_json_line", 3), ("duplicate_custom_id", 4)]
     assert [one["error"]["line"] for one in await lines_of(client, batch.error_file_id)] == [3, 4]
     assert await served.rows() == []
+
+
+async def test_a_batch_fails_whose_file_is_gone_from_the_store(served, client):
+    file = await upload(client, input_of(2))
+    row = await database_sync_to_async(StoredFile.objects.get)(pk=file.id)
+    row.content.storage.delete(row.content.name)
+    batch = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    batch = await ended(client, batch, within_s=10.0)
+    (error,) = batch.errors.data
+    assert (batch.status, error.code, error.param) == ("failed", "file_not_found", "input_file_id")
+    assert f"{file.id} is gone" in error.message
+    assert [one["error"]["code"] for one in await lines_of(client, batch.error_file_id)] == ["file_not_found"]
 
 
 async def test_cancelling_lets_running_lines_finish_and_names_the_others(served, client):
@@ -381,3 +393,35 @@ async def test_a_batch_that_a_new_process_takes_up_says_so(served, client):
     await again.close()
     served.backends[0].script.hold.set()
     await ended(client, batch)
+
+
+async def test_a_batch_pauses_while_a_budget_of_dollars_is_spent(served, client):
+    """No further line starts, those at instances finish, and the rest runs when the budget is raised."""
+    served.backends[0].script.hold = asyncio.Event()
+    batch = await run(client, input_of(30))
+    await until(lambda: served.backends[0].running >= 4)
+    budgets = served.gateway.http.completions.budgets
+    budget = await database_sync_to_async(spend_all)(batch.id)
+    await budgets.refresh()
+    await asyncio.sleep(0.5)
+    running = served.backends[0].running
+    served.backends[0].script.hold.set()
+    await until(lambda: served.backends[0].running == 0)
+    await asyncio.sleep(0.5)
+    paused = await client.batches.retrieve(batch.id)
+    assert (paused.status, paused.request_counts.completed) == ("in_progress", running)
+    assert len(served.backends[0].bodies) == running
+    await database_sync_to_async(Budget.objects.filter(pk=budget.pk).update)(hard=1_000.0)
+    await budgets.refresh()
+    batch = await ended(client, batch, within_s=120.0)
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (30, 0)
+    answers = await lines_of(client, batch.output_file_id)
+    assert sorted(one["custom_id"] for one in answers) == sorted(f"line-{number}" for number in range(30))
+
+
+def spend_all(public_id):
+    """Give the tenant of a batch a budget that is spent."""
+    tenant = Batch.objects.get(public_id=public_id).tenant
+    return Budget.objects.create(
+        tenant=tenant, kind=BudgetKind.USD, hard=10.0, spent_usd=10.0, spent_until=timezone.now()
+    )

@@ -8,7 +8,7 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.accounts.models import Tenant
+from controlplane.accounts.models import Budget, Tenant
 from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchStatus, StoredFile
 from controlplane.console.formats import MINUS
@@ -17,6 +17,7 @@ from controlplane.console.live import fragments, held_work
 from controlplane.console.live.state import LiveState, tables_of
 from controlplane.console.selectors.attention import batches_at_risk
 from controlplane.events.models import Event
+from controlplane.usage.models import UsageHour, Work
 
 pytestmark = pytest.mark.django_db
 URL = "/batches/"
@@ -131,8 +132,10 @@ def test_a_fragment_is_what_the_page_draws(client, viewer, make_batch):
     client.force_login(viewer)
     page = client.get(URL).content.decode()
     html = fragments.html_of(LiveState(batches=live_batches.read()), "batches")
-    held = html.pop("batches/held")
+    held = html.pop("batches/held-work")
     assert held in page
+    assert "Nothing waits" in held or "No live numbers" in held
+    assert "Held work" in html["batches/held"]
     assert {f"batch/{batch.pk}/{name}" for name in live_batches.CELLS} <= html.keys()
     for name in html:
         assert f'data-fragment="{name}"' in page
@@ -201,3 +204,27 @@ def test_sections_are_pages_for_those_who_see_the_fleet(client, viewer, member):
         assert page.count('aria-current="page"') == 2 if name == "batches" else 1
     client.force_login(member)
     assert client.get(reverse("console:held-work")).status_code == 403
+
+
+def test_all_sections_show_what_the_dollars_worked_for(client, viewer, acme):
+    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+    used = {"hour": hour, "model": "llama-3.1-8b"}
+    UsageHour.objects.create(**used, tenant=acme, slo_class="interactive", work=Work.INTERACTIVE, cost_usd=30.0)
+    UsageHour.objects.create(**used, work=Work.IDLE, cost_usd=10.0)
+    client.force_login(viewer)
+    page = client.get(URL).content.decode()
+    assert "What $40.00 worked for" in page
+    assert "of $40.00 today" in page
+    assert 'id="spot-pool"' in page
+    assert 'id="works-for"' not in client.get(reverse("console:batch-list")).content.decode()
+
+
+@pytest.mark.parametrize(("spent", "words"), [(10.0, "Free"), (60.0, "Above the alert"), (100.0, "Spent")])
+def test_budgets_show_what_is_used(client, viewer, acme, spent, words):
+    usd = {"kind": "usd_per_month", "soft": 50.0, "hard": 100.0, "spent_usd": spent, "spent_until": timezone.now()}
+    Budget.objects.create(tenant=acme, **usd)
+    client.force_login(viewer)
+    page = client.get(reverse("console:budgets")).content.decode()
+    row = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert f"${spent:,.2f}" in row.partition("$50.00")[0]
+    assert words in row

@@ -75,7 +75,7 @@ def test_a_tenants_person_sees_usage_keys_requests_and_lengths_only(console, ope
     page = open_page(console, "/", user="tenant")
     expect(page.get_by_role("heading", level=1)).to_have_text("Usage")
     expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_text(
-        ["Usage", "Requests", "Batches", "Lengths", "API keys", "API"]
+        ["Usage", "Requests", "Batches", "Applications", "Lengths", "API keys", "API"]
     )
     page.goto("/instances/")
     expect(page.get_by_role("heading", level=1)).to_have_text("Not allowed")

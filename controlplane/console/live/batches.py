@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from controlplane.batches import selectors
 from controlplane.batches.models import AT_RISK, LATE, Batch
-from controlplane.console.live.tiles import Row, Tile, over_slo, readings
+from controlplane.console.live.tiles import Row, Tile, readings
 
 CELLS = ("state", "lines", "errors", "end", "slack")
 
@@ -43,10 +43,15 @@ TILES = (
 FLEET_TILES = (
     *TILES,
     Tile("held", "Held work", "of_announced", empty="no live numbers"),
-    Tile("spot_usd_per_hour", "Spot earnings", "of_today", rule="The spot price for each hour donated"),
     Tile(
-        "ttft_p95_ms", "TTFT p95", "milliseconds", over_slo, "Of all classes, 5 min; warns above the SLO of the worst"
+        "idle_usd",
+        "Idle",
+        "of_cost",
+        rule="Instances while no request used them and they were not donated, at the on-demand price",
+        empty="no usage counted today",
     ),
+    Tile("spot_usd_per_hour", "Spot earnings", "of_today", rule="The spot price for each hour donated"),
+    Tile("ttft_p95_ms", "TTFT p95", "milliseconds", rule="Of all classes, batch lines too, in the last minute"),
 )
 
 

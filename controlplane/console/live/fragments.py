@@ -18,6 +18,7 @@ from controlplane.console.live.state import LiveState
 from controlplane.console.selectors.events import latest_events, newest_event_id
 from controlplane.fleet.spot import selectors as spot
 from controlplane.resources.names import place_titles
+from controlplane.usage.by_use import dollars_by_use
 
 Html = dict[str, str]
 EVENTS_SHOWN = 5
@@ -117,11 +118,13 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
     tile = state.tile() or {}
     figures = held_work.totals(state.tables) if state.known else {"held": None}
     now = timezone.now()
+    today = dollars_by_use(spot.start_of_day(now), now)
     return {
         **figures,
         "ttft_p95_ms": tile.get("ttft_p95_ms"),
-        "ttft_slo_ms": tile.get("ttft_slo_ms"),
         "spot_usd_per_hour": sum(float(one.spot_usd_per_hour) for one in spot.open_donations()),
+        "idle_usd": today.idle_usd if today.total_usd else None,
+        "cost_usd": today.total_usd,
         "today_usd": spot.totals(spot.start_of_day(now), now).earned_usd,
     }
 
@@ -136,7 +139,7 @@ def _batches(state: LiveState, _: str) -> Html:
 
 
 def _held(state: LiveState, _: str) -> Html:
-    return {"batches/held": render_to_string("console/batches/held.html", held_panel(state))}
+    return {"batches/held-work": render_to_string("console/batches/held.html", held_panel(state))}
 
 
 def _drawn_batches(state: LiveState, _: str) -> Any:

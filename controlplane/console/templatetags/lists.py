@@ -42,6 +42,12 @@ def drawn(row: Any, column: Column) -> str:
 
 
 @register.filter
+def value_of(row: Any, column: Column) -> Any:
+    """The value of *column* in *row*, for cells with a template."""
+    return column.of(row)
+
+
+@register.filter
 def kind_of(row: Model) -> str:
     """The name of the row's model: `node`."""
     return str(row._meta.model_name)

@@ -67,6 +67,7 @@ class InstanceAdmin(InventoryAdmin[Instance]):
         ),
         operator_action(Action.SLEEP, "They finish what they run, then put their weights aside."),
         operator_action(Action.WAKE, "They take their weights back and are ready when they answer."),
+        operator_action(Action.RECLAIM, "Their opportunistic requests are evicted, then they serve their model again."),
     ]
     fieldsets = [
         (None, {"fields": ["name", "deployment", "node", "swap_group"]}),

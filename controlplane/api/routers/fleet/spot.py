@@ -1,7 +1,6 @@
 """`/api`: the spot pool, and weights by region."""
 
-from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
@@ -17,8 +16,9 @@ from controlplane.fleet.spot import services as spot_services
 from controlplane.fleet.weights import selectors as weights
 from controlplane.fleet.weights import services as weights_services
 from controlplane.resources.spot import DONATIONS, WEIGHTS
-from controlplane.usage.by_use import DollarsByUse, dollars_by_use
+from controlplane.usage.by_use import DollarsByUse, dollars_of_last
 
+Hours = Annotated[int, Field(ge=1, le=8784)]
 router = Router(auth=VIEWERS, tags=["Spot pool"])
 DonationOut = schema_of(DONATIONS, "DonationOut", "The time that an instance spends in the spot pool.")
 WeightsOut = schema_of(WEIGHTS, "WeightsOut", "The weights of a model in a region.")
@@ -99,10 +99,12 @@ def get_spot_pool(request: ApiRequest) -> dict[str, Any]:
 
 
 @router.get("/dollars-by-use", response=DollarsOut)
-def get_dollars_by_use(request: ApiRequest, hours: int = Query(24, ge=1, le=8784)) -> DollarsByUse:
-    """Return what the instances cost in the last whole hours, at the on-demand price, by the use that they were put to."""
-    until = timezone.now().replace(minute=0, second=0, microsecond=0)
-    return dollars_by_use(until - timedelta(hours=hours), until)
+def get_dollars_by_use(request: ApiRequest, hours: Query[Hours] = 24) -> DollarsByUse:
+    """Return what the instances cost in the last hours, at the on-demand price, by the use that they were put to.
+
+    Hours are those of the clock; the running one counts as far as usage is counted.
+    """
+    return dollars_of_last(hours, timezone.now())
 
 
 @router.post("/spot/stop", response=StoppedOut)

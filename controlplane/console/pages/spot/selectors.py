@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from controlplane.console.live.state import LiveState
@@ -12,7 +12,7 @@ from controlplane.fleet.spot.selectors import ReclaimTimes
 from controlplane.fleet.weights import selectors as weights
 from controlplane.fleet.weights.selectors import Pull
 from controlplane.tuning.selectors import tuned
-from controlplane.usage.by_use import dollars_by_use
+from controlplane.usage.by_use import dollars_of_last
 
 BIN_S: Final = 20
 """Width of a bar of the reclaim histogram, in seconds."""
@@ -136,9 +136,8 @@ USES: Final = (("interactive", "s1"), ("non_interactive", "s2"), ("spot", "s6"),
 
 
 def works_for(now: datetime) -> dict[str, Any]:
-    """Return the dollars of the last 24 whole hours by use, with their places in a bar that is 100 wide."""
-    until = now.replace(minute=0, second=0, microsecond=0)
-    dollars = dollars_by_use(until - timedelta(hours=24), until)
+    """Return the dollars of the last 24 hours by use, with their places in a bar that is 100 wide."""
+    dollars = dollars_of_last(24, now)
     parts, x = [], 0.0
     for name, color in USES:
         usd = getattr(dollars, f"{name}_usd")

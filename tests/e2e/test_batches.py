@@ -1,0 +1,110 @@
+"""Pages of batches, held work, the spot pool and applications in Chromium: every state, both themes, desktop and phone."""
+
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+from controlplane.accounts.models import Tenant
+from controlplane.applications.models import Application, ApplicationRun
+from controlplane.batches.models import Batch, BatchStatus, StoredFile
+from controlplane.events.models import Event
+from controlplane.fleet.models import Donation, Instance, Weights
+from controlplane.gateway.models import LedgerRow
+from tests.applications.conftest import learned
+from tests.console import batch_rows
+from tests.e2e.conftest import keep
+from tests.e2e.test_accessibility import THEMES, look, settle, violations
+
+PAGES = {
+    "batches": "/batches/",
+    "batches-list": "/batches/list/",
+    "batches-held": "/batches/held/",
+    "batch": "/batches/{batch}/",
+    "batch-failed": "/batches/{failed}/",
+    "spot": "/spot/",
+    "spot-donations": "/spot/donations/",
+    "spot-weights": "/spot/weights/",
+    "applications": "/applications/",
+    "application": "/applications/{application}/",
+    "application-run": "/applications/runs/{run}/",
+}
+FIRST_DAY = [name for name, path in PAGES.items() if "{" not in path]
+
+
+@pytest.fixture(scope="module")
+def batch_console(console):
+    """The console with batches, a spot pool, held work and an application, removed afterwards."""
+    states = dict(Instance.objects.values_list("pk", "state"))
+    kept_weights = list(Weights.objects.all())
+    requests = set(LedgerRow.objects.values_list("pk", flat=True))
+    donated = {row.pk: str(row.state) for row in batch_rows.furnish()}
+    learned(Tenant.objects.get(name="acme"))
+    feed = console.speaker.feed
+    summary, rows = feed.summary, feed.rows
+    feed.rows = [row | {"state": donated.get(row["id"], row["state"])} for row in rows]
+    feed.summary = lambda ts: summary(ts) | {"held": batch_rows.held(time.time())}
+    yield console
+    feed.summary, feed.rows = summary, rows
+    for pk in donated:
+        Instance.objects.filter(pk=pk).update(state=states[pk])
+    for written in (Batch, StoredFile, Donation, Weights, ApplicationRun, Application):
+        written.objects.all().delete()
+    Weights.objects.bulk_create(kept_weights)
+    LedgerRow.objects.exclude(pk__in=requests).delete()
+
+
+def address(name: str) -> str:
+    running = Batch.objects.filter(status=BatchStatus.IN_PROGRESS).earliest("pk")
+    failed = Batch.objects.get(status=BatchStatus.FAILED)
+    run = ApplicationRun.objects.order_by("calls").last()
+    assert run is not None
+    return PAGES[name].format(
+        batch=running.public_id, failed=failed.public_id, application=run.application_id, run=run.pk
+    )
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing(batch_console, open_page, name, theme):
+    page = open_page(batch_console, address(name), theme=theme)
+    if name in ("batches", "batches-held"):
+        expect(page.get_by_text("pulls 2").first).to_be_visible()
+    look(page, f"{name}-{theme}")
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("name", FIRST_DAY)
+def test_axe_finds_nothing_on_the_first_day(empty_console, open_page, name, theme):
+    page = open_page(empty_console, PAGES[name], theme=theme)
+    settle(page)
+    assert violations(page) == []
+    keep(page, f"{name}-empty-{theme}-1440")
+
+
+@pytest.mark.gate
+def test_a_batch_is_canceled_and_the_row_says_so(batch_console, open_page):
+    page = open_page(batch_console, "/")
+    page.keyboard.press("g")
+    page.keyboard.press("b")
+    page.wait_for_url("**/batches/")
+    batch = Batch.objects.get(status=BatchStatus.IN_PROGRESS, total=50_000)
+    row = page.locator("#batches-panel tr").filter(has_text=batch.short_id)
+    row.get_by_role("button", name=re.compile("^Cancel")).click()
+    dialog = page.locator("dialog[open]")
+    expect(dialog).to_contain_text("18,600 of 50,000 lines will get no answer")
+    assert violations(page) == []
+    dialog.get_by_label("Reason, kept with the event").fill("wrong prompt")
+    dialog.get_by_role("button", name=re.compile("^Cancel")).last.click()
+    expect(page.locator(".messages")).to_contain_text("is being canceled")
+    expect(page.locator("main")).to_contain_text("Canceling")
+    assert Event.objects.get(kind="batch.canceled").reason == "wrong prompt"
+
+
+def test_the_pool_says_what_a_reclaim_costs(batch_console, open_page):
+    page = open_page(batch_console, "/spot/")
+    expect(page.get_by_text(re.compile("reclaiming, ")).first).to_be_visible()
+    page.get_by_role("button", name=re.compile("^Reclaim…")).first.click()
+    expect(page.locator("dialog[open]")).to_contain_text("It stops earning $2.30 an hour")
+    assert violations(page) == []
