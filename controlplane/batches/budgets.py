@@ -12,7 +12,7 @@ CODE = "batch_lines_exceeded"
 RETRY_S = 60.0
 
 
-def waiting_lines(budget: Budget, but: int | None = None) -> int:
+def waiting_lines(budget: Budget, but: int = 0) -> int:
     """Return the lines without an answer of batches that count towards *budget*, except those of batch *but*."""
     rows = Batch.objects.exclude(status__in=ENDED).exclude(pk=but)
     scope = Q(tenant_id=budget.tenant_id) if budget.tenant_id is not None else Q()

@@ -12,7 +12,7 @@ from controlplane.experiments.registry import EXPERIMENTS
 def test_every_experiment_says_what_it_is():
     assert list(EXPERIMENTS) == [
         "sageserve", "sageserve-mixed", "preserve-scaling", "preserve-routing", "ssjf", "qlm", "lengths",
-        "lengths-shipped", "bursts",
+        "lengths-shipped", "bursts", "promises",
     ]  # fmt: skip
     for experiment in EXPERIMENTS.values():
         assert all((experiment.paper, experiment.section, experiment.measures, experiment.results))

@@ -16,6 +16,7 @@ OWN = {
     "sweep-queues",
     "release-held-work",
     "queue-commands",
+    "refresh-budgets",
     "refresh-keys",
     "note-key-use",
     "read-inventory",

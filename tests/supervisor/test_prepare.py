@@ -34,7 +34,7 @@ def test_every_emulated_instance_that_was_to_stay_is_started_again(instance, mes
         instance(f"emulated-{state}", Launcher.EMULATED, state)
     instance("process-ready", Launcher.PROCESS, InstanceState.READY)
     instance("external-ready", Launcher.EXTERNAL, InstanceState.READY)
-    assert prepare.emulated() == "5 instances asked to start"
+    assert prepare.emulated() == "7 instances asked to start"
     others = set(InstanceState) - {InstanceState.STOPPED, InstanceState.DRAINING}
     assert started() == {f"emulated-{state}": InstanceState.PROVISIONING for state in others}
     assert Instance.objects.get(name="emulated-stopped").state == InstanceState.STOPPED

@@ -114,9 +114,9 @@ class _Search:
         return rows_of(self.terms, order)[1]
 
     def by_rule(self) -> tuple[str, Order]:
-        """Return the cheapest order of a rule, with the rule's name."""
+        """Return the best order of a rule, with the rule's name; uneven ends of queues cost nothing here."""
         orders = [(name, self.complete(RULES[name](self.terms))) for name in CANDIDATES]
-        return min(orders, key=lambda each: self.cost(each[1]))
+        return min(orders, key=lambda each: _worth(evaluate(self.problem, self.finish(each[1]), self.kappa_s)))
 
     def improved(self, starts: list[Order]) -> Order:
         """Return the best order by annealing from the cheapest of *starts* and of list scheduling until the budget is

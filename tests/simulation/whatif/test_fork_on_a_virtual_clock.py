@@ -40,6 +40,9 @@ PROFILE = {
 
 def make_fleet(routing: str, ordering: str, **deployment: object) -> None:
     servers = [SimpleNamespace(name=f"m-{at}", url=f"http://127.0.0.1:1/m-{at}") for at in range(INSTANCES)]
+    put(
+        "NIW_RELEASE", "at_once", "test"
+    )  # held work looks every half second from its start; tests/dispatch/test_holding.py
     make_rows(servers, regions=["east"] * INSTANCES, max_num_seqs=SEQUENCES, queue_bound=1000)
     model, gpu_type = Model.objects.get(), GpuType.objects.get()
     PerformanceProfile.objects.create(model=model, gpu_type=gpu_type, tensor_parallel=1, source="test", **PROFILE)
