@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.world import Outcome
@@ -37,11 +37,18 @@ HOLDS = {
 """What the scenarios of a kind must hold between them, or agreeing on them would say little."""
 
 
+def full_queue() -> Drawn:
+    """Return eight requests at once for an instance that runs one and lets two wait: drawn scenarios may refuse none."""
+    one = instance(engine=config(max_num_seqs=1))
+    return Drawn(cluster(one, queue_bound=2), make_requests([0.0] * 8, [20] * 8, [5] * 8), (), 0)
+
+
 def every_one_agrees(kind: str, how: settings) -> None:
     held: Counter[str] = Counter()
 
     @how
     @given(scenarios(kind))
+    @example(full_queue())
     def of_kind(drawn: Drawn):
         fleet, result = agree(drawn)
         held.update(result.counters)
