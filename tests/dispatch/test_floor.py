@@ -454,10 +454,13 @@ class TestWhatItSees:
 
     async def test_servers_that_others_started_are_neither_added_nor_taken(self, quick, served):
         sent = await fill(served, 7)
-        await until(lambda: served.gateway.floor.observation.memory(0).changed_s > 0)
+        refused = Event.objects.filter(kind="scaling.refused")
+        async with asyncio.timeout(30.0):
+            while not await of(refused, "pk"):  # written after the look that was refused
+                await asyncio.sleep(0.02)
         await looks(served)
         assert await of(ScalingMove.objects, "pk") == []
-        ((reason, actor),) = await of(Event.objects.filter(kind="scaling.refused"), "reason", "actor")
+        ((reason, actor),) = await of(refused, "reason", "actor")
         assert "does not know how to start one" in reason
         assert actor == "reactive floor"
         await release(served, sent)
