@@ -456,7 +456,7 @@ class TestWhatItSees:
         sent = await fill(served, 7)
         refused = Event.objects.filter(kind="scaling.refused")
         async with asyncio.timeout(30.0):
-            while not await of(refused, "pk"):  # written after the look that was refused
+            while not await of(refused, "pk"):  # noqa: ASYNC110 - written after the look that was refused
                 await asyncio.sleep(0.02)
         await looks(served)
         assert await of(ScalingMove.objects, "pk") == []
