@@ -156,6 +156,7 @@ class Snapshot:
             "predicted_tokens": request.predicted_tokens,
             "sequences": asked.sequences,
             "attempts": request.attempts,
+            "priority": None if asked.interactive else asked.priority,
         }
 
     def _running(self, request: Request, instance: int, now_s: float) -> RunningRequest:

@@ -73,6 +73,8 @@ class RequestState(Struct, kw_only=True):
     """Prompt tokens as the dispatcher counts them."""
     tenant: str = ""
     tenant_id: int = 0
+    priority: int | None = None
+    """With which the queue manager released it; None: that of its class."""
     true_output: int | None = None
     """Output tokens, if the request has ended since."""
 

@@ -138,7 +138,7 @@ def _use(seen: Moment, endpoint: int) -> float:
 
 @compiled_inline
 def candidates_of(world: World, model: int, region: int, opportunistic: bool) -> tuple[int, int, int]:
-    """Return where in `World.candidates` those of a request begin and end, and how many at first are of donated instances."""
+    """Return where in `World.candidates` those of a request begin and end, and how many of them are donated instances'."""
     regions = world.latency_s.shape[0]
     at, lent = model * regions + region, 0
     if opportunistic and world.policies.size > world.lives.fits.shape[0]:

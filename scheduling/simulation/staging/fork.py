@@ -112,7 +112,13 @@ class _Forking:
             tenant=coded([one.tenant for one in known], tenants),
             predicted_tokens=np.array([max(1, one.predicted_tokens) for one in known], np.int32),
         )
-        return requests_of(self.scenario, self.cluster, workload, seed)
+        requests = requests_of(self.scenario, self.cluster, workload, seed)
+        released = [(at, one.priority) for at, one in enumerate(known) if one.priority is not None]
+        if released:
+            requests = requests._replace(priority=np.array(requests.priority))
+            for at, priority in released:
+                requests.priority[at] = priority
+        return requests
 
     def _output(self, one: RequestState) -> int:
         """Return output tokens of *one*: known, or drawn from recent ratios to the prediction, beyond those emitted."""
