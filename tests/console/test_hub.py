@@ -86,8 +86,9 @@ def test_it_takes_what_is_there_and_what_comes(make_hub, real_redis):
     fill_history(real_redis.client, FEED, 30)
     publish(real_redis.client, FEED)
     hub = make_hub(real_redis.url)
-    state = hub.state()
-    assert state.source == Source.LIVE
+    hub.start()
+    until(lambda: hub.latest().source == Source.LIVE)
+    state = hub.latest()
     assert len(state.history) == 30
     assert len(state.tables["instances"]) == 6
     publish(real_redis.client, FEED)
