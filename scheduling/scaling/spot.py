@@ -26,6 +26,7 @@ def spot_policy(own: EndpointPolicy) -> EndpointPolicy:
     return EndpointPolicy(
         ordering="priority",
         region_threshold=own.region_threshold,
+        requests_ahead_limit=own.requests_ahead_limit,
         dispatch_round_trip_ms=own.dispatch_round_trip_ms,
     )
 

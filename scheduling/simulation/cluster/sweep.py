@@ -5,6 +5,7 @@ A sweep runs every `SWEEP_S` while anything waits, by the rules of the live disp
 """
 
 import math
+from typing import Final
 
 from scheduling.compiled import compiled_inline, compiled_internal
 from scheduling.queueing.virtual_queues import fit_groups, reassign
@@ -18,13 +19,18 @@ from scheduling.simulation.cluster.totals import observe_memory
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.state import NONE
 
+ROUNDING: Final = 1e-9
+"""Of a number of sweeps since the first."""
+
 
 @compiled_inline
 def arm(world: World, now_s: float) -> None:
-    """Schedule a sweep at the next full second, unless one is due already."""
+    """Schedule the next sweep, unless one is due already: at a full second, or as a forked fleet did."""
     run_state = world.run_state[0]
     if run_state.sweep_node >= 0 and run_state.sweep_s == math.inf:
-        run_state.sweep_s = (math.floor(now_s / SWEEP_S) + 1) * SWEEP_S
+        first_s = float(run_state.first_sweep_s)
+        rounding = ROUNDING if first_s > 0.0 else 0.0
+        run_state.sweep_s = first_s + (math.floor((now_s - first_s) / SWEEP_S + rounding) + 1) * SWEEP_S
         set_time(world.events, int(run_state.sweep_node), float(run_state.sweep_s))
 
 

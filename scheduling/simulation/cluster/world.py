@@ -133,6 +133,7 @@ RUN_STATE = record(
         ("reclaims", np.int64),
         ("sweep_node", np.int64),  # of the event tree; -1 if waiting requests never move
         ("sweep_s", np.float64),  # time of the next sweep; infinity while no request waits
+        ("first_sweep_s", np.float64),  # sweeps are this and whole multiples of their period later
         ("sweeping", np.int64),  # the current endpoint of a sweep
         ("caches", np.uint8),  # whether any engine caches prefixes
         ("share_spot", np.uint8),  # whether a spot instance of another model may be redeployed

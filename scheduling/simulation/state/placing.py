@@ -187,6 +187,7 @@ def place(world: World, fork: Fork) -> None:
         instance = fork.instances[int(world.engines.sequences["instance"][sequence])]
         if instance.spot and instance.state != State.SPOT:
             loop.change(world, EVICT, sequence)
+    run_state.first_sweep_s = (fork.swept_s + SWEEP_S) % SWEEP_S
     if fork.waiting and run_state.sweep_node >= 0:
         run_state.sweep_s = max(0.0, fork.swept_s + SWEEP_S)
         reset_time(world.events, int(run_state.sweep_node), float(run_state.sweep_s))
