@@ -50,7 +50,13 @@ FLEET_TILES = (
         rule="Instances while no request used them and they were not donated, at the on-demand price",
         empty="no usage counted today",
     ),
-    Tile("spot_usd_per_hour", "Spot earnings", "of_today", rule="The spot price for each hour donated"),
+    Tile(
+        "spot_usd_per_hour",
+        "Spot earnings",
+        "of_today",
+        rule="The spot price for each hour donated",
+        empty="price unknown",
+    ),
     Tile("ttft_p95_ms", "TTFT p95", "milliseconds", rule="Of all classes, batch lines too, in the last minute"),
 )
 

@@ -122,7 +122,7 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
     return {
         **figures,
         "ttft_p95_ms": tile.get("ttft_p95_ms"),
-        "spot_usd_per_hour": sum(float(one.spot_usd_per_hour) for one in spot.open_donations()),
+        "spot_usd_per_hour": spot.earned_per_hour(spot.open_donations()),
         "idle_usd": today.idle_usd if today.total_usd else None,
         "cost_usd": today.total_usd,
         "today_usd": spot.totals(spot.start_of_day(now), now).earned_usd,
