@@ -150,6 +150,10 @@ SIGNAL_COLUMNS = (
 )
 """Columns of endpoints as the queue manager sees them."""
 
+AT_DOOR_COLUMNS = ("model", "region", "slo_class", "late", "degraded", "refused")
+"""Columns of requests whose promise was unreachable on arrival, by the class that they asked for: of the last hour, or since
+the gateway started."""
+
 HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
 
 

@@ -106,6 +106,7 @@ class Gateway:
             "system": self.monitor.report,
             "queues": QueuesView(self.dispatcher),
             "held": HeldView(self.dispatcher.holding),
+            "at_door": self.records.at_door_lately,
         }
         self.publisher = Publisher(
             Summary(self.dispatcher, self.records, self.lease.owner, sections),

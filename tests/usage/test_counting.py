@@ -81,7 +81,7 @@ def test_an_hour_is_shared_by_kv_token_seconds(ran, acme, globex):
 def test_work_is_charged_by_class_batch_discount_or_spot_price(
     ran, acme, instance, settings, kind, line, spot_usd, work, charged
 ):
-    """An hour of the instance costs 2 x $1.35; the class doubles it, a batch line has 30% of that, spot has its own price."""
+    """An hour of the instance costs 2 x $1.35; the class doubles it, a batch line pays 30% of that."""
     settings.BATCH_PRICE_FACTOR = 0.3
     deadline_s = 3600 if kind == "non_interactive" else None
     SloClass.objects.filter(name="interactive").update(kind=kind, price_factor=2, deadline_s=deadline_s)

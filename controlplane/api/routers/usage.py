@@ -38,7 +38,7 @@ class UsageSums(Described):
     cost_usd: float
     """Shares of the cost of the serving instances, by KV-token-seconds."""
     charged_usd: float
-    """Cost times the price factor of the SLO class; batch lines with their discount, opportunistic ones at the spot price."""
+    """Cost times the price factor of the SLO class; of batch lines with their discount, of spot work at the spot price."""
 
 
 class UsageItem(UsageSums):

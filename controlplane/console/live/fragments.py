@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.html import conditional_escape
 
 from controlplane.console.formats import FORMATS
-from controlplane.console.live import attention, batches, held_work, length_service, queues, tiles, what_ifs
+from controlplane.console.live import at_door, attention, batches, held_work, length_service, queues, tiles, what_ifs
 from controlplane.console.live.state import LiveState
 from controlplane.console.selectors.events import latest_events, newest_event_id
 from controlplane.fleet.spot import selectors as spot
@@ -105,6 +105,7 @@ def _queues(state: LiveState, region: str) -> Html:
     html = _tiles(queues.TILES, row, f"queue/{region}")
     for group in state.of_region("groups", region):
         html |= {f"group/{group['number']}/{line}": text for line, text in queues.block(group).items()}
+    html[f"at-door/{region}"] = render_to_string("console/parts/at_door.html", at_door.panel(state, region=region))
     return html | _cells(state.tables["held"], HELD_CELLS)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from controlplane.console.live import attention, jobs, length_service
 from controlplane.console.live.batches import Reading as BatchReading
 from controlplane.dispatch.wire import (
+    AT_DOOR_COLUMNS,
     ENDPOINT_COLUMNS,
     GROUP_COLUMNS,
     HELD_COLUMNS,
@@ -109,6 +110,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
         "held": held,
         "releases": rows_of(holding.get("releases") or {}, RELEASE_COLUMNS, "at"),
         "signals": rows_of(holding.get("signals") or {}, SIGNAL_COLUMNS, "model"),
+        "at_door": rows_of(summary.get("at_door") or {}, AT_DOOR_COLUMNS, "model"),
         "reorders": rows_of(published.get("reorders") or {}, REORDER_COLUMNS, "at"),
         **jobs.tables_of(summary.get("system")),
     }

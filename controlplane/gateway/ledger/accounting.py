@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 
+from controlplane.dispatch.wire import AT_DOOR_COLUMNS
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import Outcome
-from controlplane.gateway.monitoring.windows import Count, Latency, ServiceLevels, Windows
+from controlplane.gateway.monitoring.windows import Count, Lately, Latency, ServiceLevels, Windows
 from controlplane.gateway.serving.open_requests import Ticket, TicketState
 from controlplane.lengths.length_service import LengthService
 from scheduling.queueing.promises import UNREACHABLE
@@ -35,7 +37,8 @@ class Records:
         self.totals: Counter[tuple[str, str, str, str]] = Counter()  # requests by (model, region, class, outcome)
         self.tokens: Counter[tuple[str, str, str, str]] = Counter()  # tokens by (model, region, class, kind)
         self.at_door: Counter[tuple[str, str, str, str]] = Counter()
-        """Requests whose promise was unreachable by (model, region, class asked for, decision)."""
+        """Requests whose promise was unreachable by (model, region, class asked for, decision), since the start."""
+        self.lately_at_door = Lately(clock)
         self.errors: Counter[tuple[int, str]] = Counter()  # error answers by (status, code)
         self._groups: dict[tuple[str, str, str], tuple[int, ...]] = {}
 
@@ -110,7 +113,9 @@ class Records:
         model, slo_class, region = ticket.model, ticket.slo_class, ticket.region
         self.totals[model, region, slo_class, ticket.outcome] += 1
         if decision := _at_door(ticket):
-            self.at_door[model, region, ticket.asked_class or slo_class, decision] += 1
+            key = model, region, ticket.asked_class or slo_class, decision
+            self.at_door[key] += 1
+            self.lately_at_door.count(key)
         self.tokens[model, region, slo_class, "prompt"] += ticket.prompt_tokens
         self.tokens[model, region, slo_class, "output"] += ticket.output_tokens
         windows = self.windows
@@ -125,6 +130,14 @@ class Records:
         for what, value in zip(TIMES, times_ms, strict=True):
             if value is not None and (outcome is Outcome.DONE or what is Latency.QUEUE):
                 windows.latency(groups, what, value)
+
+    def at_door_lately(self) -> dict[str, list[Any]]:
+        """Return what became of requests at the door in the last hour, by the columns of `wire.AT_DOOR_COLUMNS`."""
+        rows: dict[tuple[str, str, str], Counter[str]] = {}
+        for (model, region, slo_class, decision), count in self.lately_at_door.counts().items():
+            rows.setdefault((model, region, slo_class), Counter())[decision] += count
+        listed = [(*key, *(counts[each] for each in AT_DOOR_COLUMNS[3:])) for key, counts in sorted(rows.items())]
+        return {name: [row[at] for row in listed] for at, name in enumerate(AT_DOOR_COLUMNS)}
 
     def arrived(self, model: str) -> None:
         """Count an arrival for the fleet and *model*; its region is not known yet."""
