@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from controlplane.batches import selectors
 from controlplane.batches.models import AT_RISK, LATE, Batch
-from controlplane.console.live.tiles import Row, Tile, readings
+from controlplane.console.live.tiles import Row, Tile, over_slo, readings
 
 CELLS = ("state", "lines", "errors", "end", "slack")
 
@@ -57,7 +57,13 @@ FLEET_TILES = (
         rule="The spot price for each hour donated",
         empty="price unknown",
     ),
-    Tile("ttft_p95_ms", "TTFT p95", "milliseconds", rule="Of all classes, batch lines too, in the last minute"),
+    Tile(
+        "ttft_p95_ms",
+        "Interactive TTFT p95",
+        "milliseconds",
+        over_slo,
+        "Of interactive classes alone, in the last minute. Warns above the SLO, critical above twice the SLO",
+    ),
 )
 
 

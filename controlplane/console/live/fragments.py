@@ -13,7 +13,17 @@ from django.utils import timezone
 from django.utils.html import conditional_escape
 
 from controlplane.console.formats import FORMATS
-from controlplane.console.live import at_door, attention, batches, held_work, length_service, queues, tiles, what_ifs
+from controlplane.console.live import (
+    at_door,
+    attention,
+    batches,
+    held_work,
+    length_service,
+    queues,
+    sections,
+    tiles,
+    what_ifs,
+)
 from controlplane.console.live.state import LiveState
 from controlplane.console.selectors.events import latest_events, newest_event_id
 from controlplane.fleet.spot import selectors as spot
@@ -122,7 +132,8 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
     today = dollars_by_use(spot.start_of_day(now), now)
     return {
         **figures,
-        "ttft_p95_ms": tile.get("ttft_p95_ms"),
+        "ttft_p95_ms": tile.get("interactive_ttft_p95_ms"),
+        "ttft_slo_ms": tile.get("ttft_slo_ms"),
         "spot_usd_per_hour": spot.earned_per_hour(spot.open_donations()),
         "idle_usd": today.idle_usd if today.total_usd else None,
         "cost_usd": today.total_usd,
@@ -140,7 +151,9 @@ def _batches(state: LiveState, _: str) -> Html:
 
 
 def _held(state: LiveState, _: str) -> Html:
-    return {"batches/held-work": render_to_string("console/batches/held.html", held_panel(state))}
+    return sections.html(state) | {
+        "batches/held-work": render_to_string("console/batches/held.html", held_panel(state))
+    }
 
 
 def _drawn_batches(state: LiveState, _: str) -> Any:

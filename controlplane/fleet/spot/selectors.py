@@ -172,8 +172,14 @@ def donated_time(since: datetime, until: datetime, model: str = "") -> list[Dona
 
 def together(rows: Sequence[DonatedTime]) -> DonatedTime:
     """Return *rows* in one, without a name."""
-    sums = (sum(getattr(row, name) for row in rows) for name in ("instance_hours", "gpu_hours", "cost_usd"))
-    return DonatedTime("", *sums, _sum(row.earned_usd for row in rows), sum(row.unpriced_hours for row in rows))
+    return DonatedTime(
+        "",
+        sum(row.instance_hours for row in rows),
+        sum(row.gpu_hours for row in rows),
+        sum(row.cost_usd for row in rows),
+        _sum(row.earned_usd for row in rows),
+        sum(row.unpriced_hours for row in rows),
+    )
 
 
 def _donated(name: str, rows: Iterable[Donation], since: datetime, until: datetime) -> DonatedTime:

@@ -130,6 +130,9 @@ class Records:
         for what, value in zip(TIMES, times_ms, strict=True):
             if value is not None and (outcome is Outcome.DONE or what is Latency.QUEUE):
                 windows.latency(groups, what, value)
+        if ticket.terms.interactive and outcome is Outcome.DONE and ticket.ttft_ms is not None:
+            scopes = FLEET, f"model {model}"
+            windows.latency(tuple(windows.group(interactive_of(one)) for one in scopes), Latency.TTFT, ticket.ttft_ms)
 
     def at_door_lately(self) -> dict[str, list[Any]]:
         """Return what became of requests at the door in the last hour, by the columns of `wire.AT_DOOR_COLUMNS`."""
@@ -150,6 +153,11 @@ def _at_door(ticket: Ticket) -> str:
     if ticket.error_code == UNREACHABLE:
         return "refused"
     return str(ticket.steps[0].get("at_door", "")) if ticket.steps else ""
+
+
+def interactive_of(scope: str) -> str:
+    """Return the window group of the interactive requests of *scope*; held work may wait for hours."""
+    return f"interactive in {scope}"
 
 
 def scopes_of(model: str, region: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
 from controlplane.fleet.attainment import worst
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
-from controlplane.gateway.ledger.accounting import FLEET, Records
+from controlplane.gateway.ledger.accounting import FLEET, Records, interactive_of
 from controlplane.gateway.monitoring.windows import (
     LATENCY_WINDOW_S,
     SLO_WINDOW_S,
@@ -91,6 +91,7 @@ class Summary:
         ttft = windows.percentiles(group, Latency.TTFT, (50, 95, 99))
         itl = windows.percentiles(group, Latency.ITL, (50, 95))
         (e2e_p95,) = windows.percentiles(group, Latency.E2E, (95,))
+        (interactive_p95,) = windows.percentiles(windows.group(interactive_of(group_name)), Latency.TTFT, (95,))
         classes = self.service_levels.of(group_name)
         headline = worst(classes)
         kv = [row["kv_ratio"] for row in instances if row["kv_ratio"] is not None]
@@ -109,6 +110,7 @@ class Summary:
             "ttft_p50_ms": _rounded(ttft[0]),
             "ttft_p95_ms": _rounded(ttft[1]),
             "ttft_p99_ms": _rounded(ttft[2]),
+            "interactive_ttft_p95_ms": _rounded(interactive_p95),
             "itl_p50_ms": _rounded(itl[0]),
             "itl_p95_ms": _rounded(itl[1]),
             "e2e_p95_ms": _rounded(e2e_p95),
