@@ -20,6 +20,7 @@ from scheduling.queueing.release_rule import SLACK
 
 SHARES = (0.5, 0.25)
 """Of the time that a batch still takes: what it can be sped up to."""
+RELEASE = "NIW_RELEASE"
 SHORTEST_S = 60.0
 STEPS_FELT = 2
 """Engine steps that a first token takes at most while its prompt is one chunk: the one that runs, and its own."""
@@ -64,7 +65,7 @@ def refusal(batch: Batch) -> str:
     """Return why *batch* cannot be sped up; empty where it can."""
     if batch.status != BatchStatus.IN_PROGRESS:
         return f"{batch} is {batch.get_status_display().lower()}: only a running batch is sped up."
-    if batch.model and (rule := tuned(batch.model).NIW_RELEASE) != SLACK:
+    if batch.model and (rule := getattr(tuned(batch.model), RELEASE)) != SLACK:
         return f"{batch.model} releases held work by the rule {rule!r}, which no deadline changes (NIW_RELEASE)."
     return ""
 

@@ -178,7 +178,10 @@ HELD_COLUMNS = (
     "under_4h",
     "under_10h",
     "over_10h",
+    "oldest_s",  # age of the oldest of those held
+    "due_s",  # from now, the earliest deadline of those held; null where none has one
     "slack_s",  # the least until one has to start; null where no deadline releases them
+    "last",  # its last release: at, region, why and use_ratio (`held_work.Release`); null while none is known
     "next_s",  # until the next release, expected; null while unknown
     "reason",
     "rule",  # `scheduling.queueing.release_rule.RELEASES`

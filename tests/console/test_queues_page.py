@@ -12,6 +12,7 @@ from controlplane.dispatch.wire import AT_DOOR_COLUMNS, GROUP_COLUMNS, LANE_COLU
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import SloClass
+from tests.console import batch_rows
 from tests.console.feed import columns
 
 PAGE = "/queues/?region=us-east"
@@ -243,3 +244,23 @@ def test_promises_at_the_door_are_counted_by_class_where_one_has_a_policy(
     assert "1,204" in client.get(PAGE).content.decode()
     (row,) = client.get("/models/", {"open": "llama-3.1-8b"}).context["at_door"]
     assert (row["late"], row["refused"]) == (3, 1_281)
+
+
+def test_held_work_says_how_old_it_is_when_it_is_due_and_what_released_the_last(client, viewer, live, fleet_feed):
+    original = fleet_feed.summary
+    fleet_feed.summary = lambda ts: original(ts) | {"held": batch_rows.held(ts)}
+    live.show(fleet_feed)
+    page = get(client, viewer)
+    table = page.partition('data-fragment="queues/held"')[2].partition("</table>")[0]
+    row = next(each for each in table.split("<tr>") if "bloom-176b" in each)
+    for words in (
+        "5,730",
+        "10 h 41 min",
+        "2 min",
+        "45 s",
+        "Slack 45 s: use is overruled",
+        "Slack used up; use 72%",
+    ):
+        assert words in row, words
+    html = fragments.html_of(live.hub.latest(), "queues:us-east")["queues/held"]
+    assert html.strip() in page

@@ -47,7 +47,6 @@ MODEL_CELLS: Final = (
     ("instances_ready", "ready_of"), ("slo_met_ratio", "percent_fine"), ("ttft_p95_ms", "milliseconds"),
     ("waiting", "count"), ("output_tokens_per_s", "quantity"),
 )  # fmt: skip
-HELD_CELLS: Final = (("count", "count"), ("announced", "count"), ("slack_s", "duration"), ("next_s", "duration"))
 BADGES: Final = {
     "instances": "down",
     "below": "below their SLO",
@@ -116,7 +115,7 @@ def _queues(state: LiveState, region: str) -> Html:
     for group in state.of_region("groups", region):
         html |= {f"group/{group['number']}/{line}": text for line, text in queues.block(group).items()}
     html[f"at-door/{region}"] = render_to_string("console/parts/at_door.html", at_door.panel(state, region=region))
-    return html | _cells(state.tables["held"], HELD_CELLS)
+    return html | {"queues/held": render_to_string("console/queues/held_table.html", held_panel(state))}
 
 
 def _lengths(state: LiveState, _: str) -> Html:
@@ -166,8 +165,7 @@ def _drawn_queues(state: LiveState, region: str) -> Any:
         for row in state.of_region("groups", region)
     ]
     lanes = [(row["instance"], row["order"], row["state"]) for row in state.of_region("lanes", region)]
-    held = [(row["model"], row["reason"]) for row in state.tables["held"]]
-    return groups, lanes, held, [round(row["at"]) for row in state.tables["reorders"][:1]]
+    return groups, lanes, [round(row["at"]) for row in state.tables["reorders"][:1]]
 
 
 def _drawn_what_if(state: LiveState, number: str) -> Any:

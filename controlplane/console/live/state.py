@@ -97,9 +97,6 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
     for row in queues:
         row["live"] = f"queue/{row['region']}"
     holding = summary.get("held") or {}
-    held = rows_of(holding.get("models") or {}, HELD_COLUMNS, "model")
-    for row in held:
-        row["live"] = f"held/{row['model']}"
     return {
         "tiles": tiles,
         "instances": instances,
@@ -108,7 +105,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
         "queues": queues,
         "groups": rows_of(published.get("groups") or {}, GROUP_COLUMNS, "number"),
         "lanes": rows_of(published.get("lanes") or {}, LANE_COLUMNS, "instance"),
-        "held": held,
+        "held": rows_of(holding.get("models") or {}, HELD_COLUMNS, "model"),
         "releases": rows_of(holding.get("releases") or {}, RELEASE_COLUMNS, "at"),
         "signals": rows_of(holding.get("signals") or {}, SIGNAL_COLUMNS, "model"),
         "at_door": rows_of(summary.get("at_door") or {}, AT_DOOR_COLUMNS, "model"),

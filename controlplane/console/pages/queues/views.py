@@ -17,6 +17,7 @@ from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import clock, ordinal
 from controlplane.console.live import at_door, history
+from controlplane.console.live.fragments import held_panel
 from controlplane.console.live.hub import hub
 from controlplane.console.live.queues import TILES, worse_than_fcfs
 from controlplane.console.live.state import LiveState
@@ -112,7 +113,7 @@ def queues(request: HttpRequest) -> HttpResponseBase:
         "peak": max((value or 0 for value in history.tile_series(state.history, "waiting")), default=0),
         "axes": AXES,
         "ticks": [f"+{clock(12.0 * int(filters['minutes']) * at)}" for at in range(1, 5)],
-        "held": state.tables["held"],
+        **held_panel(state),
         **at_door.panel(state, region=region),
         "reorders": reorders,
         "chart": chart,
