@@ -2,11 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import orjson
 
-from controlplane.dispatch.wire import AT_DOOR_COLUMNS
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.ledger.writer import Ledger
@@ -133,14 +131,6 @@ class Records:
         if ticket.terms.interactive and outcome is Outcome.DONE and ticket.ttft_ms is not None:
             scopes = FLEET, f"model {model}"
             windows.latency(tuple(windows.group(interactive_of(one)) for one in scopes), Latency.TTFT, ticket.ttft_ms)
-
-    def at_door_lately(self) -> dict[str, list[Any]]:
-        """Return what became of requests at the door in the last hour, by the columns of `wire.AT_DOOR_COLUMNS`."""
-        rows: dict[tuple[str, str, str], Counter[str]] = {}
-        for (model, region, slo_class, decision), count in self.lately_at_door.counts().items():
-            rows.setdefault((model, region, slo_class), Counter())[decision] += count
-        listed = [(*key, *(counts[each] for each in AT_DOOR_COLUMNS[3:])) for key, counts in sorted(rows.items())]
-        return {name: [row[at] for row in listed] for at, name in enumerate(AT_DOOR_COLUMNS)}
 
     def arrived(self, model: str) -> None:
         """Count an arrival for the fleet and *model*; its region is not known yet."""

@@ -7,7 +7,7 @@
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -178,6 +178,16 @@ class Summary:
             "state_since": _rounded(spec.state_changed_at, 3),
             "failures": spec.failures,
         }
+
+
+def at_door(records: Records) -> dict[str, list[Any]]:
+    """Return what became of requests whose promise was unreachable in the last hour, by `wire.AT_DOOR_COLUMNS`."""
+    rows: dict[tuple[str, str, str], Counter[str]] = {}
+    for (model, region, slo_class, decision), count in records.lately_at_door.counts().items():
+        rows.setdefault((model, region, slo_class), Counter())[decision] += count
+    decisions = wire.AT_DOOR_COLUMNS[3:]
+    listed = [(*key, *(counts[each] for each in decisions)) for key, counts in sorted(rows.items())]
+    return {name: [row[at] for row in listed] for at, name in enumerate(wire.AT_DOOR_COLUMNS)}
 
 
 def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
