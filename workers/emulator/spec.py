@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 from workers.vllm.spec import NAME
+from workers.vllm.tasks import Task
 
 RESERVED_NAMES = frozenset({"emulator"})
 
@@ -50,6 +51,11 @@ class InstanceSpec(BaseModel):
     """Time until its weights are back from CPU memory."""
     reload_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
     """Time until its weights are read from storage (after level 2)."""
+    task: Task = Task.GENERATE
+    embedding_dimensions: Annotated[int, Field(ge=1, le=65_536)] = 384
+    """Length of the vectors of a server that embeds."""
+    num_labels: Annotated[int, Field(ge=1, le=10_000)] = 2
+    """Classes of a server that classifies; one that scores has a single one."""
     max_num_queued_reqs: Annotated[int | None, Field(ge=0)] = None
     enable_request_id_headers: bool = False
     enable_server_load_tracking: bool = False

@@ -61,7 +61,7 @@ class Launcher(Protocol):
 
 EMULATED = (
     "model", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "scheduling_policy", "max_num_queued_reqs",
-    "block_size_tokens", "kv_blocks", "startup_s", "sleep_s", "wake_s", "reload_s",
+    "task", "block_size_tokens", "kv_blocks", "startup_s", "sleep_s", "wake_s", "reload_s",
 )  # fmt: skip
 """Fields of `LaunchSpec` that an emulated instance's specification has under the same name."""
 

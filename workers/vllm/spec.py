@@ -7,6 +7,7 @@ from typing import Literal
 
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
+from workers.vllm.tasks import Task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 """Names of instances: each becomes a file name and a part of a URL."""
@@ -19,6 +20,7 @@ class LaunchSpec:
     name: str
     model: str  # the name in requests: vLLM's --served-model-name
     source: str = ""  # folder or repository that vLLM loads
+    task: Task = Task.GENERATE  # of the model: it generates or pools
     host: str = "127.0.0.1"
     port: int = 0  # 0: the process launcher takes a free one
     max_num_seqs: int = 256

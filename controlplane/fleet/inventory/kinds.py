@@ -189,6 +189,7 @@ MODEL = Kind(
         "kv_bytes_per_token",
         "context_tokens",
         "architecture",
+        "task",
         "length_model",
         "active",
     ),
