@@ -35,7 +35,7 @@ def measure(call: Call, task: Task) -> None:
                 raise invalid("`tokens` must be a list of token ids.", "tokens", "invalid_type")
         case Kind.TOKENIZE:
             _inputs(call, "prompt")
-        case Kind.POOLING if "data" in call.body:  # for a plugin of the server's, in a form of its own
+        case Kind.POOLING if "data" in call.body:  # for a plugin of the server, in a form that only it knows
             call.prompt_characters = _characters(call.body["data"])
         case _:
             _inputs(call, "input")
