@@ -11,7 +11,7 @@ import pytest
 from channels.db import database_sync_to_async
 
 from controlplane.accounts.models import Budget, BudgetKind, Tenant
-from controlplane.fleet.models import Model
+from controlplane.fleet.models import Instance, Model
 from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.validation import Kind, parse
 from controlplane.gateway.errors import ApiError
@@ -281,3 +281,29 @@ async def test_a_task_that_changes_is_known_at_once(emulated):  # noqa: F811
     await emulated.gateway.read_inventory()
     status, said = await call(emulated, "/v1/embeddings", input="a")
     assert (status, "/classify" in said["error"]["message"]) == (404, True)
+
+
+async def test_a_server_of_another_task_does_not_become_ready(emulated):  # noqa: F811
+    def register():
+        Model.objects.filter(name="e").update(task="generate")
+        Instance.objects.filter(name="e-0").update(state="loading")
+
+    await database_sync_to_async(register)()
+    await emulated.gateway.read_inventory()
+    instance = await wait_for_state("e-0", "failed")
+    assert instance.state_reason == (
+        "it does not answer /v1/chat/completions: the task of e is set to generate, and its server's is embed"
+    )
+    await database_sync_to_async(Model.objects.filter(name="e").update)(task="embed")
+    await database_sync_to_async(Instance.objects.filter(name="e-0").update)(state="loading")
+    await emulated.gateway.read_inventory()
+    await wait_for_state("e-0", "ready")
+
+
+async def wait_for_state(name, state):
+    async with asyncio.timeout(30):
+        while True:
+            instance = await database_sync_to_async(Instance.objects.get)(name=name)
+            if instance.state == state:
+                return instance
+            await asyncio.sleep(0.05)
