@@ -456,6 +456,7 @@ class Simulation:
             | (self.door.counters() if self.door else {}),
             asked_class=self.door.asked_class if self.door else None,
             refused_at_door=self.door.refused if self.door else None,
+            admitted_late=self.door.late if self.door else None,
             series=self._samples.series(),
             decisions=decisions if self._decisions else None,
             changes=self.lives.changes(),
