@@ -166,7 +166,7 @@ class GroupsState(Struct):
 
 
 class BacklogState(Struct):
-    """What the queue manager expects of a model, apart from the requests that it holds (`queueing.held_work`)."""
+    """Work of a model that the queue manager expects besides the requests that it holds (`queueing.held_work`)."""
 
     model: str
     expected: list[tuple[float, int]]
