@@ -1,12 +1,12 @@
 """Simulate a scenario: the one way to run it, and its result with moves, plans and measures as tables."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.planning.json_values import plain
 from controlplane.simulation.planner import planner_of
 from scheduling.planning.advisor import SimulatedPlanner
 from scheduling.simulation.cluster import loop
@@ -84,7 +84,14 @@ class Simulated:
 
     def as_json(self) -> dict[str, Any]:
         """Return `tables` as objects; values that could not be measured are null."""
-        return {**self.about, **{name: plain(table.as_dicts()) for name, table in self.tables().items()}}
+        tables = self.tables().items()
+        return {**self.about, **{name: [_finite(row) for row in table.as_dicts()] for name, table in tables}}
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }
 
 
 def simulate(
