@@ -22,6 +22,7 @@ from controlplane.fleet.models import (
     Instance,
     Model,
     Node,
+    PerformanceProfile,
     Region,
     RegionLatency,
     SloClass,
@@ -194,6 +195,17 @@ MODEL = Kind(
     ),
     optional=frozenset({"title", "weights_bytes", "kv_bytes_per_token", "context_tokens"}),
 )
+PROFILE = Kind(
+    "profiles",
+    PerformanceProfile,
+    tuple(
+        column.name
+        for column in PerformanceProfile._meta.concrete_fields
+        if column.editable and column.name not in ("id", "model", "gpu_type", "tensor_parallel")
+    ),
+    key=("model", "gpu_type", "tensor_parallel"),
+    named={"model": Model, "gpu_type": GpuType},
+)
 WEIGHTS = Kind("weights", Weights, ("state",), key=("model", "region"), named={"model": Model, "region": Region})
 SLO_CLASS = Kind(
     "slo_classes",
@@ -309,6 +321,7 @@ KINDS: tuple[Kind, ...] = (
     GPU_TYPE,
     NODE,
     MODEL,
+    PROFILE,
     WEIGHTS,
     SLO_CLASS,
     TENANT,
