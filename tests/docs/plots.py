@@ -207,8 +207,13 @@ def _bars(x: int, wide: int, panel: Panel, most: float, colours: Sequence[str]) 
     return lines
 
 
+def kept_plots() -> list[str]:
+    """Return the names of the plots whose results are kept."""
+    return [name for name, plot in PLOTS.items() if (KEPT / f"{plot.kept}.json").exists()]
+
+
 def main() -> None:
-    for name in PLOTS:
+    for name in kept_plots():
         (KEPT / f"{name}.svg").write_text(draw(name))
 
 
