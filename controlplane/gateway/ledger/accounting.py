@@ -22,10 +22,6 @@ OUTCOMES = {
 }
 FLEET = "fleet"
 TIMES = (Latency.QUEUE, Latency.TTFT, Latency.ITL, Latency.E2E)
-FLEET = "fleet"
-TIMES = (Latency.QUEUE, Latency.TTFT, Latency.ITL, Latency.E2E)
-SINCE_ARRIVAL = frozenset({Latency.QUEUE, Latency.TTFT, Latency.E2E})
-"""Times that windows count from its release where the queue manager held a request; its ledger row has all of the time."""
 
 
 class Records:
