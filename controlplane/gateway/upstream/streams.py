@@ -456,8 +456,9 @@ class KeptStream(Stream):
             kept.head = {name: body[name] for name in ("id", "created") if name in body}
         data = orjson.dumps(body)
         passed = self._less_usage(SentEvent(DATA + data, b"", data), said)
-        if self._shape is None and said.choices and not said.ends and said.usage is None and not kept.lost_track:
-            self._shape = KeptShape.of(event.raw, passed, self._whole)
+        if self._shapes_left and said.choices and not said.ends and said.usage is None and not kept.lost_track:
+            self._shapes_left -= 1  # the first token has the ids of the prompt besides
+            self._shape = KeptShape.of(event.raw, passed, self._whole) or self._shape
         return passed
 
     def _keep(self, body: dict[str, Any], choice: dict[str, Any]) -> None:
