@@ -101,7 +101,7 @@ class Both:
         return [(at_s, numbers[request], instance) for at_s, request, instance in each]
 
 
-def fork_and_go_on(
+def fork_and_continue(
     at_s: float = 120.0, per_s: float = 2.2, count_s: float = 0.0, longest: int = 400, after_s: float = AFTER_S
 ) -> Both:
     """Run the fleet of the rows, fork it at *at_s*, and run *after_s* more of both."""
@@ -147,7 +147,7 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
     put("EVICTION_LIMIT", options.pop("evictions", 0), "test")
     short = "blocks" in options
     Instance.objects.update(kv_capacity_tokens=16 * options.pop("blocks", 1024))
-    both = fork_and_go_on(**options)
+    both = fork_and_continue(**options)
     assert len(both.held) > 3, "or it would be a fork of little"
     assert max(both.outcomes["queue_s"]) > 1.0, "or order would hardly matter"
     assert short == any(engine.preemptions_total for engine in both.live.engines)
@@ -168,7 +168,7 @@ def test_prompts_in_several_chunks_continue(db, ordering, at_s, per_s):
     """
     make_fleet("join_shortest_queue", ordering, requests_ahead_limit=0, max_num_batched_tokens=256)
     Instance.objects.update(kv_capacity_tokens=16 * 4096)
-    both = fork_and_go_on(at_s, per_s, longest=1500)
+    both = fork_and_continue(at_s, per_s, longest=1500)
     assert both.half_prefilled
     assert any(tokens > 200 for tokens in both.half_prefilled)
     fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
@@ -190,6 +190,6 @@ def test_tokens_that_are_counted_ten_times_a_second_hardly_matter(db, routing, o
     """As in the gateway: its dispatcher knows a little less than a simulation's, and decides almost alike."""
     make_fleet(routing, ordering, requests_ahead_limit=0)
     Instance.objects.update(kv_capacity_tokens=16 * 1024)
-    both = fork_and_go_on(count_s=COUNT_S)
+    both = fork_and_continue(count_s=COUNT_S)
     for percentile in (50, 95):
         assert abs(both.ttft_off(percentile)) < 0.1
