@@ -33,6 +33,10 @@ class InstanceSpec(ServerSpec):
     max_model_len: Annotated[int, Field(ge=2)] = 8192
     profile: Profile = DEFAULT_PROFILE
     front_end: FrontEnd = NO_LIMIT
+    embedding_dimensions: Annotated[int, Field(ge=1, le=65_536)] = 384
+    """Length of the vectors of a server that embeds."""
+    num_labels: Annotated[int, Field(ge=1, le=10_000)] = 2
+    """Classes of a server that classifies; one that scores has a single one."""
     enable_request_id_headers: bool = False
     enable_server_load_tracking: bool = False
     enable_auto_tool_choice: bool = False

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
+from workers.vllm.tasks import Task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 """Names of instances: each becomes a file name and a part of a URL."""
@@ -25,6 +26,7 @@ class ServerSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Annotated[str, Field(min_length=1, max_length=200)]  # the name in requests: vLLM's --served-model-name
+    task: Task = Task.GENERATE  # of the model: it generates or pools
     max_num_seqs: Size = 256
     max_num_batched_tokens: Size = 8192
     max_model_len: Size = 8192
