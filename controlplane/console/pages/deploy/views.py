@@ -74,7 +74,7 @@ def _example(request: HttpRequest, model: Model) -> str:
     return format_html(CURL, address=request.build_absolute_uri(path), body=body)
 
 
-BODIES: dict[str, dict[str, Any]] = {
+BODIES: dict[str, Any] = {
     "/v1/chat/completions": {"stream": True, "messages": [{"role": "user", "content": "Say hello."}]},
     "/rerank": {"query": "What is a cat?", "documents": ["A cat is an animal.", "The sun is a star."]},
 } | {path: {"input": "Say hello."} for path in ("/v1/embeddings", "/pooling", "/classify")}
