@@ -11,7 +11,7 @@ from django.db.models.functions import TruncMinute
 
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.attainment import Attainment
-from controlplane.fleet.models import SloClass
+from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
 from controlplane.rows import narrowed
 
@@ -79,12 +79,14 @@ MOST_WAITS = 5_000
 def wait_points(since: datetime, *, model: str = "") -> list[dict[str, Any]]:
     """Return estimated and actual waits of the latest requests that waited since *since*, latest first.
 
-    Requests that several instances had are left out: they waited more than once.
+    Left out are requests that several instances had, which waited more than once, and those of classes that the queue
+    manager holds: an estimate is of the wait at an endpoint.
     """
+    held = SloClass.objects.exclude(kind=SloKind.INTERACTIVE).values("name")
     estimated = LedgerRow.objects.filter(
         arrived_at__gte=since, queue_position__gt=0, attempts=1, estimated_wait_s__isnull=False, queue_ms__isnull=False
     )
-    rows = narrowed(estimated, model=model).order_by("-arrived_at")
+    rows = narrowed(estimated, model=model).exclude(slo_class__in=held).order_by("-arrived_at")
     columns = ("arrived_at", "model", "queue_position", "estimated_wait_s", "estimated_wait_p99_s", "queue_ms")
     return [
         {

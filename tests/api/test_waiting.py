@@ -3,6 +3,7 @@
 import pytest
 
 from controlplane.api.routers import waiting
+from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.selectors import wait_calibration
 from tests.api.test_records import ledger_row
 
@@ -60,6 +61,9 @@ def test_estimates_are_compared_with_actual_waits(acme, sign_in, with_key):
         )  # fmt: skip
     ledger_row(acme, 11, queue_position=0, estimated_wait_s=0.0, queue_ms=0.1, attempts=1)
     ledger_row(acme, 12, queue_position=3, estimated_wait_s=9.0, estimated_wait_p99_s=9.0, queue_ms=1.0, attempts=2)
+    SloClass.objects.create(name="night", kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
+    held = {"slo_class": "night", "queue_position": 2, "estimated_wait_s": 1.0, "estimated_wait_p99_s": 2.0}
+    ledger_row(acme, 13, queue_ms=600_000.0, attempts=1, **held)
     body = sign_in("viewer").get("v1/wait-estimates", since="2000-01-01T00:00:00Z", limit=4).json()
     assert len(body["points"]) == 4
     (model,) = body["models"]
