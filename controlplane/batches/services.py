@@ -23,6 +23,7 @@ from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_line
 from controlplane.events.services import record
 from controlplane.fleet.models import Model, SloClass, SloKind
 from controlplane.gateway.errors import ApiError, invalid
+from workers.vllm.tasks import Task
 
 MOST_FILE_BYTES = 200 * 1024 * 1024
 MOST_PROBLEMS = 100
@@ -187,7 +188,7 @@ def validate_batch(batch_id: int) -> bool:
     batch = Batch.objects.select_related("input_file").filter(pk=batch_id, status=BatchStatus.VALIDATING).first()
     if batch is None:
         return False
-    models = frozenset(Model.objects.values_list("name", flat=True))
+    models = {name: Task(task) for name, task in Model.objects.values_list("name", "task")}
     problems: list[Problem] = []
     total, named = 0, set()
     try:

@@ -394,13 +394,6 @@ def test_cost_is_drawn_against_goodput_too(client, operator, ran):
 
 
 @pytest.mark.django_db
-def test_charts_by_themselves(client, operator, ran):
-    client.force_login(operator)
-    charts = json.loads(client.get(f"/console/api/what-if-charts/{ran.pk}?charts=what-if-cost,what-if-over-A").content)
-    assert set(charts["charts"]) == {"what-if-cost", "what-if-over-A"}
-
-
-@pytest.mark.django_db
 def test_cancel_resume_and_more_seeds(client, operator, begun):
     client.force_login(operator)
     client.post(NEW, {"seeds": "2", "chosen": "yes", "preset": "qlm", "horizon": "600"})

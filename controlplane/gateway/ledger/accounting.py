@@ -62,9 +62,12 @@ class Records:
         ticket.tenant_id, ticket.api_key_id = grant.tenant_id, grant.key_id
         ticket.model, ticket.slo_class, ticket.streamed = call.model, terms.name, call.stream
         ticket.status_code = ticket.status or status
-        ticket.predicted_output_tokens = int(ticket.predicted_tokens)
+        ticket.surface = call.kind.value
+        ticket.predicted_output_tokens = int(ticket.predicted_tokens) if call.kind.generates else 0
         ticket.output_tokens = max(0, ticket.output_tokens)
-        if not ticket.first_token_s:
+        if not call.kind.computes:
+            ticket.predicted_prompt_tokens = 0
+        if not ticket.first_token_s or not call.kind.computes:
             ticket.prompt_tokens = 0
 
         ticket.e2e_ms = (now_s - arrived_s) * 1000
