@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0020_promises_at_the_door'),
+        ('fleet', '0021_model_task'),
     ]
 
     operations = [
