@@ -178,7 +178,10 @@ HELD_COLUMNS = (
     "under_4h",
     "under_10h",
     "over_10h",
+    "oldest_s",  # age of the oldest of those held
+    "due_s",  # from now, the earliest deadline of those held; null where none has one
     "slack_s",  # the least until one has to start; null where no deadline releases them
+    "last",  # its last release: at, region, why and use_ratio (`held_work.Release`); null while none is known
     "next_s",  # until the next release, expected; null while unknown
     "reason",
     "rule",  # `scheduling.queueing.release_rule.RELEASES`
@@ -197,6 +200,10 @@ SIGNAL_COLUMNS = (
     "gate",  # two, one, closed, cooldown or no_signal
 )
 """Columns of endpoints as the queue manager sees them."""
+
+AT_DOOR_COLUMNS = ("model", "region", "slo_class", "late", "degraded", "refused")
+"""Columns of requests whose promise was unreachable on arrival, by the class that they asked for: of the last hour, or since
+the gateway started."""
 
 HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
 

@@ -47,6 +47,8 @@ class Result:
     refused_at_door: NDArray[np.bool_] | None = None
     runs: RunOutcomes | None = None
     """Of application runs, where there are any."""
+    admitted_late: NDArray[np.bool_] | None = None
+    """Requests admitted in their own class although its promise was unreachable."""
     strategy: str = ""
     """Empty if nothing scales."""
     moves: list[MadeMove] = field(default_factory=list)
