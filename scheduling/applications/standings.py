@@ -1,8 +1,8 @@
 """Standings of application runs: what each still needs, as its calls come and end (Hermes sections 3.2 and 3.3).
 
-The live dispatcher and the simulator tell the same `Standings` of every call of a run, and order what waits by the same keys
-(`ordering.run_key`). What a run needs is drawn anew when a call comes: the demands of the steps before it are known by then,
-and the input of its own. In between its rank is refreshed once its attained service goes past the end of a bucket.
+The live dispatcher and the simulator report every call of a run to the same `Standings`, and order what waits by the same keys
+(`ordering.run_key`). What a run needs is drawn again when a call comes: the demands of the steps before it are known by then,
+and so is its own input. In between its rank is refreshed once its attained service goes past the end of a bucket.
 
 Calls become steps as in `recording`: those of a unit that run at once are one step, caused by the step that ended last. A
 run without a demand graph, or with a unit that its graph does not know, needs what its open calls are predicted to need.
@@ -256,7 +256,7 @@ class Standings:
         return bool(self._of_call)
 
     def stand(self, run: Run, produced: Callable[[int], int] | None = None) -> Standing:
-        """Return the standing of *run*, drawn anew if a call came or ended since."""
+        """Return the standing of *run*, drawn again if a call came or ended since."""
         if run.changed or run.whole_s is None:
             run.draw(self.graphs.get(run.application))
         return run.standing(produced)

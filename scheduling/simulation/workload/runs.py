@@ -54,7 +54,7 @@ class RunOutcomes:
 
     @property
     def completion_s(self) -> NDArray[np.float64]:
-        """Return the time from the begin to the end of each; NaN for one that did not end."""
+        """Return the duration of each; NaN for one that did not end."""
         return self.ended_s - self.began_s
 
 
