@@ -135,7 +135,7 @@ def feeder_of(gateway: Gateway) -> Feeder:
 
 
 def graph_feeder_of(gateway: Gateway) -> GraphFeeder:
-    """What tells the dispatcher of *gateway* of applications' demand graphs."""
+    """What gives the dispatcher of *gateway* the demand graphs of applications."""
     job = gateway.jobs.add("feed-graphs", graph_feeding.LOOK_S, "database")
     return GraphFeeder(gateway.dispatcher.runs.graphs, job)
 

@@ -1,8 +1,8 @@
 """Standings of application runs: what each still needs, as its calls come and end (Hermes sections 3.2 and 3.3).
 
-The live dispatcher and the simulator report every call of a run to the same `Standings`, and order what waits by the same keys
-(`ordering.run_key`). What a run needs is drawn again when a call comes: the demands of the steps before it are known by then,
-and so is its own input. In between its rank is refreshed once its attained service goes past the end of a bucket.
+The live dispatcher and the simulator report every call of a run to the same `Standings`, and order what waits by the same
+keys (`ordering.run_key`). What a run needs is drawn again when a call comes: the demands of the steps before it are known by
+then, and so is its own input. In between its rank is refreshed once its attained service goes past the end of a bucket.
 
 Calls become steps as in `recording`: those of a unit that run at once are one step, caused by the step that ended last. A
 run without a demand graph, or with a unit that its graph does not know, needs what its open calls are predicted to need.
