@@ -26,6 +26,7 @@ from scheduling.fleet.state import (
 )
 from scheduling.queueing.fair_shares import NO_SHARES
 from scheduling.queueing.groups import KNOWN_CLASSES, NEXT_NUMBER
+from scheduling.queueing.held_work import LONG_AGO_S, LOOK_S
 from scheduling.queueing.ordering import Standing
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
 from scheduling.queueing.waiting_set import in_order
@@ -43,8 +44,6 @@ CONDITIONS: Final = {
     Lifecycle.STOPPED: Condition.EMPTY,
     Lifecycle.FAILED: Condition.FAILED,
 }
-LONG_AGO_S: Final = -1e9
-"""Used instead of minus infinity, which JSON does not have."""
 
 
 class Snapshot:
@@ -81,7 +80,9 @@ class Snapshot:
                 for request in sorted(one.requests, key=_placed)
             ],
             waiting=waiting,
-            endpoints=[self._endpoint(each, numbers, now_s) for each in topology.own_endpoints],
+            endpoints=[
+                self._endpoint(each, numbers, now_s) for each in sorted(topology.endpoints, key=lambda one: one.is_spot)
+            ],
             groups=self._groups(numbers, places, now_s),
             swept_s=dispatcher.swept_s - now_s,
             held=[
@@ -92,6 +93,8 @@ class Snapshot:
                 )
                 for one in dispatcher.holding.requests()
             ],
+            backlogs=dispatcher.holding.work.backlogs(now_s),
+            look_s=max(0.0, dispatcher.holding.looked_s + LOOK_S - now_s),
         )
 
     def _instance(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> InstanceState:
@@ -112,6 +115,7 @@ class Snapshot:
             region=spec.region,
             gpu=spec.gpu_type,
             state=CONDITIONS[state],
+            spot=replica.endpoint.is_spot,
             since_s=spec.state_changed_at - wall_s,
             ends_s=ends_s,
             swap_group=spec.swap_group,
@@ -156,6 +160,7 @@ class Snapshot:
             "sequences": asked.sequences,
             "attempts": request.attempts,
             "standing": self._standing(request, now_s),
+            "priority": None if asked.interactive else asked.priority,
         }
 
     def _standing(self, request: Request, now_s: float) -> Standing | None:
@@ -197,6 +202,7 @@ class Snapshot:
                 expected_prompt=int(queue.arrays.prompt_tokens[slot]),
                 expected_output=int(queue.arrays.output_tokens[slot]),
                 virtual_start=self._virtual_start(slot),
+                spot=queue.at(slot).endpoint.is_spot,
             )
             for slot in slots
         ]
@@ -225,6 +231,7 @@ class Snapshot:
             asked_tokens=asked.tolist(),
             asked_work_s=float(asked_work_s(topology.arrays, endpoint.index, now_s)),
             backlog_s=float(backlog_s(topology.arrays, endpoint.index, now_s)),
+            spot=endpoint.is_spot,
         )
 
     def _groups(self, numbers: dict[int, int], places: dict[int, int], now_s: float) -> GroupsState | None:

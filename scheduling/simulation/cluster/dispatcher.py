@@ -41,16 +41,19 @@ from scheduling.simulation.cluster.world import (
     BEGAN,
     DONE,
     DUE,
+    FAILED,
     MEAN,
     RANK,
     REFUSED,
     RUNNING,
     WORST,
     World,
+    base_of,
 )
 from scheduling.simulation.engine.batch import give
 from scheduling.simulation.engine.sequences import free_sequence, take_sequence
 from scheduling.simulation.engine.state import GIVEN, NONE
+from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM
 
 
 @compiled_internal
@@ -400,10 +403,22 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
     this = engines.sequences[sequence]
     request, done_tokens, again = index(this.request), int(this.prompt_tokens + this.output_tokens), NONE
     _settle(world, sequence)
+    run_state, endpoint = world.run_state[0], int(world.fleet.endpoint[instance])
+    lent = base_of(world, endpoint) != endpoint
     if this.evicted != 0:
-        again = request
         done_tokens = _keep(world, instance, sequence)
+        if lent and column(world.arrivals.held, request) & ENDS_ON_RECLAIM != 0:
+            world.outcomes[request].state = FAILED
+            run_state.failed += 1
+            run_state.ended += 1
+            run_state.spot_ended += 1
+        else:
+            again = request
+            world.outcomes[request].evictions += 1
+            run_state.evictions += 1
+            run_state.spot_evicted += lent
     else:
+        run_state.spot_served += lent
         outcome = world.outcomes[request]
         outcome.e2e_s = now_s - this.origin_s
         outcome.state = DONE
@@ -437,8 +452,6 @@ def _settle(world: World, sequence: int) -> None:
 def _keep(world: World, instance: int, sequence: int) -> int:
     """Record the output of the evicted *sequence*: the tokens that the dispatcher knows of."""
     this = world.engines.sequences[sequence]
-    world.outcomes[this.request].evictions += 1
-    world.run_state[0].evictions += 1
     if this.streaming == 0:
         prefilled(world.fleet, instance, int(this.expected_prompt))
         return 0
