@@ -10,7 +10,7 @@ from django.utils import timezone
 from msgspec import to_builtins
 
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass
+from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass, SloKind
 from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
 from controlplane.fleet.spot.selectors import reclaim_times
 from controlplane.gateway.models import LedgerRow
@@ -52,7 +52,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         if profile is None or not row.max_instances:
             continue
         model, region, gpu = place
-        tables["models"][model] = {"context_tokens": row.model.context_tokens}
+        tables["models"][model] = {"context_tokens": row.longest_request_tokens}
         prices = {
             "usd_per_hour": row.gpu_type.on_demand_usd_per_hour,
             "spot_usd_per_hour": row.gpu_type.spot_usd_per_hour,
@@ -157,4 +157,5 @@ def _class(row: SloClass) -> dict[str, Any]:
         "priority": row.priority,
         "if_unreachable": row.if_unreachable,
         "degrades_to": row.degrades_to.name if row.degrades_to else None,
+        **({"on_reclaim": str(row.on_reclaim)} if row.kind == SloKind.OPPORTUNISTIC else {}),
     }
