@@ -92,7 +92,7 @@ def main() -> None:
     command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(options.folder / "model"),
                "--served-model-name", MODEL, "--load-format", "dummy", "--dtype", "bfloat16",
                "--max-model-len", str(CONTEXT_TOKENS), "--port", options.port, "--host", "127.0.0.1",
-               "--scheduling-policy", "priority", "--gpu-memory-utilization", "0.9",
+               "--scheduling-policy", "priority", "--gpu-memory-utilization", "0.9", "--max-num-seqs", "256",
                *lora, *options.more.split()]  # fmt: skip
     os.execv(sys.executable, [sys.executable, *command])
 
