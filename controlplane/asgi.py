@@ -32,7 +32,7 @@ from controlplane.console.urls import websocket_urlpatterns
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway
-from controlplane.gateway.serving.application import PATHS_NOT_SERVED
+from controlplane.gateway.serving.application import KINDS, PATHS_NOT_SERVED
 from controlplane.operations import Application, Operations, Receive, Scope, Send
 from controlplane.planning.execution import floor as floor_rows
 
@@ -96,7 +96,7 @@ def _of_api_client(scope: Scope, path: str) -> bool:
     if path.startswith("/api/"):
         return False
     keys = (value for name, value in scope["headers"] if name == b"authorization")
-    return path in PATHS_NOT_SERVED or any(value[:7].lower() == b"bearer " for value in keys)
+    return path in KINDS or path in PATHS_NOT_SERVED or any(value[:7].lower() == b"bearer " for value in keys)
 
 
 async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:

@@ -67,6 +67,8 @@ class OpenLine(Struct, eq=False):
     arrived_at: float
     """Epoch seconds, as the next."""
     due_at: float
+    urgent_at: float
+    """When the queue manager should have it done; at most *due_at*."""
     failures: int = 0
     task: asyncio.Task[None] | None = None
 
@@ -123,6 +125,8 @@ class Feeder:
         self._answers: list[Answer] = []
         self._announced: set[str] = set()
         self._began_s = time.time()
+        self._taken_up: set[int] = set()
+        """Batches whose lines this process has read."""
 
     async def run(self) -> None:
         """Look every `LOOK_S` until cancelled; lines that run then are cut off and tried again by the next process."""
@@ -164,6 +168,7 @@ class Feeder:
     async def _follow(self, batches: list[Batch]) -> None:
         """Drop what has ended, expire what is late, and have the files written of what is whole."""
         running = {batch.pk: batch for batch in batches}
+        await self._follow_deadlines(running)
         for batch_id in self._sources.keys() - running.keys():
             self._sources.pop(batch_id).close()
             await self._let_go([line for line in self._open.values() if line.row.batch_id == batch_id])
@@ -191,11 +196,23 @@ class Feeder:
                     logger.warning("%s waits: %s", batch.public_id, error.message)
                     continue
                 self._sources[batch.pk] = Source(batch, grant)
-                if batch.moments.get(BatchStatus.IN_PROGRESS, math.inf) < int(self._began_s):
+                earlier = batch.moments.get(BatchStatus.IN_PROGRESS, math.inf) < int(self._began_s)
+                if earlier and batch.pk not in self._taken_up:
                     await database_sync_to_async(services.note_resumed)(batch)
+                self._taken_up.add(batch.pk)
+
+    async def _follow_deadlines(self, running: dict[int, Batch]) -> None:
+        """Read the lines of a model again, the most urgent first, where a batch of it was sped up or no longer is."""
+        moved = {
+            batch.model
+            for pk, batch in running.items()
+            if (source := self._sources.get(pk)) is not None and source.batch.due_at != batch.due_at
+        }
+        for source in [one for one in self._sources.values() if one.batch.model in moved]:
+            await self._pause(source.batch)
 
     async def _pause(self, batch: Batch) -> None:
-        """Start no further line while its budget is spent; the lines are read again when there is money."""
+        """Start no further line of *batch*; what waits is read again once it has a source again."""
         if source := self._sources.pop(batch.pk, None):
             source.close()
         at_instances = self.completions.requests.at_instances()
@@ -211,7 +228,7 @@ class Feeder:
 
     async def _read_lines(self) -> None:
         """Open lines, those of batches with the earliest deadline first."""
-        sources = sorted(self._sources.values(), key=lambda one: one.batch.expires_at)
+        sources = sorted(self._sources.values(), key=lambda one: one.batch.due_at)
         # A batch that names several models counts as a model, so that what it has in memory is bounded too.
         open_lines = Counter(line.row.batch.model for line in self._open.values())
         for source in sources:
@@ -238,7 +255,7 @@ class Feeder:
         for batch in batches:
             left = batch.total - batch.completed - batch.failed - open_lines[batch.pk]
             if left > 0 and batch.status == BatchStatus.IN_PROGRESS:
-                due[batch.model].append((requests.clock() + (batch.expires_at - now).total_seconds(), left))
+                due[batch.model].append((requests.clock() + (batch.due_at - now).total_seconds(), left))
         for model in self._announced | due.keys():
             requests.expect(model, due.get(model, ()))
         self._announced = set(due)
@@ -252,6 +269,7 @@ class Feeder:
             kind=Kind(source.batch.endpoint.removeprefix("/v1/")),
             arrived_at=source.batch.created_at.timestamp(),
             due_at=source.batch.expires_at.timestamp(),
+            urgent_at=source.batch.due_at.timestamp(),
         )
         self._open[line.number] = line
         line.task = asyncio.create_task(self._answer(line))
@@ -283,7 +301,11 @@ class Feeder:
     async def _execute(self, line: OpenLine) -> tuple[int, bytes]:
         """(status, body) of the answer to *line*."""
         now = time.time()
-        terms = replace(line.grant.default_terms, deadline_s=max(1, int(line.due_at - now)))
+        terms = replace(
+            line.grant.default_terms,
+            deadline_s=max(1, int(line.due_at - now)),
+            urgent_s=max(1.0, line.urgent_at - now) if line.urgent_at < line.due_at else None,
+        )
         grant = replace(line.grant, default_terms=terms, terms={terms.name: terms})
         headers = {b"x-slo-class": terms.name.encode()}
         answer = Collected()

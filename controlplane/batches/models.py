@@ -131,6 +131,8 @@ class Batch(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
     expires_at = models.DateTimeField()
     """Deadline of its lines."""
+    urgent_by = models.DateTimeField(null=True, blank=True)
+    """Deadline for the queue manager of a batch that was sped up; empty: `expires_at`."""
     moments = models.JSONField(default=dict)
     """Epoch seconds at which it entered each state."""
     samples = models.JSONField(default=list)
@@ -151,6 +153,11 @@ class Batch(models.Model):
     def short_id(self) -> str:
         """Beginning of its id, by which pages name it."""
         return self.public_id[:14]
+
+    @property
+    def due_at(self) -> datetime:
+        """When its last line is due: the deadline, or what it was brought forward to."""
+        return min(self.expires_at, self.urgent_by) if self.urgent_by else self.expires_at
 
     @property
     def ended_lines(self) -> int:

@@ -6,7 +6,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
@@ -14,15 +14,18 @@ from django.core.files import File
 from django.db import transaction
 from django.utils import timezone
 
-from controlplane.accounts.models import ApiKey, Tenant
+from controlplane.accounts.models import ApiKey, Tenant, User
 from controlplane.batches.budgets import check_lines_budget
 from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Purpose, StoredFile
 from controlplane.batches.progress import with_sample
+from controlplane.batches.speed_up import SHORTEST_S, refusal
 from controlplane.batches.storage import store_errors
 from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines
 from controlplane.events.services import record
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model, SloClass, SloKind
 from controlplane.gateway.errors import ApiError, invalid
+from workers.vllm.tasks import Task
 
 MOST_FILE_BYTES = 200 * 1024 * 1024
 MOST_PROBLEMS = 100
@@ -165,6 +168,39 @@ def note_resumed(batch: Batch) -> None:
         record("batch.resumed", row, actor="batches", after={"done": row.ended_lines, "lines": row.total})
 
 
+def speed_up(batch: Batch, within_s: float, actor: User | str, reason: str) -> None:
+    """Have the queue manager release its lines so that the last one is done *within_s*, above the marks of use if need be.
+
+    Raises ActionError for a batch that does not run, a time that is too short or beyond the deadline, and where the release
+    rule of its model knows no deadline.
+    """
+    if why := refusal(batch):
+        raise ActionError(why)
+    by = timezone.now() + timedelta(seconds=within_s)
+    if within_s < SHORTEST_S or by >= batch.expires_at:
+        left_s = (batch.expires_at - timezone.now()).total_seconds()
+        raise ActionError(f"within_s is from {SHORTEST_S:.0f} to {left_s:.0f}, the time until the deadline.")
+    _set_urgency(batch, by, actor, reason)
+
+
+def undo_speed_up(batch: Batch, actor: User | str, reason: str) -> None:
+    """Release its lines by the deadline again. Raises ActionError for a batch that was not sped up or has ended."""
+    if batch.urgent_by is None or batch.status in ENDED:
+        raise ActionError(f"{batch} is not sped up.")
+    _set_urgency(batch, None, actor, reason)
+
+
+def _set_urgency(batch: Batch, by: datetime | None, actor: User | str, reason: str) -> None:
+    before, batch.urgent_by = batch.urgent_by, by
+    with transaction.atomic():
+        batch.save(update_fields=["urgent_by"])
+        moments = [None if each is None else each.isoformat() for each in (before, by)]
+        kind = "batch.sped_up" if by else "batch.speed_undone"
+        record(
+            kind, batch, actor=actor, reason=reason, before={"urgent_by": moments[0]}, after={"urgent_by": moments[1]}
+        )
+
+
 def cancel_batch(batch: Batch) -> None:
     """Let no further line start. Raises ApiError 409 for one that has ended or is being written."""
     if not enter(
@@ -187,7 +223,7 @@ def validate_batch(batch_id: int) -> bool:
     batch = Batch.objects.select_related("input_file").filter(pk=batch_id, status=BatchStatus.VALIDATING).first()
     if batch is None:
         return False
-    models = frozenset(Model.objects.values_list("name", flat=True))
+    models = {name: Task(task) for name, task in Model.objects.values_list("name", "task")}
     problems: list[Problem] = []
     total, named = 0, set()
     try:

@@ -1,13 +1,16 @@
 """Check the lines of an input file one by one, as OpenAI does before a batch runs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from workers.vllm.tasks import EMBEDDINGS, GENERATION, PATHS, SCORING, Task
+
 MOST_LINES = 50_000
 MOST_LINE_BYTES = 4 * 1024 * 1024
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+ENDPOINTS = (*GENERATION, EMBEDDINGS, *(f"/v1{path}" for path in SCORING))
+"""Paths that a batch may call: OpenAI's, and those that vLLM's own batch runner takes too."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -29,10 +32,10 @@ class Problem(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-def check_lines(lines: Iterable[bytes], endpoint: str, models: frozenset[str]) -> Iterator[Line | Problem]:
+def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Task]) -> Iterator[Line | Problem]:
     """Check *lines* one by one, in their order. Blank lines are skipped.
 
-    *models* are those that may be asked for. After `MOST_LINES` requests one last problem ends it.
+    *models* are those that may be asked for, with their tasks. After `MOST_LINES` requests one last problem ends it.
     """
     seen: dict[str, int] = {}
     offset = 0
@@ -57,7 +60,7 @@ def check_lines(lines: Iterable[bytes], endpoint: str, models: frozenset[str]) -
         yield Problem("empty_file", "The file has no requests.")
 
 
-def _check(raw: bytes, number: int, offset: int, endpoint: str, models: frozenset[str]) -> Line | Problem:
+def _check(raw: bytes, number: int, offset: int, endpoint: str, models: Mapping[str, Task]) -> Line | Problem:
     if len(raw) > MOST_LINE_BYTES:
         return Problem("line_too_large", f"This line is larger than {MOST_LINE_BYTES:,} bytes.", number)
     try:
@@ -86,6 +89,9 @@ def _check(raw: bytes, number: int, offset: int, endpoint: str, models: frozense
     model = body.get("model")
     if not isinstance(model, str) or model not in models:
         return Problem("model_not_found", f"The model {model!r} does not exist here.", number, "body.model")
+    if endpoint not in (served := PATHS[models[model]]) and endpoint.removeprefix("/v1") not in served:
+        message = f"The model {model!r} does not serve {endpoint}. It serves {', '.join(served)}."
+        return Problem("unsupported_endpoint", message, number, "body.model")
     if body.get("stream"):
         return Problem(
             "invalid_value", "Requests of a batch are not streamed: leave out stream.", number, "body.stream"

@@ -265,7 +265,9 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "of_judged": lambda value, row: _unit(percent(value), f"{count(row['met'])} of {count(row['judged'])} in 7 days"),
     "of_running": lambda value, row: _unit(count(value), f"of {count(row['running'])} running"),
     "of_announced": lambda value, row: _unit(amount(value), f"held, {amount(row.get('announced'))} lines to come"),
-    "of_today": lambda value, row: _unit(f"{usd(value)}/h", f"{usd(row.get('today_usd'))} today"),
+    "of_today": lambda value, row: (
+        NONE if value is None else _unit(f"{usd(value)}/h", f"{usd(row.get('today_usd'))} today")
+    ),
     "of_cost": lambda value, row: NONE if value is None else _unit(usd(value), f"of {usd(row['cost_usd'])} today"),
     "of_lines_left": lambda value, row: _unit(quantity(value), f"{count(row['lines_left'])} lines left"),
     "mark": lambda value, row: mark(value or ""),

@@ -58,7 +58,9 @@ def list_page(
         shown, next_cursor = show(page.rows), page.next_cursor
     else:
         shown, next_cursor = rows[: resource.whole], None
-    live = resource.live
+    live = (
+        resource.live if viewer.sees_fleet else ""
+    )  # the live connection is the fleet's; other pages are redrawn by time
     context = {
         **(live_context(hub.state(), live) if live else {}),
         "layout": "console/live_page.html" if live else "console/page.html",

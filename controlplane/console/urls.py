@@ -59,6 +59,7 @@ urlpatterns = [
     path("batches/held/", batches.held, name="held-work"),
     path("batches/list/", batches.batch_list, name="batch-list"),
     path("batches/<int:pk>/cancel/", batches.cancel, name="cancel-batch"),
+    path("batches/<int:pk>/speed-up/", batches.speed_up, name="speed-up-batch"),
     path("batches/<str:public_id>/", batches.batch, name="batch"),
     path("batches/<str:public_id>/<slug:kind>.jsonl", batches.file, name="batch-file"),
     path("applications/", applications.applications, name="applications"),

@@ -80,7 +80,12 @@ class Dispatcher:
         with_endpoint = {endpoint.model for endpoint in topology.endpoints}
         models = (
             port.ServedModel(
-                name, model.context_tokens, model.created_at, name in with_endpoint, name in topology.by_prefix
+                name,
+                model.context_tokens,
+                model.created_at,
+                name in with_endpoint,
+                name in topology.by_prefix,
+                model.task,
             )
             for name, model in topology.models.items()
         )

@@ -46,7 +46,7 @@ class TokenAccounts:
         if request.asked.sequences > 1:
             self.topology.fleet.running[replica.slot] += request.asked.sequences - 1
         replica.endpoint.running_sequences += request.asked.sequences
-        if not request.asked.streamed:
+        if not request.asked.streamed and request.asked.max_tokens != 1:  # of one token, the prefill is all
             self._prefilled(request)
             self.enter(request, replica.slot)
 

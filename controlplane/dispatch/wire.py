@@ -4,8 +4,11 @@ Writers and readers of all apps import it from here, so it imports nothing of th
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.dataclasses import dataclass
 
 SUMMARY_KEY = "pilothouse:summary"
 LIVE_CHANNEL = "pilothouse:live"
@@ -62,62 +65,107 @@ INSTANCE_COLUMNS = (
     "state_since",
     "failures",
 )
-GROUP_COLUMNS = (
-    "number",
-    "region",
-    "instance",
-    "model",
-    "place",  # in its virtual queue, from 1
-    "slo_class",
-    "count",
-    "tokens",
-    "start_s",  # from now, as the global scheduler predicts; null where nothing serves it
-    "service_s",
-    "due_s",  # from now, its deadline; null without one
-    "slack_s",  # until it would be late; null without a deadline
-    "pinned",
-    "hold_s",  # from now; 0 for one that is not held
-    "risk",  # "", "risk" or "late"
-)
-"""Columns of waiting request groups, by region, instance and place."""
-LANE_COLUMNS = ("instance", "region", "model", "order", "state", "running", "kv_ratio", "waiting", "service_s")
-"""Columns of instances: the order of their endpoint, and with request groups what waits in their virtual queue."""
-QUEUE_COLUMNS = (
-    "region",
-    "waiting",
-    "groups",
-    "queues",
-    "at_risk",
-    "late",
-    "late_requests",
-    "oldest_wait_s",
-    "attainment_ratio",
-    "fcfs_ratio",
-    "gap_ratio",  # share of the last order's lateness, over all regions, that the best order saves at most, as proved
-    "solved_ms",
-    "solved_at",
-    "pending_s",
-    "fallbacks",
-)
-"""Columns of regions: waiting requests, predictions for this order and for FCFS, and the state of the global scheduler."""
 
 
-@dataclass(frozen=True, slots=True)
+class PublishedRow(BaseModel):
+    """Row that is published as columns, and returned by `/api` as it is."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class QueuedGroup(PublishedRow):
+    """Waiting request group; rows are in order of region, instance and place."""
+
+    number: int
+    """Unique number, never reused."""
+    region: str
+    instance: str
+    model: str
+    place: int
+    """Position in its virtual queue, from 1."""
+    slo_class: str
+    count: int
+    tokens: int
+    """Prompt and expected output tokens of all its requests."""
+    start_s: float | None
+    """Seconds from now, as estimated by the global scheduler; null if nothing serves it."""
+    service_s: float | None
+    due_s: float | None
+    """Seconds from now; null without a deadline."""
+    slack_s: float | None
+    """Time until its last request's first token would be late; negative: it will be late."""
+    pinned: bool
+    hold_s: float
+    """Remaining hold time."""
+    risk: str
+    """`late`, `risk` below 15 s of slack, or empty."""
+
+
+class QueueInstance(PublishedRow):
+    """Instance that takes from the queues."""
+
+    instance: str
+    region: str
+    model: str
+    order: str
+    """Order of the endpoint. Only `qlm` has request groups."""
+    state: str
+    running: int
+    kv_ratio: float | None
+    waiting: int | None
+    """Requests in its virtual queue; null under another order, where requests wait for the endpoint."""
+    service_s: float | None
+
+
+class QueueRegion(PublishedRow):
+    """Queues of a region: what waits, predictions for this order and for FCFS, and the global scheduler."""
+
+    region: str
+    waiting: int
+    groups: int
+    queues: int
+    at_risk: int
+    late: int
+    late_requests: int
+    oldest_wait_s: float
+    attainment_ratio: float | None
+    """Share of grouped requests predicted to be in time."""
+    fcfs_ratio: float | None
+    """The same in order of arrival, over all regions."""
+    gap_ratio: float | None
+    """Proven bound of the last order's relative lateness gap to the optimum over all regions; null where the exact programme
+    proved nothing (many groups, or no worker).
+    """
+    solved_ms: float | None
+    solved_at: float | None
+    pending_s: float | None
+    """Time since a worker's answer was requested."""
+    fallbacks: int
+    """Answers that did not arrive."""
+
+
+@dataclass(frozen=True, config=PublishedRow.model_config)
 class QueueChange:
-    """A change of the queues' order by the global scheduler or an operator, with predicted attainment and lateness."""
+    """Change of the queues' order by the global scheduler or an operator, with predicted attainment and lateness."""
 
-    at: float  # epoch seconds
+    at: float
+    """Epoch seconds."""
     by: str
     why: str
     what: str
     before_ratio: float | None = None
     after_ratio: float | None = None
-    before_late_s: float | None = None  # mean per request
+    before_late_s: float | None = None
+    """Mean per request."""
     after_late_s: float | None = None
     took_ms: float | None = None
-    undo: int | None = None  # the group that an operator changed
+    undo: int | None = None
+    """Group that an operator changed, while that can be undone."""
 
 
+GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS = (
+    tuple(row.model_fields) for row in (QueuedGroup, QueueInstance, QueueRegion)
+)
 REORDER_COLUMNS = tuple(field.name for field in fields(QueueChange))
 """Columns of changes, newest first."""
 
@@ -130,7 +178,10 @@ HELD_COLUMNS = (
     "under_4h",
     "under_10h",
     "over_10h",
+    "oldest_s",  # age of the oldest of those held
+    "due_s",  # from now, the earliest deadline of those held; null where none has one
     "slack_s",  # the least until one has to start; null where no deadline releases them
+    "last",  # its last release: at, region, why and use_ratio (`held_work.Release`); null while none is known
     "next_s",  # until the next release, expected; null while unknown
     "reason",
     "rule",  # `scheduling.queueing.release_rule.RELEASES`
@@ -149,6 +200,10 @@ SIGNAL_COLUMNS = (
     "gate",  # two, one, closed, cooldown or no_signal
 )
 """Columns of endpoints as the queue manager sees them."""
+
+AT_DOOR_COLUMNS = ("model", "region", "slo_class", "late", "degraded", "refused")
+"""Columns of requests whose promise was unreachable on arrival, by the class that they asked for: of the last hour, or since
+the gateway started."""
 
 HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
 

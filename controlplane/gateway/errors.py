@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape, with the headers by which its SDKs decide whether and when to retry."""
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import orjson
@@ -98,6 +99,16 @@ def unknown_model(name: str) -> ApiError:
         404,
         f"The model {name!r} does not exist here. `GET /v1/models` lists those that do.",
         code="model_not_found",
+        param="model",
+    )
+
+
+def not_served(model: str, path: str, served: Sequence[str]) -> ApiError:
+    """Return the error for a call to *path* of a *model* that serves others, *served*."""
+    return ApiError(
+        404,
+        f"The model {model!r} does not serve {path}. It serves {', '.join(served)}.",
+        code="unsupported_endpoint",
         param="model",
     )
 

@@ -80,6 +80,12 @@ class LedgerRow(models.Model):
         default="",
         help_text="SLO class that it was degraded from, because that promise was unreachable; empty: it kept its class.",
     )
+    surface = models.CharField(
+        max_length=24,
+        blank=True,
+        default="",
+        help_text="What was called, by the last part of its path, such as embeddings; empty: not known.",
+    )
     trace = models.JSONField(default=list, blank=True, help_text="Placements tried, with policy, scores and reason.")
 
     class Meta:

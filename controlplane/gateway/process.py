@@ -10,6 +10,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from controlplane.gateway.admission.keys import Keys
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
-from controlplane.gateway.monitoring.summary import Publisher, Summary
+from controlplane.gateway.monitoring.summary import Publisher, Summary, at_door
 from controlplane.gateway.serving.application import Application
 from controlplane.gateway.serving.completions import Catalog, Completions
 from controlplane.gateway.serving.open_requests import OpenRequests
@@ -106,6 +107,7 @@ class Gateway:
             "system": self.monitor.report,
             "queues": QueuesView(self.dispatcher),
             "held": HeldView(self.dispatcher.holding),
+            "at_door": partial(at_door, self.records),
         }
         self.publisher = Publisher(
             Summary(self.dispatcher, self.records, self.lease.owner, sections),

@@ -42,14 +42,7 @@ STATES = {"running": PartState.OK, "starting": PartState.STARTING, "restarting":
 def supervised(folder: Path) -> dict[str, Part]:
     """Return the parts that `manage.py up` supervises, if this process is one of them."""
     return {
-        row["name"]: Part(
-            name=row["name"],
-            state=STATES.get(row["state"], PartState.DOWN),
-            detail=row["detail"],
-            since=row["since"],
-            restarts=row["restarts"],
-            process_id=row["process_id"],
-        )
+        row["name"]: Part(**row | {"state": STATES.get(row["state"], PartState.DOWN)})
         for row in read_parts(folder, os.environ.get(MARK, ""))
     }
 

@@ -6,7 +6,7 @@ same `Record`. Times are epoch seconds.
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
@@ -73,19 +73,7 @@ class Record:
         return JobState.NEVER if self.last_success_at is None else JobState.OK
 
     def as_dict(self, now: float, started_at: float) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "state": self.state(now, started_at).value,
-            "period_s": self.period_s,
-            "last_success_at": self.last_success_at,
-            "last_error": self.last_error,
-            "last_error_at": self.last_error_at,
-            "failures_in_a_row": self.failures_in_a_row,
-            "failures_total": self.failures_total,
-            "last_duration_s": self.last_duration_s,
-            "due_at": self.due_at,
-        }
+        return asdict(self) | {"state": self.state(now, started_at).value, "due_at": self.due_at}
 
 
 class Job(Record):

@@ -1,6 +1,6 @@
 """Policy bundles (`scheduling.bundles`) of models, read from their rows; switching writes the rows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,10 +68,12 @@ class Present:
 
     def differences(self, bundle: Bundle) -> list[Difference]:
         """Return what *bundle* would change."""
+        return self.changed(values_of(bundle))
+
+    def changed(self, values: Mapping[str, Any]) -> list[Difference]:
+        """Return what *values*, named as in `values_of`, would change."""
         return [
-            Difference(what, self.values[what], value)
-            for what, value in values_of(bundle).items()
-            if self.values[what] != value
+            Difference(what, self.values[what], value) for what, value in values.items() if self.values[what] != value
         ]
 
 

@@ -1,12 +1,9 @@
 """Values for JSON columns: no NumPy, and null for non-finite numbers (JSON has neither NaN nor infinity)."""
 
-import math
-from collections.abc import Mapping
-from datetime import datetime
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import orjson
 
 
 def plain(value: Any) -> Any:
@@ -14,19 +11,9 @@ def plain(value: Any) -> Any:
 
     Raises TypeError for unsupported types.
     """
-    match value:
-        case None | bool() | str() | int():
-            return value
-        case float():
-            return value if math.isfinite(value) else None
-        case np.ndarray() | np.generic():
-            return plain(value.tolist())
-        case Decimal():
-            return float(value)
-        case datetime():
-            return value.isoformat()
-        case Mapping():
-            return {str(key): plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [plain(item) for item in value]
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    return orjson.loads(orjson.dumps(value, _number, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS))
+
+
+def _number(value: Any) -> Any:
+    """Return a decimal as a number, and an array that is not contiguous as a list."""
+    return value.tolist() if isinstance(value, np.ndarray) else float(value)

@@ -104,7 +104,6 @@ LENGTH_MODELS: Final = {
     LengthModelKind.SSJF_REG_L1: "An encoder with a regression on it, by absolute error.",
     LengthModelKind.SSJF_REG_MSE: "An encoder with a regression on it, by squared error.",
     LengthModelKind.SSJF_CLS: "An encoder that picks one of five classes of length.",
-    LengthModelKind.SSJF_CLS_PAIRWISE: "An encoder that picks one of five classes, and within a class ranks by pairs.",
     LengthModelKind.SSJF_ORDINAL_L1: "An encoder on ordered classes of length, by absolute error.",
     LengthModelKind.SSJF_ORDINAL_MSE: "An encoder on ordered classes of length, by squared error.",
     LengthModelKind.SSJF_BINARY: "An encoder that says short or long.",

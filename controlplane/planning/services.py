@@ -86,20 +86,7 @@ def switch_bundle(model: Model, name: str, actor: User | str, reason: str = "") 
     if name not in BUNDLES:
         raise ValidationError({"bundle": f"There is no bundle {name!r}; there are {', '.join(BUNDLES)}."})
     bundle, model = BUNDLES[name], Model.objects.select_for_update().get(pk=model.pk)
-    before = bundles.present(model)
-    differences = before.differences(bundle)
-    if not differences:
-        return before
-    _give(model, before, differences, actor)
-    record(
-        "model.bundle_switched",
-        model,
-        actor=actor,
-        before={"bundle": before.name} | {each.what: each.present for each in differences},
-        after={"bundle": name} | {each.what: each.bundled for each in differences},
-        reason=reason,
-    )
-    return bundles.present(model)
+    return _switched(bundles.present(model), bundles.values_of(bundle), actor, reason, name)
 
 
 @transaction.atomic
@@ -118,23 +105,26 @@ def switch_parts(model: Model, values: dict[str, str], actor: User | str, reason
     given: dict[str, Any] = dict(values)
     if given.get("strategy", before.values["strategy"]) != before.values["strategy"]:
         given["parameters"] = {}
-    differences = [
-        bundles.Difference(name, before.values[name], value)
-        for name, value in given.items()
-        if before.values[name] != value
-    ]
+    return _switched(before, given, actor, reason)
+
+
+def _switched(
+    before: bundles.Present, values: dict[str, Any], actor: User | str, reason: str, bundle: str = ""
+) -> bundles.Present:
+    """Apply *values*, those of *bundle* if it is named, to a locked model that is as *before*; record one event."""
+    differences = before.changed(values)
     if not differences:
         return before
-    _give(model, before, differences, actor)
+    _give(before, differences, actor)
     record(
-        "model.parts_switched",
-        model,
+        "model.bundle_switched" if bundle else "model.parts_switched",
+        before.model,
         actor=actor,
-        before={each.what: each.present for each in differences},
-        after={each.what: each.bundled for each in differences},
+        before=({"bundle": before.name} if bundle else {}) | {each.what: each.present for each in differences},
+        after=({"bundle": bundle} if bundle else {}) | {each.what: each.bundled for each in differences},
         reason=reason,
     )
-    return bundles.present(model)
+    return bundles.present(before.model)
 
 
 @transaction.atomic
@@ -147,23 +137,18 @@ def give(model: Model, values: dict[str, Any], actor: User | str) -> dict[str, A
     """
     model = Model.objects.select_for_update().get(pk=model.pk)
     before = bundles.present(model)
-    differences = [
-        bundles.Difference(name, before.values[name], value)
-        for name, value in values.items()
-        if before.values[name] != value
-    ]
+    differences = before.changed(values)
     if values.get("strategy") == bundles.NONE:
         ScalingPolicy.objects.filter(model=model).delete()
         supersede_open(model)
-        _give(model, before, [each for each in differences if each.what not in ("strategy", "parameters")], actor)
-    else:
-        _give(model, before, differences, actor)
+    scaled = values.get("strategy") != bundles.NONE
+    _give(before, [each for each in differences if scaled or each.what not in ("strategy", "parameters")], actor)
     return {each.what: each.present for each in differences}
 
 
-def _give(model: Model, before: bundles.Present, differences: list[bundles.Difference], actor: User | str) -> None:
-    """Write *differences* from *before* to the rows of *model*, which is locked."""
-    given = {each.what: each.bundled for each in differences}
+def _give(before: bundles.Present, differences: list[bundles.Difference], actor: User | str) -> None:
+    """Write *differences* from *before* to the rows of its model, which is locked."""
+    model, given = before.model, {each.what: each.bundled for each in differences}
     if policies := {name: given[name] for name in bundles.COLUMNS if name in given}:
         model.deployments.update(**policies)
     if "length_model" in given:

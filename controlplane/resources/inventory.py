@@ -97,7 +97,7 @@ MODELS = Resource(
     columns=(
         Column("name", "Model", sorts=True),
         *columns("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "architecture"),
-        *columns("length_model", "active"),
+        *columns("task", "length_model", "active"),
         shown("hardware", "Hardware of an instance"),
         shown("ready", "Ready (instances)", sorts=True),
         shown("most", "Limit (instances)"),

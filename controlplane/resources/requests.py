@@ -85,6 +85,7 @@ REQUESTS = Resource(
         Column("tenant", "Tenant", "tenant.name"),
         Column("api_key", "API key", "api_key.prefix", rest=False),
         Column("model", "Model"),
+        Column("surface", "Surface", about="What was called, by the last part of its path."),
         Column("slo_class", "SLO class", label="Class"),
         Column("asked_class", "Asked class"),
         Column("region", "Region"),

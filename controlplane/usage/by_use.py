@@ -10,7 +10,7 @@ from typing import NamedTuple
 from django.db.models import Sum
 
 from controlplane.fleet.models import SloClass, SloKind
-from controlplane.fleet.spot.selectors import on_demand_usd
+from controlplane.fleet.spot.selectors import donated_time
 from controlplane.usage.models import UsageHour
 
 
@@ -55,10 +55,9 @@ def dollars_by_use(since: datetime, until: datetime) -> DollarsByUse:
     rows = UsageHour.objects.filter(hour__gte=since, hour__lt=until).order_by().values_list("tenant", "slo_class")
     costs = [(None if tenant is None else name, usd) for tenant, name, usd in rows.annotate(usd=Sum("cost_usd"))]
     kinds = dict(SloClass.objects.values_list("name", "kind"))
-    return by_use(costs, kinds, on_demand_usd(since, until))
+    return by_use(costs, kinds, sum(each.cost_usd for each in donated_time(since, until)))
 
 
-def dollars_of_last(hours: int, now: datetime) -> DollarsByUse:
-    """Return the dollars of the last *hours* hours of the clock by use, the running one included."""
-    hour = now.replace(minute=0, second=0, microsecond=0)
-    return dollars_by_use(hour - timedelta(hours=hours - 1), now)
+def last_hours(hours: int, now: datetime) -> tuple[datetime, datetime]:
+    """Return when the last *hours* hours of the clock begin, the running one included, and *now*."""
+    return now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours - 1), now

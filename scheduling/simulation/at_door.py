@@ -82,8 +82,8 @@ class Door:
         self.asked_class = np.full(count, -1, np.int16)
         """Class that a degraded request asked for, by request; -1: not degraded."""
         self.refused = np.zeros(count, bool)
-        self.late = 0
-        """Requests admitted although their promise was unreachable."""
+        self.late = np.zeros(count, bool)
+        """Requests admitted in their own class although its promise was unreachable."""
         self._learned = np.zeros(count, bool)
         self._oldest = 0
         self._read_s = -inf
@@ -108,13 +108,13 @@ class Door:
             self.refused[request] = True
             change(self.simulation.world, WITHDRAW, self._slot(request), 1)
         else:
-            self.late += verdict.late_s > 0.0
+            self.late[request] = verdict.late_s > 0.0 and self.asked_class[request] < 0
 
     def counters(self) -> dict[str, int]:
         return {
-            "degraded": int(np.count_nonzero(self.asked_class >= 0)),
+            "degraded": int(np.count_nonzero((self.asked_class >= 0) & ~self.refused)),
             "refused_at_door": int(np.count_nonzero(self.refused)),
-            "admitted_late": self.late,
+            "admitted_late": int(np.count_nonzero(self.late)),
         }
 
     def _slot(self, request: int) -> int:

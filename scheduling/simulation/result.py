@@ -44,6 +44,8 @@ class Result:
     asked_class: NDArray[np.int16] | None = None
     """SLO class that a request was degraded from at the door, -1 for none; None where no class has its promise judged."""
     refused_at_door: NDArray[np.bool_] | None = None
+    admitted_late: NDArray[np.bool_] | None = None
+    """Requests admitted in their own class although its promise was unreachable."""
     strategy: str = ""
     """Empty if nothing scales."""
     moves: list[MadeMove] = field(default_factory=list)

@@ -444,6 +444,7 @@ class Simulation:
             | (self.door.counters() if self.door else {}),
             asked_class=self.door.asked_class if self.door else None,
             refused_at_door=self.door.refused if self.door else None,
+            admitted_late=self.door.late if self.door else None,
             series=self._samples.series(),
             decisions=world.decisions[: run_state.decisions].copy() if self._decisions else None,
             changes=self.lives.changes(),

@@ -56,16 +56,6 @@ def test_the_side_list_of_a_page_is_the_index(as_admin):
 
 
 class TestWhoEnters:
-    def test_visitors_go_to_the_sign_in_page_and_come_back(self, client):
-        response = client.get(reverse("admin:index"), follow=True)
-        assert response.redirect_chain[-1][0] == reverse("console:sign-in") + "?next=" + reverse("admin:index")
-
-    @pytest.mark.parametrize("who", ["member", "key_manager", "stranger"])
-    def test_people_without_a_fleet_role_are_refused(self, client, request, who):
-        client.force_login(request.getfixturevalue(who))
-        assert client.get(reverse("admin:index"), follow=True).status_code == 403
-        assert client.get(url_of(Region, "changelist"), follow=True).status_code == 403
-
     def test_staff_flag_alone_opens_nothing(self, client, make_user):
         client.force_login(make_user("clerk", is_staff=True))
         assert client.get(reverse("admin:index"), follow=True).status_code == 403
@@ -73,16 +63,6 @@ class TestWhoEnters:
     def test_a_superuser_may_do_all(self, client, make_user, region):
         client.force_login(make_user("root", is_superuser=True))
         assert client.get(url_of(Region, "add")).status_code == 200
-
-    @pytest.mark.parametrize("who", ["viewer", "operator"])
-    def test_viewers_and_operators_read(self, client, request, who, region):
-        client.force_login(request.getfixturevalue(who))
-        assert client.get(url_of(Region, "changelist")).status_code == 200
-        assert client.get(url_of(Region, "change", region.pk)).status_code == 200
-        assert client.get(url_of(Region, "add")).status_code == 403
-        post = client.post(url_of(Region, "change", region.pk), {"name": "x", "title": "x"})
-        assert post.status_code == 403
-        assert client.get(url_of(User, "changelist")).status_code == 403
 
     def test_open_redirects_are_not_followed(self, as_admin):
         response = as_admin.get(reverse("admin:login") + "?next=https://elsewhere.example/")
@@ -231,11 +211,6 @@ class TestKeys:
         key.refresh_from_db()
         assert not key.usable
         assert Event.objects.get(kind="api_key.revoked").reason == "leaked"
-
-    def test_keys_are_neither_edited_nor_deleted(self, as_admin, acme, fleet_admin):
-        key, _ = services.create_api_key(acme, "laptop", fleet_admin)
-        assert as_admin.post(url_of(ApiKey, "change", key.pk), {"name": "x"}).status_code == 403
-        assert as_admin.post(url_of(ApiKey, "delete", key.pk), {"post": "yes"}).status_code == 403
 
     def test_a_sign_in_link_is_for_one_user(self, as_admin, member, stranger):
         choice = {"action": "sign_in_link", "_selected_action": [member.pk]}

@@ -15,30 +15,12 @@ from tests.api.conftest import Caller
 pytestmark = pytest.mark.django_db
 
 
-def names(response):
-    assert response.status_code == 200
-    return sorted(item["name"] for item in response.json()["items"])
-
-
 @pytest.fixture
 def keys(acme, globex):
     return {tenant.name: create_api_key(tenant, f"{tenant.name}-key", "test")[0] for tenant in (acme, globex)}
 
 
 class TestReading:
-    def test_tenants(self, sign_in, with_key, acme, globex, operations):
-        assert names(sign_in("viewer").get("tenants")) == ["acme", "globex", "operations"]
-        assert names(sign_in("member").get("tenants")) == ["acme"]
-        assert names(sign_in("stranger").get("tenants")) == ["globex"]
-        assert names(with_key(acme).get("tenants")) == ["acme"]
-
-    def test_keys(self, sign_in, with_key, keys, acme):
-        assert names(sign_in("operator").get("keys")) == ["acme-key", "globex-key"]
-        assert names(sign_in("member").get("keys")) == ["acme-key"]
-        assert names(sign_in("stranger").get("keys")) == ["globex-key"]
-        assert names(sign_in("operator").get("keys", tenant="acme")) == ["acme-key"]
-        assert names(with_key(acme).get("keys")) == ["acme-key", "test"]
-
     def test_no_answer_holds_a_hash(self, sign_in, keys):
         text = sign_in("operator").get("keys").content.decode()
         assert all(key.sha256 not in text for key in keys.values())
@@ -74,22 +56,6 @@ class TestCreating:
         assert secret not in caller.get("keys").content.decode()
         assert Event.objects.get(kind="api_key.created").subject.startswith("laptop")
 
-    @pytest.mark.parametrize(
-        ("values", "field"),
-        [
-            ({"name": ""}, "name"),
-            ({"name": "   "}, "name"),
-            ({"name": "x" * 81}, "name"),
-            ({"expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
-            ({"expires_at": "soon"}, "expires_at"),
-            ({"role": "admin"}, "role"),
-        ],
-    )
-    def test_mistakes_name_their_field(self, values, field, sign_in, acme):
-        response = sign_in("operator").post("keys", **{"tenant": "acme", "name": "laptop"} | values)
-        assert response.status_code == 422
-        assert response.json()["error"]["field"] == field
-
 
 class TestRevoking:
     def test_a_revoked_key_is_refused_at_once(self, sign_in, with_key, acme):
@@ -101,21 +67,11 @@ class TestRevoking:
         assert caller.get("keys").status_code == 401
         assert Event.objects.get(kind="api_key.revoked").reason == "leaked"
 
-    def test_revoking_twice_is_one_event(self, sign_in, keys):
-        caller = sign_in("operator")
-        for _ in range(2):
-            assert caller.post(f"keys/{keys['acme'].pk}/revoke", reason="leaked").status_code == 200
-        assert Event.objects.filter(kind="api_key.revoked").count() == 1
-
     def test_strangers_do_not_learn_that_a_key_exists(self, sign_in, keys):
         response = sign_in("stranger").post(f"keys/{keys['acme'].pk}/revoke", reason="x")
         missing = sign_in("stranger").post("keys/999999/revoke", reason="x")
         assert response.status_code == missing.status_code == 404
         assert response.json() == missing.json()
-
-    def test_who_sees_may_still_not_revoke(self, sign_in, keys):
-        assert sign_in("member").post(f"keys/{keys['acme'].pk}/revoke", reason="x").status_code == 404
-        assert sign_in("viewer").post(f"keys/{keys['acme'].pk}/revoke", reason="x").status_code == 404
 
     def test_expired_keys_and_keys_of_inactive_tenants_are_refused(self, with_key, acme):
         caller = with_key(acme)
@@ -160,25 +116,6 @@ class TestServiceKeys:
             "fleet_role": "operator",
             "tenants": None,
         }
-
-    def test_a_viewers_key_reads_and_changes_nothing(self, service, make_instance):
-        caller, instance = service("viewer"), make_instance(state="ready")
-        assert caller.get("instances").status_code == 200
-        assert caller.get("events").status_code == 200
-        refused = caller.post(f"instances/{instance.name}/drain", reason="no")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
-
-    def test_a_key_of_the_operating_tenant_reads_the_fleet(self, with_key, operations, acme, make_instance):
-        instance = make_instance(state="ready")
-        caller = with_key(operations)
-        for path in ("instances", "deployments", "events", "tenants"):
-            assert caller.get(path).status_code == 200
-        assert caller.get("summary").status_code in (200, 503)
-        refused = caller.post(f"instances/{instance.name}/drain", reason="no")
-        assert (refused.status_code, "service key" in refused.json()["error"]["message"]) == (403, False)
-        other = with_key(acme).get("instances")
-        assert (other.status_code, other.json()["error"]["code"]) == (403, "forbidden")
-        assert "valid API key" not in other.json()["error"]["message"]
 
     def test_it_ends(self, service, sign_in):
         caller = service("operator")

@@ -76,12 +76,6 @@ def test_files_of_lengths_are_not_read(sign_in, operator):
     assert error["field"] == "clients[0].lengths.file"
 
 
-def test_viewers_read_and_do_not_run(sign_in, viewer):
-    caller = sign_in("viewer")
-    assert caller.post("simulations", scenario=scenario()).status_code == 403
-    assert caller.get("simulations").json()["items"] == []
-
-
 def test_one_that_waits_is_cancelled(sign_in, operator):
     caller = sign_in("operator")
     pk = caller.post("simulations", scenario=scenario()).json()["id"]

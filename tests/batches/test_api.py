@@ -419,6 +419,47 @@ async def test_a_batch_pauses_while_a_budget_of_dollars_is_spent(served, client)
     assert sorted(one["custom_id"] for one in answers) == sorted(f"line-{number}" for number in range(30))
 
 
+@pytest.fixture
+def feeders(monkeypatch):
+    """Feeders that the gateway makes from now on."""
+    made, begin = [], feeder.Feeder.__init__
+
+    def note(self, *args, **values):
+        begin(self, *args, **values)
+        made.append(self)
+
+    monkeypatch.setattr(feeder.Feeder, "__init__", note)
+    return made
+
+
+async def test_the_lines_of_a_batch_that_is_sped_up_come_first_and_have_to_start_sooner(
+    feeders, served, client, monkeypatch
+):
+    """The lines of an earlier batch of the model, which fill what may be open, are put back; undoing it restores all."""
+    monkeypatch.setattr(feeder, "MOST_OPEN", 12)
+    served.backends[0].script.hold = asyncio.Event()
+    first, second = [await run(client, input_of(count)) for count in (40, 5)]
+    holding = served.gateway.dispatcher.holding
+    (the_feeder,) = feeders
+    await until(lambda: served.backends[0].running > 0 and len(the_feeder._open) == 12)
+    row = await database_sync_to_async(Batch.objects.get)(public_id=second.id)
+    assert {line.row.batch_id for line in the_feeder._open.values()}.isdisjoint({row.pk})
+    clock_s = served.gateway.dispatcher.clock
+    await database_sync_to_async(services.speed_up)(row, 7_200.0, "a test", "they wait for it")
+    await until(lambda: sum(line.row.batch_id == row.pk for line in the_feeder._open.values()) == 5)
+    await until(lambda: min((one.due_s for one in holding.work.all_of("m")), default=1e9) < clock_s() + 7_200.0)
+    assert await database_sync_to_async(Event.objects.filter(kind="batch.sped_up").count)() == 1
+    assert await database_sync_to_async(Event.objects.filter(kind="batch.resumed").count)() == 0
+    await database_sync_to_async(services.undo_speed_up)(row, "a test", "undone")
+    await until(lambda: all(one.due_s > clock_s() + 7_200.0 for one in holding.work.all_of("m")))
+    served.backends[0].script.hold.set()
+    for each, count in ((first, 40), (second, 5)):
+        batch = await ended(client, each, within_s=120.0)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (count, 0)
+        answers = await lines_of(client, batch.output_file_id)
+        assert sorted(one["custom_id"] for one in answers) == sorted(f"line-{number}" for number in range(count))
+
+
 def spend_all(public_id):
     """Give the tenant of a batch a budget that is spent."""
     tenant = Batch.objects.get(public_id=public_id).tenant

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from controlplane.batches import validation
-from controlplane.batches.validation import Line, Problem, check_lines
+from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines
+from workers.vllm.tasks import Task
 
 CHAT = "/v1/chat/completions"
 
@@ -14,7 +15,7 @@ def line(custom_id="a", **changes):
 
 
 def check(*lines):
-    return list(check_lines(lines, CHAT, frozenset({"m"})))
+    return list(check_lines(lines, CHAT, {"m": Task.GENERATE, "e": Task.EMBED}))
 
 
 def test_lines_are_found_again_by_their_offset():
@@ -38,6 +39,7 @@ def test_lines_are_found_again_by_their_offset():
         (line(body=[]), "missing_required_parameter", "body"),
         (line(body={"model": "other"}), "model_not_found", "body.model"),
         (line(body={"model": ["m"]}), "model_not_found", "body.model"),
+        (line(body={"model": "e"}), "unsupported_endpoint", "body.model"),
         (line(body={"model": "m", "stream": True}), "invalid_value", "body.stream"),
     ],
 )
@@ -60,3 +62,16 @@ def test_an_empty_file_and_one_with_too_many_requests_fail(monkeypatch):
     checked = check(line("a"), line("b"), line("c"), line("d"))
     assert [type(one) for one in checked] == [Line, Line, Problem]
     assert checked[-1].code == "too_many_requests"
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_each_endpoint_takes_the_models_that_serve_it(endpoint):
+    models = {task.value: task for task in Task}
+    lines = [line(name, url=endpoint, body={"model": name}) for name in models]
+    taken = [one.model for one in check_lines(lines, endpoint, models) if isinstance(one, Line)]
+    expected = {
+        "/v1/embeddings": ["embed"],
+        "/v1/rerank": ["embed", "token_embed", "score"],
+        "/v1/score": ["embed", "token_embed", "score"],
+    }
+    assert taken == expected.get(endpoint, ["generate"])

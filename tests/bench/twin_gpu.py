@@ -10,6 +10,7 @@ Two more scenes, from which the limits of the API process were derived and of wh
 
 import argparse
 import csv
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ MEASURED = {
     "at_once_last_ttft_ms": 854,
 }
 BLOCK_TOKENS = 16
+DEMO = Path(__file__).parents[2] / "controlplane" / "fleet" / "demo.toml"
 KV_TOKENS = 449_968  # the server's own report
 
 
@@ -41,18 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def shipped() -> tuple[Profile, FrontEnd]:
     """The measured profile of Llama 3.1 8B on one H100, and the limits of its API process."""
-    import django
-
-    django.setup()
-    from controlplane.fleet.demo import PROFILES
-
+    rows = tomllib.loads(DEMO.read_text())["profiles"]
     key = ("llama-3.1-8b", "h100-80gb", 1)
-    (measured,) = (row for row in PROFILES if (row.model, row.gpu_type, row.tensor_parallel) == key)
-    requests_per_s, tokens_per_s = measured.front_end
-    assert requests_per_s
-    assert tokens_per_s
-    values = {name: value for name, value in measured.values().items() if name in Profile.__dataclass_fields__}
-    return Profile(**values), FrontEnd(requests_per_s, tokens_per_s)
+    (measured,) = (row for row in rows if (row["model"], row["gpu_type"], row["tensor_parallel"]) == key)
+    values = {name: value for name, value in measured.items() if name in Profile.__dataclass_fields__}
+    return Profile(**values), FrontEnd(measured["front_end_requests_per_s"], measured["front_end_tokens_per_s"])
 
 
 def replay(rows: dict[str, Any], profile: Profile, front_end: FrontEnd) -> Any:

@@ -97,7 +97,13 @@ def held(now_s: float) -> dict[str, Any]:
             "model": list(MODELS[:3]), "count": [5_730, 6_610, 40_120], "announced": [52, 6_880, 18_600],
             "opportunistic": [0, 0, 120], "under_1h": [600, 3_400, 22_000], "under_4h": [1_100, 3_210, 18_120],
             "under_10h": [3_900, 0, 0], "over_10h": [130, 0, 0], "slack_s": [45.0, 5_220.0, 15_540.0],
-            "next_s": [0.4, 8.0, 0.1], "rule": [held_work.DUE, held_work.USED, held_work.TROUGH],
+            "next_s": [0.4, 8.0, 0.1], "rule": ["slack", "use", "slack"], "oldest_s": [38_460.0, 9_200.0, 12_000.0],
+            "due_s": [165.0, 5_400.0, 15_900.0],
+            "last": [
+                {"at": now_s - 3, "region": REGIONS[1], "why": held_work.DUE, "use_ratio": 0.72},
+                {"at": now_s - 9, "region": REGIONS[2], "why": held_work.USED, "use_ratio": 0.54},
+                {"at": now_s - 1, "region": REGIONS[0], "why": held_work.TROUGH, "use_ratio": 0.38},
+            ],
             "reason": [
                 "Slack 45 s: use is overruled", "Use 54%, releases below 60%",
                 "US Central takes as many as fit below 60%",

@@ -163,14 +163,6 @@ async def test_an_unknown_topic_ends_it(open_socket):
     assert (await socket.receive())["closed"] == consumers.NOT_UNDERSTOOD
 
 
-async def test_visitors_and_tenants_people_are_refused(open_socket, member):
-    socket = await open_socket(cookies={})
-    assert (await socket.receive())["closed"] == consumers.SIGNED_OUT
-    cookies = await database_sync_to_async(cookies_of)(member)
-    socket = await open_socket(cookies=cookies)
-    assert (await socket.receive())["closed"] == consumers.NOT_ALLOWED
-
-
 async def test_other_sites_are_refused(viewer):
     cookies = await database_sync_to_async(cookies_of)(viewer)
     socket = Socket(websockets, ALL, cookies, origin="https://elsewhere.example")

@@ -231,15 +231,6 @@ def test_the_chart_is_its_table_and_its_file(reader, make_instance):
     assert [row[2] for row in rows[1:]] == [cell(seen and seen.mean) for seen in outlook.expected]
 
 
-def test_every_other_table_has_a_file(reader, make_instance):
-    make_instance()
-    database.write(furnish)
-    for name in ("series", "backtest", "horizon", "coverage"):
-        rows = table(reader.get(reverse("console:forecast"), {"table": name, "format": "csv"}))
-        assert len(rows) > 1, name
-        assert all(len(row) == len(rows[0]) for row in rows)
-
-
 def test_filters_choose_the_series_and_mistyped_ones_show_a_page(reader, make_instance):
     make_instance()
     database.write(furnish)

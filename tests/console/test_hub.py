@@ -1,12 +1,8 @@
 """The hub's thread: reading from Redis, and surviving its loss visibly."""
 
-import shutil
-import socket
-import subprocess
 import time
 
 import pytest
-import redis
 
 from controlplane.console.live import hub as module
 from controlplane.console.live.hub import LiveHub
@@ -14,6 +10,7 @@ from controlplane.console.live.state import Source
 from controlplane.dispatch.wire import LIVE_CHANNEL, SUMMARY_KEY
 from tests.console.conftest import REAL_START
 from tests.console.feed import Feed, demo_rows, fill_history, publish
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FEED = Feed(demo_rows(6))
@@ -45,50 +42,10 @@ def make_hub():
         hub.stop()
 
 
-class Redis:
-    """A real one that a test can stop and restart at the same address."""
-
-    def __init__(self, folder) -> None:
-        self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-        self.client = redis.Redis.from_url(self.url)
-        self.start()
-
-    def start(self) -> None:
-        command = [
-            "redis-server",
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--dir",
-            str(self.folder),
-        ]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        until(self.answers)
-
-    def answers(self) -> bool:
-        try:
-            return self.client.ping()
-        except redis.RedisError:
-            return False
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(10)
-
-
 @pytest.fixture
-def real_redis(tmp_path):
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not on PATH")
-    server = Redis(tmp_path)
+def real_redis():
+    server = RedisServer().start()
     yield server
-    server.client.close()
     server.stop()
 
 
@@ -129,8 +86,9 @@ def test_it_takes_what_is_there_and_what_comes(make_hub, real_redis):
     fill_history(real_redis.client, FEED, 30)
     publish(real_redis.client, FEED)
     hub = make_hub(real_redis.url)
-    state = hub.state()
-    assert state.source == Source.LIVE
+    hub.start()
+    until(lambda: hub.latest().source == Source.LIVE)
+    state = hub.latest()
     assert len(state.history) == 30
     assert len(state.tables["instances"]) == 6
     publish(real_redis.client, FEED)

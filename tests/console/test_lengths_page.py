@@ -229,15 +229,6 @@ def test_every_column_has_a_link_that_sorts_and_the_sorted_one_says_so(reader, f
     assert sorting == LENGTH_SERIES.sorting
 
 
-def test_every_table_has_a_csv_twin(reader, furnished):
-    html = page(reader, hours="1")
-    for name in ("lines", "sources", "versions", "pairs", "calibration", "buckets", "trend"):
-        assert re.search(rf"\?[^\"]*table={name}&amp;format=csv", html)
-        rows = table(reader, hours="1", table=name)
-        assert rows, name
-        assert all(None not in row and None not in row.values() for row in rows)
-
-
 def test_the_files_hold_the_numbers_of_the_page(reader, furnished, now):
     rows = table(reader, sort="model")
     by_series = selectors.by_model_and_tenant(scope_of(now, 6))
@@ -401,25 +392,6 @@ def test_promoting_with_a_reason(acting, usable, operator):
     assert f"{url()}#versions" in html
 
 
-def test_rejecting_and_rolling_back(acting, usable):
-    acting.post(url("decide-length-version", 3, "reject"), {"reason": "worse for one tenant"})
-    assert LengthVersion.objects.get(number=3).state == "rejected"
-    answer = acting.post(url("roll-back-lengths"), {"reason": "drifts"}, follow=True)
-    assert "student 1 predicts again" in answer.content.decode()
-    assert LengthVersion.objects.get(state="active").number == 1
-    acting.post(url("roll-back-lengths"), {"reason": "drifts too"})
-    answer = acting.post(url("roll-back-lengths"), {"reason": "and again"}, follow=True)
-    assert "nothing to go back from" in answer.content.decode()
-    assert 'id="roll-back"' not in answer.content.decode()
-
-
-@pytest.mark.parametrize(("reason", "words"), [("  ", "give a reason"), ("why not", "only a shadow can be promoted")])
-def test_what_cannot_be_done_says_why(acting, usable, reason, words):
-    answer = acting.post(url("decide-length-version", 1, "promote"), {"reason": reason}, follow=True)
-    assert words in answer.content.decode()
-    assert LengthVersion.objects.get(state="active").number == 2
-
-
 def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
     settings.LENGTH_TRAIN_SAMPLES = 1_000
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
@@ -447,14 +419,6 @@ def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
     monkeypatch.setattr(training, "send_task", lambda *args, **kwargs: False)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "broker does not answer" in answer.content.decode()
-
-
-def test_a_rejected_version_goes_into_the_shadow_again(acting, usable):
-    assert 'id="shadow-4"' in acting.get(url("lengths")).content.decode()
-    answer = acting.post(url("decide-length-version", 4, "shadow"), {"reason": "with more time"}, follow=True)
-    assert "predicts in shadow again" in answer.content.decode()
-    assert LengthVersion.objects.get(number=4).state == "shadow"
-    assert LengthVersion.objects.get(number=3).state == "rejected", "one of a kind is in the shadow"
 
 
 def test_other_decisions_methods_and_addresses_are_refused(acting, usable):

@@ -1,7 +1,5 @@
 """The models page: endpoints, cost and policy of each model, details of a row, and switching single parts."""
 
-import csv
-import io
 import re
 from datetime import timedelta
 
@@ -44,10 +42,6 @@ def page(reader, **query) -> str:
     answer = reader.get(reverse("console:models"), query)
     assert answer.status_code == 200
     return answer.content.decode()
-
-
-def lines(answer) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
 
 
 def test_a_row_has_its_endpoints_its_limit_and_its_cost(two_regions, live, reader):
@@ -129,15 +123,6 @@ def test_a_promise_in_words():
     assert promise_of(SloClass(ttft_target_ms=1000, itl_target_ms=200)) == "TTFT 1.00 s, ITL 200 ms"
     assert promise_of(SloClass(deadline_s=86_400)) == "done in 1 d"
     assert promise_of(SloClass()) == "nothing promised"
-
-
-def test_files_say_what_the_page_says(two_regions, live, reader):
-    live.show(Feed(rows_of(two_regions)))
-    url = reverse("console:models")
-    (row,) = lines(reader.get(url, {"format": "csv"}))
-    assert (row["Model"], row["Ready (instances)"], row["Policy"]) == ("llama-3.1-8b", "3", "Custom")
-    of_open = {"format": "csv", "open": "llama-3.1-8b", "table": "endpoints"}
-    assert [row["Region"] for row in lines(reader.get(url, of_open))] == ["US East", "US West"]
 
 
 def test_as_many_queries_for_any_number_of_instances(

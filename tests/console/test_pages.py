@@ -98,12 +98,6 @@ def test_old_numbers_are_called_old(reader, live, fleet_feed):
     assert "The numbers below stand still" in html
 
 
-def test_overview_narrows_to_a_model(reader, live, fleet_feed):
-    live.show(fleet_feed)
-    assert 'data-fragment="tile/llama-3.1-8b/waiting"' in page(reader, "overview", model="llama-3.1-8b")
-    assert 'data-fragment="tile//waiting"' in page(reader, "overview", model="nobody-knows-this")
-
-
 def test_a_chart_can_be_read_as_a_table(reader, live, fleet_feed):
     live.show(fleet_feed, samples=12)
     html = page(reader, "overview", table="ttft")
@@ -219,14 +213,6 @@ def test_an_action_needs_a_reason_and_a_fitting_state(client, operator, make_ins
     assert "instance-1 is ready" in text_of(refused)
     assert client.post(reverse("console:act", args=[row.name, "explode"]), {"reason": "x"}).status_code == 404
     assert not Event.objects.exists()
-
-
-def test_stopping_writes_a_command(client, operator, make_instance, messages):
-    row = make_instance()
-    client.force_login(operator)
-    client.post(reverse("console:act", args=[row.name, "stop"]), {"reason": "too many"})
-    command = row.commands.get()
-    assert (command.verb, command.actor, command.reason) == ("stop", "operator", "too many")
 
 
 def test_pages_are_compressed(client, viewer, make_request):

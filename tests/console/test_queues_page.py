@@ -8,9 +8,11 @@ from controlplane.console.live.state import tables_of
 from controlplane.console.pages.queues import lanes
 from controlplane.dispatch.queues import services
 from controlplane.dispatch.queues.commands import GatewaySilent
-from controlplane.dispatch.wire import GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS, REORDER_COLUMNS
+from controlplane.dispatch.wire import AT_DOOR_COLUMNS, GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS, REORDER_COLUMNS
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import SloClass
+from tests.console import batch_rows
 from tests.console.feed import columns
 
 PAGE = "/queues/?region=us-east"
@@ -219,3 +221,46 @@ def test_blocks_and_tiles_of_a_region_are_kept_fresh(shown, live):
     shown([group(7, pinned=True), group(8, region="us-west")], [lane()])
     assert fragments.drawn_of(live.hub.latest(), "queues:us-east") != before
     assert tables_of({})["queues"] == []
+
+
+def test_promises_at_the_door_are_counted_by_class_where_one_has_a_policy(
+    client, operator, live, fleet_feed, slo_class
+):
+    original = fleet_feed.summary
+    counts = [
+        ("llama-3.1-8b", "us-east", "interactive", 3, 0, 1_204),
+        ("llama-3.1-8b", "us-west", "interactive", 0, 0, 77),
+        ("llama-2-70b", "us-east", "interactive", 1, 0, 0),
+    ]
+    rows = [dict(zip(AT_DOOR_COLUMNS, each, strict=True)) for each in counts]
+    fleet_feed.summary = lambda ts: original(ts) | {"at_door": columns(rows)}
+    live.show(fleet_feed)
+    client.force_login(operator)
+    assert client.get(PAGE).context["at_door"] == []
+    assert "Promises at the door" not in client.get(PAGE).content.decode(), "every class admits"
+    SloClass.objects.filter(pk=slo_class.pk).update(if_unreachable="refuse")
+    (row,) = client.get(PAGE).context["at_door"]
+    assert (row["policy"], row["late"], row["degraded"], row["refused"]) == ("Refuse it at once", 4, 0, 1_204)
+    assert "1,204" in client.get(PAGE).content.decode()
+    (row,) = client.get("/models/", {"open": "llama-3.1-8b"}).context["at_door"]
+    assert (row["late"], row["refused"]) == (3, 1_281)
+
+
+def test_held_work_says_how_old_it_is_when_it_is_due_and_what_released_the_last(client, viewer, live, fleet_feed):
+    original = fleet_feed.summary
+    fleet_feed.summary = lambda ts: original(ts) | {"held": batch_rows.held(ts)}
+    live.show(fleet_feed)
+    page = get(client, viewer)
+    table = page.partition('data-fragment="queues/held"')[2].partition("</table>")[0]
+    row = next(each for each in table.split("<tr>") if "bloom-176b" in each)
+    for words in (
+        "5,730",
+        "10 h 41 min",
+        "2 min",
+        "45 s",
+        "Slack 45 s: use is overruled",
+        "Slack used up; use 72%",
+    ):
+        assert words in row, words
+    html = fragments.html_of(live.hub.latest(), "queues:us-east")["queues/held"]
+    assert html.strip() in page

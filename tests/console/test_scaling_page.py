@@ -164,14 +164,6 @@ def test_the_matrix_is_its_file(reader, two_places, now):
     assert rows[0]["Cost now (USD/h)"] == "8.1"
 
 
-def test_every_table_has_a_file(reader, two_places, now):
-    planning_rows.furnish(now, 2)
-    for name in ("comparison", "strategies", "moves", "plans"):
-        rows = table(reader.get(url("scaling"), {"table": name, "format": "csv"}))
-        assert rows, name
-        assert len({len(row) for row in rows}) == 1
-
-
 def test_empty_pages_say_what_comes(reader, language_model):
     html = page(reader)
     for words in (
@@ -208,23 +200,6 @@ def test_approving_is_kept_with_its_reason(acting, two_places, now, operator):
     assert f'id="approve-{plan.pk}"' not in page(acting)
 
 
-def test_a_dialog_that_was_open_while_new_plans_were_made(acting, two_places, now):
-    """Repeated parts of a newer plan are approved there; for another one the answer lists the changes."""
-    model = two_places[0].model
-    old = planning_rows.plan(model, now - timedelta(minutes=2), "superseded", (1, -1))
-    new = planning_rows.plan(model, now, "advice", (1, -1))
-    answer = acting.post(url("decide", old.pk, "approve"), {"reason": "the peak"}, follow=True).content.decode()
-    assert f"Plan {new.pk}, which repeats plan {old.pk}, for {model} is approved" in answer
-    new.refresh_from_db()
-    assert new.status == "approved"
-    ScalingPlan.objects.filter(pk=new.pk).update(status="superseded")
-    newest = planning_rows.plan(model, now, "advice", (2, -1))
-    answer = acting.post(url("decide", old.pk, "approve"), {"reason": "the peak"}, follow=True).content.decode()
-    assert f"was replaced by plan {newest.pk}, which asks for" in answer
-    newest.refresh_from_db()
-    assert newest.status == "advice"
-
-
 def test_a_plan_says_what_is_left_and_when_its_strategy_moves(reader, two_places, now):
     model = two_places[0].model
     going = planning_rows.plan(model, now, "in_progress", (2, -1))
@@ -238,33 +213,6 @@ def test_a_plan_says_what_is_left_and_when_its_strategy_moves(reader, two_places
     followed = planning_rows.plan(model, now, "in_force", (2, -1), strategy="lt_ua")
     assert "In force" in page(reader, "plan", followed.pk)
     assert "LT-UA adds only while use is above 70%" in page(reader, "plan", followed.pk)
-
-
-def test_rejecting_leaves_instances_as_they_are(acting, two_places, now):
-    plan = planning_rows.plan(two_places[0].model, now, "advice")
-    acting.post(url("decide", plan.pk, "reject"), {"reason": "a launch is on"})
-    plan.refresh_from_db()
-    assert plan.status == "rejected"
-    assert "instances stay as they are" in page(acting, "plan", plan.pk)
-
-
-@pytest.mark.parametrize(
-    ("status", "hours", "reason", "words"),
-    [
-        ("shadow", 1, "why not", "only advice can be approved"),
-        ("superseded", 1, "why not", "is superseded, and no newer one"),
-        ("advice", -1, "why not", "no newer one asks for a change"),
-        ("advice", 1, "   ", "give a reason"),
-    ],
-)
-def test_what_cannot_be_approved_says_why(acting, two_places, now, status, hours, reason, words):
-    until = now + timedelta(hours=hours)
-    plan = planning_rows.plan(two_places[0].model, now, status, valid_until=until)
-    answer = acting.post(url("decide", plan.pk, "approve"), {"reason": reason}, follow=True)
-    assert words in answer.content.decode()
-    plan.refresh_from_db()
-    assert plan.status == status
-    assert f'id="approve-{plan.pk}"' not in page(acting) or status == "advice"
 
 
 def test_other_decisions_and_foreign_addresses_are_refused(acting, two_places, now):
@@ -351,19 +299,6 @@ def test_a_plan_shows_all_that_it_was_made_from(reader, two_places, now):
     assert [row["Change (instances)"] for row in rows] == ["1", "-1"]
     assert rows[0]["Reason"] == plan.targets[0]["reason"].partition(": ")[2]
     assert reader.get(url("plan", plan.pk + 1)).status_code == 404
-
-
-def test_plans_filter_and_page(reader, two_places, now):
-    model = two_places[0].model
-    for _ in range(55):
-        planning_rows.plan(model, now, "superseded")
-    planning_rows.plan(model, now, "carried_out", strategy="preserve")
-    assert page(reader, "plans").count('<th scope="row">') == 50
-    oldest = ScalingPlan.objects.order_by("pk")[6].pk
-    assert page(reader, "plans", before=oldest).count('<th scope="row">') == 6
-    assert page(reader, "plans", status="carried_out").count('<th scope="row">') == 1
-    assert page(reader, "plans", strategy="preserve").count('<th scope="row">') == 1
-    assert len(table(reader.get(url("plans"), {"status": "superseded", "format": "csv"}))) == 55
 
 
 def test_moves_are_listed_with_their_reasons(reader, two_places, now):

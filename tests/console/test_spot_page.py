@@ -56,6 +56,23 @@ def test_a_donated_instance_is_shown_with_price_and_expected_reclaim(client, vie
     assert donated.name in page(client, viewer, "donations")
 
 
+def test_a_gpu_type_without_a_spot_price_earns_an_unknown_amount(client, operator, donated):
+    Donation.objects.update(spot_usd_per_hour=0, donated_at=timezone.now() - timedelta(hours=3))
+    for name in ("spot", "batches", "usage"):
+        text = page(client, operator, name)
+        assert "pot price unknown" in text
+        assert "$0.00 earned" not in text
+        assert "earning $0.00" not in text
+    client.force_login(operator)
+    pool = client.get("/api/spot").json()
+    assert (pool["usd_per_hour"], pool["earned_usd_today"]) == (None, None)
+    assert pool["unpriced_hours_today"] == pytest.approx(pool["donated_hours_today"]) != 0
+    assert client.get("/api/donations").json()["items"][0]["earned_usd"] is None
+    (line,) = client.get("/api/v1/usage", {"group_by": "work"}).json()["donated"]
+    assert (line["model"], line["earned_usd"]) == ("llama-3.1-8b", None)
+    assert line["instance_hours"] == line["unpriced_hours"]
+
+
 def test_reclaiming_is_an_action_of_the_instance(client, operator, donated):
     client.force_login(operator)
     client.post(reverse("console:act", args=[donated.name, "reclaim"]), {"reason": "load"})

@@ -48,14 +48,6 @@ def test_members_of_a_group_their_state_and_the_duration_of_a_swap(client, opera
     assert "first is awake. Its weights: CPU memory" in html_of(client, "instance", "second")
 
 
-def test_a_viewer_sees_and_does_not_swap(client, viewer, shared):
-    client.force_login(viewer)
-    page = html_of(client, "instances")
-    assert "<strong>first</strong> is awake" in page
-    assert "Swap to…" not in page
-    assert client.post(reverse("console:swap", args=["second"]), {"reason": "x"}).status_code == 403
-
-
 def test_an_operator_swaps_for_a_reason(client, operator, shared):
     client.force_login(operator)
     address = reverse("console:swap", args=["second"])

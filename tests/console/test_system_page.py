@@ -79,13 +79,6 @@ class TestPage:
         assert live.hub.latest().attention["items"][0]["title"] == "Redis: down"
         assert "Redis: down" in html_of(operated, "overview")
 
-    def test_viewers_are_sent_to_the_events_about_it(self, client, viewer, live):
-        client.force_login(viewer)
-        answer = client.get(reverse("console:system"))
-        assert answer["Location"] == f"{reverse('console:events')}?q=monitor"
-        assert 'href="/system/"' not in html_of(client, "overview")
-        assert client.get("/console/api/snapshot?topics=system").status_code == 403
-
     def test_an_event_about_a_job_leads_here(self, operated, live):
         write_notice(("forecasts", "failing", "It failed once: IndexError"))
         write_notice(("forecasts", "failing", "It failed twice: IndexError"))  # another process came second

@@ -11,6 +11,7 @@ from django.utils import timezone
 from controlplane.accounts.services import create_api_key
 from controlplane.console.charts.previews import preview
 from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
+from controlplane.fleet.models import Donation, DonationState
 from controlplane.usage.models import UsageHour
 from controlplane.usage.selectors import Asked
 
@@ -51,6 +52,27 @@ def test_the_fleets_people_land_on_the_tenant_that_costs_most(client, viewer, ho
     assert "50%" in text
     assert [line["name"] for line in shown(client, sort="name")] == ["acme", "globex", "Idle"]
     assert shown(client, period="30")[0]["cost_usd"] == 61.0
+
+
+def test_what_was_donated_is_a_bill_of_the_fleet(client, viewer, member, hours, make_instance):
+    now = timezone.now()
+    Donation.objects.create(
+        instance=make_instance(), actor="planner", spot_usd_per_hour="1.2", state=DonationState.RECLAIMED,
+        donated_at=now - timedelta(hours=10), reclaim_at=now - timedelta(hours=5), ended_at=now - timedelta(hours=5),
+    )  # fmt: skip
+    client.force_login(viewer)
+    (line,) = client.get(URL).context["donated"]
+    assert (line.model, line.instance_hours, line.gpu_hours) == ("llama-3.1-8b", pytest.approx(5), pytest.approx(10))
+    assert line.cost_usd == pytest.approx(5 * 2 * 1.35)
+    assert line.earned_usd == pytest.approx(6.0)
+    assert "$6.00" in client.get(URL).content.decode()
+    text = client.get(URL, {"format": "csv", "table": "donated"}).getvalue().decode()
+    assert next(csv.DictReader(io.StringIO(text)))["Earned (USD)"] == "6"
+    assert client.get(URL, {"tenant": "acme"}).context["donated"] == []
+    assert client.get(URL, {"model": "llama-2-70b"}).context["donated"] == []
+    client.force_login(member)
+    assert client.get(URL).context["donated"] == []
+    assert client.get("/api/v1/usage").json()["donated"] is None
 
 
 def test_each_group_and_what_is_behind_it(client, viewer, hours):

@@ -137,6 +137,9 @@ def test_held_work_is_published_by_model_with_ages_releases_and_gates():
     }  # fmt: skip
     assert [row[name] for name in ("under_1h", "under_4h", "under_10h", "over_10h")] == [2, 1, 1, 1]
     assert row["slack_s"] == pytest.approx(24 * HOUR_S - 60.0, abs=1.0)
+    assert row["oldest_s"] == pytest.approx(11 * HOUR_S, abs=1.0)
+    assert row["due_s"] == pytest.approx(24 * HOUR_S, abs=1.0)
+    assert row["last"] is None
     assert seen["signals"] | {"other_ratio": []} == {
         "model": ["m"], "region": ["east"], "use_ratio": [0.8], "other_ratio": [], "one_below": [0.6], "two_below": [0.5],
         "quiet_s": [0.0], "gate": ["closed"],

@@ -20,6 +20,7 @@ import redis
 
 from controlplane.dispatch.wire import HISTORY_KEY
 from tests.console.feed import Feed, fill_history, publish
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parent.parent.parent
 SECRET_KEY = "a key for browser tests, long enough and with enough different characters 0123456789"
@@ -71,21 +72,6 @@ class Process:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:
                 self.kill()
-
-
-class RedisServer(Process):
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-        self.client = redis.Redis.from_url(self.url)
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-        super().__init__(command, folder / "redis.log")
-
-    def answers(self) -> bool:
-        try:
-            return bool(self.client.ping())
-        except redis.RedisError:
-            return False
 
 
 class WebServer(Process):
@@ -151,7 +137,7 @@ class ConsoleServer:
     """One console with its own Redis, database and feed."""
 
     def __init__(self, folder: Path, database: Path, rows: list[dict[str, Any]]) -> None:
-        self.redis = RedisServer(folder)
+        self.redis = RedisServer()
         self.web = WebServer(folder, self.redis.url, f"sqlite:///{database}")
         self.speaker = Speaker(self.redis.client, Feed(rows))
 
@@ -169,7 +155,6 @@ class ConsoleServer:
         self.speaker.stop()
         self.web.stop()
         self.redis.stop()
-        self.redis.client.close()
 
 
 def chromium() -> str | None:
@@ -180,7 +165,4 @@ def chromium() -> str | None:
 
 def missing_tools() -> str:
     """Return what these tests need and the machine lacks; empty if nothing is missing."""
-    missing = [] if chromium() else ["Chromium"]
-    if shutil.which("redis-server") is None:
-        missing.append("redis-server")
-    return " and ".join(missing)
+    return "" if chromium() else "Chromium"

@@ -6,14 +6,12 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from controlplane.events.models import Event
 from controlplane.gateway.models import LedgerRow
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
 from tests.console import length_rows
 from tests.console.test_placements import DELAY
 from tests.e2e.conftest import DESKTOP, PHONE, keep
 from tests.e2e.test_accessibility import settle, violations
-from tests.e2e.test_planning import tab_to
 
 CHARTS = ("pairs", "calibration", "buckets", "trend")
 
@@ -99,13 +97,6 @@ def test_charts_are_drawn_and_shown_as_tables(furnished, open_page):
     expect(page).to_have_url(re.compile("table=calibration"))
 
 
-def test_the_page_is_complete_without_a_script(furnished, open_page):
-    page = open_page(furnished, "/lengths/", script=False)
-    expect(page.locator(".preview")).to_have_count(4)
-    expect(page.locator("#lines tbody tr")).to_have_count(2)
-    expect(page.get_by_role("button", name="Apply")).to_be_visible()
-
-
 @pytest.mark.gate
 def test_numbers_of_the_service_move_and_new_rows_appear(furnished, open_page):
     page = open_page(furnished, "/lengths/?hours=1")
@@ -121,45 +112,6 @@ def test_numbers_of_the_service_move_and_new_rows_appear(furnished, open_page):
     )  # fmt: skip
     expect(row).to_have_count(1, timeout=40_000)
     made.delete()
-
-
-def test_walking_by_keyboard_and_promoting_a_version(furnished, open_page):
-    page = open_page(furnished, "/about/")
-    page.keyboard.press("g")
-    page.keyboard.press("l")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Lengths")
-    page.locator("#lines").get_by_role("link", name="MAE").focus()
-    page.keyboard.press("Enter")
-    expect(page).to_have_url(re.compile("sort=-mae"))
-    expect(page.locator("#lines th[aria-sort]")).to_have_attribute("aria-sort", "descending")
-    page.get_by_role("combobox", name="Model").select_option("llama-2-70b")
-    expect(page).to_have_url(re.compile("model=llama-2-70b"))
-    expect(page.locator("#lines tbody tr")).to_have_count(1)
-    assert "sort=-mae" in page.url
-    page.goto("/lengths/#versions")
-    page.locator("#versions").get_by_role("link", name=re.compile("CSV")).focus()
-    tab_to(page, "Promote… student 9", 30)
-    page.keyboard.press("Enter")
-    dialog = page.get_by_role("dialog", name="Promote student 9?")
-    expect(dialog.get_by_label("Reason")).to_be_focused()
-    page.keyboard.type("better for a day")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("status").filter(has_text="student 9 predicts from now on")).to_be_visible()
-    assert LengthVersion.objects.get(state="active").number == 9
-    assert Event.objects.get(kind="length_version.promoted").reason == "better for a day"
-
-
-def test_rejecting_a_version_asks_for_a_reason(furnished, open_page):
-    page = open_page(furnished, "/lengths/")
-    row = page.locator("#versions tbody tr").filter(has_text="student 10")
-    row.get_by_role("button", name=re.compile("^Reject…")).click()
-    dialog = page.get_by_role("dialog", name="Reject student 10?")
-    dialog.get_by_role("button", name="Reject").click()  # without a reason the browser asks for one
-    expect(dialog).to_be_visible()
-    dialog.get_by_label("Reason").fill("worse for one tenant")
-    dialog.get_by_role("button", name="Reject").click()
-    expect(page.get_by_role("status").filter(has_text="student 10 is rejected")).to_be_visible()
-    expect(row.locator(".status")).to_have_text("Rejected")
 
 
 def test_drift_leads_to_the_series(furnished, open_page):

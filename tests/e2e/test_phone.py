@@ -4,25 +4,6 @@ from tests.e2e import seed
 from tests.e2e.conftest import PHONE
 
 
-def test_on_a_phone_nothing_is_wider_than_the_screen(console, open_page):
-    page = open_page(console, "/", viewport=PHONE)
-    request = page.request.get("/requests/?format=csv")
-    assert request.ok
-    for path in (
-        "/",
-        "/instances/",
-        "/places/",
-        f"/instances/{seed.DRAINED}/",
-        "/requests/",
-        "/usage/",
-        "/keys/",
-        "/events/",
-        "/about/",
-    ):
-        page.goto(path)
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
-
-
 def test_on_a_phone_tables_are_cards(console, open_page):
     page = open_page(console, "/instances/", viewport=PHONE)
     card = page.locator(f'#instances-panel tr[data-row]:has-text("{seed.DRAINED}")').first

@@ -2,7 +2,7 @@
 
 from playwright.sync_api import expect
 
-from controlplane.fleet.models import Deployment, Instance, Model, Node, Region
+from controlplane.fleet.models import Instance, Node, Region
 from tests.e2e.conftest import keep
 
 
@@ -39,17 +39,3 @@ def test_stopped_instances_are_held_and_cordoned_places_are_shown(console, open_
     dialog.get_by_role("button", name="Uncordon").click()
     expect(page.locator("main")).not_to_contain_text("cordoned by operator")
     Instance.objects.filter(pk=row.pk).update(held="", state="ready")
-
-
-def test_an_admin_undeploys_and_retires(console, open_page):
-    model = Model.objects.get(name="bloom-176b")
-    page = open_page(console, f"/models/?open={model.name}", user="admin")
-    page.get_by_role("button", name="Retire…").click()
-    dialog = page.get_by_role("dialog", name=f"Retire {model}?")
-    expect(dialog).to_contain_text("Its requests, plans and events stay")
-    keep(page, "retire-dialog")
-    dialog.get_by_role("button", name="Cancel").click()
-    deployment = Deployment.objects.filter(model=model).order_by("pk").first()
-    assert deployment is not None
-    expect(page.get_by_role("button", name=f"Undeploy in {deployment.region.title}…")).to_be_visible()
-    keep(page, "undeploy")

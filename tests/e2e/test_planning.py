@@ -6,12 +6,11 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from controlplane.events.models import Event
 from controlplane.fleet.models import Model
-from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
+from controlplane.planning.models import PlanStatus, ScalingPolicy
 from tests.console import planning_rows
-from tests.e2e.conftest import PHONE, keep
-from tests.e2e.test_accessibility import advice, violations
+from tests.e2e.conftest import keep
+from tests.e2e.test_accessibility import violations
 
 
 def tab_to(page, name: str, most: int = 80):
@@ -52,48 +51,6 @@ def test_the_forecast_is_drawn_with_its_bands_and_redrawn(furnished, open_page):
     expect(page.locator("#chart-forecast .caption")).to_have_text(re.compile("Prompt tokens per second"))
 
 
-def test_pages_are_complete_without_a_script(furnished, open_page):
-    page = open_page(furnished, "/forecast/", script=False)
-    expect(page.locator(".preview")).to_have_count(3)
-    expect(page.locator("#series tbody tr")).to_have_count(12)
-    page.goto("/scaling/")
-    expect(page.locator(".matrix tbody tr")).not_to_have_count(0)
-    expect(page.locator(".preview")).to_have_count(1)
-    expect(page.get_by_role("button", name="Apply")).to_be_visible()
-
-
-def test_walking_by_keyboard_and_approving_a_plan(furnished, open_page):
-    plan = advice()
-    page = open_page(furnished, "/about/")
-    page.keyboard.press("g")
-    page.keyboard.press("f")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Forecast")
-    page.locator("#series").get_by_role("link", name=re.compile("bloom-176b in US West")).focus()
-    page.keyboard.press("Enter")
-    expect(page).to_have_url(re.compile("model=bloom-176b&region=us-west"))
-    expect(page.get_by_role("combobox", name="Region")).to_have_value("us-west")
-    page.keyboard.press("g")
-    page.keyboard.press("s")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Scaling")
-    tab_to(page, "Approve…")
-    page.keyboard.press("Enter")
-    dialog = page.get_by_role("dialog", name=f"Approve the plan for {plan.model}?")
-    expect(dialog.get_by_label("Reason")).to_be_focused()
-    page.keyboard.press("Escape")
-    expect(dialog).to_be_hidden()
-    expect(page.get_by_role("button", name=f"Approve… the plan for {plan.model}")).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(dialog.get_by_label("Reason")).to_be_focused()
-    page.keyboard.type("the evening peak comes")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("status").filter(has_text=f"The plan for {plan.model} is approved")).to_be_visible()
-    plan.refresh_from_db()
-    assert (plan.status, plan.decided_by) == (PlanStatus.APPROVED, "operator")
-    event = Event.objects.get(kind="plan.approved", subject_id=str(plan.pk))
-    assert event.reason == "the evening peak comes"
-    ScalingPlan.objects.filter(pk=plan.pk).update(status=PlanStatus.ADVICE)  # for the other tests
-
-
 @pytest.mark.gate
 def test_changing_a_policy(furnished, open_page):
     name = "llama-3.2-3b"
@@ -125,34 +82,3 @@ def test_new_rows_appear_and_the_focus_stays(furnished, open_page):
     expect(page.locator("#plans tbody tr th").first).not_to_have_text(before, timeout=30_000)
     expect(button).to_be_focused()
     made.delete()
-
-
-def test_a_viewer_of_the_phone_finds_every_part(furnished, open_page):
-    page = open_page(furnished, "/scaling/", viewport=PHONE)
-    for name in ("Present and planned instances", "Plans and why", "How models are scaled", "Last moves", "Last plans"):
-        expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
-
-
-def test_the_first_day_says_what_to_do(empty_console, open_page):
-    page = open_page(empty_console, "/forecast/", user="admin")
-    expect(page.locator("main")).to_contain_text("Nothing is deployed")
-    page.goto("/scaling/")
-    expect(page.locator("main")).to_contain_text("seed_demo")
-
-
-def test_switching_a_bundle(furnished, open_page):
-    name = "llama-3.2-3b"
-    page = open_page(furnished, "/scaling/")
-    row = page.locator("#policies tbody tr").filter(has_text=name)
-    expect(row).to_contain_text("Custom")
-    row.get_by_role("button", name=re.compile("Bundle…")).click()
-    dialog = page.get_by_role("dialog", name=f"Policy bundle of {name}")
-    dialog.get_by_role("radio", name=re.compile("^QLM")).check()
-    expect(dialog).to_contain_text("order qlm instead of ssjf")
-    dialog.get_by_label("Reason").fill("short answers wait too long")
-    dialog.get_by_role("button", name="Switch").click()
-    expect(row.locator("strong")).to_have_text("QLM")
-    deployments = Model.objects.get(name=name).deployments
-    assert set(deployments.values_list("ordering_policy", flat=True)) == {"qlm"}
-    page.goto("/events/")
-    expect(page.locator("main")).to_contain_text("short answers wait too long")

@@ -131,49 +131,6 @@ def test_a_group_is_bumped_with_its_price_seen_and_the_change_is_undone(full_que
     expect(first).not_to_have_attribute("id", name)  # the last again, or before what has as much time
 
 
-def evictable(page):
-    """Choose a group of which some requests run: its number."""
-    for at in range(blocks(page).count()):
-        block = blocks(page).nth(at)
-        number = int(block.get_attribute("id").removeprefix("group-"))
-        block.click()
-        expect(page.locator("#group-title")).to_have_text(f"Group {number}")
-        if page.locator("#group").get_by_role("button", name="Evict").count():
-            return number
-    raise AssertionError("no group can be evicted")
-
-
-@pytest.mark.parametrize(("action", "done"), [("pin", "pinned"), ("hold", "held"), ("evict", "evicted")])
-def test_a_group_is_pinned_held_and_evicted_and_each_is_an_event(full_queues, open_page, action, done):
-    page = open_page(full_queues, PAGE)
-    if action == "evict":
-        number = evictable(page)
-    else:
-        last = page.locator("#lanes ol.track").first.locator(".group-block").last
-        number = int(last.get_attribute("id").removeprefix("group-"))
-        last.click()
-        expect(page.locator("#group-title")).to_have_text(f"Group {number}")
-    page.locator("#group").get_by_role("button", name=action.title()).click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("SLO met")
-    if action == "hold":
-        dialog.get_by_label("For").select_option("5")
-    dialog.get_by_label("Reason").fill(f"to be {done}")
-    dialog.get_by_role("button", name=action.title()).click()
-    expect(page.get_by_text(f"Group {number} is {done}")).to_be_visible()
-    event = Event.objects.filter(kind__startswith="queue_group.").latest("pk")
-    assert (event.kind, event.actor, event.reason) == (f"queue_group.{done}", "operator", f"to be {done}")
-    assert event.inputs["group"] == number
-    block = page.locator(f"#group-{number}")
-    if action == "pin":
-        expect(block).to_have_attribute("aria-label", re.compile("pinned"))
-    elif action == "hold":
-        assert event.inputs["hold_s"] == 300.0
-        expect(block).to_have_attribute("data-held", "")
-    else:
-        assert event.inputs["evicted_requests"] == 1
-
-
 def test_arrows_walk_along_the_blocks(full_queues, open_page):
     page = open_page(full_queues, PAGE)
     track = page.locator("#lanes ol.track").first

@@ -91,25 +91,6 @@ class TestRows:
         assert Instance.objects.get().state == S.LOADING
         assert not InstanceCommand.objects.exists()
 
-    @pytest.mark.parametrize(
-        ("values", "field"),
-        [
-            ({"url": "ftp://x"}, "url"),
-            ({"url": ""}, "url"),
-            ({"url": "http://vllm-0:8000/v1"}, "url"),
-            ({"name": "no good"}, "name"),
-            ({"launcher": "process", "url": ""}, None),
-        ],
-    )
-    def test_mistakes_are_shown_at_their_field(self, values, field, as_admin, deployment):
-        good = {"name": "new", "deployment": deployment.pk, "launcher": "external", "url": "http://vllm-0:8000"}
-        response = as_admin.post(reverse(ADD), good | values)
-        if field is None:
-            assert response.status_code == 302
-        else:
-            assert set(response.context["adminform"].form.errors) == {field}
-            assert not Instance.objects.exists()
-
     def test_only_stopped_ones_are_deleted(self, as_admin, make_instance):
         alive, stopped = make_instance(), make_instance(state=S.STOPPED)
         act(as_admin, "delete_selected", alive, stopped, post="yes")

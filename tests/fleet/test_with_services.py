@@ -1,11 +1,8 @@
 """Against a real Redis and a real emulator: messages arrive, and commands do what they say."""
 
 import asyncio
-import contextlib
 import json
 import re
-import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +19,7 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.planning.execution import executor
+from tests.redis_server import RedisServer
 from workers.celery import app as celery_app
 from workers.tasks import fleet as tasks
 from workers.tasks import planning as planning_tasks
@@ -49,32 +47,13 @@ def messages():
 
 
 @pytest.fixture
-def redis_url(settings, monkeypatch, tmp_path):
-    server = shutil.which("redis-server") or shutil.which("valkey-server")
-    if server is None:
-        pytest.skip("neither redis-server nor valkey-server is on PATH")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)],
-        stdout=subprocess.DEVNULL,
-    )
-    url = f"redis://127.0.0.1:{port}/0"
-    try:
-        with redis.Redis.from_url(url) as client:
-
-            def answers():
-                with contextlib.suppress(redis.ConnectionError):
-                    return client.ping()
-
-            until(answers)
-        settings.REDIS_URL = url
-        monkeypatch.setattr(celery_app.conf, "broker_url", url)
-        monkeypatch.setattr(celery_app.conf, "broker_write_url", url)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(10)
+def redis_url(settings, monkeypatch):
+    server = RedisServer().start()
+    settings.REDIS_URL = server.url
+    monkeypatch.setattr(celery_app.conf, "broker_url", server.url)
+    monkeypatch.setattr(celery_app.conf, "broker_write_url", server.url)
+    yield server.url
+    server.stop()
 
 
 @pytest.fixture

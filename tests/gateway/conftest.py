@@ -36,6 +36,7 @@ class ServedGateway:
     http: aiohttp.ClientSession
     secret: str = SECRET
     extra: dict = field(default_factory=dict)
+    rows_seen: int = 0
 
     @property
     def headers(self) -> dict[str, str]:
@@ -50,6 +51,13 @@ class ServedGateway:
     async def rows(self) -> list[LedgerRow]:
         await self.gateway.ledger.flush()
         return await database_sync_to_async(lambda: list(LedgerRow.objects.select_related("tenant").order_by("id")))()
+
+    async def new_row(self) -> LedgerRow:
+        """Return the one row that was written since the last call."""
+        rows = await self.rows()
+        (row,) = rows[self.rows_seen :]
+        self.rows_seen = len(rows)
+        return row
 
     async def instance(self, index: int = 0) -> Instance:
         name = self.backends[index].name

@@ -56,3 +56,15 @@ def make_rows(
         )
     for backend, region in zip(backends, regions, strict=True):
         Instance.objects.create(name=backend.name, deployment=deployments[region], url=backend.url, state="ready")
+
+
+def make_model(name: str, url: str, **model: Any) -> None:
+    """One more model, with an instance in the region of the others, at *url*."""
+    first = Deployment.objects.select_related("region", "gpu_type").first()
+    assert first is not None
+    values = {"title": name, "weights_bytes": 2**27, "kv_bytes_per_token": 2**14, "context_tokens": 8192} | model
+    row = Model.objects.create(name=name, **values)
+    deployment = Deployment.objects.create(
+        model=row, region=first.region, gpu_type=first.gpu_type, max_num_seqs=first.max_num_seqs, queue_bound=100
+    )
+    Instance.objects.create(name=f"{name}-0", deployment=deployment, url=url, state="ready")

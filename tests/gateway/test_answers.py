@@ -59,117 +59,120 @@ async def nothing_is_left(served, caplog) -> None:
     ] == []
 
 
-@pytest.mark.parametrize(
-    ("answer", "came"),
-    [
-        (http(200, b"all is well"), "text that is not JSON"),
-        (http(200, b'"all is well"'), "a JSON string"),
-        (http(200, b"null"), "null"),
-        (http(200, b"[1,2]"), "a JSON array"),
-        (http(200, b"true"), "a JSON boolean"),
-        (http(200, b"7"), "a JSON number"),
-        (http(200, b""), "nothing"),
-        (http(200, b"<html>ok</html>", HTML), "HTML"),
-        (http(200, b"{}"), "a JSON object without choices"),
-        (http(200, b'{"choices":7}'), "a JSON object"),
-        (http(200, b'{"choices":[7]}'), "a JSON object"),
-        (http(200, b'{"choices":[{"a":"' + b"\xff" * 9), "text that is not JSON"),
-        (http(200, b"[" * 100_000), "text that is not JSON"),
-        (http(200, b'{"error":"overloaded"}'), "error 500"),
-        (http(200, b'{"object":"error","message":"m","code":503}'), "error 503"),
-        (http(200, b'{"choices":[{"finish_reason":"abort"}]}'), "an answer that was given up"),
-        (http(204, b"", b""), "status 204 and nothing"),
-        (http(302, b"", b"location: http://elsewhere/\r\n"), "status 302 and nothing"),
-        (http(404, b"<html>no such page</html>", HTML), "status 404 and HTML"),
-        (http(403, b'{"detail":"forbidden"}'), "status 403 and a JSON object"),
-    ],
-)  # fmt: skip
-async def test_an_invalid_answer_is_a_failure_of_its_instance(served, caplog, answer, came):
-    plays(served, answer)
-    async with await served.chat() as response:
-        error = (await response.json())["error"]
-    assert (response.status, error["code"]) == (502, "upstream_failed")
-    assert error["message"].endswith(f" The last one answered with {came}.")
-    (row,) = await served.rows()
-    assert (row.outcome, row.status_code, row.prompt_tokens, row.output_tokens) == ("failed", 502, 0, 0)
-    assert came in row.trace[0]["lost"]
-    await nothing_is_left(served, caplog)
+INVALID_ANSWERS = [
+    (http(200, b"all is well"), "text that is not JSON"),
+    (http(200, b'"all is well"'), "a JSON string"),
+    (http(200, b"null"), "null"),
+    (http(200, b"[1,2]"), "a JSON array"),
+    (http(200, b"true"), "a JSON boolean"),
+    (http(200, b"7"), "a JSON number"),
+    (http(200, b""), "nothing"),
+    (http(200, b"<html>ok</html>", HTML), "HTML"),
+    (http(200, b"{}"), "a JSON object without choices"),
+    (http(200, b'{"choices":7}'), "a JSON object"),
+    (http(200, b'{"choices":[7]}'), "a JSON object"),
+    (http(200, b'{"choices":[{"a":"' + b"\xff" * 9), "text that is not JSON"),
+    (http(200, b"[" * 100_000), "text that is not JSON"),
+    (http(200, b'{"error":"overloaded"}'), "error 500"),
+    (http(200, b'{"object":"error","message":"m","code":503}'), "error 503"),
+    (http(200, b'{"choices":[{"finish_reason":"abort"}]}'), "an answer that was given up"),
+    (http(204, b"", b""), "status 204 and nothing"),
+    (http(302, b"", b"location: http://elsewhere/\r\n"), "status 302 and nothing"),
+    (http(404, b"<html>no such page</html>", HTML), "status 404 and HTML"),
+    (http(403, b'{"detail":"forbidden"}'), "status 403 and a JSON object"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("answer", "came"),
-    [
-        (http(200, b'{"choices":[]}'), "a JSON object and no stream"),
-        (http(200, b"<html>", HTML), "HTML and no stream"),
-        (http(200, b"", STREAM), ""),
-        (stream(b"data: all is well"), "text that is not JSON"),
-        (stream(b"data: [1]"), "a JSON array"),
-        (stream({"foo": 1}), "an event without choices"),
-        (stream(DONE), "an empty stream"),
-        (stream({"object": "error", "message": "m", "type": "InternalServerError", "code": 500}), "error 500"),
-        (stream(b"event: error\ndata: {}"), "error 500"),
-        (stream({"error": None, "detail": "Internal Server Error"}), "error 500"),
-        (stream({"error": {"message": "m", "code": "502"}}), "error 502"),
-        (stream({"error": "engine"}), "error 500"),
-        (stream(b'data:{"error":{"code":500}}'), "error 500"),
-        (stream(b'data: { "error" : {"code":500} }'), "error 500"),
-    ],
-)  # fmt: skip
-async def test_an_invalid_stream_is_a_failure_of_its_instance(served, caplog, answer, came):
-    plays(served, answer)
-    async with await served.chat(stream=True) as response:
-        error = (await response.json())["error"]
-    assert (response.status, error["code"]) == (502, "upstream_failed")
-    assert error["message"].endswith(f" The last one answered with {came}." if came else "before it answered.")
-    (row,) = await served.rows()
-    assert (row.outcome, row.status_code, row.prompt_tokens, row.output_tokens) == ("failed", 502, 0, 0)
-    await nothing_is_left(served, caplog)
+async def test_an_invalid_answer_is_a_failure_of_its_instance(served, caplog, subtests):
+    for answer, came in INVALID_ANSWERS:
+        with subtests.test(came):
+            plays(served, answer)
+            async with await served.chat() as response:
+                error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (502, "upstream_failed")
+            assert error["message"].endswith(f" The last one answered with {came}.")
+            row = await served.new_row()
+            assert (row.outcome, row.status_code, row.prompt_tokens, row.output_tokens) == ("failed", 502, 0, 0)
+            assert came in row.trace[0]["lost"]
+            await nothing_is_left(served, caplog)
 
 
-@pytest.mark.parametrize(
-    "last",
-    [
-        b"data: all is well",
-        b"data: null",
-        b'data: {"choices":',
-        b'data: {"object":"error","message":"m","type":"InternalServerError","param":null,"code":500}',
-        b'data: {"error":{"message":"EngineCore encountered an issue.","code":500}}',
-        b'event: error\ndata: {"message":"m"}',
-        b'data: {"foo":1}',
-    ],
-)
-@pytest.mark.parametrize("whole_events", [True, False])
-async def test_a_stream_that_goes_wrong_says_so_behind_what_was_right(served, caplog, last, whole_events):
+INVALID_STREAMS = [
+    (http(200, b'{"choices":[]}'), "a JSON object and no stream"),
+    (http(200, b"<html>", HTML), "HTML and no stream"),
+    (http(200, b"", STREAM), ""),
+    (stream(b"data: all is well"), "text that is not JSON"),
+    (stream(b"data: [1]"), "a JSON array"),
+    (stream({"foo": 1}), "an event without choices"),
+    (stream(DONE), "an empty stream"),
+    (stream({"object": "error", "message": "m", "type": "InternalServerError", "code": 500}), "error 500"),
+    (stream(b"event: error\ndata: {}"), "error 500"),
+    (stream({"error": None, "detail": "Internal Server Error"}), "error 500"),
+    (stream({"error": {"message": "m", "code": "502"}}), "error 502"),
+    (stream({"error": "engine"}), "error 500"),
+    (stream(b'data:{"error":{"code":500}}'), "error 500"),
+    (stream(b'data: { "error" : {"code":500} }'), "error 500"),
+]  # fmt: skip
+
+
+async def test_an_invalid_stream_is_a_failure_of_its_instance(served, caplog, subtests):
+    for answer, came in INVALID_STREAMS:
+        with subtests.test(came):
+            plays(served, answer)
+            async with await served.chat(stream=True) as response:
+                error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (502, "upstream_failed")
+            assert error["message"].endswith(f" The last one answered with {came}." if came else "before it answered.")
+            row = await served.new_row()
+            assert (row.outcome, row.status_code, row.prompt_tokens, row.output_tokens) == ("failed", 502, 0, 0)
+            await nothing_is_left(served, caplog)
+
+
+WRONG_EVENTS = [
+    b"data: all is well",
+    b"data: null",
+    b'data: {"choices":',
+    b'data: {"object":"error","message":"m","type":"InternalServerError","param":null,"code":500}',
+    b'event: error\ndata: {"message":"m"}',
+    b'data: {"foo":1}',
+]
+
+
+async def test_a_stream_that_goes_wrong_says_so_behind_what_was_right(served, caplog, subtests):
     """In pieces, and at once."""
-    answer = stream(chunk(), chunk("a"), last, chunk("b"), DONE)
-    cut = answer.index(last) if whole_events else len(answer)
-    plays(served, answer[:cut], answer[cut:], piece_s=0.02)
-    async with await served.chat(stream=True) as response:
-        events = [event.removeprefix("data: ") for event in (await response.text()).split("\n\n") if event]
-    assert [json.loads(event)["choices"][0]["delta"]["content"] for event in events[:-1]] == ["", "a"]
-    assert json.loads(events[-1])["error"]["code"] == "upstream_interrupted"
-    (row,) = await served.rows()
-    assert (row.outcome, row.error_code, row.output_tokens) == ("failed", "upstream_interrupted", 1)
-    await nothing_is_left(served, caplog)
+    for whole_events in [True, False]:
+        for last in WRONG_EVENTS:
+            with subtests.test(last=last, whole_events=whole_events):
+                answer = stream(chunk(), chunk("a"), last, chunk("b"), DONE)
+                cut = answer.index(last) if whole_events else len(answer)
+                plays(served, answer[:cut], answer[cut:], piece_s=0.02)
+                async with await served.chat(stream=True) as response:
+                    events = [event.removeprefix("data: ") for event in (await response.text()).split("\n\n") if event]
+                assert [json.loads(event)["choices"][0]["delta"]["content"] for event in events[:-1]] == ["", "a"]
+                assert json.loads(events[-1])["error"]["code"] == "upstream_interrupted"
+                row = await served.new_row()
+                assert (row.outcome, row.error_code, row.output_tokens) == ("failed", "upstream_interrupted", 1)
+                await nothing_is_left(served, caplog)
 
 
-@pytest.mark.parametrize(
-    ("events", "choices"),
-    [
-        ((chunk(),), 1),
-        ((chunk(), chunk("a"), chunk("b", "abort"), DONE), 1),
-        ((chunk(), chunk("a"), chunk("b", "error"), DONE), 1),
-        ((chunk(), chunk("a"), chunk("b", "stop")), 2),
-    ],
-)
-async def test_an_answer_that_was_broken_off_is_not_done(served, caplog, events, choices):
+BROKEN_OFF = [
+    ((chunk(),), 1),
+    ((chunk(), chunk("a"), chunk("b", "abort"), DONE), 1),
+    ((chunk(), chunk("a"), chunk("b", "error"), DONE), 1),
+    ((chunk(), chunk("a"), chunk("b", "stop")), 2),
+]
+
+
+async def test_an_answer_that_was_broken_off_is_not_done(served, caplog, subtests):
     """By a false end, by vLLM's own error, or before all choices have ended."""
-    plays(served, stream(*events))
-    async with await served.chat(stream=True, n=choices) as response:
-        assert "upstream_interrupted" in await response.text()
-    (row,) = await served.rows()
-    assert (row.outcome, row.error_code) == ("failed", "upstream_interrupted")
-    await nothing_is_left(served, caplog)
+    for events, choices in BROKEN_OFF:
+        with subtests.test(choices=choices, events=len(events)):
+            plays(served, stream(*events))
+            async with await served.chat(stream=True, n=choices) as response:
+                assert "upstream_interrupted" in await response.text()
+            row = await served.new_row()
+            assert (row.outcome, row.error_code) == ("failed", "upstream_interrupted")
+            await nothing_is_left(served, caplog)
 
 
 async def test_a_response_ends_with_its_own_event_alone(served):
@@ -183,88 +186,91 @@ async def test_a_response_ends_with_its_own_event_alone(served):
 BAD = {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}
 
 
-@pytest.mark.parametrize(
-    ("said", "code"),
-    [
-        ({"error": BAD}, 400),
-        ({"object": "error", **BAD}, 400),
-        ({"error": {"message": "too long", "type": "invalid_request_error"}}, "400"),
-        ({"object": "error", "message": "too long", "type": "BadRequestError", "code": "too_long"}, "too_long"),
-    ],
-)
-@pytest.mark.parametrize("streamed", [True, False])
-async def test_an_error_about_the_call_is_the_tenant_s_in_openai_s_shape(served, caplog, said, code, streamed):
+ERRORS_ABOUT_CALLS = [
+    ({"error": BAD}, 400),
+    ({"object": "error", **BAD}, 400),
+    ({"error": {"message": "too long", "type": "invalid_request_error"}}, "400"),
+    ({"object": "error", "message": "too long", "type": "BadRequestError", "code": "too_long"}, "too_long"),
+]
+
+
+async def test_an_error_about_the_call_is_the_tenant_s_in_openai_s_shape(served, caplog, subtests):
     """In any form, and despite a status of success."""
-    for begun in (False, True) if streamed else (False,):
-        plays(
-            served,
-            stream(*((chunk(), chunk("a")) if begun else ()), said, DONE)
-            if streamed
-            else http(200, json.dumps(said).encode()),
-        )
-        async with await served.chat(stream=streamed) as response:
-            text = await response.text()
-        assert response.status == (200 if begun else 400)
-        error = json.loads(text.strip().rpartition("data: ")[2])["error"]
-        assert (error["message"], error["code"], error["param"]) == ("too long", code, None)
-        if not begun:
-            assert response.headers["x-should-retry"] == "false"
-    row = (await served.rows())[-1]
-    assert (row.outcome, row.error_code, row.status_code) == ("failed", "refused_by_instance", 400)
-    assert (row.error_message, row.attempts, row.slo_met) == ("too long", 1, None)
-    await nothing_is_left(served, caplog)
+    for streamed in [True, False]:
+        for said, code in ERRORS_ABOUT_CALLS:
+            with subtests.test(said=said, streamed=streamed):
+                for begun in (False, True) if streamed else (False,):
+                    plays(
+                        served,
+                        stream(*((chunk(), chunk("a")) if begun else ()), said, DONE)
+                        if streamed
+                        else http(200, json.dumps(said).encode()),
+                    )
+                    async with await served.chat(stream=streamed) as response:
+                        text = await response.text()
+                    assert response.status == (200 if begun else 400)
+                    error = json.loads(text.strip().rpartition("data: ")[2])["error"]
+                    assert (error["message"], error["code"], error["param"]) == ("too long", code, None)
+                    if not begun:
+                        assert response.headers["x-should-retry"] == "false"
+                row = (await served.rows())[-1]
+                assert (row.outcome, row.error_code, row.status_code) == ("failed", "refused_by_instance", 400)
+                assert (row.error_message, row.attempts, row.slo_met) == ("too long", 1, None)
+                await nothing_is_left(served, caplog)
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "message"),
-    [
-        (400, json.dumps({"object": "error", **BAD}).encode(), "too long"),
-        (404, json.dumps({"error": BAD | {"code": 404}}).encode(), "too long"),
-        (422, b'{"detail":[{"loc":["body"],"msg":"Field required"}]}', '[{"loc": ["body"], "msg": "Field required"}]'),
-        (413, b"<html>413 Request Entity Too Large</html>", "The instance refused the request with status 413."),
-        (400, b"", "The instance refused the request with status 400."),
-        (400, b'{"error":{"message":"\\ud83d"}}', "?"),
-    ],
-)
-async def test_a_refusal_is_in_openai_s_shape(served, status, body, message):
-    plays(served, http(status, body))
-    async with await served.chat() as response:
-        error = (await response.json())["error"]
-    assert (response.status, error["message"]) == (status, message)
-    assert set(error) == {"message", "type", "param", "code"}
-    (row,) = await served.rows()
-    assert (row.outcome, row.status_code, row.error_code) == ("failed", status, "refused_by_instance")
+REFUSALS = [
+    (400, json.dumps({"object": "error", **BAD}).encode(), "too long"),
+    (404, json.dumps({"error": BAD | {"code": 404}}).encode(), "too long"),
+    (422, b'{"detail":[{"loc":["body"],"msg":"Field required"}]}', '[{"loc": ["body"], "msg": "Field required"}]'),
+    (413, b"<html>413 Request Entity Too Large</html>", "The instance refused the request with status 413."),
+    (400, b"", "The instance refused the request with status 400."),
+    (400, b'{"error":{"message":"\\ud83d"}}', "?"),
+]
 
 
-@pytest.mark.parametrize(
-    "usage",
-    [
-        {"prompt_tokens": "7", "completion_tokens": "3"},
-        {"prompt_tokens": -7, "completion_tokens": 2**80},
-        {"prompt_tokens": None, "completion_tokens": [3]},
-        {"prompt_tokens": 1e300, "completion_tokens": True},
-        [7, 3],
-        "many",
-        7,
-    ],
-)
-@pytest.mark.parametrize("streamed", [True, False])
-async def test_a_usage_that_cannot_be_one_is_not_believed(served, caplog, usage, streamed):
-    whole = {"choices": [{"message": {"content": "abc"}}], "usage": usage}
-    plays(
-        served,
-        stream(*TOKENS, chunk() | {"choices": [], "usage": usage}, DONE)
-        if streamed
-        else http(200, json.dumps(whole).encode()),
-    )
-    async with await served.chat(stream=streamed) as response:
-        assert response.status == 200
-        await response.read()
-    (row,) = await served.rows()
-    assert row.outcome == "done"
-    assert row.output_tokens == (3 if streamed else 0)  # as counted
-    assert 0 < row.prompt_tokens < 100  # as predicted
-    await nothing_is_left(served, caplog)
+async def test_a_refusal_is_in_openai_s_shape(served, subtests):
+    for status, body, message in REFUSALS:
+        with subtests.test(message):
+            plays(served, http(status, body))
+            async with await served.chat() as response:
+                error = (await response.json())["error"]
+            assert (response.status, error["message"]) == (status, message)
+            assert set(error) == {"message", "type", "param", "code"}
+            row = await served.new_row()
+            assert (row.outcome, row.status_code, row.error_code) == ("failed", status, "refused_by_instance")
+
+
+IMPOSSIBLE_USAGES = [
+    {"prompt_tokens": "7", "completion_tokens": "3"},
+    {"prompt_tokens": -7, "completion_tokens": 2**80},
+    {"prompt_tokens": None, "completion_tokens": [3]},
+    {"prompt_tokens": 1e300, "completion_tokens": True},
+    [7, 3],
+    "many",
+    7,
+]
+
+
+async def test_a_usage_that_cannot_be_one_is_not_believed(served, caplog, subtests):
+    for streamed in [True, False]:
+        for usage in IMPOSSIBLE_USAGES:
+            with subtests.test(usage=usage, streamed=streamed):
+                whole = {"choices": [{"message": {"content": "abc"}}], "usage": usage}
+                plays(
+                    served,
+                    stream(*TOKENS, chunk() | {"choices": [], "usage": usage}, DONE)
+                    if streamed
+                    else http(200, json.dumps(whole).encode()),
+                )
+                async with await served.chat(stream=streamed) as response:
+                    assert response.status == 200
+                    await response.read()
+                row = await served.new_row()
+                assert row.outcome == "done"
+                assert row.output_tokens == (3 if streamed else 0)  # as counted
+                assert 0 < row.prompt_tokens < 100  # as predicted
+                await nothing_is_left(served, caplog)
 
 
 async def test_python_s_own_json_is_read_as_every_client_reads_it(served):
@@ -279,20 +285,24 @@ async def test_python_s_own_json_is_read_as_every_client_reads_it(served):
 # Usage that was not requested
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"continuous_usage_stats": True}, {"continuous_usage_stats": True, "include_usage": False}]
-)
-async def test_no_event_has_a_usage_that_was_not_requested(served, options):
+USAGE_NOT_REQUESTED = [{}, {"continuous_usage_stats": True}, {"continuous_usage_stats": True, "include_usage": False}]
+
+
+async def test_no_event_has_a_usage_that_was_not_requested(served, subtests):
     """From a server that sends it with each event, or with the last one that has a choice."""
-    plays(served, stream(*(event | {"usage": USAGE} for event in TOKENS), DONE))
-    async with await served.chat(stream=True, stream_options=options) as response:
-        events = [
-            json.loads(event[6:]) for event in (await response.text()).split("\n\n") if event[6:] not in ("", "[DONE]")
-        ]
-    assert events == list(TOKENS)
-    assert served.backends[0].bodies[0]["stream_options"] == {"include_usage": True}
-    (row,) = await served.rows()
-    assert (row.prompt_tokens, row.output_tokens) == (7, 3)
+    for options in USAGE_NOT_REQUESTED:
+        with subtests.test(options=options):
+            plays(served, stream(*(event | {"usage": USAGE} for event in TOKENS), DONE))
+            async with await served.chat(stream=True, stream_options=options) as response:
+                events = [
+                    json.loads(event[6:])
+                    for event in (await response.text()).split("\n\n")
+                    if event[6:] not in ("", "[DONE]")
+                ]
+            assert events == list(TOKENS)
+            assert served.backends[0].bodies[0]["stream_options"] == {"include_usage": True}
+            row = await served.new_row()
+            assert (row.prompt_tokens, row.output_tokens) == (7, 3)
 
 
 async def test_the_usage_that_was_asked_for_stays_with_every_event(served):
@@ -521,59 +531,63 @@ async def test_an_sdk_sees_an_error_of_a_stream_of_responses(served, begun):
                 await anext(streamed)
 
 
-@pytest.mark.parametrize(
-    "failed",
-    [
-        {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "m"}}},
-        {"type": "error", "code": "server_error", "message": "m"},
-        {"error": {"code": 500, "message": "m"}},
-    ],
-)
-async def test_a_response_that_fails_is_not_done(served, failed):
-    delta = {"type": "response.output_text.delta", "sequence_number": 0, "delta": "t"}
-    plays(served, stream(delta, failed))
-    async with served.http.post(
-        f"{served.url}/v1/responses", json={"model": "m", "input": "hi", "stream": True}, headers=served.headers
-    ) as response:
-        assert "event: error\n" in await response.text()
-    (row,) = await served.rows()
-    assert (row.outcome, row.error_code) == ("failed", "upstream_interrupted")
+FAILED_RESPONSES = [
+    {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "m"}}},
+    {"type": "error", "code": "server_error", "message": "m"},
+    {"error": {"code": 500, "message": "m"}},
+]
+
+
+async def test_a_response_that_fails_is_not_done(served, subtests):
+    for failed in FAILED_RESPONSES:
+        with subtests.test(failed=failed):
+            delta = {"type": "response.output_text.delta", "sequence_number": 0, "delta": "t"}
+            plays(served, stream(delta, failed))
+            async with served.http.post(
+                f"{served.url}/v1/responses", json={"model": "m", "input": "hi", "stream": True}, headers=served.headers
+            ) as response:
+                assert "event: error\n" in await response.text()
+            row = await served.new_row()
+            assert (row.outcome, row.error_code) == ("failed", "upstream_interrupted")
 
 
 # Slots
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        "requests.submit", "requests.leave", "requests.finished", "requests.began", "requests.headers_came",
-        "requests.place_again", "records.close", "records._measure", "records._demand", "records.lengths.prior.learn",
-        "records.ledger.add", "upstream.carry", "upstream.connections.get", "upstream.connections.put_back",
-        "upstream._streamed", "completions._placement", "completions._settle_usage",
-    ],
-)  # fmt: skip
+STEPS_THAT_RAISE = [
+    "requests.submit", "requests.leave", "requests.finished", "requests.began", "requests.headers_came",
+    "requests.place_again", "records.close", "records._measure", "records._demand", "records.lengths.prior.learn",
+    "records.ledger.add", "upstream.carry", "upstream.connections.get", "upstream.connections.put_back",
+    "upstream._streamed", "completions._placement", "completions._settle_usage",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("streamed", at_night_but([True], [True, False]))
-async def test_a_slot_is_given_back_whatever_raises(served, monkeypatch, step, streamed):
+async def test_a_slot_is_given_back_whatever_raises(served, monkeypatch, streamed, subtests):
+    logging.getLogger("controlplane.gateway").setLevel(logging.CRITICAL)
+    try:
+        for step in STEPS_THAT_RAISE:
+            with subtests.test(step):
+                raise_once(served.gateway, step, monkeypatch)
+                async with await served.chat(stream=streamed) as response:
+                    await response.read()
+                await until(lambda: served.gateway.http.active == 0)
+                assert [use.concurrent for use in served.gateway.limits._use.values()] == [0]
+                async with await served.chat() as response:
+                    assert response.status == 200
+    finally:
+        logging.getLogger("controlplane.gateway").setLevel(logging.NOTSET)
+
+
+def raise_once(gateway, step: str, monkeypatch) -> None:
     *path, name = step.split(".")
-    owner = served.gateway.http.completions if path[0] == "completions" else getattr(served.gateway, path[0])
+    owner = gateway.http.completions if path[0] == "completions" else getattr(gateway, path[0])
     for attribute in path[1:]:
         owner = getattr(owner, attribute)
     before = getattr(owner, name)
-    raised = []
 
     def broken(*args, **kwargs):
-        raised.append(step)
         monkeypatch.setattr(owner, name, before)
         raise ZeroDivisionError(step)
 
     monkeypatch.setattr(owner, name, broken)
-    logging.getLogger("controlplane.gateway").setLevel(logging.CRITICAL)
-    try:
-        async with await served.chat(stream=streamed) as response:
-            await response.read()
-    finally:
-        logging.getLogger("controlplane.gateway").setLevel(logging.NOTSET)
-    await until(lambda: served.gateway.http.active == 0)
-    assert [use.concurrent for use in served.gateway.limits._use.values()] == [0]
-    async with await served.chat() as response:
-        assert response.status == 200

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.validation import MAX_TOKENS, Kind, parse, with_prompt
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.prefixes import leading_hashes
@@ -14,6 +15,7 @@ from controlplane.gateway.upstream.client import payload
 from controlplane.gateway.upstream.continuation import evictable
 from forecasting.lengths import LengthQuery
 from tests.vllm.acceptance import RECORDED, cases
+from workers.vllm.tasks import Task
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -104,18 +106,24 @@ READ = (
     "priority", "stop", "ignore_eos", "echo", "tools", "instructions", "service_tier", "stream_options", "prompt_embeds",
 )  # fmt: skip
 
+SCORED = ("query", "queries", "documents", "items", "text_1", "text_2", "tokens", "data")
+
 
 @given(
     kind=st.sampled_from(list(Kind)),
     said=st.fixed_dictionaries({"messages": MESSAGES | ANYTHING, "input": MESSAGES | ANYTHING, "prompt": ANYTHING}),
     fields=st.dictionaries(st.sampled_from(READ), ANYTHING, max_size=5),
+    sides=st.dictionaries(st.sampled_from(SCORED), ANYTHING, max_size=3),
+    task=st.sampled_from(list(Task)),
     cut=st.integers(0, 5),
 )
-def test_any_body_is_read_or_refused_in_words(kind, said, fields, cut):
+def test_any_body_is_read_or_refused_in_words(kind, said, fields, sides, task, cut):
     """Any body gives a 400 of ours, or a body that an instance can be sent and whose prompt can be read."""
-    raw = json.dumps({"model": "m"} | said | fields).encode("utf-8", "surrogatepass")
+    raw = json.dumps({"model": "m"} | said | fields | sides).encode("utf-8", "surrogatepass")
     try:
         call = parse(raw[: len(raw) - cut], kind, max_depth=32, most_bytes=10_000)
+        if not call.kind.generates:
+            measure(call, task)
     except ApiError as refused:
         refusal = json.loads(refused.body())["error"]
     else:
@@ -124,7 +132,7 @@ def test_any_body_is_read_or_refused_in_words(kind, said, fields, cut):
         assert refusal["code"] in REFUSALS
         return
     sent = json.loads(payload(call, call.raw, 3, streamed=call.stream, token_ids=True))
-    assert (sent["priority"], sent["model"]) == (3, "m")
+    assert (sent.get("priority"), sent["model"]) == (3 if kind.computes else call.body.get("priority"), "m")
     assert 0 <= call.min_tokens <= MAX_TOKENS
     assert call.sequences >= 1
     with_prompt(call, LengthQuery("", 1))

@@ -17,22 +17,23 @@ async def test_health_and_version_without_a_key(served):
     served.gateway.http.stopping = False
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v1"), ("POST", "/v1/"), ("POST", "/tokenize"), ("POST", "/v1/rerank"), ("POST", "/v2/rerank"),
-        ("GET", "/load"), ("POST", "/v1/images/generations"), ("POST", "/v1/moderations"), ("POST", "/detokenize"),
-        ("POST", "/chat/completions"), ("POST", "/v1/v1/chat/completions"), ("GET", "//v1/models"), ("GET", "/models/none"),
-        ("POST", "/v1/responses/compact"), ("POST", "/v1/responses/input_tokens"), ("POST", "/v1/audio/transcriptions"),
-    ],
-)  # fmt: skip
-async def test_missing_parts_of_the_api_are_reported_in_openai_shape(served, method, path):
-    async with served.http.request(method, served.url + path, json={}, headers=served.headers) as response:
-        assert response.status == 404
-        assert response.content_type == "application/json"
-        error = (await response.json())["error"]
-    assert "/v1/chat/completions" in error["message"]
-    assert response.headers["x-should-retry"] == "false"
+MISSING = [
+    ("GET", "/v1"), ("POST", "/v1/"), ("POST", "/tokenize"), ("POST", "/v1/rerank"), ("POST", "/v2/rerank"),
+    ("GET", "/load"), ("POST", "/v1/images/generations"), ("POST", "/v1/moderations"), ("POST", "/detokenize"),
+    ("POST", "/chat/completions"), ("POST", "/v1/v1/chat/completions"), ("GET", "//v1/models"), ("GET", "/models/none"),
+    ("POST", "/v1/responses/compact"), ("POST", "/v1/responses/input_tokens"), ("POST", "/v1/audio/transcriptions"),
+]  # fmt: skip
+
+
+async def test_missing_parts_of_the_api_are_reported_in_openai_shape(served, subtests):
+    for method, path in MISSING:
+        with subtests.test(method=method, path=path):
+            async with served.http.request(method, served.url + path, json={}, headers=served.headers) as response:
+                assert response.status == 404
+                assert response.content_type == "application/json"
+                error = (await response.json())["error"]
+            assert "/v1/chat/completions" in error["message"]
+            assert response.headers["x-should-retry"] == "false"
 
 
 async def test_models_may_be_asked_for_by_head(served):

@@ -191,15 +191,16 @@ async def test_one_that_fails_requests_rests_and_is_tried_again(served, script):
 
 
 @TWO
-@pytest.mark.parametrize("status", [400, 404, 422])
-async def test_refusals_caused_by_a_tenant_make_no_instance_rest(served, status):
-    for backend in served.backends:
-        backend.script.status = status
-    for _ in range(10):
-        response = await served.chat()
-        assert (response.status, response.headers["x-should-retry"]) == (status, "false")
-    assert not await events("instance.rests")
-    assert served.gateway.topology.fleet.accepting.sum() == 2
+async def test_refusals_caused_by_a_tenant_make_no_instance_rest(served, subtests):
+    for status in [400, 404, 422]:
+        with subtests.test(status=status):
+            for backend in served.backends:
+                backend.script.status = status
+            for _ in range(10):
+                response = await served.chat()
+                assert (response.status, response.headers["x-should-retry"]) == (status, "false")
+            assert not await events("instance.rests")
+            assert served.gateway.topology.fleet.accepting.sum() == 2
 
 
 @TWO

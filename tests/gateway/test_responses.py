@@ -17,7 +17,7 @@ from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from forecasting.lengths import LengthQuery
 from tests.gateway.conftest import ServedGateway, do_once, open_sdk, serving, until
-from tests.gateway.rows import make_rows
+from tests.gateway.rows import make_model, make_rows
 from tests.workers.conftest import spec
 from workers.emulator.server import Fleet, make_app, run
 
@@ -45,21 +45,29 @@ class Emulated:
 
 @pytest_asyncio.fixture
 async def emulated(transactional_db, monkeypatch):
-    """A gateway with one emulated instance."""
+    """A gateway with an emulated instance of "m", which generates, and one of "e", which embeds."""
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
     do_once(monkeypatch)
     async with AsyncExitStack() as stack:
         fleet = Fleet()
         fleet.put("one", spec(enable_auto_tool_choice=True, output_median_tokens=12))
+        fleet.put("two", spec(model="e", task="embed", embedding_dimensions=32, max_num_seqs=8))
         runner = await run(make_app(fleet), "127.0.0.1", 0)
         stack.push_async_callback(runner.cleanup)
-        backend = Emulated("m-0", f"http://127.0.0.1:{runner.addresses[0][1]}/one")
+        address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        backend = Emulated("m-0", f"{address}/one")
         await database_sync_to_async(make_rows)([backend], regions=["east"], max_num_seqs=8, queue_bound=100)
+        await database_sync_to_async(make_model)("e", f"{address}/two", task="embed", context_tokens=1024)
         gateway = Gateway(floor_rows)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = await stack.enter_async_context(serving(gateway))
-        await until(lambda: gateway.topology.fleet.accepting.sum() == 1)
-        yield ServedGateway(gateway, url, [], http, extra={"instance": fleet.instances["one"]})
+        await until(lambda: gateway.topology.fleet.accepting.sum() == 2)
+        extra = {
+            "instance": fleet.instances["one"],
+            "embedder": fleet.instances["two"],
+            "embedder_url": f"{address}/two",
+        }
+        yield ServedGateway(gateway, url, [], http, extra=extra)
 
 
 @pytest_asyncio.fixture

@@ -253,28 +253,6 @@ async def test_a_revoked_key_stops_within_seconds(served):
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("gateway_options", [{"regions": ["east", "west"], "max_num_seqs": 4}])
-async def test_region_of_the_caller_is_preferred_until_it_is_full(served):
-    east, west = served.backends
-    await served.chat(headers={"X-Region": "west"})
-    await served.chat(headers={"X-Region": "east"})
-    assert (len(east.bodies), len(west.bodies)) == (1, 1)
-    west.script.hold = asyncio.Event()
-    tasks = [asyncio.create_task(served.chat(headers={"X-Region": "west"})) for _ in range(4)]
-    for task in tasks[3:]:
-        assert (await task).status == 200  # the fourth finds west over 70 % and goes east
-    west.script.hold.set()
-    assert [(await task).status for task in tasks] == [200] * 4
-    assert len(east.bodies) == 2
-
-
-async def test_a_clean_stop_loses_no_row(served):
-    answers = await asyncio.gather(*(served.chat() for _ in range(50)))
-    assert all(answer.status == 200 for answer in answers)
-    await served.gateway.ledger.stop()
-    assert len(await served.rows()) == 50
-
-
 async def test_health_endpoints_answer(served):
     await until(lambda: not served.gateway.publisher.job.ok)
     async with served.http.get(f"{served.url}/healthz") as response:

@@ -83,26 +83,27 @@ def chunked(data: bytes, size: int) -> list[bytes]:
     return [*pieces, b"0\r\n\r\n"]
 
 
-@pytest.mark.parametrize("size", [0, 37, 10**6], ids=["event by event", "cut anywhere", "at once"])
-@pytest.mark.parametrize("name", ANSWERS)
-async def test_pieces_become_the_answer(served, name, size):
-    events, messages, ends = ANSWERS[name]
-    data = stream(*(json.dumps(each, separators=(",", ":")).encode().join([b"data: ", b""]) for each in events),
-                  CLOSING, DONE)  # fmt: skip
-    plays(served, *chunked(data, size), piece_s=0.0 if size == 37 else 0.001)
-    async with await served.chat(n=len(messages)) as response:
-        answer = json.loads(await response.read())
-    expected = {"logprobs": None, "stop_reason": None, "token_ids": None, "routed_experts": None, **ends}
-    usage = USAGE | {"prompt_tokens_details": None, "completion_tokens_details": None}
-    assert answer == NONE_ELSE | {
-        "id": "c", "object": "chat.completion", "created": 5, "model": "m", "usage": usage,
-        "choices": [{"index": index, "message": MESSAGE | each, **expected} for index, each in enumerate(messages)],
-        "prompt_token_ids": [1, 2] if name == "ids of tokens" else None,
-    }  # fmt: skip
-    (row,) = await served.rows()
-    assert (row.outcome, row.streamed, row.prompt_tokens, row.output_tokens) == ("done", False, 7, 3)
-    assert 0 < row.ttft_ms <= row.e2e_ms
-    assert row.slo_met is True
+async def test_pieces_become_the_answer(served, subtests):
+    """Event by event, cut anywhere, and at once."""
+    for name, (events, messages, ends) in ANSWERS.items():
+        for size in (0, 37, 10**6):
+            with subtests.test(name, size=size):
+                data = stream(*(json.dumps(each, separators=(",", ":")).encode().join([b"data: ", b""]) for each in events),
+                              CLOSING, DONE)  # fmt: skip
+                plays(served, *chunked(data, size), piece_s=0.0 if size == 37 else 0.001)
+                async with await served.chat(n=len(messages)) as response:
+                    answer = json.loads(await response.read())
+                expected = {"logprobs": None, "stop_reason": None, "token_ids": None, "routed_experts": None, **ends}
+                usage = USAGE | {"prompt_tokens_details": None, "completion_tokens_details": None}
+                assert answer == NONE_ELSE | {
+                    "id": "c", "object": "chat.completion", "created": 5, "model": "m", "usage": usage,
+                    "choices": [{"index": at, "message": MESSAGE | each, **expected} for at, each in enumerate(messages)],
+                    "prompt_token_ids": [1, 2] if name == "ids of tokens" else None,
+                }  # fmt: skip
+                row = await served.new_row()
+                assert (row.outcome, row.streamed, row.prompt_tokens, row.output_tokens) == ("done", False, 7, 3)
+                assert 0 < row.ttft_ms <= row.e2e_ms
+                assert row.slo_met is True
 
 
 async def test_its_tokens_are_timed_and_its_slo_is_judged(served):
@@ -118,15 +119,6 @@ async def test_its_tokens_are_timed_and_its_slo_is_judged(served):
     assert (served.backends[0].bodies[0]["stream"], row.streamed) == (True, False)
 
 
-async def test_its_progress_is_known_to_the_dispatcher(served):
-    script = served.backends[0].script
-    script.tokens, script.token_s = 50, 0.02
-    asked = asyncio.create_task(served.chat())
-    dispatcher = served.gateway.dispatcher
-    await until(lambda: any(each.output_tokens > 3 for each in dispatcher._requests.values()))
-    await (await asked).read()
-
-
 async def test_it_is_switched_off_by_a_setting(served, monkeypatch):
     monkeypatch.setattr(served.gateway.http.completions, "stream_all", False)
     async with await served.chat() as response:
@@ -137,25 +129,26 @@ async def test_it_is_switched_off_by_a_setting(served, monkeypatch):
     assert settings.STREAM_ALL
 
 
-@pytest.mark.parametrize(
-    ("first_ms", "timed"),
-    [(None, False), (40, True), (10**6, True), (-1, False), ("soon", False), (float("inf"), False)],
-)
-async def test_an_answer_in_one_piece_is_timed_by_its_server(served, first_ms, timed):
+FIRST_TOKENS_MS = [(None, False), (40, True), (10**6, True), (-1, False), ("soon", False), (float("inf"), False)]
+
+
+async def test_an_answer_in_one_piece_is_timed_by_its_server(served, subtests):
     """A vLLM with `--enable-per-request-metrics` reports the time of the first token."""
-    said = {"id": "x", "choices": [], "usage": USAGE, "metrics": {"time_to_first_token_ms": first_ms}}
-    plays(served, http(200, json.dumps(said).encode()), piece_s=0.1)
-    served.backends[0].script.hold = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.2, served.backends[0].script.hold.set)
-    async with await served.chat(prompt_logprobs=1) as response:
-        assert (await response.json())["metrics"]
-    (row,) = await served.rows()
-    assert "stream" not in served.backends[0].bodies[0]
-    assert (row.ttft_ms is not None) is (row.slo_met is not None) is timed
-    if first_ms == 40:
-        assert 40 <= row.ttft_ms < 150 < row.e2e_ms
-    if timed:
-        assert row.ttft_ms <= row.e2e_ms
+    for first_ms, timed in FIRST_TOKENS_MS:
+        with subtests.test(first_ms=first_ms):
+            said = {"id": "x", "choices": [], "usage": USAGE, "metrics": {"time_to_first_token_ms": first_ms}}
+            plays(served, http(200, json.dumps(said).encode()), piece_s=0.1)
+            served.backends[0].script.hold = asyncio.Event()
+            asyncio.get_running_loop().call_later(0.2, served.backends[0].script.hold.set)
+            async with await served.chat(prompt_logprobs=1) as response:
+                assert (await response.json())["metrics"]
+            row = await served.new_row()
+            assert "stream" not in served.backends[0].bodies[0]
+            assert (row.ttft_ms is not None) is (row.slo_met is not None) is timed
+            if first_ms == 40:
+                assert 40 <= row.ttft_ms < 150 < row.e2e_ms
+            if timed:
+                assert row.ttft_ms <= row.e2e_ms
 
 
 async def test_a_server_that_knows_no_streams_answers_all_the_same(served):
@@ -188,20 +181,21 @@ NO_ANSWERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("events", "status", "came"), NO_ANSWERS)
-async def test_an_error_within_its_stream_is_an_error_of_http(served, caplog, events, status, came):
-    plays(served, stream(*events))
-    async with await served.chat() as response:
-        error = (await response.json())["error"]
-    assert response.status == status
-    if status == 502:
-        assert error["code"] == "upstream_failed"
-        assert error["message"].endswith(came + "." if came else "")
-    else:
-        assert (error["message"], error["code"], response.headers["x-should-retry"]) == ("bad", 400, "false")
-    (row,) = await served.rows()
-    assert (row.outcome, row.status_code) == ("failed", status)
-    await nothing_is_left(served, caplog)
+async def test_an_error_within_its_stream_is_an_error_of_http(served, caplog, subtests):
+    for events, status, came in NO_ANSWERS:
+        with subtests.test(came):
+            plays(served, stream(*events))
+            async with await served.chat() as response:
+                error = (await response.json())["error"]
+            assert response.status == status
+            if status == 502:
+                assert error["code"] == "upstream_failed"
+                assert error["message"].endswith(came + "." if came else "")
+            else:
+                assert (error["message"], error["code"], response.headers["x-should-retry"]) == ("bad", 400, "false")
+            row = await served.new_row()
+            assert (row.outcome, row.status_code) == ("failed", status)
+            await nothing_is_left(served, caplog)
 
 
 async def test_a_text_that_passed_unread_is_none_in_the_end(served):

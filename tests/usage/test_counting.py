@@ -8,7 +8,7 @@ from django.db.models import Sum
 from controlplane.accounts.services import create_api_key
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import SloClass
+from controlplane.fleet.models import GpuType, SloClass
 from controlplane.gateway.models import LedgerRow
 from controlplane.usage import counting
 from controlplane.usage.counting import count_usage
@@ -65,6 +65,33 @@ def test_an_hour_is_shared_by_kv_token_seconds(ran, acme, globex):
     assert hours[globex.pk]["gpu_s"] == pytest.approx(1800 * 2 * 0.25)
     assert hours[None]["cost_usd"] == pytest.approx(USD_PER_INSTANCE_HOUR / 2)
     assert hours[None]["requests"] == hours[None]["charged_usd"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "spot_usd", "work", "charged"),
+    [
+        ("interactive", False, "0.75", "interactive", 2.0),
+        ("non_interactive", False, "0.75", "non_interactive", 2.0),
+        ("non_interactive", True, "0.75", "batch", 2.0 * 0.3),
+        ("opportunistic", False, "0.75", "opportunistic", 0.75 / 1.35),
+        ("opportunistic", False, None, "opportunistic", 2.0),
+    ],
+    ids=["interactive", "non-interactive", "batch line", "opportunistic", "opportunistic, spot price unknown"],
+)
+def test_work_is_charged_by_class_batch_discount_or_spot_price(
+    ran, acme, instance, settings, kind, line, spot_usd, work, charged
+):
+    """An hour of the instance costs 2 x $1.35; the class doubles it, a batch line pays 30% of that."""
+    settings.BATCH_PRICE_FACTOR = 0.3
+    deadline_s = 3600 if kind == "non_interactive" else None
+    SloClass.objects.filter(name="interactive").update(kind=kind, price_factor=2, deadline_s=deadline_s)
+    GpuType.objects.filter(pk=instance.deployment.gpu_type_id).update(spot_usd_per_hour=spot_usd)
+    ran(0, 60, request_id="batch_req_1_7" if line else "req_1")
+    count_usage(at(60))
+    row = UsageHour.objects.get(hour=NOON, tenant=acme)
+    assert row.work == work
+    assert row.cost_usd == pytest.approx(USD_PER_INSTANCE_HOUR)
+    assert row.charged_usd == pytest.approx(charged * USD_PER_INSTANCE_HOUR)
 
 
 def test_keys_models_and_classes_have_separate_rows(ran, acme):

@@ -43,6 +43,7 @@ def test_memory_of_processes() -> None:
     [
         ("NVIDIA H100 80GB HBM3", 81559, "h100-80gb"),
         ("NVIDIA A100-SXM4-80GB", 81920, "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", 40960, "a100-40gb"),
         ("NVIDIA L40S", 46068, "l40s-48gb"),
         ("Tesla T4", 15360, "t4-15gb"),
         ("NVIDIA GeForce RTX 4090", 24564, "rtx-24gb"),

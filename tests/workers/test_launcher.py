@@ -196,7 +196,7 @@ async def test_names_that_are_no_file_names(launcher: ProcessLauncher, name: str
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (replace(spec(), source=""), "the model m names no folder"),
+        (spec().model_copy(update={"source": ""}), "the model m names no folder"),
         (spec(extra_args=("--bad",)), r"does not take its further flags: unrecognized arguments: --bad\."),
         (spec(host="192.0.2.1"), r"a: no server can be started at 192\.0\.2\.1 from this machine"),
     ],
@@ -247,9 +247,9 @@ async def test_emulated_refusals(emulator: Emulator, unused_tcp_port: int) -> No
     plain = LaunchSpec(name="e", model="m", profile=Profile(**FAST))
     await launcher.start(plain)
     for of, wanted, message in (
-        (launcher, replace(plain, profile=None), "needs a performance profile"),
-        (launcher, replace(plain, name="f", kv_blocks=1), "fewer than max_model_len"),
-        (launcher, replace(plain, model="other"), "another specification"),
+        (launcher, plain.model_copy(update={"profile": None}), "needs a performance profile"),
+        (launcher, plain.model_copy(update={"name": "f", "kv_blocks": 1}), "fewer than max_model_len"),
+        (launcher, plain.model_copy(update={"model": "other"}), "another specification"),
         (EmulatedLauncher(f"http://127.0.0.1:{unused_tcp_port}"), plain, "cannot be reached"),
     ):
         with pytest.raises(LaunchError, match=message):

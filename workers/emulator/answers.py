@@ -9,7 +9,7 @@ import asyncio
 import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
@@ -36,7 +36,7 @@ class Sequence:
     """
 
     engine_id: str
-    answer: "RequestAnswer"
+    answer: "RequestAnswer[Any]"
     index: int
     prompt: Prompt
     max_tokens: int
@@ -86,10 +86,21 @@ class Sequence:
         return "tool_calls" if calls else self.finish_reason
 
 
-class RequestAnswer(ABC):
+class Work(Protocol):
+    """A checked request: it generates, or pools."""
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Return its inputs."""
+
+
+Asked = TypeVar("Asked", bound=Work)
+
+
+class RequestAnswer(ABC, Generic[Asked]):
     """One request's answer. The instance's loop calls `token` for each token and `closed` when all sequences ended."""
 
-    def __init__(self, generation: Generation, request_id: str, model: str, created_s: int) -> None:
+    def __init__(self, generation: Asked, request_id: str, model: str, created_s: int) -> None:
         self.generation = generation
         self.request_id = request_id
         self.model = model
@@ -137,7 +148,7 @@ class RequestAnswer(ABC):
         }
 
 
-class PlainAnswer(RequestAnswer):
+class PlainAnswer(RequestAnswer[Generation]):
     """An answer that is sent as one body."""
 
     def token(self, sequence: Sequence) -> None:
@@ -204,7 +215,7 @@ def _ids_of_answer(sequence: Sequence) -> list[int] | None:
     return sequence.token_ids(0, sequence.produced) if sequence.answer.generation.token_ids else None
 
 
-class StreamAnswer(RequestAnswer):
+class StreamAnswer(RequestAnswer[Generation]):
     """An answer that is sent token by token, as server-sent events in HTTP/1.1 chunks on *transport*.
 
     The head of the response was already sent, and the owner of the response writes the final empty chunk. Data that a

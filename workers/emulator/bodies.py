@@ -68,42 +68,44 @@ MAX_PROMPTS = 1024
 BodyKind = Literal["completion", "chat", "response"]
 
 
-class _Body(BaseModel):
+class PlainBody(BaseModel):
+    """A body whose unknown fields are ignored, as vLLM does."""
+
     model_config = ConfigDict(extra="ignore")
 
 
-class StreamOptions(_Body):
+class StreamOptions(PlainBody):
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
-class ContentPart(_Body):
+class ContentPart(PlainBody):
     type: str = "text"
     text: str | None = None
 
 
-class Message(_Body):
+class Message(PlainBody):
     role: str
     content: str | list[ContentPart | str] | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(PlainBody):
     type: str
     json_schema: dict[str, Any] | None = None
 
 
-class Function(_Body):
+class Function(PlainBody):
     name: str
     parameters: dict[str, Any] | None = None
 
 
-class ChatTool(_Body):
+class ChatTool(PlainBody):
     type: Literal["function"] = "function"
     function: Function
 
 
-class GenerationBody(_Body):
+class GenerationBody(PlainBody):
     """Fields shared by the three generation calls."""
 
     kind: ClassVar[BodyKind]
@@ -177,11 +179,11 @@ Body = CompletionBody | ChatBody | ResponseBody
 BODIES: dict[BodyKind, type[Body]] = {body.kind: body for body in (CompletionBody, ChatBody, ResponseBody)}
 
 
-class RpcBody(_Body):
+class RpcBody(PlainBody):
     method: str
 
 
-class AdapterName(_Body):
+class AdapterName(PlainBody):
     lora_name: str
 
 

@@ -131,7 +131,7 @@ class Content:
         self._drawn = 0
 
     def sequence(
-        self, answer: RequestAnswer, index: int, prompt: Prompt, max_tokens: int, arrival_s: float
+        self, answer: RequestAnswer[Generation], index: int, prompt: Prompt, max_tokens: int, arrival_s: float
     ) -> Sequence:
         """Decide the text and length of sequence *index* of *answer*."""
         generation = answer.generation

@@ -7,13 +7,14 @@ the answer, prompt embeddings) are answered with 501 instead of an answer that l
 import math
 import zlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from workers.emulator import text
-from workers.emulator.bodies import ApiError, Body, BodyKind, ChatBody, CompletionBody, ResponseBody, wrong
+from workers.emulator.bodies import ApiError, Body, BodyKind, ChatBody, CompletionBody, Message, ResponseBody, wrong
 from workers.emulator.spec import InstanceSpec
 
 MAX_TOKEN_ID = 2**31 - 1  # an emulated vocabulary has every id that fits
@@ -137,7 +138,7 @@ def resolve(body: Body, spec: InstanceSpec) -> Generation:
             asked,
         )
     for prompt in prompts:
-        _check_length(prompt, spec.max_model_len)
+        check_length(prompt, spec.max_model_len)
     max_tokens = tuple(
         spec.max_model_len - prompt.tokens if asked is None else min(asked, spec.max_model_len - prompt.tokens)
         for prompt in prompts
@@ -218,16 +219,21 @@ def _templated(messages: list[tuple[str, str]], tools: list[dict[str, Any]]) -> 
 def _chat_prompt(body: ChatBody) -> Prompt:
     if not body.messages:
         raise wrong("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    tools = body.tools if body.tool_choice != "none" else None
+    return conversation(body.messages, [tool.model_dump() for tool in tools or ()])
+
+
+def conversation(given: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> Prompt:
+    """Return the prompt that a chat template makes of the messages *given* and of *tools*."""
     messages = []
-    for message in body.messages:
+    for message in given:
         content = message.content or ""
         if isinstance(content, list):
             content = "\n".join(item if isinstance(item, str) else item.text or "" for item in content)
         # As templates do, without the ids of calls, which are random: what is said next goes by the prompt.
         called = [call.get("function") for call in message.tool_calls or ()]
         messages.append((message.role, content + (orjson.dumps(called).decode() if called else "")))
-    tools = body.tools if body.tool_choice != "none" else None
-    return _templated(messages, [tool.model_dump() for tool in tools or ()])
+    return _templated(messages, list(tools))
 
 
 def _response_prompt(body: ResponseBody) -> Prompt:
@@ -267,7 +273,8 @@ def _token_prompt(ids: list[int]) -> Prompt:
     return Prompt("", tuple(ids))
 
 
-def _check_length(prompt: Prompt, limit: int) -> None:
+def check_length(prompt: Prompt, limit: int) -> None:
+    """Refuse a prompt of more tokens than *limit*, in the words of vLLM."""
     if prompt.tokens <= limit:
         return
     start = f"This model's maximum context length is {limit} tokens. However, your prompt contains"

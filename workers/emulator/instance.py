@@ -9,13 +9,14 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
 from workers.emulator.answers import RequestAnswer, Sequence, StreamAnswer
 from workers.emulator.bodies import ApiError
 from workers.emulator.content import Content
 from workers.emulator.metrics import Metrics
+from workers.emulator.pooling import PooledAnswer
 from workers.emulator.spec import InstanceSpec
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,8 @@ class EmulatedInstance:
                 block_size_tokens=spec.block_size_tokens,
                 kv_blocks=spec.kv_blocks,
                 policy=spec.scheduling_policy,
-                max_model_len=spec.max_model_len,
+                # The token that ends a prompt without output is no part of its length.
+                max_model_len=spec.max_model_len + spec.task.pools,
                 profile=spec.profile,
                 front_end=spec.front_end,
                 prefix_caching=spec.enable_prefix_caching,
@@ -175,17 +177,20 @@ class EmulatedInstance:
     def unfinished(self) -> int:
         return len(self._sequences) + len(self._held)
 
-    def submit(self, answer: RequestAnswer) -> None:
+    def submit(self, answer: RequestAnswer[Any]) -> None:
         """Hand a request to the engine; *answer* gets its tokens."""
-        generation = answer.generation
         arrival_s = _clock()
-        sequences = [
-            self._content.sequence(
-                answer, number * generation.n + choice, prompt, generation.max_tokens[number], arrival_s
-            )
-            for number, prompt in enumerate(generation.prompts)
-            for choice in range(generation.n)
-        ]
+        if isinstance(answer, PooledAnswer):
+            sequences = answer.sequences_of(arrival_s)
+        else:
+            generation = answer.generation
+            sequences = [
+                self._content.sequence(
+                    answer, number * generation.n + choice, prompt, generation.max_tokens[number], arrival_s
+                )
+                for number, prompt in enumerate(generation.prompts)
+                for choice in range(generation.n)
+            ]
         answer.begin(sequences)
         for sequence in sequences:
             if self._holding:
@@ -193,7 +198,7 @@ class EmulatedInstance:
             else:
                 self._enqueue(sequence)
 
-    def withdraw(self, answer: RequestAnswer) -> None:
+    def withdraw(self, answer: RequestAnswer[Any]) -> None:
         """Free everything that the request holds: the caller has left. No error if it is complete."""
         for sequence in answer.sequences:
             if self._sequences.pop(sequence.engine_id, None) is not None:
@@ -209,7 +214,7 @@ class EmulatedInstance:
         self._engine.add(
             EngineRequest(
                 request_id=sequence.engine_id,
-                prompt_tokens=sequence.prompt.tokens + sequence.produced,
+                prompt_tokens=max(1, sequence.prompt.tokens + sequence.produced),
                 output_tokens=sequence.output_tokens - sequence.produced,
                 priority=sequence.answer.generation.body.priority,
                 arrival_s=sequence.arrival_s,
@@ -375,7 +380,7 @@ class EmulatedInstance:
         for request_id in step.finished:
             if request_id in sequences:
                 self._end(sequences[request_id], now_s)
-        metrics.generation_tokens += len(step.emitted)
+        metrics.generation_tokens += 0 if self.spec.task.pools else len(step.emitted)
         metrics.observe("iteration_tokens_total", step.prefill_tokens + step.decode_sequences)
         self._note_gauges()
 

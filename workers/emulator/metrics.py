@@ -184,7 +184,7 @@ class Metrics:
         observe("request_prefill_kv_computed_tokens", sequence.prompt.tokens)
         observe("request_generation_tokens", sequence.produced)
         observe("request_params_max_tokens", sequence.max_tokens)
-        if sequence.produced and admitted_s is not None:
+        if sequence.first_token_s and admitted_s is not None:
             decode_s = sequence.last_token_s - sequence.first_token_s
             observe("request_decode_time_seconds", decode_s)
             observe("request_prefill_time_seconds", sequence.first_token_s - admitted_s)

@@ -10,6 +10,7 @@ port would refuse it.
 import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import get_args
 
 import orjson
@@ -20,6 +21,7 @@ from workers.emulator.answers import CutError
 from workers.emulator.bodies import ApiError
 from workers.emulator.instance import EmulatedInstance, Fault, FaultKind
 from workers.emulator.spec import InstanceSpec, SpecError, check_name, read_spec
+from workers.vllm.tasks import CLASSIFY, EMBEDDINGS, PATHS, POOLING
 
 MAX_BODY_BYTES = 64 * 2**20
 FAULTS = set(get_args(FaultKind))
@@ -38,7 +40,18 @@ ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("POST", "/v1/responses", service.responses),
     ("GET", "/v1/responses/{response}", service.stored_response),
     ("POST", "/v1/responses/{response}/cancel", service.stored_response),
+    ("POST", "/tokenize", service.tokenize),
+    ("POST", "/detokenize", service.detokenize),
+    ("GET", "/openapi.json", service.openapi),
 )
+POOLING_ROUTES = {
+    EMBEDDINGS: (EMBEDDINGS,),
+    POOLING: (POOLING,),
+    CLASSIFY: (CLASSIFY,),
+    "/rerank": ("/rerank", "/v1/rerank", "/v2/rerank"),
+    "/score": ("/score", "/v1/score"),
+}
+"""Paths of each pooling call."""
 DEV_ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("POST", "/sleep", service.sleep),
     ("POST", "/wake_up", service.wake_up),
@@ -50,6 +63,9 @@ LORA_ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("POST", "/v1/load_lora_adapter", service.load_lora_adapter),
     ("POST", "/v1/unload_lora_adapter", service.unload_lora_adapter),
 )
+
+
+BY_TASK = frozenset().union(*PATHS.values())
 
 
 class Fleet:
@@ -103,7 +119,11 @@ def make_app(fleet: Fleet, single: str | None = None) -> web.Application:
     app.router.add_post("/emulator/instances/{name}/fault", _admin(_fault))
     prefix = "" if single else "/{name}"
     for method, path, handler in ROUTES:
-        app.router.add_route(method, prefix + path, _serve(handler, single), expect_handler=None)
+        app.router.add_route(method, prefix + path, _serve(handler, single, call=path), expect_handler=None)
+    for call, paths in POOLING_ROUTES.items():
+        for path in paths:
+            pooled = partial(service.pooled, path=call)
+            app.router.add_post(prefix + path, _serve(pooled, single, call=call), expect_handler=None)
     for method, path, handler in DEV_ROUTES:
         app.router.add_route(method, prefix + path, _serve(handler, single, "dev_mode"))
     for method, path, handler in LORA_ROUTES:
@@ -132,8 +152,11 @@ async def run(app: web.Application, host: str, port: int) -> web.AppRunner:
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _serve(handler: Service, single: str | None, option: str | None = None) -> Handler:
-    """Return a route of an emulated server; with *option*, one that exists only if its specification says so."""
+def _serve(handler: Service, single: str | None, option: str | None = None, call: str = "") -> Handler:
+    """Return a route of an emulated server; with *option*, one that exists only if its specification says so.
+
+    *call*: a path of which its task decides whether it exists.
+    """
 
     async def serve(request: web.Request) -> web.StreamResponse:
         instance = request.app[FLEET].instances.get(single or request.match_info["name"])
@@ -141,6 +164,8 @@ def _serve(handler: Service, single: str | None, option: str | None = None) -> H
             raise CutError
         await instance.responsive()
         if option is not None and not getattr(instance.spec, option):
+            raise web.HTTPNotFound
+        if call in BY_TASK and call not in PATHS[instance.spec.task]:
             raise web.HTTPNotFound
         response = await handler(instance, request)
         if not instance.listening:

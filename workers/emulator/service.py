@@ -11,6 +11,7 @@ from typing import cast
 import orjson
 from aiohttp import web
 
+from workers.emulator import text
 from workers.emulator.answers import CutError, PlainAnswer, PlainResponse, StreamAnswer, StreamResponse
 from workers.emulator.bodies import (
     AdapterBody,
@@ -25,8 +26,12 @@ from workers.emulator.bodies import (
     read_body,
     validated,
 )
-from workers.emulator.generation import resolve
+from workers.emulator.generation import Prompt, conversation, resolve
 from workers.emulator.instance import EmulatedInstance, SleepMode
+from workers.emulator.pooling import IDS, DetokenizeBody, PooledAnswer, PoolingBody, TokenizeBody
+from workers.emulator.pooling import resolve as resolve_pooling
+from workers.emulator.text import CHARACTERS_PER_TOKEN
+from workers.vllm.tasks import PATHS
 
 VERSION = "0.32.0"
 JSON = "application/json"
@@ -114,6 +119,82 @@ async def responses(instance: EmulatedInstance, request: web.Request) -> web.Str
     return await _generate(instance, request, "response")
 
 
+async def pooled(instance: EmulatedInstance, request: web.Request, path: str) -> web.StreamResponse:
+    """Answer a pooling call to *path*, however it was written."""
+    body = validated(PoolingBody, decoded(await _json_body(request)))
+    _fail_at_times(instance, request)
+    if body.model is not None and body.model != instance.spec.model:
+        raise ApiError(404, "NotFoundError", f"The model `{body.model}` does not exist.")
+    pooling = resolve_pooling(body, path, instance.spec)
+    instance.admit(len(pooling.prompts))
+    request_id = f"{IDS[path]}-{request.headers.get('X-Request-Id') or _random_id()}"
+    answer = PooledAnswer(pooling, request_id, instance.spec.model, int(time.time()), instance.spec)
+    instance.server_load += instance.spec.enable_server_load_tracking
+    instance.submit(answer)
+    try:
+        await answer.done
+        whole, content_type, headers = answer.body()
+    finally:
+        instance.withdraw(answer)
+        instance.server_load -= instance.spec.enable_server_load_tracking
+    return web.Response(body=whole, content_type=content_type, headers=headers)
+
+
+async def tokenize(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    """Answer as vLLM's tokenizer, which its engine has no part in."""
+    body = validated(TokenizeBody, decoded(await _json_body(request)))
+    _check_alias(instance, body.model)
+    if body.messages is not None:
+        prompt = conversation(body.messages)
+    elif body.prompt is not None:
+        prompt = Prompt(body.prompt)
+    else:
+        missing = [entry("missing", f"body.{name}", "Field required", {}) for name in ("prompt", "messages")]
+        raise malformed(missing, "body.prompt")
+    ids = prompt.token_ids
+    strings = [prompt.text[at : at + CHARACTERS_PER_TOKEN] for at in range(0, len(prompt.text), CHARACTERS_PER_TOKEN)]
+    answer = {"count": len(ids), "max_model_len": instance.spec.max_model_len, "tokens": ids}
+    return json_response(answer | {"token_strs": strings if body.return_token_strs else None})
+
+
+async def detokenize(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    body = validated(DetokenizeBody, decoded(await _json_body(request)))
+    _check_alias(instance, body.model)
+    return json_response({"prompt": text.detokenize(body.tokens)})
+
+
+async def openapi(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    """Return the paths that a server of its task answers, which is all that is read of vLLM's document."""
+    paths: dict[str, object] = {path: {"post": {}} for path in PATHS[instance.spec.task]}
+    paths |= {path: {"get": {}} for path in ("/health", "/load", "/metrics", "/v1/models", "/version")}
+    return json_response({"openapi": "3.1.0", "info": {"title": "vLLM", "version": VERSION}, "paths": paths})
+
+
+async def _json_body(request: web.Request) -> bytes:
+    if request.content_type != JSON:
+        raise malformed(["Unsupported Media Type: Only 'application/json' is allowed"], None)
+    raw = await request.read()
+    if not raw:
+        raise malformed([entry("missing", "body", "Field required", None)], "body")
+    return raw
+
+
+def _check_alias(instance: EmulatedInstance, model: str | None) -> None:
+    if model is not None and model != instance.spec.model and model not in instance.adapters:
+        message = f"The model `{model}` does not exist. Valid aliases: {instance.spec.model}."
+        raise ApiError(404, "NotFoundError", message, "model")
+
+
+def _fail_at_times(instance: EmulatedInstance, request: web.Request) -> None:
+    """Fail as the instance's fault wants."""
+    fault = instance.fault
+    if fault.kind == "errors" and random.random() < fault.ratio:
+        raise ApiError(500, "InternalServerError", "Injected fault.")
+    if fault.kind == "garbled" and random.random() < fault.ratio and request.transport is not None:
+        request.transport.write(GARBAGE)
+        raise CutError
+
+
 async def stored_response(instance: EmulatedInstance, request: web.Request) -> web.Response:
     """Answer as a vLLM that stores no responses, which is its default."""
     raise _no_response(request.match_info["response"])
@@ -139,19 +220,9 @@ async def _answer(instance: EmulatedInstance, request: web.Request, kind: BodyKi
     When the caller disconnects, aiohttp cancels this coroutine and the engine drops the request.
     """
     body = read_body(kind, request.content_type, await request.read())
-    if instance.fault.kind == "errors" and random.random() < instance.fault.ratio:
-        raise ApiError(500, "InternalServerError", "Injected fault.")
-    if instance.fault.kind == "garbled" and random.random() < instance.fault.ratio and request.transport is not None:
-        request.transport.write(GARBAGE)
-        raise CutError
+    _fail_at_times(instance, request)
     model = body.model or instance.spec.model
-    if model != instance.spec.model and model not in instance.adapters:
-        raise ApiError(
-            404,
-            "NotFoundError",
-            f"The model `{model}` does not exist. Valid aliases: {instance.spec.model}.",
-            "model",
-        )
+    _check_alias(instance, model)
     if isinstance(body, ResponseBody):
         if body.background:
             raise ApiError(400, "invalid_request_error", NO_BACKGROUND, "background")

@@ -1,15 +1,13 @@
 """Specifications of emulated instances: bodies of `PUT /emulator/instances/<name>`, entries of the configuration file."""
 
-import math
-from dataclasses import asdict
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
-from workers.vllm.spec import NAME
+from workers.vllm.spec import NAME, ServerSpec
 
 RESERVED_NAMES = frozenset({"emulator"})
 
@@ -29,35 +27,21 @@ class SpecError(Exception):
     """A specification is wrong; the text names each wrong field."""
 
 
-class InstanceSpec(BaseModel):
-    """One emulated server. Fields are named after vLLM's flags where there is one."""
+class InstanceSpec(ServerSpec):
+    """One emulated server."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    max_model_len: Annotated[int, Field(ge=2)] = 8192
     profile: Profile = DEFAULT_PROFILE
     front_end: FrontEnd = NO_LIMIT
-    max_num_seqs: Annotated[int, Field(ge=1)] = 256
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192
-    block_size_tokens: Annotated[int, Field(ge=1)] = 16
-    kv_blocks: Annotated[int, Field(ge=1)] = 4096
-    max_model_len: Annotated[int, Field(ge=2)] = 8192
-    scheduling_policy: Literal["fcfs", "priority"] = "priority"
-    startup_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
-    sleep_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
-    """Time until its weights are in CPU memory (level 1)."""
-    wake_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
-    """Time until its weights are back from CPU memory."""
-    reload_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
-    """Time until its weights are read from storage (after level 2)."""
-    max_num_queued_reqs: Annotated[int | None, Field(ge=0)] = None
+    embedding_dimensions: Annotated[int, Field(ge=1, le=65_536)] = 384
+    """Length of the vectors of a server that embeds."""
+    num_labels: Annotated[int, Field(ge=1, le=10_000)] = 2
+    """Classes of a server that classifies; one that scores has a single one."""
     enable_request_id_headers: bool = False
     enable_server_load_tracking: bool = False
     enable_auto_tool_choice: bool = False
     dev_mode: bool = True
     enable_lora: bool = True
-    # On in vLLM. Here it costs up to half a kilobyte of memory a KV block, which a large fleet feels.
-    enable_prefix_caching: bool = False
     output_median_tokens: Annotated[float, Field(ge=1.0)] = 180.0
     output_sigma: Annotated[float, Field(ge=0.0, le=4.0)] = 0.9
     seed: int | None = None
@@ -73,11 +57,6 @@ class InstanceSpec(BaseModel):
                 f"{self.max_model_len}"
             )
         return self
-
-    @field_serializer("front_end")
-    def _known_limits(self, front_end: FrontEnd) -> dict[str, float]:
-        """Leave unknown limits out: JSON has no infinity."""
-        return {name: limit for name, limit in asdict(front_end).items() if math.isfinite(limit)}
 
     @property
     def kv_tokens(self) -> int:

@@ -6,7 +6,6 @@ come from another process. The instance's name is its identity: starting a runni
 
 import asyncio
 import fcntl
-import math
 import os
 import socket
 import time
@@ -24,7 +23,7 @@ from workers.vllm import processes
 from workers.vllm.engine_log import rotate_log
 from workers.vllm.processes import Record
 from workers.vllm.serve import VISIBLE_GPUS, arguments, environment, problem_with
-from workers.vllm.spec import NAME, LaunchSpec
+from workers.vllm.spec import NAME, LaunchSpec, ServerSpec
 
 POLL_S = 0.05
 LOCK_WAIT_S = 60.0
@@ -59,13 +58,6 @@ class Launcher(Protocol):
         """Return whether there is such a process, ready or not."""
 
 
-EMULATED = (
-    "model", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "scheduling_policy", "max_num_queued_reqs",
-    "block_size_tokens", "kv_blocks", "startup_s", "sleep_s", "wake_s", "reload_s",
-)  # fmt: skip
-"""Fields of `LaunchSpec` that an emulated instance's specification has under the same name."""
-
-
 class EmulatedLauncher:
     """Launches instances in an emulator (`python -m workers.emulator`) at *base_url*."""
 
@@ -76,11 +68,8 @@ class EmulatedLauncher:
     async def start(self, spec: LaunchSpec) -> Launched:
         if spec.profile is None:
             raise LaunchError(f"{spec.name}: an emulated instance needs a performance profile.")
-        body = {name: getattr(spec, name) for name in EMULATED}
-        body |= {"profile": asdict(spec.profile), "enable_prefix_caching": spec.prefix_caching}
+        body = spec.model_dump(mode="json", include=set(ServerSpec.model_fields), exclude_none=True)
         body["enable_auto_tool_choice"] = True
-        if spec.front_end is not None:  # JSON has no infinity: a limit that is not known is left out
-            body["front_end"] = {name: value for name, value in asdict(spec.front_end).items() if math.isfinite(value)}
         status, answer = await self._call("PUT", spec.name, body)
         if status != 200:
             raise LaunchError(f"{spec.name}: the emulator answered {status}: {answer.get('error', '')}")

@@ -51,6 +51,7 @@ class VllmMetrics:
 MOST = 2.0**53
 """Largest plausible value: beyond it counters lose count, and sums become infinite."""
 MOST_INTEGER = 2**31 - 1
+NO_CACHE = "None"
 
 _SCALARS = {
     "vllm:num_requests_running": "running",
@@ -182,12 +183,16 @@ def _integer(text: str) -> int:
 
 
 def _cache_tokens(lines: Sequence[str]) -> int:
-    """Return the KV capacity in tokens; older servers report only blocks and block size."""
-    tokens = sum(
-        _integer(_label(line, "kv_cache_size_tokens"))
-        or _integer(_label(line, "num_gpu_blocks")) * _integer(_label(line, "block_size"))
-        for line in lines
-    )
+    """Return the KV capacity in tokens; older servers report only blocks and block size.
+
+    Encoders have no KV cache, whatever their blocks say: its size is "None".
+    """
+    tokens = 0
+    for line in lines:
+        size = _label(line, "kv_cache_size_tokens")
+        if size != NO_CACHE:
+            blocks = _integer(_label(line, "num_gpu_blocks")) * _integer(_label(line, "block_size"))
+            tokens += _integer(size) or blocks
     return tokens if tokens <= MOST_INTEGER else 0
 
 

@@ -17,6 +17,7 @@ QUIET = "--disable-access-log-for-endpoints"
 NOT_LOGGED = "/health,/metrics"  # asked every second
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 KV_BYTES = "--kv-cache-memory-bytes"
+RUNNER = "--runner"
 SLEEP_MODE = "--enable-sleep-mode"
 
 
@@ -98,6 +99,8 @@ def _own_flags(spec: LaunchSpec, port: int) -> list[str]:
     flags += ["--max-num-batched-tokens", str(spec.max_num_batched_tokens)]
     flags += _memory(spec)
     flags += ["--scheduling-policy", spec.scheduling_policy]
+    if spec.task.pools and RUNNER not in spec.extra_args:
+        flags += [RUNNER, "pooling"]
     if spec.tensor_parallel > 1:
         flags += ["--tensor-parallel-size", str(spec.tensor_parallel)]
     if spec.sleep_mode and SLEEP_MODE not in spec.extra_args:

@@ -1,47 +1,73 @@
 """The specification of a server to start, a process or an emulated instance."""
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
+from workers.vllm.tasks import Task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 """Names of instances: each becomes a file name and a part of a URL."""
+Size = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0.0, le=3600.0)]
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchSpec:
-    """A server to start. Fields are named after vLLM's flags; sizes are in tokens, times in seconds."""
+class ServerSpec(BaseModel):
+    """Settings of a vLLM server, real or emulated. Fields are named after vLLM's flags where there is one; sizes are in
+    tokens, times in seconds.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]  # the name in requests: vLLM's --served-model-name
+    task: Task = Task.GENERATE  # of the model: it generates or pools
+    max_num_seqs: Size = 256
+    max_num_batched_tokens: Size = 8192
+    max_model_len: Size = 8192
+    scheduling_policy: Literal["fcfs", "priority"] = "priority"
+    max_num_queued_reqs: Annotated[int | None, Field(ge=0)] = None
+    # For an emulated instance:
+    profile: Profile | None = None
+    front_end: FrontEnd | None = None
+    block_size_tokens: Size = 16
+    kv_blocks: Size = 4096
+    # On in vLLM. Here it costs up to half a kilobyte of memory a KV block, which a large fleet feels.
+    enable_prefix_caching: bool = False
+    startup_s: Seconds = 0.0
+    sleep_s: Seconds = 0.0
+    """Time until its weights are in CPU memory (level 1)."""
+    wake_s: Seconds = 0.0
+    """Time until its weights are back from CPU memory."""
+    reload_s: Seconds = 0.0
+    """Time until its weights are read from storage (after level 2)."""
+
+    @field_serializer("front_end")
+    def _known_limits(self, front_end: FrontEnd | None) -> dict[str, float] | None:
+        """Leave unknown limits out: JSON has no infinity."""
+        if front_end is None:
+            return None
+        return {name: limit for name, limit in asdict(front_end).items() if math.isfinite(limit)}
+
+
+class LaunchSpec(ServerSpec):
+    """A server to start."""
 
     name: str
-    model: str  # the name in requests: vLLM's --served-model-name
     source: str = ""  # folder or repository that vLLM loads
     host: str = "127.0.0.1"
     port: int = 0  # 0: the process launcher takes a free one
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_model_len: int = 8192
     tensor_parallel: int = 1
     gpus: int = 0  # of the machine; 0: unknown, and the process launcher leaves the choice to vLLM
     shares_gpus_with: tuple[str, ...] = ()  # servers of these names have the same GPUs; one at most is awake
     sleep_mode: bool = False  # whether it can give its GPUs' memory back while it sleeps
     gpu_memory_utilization: float = 0.9
     cpu_kv_bytes: int | None = None  # the KV cache on CPUs; None: on GPUs
-    scheduling_policy: Literal["fcfs", "priority"] = "priority"
-    max_num_queued_reqs: int | None = None
     extra_args: tuple[str, ...] = ()  # further vLLM flags, for a process
-    environment: Mapping[str, str] = field(default_factory=dict)  # further variables, for a process
+    environment: Mapping[str, str] = {}  # further variables, for a process
     api_key: str = ""  # that it asks for; "": none
-    # For an emulated instance:
-    profile: Profile | None = None
-    front_end: FrontEnd | None = None
-    block_size_tokens: int = 16
-    kv_blocks: int = 4096
-    prefix_caching: bool = False
-    startup_s: float = 0.0
-    sleep_s: float = 0.0
-    wake_s: float = 0.0
-    reload_s: float = 0.0

@@ -14,97 +14,18 @@ from controlplane.api.schemas import Described, Strict
 from controlplane.dispatch.queues import services
 from controlplane.dispatch.queues.commands import GatewaySilent, ask
 from controlplane.dispatch.queues.operations import GroupAction
+from controlplane.dispatch.wire import QueueChange, QueuedGroup, QueueInstance, QueueRegion
 
 router = Router(auth=VIEWERS, tags=["Queues"])
 Answer = TypeVar("Answer")
 
 
-class GroupOut(Described):
-    number: int
-    """Unique number, never reused."""
-    region: str
-    instance: str
-    model: str
-    place: int
-    """Position in its virtual queue, from 1."""
-    slo_class: str
-    count: int
-    tokens: int
-    """Prompt and expected output tokens of all its requests."""
-    start_s: float | None
-    """Seconds from now, as estimated by the global scheduler; null if nothing serves it."""
-    service_s: float | None
-    due_s: float | None
-    """Seconds from now; null without a deadline."""
-    slack_s: float | None
-    """Time until its last request's first token would be late; negative: it will be late."""
-    pinned: bool
-    hold_s: float
-    """Remaining hold time."""
-    risk: str
-    """`late`, `risk` below 15 s of slack, or empty."""
-
-
-class LaneOut(Described):
-    instance: str
-    region: str
-    model: str
-    order: str
-    """Order of the endpoint. Only `qlm` has request groups."""
-    state: str
-    running: int
-    kv_ratio: float | None
-    waiting: int | None
-    """Requests in its virtual queue; null under another order, where requests wait for the endpoint."""
-    service_s: float | None
-
-
-class RegionOut(Described):
-    region: str
-    waiting: int
-    groups: int
-    queues: int
-    at_risk: int
-    late: int
-    late_requests: int
-    oldest_wait_s: float
-    attainment_ratio: float | None
-    """Share of grouped requests predicted to be in time."""
-    fcfs_ratio: float | None
-    """The same in order of arrival, over all regions."""
-    gap_ratio: float | None
-    """Proven bound of the last order's relative lateness gap to the optimum over all regions; null where the exact programme
-    proved nothing (many groups, or no worker).
-    """
-    solved_ms: float | None
-    solved_at: float | None
-    pending_s: float | None
-    """Time since a worker's answer was requested."""
-    fallbacks: int
-    """Answers that did not arrive."""
-
-
-class ReorderOut(Described):
-    at: float
-    """Epoch seconds."""
-    by: str
-    why: str
-    what: str
-    before_ratio: float | None
-    after_ratio: float | None
-    before_late_s: float | None
-    after_late_s: float | None
-    took_ms: float | None
-    undo: int | None
-    """Group that an operator changed, while that can be undone."""
-
-
 class QueuesOut(Described):
     at: float
-    regions: list[RegionOut]
-    groups: list[GroupOut]
-    instances: list[LaneOut]
-    reorders: list[ReorderOut]
+    regions: list[QueueRegion]
+    groups: list[QueuedGroup]
+    instances: list[QueueInstance]
+    reorders: list[QueueChange]
     """Newest first."""
 
 
@@ -135,7 +56,7 @@ class PriceOut(Described):
     evicted: int
 
 
-class GroupDetail(GroupOut):
+class GroupDetail(QueuedGroup):
     of: int
     """Groups in its virtual queue."""
     prompt_tokens: int
@@ -152,7 +73,7 @@ class GroupDetail(GroupOut):
 
 class ActedOut(Described):
     message: str
-    group: GroupOut
+    group: QueuedGroup
     """The group before the action."""
     price: PriceOut
 

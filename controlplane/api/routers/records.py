@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from django.db.models import QuerySet
 from django.http import HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from pydantic import AwareDatetime
@@ -16,9 +17,11 @@ from controlplane.accounts.selectors import tenants_with_role
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, schema_of
-from controlplane.api.schemas import Described, RowSchema
+from controlplane.api.schemas import ActionIn, Described, RowSchema
 from controlplane.applications.selectors import graph_of
 from controlplane.applications.services import import_graph
+from controlplane.batches.models import Batch
+from controlplane.batches.services import speed_up, undo_speed_up
 from controlplane.events.services import record
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
@@ -78,13 +81,34 @@ add_list(
     The fleet's people see all; others see what happened to the API keys of their tenants.
     """,
 )
+BatchOut = schema_of(BATCHES, "BatchOut")
 add_list(
     router,
     BATCHES,
-    schema_of(BATCHES, "BatchOut"),
+    BatchOut,
     "Batches, newest first; `/v1/batches` is what SDKs ask.",
     check=check_tenant,
 )
+
+
+class SpeedUpIn(ActionIn):
+    within_s: float | None = Field(None, gt=0, description="Seconds until its last line is to be done; null undoes it.")
+
+
+@router.post("/batches/{public_id}/speed-up", response=BatchOut)
+def speed_up_batch(request: ApiRequest, public_id: str, body: SpeedUpIn) -> Batch:
+    """Release the lines of a batch above the marks of use, as fast as an earlier deadline needs, or undo that. 409 for one
+    that does not run.
+    """
+    user = request.auth.require(Role.OPERATOR)
+    batch = get_object_or_404(Batch.objects.select_related("tenant"), public_id=public_id)
+    if body.within_s is None:
+        undo_speed_up(batch, user, body.reason)
+    else:
+        speed_up(batch, body.within_s, user, body.reason)
+    return batch
+
+
 add_list(
     router,
     APPLICATIONS,

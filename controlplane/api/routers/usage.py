@@ -13,6 +13,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.api.callers import PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError
 from controlplane.api.schemas import Described
+from controlplane.fleet.spot import selectors as spot
 from controlplane.resources.tables import ROW_LIMIT, csv_response
 from controlplane.usage.models import SUMS, Work
 from controlplane.usage.selectors import Asked, counted_until, summed, usage
@@ -37,7 +38,7 @@ class UsageSums(Described):
     cost_usd: float
     """Shares of the cost of the serving instances, by KV-token-seconds."""
     charged_usd: float
-    """Cost times the price factor of the SLO class."""
+    """Cost times the price factor of the SLO class; of batch lines with their discount, of spot work at the spot price."""
 
 
 class UsageItem(UsageSums):
@@ -58,12 +59,28 @@ class UsageItem(UsageSums):
     """Time in which instances ran no request. Only for fleet users."""
 
 
+class DonatedItem(Described):
+    """Time that instances of a model spent in the spot pool."""
+
+    model: str
+    instance_hours: float
+    gpu_hours: float
+    cost_usd: float
+    """At the on-demand price; part of the cost of opportunistic requests and idle time."""
+    earned_usd: float | None
+    """At the spot price, used or not; null where it is not known."""
+    unpriced_hours: float
+    """Instance-hours of GPU types without a spot price."""
+
+
 class UsageAnswer(Described):
     since: datetime
     until: datetime
     counted_until: datetime | None
     """Requests that ended later are not counted yet."""
     items: list[UsageItem]
+    donated: list[DonatedItem] | None
+    """What was donated to the spot pool, by model. Only for fleet users, of all tenants, keys and classes; else null."""
     truncated: bool
     """More rows exist than `limit`: use coarser groups, a shorter range or CSV."""
 
@@ -94,11 +111,13 @@ def sum_usage(request: ApiRequest, query: Query[UsageFilter]) -> dict[str, Any] 
         rows = ([row[name] for name in columns] for row in _items(asked, query.group_by, ROW_LIMIT))
         return csv_response("usage", columns, rows)
     items = list(_items(asked, query.group_by, query.limit + 1))
+    whole = request.auth.sees_fleet and not (query.tenant or query.key or query.slo_class)
     return {
         "since": asked.since,
         "until": asked.until,
         "counted_until": counted_until(),
         "items": items[: query.limit],
+        "donated": spot.donated_time(asked.since, min(asked.until, timezone.now()), query.model) if whole else None,
         "truncated": len(items) > query.limit,
     }
 

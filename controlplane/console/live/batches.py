@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from controlplane.batches import selectors
 from controlplane.batches.models import AT_RISK, LATE, Batch
-from controlplane.console.live.tiles import Row, Tile, readings
+from controlplane.console.live.tiles import Row, Tile, over_slo, readings
 
 CELLS = ("state", "lines", "errors", "end", "slack")
 
@@ -50,8 +50,20 @@ FLEET_TILES = (
         rule="Instances while no request used them and they were not donated, at the on-demand price",
         empty="no usage counted today",
     ),
-    Tile("spot_usd_per_hour", "Spot earnings", "of_today", rule="The spot price for each hour donated"),
-    Tile("ttft_p95_ms", "TTFT p95", "milliseconds", rule="Of all classes, batch lines too, in the last minute"),
+    Tile(
+        "spot_usd_per_hour",
+        "Spot earnings",
+        "of_today",
+        rule="The spot price for each hour donated",
+        empty="price unknown",
+    ),
+    Tile(
+        "ttft_p95_ms",
+        "Interactive TTFT p95",
+        "milliseconds",
+        over_slo,
+        "Of interactive classes alone, in the last minute. Warns above the SLO, critical above twice the SLO",
+    ),
 )
 
 

@@ -13,7 +13,17 @@ from django.utils import timezone
 from django.utils.html import conditional_escape
 
 from controlplane.console.formats import FORMATS
-from controlplane.console.live import attention, batches, held_work, length_service, queues, tiles, what_ifs
+from controlplane.console.live import (
+    at_door,
+    attention,
+    batches,
+    held_work,
+    length_service,
+    queues,
+    sections,
+    tiles,
+    what_ifs,
+)
 from controlplane.console.live.state import LiveState
 from controlplane.console.selectors.events import latest_events, newest_event_id
 from controlplane.fleet.spot import selectors as spot
@@ -37,7 +47,6 @@ MODEL_CELLS: Final = (
     ("instances_ready", "ready_of"), ("slo_met_ratio", "percent_fine"), ("ttft_p95_ms", "milliseconds"),
     ("waiting", "count"), ("output_tokens_per_s", "quantity"),
 )  # fmt: skip
-HELD_CELLS: Final = (("count", "count"), ("announced", "count"), ("slack_s", "duration"), ("next_s", "duration"))
 BADGES: Final = {
     "instances": "down",
     "below": "below their SLO",
@@ -105,7 +114,8 @@ def _queues(state: LiveState, region: str) -> Html:
     html = _tiles(queues.TILES, row, f"queue/{region}")
     for group in state.of_region("groups", region):
         html |= {f"group/{group['number']}/{line}": text for line, text in queues.block(group).items()}
-    return html | _cells(state.tables["held"], HELD_CELLS)
+    html[f"at-door/{region}"] = render_to_string("console/parts/at_door.html", at_door.panel(state, region=region))
+    return html | {"queues/held": render_to_string("console/queues/held_table.html", held_panel(state))}
 
 
 def _lengths(state: LiveState, _: str) -> Html:
@@ -121,8 +131,9 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
     today = dollars_by_use(spot.start_of_day(now), now)
     return {
         **figures,
-        "ttft_p95_ms": tile.get("ttft_p95_ms"),
-        "spot_usd_per_hour": sum(float(one.spot_usd_per_hour) for one in spot.open_donations()),
+        "ttft_p95_ms": tile.get("interactive_ttft_p95_ms"),
+        "ttft_slo_ms": tile.get("ttft_slo_ms"),
+        "spot_usd_per_hour": spot.earned_per_hour(spot.open_donations()),
         "idle_usd": today.idle_usd if today.total_usd else None,
         "cost_usd": today.total_usd,
         "today_usd": spot.totals(spot.start_of_day(now), now).earned_usd,
@@ -139,7 +150,9 @@ def _batches(state: LiveState, _: str) -> Html:
 
 
 def _held(state: LiveState, _: str) -> Html:
-    return {"batches/held-work": render_to_string("console/batches/held.html", held_panel(state))}
+    return sections.html(state) | {
+        "batches/held-work": render_to_string("console/batches/held.html", held_panel(state))
+    }
 
 
 def _drawn_batches(state: LiveState, _: str) -> Any:
@@ -152,8 +165,7 @@ def _drawn_queues(state: LiveState, region: str) -> Any:
         for row in state.of_region("groups", region)
     ]
     lanes = [(row["instance"], row["order"], row["state"]) for row in state.of_region("lanes", region)]
-    held = [(row["model"], row["reason"]) for row in state.tables["held"]]
-    return groups, lanes, held, [round(row["at"]) for row in state.tables["reorders"][:1]]
+    return groups, lanes, [round(row["at"]) for row in state.tables["reorders"][:1]]
 
 
 def _drawn_what_if(state: LiveState, number: str) -> Any:

@@ -29,7 +29,7 @@ def panel(tables: Mapping[str, list[Row]], titles: Mapping[str, str], *, reporte
     return {
         "reported": reported,
         "ages": AGES,
-        "held": [{**row, "bands": _bands(row, longest)} for row in held.values()],
+        "held": [{**row, "bands": _bands(row, longest), "last": _last(row, by_place, titles)} for row in held.values()],
         "releases": [
             {
                 **row,
@@ -58,6 +58,14 @@ def totals(tables: Mapping[str, list[Row]]) -> dict[str, Any]:
     """Return the numbers of the tile: what is held in all, and lines that are still to come."""
     rows = tables["held"]
     return {"held": sum(row["count"] for row in rows), "announced": sum(row["announced"] for row in rows)}
+
+
+def _last(row: Row, by_place: Mapping[tuple[str, str], Row], titles: Mapping[str, str]) -> Row | None:
+    """Return when, where and why a request of a model was released last; None while that is not known."""
+    if (last := row["last"]) is None:
+        return None
+    where = titles.get(last["region"], last["region"])
+    return {"time": _time(last["at"]), "where": where, "reason": _reason({**last, "model": row["model"]}, by_place)}
 
 
 def _time(at_s: float) -> str:

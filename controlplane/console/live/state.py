@@ -11,6 +11,7 @@ from typing import Any
 from controlplane.console.live import attention, jobs, length_service
 from controlplane.console.live.batches import Reading as BatchReading
 from controlplane.dispatch.wire import (
+    AT_DOOR_COLUMNS,
     ENDPOINT_COLUMNS,
     GROUP_COLUMNS,
     HELD_COLUMNS,
@@ -29,6 +30,7 @@ TILE_FIELDS = (
     "requests_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "slo_class", "slo_met_ratio", "slo_objective_ratio",
     "slo_burn", "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p95_ms", "e2e_p95_ms", "waiting", "running",
     "kv_max_ratio", "instances_ready", "instances", "errors_per_s", "ttft_slo_ms",
+    "interactive_ttft_p95_ms",
 )  # fmt: skip
 
 Row = dict[str, Any]
@@ -95,9 +97,6 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
     for row in queues:
         row["live"] = f"queue/{row['region']}"
     holding = summary.get("held") or {}
-    held = rows_of(holding.get("models") or {}, HELD_COLUMNS, "model")
-    for row in held:
-        row["live"] = f"held/{row['model']}"
     return {
         "tiles": tiles,
         "instances": instances,
@@ -106,9 +105,10 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
         "queues": queues,
         "groups": rows_of(published.get("groups") or {}, GROUP_COLUMNS, "number"),
         "lanes": rows_of(published.get("lanes") or {}, LANE_COLUMNS, "instance"),
-        "held": held,
+        "held": rows_of(holding.get("models") or {}, HELD_COLUMNS, "model"),
         "releases": rows_of(holding.get("releases") or {}, RELEASE_COLUMNS, "at"),
         "signals": rows_of(holding.get("signals") or {}, SIGNAL_COLUMNS, "model"),
+        "at_door": rows_of(summary.get("at_door") or {}, AT_DOOR_COLUMNS, "model"),
         "reorders": rows_of(published.get("reorders") or {}, REORDER_COLUMNS, "at"),
         **jobs.tables_of(summary.get("system")),
     }

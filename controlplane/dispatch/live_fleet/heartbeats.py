@@ -31,6 +31,7 @@ from controlplane.fleet.models import CommandState, CommandVerb, Instance, Model
 from controlplane.fleet.spot.services import note_evicted
 from controlplane.jobs.record import Job
 from workers.vllm.metrics import VllmMetrics, parse
+from workers.vllm.tasks import PATHS, Task, task_of
 
 logger = logging.getLogger(__name__)
 S = InstanceState
@@ -231,8 +232,21 @@ class Heartbeats:
         except (orjson.JSONDecodeError, KeyError, TypeError):
             return "it does not say which models it serves: /v1/models is not as that of vLLM"
         if replica.spec.model in names:
-            return ""
+            return await self._wrong_task(replica, key)
         return f"it serves {', '.join(names[:5]) or 'no model'}, not {replica.spec.model}"
+
+    async def _wrong_task(self, replica: Replica, key: dict[str, str]) -> str:
+        """Return what is wrong if the server lacks paths of its model's task and has those of another; empty otherwise."""
+        try:
+            paths = orjson.loads(await self._get(replica, "/openapi.json", HEALTH_S, **key))["paths"].keys()
+        except (Answered, orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+            return ""  # it may have been started without its document
+        task = Task(self.topology.models[replica.spec.model].task)
+        missing, real = sorted(set(PATHS[task]) - paths), task_of(paths)
+        if not missing or real is None:
+            return ""
+        model = replica.spec.model
+        return f"it does not answer {missing[0]}: the task of {model} is set to {task}, and its server's is {real}"
 
     def _was_forgotten(self, replica: Replica) -> bool:
         """Whether *replica* left the inventory while it was read: its slot is free, or another's."""

@@ -121,6 +121,7 @@ class ModelSpec:
     name: str
     context_tokens: int
     created_at: int  # epoch seconds, for /v1/models
+    task: str = "generate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,8 @@ def read() -> Inventory:
         )
     return Inventory(
         models={
-            name: ModelSpec(name, row.context_tokens, int(row.created_at.timestamp())) for name, row in models.items()
+            name: ModelSpec(name, row.context_tokens, int(row.created_at.timestamp()), row.task)
+            for name, row in models.items()
         },
         endpoints=tuple(endpoints.values()),
         instances=tuple(

@@ -11,6 +11,8 @@ from scheduling.queueing.release_rule import USE
 
 EVERY_S: Final = 1.0
 SHOWN_RELEASES: Final = 12
+LAST: Final = ("at", "region", "why", "use_ratio")
+"""Columns of a model's last release."""
 AGES_H: Final = (("under_1h", 1), ("under_4h", 4), ("under_10h", 10), ("over_10h", math.inf))
 
 Row = dict[str, Any]
@@ -41,6 +43,7 @@ class HeldView:
 
     def _models(self, now_s: float) -> list[Row]:
         work, rows = self.holding.work, []
+        last = {row["model"]: row for row in reversed(self._together(now_s))}
         for model in sorted({endpoint.model for endpoint in self.holding.topology.endpoints}):
             held, announced = work.all_of(model), work.expected(model)
             if not held and not announced:
@@ -58,6 +61,11 @@ class HeldView:
                     "announced": announced,
                     "opportunistic": sum(one.opportunistic for one in held),
                     **_by_age(ages_h),
+                    "oldest_s": round(3600 * max(ages_h, default=0.0), 1),
+                    "due_s": _finite(
+                        min((one.due_s for one in held if not one.opportunistic), default=math.inf) - now_s
+                    ),
+                    "last": {name: last[model][name] for name in LAST} if model in last else None,
                     "slack_s": None if math.isinf(start_s) else round(start_s - now_s, 1),
                     "next_s": None if next_s is None else round(next_s, 1),
                     "reason": self.holding.reason(model) if held else "",
@@ -67,6 +75,10 @@ class HeldView:
         return rows
 
     def _releases(self, now_s: float) -> list[Row]:
+        return self._together(now_s)[:SHOWN_RELEASES]
+
+    def _together(self, now_s: float) -> list[Row]:
+        """Return the last releases, newest first: those of one look, endpoint and reason in one row."""
         together: dict[tuple[float, str, str, str, int], list[Release]] = {}
         for at_s, one in self.holding.released:
             together.setdefault((at_s, one.model, one.region, one.why, one.priority), []).append(one)
@@ -82,7 +94,7 @@ class HeldView:
                 "priority": priority,
                 "held_s": round(max(one.held_s for one in releases), 1),
             }
-            for (at_s, model, region, why, priority), releases in list(together.items())[: -SHOWN_RELEASES - 1 : -1]
+            for (at_s, model, region, why, priority), releases in reversed(together.items())
         ]
 
     def _signals(self, now_s: float) -> list[Row]:

@@ -21,8 +21,18 @@ from scheduling.policy import COLUMNS
 @admin.register(LanguageModel)
 class ModelAdmin(InventoryAdmin[LanguageModel]):
     form = LanguageModelForm
-    list_display = ["name", "title", "weights", "kv_per_token", "context_tokens", "length_model", "source", "active"]
-    list_filter = ["active", "length_model"]
+    list_display = [
+        "name",
+        "title",
+        "weights",
+        "kv_per_token",
+        "context_tokens",
+        "task",
+        "length_model",
+        "source",
+        "active",
+    ]
+    list_filter = ["active", "task", "length_model"]
     actions = [
         reason_action(
             "retire", "Retire", "Retire models", "They are undeployed and offered no more; their history stays.",
@@ -31,7 +41,7 @@ class ModelAdmin(InventoryAdmin[LanguageModel]):
     ]  # fmt: skip
     search_fields = ["name", "title", "source"]
     fieldsets = [
-        (None, {"fields": ["name", "title", "source", "active"]}),
+        (None, {"fields": ["name", "title", "source", "task", "active"]}),
         (
             "Size",
             {

@@ -20,7 +20,7 @@ from controlplane.events.audit import record_creation
 from controlplane.events.services import record
 from controlplane.fleet import places
 from controlplane.fleet.inventory import services
-from controlplane.fleet.inventory.kinds import DEPLOYMENT, GPU_TYPE, INSTANCE, MODEL, NODE, REGION
+from controlplane.fleet.inventory.kinds import DEPLOYMENT, GPU_TYPE, INSTANCE, MODEL, NODE, PROFILE, REGION
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import (
     Deployment,
@@ -354,18 +354,11 @@ def _store_profile(
     if held or made is None or gpu_type.device == Device.CPU:
         return held
     coefficients = {name: getattr(made, name) for name in made.__dataclass_fields__}
-    row = PerformanceProfile(
-        model=model,
-        gpu_type=gpu_type,
-        tensor_parallel=wanted.tensor_parallel,
-        source=SOURCE,
-        estimated=True,
-        **coefficients,
+    key = {"model": model.name, "gpu_type": gpu_type.name, "tensor_parallel": wanted.tensor_parallel}
+    stored: PerformanceProfile = services.create(
+        PROFILE, key | {"source": SOURCE, "estimated": True} | coefficients, actor, reason
     )
-    row.full_clean()
-    row.save()
-    record_creation(row, actor, reason=reason)
-    return row
+    return stored
 
 
 def _start(wanted: DeployRequest, deployment: Deployment, actor: User | str, reason: str) -> tuple[Instance, ...]:

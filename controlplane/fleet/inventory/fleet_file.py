@@ -40,6 +40,10 @@ class Entry:
     key: Mapping[str, Any]
     values: Mapping[str, Any]  # without the key
 
+    def of_new_row(self) -> dict[str, Any]:
+        """Return the values of a new row, key included. Raises SchemaError if a required one is missing."""
+        return self.kind.create.model_validate({**self.key, **self.values}).model_dump(exclude_unset=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -121,8 +125,7 @@ def _reconcile(entry: Entry, actor: User | str) -> Change | None:
     row = kind.find(entry.key)
     try:
         if row is None:
-            whole = kind.create.model_validate({**entry.key, **entry.values})
-            row = services.create(kind, whole.model_dump(exclude_unset=True), actor)
+            row = services.create(kind, entry.of_new_row(), actor)
             held: dict[str, Any] = {}
         else:
             held = kind.values_of(row)

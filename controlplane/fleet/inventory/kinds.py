@@ -5,7 +5,7 @@ and help come from there, and rows are checked by the model's own `full_clean`, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
@@ -22,12 +22,12 @@ from controlplane.fleet.models import (
     Instance,
     Model,
     Node,
+    PerformanceProfile,
     Region,
     RegionLatency,
     SloClass,
     Weights,
 )
-from scheduling.policy import COLUMNS
 
 TYPES: tuple[tuple[type[models.Field[Any, Any]], Any], ...] = (
     (models.BooleanField, bool),
@@ -47,17 +47,14 @@ class Values(BaseModel):
 
 @dataclass(frozen=True)
 class Kind:
-    """Rows of *model*, called *key* together; *fields* may be changed later, *fixed* are given once.
-
-    In *named* stands, for each field that refers to another row, the model whose name it takes.
-    """
+    """Rows of *model*, called *key* together; *fixed* fields are given once, `fields` may be changed later."""
 
     name: str  # as in a fleet file's tables: [[regions]]
     model: type[models.Model]
-    fields: tuple[str, ...]
     key: tuple[str, ...] = ("name",)
     fixed: tuple[str, ...] = ()
-    named: Mapping[str, type[models.Model]] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    """Fields that may be written; by default all that the model has for forms."""
     optional: frozenset[str] = frozenset()
     """Fields that may be omitted although they have no default, since they can be derived."""
     secret: frozenset[str] = frozenset()
@@ -67,6 +64,22 @@ class Kind:
     @property
     def title(self) -> str:
         return str(self.model._meta.verbose_name)
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        written = (name for name, column in self._columns.items() if column.editable and not column.primary_key)
+        return self.only or tuple(name for name in written if name not in self.key)
+
+    @cached_property
+    def named(self) -> dict[str, type[models.Model]]:
+        """Return, for each field that refers to another row, the model whose name it takes."""
+        related = {name: column.related_model for name, column in self._columns.items()}
+        return {name: other for name in (*self.key, *self.fields) if (other := related[name])}
+
+    @property
+    def _columns(self) -> dict[str, Any]:
+        options = self.model._meta
+        return {column.name: column for column in (*options.concrete_fields, *options.many_to_many)}
 
     @cached_property
     def create(self) -> type[Values]:
@@ -133,7 +146,7 @@ class Kind:
         return value.name if value is not None else None
 
     def _field(self, name: str) -> Any:
-        return self.model._meta.get_field(name)
+        return self._columns[name]
 
     def _part(self, name: str, *, given: bool = True) -> tuple[Any, Any]:
         """Return (type, pydantic field) of a Django field."""
@@ -160,97 +173,17 @@ class Kind:
         return kind, Field(..., description=about, **limits)
 
 
-REGION = Kind("regions", Region, ("title", "active"))
-REGION_LATENCY = Kind(
-    "region_latencies",
-    RegionLatency,
-    ("latency_ms",),
-    key=("origin", "target"),
-    named={"origin": Region, "target": Region},
-)
-GPU_TYPE = Kind(
-    "gpu_types",
-    GpuType,
-    ("title", "device", "memory_bytes", "on_demand_usd_per_hour", "spot_usd_per_hour", "price_source"),
-)
-NODE = Kind(
-    "nodes",
-    Node,
-    ("region", "gpu_type", "gpu_count", "address", "active"),
-    named={"region": Region, "gpu_type": GpuType},
-)
-MODEL = Kind(
-    "models",
-    Model,
-    (
-        "title",
-        "source",
-        "weights_bytes",
-        "kv_bytes_per_token",
-        "context_tokens",
-        "architecture",
-        "length_model",
-        "active",
-    ),
-    optional=frozenset({"title", "weights_bytes", "kv_bytes_per_token", "context_tokens"}),
-)
-WEIGHTS = Kind("weights", Weights, ("state",), key=("model", "region"), named={"model": Model, "region": Region})
-SLO_CLASS = Kind(
-    "slo_classes",
-    SloClass,
-    (
-        "title",
-        "kind",
-        "service_tier",
-        "ttft_target_ms",
-        "itl_target_ms",
-        "e2e_target_ms",
-        "percentile",
-        "deadline_s",
-        "price_factor",
-        "priority",
-        "if_unreachable",
-        "degrades_to",
-        "on_reclaim",
-    ),
-    named={"degrades_to": SloClass},
-)
-TENANT = Kind(
-    "tenants",
-    Tenant,
-    (
-        "title",
-        "operates_fleet",
-        "slo_classes",
-        "default_slo_class",
-        "max_concurrent_requests",
-        "tokens_per_minute",
-        "keep_prompts",
-        "active",
-    ),
-    named={"slo_classes": SloClass, "default_slo_class": SloClass},
-    deletable=False,  # its keys, members and ledger stay: make it inactive
-)
+REGION = Kind("regions", Region)
+REGION_LATENCY = Kind("region_latencies", RegionLatency, key=("origin", "target"))
+GPU_TYPE = Kind("gpu_types", GpuType)
+NODE = Kind("nodes", Node)
+MODEL = Kind("models", Model, optional=frozenset({"title", "weights_bytes", "kv_bytes_per_token", "context_tokens"}))
+PROFILE = Kind("profiles", PerformanceProfile, key=("model", "gpu_type", "tensor_parallel"))
+WEIGHTS = Kind("weights", Weights, key=("model", "region"), only=("state",))
+SLO_CLASS = Kind("slo_classes", SloClass)
+TENANT = Kind("tenants", Tenant, deletable=False)  # its keys, members and ledger stay: make it inactive
 DEPLOYMENT = Kind(
-    "deployments",
-    Deployment,
-    (
-        "tensor_parallel",
-        "min_instances",
-        "max_instances",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        *COLUMNS,
-        "vllm_args",
-        "environment",
-        "secrets",
-        "api_key",
-        "active",
-    ),
-    key=("model", "region", "gpu_type"),
-    named={"model": Model, "region": Region, "gpu_type": GpuType},
-    secret=frozenset({"secrets", "api_key"}),
+    "deployments", Deployment, key=("model", "region", "gpu_type"), secret=frozenset({"secrets", "api_key"})
 )
 
 
@@ -298,9 +231,8 @@ class InstanceKind(Kind):
 INSTANCE = InstanceKind(
     "instances",
     Instance,
-    ("node", "url"),
     fixed=("model", "region", "gpu_type", "launcher"),
-    named={"node": Node},
+    only=("node", "url"),
 )
 
 KINDS: tuple[Kind, ...] = (
@@ -309,6 +241,7 @@ KINDS: tuple[Kind, ...] = (
     GPU_TYPE,
     NODE,
     MODEL,
+    PROFILE,
     WEIGHTS,
     SLO_CLASS,
     TENANT,

@@ -24,16 +24,18 @@ def create(kind: Kind, values: Mapping[str, Any], actor: User | str, reason: str
     """Create a row of *kind*. A new instance is started, or probed if it was started elsewhere."""
     if kind is INSTANCE:
         places.lock(Deployment.objects.filter(pk=kind.resolve(values)["deployment"].pk))
-    row = kind.model()
-    many = _set(kind, row, values)
-    row.full_clean()
-    row.save()
-    _set_many(row, many)
-    _check_many(kind, row)
+    row = insert(kind, values)
     record_creation(row, actor, reason=reason)
     if isinstance(row, Instance):
         services.start(row, actor, reason or "created")
     transaction.on_commit(services.notify)
+    return row
+
+
+def insert(kind: Kind, values: Mapping[str, Any]) -> Any:
+    """Create a row of *kind*, without an event and without starting anything."""
+    row = kind.model()
+    _save(kind, row, values)
     return row
 
 
@@ -48,11 +50,7 @@ def change(kind: Kind, row: Any, values: Mapping[str, Any], actor: User | str, r
     values = {name: value for name, value in values.items() if name in kind.fields}
     if isinstance(row, Instance):
         _check_instance(row, held, values)
-    many = _set(kind, row, values)
-    row.full_clean()
-    row.save()
-    _set_many(row, many)
-    _check_many(kind, row)
+    _save(kind, row, values)
     if record_change(row, before, actor, reason=reason) is not None:
         transaction.on_commit(services.notify)
     return row
@@ -77,8 +75,8 @@ def delete(kind: Kind, row: Any, actor: User | str, reason: str = "") -> None:
     transaction.on_commit(services.notify)
 
 
-def _set(kind: Kind, row: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set *values* on *row*; return those that can be set only after saving."""
+def _save(kind: Kind, row: Any, values: Mapping[str, Any]) -> None:
+    """Set *values* on *row*, check it and save it."""
     if kind is MODEL:
         values = completed(row, values)
     many = {}
@@ -89,15 +87,10 @@ def _set(kind: Kind, row: Any, values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValidationError({name: "This field cannot be null."})
         else:
             setattr(row, name, value)
-    return many
-
-
-def _set_many(row: Any, many: Mapping[str, Any]) -> None:
+    row.full_clean()
+    row.save()
     for name, rows in many.items():
         getattr(row, name).set(rows)
-
-
-def _check_many(kind: Kind, row: Any) -> None:
     if kind is TENANT and not row.slo_classes.filter(pk=row.default_slo_class_id).exists():
         text = f"{row.default_slo_class} is not among the classes that this tenant may use."
         raise ValidationError({"default_slo_class": text})

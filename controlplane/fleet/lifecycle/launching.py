@@ -10,6 +10,7 @@ from controlplane.fleet.weights.selectors import pull_s
 from workers.vllm.launcher import CHECKED, LaunchError
 from workers.vllm.serve import problem_with
 from workers.vllm.spec import LaunchSpec
+from workers.vllm.tasks import Task
 
 EMULATED_STARTUP_S = 2.0  # short on purpose: enough to see an instance load
 LONGEST_STARTUP_S = 3600.0  # that an emulated server takes
@@ -35,6 +36,7 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
     return LaunchSpec(
         name=instance.name,
         model=deployment.model.name,
+        task=Task(deployment.model.task),
         max_num_seqs=deployment.max_num_seqs,
         max_num_batched_tokens=deployment.max_num_batched_tokens,
         max_model_len=deployment.model.context_tokens,
@@ -59,6 +61,7 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
     return LaunchSpec(
         name=instance.name if instance else "any",
         model=deployment.model.name,
+        task=Task(deployment.model.task),
         max_num_seqs=deployment.max_num_seqs,
         max_num_batched_tokens=deployment.max_num_batched_tokens,
         max_model_len=deployment.model.context_tokens,

@@ -19,6 +19,7 @@ from controlplane.fleet.validators import (
 )
 from scheduling.knob import Declared
 from scheduling.policy import COLUMNS, LIVE_CHOICES, EndpointPolicy
+from workers.vllm.tasks import Task
 
 if TYPE_CHECKING:
     from scheduling.fleet.front_end import FrontEnd
@@ -45,6 +46,17 @@ class LengthModelKind(models.TextChoices):
     SSJF_PAIRWISE = "ssjf-pairwise", "SSJF: pairs"
     SSJF_CLS_PAIRWISE = "ssjf-cls-pairwise", "SSJF: five classes, ties broken by pairs"
     PRESERVE = "preserve", "PreServe: prompt tuning"
+
+
+class ModelTask(models.TextChoices):
+    """Tasks of models: `workers.vllm.tasks.Task`."""
+
+    GENERATE = Task.GENERATE.value, "Generate text"
+    EMBED = Task.EMBED.value, "Embed texts"
+    TOKEN_EMBED = Task.TOKEN_EMBED.value, "Embed tokens"
+    CLASSIFY = Task.CLASSIFY.value, "Classify texts"
+    TOKEN_CLASSIFY = Task.TOKEN_CLASSIFY.value, "Classify tokens"
+    SCORE = Task.SCORE.value, "Score and rerank pairs of texts"
 
 
 class Model(models.Model):
@@ -83,6 +95,13 @@ class Model(models.Model):
         blank=True,
         help_text="Models of one architecture and size differ in their weights alone, so that an instance changes from one "
         "to another in less time. Empty: it has none in common with another.",
+    )
+    task = models.CharField(
+        max_length=16,
+        choices=ModelTask.choices,
+        default=ModelTask.GENERATE,
+        help_text="What its servers do, by vLLM's names: it decides which calls it serves.",
+        error_messages={"invalid_choice": f"%(value)r is no task; there are: {', '.join(Task)}."},
     )
     length_model = models.CharField(
         max_length=40,

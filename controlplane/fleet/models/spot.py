@@ -69,9 +69,14 @@ class Donation(models.Model):
         first = max(self.donated_at, since) if since else self.donated_at
         return max(0.0, ((min(end, until) if until else end) - first).total_seconds())
 
-    def earned_usd(self, since: datetime | None = None, until: datetime | None = None) -> float:
-        """Return the dollars earned within [since, until): the spot price for each hour donated."""
-        return float(self.spot_usd_per_hour) * self.donated_s(since, until) / 3600
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Dollars that it earns an hour; None where its GPU type had no spot price, which is kept as 0."""
+        return float(self.spot_usd_per_hour) or None
+
+    def earned_usd(self, since: datetime | None = None, until: datetime | None = None) -> float | None:
+        """Return the dollars earned within [since, until): its price for each hour donated; None where that is not known."""
+        return None if (price := self.usd_per_hour) is None else price * self.donated_s(since, until) / 3600
 
     @property
     def reclaim_s(self) -> float | None:

@@ -6,10 +6,7 @@ A server reads its flags and variables once. What it was started with is kept wi
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
-
-import orjson
 
 from controlplane.fleet.lifecycle.launching import launch_spec
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -17,7 +14,7 @@ from controlplane.fleet.models import Instance, Launcher, PerformanceProfile
 from workers.vllm.launcher import LaunchError
 from workers.vllm.spec import LaunchSpec
 
-OF_ONE_INSTANCE = frozenset({"name", "host", "port", "gpus", "startup_s", "sleep_s", "wake_s", "reload_s"})
+OF_ONE_INSTANCE = {"name", "host", "port", "gpus", "startup_s", "sleep_s", "wake_s", "reload_s"}
 OF_ONE_INSTANCE |= {"shares_gpus_with", "sleep_mode"}
 """Fields that differ between instances of one deployment."""
 SHOWN_AS = {"extra_args": "vllm_args", "max_model_len": "context_tokens", "cpu_kv_bytes": "kv_cache"}
@@ -28,11 +25,10 @@ RUNNING = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.
 
 def settings_of(spec: LaunchSpec) -> dict[str, Any]:
     """Return the part of *spec* that all instances of the deployment share, as JSON values without secrets."""
-    values = {name: value for name, value in asdict(spec).items() if name not in OF_ONE_INSTANCE}
+    values = spec.model_dump(mode="json", exclude=OF_ONE_INSTANCE)
     values["environment"] = {name: _digest(value) for name, value in sorted(spec.environment.items())}
     values["api_key"] = _digest(spec.api_key)
-    plain: dict[str, Any] = orjson.loads(orjson.dumps(values))  # null where there is no limit: JSON has no infinity
-    return plain
+    return values
 
 
 def difference(instance: Instance, profile: PerformanceProfile | None = None) -> tuple[str, ...] | None:

@@ -1,6 +1,6 @@
 """Reads of the spot pool: who is donated, what it earns, and how long reclaims take."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -105,7 +105,10 @@ class PoolTotals:
     """Counts of the spot pool over a period."""
 
     donated_hours: float
-    earned_usd: float
+    earned_usd: float | None
+    """At the spot prices that are known; None where none is of what was donated."""
+    unpriced_hours: float
+    """Of those donated, hours of GPU types without a spot price."""
     reclaims: int
     redeployments: int
     evicted_requests: int
@@ -115,10 +118,12 @@ class PoolTotals:
 def totals(since: datetime, until: datetime) -> PoolTotals:
     """Return the totals of donations within [since, until)."""
     rows = list(within(since, until))
+    hours = [(row.donated_s(since, until) / 3600, row.earned_usd(since, until)) for row in rows]
     ended = [row for row in rows if row.ended_at is not None and since <= row.ended_at < until]
     return PoolTotals(
-        sum(row.donated_s(since, until) for row in rows) / 3600,
-        sum(row.earned_usd(since, until) for row in rows),
+        sum(each for each, _ in hours),
+        _sum(earned_usd for _, earned_usd in hours),
+        sum(each for each, earned_usd in hours if earned_usd is None),
         _count(ended, DonationState.RECLAIMED),
         _count(ended, DonationState.REDEPLOYED),
         sum(row.evicted_requests for row in rows),
@@ -141,16 +146,65 @@ def start_of_day(now: datetime) -> datetime:
     return now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def on_demand_usd(since: datetime, until: datetime) -> float:
-    """Return what the instances donated within [since, until) cost in that time, at the on-demand price."""
-    rows = within(since, until).select_related("instance__deployment__gpu_type")
-    return sum(
-        row.donated_s(since, until)
-        / 3600
-        * row.instance.deployment.tensor_parallel
-        * float(row.instance.deployment.gpu_type.on_demand_usd_per_hour)
-        for row in rows
+@dataclass(frozen=True, slots=True)
+class DonatedTime:
+    """Time that instances of one model were donated, its cost and what it earned."""
+
+    model: str
+    instance_hours: float
+    gpu_hours: float
+    cost_usd: float
+    """At the on-demand price."""
+    earned_usd: float | None
+    """At the spot prices that are known; None where none is."""
+    unpriced_hours: float
+    """Instance-hours of GPU types without a spot price."""
+
+
+def donated_time(since: datetime, until: datetime, model: str = "") -> list[DonatedTime]:
+    """Return what was donated within [since, until) by model, or of one, in order of name."""
+    rows = within(since, until).select_related("instance__deployment__model", "instance__deployment__gpu_type")
+    by_model: dict[str, list[Donation]] = {}
+    for row in rows:
+        by_model.setdefault(row.instance.deployment.model.name, []).append(row)
+    return [_donated(name, by_model[name], since, until) for name in sorted(by_model) if model in ("", name)]
+
+
+def together(rows: Sequence[DonatedTime]) -> DonatedTime:
+    """Return *rows* in one, without a name."""
+    return DonatedTime(
+        "",
+        sum(row.instance_hours for row in rows),
+        sum(row.gpu_hours for row in rows),
+        sum(row.cost_usd for row in rows),
+        _sum(row.earned_usd for row in rows),
+        sum(row.unpriced_hours for row in rows),
     )
+
+
+def _donated(name: str, rows: Iterable[Donation], since: datetime, until: datetime) -> DonatedTime:
+    instance_hours = gpu_hours = cost_usd = unpriced_hours = 0.0
+    earned = []
+    for row in rows:
+        deployment, hours = row.instance.deployment, row.donated_s(since, until) / 3600
+        instance_hours += hours
+        gpu_hours += hours * deployment.tensor_parallel
+        cost_usd += hours * deployment.tensor_parallel * float(deployment.gpu_type.on_demand_usd_per_hour)
+        earned.append(row.earned_usd(since, until))
+        unpriced_hours += hours if earned[-1] is None else 0.0
+    return DonatedTime(name, instance_hours, gpu_hours, cost_usd, _sum(earned), unpriced_hours)
+
+
+def earned_per_hour(rows: Iterable[Donation]) -> float | None:
+    """Return the dollars that *rows* earn an hour, without those that are asked for; None where no price is known."""
+    return _sum(row.usd_per_hour for row in rows if row.reclaim_at is None)
+
+
+def _sum(dollars: Iterable[float | None]) -> float | None:
+    """Return the sum of those that are known; None if there are some, and none is known."""
+    dollars = list(dollars)
+    known = [each for each in dollars if each is not None]
+    return sum(known, 0.0) if known or not dollars else None
 
 
 def _count(rows: Iterable[Donation], state: DonationState) -> int:

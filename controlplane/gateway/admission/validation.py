@@ -16,102 +16,9 @@ import orjson
 from msgspec import Struct, field
 from pydantic import Field, TypeAdapter, ValidationError
 
+from controlplane.gateway.admission.turns import Turn, characters, chat_turns, response_turns
 from controlplane.gateway.errors import ApiError, invalid, too_large
 from forecasting.lengths.query import MOST_TURNS_READ, LengthQuery, joined, read_turns
-
-Turn = tuple[str, Any]
-"""Role and content: text, a list of parts with a `text` each, or None."""
-
-_STORED = ("previous_response_id", "conversation")
-
-
-def chat_turns(body: dict[str, Any]) -> list[Turn]:
-    """Return the messages of a chat *body*, their tool calls as separate turns. Raises ApiError 400."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise invalid("`messages` must be a list of at least one message.", "messages", "missing_required_parameter")
-    turns: list[Turn] = []
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise invalid(f"`{where}` must be an object with a `role`.", where, "invalid_type")
-        turns.append((message["role"], _content(message.get("content"), f"{where}.content")))
-        if message.get("tool_calls"):
-            turns.append((message["role"], msgspec.json.encode(message["tool_calls"]).decode()))
-    return turns
-
-
-def response_turns(body: dict[str, Any]) -> list[Turn]:
-    """Return `instructions` and the items of `input` of a Responses *body*. Raises ApiError 400."""
-    for name in _STORED:
-        if body.get(name) is not None:
-            raise invalid(
-                f"`{name}` refers to what was stored, and responses are not stored here: send the whole conversation "
-                "as `input`.",
-                name,
-                "unsupported_parameter",
-            )
-    if body.get("background"):
-        raise invalid(
-            "`background` needs stored responses, which are not kept here: send the request without it, and stream.",
-            "background",
-            "unsupported_parameter",
-        )
-    instructions, items = body.get("instructions"), body.get("input")
-    if instructions is not None and not isinstance(instructions, str):
-        raise invalid("`instructions` must be text.", "instructions", "invalid_type")
-    turns: list[Turn] = [("system", instructions)] if instructions else []
-    if items is None or items == []:
-        raise invalid("`input` must hold text or a list of items.", "input", "missing_required_parameter")
-    if isinstance(items, str):
-        return [*turns, ("user", items)]
-    if not isinstance(items, list):
-        raise invalid("`input` must be text or a list of items.", "input", "invalid_type")
-    return turns + [_item(item, f"input[{index}]") for index, item in enumerate(items)]
-
-
-def _item(item: Any, where: str) -> Turn:
-    """Return one item of a Responses input: a message, a tool call, its output, reasoning, or another item of vLLM."""
-    if not isinstance(item, dict):
-        raise invalid(f"`{where}` must be an object.", where, "invalid_type")
-    kind = item.get("type", "message")
-    if kind == "item_reference":
-        raise invalid(
-            f"`{where}` refers to a stored item, and items are not stored here: send the item itself.",
-            where,
-            "unsupported_parameter",
-        )
-    if kind == "message":
-        role = item.get("role")
-        if not isinstance(role, str):
-            raise invalid(f"`{where}` must be a message with a `role`, or have another `type`.", where, "invalid_type")
-        return role, _content(item.get("content"), f"{where}.content")
-    if kind in ("function_call_output", "custom_tool_call_output"):
-        return "tool", _content(item.get("output"), f"{where}.output")
-    if kind == "reasoning":
-        return "assistant", _content(item.get("content"), f"{where}.content")
-    said = item.get("arguments") or item.get("input")
-    return "assistant", said if isinstance(said, str) else None
-
-
-def _content(content: Any, where: str) -> str | list[Any] | None:
-    if content is None or isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(isinstance(part, dict | str) for part in content):
-        return [part if isinstance(part, dict) else {"text": part} for part in content]  # vLLM takes bare text, too
-    raise invalid(f"`{where}` must be text or a list of parts.", where, "invalid_type")
-
-
-def characters(turns: list[Turn]) -> int:
-    """Return the number of characters of text in *turns*."""
-    size = 0
-    for _, content in turns:
-        if isinstance(content, str):
-            size += len(content)
-        elif content:
-            size += sum(len(text) for part in content if isinstance(text := part.get("text"), str))
-    return size
-
 
 MAX_CHOICES = 16_384  # vLLM's own limit
 MAX_TOKENS = 2**64 - 1  # largest integer of JSON here; vLLM refuses more than a model's context
@@ -123,11 +30,37 @@ _PROMPT: TypeAdapter[Any] = TypeAdapter(list[TokenId] | list[list[TokenId]] | st
 
 
 class Kind(StrEnum):
-    """A call that instances answer; its value is the path below `/v1/`."""
+    """A call that instances answer; its value is the last part of its path."""
 
     CHAT = "chat/completions"
     COMPLETION = "completions"
     RESPONSE = "responses"
+    EMBEDDING = "embeddings"
+    RERANK = "rerank"
+    SCORE = "score"
+    POOLING = "pooling"
+    CLASSIFY = "classify"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+
+    @property
+    def path(self) -> str:
+        """Return the path at an instance: OpenAI's own calls are below `/v1`."""
+        return f"/v1/{self}" if self in OPENAI else f"/{self}"
+
+    @property
+    def generates(self) -> bool:
+        """Whether its answer has output tokens."""
+        return self in GENERATING
+
+    @property
+    def computes(self) -> bool:
+        """Whether the engine computes anything: not for a tokenizer, which the API server has."""
+        return self not in (Kind.TOKENIZE, Kind.DETOKENIZE)
+
+
+GENERATING = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSE})
+OPENAI = GENERATING | {Kind.EMBEDDING}
 
 
 class Call(Struct):
@@ -164,6 +97,9 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = No
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise invalid("`model` must be the name of a model.", "model", "missing_required_parameter")
+    if not kind.generates:
+        _integer(body, "priority", least=-MAX_PRIORITY, most=MAX_PRIORITY)
+        return _without_output(body, model, kind, raw)
     stream_asked = body.get("stream")
     stream = _boolean(body, "stream")
     choices, min_tokens, turns = 1, 0, []
@@ -206,6 +142,24 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = No
         kind=kind,
         raw=raw,
         turns=turns,
+    )
+
+
+def _without_output(body: dict[str, Any], model: str, kind: Kind, raw: bytes) -> Call:
+    """Return a call that nothing is generated for; `admission.inputs` measures its inputs by the task of its model."""
+    return Call(
+        body=body,
+        model=model,
+        stream=False,
+        include_usage=False,
+        sequences=1,
+        prompt_tokens=None,
+        prompt_characters=0,
+        max_tokens=1,
+        min_tokens=0,
+        ignore_eos=False,
+        kind=kind,
+        raw=raw,
     )
 
 

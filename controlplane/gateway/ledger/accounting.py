@@ -9,7 +9,7 @@ from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import Outcome
-from controlplane.gateway.monitoring.windows import Count, Latency, ServiceLevels, Windows
+from controlplane.gateway.monitoring.windows import Count, Lately, Latency, ServiceLevels, Windows
 from controlplane.gateway.serving.open_requests import Ticket, TicketState
 from controlplane.lengths.length_service import LengthService
 from scheduling.queueing.promises import UNREACHABLE
@@ -35,7 +35,8 @@ class Records:
         self.totals: Counter[tuple[str, str, str, str]] = Counter()  # requests by (model, region, class, outcome)
         self.tokens: Counter[tuple[str, str, str, str]] = Counter()  # tokens by (model, region, class, kind)
         self.at_door: Counter[tuple[str, str, str, str]] = Counter()
-        """Requests whose promise was unreachable by (model, region, class asked for, decision)."""
+        """Requests whose promise was unreachable by (model, region, class asked for, decision), since the start."""
+        self.lately_at_door = Lately(clock)
         self.errors: Counter[tuple[int, str]] = Counter()  # error answers by (status, code)
         self._groups: dict[tuple[str, str, str], tuple[int, ...]] = {}
 
@@ -62,9 +63,12 @@ class Records:
         ticket.tenant_id, ticket.api_key_id = grant.tenant_id, grant.key_id
         ticket.model, ticket.slo_class, ticket.streamed = call.model, terms.name, call.stream
         ticket.status_code = ticket.status or status
-        ticket.predicted_output_tokens = int(ticket.predicted_tokens)
+        ticket.surface = call.kind.value
+        ticket.predicted_output_tokens = int(ticket.predicted_tokens) if call.kind.generates else 0
         ticket.output_tokens = max(0, ticket.output_tokens)
-        if not ticket.first_token_s:
+        if not call.kind.computes:
+            ticket.predicted_prompt_tokens = 0
+        if not ticket.first_token_s or not call.kind.computes:
             ticket.prompt_tokens = 0
 
         ticket.e2e_ms = (now_s - arrived_s) * 1000
@@ -110,7 +114,9 @@ class Records:
         model, slo_class, region = ticket.model, ticket.slo_class, ticket.region
         self.totals[model, region, slo_class, ticket.outcome] += 1
         if decision := _at_door(ticket):
-            self.at_door[model, region, ticket.asked_class or slo_class, decision] += 1
+            key = model, region, ticket.asked_class or slo_class, decision
+            self.at_door[key] += 1
+            self.lately_at_door.count(key)
         self.tokens[model, region, slo_class, "prompt"] += ticket.prompt_tokens
         self.tokens[model, region, slo_class, "output"] += ticket.output_tokens
         windows = self.windows
@@ -125,6 +131,9 @@ class Records:
         for what, value in zip(TIMES, times_ms, strict=True):
             if value is not None and (outcome is Outcome.DONE or what is Latency.QUEUE):
                 windows.latency(groups, what, value)
+        if ticket.terms.interactive and outcome is Outcome.DONE and ticket.ttft_ms is not None:
+            scopes = FLEET, f"model {model}"
+            windows.latency(tuple(windows.group(interactive_of(one)) for one in scopes), Latency.TTFT, ticket.ttft_ms)
 
     def arrived(self, model: str) -> None:
         """Count an arrival for the fleet and *model*; its region is not known yet."""
@@ -137,6 +146,11 @@ def _at_door(ticket: Ticket) -> str:
     if ticket.error_code == UNREACHABLE:
         return "refused"
     return str(ticket.steps[0].get("at_door", "")) if ticket.steps else ""
+
+
+def interactive_of(scope: str) -> str:
+    """Return the window group of the interactive requests of *scope*; held work may wait for hours."""
+    return f"interactive in {scope}"
 
 
 def scopes_of(model: str, region: str) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ class RequestRecord(msgspec.Struct, eq=False):
     estimated_wait_p99_s: float | None = None
     evictions: int = 0  # times it was taken from an instance and queued again
     asked_class: str = ""  # SLO class that it was degraded from; empty: it kept its class
+    surface: str = ""  # last part of the path that was called
 
     def values(self) -> list[Any]:
         return [getattr(self, name) for name in COLUMNS]

@@ -7,7 +7,7 @@
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +22,7 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
 from controlplane.fleet.attainment import worst
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
-from controlplane.gateway.ledger.accounting import FLEET, Records
+from controlplane.gateway.ledger.accounting import FLEET, Records, interactive_of
 from controlplane.gateway.monitoring.windows import (
     LATENCY_WINDOW_S,
     SLO_WINDOW_S,
@@ -91,6 +91,7 @@ class Summary:
         ttft = windows.percentiles(group, Latency.TTFT, (50, 95, 99))
         itl = windows.percentiles(group, Latency.ITL, (50, 95))
         (e2e_p95,) = windows.percentiles(group, Latency.E2E, (95,))
+        (interactive_p95,) = windows.percentiles(windows.group(interactive_of(group_name)), Latency.TTFT, (95,))
         classes = self.service_levels.of(group_name)
         headline = worst(classes)
         kv = [row["kv_ratio"] for row in instances if row["kv_ratio"] is not None]
@@ -109,6 +110,7 @@ class Summary:
             "ttft_p50_ms": _rounded(ttft[0]),
             "ttft_p95_ms": _rounded(ttft[1]),
             "ttft_p99_ms": _rounded(ttft[2]),
+            "interactive_ttft_p95_ms": _rounded(interactive_p95),
             "itl_p50_ms": _rounded(itl[0]),
             "itl_p95_ms": _rounded(itl[1]),
             "e2e_p95_ms": _rounded(e2e_p95),
@@ -176,6 +178,16 @@ class Summary:
             "state_since": _rounded(spec.state_changed_at, 3),
             "failures": spec.failures,
         }
+
+
+def at_door(records: Records) -> dict[str, list[Any]]:
+    """Return what became of requests whose promise was unreachable in the last hour, by `wire.AT_DOOR_COLUMNS`."""
+    rows: dict[tuple[str, str, str], Counter[str]] = {}
+    for (model, region, slo_class, decision), count in records.lately_at_door.counts().items():
+        rows.setdefault((model, region, slo_class), Counter())[decision] += count
+    decisions = wire.AT_DOOR_COLUMNS[3:]
+    listed = [(*key, *(counts[each] for each in decisions)) for key, counts in sorted(rows.items())]
+    return {name: [row[at] for row in listed] for at, name in enumerate(wire.AT_DOOR_COLUMNS)}
 
 
 def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:

@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.gateway.admission.limits import Pace
-from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.admission.validation import OPENAI, Kind
 from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError
 from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 
 logger = logging.getLogger(__name__)
-KINDS = {f"/v1/{kind}": kind for kind in Kind}
-SERVED = "Served are POST /v1/chat/completions, /v1/responses and /v1/completions, and GET /v1/models."
+KINDS = {
+    path: kind for kind in Kind for path in ((kind.path,) if kind in OPENAI else (kind.path, f"/v1{kind.path}"))
+} | {"/v2/rerank": Kind.RERANK}
+"""Calls by path. Those that are not OpenAI's are below `/v1` too, where its SDKs look for them."""
+SERVED = f"Served are POST {', '.join(kind.path for kind in Kind)}, and GET /v1/models."
 NOT_SERVED = {
-    "Embeddings are": ("embeddings", "v2/embed"),
-    "Ranking and scoring are": ("rerank", "v2/rerank", "score"),
-    "Pooling and classification are": ("pooling", "classify"),
-    "Tokenizers are": ("tokenize", "detokenize", "tokenizer_info"),
+    "Cohere's embeddings are": ("v2/embed",),
+    "Tokenizers' settings are": ("tokenizer_info",),
     "Speech and sound are": ("audio/transcriptions", "audio/translations", "audio/speech", "realtime"),
     "Images are": ("images/generations", "images/edits", "images/variations"),
     "Moderation is": ("moderations",),

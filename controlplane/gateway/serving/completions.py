@@ -14,10 +14,11 @@ import orjson
 
 from controlplane.dispatch.port import Placed, ServedModel, ServedModels, Submit
 from controlplane.gateway.admission.budgets import Admission, Budgets
+from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import Call, Kind, parse, with_prompt
-from controlplane.gateway.errors import STOPPING, ApiError, unknown_model
+from controlplane.gateway.errors import STOPPING, ApiError, not_served, unknown_model
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.serving.http import HttpRequest, Responder
@@ -30,6 +31,7 @@ from controlplane.gateway.upstream.whole_answer import not_streamed
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthQuery
 from scheduling.queueing.ordering import ORDERINGS
+from workers.vllm.tasks import PATHS, Task
 
 
 class Catalog:
@@ -44,6 +46,14 @@ class Catalog:
         model = self._models.get(name)
         if model is None:
             raise unknown_model(name)
+        return model
+
+    def serving(self, name: str, kind: Kind) -> ServedModel:
+        """Return the model called *name*. Raises ApiError 404 if it is unknown or does not serve *kind*."""
+        model = self.model(name)
+        served = PATHS[Task(model.task)]
+        if kind.path not in served:
+            raise not_served(name, kind.path, served)
         return model
 
     def page(self, name: str) -> bytes:
@@ -63,8 +73,29 @@ def _card(model: ServedModel) -> dict[str, object]:
         "object": "model",
         "created": model.created_at,
         "owned_by": "pilothouse",
+        "root": model.name,
+        "parent": None,
         "max_model_len": model.context_tokens,
+        "permission": [_PERMISSION | {"id": f"modelperm-{model.name}", "created": model.created_at}],
+        "task": model.task,
     }
+
+
+_PERMISSION: dict[str, object] = {
+    "id": "",
+    "object": "model_permission",
+    "created": 0,
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
+"""As vLLM says it of every model."""
 
 
 @dataclass(eq=False)
@@ -87,11 +118,13 @@ class Completions:
     ) -> None:
         """Answer the body *raw*. Raises the ApiError that is the tenant's answer. *age_s*: since its work was accepted."""
         call = parse(raw, kind, max_depth=self.max_depth, most_bytes=self.most_body_bytes)
-        model = self.catalog.model(call.model)
+        model = self.catalog.serving(call.model, kind)
+        if not kind.generates:
+            measure(call, Task(model.task))
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
         ticket = await self._ticket(grant, terms, call, region, request, age_s, by_prefix=model.by_prefix)
-        predicted_tokens = ticket.asked.prompt_tokens + int(ticket.asked.predicted_tokens)
+        predicted_tokens = ticket.expected_tokens
         self.records.arrived(call.model)
         try:
             admission = self._admit(ticket, predicted_tokens)
@@ -153,7 +186,7 @@ class Completions:
         *,
         by_prefix: bool,
     ) -> Ticket:
-        prompt_tokens = call.prompt_tokens
+        prompt_tokens = call.prompt_tokens if call.kind.computes else 1
         if prompt_tokens is None:
             prompt_tokens = self.lengths.prior.prompt_tokens(call.model, call.prompt_characters)
         query = LengthQuery(
@@ -168,7 +201,9 @@ class Completions:
             sequences=call.sequences,
         )
         arrived_at, arrived_s = time.time(), self.clock()
-        length = await self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
+        length = None
+        if call.kind.generates:
+            length = await self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
         in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
         streamed = not in_one_piece
         hashes: list[int] = []
@@ -196,7 +231,8 @@ class Completions:
             arrived_at=arrived_at,
             arrived_s=arrived_s,
             prompt_tokens=prompt_tokens,
-            predicted_tokens=length.tokens,
+            # A sequence without output ends with its prefill, as one that has a single token of output does.
+            predicted_tokens=length.tokens if length is not None else call.sequences,
             max_tokens=call.max_tokens,
             sequences=call.sequences,
             streamed=streamed,

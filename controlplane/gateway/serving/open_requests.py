@@ -138,6 +138,13 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
         self.steps.insert(0, step)
 
     @property
+    def expected_tokens(self) -> int:
+        """Return the tokens that count towards limits and budgets until those used are known."""
+        if self.call.kind.generates:
+            return self.asked.prompt_tokens + int(self.asked.predicted_tokens)
+        return self.asked.prompt_tokens if self.call.kind.computes else 0
+
+    @property
     def has_shown(self) -> bool:
         """Whether its tenant has been sent a token, after which it cannot start over."""
         return self.call.stream and self.first_token_s > 0
@@ -248,7 +255,8 @@ class OpenRequests:
     def finished(self, ticket: Ticket) -> None:
         """Record that *ticket* was answered completely."""
         if self._close(ticket):
-            self._send(port.Finished(ticket.asked.number, ticket.output_tokens))
+            tokens = ticket.output_tokens if ticket.call.kind.generates else ticket.call.sequences
+            self._send(port.Finished(ticket.asked.number, tokens))
 
     def leave(self, ticket: Ticket, failure: str = "", reason: str = "") -> None:
         """End *ticket* before it is answered. Does nothing to one that was closed, or never submitted."""

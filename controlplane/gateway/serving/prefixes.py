@@ -26,6 +26,8 @@ LONGEST = PLACES[-1] * BLOCK_CHARACTERS
 
 def leading_hashes(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
     """Return hashes of the noted blocks of *call*'s prompt, and tokens per block; *prompt_tokens*: of the whole prompt."""
+    if not call.kind.generates:
+        return [], 0
     prompt = call.body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
         prompt = prompt[0]

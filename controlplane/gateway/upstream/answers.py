@@ -6,7 +6,7 @@ Nothing from an instance has a trusted type or size before it is read here. An a
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -213,6 +213,8 @@ def ids_of(value: Any) -> list[int]:
 
 
 _decoder = msgspec.json.Decoder(Said)
+_fields_decoder = msgspec.json.Decoder(dict[str, Any])
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def read(data: bytes) -> Said:
@@ -252,6 +254,45 @@ def whole(data: bytes, kind: Kind) -> Said:
     if said.broken_off:
         raise EngineFailed("an answer that was given up")
     return said
+
+
+ANSWERS = {
+    Kind.EMBEDDING: "data",
+    Kind.SCORE: "data",
+    Kind.POOLING: "data",
+    Kind.CLASSIFY: "data",
+    Kind.RERANK: "results",
+    Kind.TOKENIZE: "tokens",
+    Kind.DETOKENIZE: "prompt",
+}
+"""Field of the answer to a call without output."""
+
+
+def without_output(data: bytes, kind: Kind) -> Any:
+    """Return the raw usage of the answer *data* to a call without output. Raises Refusal for an error about the call."""
+    said = read(data)
+    error = error_of(said)
+    if error is not None:
+        raise error
+    if ANSWERS[kind] not in _fields_of(data):
+        raise EngineFailed(f"a JSON object without {ANSWERS[kind]}")
+    return said.usage
+
+
+def usage_in(metadata: bytes) -> Any:
+    """Return the raw usage in the `metadata` header of vectors sent as bytes; None where it has none."""
+    try:
+        return _fields_decoder.decode(metadata).get("usage")
+    except (msgspec.MsgspecError, ValueError):
+        return None
+
+
+def _fields_of(data: bytes) -> Collection[str]:
+    """Return the names of the fields of *data*, an object that was read; their values stay as they are."""
+    try:
+        return _raw_fields.decode(data).keys()
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # NaN, as in `read`
+        return dict(json.loads(data)).keys()
 
 
 def refusal(status: int, data: bytes) -> Refusal | None:

@@ -25,6 +25,8 @@ from controlplane.gateway.upstream.whole_answer import WholeAnswer
 from scheduling.queueing.ordering import FCFS, PRIORITY, engine_priority
 
 MOST_SERVERS = 10_000
+BYTES_TYPE = b"application/octet-stream"
+"""vLLM's vectors with `encoding_format: "bytes"`, which the header `metadata` describes, or `"bytes_only"`."""
 
 
 class Server:
@@ -37,8 +39,8 @@ class Server:
         self.origin = Origin(url)
         path, name = url.raw_path.rstrip("/").encode(), self.origin.name
         self.heads = {
-            kind: b"POST %b/v1/%b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\n"
-            % (path, kind.encode(), name)
+            kind: b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\n"
+            % (path, kind.path.encode(), name)
             for kind in Kind
         }
         self.fingerprint = ""
@@ -127,6 +129,8 @@ class Upstream:
                     connection = None
             if connection.status != 200:
                 await self._refused(ticket, placed, connection)
+            elif not ticket.call.kind.generates:
+                await self._without_output(ticket, connection, responder, usage)
             elif ticket.call.stream or (streamed and connection.is_event_stream):
                 await self._streamed(ticket, placed, connection, responder, usage)
             else:
@@ -195,6 +199,24 @@ class Upstream:
         stream = make(ticket, responder, usage, server.fingerprint, began)
         await stream.carry(connection, ticket.placed_s + placed.first_token_s)
         server.fingerprint = stream.fingerprint
+
+    async def _without_output(
+        self, ticket: Ticket, connection: Connection, responder: Responder, usage: answers.Usage
+    ) -> None:
+        """Pass on an answer as it comes, JSON or bytes. Its time is that of the first token."""
+        answer = await _whole(connection)
+        is_json = connection.content_type.lower().startswith(JSON_TYPE[1])
+        if is_json or (not connection.metadata and connection.content_type != BYTES_TYPE):
+            usage.take(answers.without_output(answer, ticket.call.kind))
+        else:
+            usage.take(answers.usage_in(connection.metadata))
+        self.requests.came_whole(ticket, self.requests.clock() - ticket.placed_s)
+        if is_json:
+            await responder.whole(200, JSON_TYPE[1], answer)
+            return
+        before, metadata = responder.more_headers, connection.metadata
+        responder.more_headers = lambda: [*before(), (b"metadata", metadata)] if metadata else before()
+        await responder.whole(200, connection.content_type, answer)
 
     async def _refused(self, ticket: Ticket, placed: Placed, connection: Connection) -> None:
         """Raise the exception that an answer with a status other than 200 means."""
@@ -270,6 +292,8 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
     Fields are spliced in front where the tenant's body lacks them, so that everything else stays exactly as it was sent.
     """
     body = call.body
+    if not call.kind.computes:  # an engine that has no part in it
+        return raw
     ask_usage = streamed and not call.include_usage
     ask_stream = streamed and not call.stream
     ours = body.get("service_tier") not in TIERS

@@ -43,7 +43,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, closed: Callable[["Connection"], None]) -> None:
         self.status = 0
         self.content_type = b""
-        self.retry_after = b""  # the header
+        self.retry_after = b""  # the header, as the next
+        self.metadata = b""
         self.complete = True  # the answer has been received completely
         self.idle_since_s = 0.0
         self.heard_s = 0.0  # when bytes last came
@@ -98,6 +99,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             raise AnswerCutOff("the connection is closed")
         self.status, self.content_type, self.retry_after, self.complete = 0, b"", b"", False
+        self.metadata = b""
         self._framed = self._between_chunks = False
         if silence_s:
             self.listen(silence_s)
@@ -216,6 +218,8 @@ class Connection(asyncio.Protocol):
             self.content_type = value
         elif name == b"retry-after":
             self.retry_after = value
+        elif name == b"metadata":
+            self.metadata = value
         elif name in (b"content-length", b"transfer-encoding"):
             self._framed = True
 

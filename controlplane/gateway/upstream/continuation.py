@@ -43,7 +43,7 @@ def evictable(call: Call, *, streamed: bool) -> bool:
     continuation would do differently. Any other request can be evicted until it has emitted something.
     """
     body = call.body
-    if not streamed or call.kind is Kind.RESPONSE or call.sequences != 1 or call.max_tokens is None:
+    if not streamed or call.kind not in (Kind.CHAT, Kind.COMPLETION) or call.sequences != 1 or call.max_tokens is None:
         return False
     if (body.get("stream_options") or {}).keys() - {"include_usage"}:
         return False

@@ -31,6 +31,8 @@ REASONS: Final = {
 
 def not_streamed(call: Call) -> str:
     """Return why *call* cannot be streamed from its instance and answered as vLLM would; empty if it can."""
+    if not call.kind.generates:
+        return "it has no output"
     body = call.body
     for name, reason in REASONS.items():
         if body.get(name):

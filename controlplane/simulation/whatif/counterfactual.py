@@ -16,16 +16,13 @@ from django.db import transaction
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.simulation.selectors import asked_rows
-from controlplane.simulation.whatif.changes.applying import applied
-from controlplane.simulation.whatif.changes.base import Change
-from controlplane.simulation.whatif.changes.policies import PolicyChange
-from controlplane.simulation.whatif.models import Counterfactual
+from controlplane.simulation.whatif.models import Counterfactual, Future, WhatIf
 from controlplane.simulation.whatif.start import Start, stage_start
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
-from controlplane.simulation.whatif.working import GRACE_S
+from controlplane.simulation.whatif.working import changed
 from controlplane.tuning.selectors import tuned
 from scheduling.bundles import BUNDLES
-from scheduling.simulation.measures.columns import MOST_SAMPLES, Counted, columns
+from scheduling.simulation.measures.columns import Counted, columns
 
 logger = logging.getLogger(__name__)
 USD_PER_MISS: Final = 0.005
@@ -58,7 +55,7 @@ def replay(now: datetime, requested_work_waits: Callable[[], bool] = lambda: Fal
     for name in (AS_IT_WAS, *BUNDLES):
         if requested_work_waits():
             return []
-        changes = [PolicyChange(part="bundle", value=name)] if name else []
+        changes = [{"kind": "policy", "part": "bundle", "value": name}] if name else []
         try:
             made[name] = _columns(start, changes, horizon_s)
         except (ValueError, RuntimeError) as error:
@@ -68,16 +65,11 @@ def replay(now: datetime, requested_work_waits: Callable[[], bool] = lambda: Fal
     return _kept(made, since, now, start.remarks)
 
 
-def _columns(start: Start, changes: Sequence[Change], horizon_s: float) -> dict[str, Any]:
+def _columns(start: Start, changes: Sequence[dict[str, str]], horizon_s: float) -> dict[str, Any]:
     # Imported here for solvers and forecasters, which a web process does not need.
     from controlplane.simulation.running import simulate
 
-    values = {
-        **start.scenario,
-        "until_h": (horizon_s + GRACE_S) / 3600,
-        "sample_s": max(1.0, horizon_s // MOST_SAMPLES),
-    }
-    scenario = applied(values, changes, asks=start.asks).scenario
+    scenario = changed(WhatIf(horizon_s=horizon_s), Future(changes=changes), start).scenario
     staged = stage_start(start, scenario, SEED, (), horizon_s)
     result = simulate(scenario, staged).result
     return columns(result, staged.promises, staged.prices, {"all": Counted(0.0, horizon_s)})["all"]

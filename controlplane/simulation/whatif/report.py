@@ -22,8 +22,7 @@ text-align: right; } th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; 
 .numbers :is(th, td):nth-child(3) { text-align: right; } small { color: #586070; }
 """
 HEADS: Final = (
-    "", "Future", "Changes against now", "SLO met", "TTFT p95", "Goodput", "Cost an hour", "Instance-hours", "Queue peak",
-    "Verdict",
+    "", "Future", "Changes against now", "SLO met", *(title for title, _ in selectors.SHOWN.values()), "Verdict",
 )  # fmt: skip
 Future = dict[str, Any]
 
@@ -70,9 +69,6 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]], attributes: str 
 
 
 def _cells(future: Future) -> tuple[str, ...]:
-    def mean(name: str, form: str) -> str:
-        return UNKNOWN if future[name] is None else form.format(future[name]["mean"])
-
     met, slo = UNKNOWN, future["slo_met"]
     if slo:
         met = (
@@ -84,11 +80,10 @@ def _cells(future: Future) -> tuple[str, ...]:
         escape(future["name"]),
         escape("; ".join(future["changes"]) or "no change"),
         met,
-        mean("ttft_p95_ms", "{:,.0f} ms"),
-        mean("goodput_tokens_per_s", "{:,.0f} tok/s"),
-        mean("cost_usd_per_h", "${:,.2f}"),
-        mean("instance_hours", "{:,.1f}"),
-        mean("queue_peak", "{:,.0f}"),
+        *(
+            form.format(future[name]["mean"]) if future[name] else UNKNOWN
+            for name, (_, form) in selectors.SHOWN.items()
+        ),
         escape(future["verdict"]),
     )
 

@@ -29,6 +29,14 @@ COLUMNS: Final = (
     "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "cost_usd", "cost_usd_per_h", "instance_hours", "queue_peak",
     "goodput_tokens_per_s", "missed", "judged", "requests",
 )  # fmt: skip
+SHOWN: Final = {
+    "ttft_p95_ms": ("TTFT p95", "{:,.0f} ms"),
+    "goodput_tokens_per_s": ("Goodput", "{:,.0f} tok/s"),
+    "cost_usd_per_h": ("Cost an hour", "${:,.2f}"),
+    "instance_hours": ("Instance-hours", "{:,.1f}"),
+    "queue_peak": ("Queue peak", "{:,.0f}"),
+}
+"""Columns in the report and in the terminal: title, and form of the mean."""
 RECENT: Final = timedelta(hours=1)
 """Of the ledger, by which round trips are known."""
 LEAST_WAITING: Final = 0.5
@@ -176,7 +184,8 @@ def comparison(row: WhatIf, scope: str = ALL, usd_per_1000_missed: float | None 
 
     *scope*: all, interactive; or `all, edited`, `interactive, edited`, the time of shared edits alone. A future's row:
     letter, name, changes, seeds_done, seeds, slo_met and other columns as {mean, low, high, wide_low, wide_high, delta}
-    (delta: paired with A, seed by seed), verdict, holds (seeds that met the target). None where nothing is known yet.
+    (delta: paired with A, seed by seed), verdict, holds (seeds that met the target), at_door (see `_at_door`). None where
+    nothing is known yet.
     """
     price = row.usd_per_1000_missed if usd_per_1000_missed is None else usd_per_1000_missed
     futures = list(row.futures.all())
@@ -205,6 +214,7 @@ def comparison(row: WhatIf, scope: str = ALL, usd_per_1000_missed: float | None 
             "verdict": str(said[future.letter]) if future.letter in said else f"{len(own)} of {row.seeds} seeds",
             "holds": sum(each["slo_met"] is not None and each["slo_met"] >= row.slo_target for each in own.values()),
             "slo_met": _shown(slo.get(future.letter), _delta(own, base, "slo_met")),
+            "at_door": _at_door(list(results.get(future.letter, {}).values())),
         }
         for name in COLUMNS:
             interval = over_seeds([_known(each[name]) for each in own.values()])
@@ -225,6 +235,32 @@ def _slo_met(of: dict[int, dict[str, Any]], error: float) -> Interval | None:
     judged = [each["judged"] for each in of.values()]
     interval = of_shares([each["judged"] - each["missed"] for each in of.values()], judged)
     return None if interval is None else interval.widened(error, 0.0, 1.0)
+
+
+AT_DOOR: Final = ("admitted_late", "degraded", "refused_at_door")
+"""What became of requests whose promise was unreachable on arrival."""
+
+
+def _at_door(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return a row for each SLO class asked for: slo_class, requests and AT_DOOR as means over seeds of the whole time.
+
+    None where no class has its promise judged at the door, or nothing is known yet. A count that an older run did not keep
+    is None.
+    """
+    classes = [result["classes"] for result in results]
+    names = {name for of in classes for name, one in of.items() if "refused_at_door" in one}
+    if not names:
+        return None
+    return [
+        {"slo_class": name}
+        | {
+            column: float(np.mean([of.get(name, {}).get(column, 0) for of in classes]))
+            if all(column in of[name] for of in classes if name in of)
+            else None
+            for column in ("requests", *AT_DOOR)
+        }
+        for name in sorted(names)
+    ]
 
 
 def _results(row: WhatIf) -> dict[str, dict[int, dict[str, Any]]]:

@@ -85,31 +85,39 @@ def columns(
 def by_class(
     result: Result, names: ResultNames, promises: Sequence[Promise], counted: Counted
 ) -> dict[str, dict[str, Any]]:
-    """Return requests, judged, missed and ttft_p95_ms of each SLO class that had any request."""
+    """Return requests, judged, missed and ttft_p95_ms of each SLO class that had any request, and those of `_at_door`."""
     judged, met = kept(result, promises)
     ttft_ms, inside = 1000 * latency_s(result, "ttft"), counted.of(result)
     rows = {}
     for number, name in enumerate(names.slo_classes):
         own = inside & (result.requests.slo_class == number)
-        if not own.any():
+        at_door = _at_door(result, number, inside)
+        if not own.any() and not any(at_door.values()):
             continue
         finite = ttft_ms[own & np.isfinite(ttft_ms)]
         rows[name] = {
             "requests": int(own.sum()),
             "judged": int(judged[own].sum()),
             "missed": int((judged & ~met)[own].sum()),
-            **_at_door(result, own, number, inside),
+            **at_door,
             "ttft_p95_ms": round(float(np.percentile(finite, 95)), 3) if finite.size else None,
         }
     return rows
 
 
-def _at_door(result: Result, own: NDArray[np.bool_], number: int, inside: NDArray[np.bool_]) -> dict[str, int]:
-    """Requests of class *number* that were refused at the door or degraded to another class; empty where none is judged."""
-    if result.asked_class is None or result.refused_at_door is None:
+def _at_door(result: Result, number: int, inside: NDArray[np.bool_]) -> dict[str, int]:
+    """Return requests that asked for class *number* and were refused at the door, degraded to another class, or admitted
+    although its promise was unreachable; empty where no class has its promise judged.
+    """
+    asked, refused, late = result.asked_class, result.refused_at_door, result.admitted_late
+    if asked is None or refused is None or late is None:
         return {}
-    degraded = inside & (result.asked_class == number)
-    return {"refused_at_door": int(result.refused_at_door[own].sum()), "degraded": int(degraded.sum())}
+    own = inside & (np.where(asked >= 0, asked, result.requests.slo_class) == number)
+    return {
+        "refused_at_door": int(refused[own].sum()),
+        "degraded": int(((asked >= 0) & ~refused)[own].sum()),
+        "admitted_late": int(late[own].sum()),
+    }
 
 
 def ttft_counts(result: Result, counted: Counted) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.files import StateError
+from forecasting.workload import trees
 from forecasting.workload.blend import (
     DAY_MEMORY,
     DAY_PARTS,
@@ -23,6 +24,15 @@ from tests.forecasting.workload.demand import daily
 SEASON, WINDOW_S = 24, 3600.0
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_trees():
+    """Growing trees takes nearly all of the time here; backtests judge forecasts with all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trees, "TREES", 8)
+        patch.setattr(trees, "BOOSTED_TREES", 8)
+        yield
+
+
 def pairs(trail, count=12):
     """Return some early and late (origin, horizon) pairs."""
     origins = np.linspace(0, len(trail) - 1, count).astype(np.int64)
@@ -39,6 +49,7 @@ def test_a_trail_that_grew_is_the_trail_of_everything():
         assert np.allclose(getattr(grown, name), getattr(whole, name), equal_nan=True), name
 
 
+@costly(10)
 @given(st.integers(0, 10_000), st.integers(30, 200))
 def test_nothing_after_the_origin_is_looked_at(seed, origin):
     """Other values after the origin change no opinion, and no forecast of a regression or the forest made at it."""

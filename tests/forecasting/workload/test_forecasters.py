@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.files import FORMAT, write_state
-from forecasting.workload import BEST, FORECASTERS, Series, StateError, arima, load, mlstm
+from forecasting.workload import BEST, FORECASTERS, Series, StateError, arima, load, mlstm, trees
 from tests.examples import at_night_but, costly
 from tests.forecasting.workload.demand import daily
 
@@ -44,6 +44,8 @@ def soon_done():
         patch.setattr(arima, "ITERATIONS", 2)
         patch.setattr(mlstm, "EPOCHS", 4)
         patch.setattr(mlstm, "EPOCHS_AGAIN", 2)
+        patch.setattr(trees, "TREES", 8)
+        patch.setattr(trees, "BOOSTED_TREES", 8)
         yield
 
 

@@ -1,13 +1,15 @@
 """Estimated profiles against measured ones: vLLM's own series, and the fits that the demo is seeded with."""
 
+import tomllib
 from dataclasses import replace
 
 import pytest
 
-from controlplane.fleet.demo import MODELS, PROFILES
+from controlplane.fleet.demo import FILE
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.profile_estimate import GPUS, Sizes, estimate, facts_of
 
+DEMO = tomllib.loads(FILE.read_text())
 LLAMA_70B = Sizes(70.6e9, 327_680, 70.6e9, layers=80)  # in 8 bits
 QWEN_32B = Sizes(65.6e9, 262_144, 32.8e9, layers=64)
 LLAMA_8B = Sizes(16.06e9, 131_072, 8.03e9, layers=32)
@@ -47,13 +49,15 @@ def test_steps_and_first_tokens_are_those_that_we_measured():
         assert profile.step_time_s(tokens, 0, 0) == pytest.approx(seconds, rel=0.1)
 
 
-@pytest.mark.parametrize("measured", PROFILES, ids=lambda row: f"{row.model}-{row.gpu_type}-{row.tensor_parallel}")
+@pytest.mark.parametrize(
+    "measured", DEMO["profiles"], ids=lambda row: f"{row['model']}-{row['gpu_type']}-{row['tensor_parallel']}"
+)
 def test_older_measurements_are_within_a_factor_of_six(measured):
     """Splitwise's and SageServe's engines of 2023 and 2024 have more overhead per step, which grows with the GPUs."""
-    values = {name: value for name, value in measured.values().items() if name in Profile.__dataclass_fields__}
-    known, sizes = Profile(**values), MODELS[measured.model]
+    known = Profile(**{name: value for name, value in measured.items() if name in Profile.__dataclass_fields__})
+    (sizes,) = (row for row in DEMO["models"] if row["name"] == measured["model"])
     of_model = Sizes(sizes["weights_bytes"], sizes["kv_bytes_per_token"])
-    profile = estimate(of_model, GPUS[measured.gpu_type], measured.tensor_parallel)
+    profile = estimate(of_model, GPUS[measured["gpu_type"]], measured["tensor_parallel"])
     steps = [(tokens, 0, 0) for tokens in (512, 2_048, 8_192)] + [(0, batch, 512 * batch) for batch in (1, 16, 32)]
     for step in steps:
         assert 1 / 6 < profile.step_time_s(*step) / known.step_time_s(*step) < 2, step

@@ -16,7 +16,7 @@ from controlplane.fleet.spot import services as spot_services
 from controlplane.fleet.weights import selectors as weights
 from controlplane.fleet.weights import services as weights_services
 from controlplane.resources.spot import DONATIONS, WEIGHTS
-from controlplane.usage.by_use import DollarsByUse, dollars_of_last
+from controlplane.usage.by_use import dollars_by_use, last_hours
 
 Hours = Annotated[int, Field(ge=1, le=8784)]
 router = Router(auth=VIEWERS, tags=["Spot pool"])
@@ -27,11 +27,14 @@ WeightsOut = schema_of(WEIGHTS, "WeightsOut", "The weights of a model in a regio
 class PoolOut(Described):
     donated: int
     """Instances donated, or being reclaimed."""
-    usd_per_hour: float
-    """Earned per hour now: the spot price of each donated instance."""
+    usd_per_hour: float | None
+    """Earned per hour now: the spot price of each donated instance; null where none is known."""
     donated_hours_today: float
     """Instance-hours donated today, in UTC."""
-    earned_usd_today: float
+    earned_usd_today: float | None
+    """Null where no GPU type of what was donated has a spot price."""
+    unpriced_hours_today: float
+    """Of those donated, instance-hours of GPU types without a spot price."""
     reclaims_today: int
     redeployments_today: int
     evicted_requests_today: int
@@ -51,6 +54,12 @@ class DollarsOut(Described):
     """Of opportunistic requests, and of donated instances while nothing ran there."""
     idle_usd: float
     total_usd: float
+    donated_hours: float
+    """Instance-hours donated to the spot pool."""
+    earned_usd: float | None
+    """That these earned at the spot price; null where none is known. The dollars above are what instances cost."""
+    unpriced_hours: float
+    """Of those donated, instance-hours of GPU types without a spot price."""
 
 
 class PullIn(Strict):
@@ -85,9 +94,10 @@ def get_spot_pool(request: ApiRequest) -> dict[str, Any]:
     rows = list(spot.open_donations())
     return {
         "donated": len(rows),
-        "usd_per_hour": sum(float(row.spot_usd_per_hour) for row in rows if row.reclaim_at is None),
+        "usd_per_hour": spot.earned_per_hour(rows),
         "donated_hours_today": today.donated_hours,
         "earned_usd_today": today.earned_usd,
+        "unpriced_hours_today": today.unpriced_hours,
         "reclaims_today": today.reclaims,
         "redeployments_today": today.redeployments,
         "evicted_requests_today": today.evicted_requests,
@@ -99,12 +109,20 @@ def get_spot_pool(request: ApiRequest) -> dict[str, Any]:
 
 
 @router.get("/dollars-by-use", response=DollarsOut)
-def get_dollars_by_use(request: ApiRequest, hours: Query[Hours] = 24) -> DollarsByUse:
+def get_dollars_by_use(request: ApiRequest, hours: Query[Hours] = 24) -> dict[str, Any]:
     """Return what the instances cost in the last hours, at the on-demand price, by the use that they were put to.
 
-    Hours are those of the clock; the running one counts as far as usage is counted.
+    Hours are those of the clock; the running one counts as far as usage is counted. What donated instances earned in that
+    time is given next to it, at the spot price.
     """
-    return dollars_of_last(hours, timezone.now())
+    since, until = last_hours(hours, timezone.now())
+    dollars, pool = dollars_by_use(since, until), spot.totals(since, until)
+    return dollars._asdict() | {
+        "total_usd": dollars.total_usd,
+        "donated_hours": pool.donated_hours,
+        "earned_usd": pool.earned_usd,
+        "unpriced_hours": pool.unpriced_hours,
+    }
 
 
 @router.post("/spot/stop", response=StoppedOut)

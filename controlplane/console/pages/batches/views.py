@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
@@ -11,25 +11,30 @@ from django.views.decorators.http import require_POST, require_safe
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
+from controlplane.batches import services
 from controlplane.batches.api import content_of
 from controlplane.batches.budgets import spent_budgets
 from controlplane.batches.models import ENDED, Batch
 from controlplane.batches.selectors import running
-from controlplane.batches.services import cancel_batch
-from controlplane.console.access.roles import fleet_role, signed_in
+from controlplane.batches.services import cancel_batch, undo_speed_up
+from controlplane.batches.speed_up import InstanceLoad, choices, refusal
+from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.actions import act_with_reason, back
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import batches as live
 from controlplane.console.live.fragments import fleet_figures, held_panel
 from controlplane.console.live.hub import hub
+from controlplane.console.live.sections import sections
 from controlplane.console.live.state import LiveState
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.keys.examples import model_to_try
 from controlplane.console.pages.spot.selectors import pool
 from controlplane.events.services import record
-from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.batches import BATCHES, visible_batches
+from controlplane.usage.budgets import usd_per_token
+from controlplane.usage.models import Work
 
 ENDED_SHOWN = 6
 """Ended batches on the page of all sections; the list has them all."""
@@ -58,7 +63,9 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
 
     def show(page: list[Batch]) -> list[Batch]:
         ended = [batch for batch in page if batch.status in ENDED]
-        return ended if "before" in request.GET else [*running(rows), *ended[:ended_shown]]
+        if "before" in request.GET:
+            return ended
+        return [*running(rows), *ended[:ended_shown]]
 
     return list_page(
         request,
@@ -70,12 +77,16 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
         brief=ended_shown is not None,
         model=model_to_try(),
         spent=spent_budgets(viewer.tenants()),
+        speeds={one.pk: speed_of(one, state) for one in reading.running if one.risk or one.urgent_by}
+        if may(request, Role.OPERATOR)
+        else {},
+        sections=sections(state) if viewer.sees_fleet else None,
         **live.verdict(reading),
-        **(sections(state) if viewer.sees_fleet and ended_shown is not None else {}),
+        **(below(state) if viewer.sees_fleet and ended_shown is not None else {}),
     )
 
 
-def sections(state: LiveState) -> dict[str, Any]:
+def below(state: LiveState) -> dict[str, Any]:
     """Return the context of the sections that stand below the batches."""
     return {**held_panel(state), **pool(state, timezone.now()), "held_panel": True}
 
@@ -85,7 +96,8 @@ def sections(state: LiveState) -> dict[str, Any]:
 def held(request: HttpRequest) -> HttpResponseBase:
     """What waits in the queue manager, and why."""
     state = hub.state()
-    return render(request, "console/batches/held_page.html", {**live_context(state, "held"), **held_panel(state)})
+    context = {**live_context(state, "held"), **held_panel(state), "sections": sections(state)}
+    return render(request, "console/batches/held_page.html", context)
 
 
 def batch_of(request: HttpRequest, public_id: str) -> Batch:
@@ -99,6 +111,7 @@ def batch(request: HttpRequest, public_id: str) -> HttpResponseBase:
     moments = sorted((moment, name) for name, moment in row.moments.items())
     context: dict[str, Any] = {
         "row": row,
+        "speeds": {row.pk: speed_of(row, hub.state())} if may(request, Role.OPERATOR) else {},
         "moments": moments,
         "managed": set(tenants_with_role(request.user, Role.OPERATOR).values_list("pk", flat=True)),
     }
@@ -116,6 +129,48 @@ def file(request: HttpRequest, public_id: str, kind: str) -> HttpResponseBase:
         return content_of(row)
     except ApiError as error:
         raise Http404(error.message) from error
+
+
+def speed_of(batch: Batch, state: LiveState) -> dict[str, Any]:
+    """Return what the button *Speed up* of *batch* shows: deadlines with their price, or why there is none."""
+    loads = [
+        InstanceLoad(row["id"], row["running"] or 0, row["max_num_seqs"] or 0, row["kv_ratio"] or 0.0)
+        for row in state.tables["instances"]
+        if row["model"] == batch.model and row["state"] == InstanceState.READY
+    ]
+    return {"refusal": refusal(batch), "choices": choices(batch, loads), "usd_left": usd_left(batch)}
+
+
+def usd_left(batch: Batch) -> float | None:
+    """Return the charge for the lines that are left, at that of a token of batch lines lately; None if unknown."""
+    if not batch.completed:
+        return None
+    price = usd_per_token(Q(model=batch.model, work=Work.BATCH), timezone.now())
+    return price * (batch.input_tokens + batch.output_tokens) / batch.completed * batch.lines_left or None
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def speed_up(request: HttpRequest, pk: int) -> HttpResponse:
+    """Bring the deadline of a batch forward by the field `within_s`; without it undo that."""
+    batch = get_object_or_404(Batch, pk=pk)
+
+    def act(reason: str) -> str:
+        given = request.POST.get("within_s", "")
+        if not given:
+            undo_speed_up(batch, user_of(request), reason)
+            return f"{batch} is no longer sped up."
+        try:
+            within_s = float(given)
+        except ValueError:
+            raise ActionError(f"within_s is a number of seconds, not {given[:40]!r}") from None
+        services.speed_up(batch, within_s, user_of(request), reason)
+        return (
+            f"{batch} is sped up: its lines leave as fast as the end of {timezone.localtime(batch.due_at):%H:%M} needs"
+        )
+
+    act_with_reason(request, act, f"{batch} is as it was")
+    return back(request, "console:batches")
 
 
 @require_POST

@@ -12,6 +12,7 @@ from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import act_with_reason, back
 from controlplane.console.lists import viewer_of
+from controlplane.console.live import at_door
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.models.details import classes_of, parts_of
@@ -57,6 +58,7 @@ def models(request: HttpRequest) -> HttpResponseBase:
         "one": one,
         "classes": classes_of(one.name, now) if one else [],
         "parts": parts_of(one, now) if one else [],
+        **(at_door.panel(state, model=one.name) if one else {}),
         "chart": one.chart if one else None,
         "bundles": bundle_choices([row.model for row in every]),
         "bundle_rows": bundle_rows(every),

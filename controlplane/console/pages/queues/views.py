@@ -16,7 +16,8 @@ from controlplane.console.actions import back
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import clock, ordinal
-from controlplane.console.live import history
+from controlplane.console.live import at_door, history
+from controlplane.console.live.fragments import held_panel
 from controlplane.console.live.hub import hub
 from controlplane.console.live.queues import TILES, worse_than_fcfs
 from controlplane.console.live.state import LiveState
@@ -112,7 +113,8 @@ def queues(request: HttpRequest) -> HttpResponseBase:
         "peak": max((value or 0 for value in history.tile_series(state.history, "waiting")), default=0),
         "axes": AXES,
         "ticks": [f"+{clock(12.0 * int(filters['minutes']) * at)}" for at in range(1, 5)],
-        "held": state.tables["held"],
+        **held_panel(state),
+        **at_door.panel(state, region=region),
         "reorders": reorders,
         "chart": chart,
         "calibrated": [each | {"r2_text": r2(each)} for each in calibrated],

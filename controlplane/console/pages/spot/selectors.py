@@ -12,7 +12,7 @@ from controlplane.fleet.spot.selectors import ReclaimTimes
 from controlplane.fleet.weights import selectors as weights
 from controlplane.fleet.weights.selectors import Pull
 from controlplane.tuning.selectors import tuned
-from controlplane.usage.by_use import dollars_of_last
+from controlplane.usage.by_use import dollars_by_use, last_hours
 
 BIN_S: Final = 20
 """Width of a bar of the reclaim histogram, in seconds."""
@@ -30,10 +30,6 @@ class PoolRow:
     """Expected time of a reclaim."""
     reclaiming_s: float | None
     """Seconds since it was asked for; None while it is not."""
-
-    @property
-    def usd_per_hour(self) -> float:
-        return float(self.donation.spot_usd_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +113,7 @@ def pool(state: LiveState, now: datetime) -> dict[str, Any]:
     donating = [model.name for model in Model.objects.filter(active=True) if tuned(model.name).SPOT_DONATE]
     return {
         "pool": rows,
-        "pool_usd_per_hour": sum(row.usd_per_hour for row in rows if row.reclaiming_s is None),
+        "pool_usd_per_hour": spot.earned_per_hour(row.donation for row in rows),
         "pool_today": spot.totals(spot.start_of_day(now), now),
         "reclaims": times,
         "histogram": histogram(times, limit_s),
@@ -136,15 +132,16 @@ USES: Final = (("interactive", "s1"), ("non_interactive", "s2"), ("spot", "s6"),
 
 
 def works_for(now: datetime) -> dict[str, Any]:
-    """Return the dollars of the last 24 hours by use, with their places in a bar that is 100 wide."""
-    dollars = dollars_of_last(24, now)
+    """Return the dollars of the last 24 hours by use, with their places in a bar that is 100 wide, and what was donated."""
+    since, until = last_hours(24, now)
+    dollars = dollars_by_use(since, until)
     parts, x = [], 0.0
     for name, color in USES:
         usd = getattr(dollars, f"{name}_usd")
         width = 100 * usd / dollars.total_usd if dollars.total_usd else 0.0
         parts.append({"name": name.replace("_", "-"), "usd": usd, "x": x, "width": width, "color": color})
         x += width
-    return {"works_for": parts, "works_for_usd": dollars.total_usd}
+    return {"works_for": parts, "works_for_usd": dollars.total_usd, "works_for_pool": spot.totals(since, until)}
 
 
 def minimum_kept() -> str:

@@ -10,6 +10,7 @@ from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import act_with_reason, back
 from controlplane.console.live.hub import hub
+from controlplane.console.live.sections import sections
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.spot.selectors import pool
 from controlplane.fleet.models import Model, Region
@@ -21,7 +22,8 @@ from controlplane.fleet.weights import services as weights_services
 @fleet_role(Role.VIEWER)
 def spot(request: HttpRequest) -> HttpResponse:
     state = hub.state()
-    context = {**live_context(state, "instances,events"), **pool(state, timezone.now())}
+    now = timezone.now()
+    context = {**live_context(state, "instances,events"), **pool(state, now), "sections": sections(state)}
     return render(request, "console/batches/spot_page.html", context)
 
 

@@ -54,6 +54,17 @@ NAMES: dict[str, Columns] = {
 Line = dict[str, Any]
 
 
+DONATED: Columns = {
+    "Model": "model",
+    "Donated (instance-hours)": "instance_hours",
+    "GPU time (h)": "gpu_hours",
+    "Cost (USD)": "cost_usd",
+    "Earned (USD)": "earned_usd",
+    "Without a spot price (instance-hours)": "unpriced_hours",
+}
+"""Of the file of what was donated to the spot pool."""
+
+
 def columns(group: str, sees_idle: bool) -> Columns:
     """Of the file: those of *group*, its sums, and for groups with idle time what that cost."""
     idle: Columns = {"Idle cost (USD)": "idle_usd"} if sees_idle and group in WITH_OWN_IDLE else {}

@@ -1,6 +1,6 @@
 """Usage: who used what of the fleet, what it cost and what is charged for it; a tenant's people see their own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from django.db.models import Min
@@ -19,6 +19,7 @@ from controlplane.console.live.views import redrawn
 from controlplane.console.pages.usage import tables
 from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
 from controlplane.fleet.models import SloClass
+from controlplane.fleet.spot import selectors as spot
 from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.filters import Day, Filters, Hidden, Select, every, model_select, number, sort_by
 from controlplane.resources.tables import table
@@ -113,9 +114,12 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
     filters, asked, group = query.filters, query.asked, query.filters["by"]
     chart = chart_of(query, now)
     lines = tables.lines(asked, group, filters.order)
+    donated = spot.donated_time(asked.since, min(asked.until, now), filters["model"]) if query.sees_idle else []
     if request.GET.get("format") == "csv":
         if request.GET.get("table") == chart.key:
             return chart.csv("usage-chart")
+        if request.GET.get("table") == "donated":
+            return table(tables.DONATED, map(asdict, donated)).csv("usage-donated")
         return table(tables.columns(group, query.sees_idle), lines).csv(f"usage-by-{group}")
 
     def href(**changes: str) -> str:
@@ -139,6 +143,8 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
         "chart": chart,
         "every_s": CHARTS_EVERY_S,
         "lines": tables.linked(lines, href, group, query.several_tenants),
+        "donated": donated,
+        "pool": spot.together(donated),
         "own_idle": query.sees_idle and group in tables.WITH_OWN_IDLE,
         "counted_until": counted_until(),
         "since": asked.since,

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
+from math import inf
 from typing import Any, Final
 from urllib.parse import urlencode
 
+import numpy as np
 from django.conf import settings
 from django.contrib import messages
 from django.core.exceptions import ValidationError
@@ -14,6 +16,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
+from numpy.typing import NDArray
 from pydantic import ValidationError as PydanticError
 
 from controlplane.accounts.models import Role
@@ -61,6 +64,7 @@ from controlplane.simulation.whatif.starts.begin import Begin
 from controlplane.simulation.whatif.starts.begin import start_of as begun
 from controlplane.simulation.whatif.timing import estimate
 from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.workload.edits import Edit, Factor, LengthFactor, Shift
 from scheduling.simulation.workload.traces import FORMATS
 
 STARTS: Final = (
@@ -384,7 +388,13 @@ def demand_chart(edits: Sequence[Values], models: Sequence[str], horizon_s: floa
     # A step is drawn as one: its edges are points of the line too.
     edges = [edit[name] for edit in known for name in ("from_s", "until_s") if edit.get(name) is not None]
     times = sorted({*times, *(edge + by for edge in edges for by in (-0.5, 0.5) if 0 <= edge + by <= horizon_s)})
-    values = [round(sum(_edited(known, series, rate, now, at) for series, rate in rates.items()), 3) for at in times]
+    try:
+        made = [one for change in parsed(known) for one in change.edits({}, 0, inf)]
+    except ChangeError:  # reported with the form's errors
+        return chart
+    values = (
+        np.sum([_edited(made, series, rate, now, times) for series, rate in rates.items()], axis=0).round(3).tolist()
+    )
     moments = [timezone.localtime(now + timedelta(seconds=at)) for at in times]
     line = Series("as edited", values, ("s4", "solid"), moments, width=2, layer=3)
     return replace(chart, series=[*chart.series, line], shapes=_handles(known, times, values, now))
@@ -405,31 +415,23 @@ def _rate(ahead: Sequence[Any]) -> Rate:
     return at
 
 
-def _edited(edits: Sequence[Values], series: tuple[str, str], rate: Rate, now: datetime, at_s: float) -> float:
-    """Return tokens per second of a model and quantity after *edits*, *at_s* after the start."""
+def _edited(
+    edits: Sequence[Edit], series: tuple[str, str], rate: Rate, now: datetime, times: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return tokens per second of a model and quantity after *edits*, at *times* (seconds) after the start."""
     model, quantity = series
-    factor, shift_s = 1.0, 0.0
+    factor, shift_s = np.ones(len(times)), 0.0
     for edit in edits:
-        if edit.get("models") and model not in edit["models"]:
-            continue
-        match edit["edit"]:
-            case "shift":
-                shift_s += edit["shift_s"]
-            case "lengths":
-                factor *= edit[quantity]
-            case _:
-                factor *= 1.0 + (edit["by"] - 1.0) * _strength(edit, at_s)
-    return factor * rate(now + timedelta(seconds=max(0.0, at_s - shift_s)))
-
-
-def _strength(edit: Values, at_s: float) -> float:
-    """Return the share of a factor that is reached at *at_s*, 0 to 1, along its ramp."""
-    begin_s, until_s, ramp_s = edit.get("from_s", 0.0), edit.get("until_s", float("inf")), edit.get("ramp_s", 0.0)
-    if not begin_s <= at_s < until_s:
-        return 0.0
-    if not ramp_s:
-        return 1.0
-    return float(min(1.0, (at_s - begin_s) / ramp_s, (until_s - at_s) / ramp_s))
+        match edit:
+            case Factor() | Shift() | LengthFactor() if edit.scope.models and model not in edit.scope.models:
+                continue
+            case Shift():
+                shift_s += edit.by_s
+            case LengthFactor():
+                factor *= getattr(edit, quantity)
+            case Factor():
+                factor *= edit.of(np.array(times))
+    return factor * [rate(now + timedelta(seconds=max(0.0, at - shift_s))) for at in times]
 
 
 def _handles(edits: Sequence[Values], times: Sequence[float], values: Sequence[float], now: datetime) -> list[Values]:

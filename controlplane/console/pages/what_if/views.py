@@ -242,6 +242,7 @@ class _ComparisonPage:
             "stale": self._stale(),
             "futures": self.every,
             "shown": [each | {"hide": self._without(each["letter"])} for each in self.rows],
+            "at_door": [(each, of) for each in self.rows for of in each["at_door"] or ()],
             "hidden": [
                 each | {"show": self._with(each["letter"])} for each in self.every if each["letter"] in self.hidden
             ],

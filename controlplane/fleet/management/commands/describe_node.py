@@ -6,7 +6,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from controlplane.fleet.demo import GPU_TYPES
 from workers.vllm.hardware import Gpu, HardwareError, Machine, machine
 
 GIB = 2**30
@@ -49,10 +48,13 @@ def tables(machine: Machine, *, region: str, node: str, address: str) -> str:
 
 
 def type_name(gpu: Gpu) -> str:
-    """Return a short name such as h100-80gb; for known types, the demo's."""
+    """Return a short name such as h100-80gb; of a known GPU, that of its size next to what the driver reports."""
+    from scheduling.fleet.profile_estimate import GPUS  # brings NumPy, which few commands need
+
     words = re.sub(r"^(NVIDIA|Tesla|GeForce|\s)+", "", gpu.name).split()
     short = f"{slug(words[0].partition('-')[0])}-{round(gpu.memory_bytes / GIB)}gb"
-    return next((name for name in GPU_TYPES if name.partition("-")[0] == short.partition("-")[0]), short)
+    known = [name for name in GPUS if name.partition("-")[0] == short.partition("-")[0]]
+    return min(known, key=lambda name: abs(GPUS[name].memory_bytes - gpu.memory_bytes), default=short)
 
 
 def slug(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.py`, its scaling policies and its history."""
+"""`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.toml`, its scaling policies and its history."""
 
 from typing import Literal
 

@@ -159,10 +159,7 @@ def show(out: Any, row: WhatIf, made: dict[str, Any]) -> None:
         Column("Changes", lambda each: "; ".join(each["changes"]) or "no change"),
         Column("SLO met", mean("slo_met"), "{:.2%}"),
         Column("95%", interval),
-        Column("TTFT p95", mean("ttft_p95_ms"), "{:,.0f} ms"),
-        Column("$ an hour", mean("cost_usd_per_h"), "{:,.2f}"),
-        Column("Instance-hours", mean("instance_hours"), "{:,.1f}"),
-        Column("Queue peak", mean("queue_peak"), "{:,.0f}"),
+        *(Column(title, mean(name), form) for name, (title, form) in selectors.SHOWN.items()),
         Column("Verdict", "verdict"),
     ]
     shared = "; ".join(selectors.edits_in_words(row))

@@ -1,0 +1,100 @@
+"""Turns of conversations: roles and contents, as messages of a chat or items of a Responses call."""
+
+from typing import Any
+
+import msgspec
+
+from controlplane.gateway.errors import invalid
+
+Turn = tuple[str, Any]
+"""Role and content: text, a list of parts with a `text` each, or None."""
+
+_STORED = ("previous_response_id", "conversation")
+
+
+def chat_turns(body: dict[str, Any]) -> list[Turn]:
+    """Return the messages of a chat *body*, their tool calls as separate turns. Raises ApiError 400."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise invalid("`messages` must be a list of at least one message.", "messages", "missing_required_parameter")
+    turns: list[Turn] = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise invalid(f"`{where}` must be an object with a `role`.", where, "invalid_type")
+        turns.append((message["role"], _content(message.get("content"), f"{where}.content")))
+        if message.get("tool_calls"):
+            turns.append((message["role"], msgspec.json.encode(message["tool_calls"]).decode()))
+    return turns
+
+
+def response_turns(body: dict[str, Any]) -> list[Turn]:
+    """Return `instructions` and the items of `input` of a Responses *body*. Raises ApiError 400."""
+    for name in _STORED:
+        if body.get(name) is not None:
+            raise invalid(
+                f"`{name}` refers to what was stored, and responses are not stored here: send the whole conversation "
+                "as `input`.",
+                name,
+                "unsupported_parameter",
+            )
+    if body.get("background"):
+        raise invalid(
+            "`background` needs stored responses, which are not kept here: send the request without it, and stream.",
+            "background",
+            "unsupported_parameter",
+        )
+    instructions, items = body.get("instructions"), body.get("input")
+    if instructions is not None and not isinstance(instructions, str):
+        raise invalid("`instructions` must be text.", "instructions", "invalid_type")
+    turns: list[Turn] = [("system", instructions)] if instructions else []
+    if items is None or items == []:
+        raise invalid("`input` must hold text or a list of items.", "input", "missing_required_parameter")
+    if isinstance(items, str):
+        return [*turns, ("user", items)]
+    if not isinstance(items, list):
+        raise invalid("`input` must be text or a list of items.", "input", "invalid_type")
+    return turns + [_item(item, f"input[{index}]") for index, item in enumerate(items)]
+
+
+def _item(item: Any, where: str) -> Turn:
+    """Return one item of a Responses input: a message, a tool call, its output, reasoning, or another item of vLLM."""
+    if not isinstance(item, dict):
+        raise invalid(f"`{where}` must be an object.", where, "invalid_type")
+    kind = item.get("type", "message")
+    if kind == "item_reference":
+        raise invalid(
+            f"`{where}` refers to a stored item, and items are not stored here: send the item itself.",
+            where,
+            "unsupported_parameter",
+        )
+    if kind == "message":
+        role = item.get("role")
+        if not isinstance(role, str):
+            raise invalid(f"`{where}` must be a message with a `role`, or have another `type`.", where, "invalid_type")
+        return role, _content(item.get("content"), f"{where}.content")
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        return "tool", _content(item.get("output"), f"{where}.output")
+    if kind == "reasoning":
+        return "assistant", _content(item.get("content"), f"{where}.content")
+    said = item.get("arguments") or item.get("input")
+    return "assistant", said if isinstance(said, str) else None
+
+
+def _content(content: Any, where: str) -> str | list[Any] | None:
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(part, dict | str) for part in content):
+        return [part if isinstance(part, dict) else {"text": part} for part in content]  # vLLM takes bare text, too
+    raise invalid(f"`{where}` must be text or a list of parts.", where, "invalid_type")
+
+
+def characters(turns: list[Turn]) -> int:
+    """Return the number of characters of text in *turns*."""
+    size = 0
+    for _, content in turns:
+        if isinstance(content, str):
+            size += len(content)
+        elif content:
+            size += sum(len(text) for part in content if isinstance(text := part.get("text"), str))
+    return size

@@ -1,0 +1,309 @@
+"""Calls without output through the gateway, against an emulated instance that embeds."""
+
+import asyncio
+import base64
+import json
+import struct
+
+import numpy as np
+import openai
+import pytest
+from channels.db import database_sync_to_async
+
+from controlplane.accounts.models import Budget, BudgetKind, Tenant
+from controlplane.fleet.models import Instance, Model
+from controlplane.gateway.admission.inputs import measure
+from controlplane.gateway.admission.validation import Kind, parse
+from controlplane.gateway.errors import ApiError
+from controlplane.gateway.models import MinuteRow
+from tests.gateway.conftest import open_sdk, until
+from tests.gateway.test_responses import emulated  # noqa: F401 (a fixture)
+from workers.emulator.instance import Fault
+from workers.vllm.tasks import Task
+
+K, T = Kind, Task
+
+
+async def call(served, path, **body):
+    body = {"model": "e"} | body
+    async with served.http.post(f"{served.url}{path}", json=body, headers=served.headers) as answer:
+        return answer.status, json.loads(await answer.read())
+
+
+# What is measured before anything is queued
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "body", "sequences", "tokens", "characters"),
+    [
+        (K.EMBEDDING, T.EMBED, {"input": "abcd"}, 1, None, 4),
+        (K.EMBEDDING, T.EMBED, {"input": ""}, 1, None, 0),
+        (K.EMBEDDING, T.EMBED, {"input": ["ab", "cde"]}, 2, None, 5),
+        (K.EMBEDDING, T.EMBED, {"input": [1, 2, 3]}, 1, 3, 0),
+        (K.EMBEDDING, T.EMBED, {"input": [[1, 2], [3]]}, 2, 3, 0),
+        (K.EMBEDDING, T.EMBED, {"messages": [{"role": "user", "content": "abc"}]}, 1, None, 3),
+        (K.EMBEDDING, T.EMBED, {"input": [{"role": "user", "content": "abc"}]}, 1, None, 3),
+        (
+            K.EMBEDDING,
+            T.EMBED,
+            {"input": [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]},
+            2,
+            None,
+            2,
+        ),
+        (K.CLASSIFY, T.CLASSIFY, {"input": ["ab", "c"]}, 2, None, 3),
+        (K.POOLING, T.TOKEN_EMBED, {"input": "abc", "task": "token_embed"}, 1, None, 3),
+        (K.POOLING, T.EMBED, {"data": {"text": "abc", "image": "x" * 99}}, 1, None, 3),
+        (K.RERANK, T.EMBED, {"query": "qq", "documents": ["abc", "d"]}, 3, None, 6),
+        (K.RERANK, T.SCORE, {"query": "qq", "documents": ["abc", "d"]}, 2, None, 8),
+        (K.RERANK, T.EMBED, {"query": "qq", "documents": "abc"}, 2, None, 5),
+        (K.RERANK, T.EMBED, {"query": "q", "documents": [{"content": [{"type": "text", "text": "ab"}]}]}, 2, None, 3),
+        (K.SCORE, T.TOKEN_EMBED, {"text_1": "qq", "text_2": ["abc", "d"]}, 3, None, 6),
+        (K.SCORE, T.SCORE, {"queries": ["q", "r"], "documents": ["abc", "d"]}, 2, None, 6),
+        (K.SCORE, T.SCORE, {"data_1": "q", "items": ["abc"]}, 1, None, 4),
+        (K.TOKENIZE, T.GENERATE, {"prompt": "abc"}, 1, None, 3),
+        (K.TOKENIZE, T.GENERATE, {"messages": [{"role": "user", "content": "abc"}]}, 1, None, 3),
+        (K.DETOKENIZE, T.GENERATE, {"tokens": [1, 2]}, 1, None, 0),
+    ],
+)
+def test_inputs_are_counted(kind, task, body, sequences, tokens, characters):
+    asked = parse(json.dumps({"model": "e"} | body).encode(), kind, max_depth=32)
+    measure(asked, task)
+    assert (asked.sequences, asked.prompt_tokens, asked.prompt_characters) == (sequences, tokens, characters)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [
+        (K.EMBEDDING, {}, "input"),
+        (K.EMBEDDING, {"input": None}, "input"),
+        (K.EMBEDDING, {"input": 5}, "input"),
+        (K.EMBEDDING, {"input": []}, "input"),
+        (K.EMBEDDING, {"input": ["a", 5]}, "input"),
+        (K.EMBEDDING, {"input": [[1], ["a"]]}, "input"),
+        (K.EMBEDDING, {"input": [True]}, "input"),
+        (K.EMBEDDING, {"messages": []}, "messages"),
+        (K.EMBEDDING, {"messages": ["a"]}, "messages[0]"),
+        (K.EMBEDDING, {"input": "a", "priority": "x"}, "priority"),
+        (K.RERANK, {"documents": ["a"]}, "query"),
+        (K.RERANK, {"query": "a", "documents": []}, "documents"),
+        (K.SCORE, {"text_1": "a"}, "documents"),
+        (K.TOKENIZE, {}, "prompt"),
+        (K.DETOKENIZE, {"tokens": "a"}, "tokens"),
+    ],
+)
+def test_inputs_that_cannot_be_measured_are_named(kind, body, param):
+    with pytest.raises(ApiError) as refused:
+        measure(parse(json.dumps({"model": "e"} | body).encode(), kind, max_depth=32), Task.EMBED)
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+# Answers
+
+
+async def test_the_sdk_reads_vectors_and_the_ledger_counts_prompts(emulated):  # noqa: F811
+    texts = ["the watch begins quietly", "the instruments agree", "the watch begins quietly"]
+    async with open_sdk(emulated, max_retries=0) as client:
+        answer = await client.embeddings.create(model="e", input=texts)  # as base64, unless the caller wants floats
+        plain = await client.embeddings.create(model="e", input=texts, encoding_format="float")
+    vectors = np.array([one.embedding for one in answer.data])
+    assert vectors.shape == (3, 32)
+    assert np.allclose(vectors[0], vectors[2])
+    assert not np.allclose(vectors[0], vectors[1])
+    assert np.allclose(vectors, [one.embedding for one in plain.data])
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
+    (row, other) = await emulated.rows()
+    assert (row.surface, row.outcome, row.model, row.instance) == ("embeddings", "done", "e", "e-0")
+    assert (row.prompt_tokens, row.output_tokens) == (answer.usage.prompt_tokens, 0)
+    assert (row.predicted_output_tokens, row.itl_ms, row.slo_met) == (0, None, True)
+    assert 0 < row.ttft_ms <= row.e2e_ms < row.ttft_ms + 100  # the time of the answer
+    assert other.prompt_tokens == row.prompt_tokens
+    (minute,) = await database_sync_to_async(lambda: list(MinuteRow.objects.all()))()
+    assert (minute.requests, minute.prompt_tokens, minute.output_tokens) == (2, 2 * row.prompt_tokens, 0)
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64", "bytes", "bytes_only"])
+async def test_an_answer_passes_byte_for_byte(emulated, encoding):  # noqa: F811
+    body = {"model": "e", "input": ["one two", "three"], "encoding_format": encoding, "priority": 3}
+    said = []
+    for url in (emulated.url, emulated.extra["embedder_url"]):
+        headers = emulated.headers | {"X-Request-Id": "same"}
+        async with emulated.http.post(f"{url}/v1/embeddings", json=body, headers=headers) as answer:
+            assert answer.status == 200
+            said.append((answer.content_type, answer.headers.get("metadata"), await answer.read()))
+    through, direct = said
+    assert through[0] == direct[0]
+    if encoding == "bytes":
+        metadata = json.loads(through[1])
+        assert metadata["data"] == json.loads(direct[1])["data"]
+        assert metadata["usage"]["prompt_tokens"] == (await emulated.rows())[0].prompt_tokens
+    if encoding.startswith("bytes"):
+        assert through[2] == direct[2]
+        assert len(struct.unpack("<64f", through[2])) == 64
+    else:
+        first, second = (json.loads(one[2]) for one in said)
+        assert first | {"created": 0} == second | {"created": 0}
+    if encoding == "base64":
+        assert len(base64.b64decode(first["data"][0]["embedding"])) == 32 * 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/rerank", {"query": "the watch", "documents": ["the sun", "the watch begins"], "top_n": 1}, "results"),
+        ("/v1/rerank", {"query": "the watch", "documents": ["the sun", "the watch begins"]}, "results"),
+        ("/v2/rerank", {"query": "the watch", "documents": "the sun"}, "results"),
+        ("/score", {"text_1": "a", "text_2": ["a", "b"]}, "data"),
+        ("/v1/score", {"queries": "a", "documents": "b"}, "data"),
+        ("/pooling", {"input": "a b"}, "data"),
+        ("/tokenize", {"prompt": "hello world"}, "tokens"),
+        ("/v1/tokenize", {"messages": [{"role": "user", "content": "hello"}]}, "tokens"),
+        ("/detokenize", {"tokens": [1, 2, 3]}, "prompt"),
+        ("/tokenize", {"model": "m", "prompt": "hello world"}, "tokens"),
+    ],
+)
+async def test_each_call_is_answered_and_counted(emulated, path, body, field):  # noqa: F811
+    status, said = await call(emulated, path, **body)
+    assert (status, field in said) == (200, True), said
+    (row,) = await emulated.rows()
+    assert (row.surface, row.outcome, row.output_tokens) == (path.rpartition("/")[2], "done", 0)
+    assert row.prompt_tokens == said.get("usage", {}).get("prompt_tokens", 0)
+    if path == "/rerank":
+        assert [(one["index"], one["document"]["text"]) for one in said["results"]] == [(1, "the watch begins")]
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "served"),
+    [
+        ("/v1/embeddings", "m", "/v1/chat/completions"),
+        ("/rerank", "m", "/v1/chat/completions"),
+        ("/v1/chat/completions", "e", "/v1/embeddings"),
+        ("/v1/responses", "e", "/v1/embeddings"),
+        ("/classify", "e", "/v1/embeddings"),
+    ],
+)
+async def test_what_a_model_does_not_serve_is_one_clear_error(emulated, path, model, served):  # noqa: F811
+    messages = [{"role": "user", "content": "hi"}]
+    status, said = await call(emulated, path, model=model, input="hi", messages=messages, query="a", documents="b")
+    error = said["error"]
+    assert (status, error["code"], error["param"], error["type"]) == (
+        404, "unsupported_endpoint", "model", "invalid_request_error"
+    )  # fmt: skip
+    assert f"The model {model!r} does not serve {path}. It serves" in error["message"]
+    assert served in error["message"]
+    assert await emulated.rows() == []
+
+
+async def test_vllms_refusal_is_the_tenants_answer(emulated):  # noqa: F811
+    async with open_sdk(emulated, max_retries=2) as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.embeddings.create(model="e", input="x" * 9000)
+    assert "maximum context length is 1024 tokens" in refused.value.message
+    (row,) = await emulated.rows()
+    assert (row.outcome, row.error_code, row.status_code, row.prompt_tokens) == (
+        "failed",
+        "refused_by_instance",
+        400,
+        0,
+    )
+
+
+async def test_models_say_what_they_do(emulated):  # noqa: F811
+    async with open_sdk(emulated) as client:
+        models = {model.id: model.to_dict() for model in (await client.models.list()).data}
+    assert {name: model["task"] for name, model in models.items()} == {"e": "embed", "m": "generate"}
+    assert (models["e"]["root"], models["e"]["parent"], models["e"]["max_model_len"]) == ("e", None, 1024)
+    (permission,) = models["e"]["permission"]
+    assert permission["object"] == "model_permission"
+
+
+# Limits, budgets, failures
+
+
+async def test_prompt_tokens_alone_count_towards_limits(emulated):  # noqa: F811
+    await database_sync_to_async(Tenant.objects.update)(tokens_per_minute=100)
+    await asyncio.sleep(0.3)
+    await emulated.gateway.keys.refresh()
+    first, _ = await call(emulated, "/v1/embeddings", input=["abcd" * 8] * 3)  # 24 tokens
+    second, said = await call(emulated, "/v1/embeddings", input=["abcd" * 90] * 2)
+    tokens, _ = await call(emulated, "/tokenize", prompt="abcd" * 400)
+    assert (first, second, said["error"]["code"], tokens) == (200, 429, "rate_limit_exceeded", 200)
+    assert emulated.gateway.limits.concurrent(1) == 0
+
+
+async def test_a_budget_of_tokens_counts_prompts(emulated):  # noqa: F811
+    await database_sync_to_async(Budget.objects.create)(kind=BudgetKind.TOKENS, hard=60)
+    await emulated.gateway.budgets.refresh()
+    statuses = [(await call(emulated, "/v1/embeddings", input="abcd" * 25))[0] for _ in range(3)]
+    assert statuses == [200, 200, 429]
+
+
+async def test_a_client_that_leaves_takes_its_inputs_off_the_engine(emulated):  # noqa: F811
+    embedder = emulated.extra["embedder"]
+    embedder.set_fault(Fault("slow", factor=3000.0))
+    body = {"model": "e", "input": ["abcd"] * 4}
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await emulated.http.post(f"{emulated.url}/v1/embeddings", json=body, headers=emulated.headers)
+    await until(lambda: embedder.unfinished == 0)
+    embedder.set_fault(Fault())
+    await until(lambda: emulated.gateway.active == 0)
+    (row,) = await emulated.rows()
+    assert (row.outcome, row.prompt_tokens) == ("cancelled", 0)
+    replica = next(one for one in emulated.gateway.topology.replicas.values() if one.name == "e-0")
+    fleet = emulated.gateway.topology.fleet
+    assert (fleet.running[replica.slot], fleet.kv_tokens[replica.slot]) == (0, 0)
+
+
+async def test_an_input_is_work_until_the_answer_comes(emulated):  # noqa: F811
+    """The prompts of a request without output count as queued at its instance until they are all computed."""
+    embedder, topology = emulated.extra["embedder"], emulated.gateway.topology
+    embedder.set_fault(Fault("slow", factor=300.0))
+    replica = next(one for one in topology.replicas.values() if one.name == "e-0")
+    asking = asyncio.create_task(call(emulated, "/v1/embeddings", input=["abcd" * 10] * 3))
+    await until(lambda: replica.requests)
+    (request,) = replica.requests
+    assert (request.asked.prompt_tokens, request.asked.sequences, request.predicted_tokens) == (30, 3, 3)
+    assert (request.queued_tokens, topology.fleet.running[replica.slot]) == (30, 3)
+    embedder.set_fault(Fault())
+    assert (await asking)[0] == 200
+    assert topology.fleet.running[replica.slot] == 0
+
+
+async def test_a_failing_instance_is_tried_again_and_then_said(emulated):  # noqa: F811
+    emulated.extra["embedder"].set_fault(Fault("garbled", ratio=1.0))
+    status, said = await call(emulated, "/v1/embeddings", input="a")
+    assert status in (502, 503), said
+
+
+async def test_a_task_that_changes_is_known_at_once(emulated):  # noqa: F811
+    await database_sync_to_async(Model.objects.filter(name="e").update)(task="classify")
+    await emulated.gateway.read_inventory()
+    status, said = await call(emulated, "/v1/embeddings", input="a")
+    assert (status, "/classify" in said["error"]["message"]) == (404, True)
+
+
+async def test_a_server_of_another_task_does_not_become_ready(emulated):  # noqa: F811
+    def register():
+        Model.objects.filter(name="e").update(task="generate")
+        Instance.objects.filter(name="e-0").update(state="loading")
+
+    await database_sync_to_async(register)()
+    await emulated.gateway.read_inventory()
+    instance = await wait_for_state("e-0", "failed")
+    assert instance.state_reason == (
+        "it does not answer /v1/chat/completions: the task of e is set to generate, and its server's is embed"
+    )
+    await database_sync_to_async(Model.objects.filter(name="e").update)(task="embed")
+    await database_sync_to_async(Instance.objects.filter(name="e-0").update)(state="loading")
+    await emulated.gateway.read_inventory()
+    await wait_for_state("e-0", "ready")
+
+
+async def wait_for_state(name, state):
+    async with asyncio.timeout(30):
+        while True:
+            instance = await database_sync_to_async(Instance.objects.get)(name=name)
+            if instance.state == state:
+                return instance
+            await asyncio.sleep(0.05)
