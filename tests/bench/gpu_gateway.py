@@ -1,7 +1,7 @@
 """The stack of `manage.py up` before one real vLLM on a GPU: what the gateway adds, who should hold the queue, mixed work.
 
 Needs a server of `tests.bench._gpu_server` at --vllm. Parts:
-- overhead: streamed chats, direct and through the gateway in turn, one at a time and 32 at once;
+- overhead: streamed chats, alternately direct and through the gateway, one at a time and 32 at once;
 - burst: requests at a rate several times what the server carries. vLLM holds the queue, in order of arrival or by its
   `priority` with exact lengths; or we hold it, in order of arrival or shortest first, with exact and with noisy lengths;
 - mixed: interactive requests alone, then the same rate alongside a batch (/v1/batches);
