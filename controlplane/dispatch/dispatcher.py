@@ -53,7 +53,13 @@ class Dispatcher:
         self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, ask)
         self.holding = Holding(
-            topology, self.queue, clock, enqueue=self._enqueue, refuse=self._give_up, deliver=deliver
+            topology,
+            self.queue,
+            clock,
+            spot_with_room=self.placement.spot_with_room,
+            enqueue=self._enqueue,
+            refuse=self._give_up,
+            deliver=deliver,
         )
 
     def take(self, record: port.FromGateway) -> None:
@@ -145,7 +151,7 @@ class Dispatcher:
             preferred = self.topology.endpoints[int(candidates[0])]
             preferred.count_demand(asked, self.clock())
             own_region = preferred.spec.region
-        spot = self.topology.spot_with_room(asked, self.queue.count)
+        spot = self.placement.spot_with_room(asked)
         endpoint = spot or self.placement.choose_endpoint(self._candidates(asked))
         suspect = self.suspects.is_suspect(asked)
         if suspect and (refusal := self.suspects.refusal(asked)) is not None:

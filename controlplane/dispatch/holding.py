@@ -35,7 +35,9 @@ class HeldEstimate(NamedTuple):
 
 
 class Holding:
-    """*enqueue* queues a released request at its endpoint, *refuse* ends one that is given up."""
+    """*spot_with_room* returns the donated instances that a request may go to, *enqueue* queues a released one at its
+    endpoint, *refuse* ends one that is given up.
+    """
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Holding:
         queue: WaitingQueue,
         clock: Callable[[], float],
         *,
+        spot_with_room: Callable[[port.Submit], Endpoint | None],
         enqueue: Callable[[Request, Endpoint], None],
         refuse: Callable[[Request, float], None],
         deliver: port.Deliver,
@@ -56,9 +59,9 @@ class Holding:
         self.by_tenant: Counter[tuple[int, str]] = Counter()
         """Held requests by (tenant, model)."""
         self._requests: dict[int, Request] = {}
-        self._opportunistic: dict[str, dict[int, None]] = {}
-        """Numbers of held opportunistic requests by model, in order of arrival."""
-        self._enqueue, self._refuse = enqueue, refuse
+        self.looked_s = clock()
+        """Last look."""
+        self._spot_with_room, self._enqueue, self._refuse = spot_with_room, enqueue, refuse
         self._signals_s = -math.inf
 
     def __len__(self) -> int:
@@ -97,8 +100,6 @@ class Holding:
         )
         self._requests[asked.number] = request
         self.by_tenant[asked.tenant_id, asked.model] += 1
-        if asked.opportunistic:
-            self._opportunistic.setdefault(asked.model, {})[asked.number] = None
         own_region, request.own_region = request.own_region, ""
         reason = self.reason(asked.model)
         self.deliver(
@@ -111,15 +112,14 @@ class Holding:
 
     def _forget(self, number: int) -> Request:
         request = self._requests.pop(number)
-        self._opportunistic.get(request.asked.model, {}).pop(number, None)
         self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
         return request
 
     def look(self) -> None:
         """Release what the endpoints have room for, and give up what is too late. Call every `held_work.LOOK_S`."""
+        now_s = self.looked_s = self.clock()
         if not self._requests:
             return
-        now_s = self.clock()
         for number in self.work.expired(now_s):
             request = self._forget(number)
             self._refuse(request, now_s - request.asked.arrived_s)
@@ -142,20 +142,15 @@ class Holding:
 
     def _fill_spot(self, now_s: float) -> None:
         """Give held opportunistic requests to donated instances, for as long as these have room."""
-        for model, numbers in self._opportunistic.items():
-            while numbers:
-                number = next(iter(numbers))
-                asked = self._requests[number].asked
-                endpoint = self.topology.spot_with_room(asked, self.queue.count)
-                if endpoint is None:
-                    break
-                held_s = now_s - asked.arrived_s
-                self.released.append(
-                    (now_s, Release(number, model, endpoint.region, asked.priority, SPOT, 0.0, held_s))
-                )
-                self.work.drop(number)
-                request = self._forget(number)
-                request.release = {"why": SPOT, "use": None, "held_s": round(held_s, 3), "priority": asked.priority}
+        for model in [name for name, count in self.work.waiting.items() if count]:
+            for held, endpoint in self.work.to_spot(
+                model, lambda number: self._spot_with_room(self._requests[number].asked)
+            ):
+                request = self._forget(held.number)
+                held_s, priority = now_s - request.asked.arrived_s, request.asked.priority
+                release = Release(held.number, model, endpoint.region, priority, SPOT, 0.0, held_s)
+                self.released.append((now_s, release))
+                request.release = {"why": SPOT, "use": None, "held_s": round(held_s, 3), "priority": priority}
                 self._enqueue(request, endpoint)
 
     def read_signals(self) -> None:

@@ -9,6 +9,7 @@ from scheduling.queueing.waits import waiting_in_queues, waiting_time
 from scheduling.routing import candidates, predictive, prefix_affinity, regions, requests_ahead, routers
 
 choose_region = direct(regions.choose_region)
+first_with_room = direct(regions.first_with_room)
 ask = direct(regions.ask)
 enqueue = direct(waiting_set.enqueue)
 dispatch = direct(decisions.dispatch)

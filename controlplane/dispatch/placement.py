@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from controlplane.dispatch import kernels
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import Deliver, Placed
+from controlplane.dispatch.port import Deliver, Placed, Submit
 from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import Waits
@@ -18,6 +18,8 @@ from scheduling.queueing.running import prefill_s
 from scheduling.routing import candidates as columns
 from scheduling.routing import routers
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, POLICY_CODES
+
+NONE_LENT = np.zeros(0, np.int32)
 
 
 @dataclass(eq=False)
@@ -47,6 +49,16 @@ class Placement:
         endpoints = [topology.endpoints[at] for at in candidates.tolist()]
         startable = (endpoint for endpoint in endpoints if endpoint.can_start)
         return next(filter(topology.coming, endpoints), None) or next(startable, None)
+
+    def spot_with_room(self, asked: Submit) -> Endpoint | None:
+        """Return the nearest donated instances that opportunistic *asked* may go to; None for none."""
+        lent = self.topology.lent(asked.model, asked.region) if asked.opportunistic else NONE_LENT
+        if not lent.size:
+            return None
+        self.queue.fit()
+        topology = self.topology
+        index = kernels.first_with_room(topology.fleet, topology.arrays, lent, self.queue.arrays.size)
+        return topology.endpoints[int(index)] if index >= 0 else None
 
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""

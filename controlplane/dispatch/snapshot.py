@@ -24,6 +24,7 @@ from scheduling.fleet.state import (
     WaitingRequest,
 )
 from scheduling.queueing.groups import KNOWN_CLASSES, NEXT_NUMBER
+from scheduling.queueing.held_work import LONG_AGO_S, LOOK_S
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
 from scheduling.queueing.waiting_set import in_order
 from scheduling.routing.regions import asked_work_s, backlog_s
@@ -40,8 +41,6 @@ CONDITIONS: Final = {
     Lifecycle.STOPPED: Condition.EMPTY,
     Lifecycle.FAILED: Condition.FAILED,
 }
-LONG_AGO_S: Final = -1e9
-"""Used instead of minus infinity, which JSON does not have."""
 
 
 class Snapshot:
@@ -78,7 +77,9 @@ class Snapshot:
                 for request in sorted(one.requests, key=_placed)
             ],
             waiting=waiting,
-            endpoints=[self._endpoint(each, numbers, now_s) for each in topology.own_endpoints],
+            endpoints=[
+                self._endpoint(each, numbers, now_s) for each in sorted(topology.endpoints, key=lambda one: one.is_spot)
+            ],
             groups=self._groups(numbers, places, now_s),
             swept_s=dispatcher.swept_s - now_s,
             held=[
@@ -89,6 +90,8 @@ class Snapshot:
                 )
                 for one in dispatcher.holding.requests()
             ],
+            backlogs=dispatcher.holding.work.backlogs(now_s),
+            look_s=max(0.0, dispatcher.holding.looked_s + LOOK_S - now_s),
         )
 
     def _instance(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> InstanceState:
@@ -109,6 +112,7 @@ class Snapshot:
             region=spec.region,
             gpu=spec.gpu_type,
             state=CONDITIONS[state],
+            spot=replica.endpoint.is_spot,
             since_s=spec.state_changed_at - wall_s,
             ends_s=ends_s,
             swap_group=spec.swap_group,
@@ -152,6 +156,7 @@ class Snapshot:
             "predicted_tokens": request.predicted_tokens,
             "sequences": asked.sequences,
             "attempts": request.attempts,
+            "priority": None if asked.interactive else asked.priority,
         }
 
     def _running(self, request: Request, instance: int, now_s: float) -> RunningRequest:
@@ -184,6 +189,7 @@ class Snapshot:
                 **self._request(queue.at(slot), now_s),
                 expected_prompt=int(queue.arrays.prompt_tokens[slot]),
                 expected_output=int(queue.arrays.output_tokens[slot]),
+                spot=queue.at(slot).endpoint.is_spot,
             )
             for slot in slots
         ]
@@ -207,6 +213,7 @@ class Snapshot:
             asked_tokens=asked.tolist(),
             asked_work_s=float(asked_work_s(topology.arrays, endpoint.index, now_s)),
             backlog_s=float(backlog_s(topology.arrays, endpoint.index, now_s)),
+            spot=endpoint.is_spot,
         )
 
     def _groups(self, numbers: dict[int, int], places: dict[int, int], now_s: float) -> GroupsState | None:

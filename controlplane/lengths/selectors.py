@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 from django.db.models import F, QuerySet, Sum
@@ -57,26 +58,10 @@ def _summed(rows: QuerySet[LengthMinute], *by: str) -> list[dict[str, Any]]:
     return list(rows.values(*by).annotate(**{name: Sum(name) for name in Measures.NAMES}))
 
 
-def by_model_and_tenant(scope: Scope) -> dict[tuple[str, str], Measures]:
-    rows = _summed(minutes(scope), "model", "tenant")
-    return {(row["model"], row["tenant"]): Measures.of(row) for row in rows}
-
-
-def by_series(scope: Scope) -> dict[tuple[str, str, str], Measures]:
-    """Return measures by (model, tenant, predictor); shadows are included."""
-    rows = _summed(minutes(scope, shadows=True), "model", "tenant", "predictor")
-    return {(row["model"], row["tenant"], row["predictor"]): Measures.of(row) for row in rows}
-
-
-def by_predictor(scope: Scope) -> dict[str, Measures]:
-    """Return measures by predictor; shadows are included."""
-    return {row["predictor"]: Measures.of(row) for row in _summed(minutes(scope, shadows=True), "predictor")}
-
-
-def by_bucket(scope: Scope) -> dict[int, Measures]:
-    """Return measures by the lower end of the bucket of real lengths, ascending."""
-    measures = {row["bucket_tokens"]: Measures.of(row) for row in _summed(minutes(scope), "bucket_tokens")}
-    return dict(sorted(measures.items()))
+def by(scope: Scope, *names: str, shadows: bool = False) -> dict[Any, Measures]:
+    """Return measures by the values of *names*, columns of `LengthMinute`, in order; of *shadows* too, or without them."""
+    key = itemgetter(*names)
+    return {key(row): Measures.of(row) for row in sorted(_summed(minutes(scope, shadows), *names), key=key)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,11 @@ def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Cap
     """
     given = {(one.model, gpus_as_type(one.gpu, one.tensor_parallel)): one for one in scenario.capabilities}
     requests, cluster = staged.recent or staged.requests, staged.cluster
-    promise, percentile = _strictest(scenario)
+    promise, percentile = measuring.strictest(
+        (one.ttft_ms, one.itl_ms, one.e2e_ms, one.percentile)
+        for one in scenario.classes.values()
+        if one.kind == "interactive"
+    )
     minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
     shown = [at for at, one in enumerate(scenario.classes.values()) if one.kind == "interactive"]
     asked = DemandMinutes.of(cluster, requests, shown, minutes)
@@ -175,14 +179,3 @@ def _forget(folder: Path) -> None:
     for path in folder.iterdir():
         if path.stat().st_mtime < oldest_s:
             path.unlink(missing_ok=True)
-
-
-def _strictest(scenario: Scenario) -> tuple[Promise, float]:
-    """Return the strictest of each interactive promise, and the highest percentile of one."""
-    shown = [one for one in scenario.classes.values() if one.kind == "interactive"]
-
-    def least_s(name: str) -> float:
-        return min((value / 1000 for one in shown if (value := getattr(one, name)) is not None), default=inf)
-
-    promise = Promise(least_s("ttft_ms"), least_s("itl_ms"), least_s("e2e_ms"))
-    return promise, max((one.percentile for one in shown), default=95.0)

@@ -28,6 +28,7 @@ from scheduling.planning.advisor import (
     FleetPlan,
     PlanSettings,
     SimulatedPlanner,
+    at_level,
     make_plan,
 )
 from scheduling.planning.capacity import niw_buffer
@@ -51,7 +52,7 @@ def planner_of(scenario: Scenario, path: Path, staged: Stage) -> SimulatedPlanne
     if staged.scaled is None or not staged.scaled.one.uses_advice:
         return None
     follows = {
-        key[0]: _level(scenario.at(key, "demand_level", scenario.planner), strategy.plans_for)
+        key[0]: at_level(strategy.plans_for, scenario.at(key, "demand_level", scenario.planner))
         for key, strategy in staged.scaled.strategies.items()
         if strategy.uses_advice
     }
@@ -100,16 +101,6 @@ def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) 
         except ValueError as error:
             raise wrong_at(path, text_of(path), key, str(error)) from error
     return {key: usable(scenario.at(key, "forecaster", scenario.forecast)) for key in endpoints}
-
-
-def _level(demand_level: str, plans_for: PlansFor) -> PlansFor:
-    match demand_level:
-        case "strategy":
-            return plans_for
-        case "mean":
-            return plans_for._replace(soon=0.0, kept=0.0)
-        case _:
-            return plans_for._replace(soon=1.0, kept=1.0)
 
 
 class _Expected:

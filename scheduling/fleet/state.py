@@ -37,6 +37,8 @@ class InstanceState(Struct):
     """GPU type; in a fork with the tensor-parallel degree (`staging.fleet.gpus_as_type`)."""
     state: Condition
     since_s: float
+    spot: bool = False
+    """It is donated, or its requests leave it since it is no longer."""
     ends_s: float | None = None
     """When its start is expected to end; None if nothing times its state."""
     swap_group: str = ""
@@ -71,12 +73,16 @@ class RequestState(Struct, kw_only=True):
     """Prompt tokens as the dispatcher counts them."""
     tenant: str = ""
     tenant_id: int = 0
+    priority: int | None = None
+    """With which the queue manager released it; None: that of its class."""
     true_output: int | None = None
     """Output tokens, if the request has ended since."""
 
 
 class WaitingRequest(RequestState, kw_only=True):
     expected_output: int
+    spot: bool = False
+    """For a donated instance."""
 
 
 class HeldRequest(RequestState, kw_only=True):
@@ -117,6 +123,8 @@ class EndpointState(Struct):
     """Engine seconds requested, decayed by age (`routing.regions`)."""
     backlog_s: float
     """Of those, the part not yet computed."""
+    spot: bool = False
+    """Of its donated instances."""
 
 
 class GroupState(Struct):
@@ -157,12 +165,27 @@ class GroupsState(Struct):
     """(endpoint, instances missing)."""
 
 
+class BacklogState(Struct):
+    """Work of a model that the queue manager expects besides the requests that it holds (`queueing.held_work`)."""
+
+    model: str
+    expected: list[tuple[float, int]]
+    """(deadline, requests) of announced work."""
+    checked_s: float
+    """When it last computed how many requests must run at once, and how many."""
+    needed: float
+    mean_service_s: float
+    """Of the requests that it held last."""
+    mean_tokens: float
+
+
 class FleetState(Struct):
     instances: list[InstanceState]
     running: list[RunningRequest]
     waiting: list[WaitingRequest]
     """In order of arrival at their queues."""
     endpoints: list[EndpointState]
+    """Those of donated instances last."""
     groups: GroupsState | None = None
     """None if no endpoint orders by groups."""
     swept_s: float = 0.0
@@ -173,6 +196,9 @@ class FleetState(Struct):
     """By model: actual over predicted output of recent requests, from which unknown outputs are drawn."""
     held: list[HeldRequest] = []
     """In order of arrival."""
+    backlogs: list[BacklogState] = []
+    look_s: float = 0.0
+    """When the queue manager looks next."""
     memory: dict[str, float] = {}
     """Memory of the scaling strategies."""
 

@@ -28,6 +28,14 @@ STALE_PERIODS = 2.0
 """Periods for which a plan is valid at least: its successor may be a whole period late."""
 
 
+def at_level(plans_for: PlansFor, demand_level: str) -> PlansFor:
+    """Return *plans_for* at *demand_level*: `strategy` (its own levels), `mean`, or the upper end of a band."""
+    if demand_level == "strategy":
+        return plans_for
+    level = 0.0 if demand_level == "mean" else 1.0
+    return plans_for._replace(soon=level, kept=level)
+
+
 class Band(NamedTuple):
     """A forecast of one series: tokens per second by window."""
 

@@ -5,7 +5,7 @@ under a rising rate, with the observed coefficient of variation of arrivals. Tha
 do not: the usable share of fewer or more instances (`scheduling.planning.bursts`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -120,6 +120,15 @@ def simulated_capability(
         cv=cv,
         instances=max(sizes),
     )
+
+
+def strictest(
+    promises: Iterable[tuple[float | None, float | None, float | None, float]],
+) -> tuple[Promise, float]:
+    """Return the strictest of each of *promises* (TTFT, ITL, E2E in ms, percentile), and the highest percentile."""
+    known = list(promises)
+    least_s = [min((ms / 1000 for one in known if (ms := one[at]) is not None), default=np.inf) for at in range(3)]
+    return Promise(*least_s), max((one[3] for one in known), default=95.0)
 
 
 def _arrivals(size: int, rough: float, cv: float, random: np.random.Generator) -> tuple[Floats, Floats, Ints]:

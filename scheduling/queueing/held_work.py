@@ -17,13 +17,16 @@ simulator call the same methods every `LOOK_S`.
 import heapq
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
 from scheduling.fleet.profile import Profile
+from scheduling.fleet.state import BacklogState
 from scheduling.queueing.release_rule import AT_ONCE, USE, ReleaseRule
+
+Place = TypeVar("Place")
 
 LOOK_S: Final = 0.5
 PROMOTED_AFTER_S: Final = 10 * 3600.0
@@ -40,6 +43,8 @@ PACE_EVERY_S: Final = 5.0
 DUE_STEP_S: Final = 60.0
 """Deadlines are counted in steps of this, rounded down."""
 RATE_WINDOW_S: Final = 600.0
+LONG_AGO_S: Final = -1e9
+"""Used instead of minus infinity, which JSON does not have."""
 RECENT: Final = 256
 
 USED, TROUGH, PACE, DUE, OFF = "use", "trough", "pace", "slack", "at_once"
@@ -176,7 +181,7 @@ class _Backlog:
         """Return how many requests have to run at once from now on so that all are done by their deadlines."""
         if now_s >= self.checked_s + PACE_EVERY_S or now_s < self.checked_s:
             due = [(DUE_STEP_S * step, work[1]) for step, work in self.steps.items()]
-            due += [(due_s, count * self.mean_service_s) for due_s, count in self.expected]
+            due += [(due_s, count * self.mean_service_s) for due_s, count in self.expected if due_s > now_s]
             self.checked_s, self.needed, work_s = now_s, 0.0, 0.0
             for due_s, service_s in sorted(due):
                 work_s += service_s
@@ -263,6 +268,27 @@ class HeldWork:
     def expected(self, model: str) -> int:
         """Return the number of those requests."""
         return sum(count for _, count in self._backlogs[model].expected)
+
+    def backlogs(self, now_s: float) -> list[BacklogState]:
+        """Return what a successor needs to know besides the held requests; times are after *now_s*."""
+        return [
+            BacklogState(
+                model,
+                [(due_s - now_s, count) for due_s, count in one.expected],
+                max(one.checked_s - now_s, LONG_AGO_S),
+                one.needed,
+                one.mean_service_s,
+                one.mean_tokens,
+            )
+            for model, one in self._backlogs.items()
+        ]
+
+    def resume(self, backlogs: Iterable[BacklogState]) -> None:
+        """Continue from *backlogs*, on a clock that is 0 at their time."""
+        for state in backlogs:
+            one = self._backlogs[state.model]
+            for name in ("expected", "checked_s", "needed", "mean_service_s", "mean_tokens"):
+                setattr(one, name, getattr(state, name))
 
     def scaled(self, model: str, region: str, at_s: float) -> None:
         """An instance of the endpoint was added or removed at *at_s*: it pulls nothing for `COOLDOWN_S`."""
@@ -361,6 +387,16 @@ class HeldWork:
                 released.append(self._release(first, room, now_s, PACE))
                 running += 1
         return released
+
+    def to_spot(self, model: str, with_room: Callable[[int], Place | None]) -> Iterator[tuple[Held, Place]]:
+        """Release opportunistic requests of *model* to donated instances, in order of arrival, one by one.
+
+        *with_room* returns the place for a request, by its number; they are released until the first has none.
+        """
+        lent = Signal(model=model, region=ANYWHERE, spot=True)
+        while (first := self._first(lent)) is not None and (place := with_room(first.number)) is not None:
+            self.drop(first.number)
+            yield first, place
 
     def _first(self, signal: Signal) -> Held | None:
         """Return the next request that may run at the endpoint."""

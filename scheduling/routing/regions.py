@@ -185,6 +185,23 @@ def choose_region(
 
 
 @compiled
+def first_with_room(
+    fleet: FleetArrays, endpoints: EndpointArrays, lent: NDArray[np.int32], waiting: NDArray[np.int64]
+) -> int:
+    """Return the first of *lent*, endpoints of donated instances, where one accepts work and no request waits; -1 for none.
+
+    *waiting* is as in `choose_region`.
+    """
+    for at in range(lent.size):
+        endpoint = int(lent[at])
+        if waiting[endpoint] == 0:
+            for member in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+                if fleet.accepting[endpoints.members[member]] != 0:
+                    return endpoint
+    return -1
+
+
+@compiled
 def better_home(
     fleet: FleetArrays,
     endpoints: EndpointArrays,

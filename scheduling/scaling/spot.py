@@ -1,11 +1,14 @@
-"""The spot pool: which instance leaves it for an endpoint that grows, and how long that takes (SageServe, section 6.5).
+"""The spot pool (SageServe 6.5): how it serves, which instance leaves it for an endpoint that grows, how long that takes.
 
 An endpoint takes its own donated instances first, then those of other models by redeployment, at last new ones
-(`ranking.Source`). The live fleet and simulations ask here alike.
+(`ranking.Source`). Its donated instances have their own queue, which only opportunistic requests enter. The live fleet and
+simulations ask here alike.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from scheduling.policy import EndpointPolicy
 
 
 class Donated(NamedTuple):
@@ -16,6 +19,16 @@ class Donated(NamedTuple):
     """Time until it would serve the endpoint's model (`redeploy_s`)."""
     running: int = 0
     """Opportunistic requests there, which would be evicted."""
+
+
+def spot_policy(own: EndpointPolicy) -> EndpointPolicy:
+    """Return the policy of the donated instances of an endpoint with the policy *own*: no request groups, no look-ahead."""
+    return EndpointPolicy(
+        ordering="priority",
+        region_threshold=own.region_threshold,
+        requests_ahead_limit=own.requests_ahead_limit,
+        dispatch_round_trip_ms=own.dispatch_round_trip_ms,
+    )
 
 
 def first_to_redeploy(donated: Sequence[Donated]) -> int:

@@ -135,7 +135,7 @@ class Door:
         world, cluster = simulation.world, simulation.cluster
         endpoint, prompt = int(world.waiting.endpoint[slot]), int(world.waiting.prompt_tokens[slot])
         wait = self._estimate(request, endpoint, slot)
-        profile = cluster.reference_profile(cluster.endpoints[endpoint])
+        profile = cluster.reference_profile(cluster.endpoints[endpoint % len(cluster.endpoints)])
         decode_s = profile.decode_time_s(prompt, int(world.waiting.output_tokens[slot]))
         ttft_s = inf if terms.due_s is None else terms.due_s
         due_s = ttft_s if terms.end_s is None else uncompiled(first_due_s)(ttft_s, terms.end_s, decode_s)

@@ -8,31 +8,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import direct
+from scheduling.fleet.state import BacklogState
 from scheduling.queueing.held_work import LOOK_S, Held, HeldWork, Signal, service_s
+from scheduling.routing.regions import first_with_room
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.occupancy import COLUMNS, occupancy
 from scheduling.simulation.cluster.world import Outcome, World
-from scheduling.simulation.workload.requests import Requests
+from scheduling.simulation.workload.requests import HELD, OPPORTUNISTIC, Requests
 
-OPPORTUNISTIC: Final = 2
-"""Value of `Requests.held`."""
+ROUNDING_S: Final = 1e-9
 
 
 class Holding:
     """Call `look` at `next_s`."""
 
-    def __init__(self, cluster: Cluster, requests: Requests, begun: int = 0, held: Sequence[int] = ()) -> None:
-        """*begun*: requests of a fork, of which *held* are held at the start."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        requests: Requests,
+        begun: int = 0,
+        held: Sequence[int] = (),
+        backlogs: Sequence[BacklogState] = (),
+        first_s: float = 0.0,
+    ) -> None:
+        """*begun*: requests of a fork, of which *held* are held at the start; *first_s*: its first look."""
         self.work = HeldWork()
+        self.work.resume(one for one in backlogs if one.model in cluster.models)
+        self._first_s = first_s
         self.released = 0
         self._cluster, self._requests = cluster, requests
         self._other = requests.held != 0
-        later = np.flatnonzero(self._other)
+        later = np.flatnonzero(requests.held & HELD)
         self._rows: NDArray[np.int64] = np.concatenate([np.array(held, np.int64), later[later >= begun]])
         self._next = 0
         self._scaled_s = np.full(len(cluster.endpoints), -np.inf)
         self._occupancy = direct(occupancy)
-        self._rows_of = np.zeros((len(cluster.endpoints), COLUMNS), np.int64)
+        self._with_room = direct(first_with_room)
+        self._rows_of = np.zeros((0, COLUMNS), np.int64)
         self._free = np.zeros(0, np.bool_)
         self._profiles = [cluster.reference_profile(key) for key in cluster.endpoints]
         self._keys = {key: at for at, key in enumerate(cluster.endpoints)}
@@ -50,18 +62,24 @@ class Holding:
             if self._next == self._rows.size:
                 return math.inf
             arrival_s = float(self._requests.arrival_s[self._rows[self._next]])
-            return max(math.floor(max(arrival_s, 0.0) / LOOK_S), math.floor(now_s / LOOK_S)) * LOOK_S + LOOK_S
-        next_s = (math.floor(now_s / LOOK_S) + 1) * LOOK_S
+            return self._after(max(arrival_s, now_s))
+        next_s = self._after(now_s)
         if world.events.time_s.item(1) == np.inf and int(world.run_state["arrived"][0]) == self._requests.count:
             changes_s = self.work.next_change_s(now_s)
             return next_s if changes_s < math.inf else math.inf
         return next_s
 
+    def _after(self, now_s: float) -> float:
+        """Return the first look after *now_s*."""
+        looks = math.floor((now_s - self._first_s) / LOOK_S + ROUNDING_S) + 1
+        return max(self._first_s, self._first_s + looks * LOOK_S)
+
     def look(self, world: World, now_s: float, join: Callable[[int, int], object]) -> None:
         """Hold what arrived, give up what is too late, and *join* what is released, (endpoint, request)."""
         arrived = int(world.run_state["arrived"][0])
         while self._next < self._rows.size and (row := int(self._rows[self._next])) < arrived:
-            self.work.hold(self._held(row))
+            if world.outcomes[row]["endpoint"] < 0:  # else a donated instance had room for it
+                self.work.hold(self._held(row))
             self._next += 1
         run_state: Any = world.run_state[0]
         for row in self.work.expired(now_s):
@@ -70,7 +88,7 @@ class Holding:
                 run_state[count] += 1
         if not len(self.work):
             return
-        for at in np.flatnonzero(world.policies["scaled_s"] != self._scaled_s).tolist():
+        for at in np.flatnonzero(world.policies["scaled_s"][: self._scaled_s.size] != self._scaled_s).tolist():
             self._scaled_s[at] = world.policies["scaled_s"][at]
             self.work.scaled(*self._cluster.endpoints[at], float(self._scaled_s[at]))
         for release in self.work.pull(self._signals(world), now_s):
@@ -78,6 +96,19 @@ class Holding:
             world.arrivals.priority[release.number] = release.priority and max(1, priority)
             join(self._keys[release.model, release.region], release.number)
             self.released += 1
+        if world.policies.size > len(self._keys):
+            for model in self._cluster.models:
+                for held, endpoint in self.work.to_spot(model, lambda row: self._spot_with_room(world, row)):
+                    join(endpoint, held.number)
+                    self.released += 1
+
+    def _spot_with_room(self, world: World, row: int) -> int | None:
+        """Return `choices.spot_with_room`; None for none."""
+        first, regions = world.candidate_first, len(self._cluster.regions)
+        at = (first.size - 1) // 2 + int(self._requests.model[row]) * regions + int(self._requests.region[row])
+        lent = world.candidates[first[at] : (first[at] + first[at + 1]) // 2]  # the first half
+        endpoint = int(self._with_room(world.fleet, world.endpoints, lent, world.waiting.size))
+        return None if endpoint < 0 else endpoint
 
     def _held(self, row: int) -> Held:
         requests, model, region = self._requests, int(self._requests.model[row]), int(self._requests.region[row])
@@ -92,13 +123,14 @@ class Holding:
             expires_s=arrived_s + held_s,
             service_s=service_s(self._profiles[at], prompt, output),
             tokens=prompt + output,
-            opportunistic=int(requests.held[row]) == OPPORTUNISTIC,
+            opportunistic=bool(requests.held[row] & OPPORTUNISTIC),
         )
 
     def _signals(self, world: World) -> list[Signal]:
         """Return the signal of every endpoint whose model has held requests."""
         if self._free.size != world.engines.sequences.size:
             self._free = np.zeros(world.engines.sequences.size, np.bool_)
+            self._rows_of = np.zeros((world.policies.size, COLUMNS), np.int64)
         self._occupancy(world, self._other, self._free, self._rows_of)
         rows = zip(self._keys, self._rows_of.tolist(), world.waiting.size.tolist(), strict=False)
         return [

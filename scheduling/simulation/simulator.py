@@ -38,7 +38,7 @@ from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.result import Result
 from scheduling.simulation.state.placing import Fork, place, resume_scheduler
 from scheduling.simulation.workload.following import follow
-from scheduling.simulation.workload.requests import Requests
+from scheduling.simulation.workload.requests import HELD, Requests
 
 
 class TimedEvent(NamedTuple):
@@ -94,8 +94,8 @@ class Simulation:
         self.door = Door(self) if judges else None
         """Judge of promises at the door, where any class has them judged."""
         self.looked_s = 0.0  # last look at the virtual queues
-        begun, held = (0, ()) if state is None else (state.requests.count, state.held)
-        self.holding = Holding(cluster, requests, begun, held) if requests.held.any() else None
+        of_fork = () if state is None else (state.requests.count, state.held, state.backlogs, state.look_s)
+        self.holding = Holding(cluster, requests, *of_fork) if (requests.held & HELD).any() else None
         """Queue manager for non-interactive work, if any request is held."""
         if state is not None:
             self._begin(state)
@@ -133,6 +133,10 @@ class Simulation:
     def states(self) -> NDArray[np.int8]:
         """`State` by instance."""
         return self.lives.state
+
+    def endpoint_of(self, instance: int) -> int:
+        """Return the endpoint of *instance* in the cluster, whether it is donated or not."""
+        return int(self.fleet.endpoint[instance]) % len(self.cluster.endpoints)
 
     @property
     def arrived(self) -> int:
@@ -272,7 +276,7 @@ class Simulation:
         self._check_instance(instance, State.EMPTY, State.SPOT, State.ASLEEP, State.DRAINING)
         if not self.lives.start(instance):
             raise ValueError(f"instance {instance} drains to change its model, or another has its GPUs")
-        self.control(int(self.fleet.endpoint[instance]))
+        self.control(self.endpoint_of(instance))
 
     def drain(self, instance: int) -> None:
         """Drain *instance*, then lend it out as spot."""
@@ -297,14 +301,16 @@ class Simulation:
     def fail(self, instance: int, repair_s: float | None = None) -> int:
         """Fail *instance* and return how many of its requests were queued again.
 
-        Those are the requests without output so far, or all requests where request groups make streams evictable. The
+        Those are the requests without output so far, or all requests of a donated instance and where request groups make
+        streams evictable. The
         instance is repaired after *repair_s* (infinity: never; None: by the cluster's delays), and loads its weights again.
         """
         self._check_instance(instance, *(state for state in State if state not in (*OUT_OF_ORDER, State.EMPTY)))
         lasts_s = self._repair_s(repair_s)
+        again, lent = 0, self.fleet.endpoint[instance] != self.endpoint_of(instance)
+        grouped = lent or self.waiting.groups.limit[self.fleet.endpoint[instance]] > 0
         self.make_room(int(self.fleet.running[instance]))
         self.lives.fail(instance, float(lasts_s))
-        again, grouped = 0, self.waiting.groups.limit[self.fleet.endpoint[instance]] > 0
         for request, emitted_tokens in take_out(self.world, instance):
             outcome = self.world.outcomes[request]
             may = (grouped or not emitted_tokens) and outcome["attempts"] - outcome["evictions"] < MAX_ATTEMPTS
@@ -424,11 +430,17 @@ class Simulation:
         """Return the result so far."""
         world, run_state = self.world, self._run_state
         sums = ("events", "arrived", "ended", "forwarded", "requeued", "refused", "expired", "rehomed", "failed")
-        counted = (*sums, "evictions", "scale_outs", "scale_ins")
+        counted = (*sums, "evictions", "scale_outs", "scale_ins", "spot_served", "spot_evicted", "spot_ended")
+        outcomes, decisions = world.outcomes, world.decisions[: run_state.decisions].copy()
+        if world.policies.size > len(self.cluster.endpoints):  # donated instances count where they are from
+            outcomes = outcomes.copy()
+            for records in (outcomes, decisions):
+                of = records["endpoint"]
+                records["endpoint"] = np.where(of < 0, of, of % len(self.cluster.endpoints))
         return Result(
             cluster=self.cluster,
             requests=self.requests,
-            outcomes=world.outcomes,
+            outcomes=outcomes,
             state_s=self.lives.state_s(self.now_s),
             counters={name: int(run_state[name]) for name in counted}
             | {
@@ -446,7 +458,7 @@ class Simulation:
             refused_at_door=self.door.refused if self.door else None,
             admitted_late=self.door.late if self.door else None,
             series=self._samples.series(),
-            decisions=world.decisions[: run_state.decisions].copy() if self._decisions else None,
+            decisions=decisions if self._decisions else None,
             changes=self.lives.changes(),
             end_s=self.now_s,
         )

@@ -195,7 +195,8 @@ class Control:
         since_s = simulation.now_s - self._changed_s
         return bool(
             self._any_below_floor(
-                world.fleet, world.endpoints, world.waiting.size, world.policies["serving"], self._least, self._most,
+                world.fleet, world.endpoints, world.waiting.size, world.policies["serving"][: self._use.size], self._least,
+                self._most,
                 since_s, self._above, self._cooldown_s, simulation.now_s,
             )
         )  # fmt: skip
@@ -219,8 +220,9 @@ class Control:
         since_s = world.lives.instances["since_s"]
         # An instance that is ready at the start counts as ready since long ago, unless a state says since when.
         since_s = np.where(since_s != 0.0, since_s, -np.inf)
-        instances = count_instances(fleet.endpoint, STAGE_OF[states], since_s, count)
-        waiting = world.waiting.size
+        own = fleet.endpoint % count
+        instances = count_instances(own, STAGE_OF[states], since_s, count)
+        waiting = world.waiting.size[:count]
         endpoint_loads(fleet, world.endpoints, waiting, self._use, self._kv_use, now_s)
         if self._ahead:
             self._look_ahead(simulation)
@@ -229,7 +231,7 @@ class Control:
         lent = states == State.SPOT
         if self._shares and lent.any():
             near = lent & self._fits & (fleet.region == self._region[:, None])
-            others = near.sum(axis=1) - np.bincount(fleet.endpoint[lent], minlength=count)
+            others = near.sum(axis=1) - np.bincount(own[lent], minlength=count)
         loads = zip(
             self._use.tolist(),
             self._kv_use.tolist(),

@@ -191,7 +191,7 @@ def test_filters_narrow_every_part_and_stay_in_the_address(reader, furnished, no
     assert '<input type="hidden" name="sort" value="-mae_tokens">' in html
     assert region(html, "lines").count('<th scope="row">') == 1
     scope = scope_of(now, 1, "llama-2-70b", ["acme"])
-    whole = selectors.total(selectors.by_model_and_tenant(scope).values())
+    whole = selectors.total(selectors.by(scope, "model", "tenant").values())
     assert sum(int(row["Requests"]) for row in table(reader, model="llama-2-70b", tenant="acme", hours="1")) in (
         whole.requests,
         whole.requests + 4,  # the minute may have turned
@@ -231,7 +231,7 @@ def test_every_column_has_a_link_that_sorts_and_the_sorted_one_says_so(reader, f
 
 def test_the_files_hold_the_numbers_of_the_page(reader, furnished, now):
     rows = table(reader, sort="model")
-    by_series = selectors.by_model_and_tenant(scope_of(now, 6))
+    by_series = selectors.by(scope_of(now, 6), "model", "tenant")
     assert [(row["Model"], row["Tenant"]) for row in rows] == sorted(by_series)
     for row in rows:
         assert float(row["MAE (tokens)"]) == pytest.approx(by_series[row["Model"], row["Tenant"]].mae, rel=0.1)
@@ -361,7 +361,9 @@ def usable(furnished, monkeypatch):
 
 
 def test_versions_show_how_they_fare_and_the_shadow_against_the_active_one(reader, furnished, now):
-    rows = tables.version_rows(selectors.by_predictor(scope_of(now, 6)), tables.compare(scope_of(now, 6)))
+    rows = tables.version_rows(
+        selectors.by(scope_of(now, 6), "predictor", shadows=True), tables.compare(scope_of(now, 6))
+    )
     requests = {row.number: row.measured["requests"] for row in rows}
     assert requests[3] > requests[2] > 0  # it also predicts what caches answer
     assert requests[1] is requests[4] is None

@@ -30,7 +30,7 @@ from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.strategies import Control
-from scheduling.simulation.workload.requests import make_requests
+from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC, make_requests
 from tests.examples import at_night_but
 from tests.oracles.lookahead import PREDICTIVE, noted_places
 
@@ -161,7 +161,8 @@ class Live:
                 slo_class=str(priority),
                 evictable=True,
                 interactive=not held,
-                opportunistic=held == 2,
+                opportunistic=bool(held & OPPORTUNISTIC),
+                ends_on_reclaim=bool(held & ENDS_ON_RECLAIM),
             )
         )
         self.give()
@@ -502,7 +503,7 @@ async def test_both_clocks_hold_non_interactive_work_and_release_it_alike(by, or
         priority=np.minimum(kinds, 1),
         end_s=due_s,
         hold_s=due_s,
-        held=kinds if by != "at_once" else 0,
+        held=np.array([0, HELD, HELD + OPPORTUNISTIC])[kinds] if by != "at_once" else 0,
     )
     live = Live(fleet)
     live.run(fleet, requests, deadlines=deadlines)

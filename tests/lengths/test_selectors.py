@@ -103,11 +103,11 @@ def test_a_scope_narrows(counted, now, scope, requests):
 def test_groups_add_up_to_the_whole_and_shadows_are_separate(counted, now):
     scope = scope_of(now, 24)
     expected = whole(scope)
-    for groups in (selectors.by_model_and_tenant(scope), selectors.by_bucket(scope)):
+    for groups in (selectors.by(scope, "model", "tenant"), selectors.by(scope, "bucket_tokens")):
         assert selectors.total(groups.values()) == expected
-    assert selectors.by_model_and_tenant(scope)["a", "globex"].requests == 1
-    assert list(selectors.by_bucket(scope)) == [16, 32, 64, 128, 256]
-    by_predictor = selectors.by_predictor(scope)
+    assert selectors.by(scope, "model", "tenant")["a", "globex"].requests == 1
+    assert list(selectors.by(scope, "bucket_tokens")) == [16, 32, 64, 128, 256]
+    by_predictor = selectors.by(scope, "predictor", shadows=True)
     assert by_predictor.pop("shadow student 2").requests == 2
     assert selectors.total(by_predictor.values()) == expected
 
@@ -120,7 +120,7 @@ def test_a_series_has_every_request_in_its_window(counted, now, hours):
     assert series.step_s == (3600 if hours > 6 else -(-hours * 3600 // 72 // 60) * 60)
     for name, line in series.lines.items():
         assert len(line) == len(series.starts)
-        assert selectors.total(line) == selectors.by_predictor(scope)[name]
+        assert selectors.total(line) == selectors.by(scope, "predictor", shadows=True)[name]
     steps = {(after - before).total_seconds() for before, after in zip(series.starts, series.starts[1:], strict=False)}
     assert steps <= {series.step_s}
     assert series.starts[-1] <= now < series.starts[-1] + timedelta(seconds=series.step_s)

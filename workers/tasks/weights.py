@@ -1,6 +1,7 @@
 """Pulls of weights into regions."""
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 
 from django.utils import timezone
@@ -25,7 +26,7 @@ def advance_pulls() -> int:
     for row in pulling:
         source = row.model.source
         if row.ready_at is None:  # asked for by a fleet file
-            row.ready_at = timezone.now() + services.expected_time(row.model)
+            row.ready_at = timezone.now() + timedelta(seconds=selectors.estimate(row.model).seconds)
             row.save(update_fields=["ready_at"])
         if not source and row.ready_at <= timezone.now():
             services.finish(row)

@@ -70,7 +70,7 @@ def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, An
     """Return prediction accuracy by model, tenant and predictor, shadows included."""
     since = timezone.now() - timedelta(hours=query.hours)
     scope = selectors.Scope(since, query.model, frozenset([query.tenant]) if query.tenant else None)
-    sums_by_series = selectors.by_series(scope)
+    sums_by_series = selectors.by(scope, "model", "tenant", "predictor", shadows=True)
     return {
         "items": [
             {"model": model, "tenant": tenant, "predictor": predictor, "measures": sums}

@@ -13,7 +13,7 @@ from controlplane.api.routers import system
 from controlplane.api.schemas import Described, Strict
 from controlplane.dispatch.queues import services
 from controlplane.dispatch.queues.commands import GatewaySilent, ask
-from controlplane.dispatch.queues.operations import GroupAction
+from controlplane.dispatch.queues.operations import GroupAction, Price
 from controlplane.dispatch.wire import QueueChange, QueuedGroup, QueueInstance, QueueRegion
 
 router = Router(auth=VIEWERS, tags=["Queues"])
@@ -29,33 +29,6 @@ class QueuesOut(Described):
     """Newest first."""
 
 
-class WorthOut(Described):
-    attainment_ratio: float
-    lateness_s: float
-    """Mean per request."""
-    late: int
-    """Late groups."""
-    start_s: float | None
-    """Start of the group, from now."""
-
-
-class LaterOut(Described):
-    number: int
-    count: int
-    slo_class: str
-    model: str
-    later_s: float
-
-
-class PriceOut(Described):
-    before: WorthOut
-    after: WorthOut
-    later: list[LaterOut]
-    """Groups that lose the most."""
-    later_groups: int
-    evicted: int
-
-
 class GroupDetail(QueuedGroup):
     of: int
     """Groups in its virtual queue."""
@@ -67,7 +40,7 @@ class GroupDetail(QueuedGroup):
     first_wait_s: float | None
     first_wait_p90_s: float | None
     can_undo: bool
-    prices: dict[str, PriceOut]
+    prices: dict[str, Price]
     """Price of each possible action; for `hold`, of one minute."""
 
 
@@ -75,7 +48,7 @@ class ActedOut(Described):
     message: str
     group: QueuedGroup
     """The group before the action."""
-    price: PriceOut
+    price: Price
 
 
 class GroupActionIn(Strict):

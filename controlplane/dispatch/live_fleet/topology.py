@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 
@@ -28,13 +28,12 @@ from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.regions import by_preference, latency_ms
 from scheduling.routing.requests_ahead import ROUND_TRIP_S, requests_ahead
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
+from scheduling.scaling.spot import spot_policy
 from scheduling.scaling.view import DEMAND_WINDOW_S
 from workers.vllm.metrics import VllmMetrics
 
 _GONE = EndpointPolicy(ordering="priority", queue_bound=0)
 """Policy of an endpoint whose deployment is not active: it takes no requests."""
-SPOT_POLICY = EndpointPolicy(ordering="priority")
-"""Of donated instances: no request groups, no look-ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +231,7 @@ class Topology:
             spot = self._append(Endpoint(len(self.endpoints), endpoint.spec, base=endpoint))
             self._spot[endpoint.index] = spot
             self._candidates.clear()
-        spot.spec = replace(endpoint.spec, policy=SPOT_POLICY)
+        spot.spec = replace(endpoint.spec, policy=spot_policy(endpoint.spec.policy))
         return spot
 
     def own_region(self, model: str, region: str) -> str:
@@ -240,20 +239,10 @@ class Topology:
         candidates = self.candidates(model, region)
         return self.endpoints[int(candidates[0])].region if candidates.size else ""
 
-    def spot_with_room(self, asked: Submit, waiting: Callable[[Endpoint], int]) -> Endpoint | None:
-        """Return the nearest donated instances that opportunistic *asked* may go to; None for none.
-
-        Those of a region have room while one accepts work and nothing waits for them (*waiting*).
-        """
-        if not asked.opportunistic or not self._spot:
-            return None
-        for at in self.candidates(asked.model, asked.region, True).tolist():
-            endpoint: Endpoint = self.endpoints[int(at)]
-            if not endpoint.is_spot:
-                return None
-            if not waiting(endpoint) and any(self.fleet.accepting[one.slot] for one in self.members(endpoint)):
-                return endpoint
-        return None
+    def lent(self, model: str, region: str) -> NDArray[np.int32]:
+        """Return the endpoints of donated instances of *model*, in the order that a caller in *region* prefers."""
+        candidates = self.candidates(model, region, opportunistic=True)
+        return candidates[: candidates.size - self.candidates(model, region).size]
 
     @property
     def own_endpoints(self) -> list[Endpoint]:

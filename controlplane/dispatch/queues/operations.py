@@ -6,17 +6,18 @@ and it is undone, all within one call on the event loop.
 
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
+from pydantic.dataclasses import dataclass
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Request
 from controlplane.dispatch.port import Submit
 from controlplane.dispatch.queues.view import UNDO_S, Row, group_rows, see
-from controlplane.dispatch.wire import QueueChange
+from controlplane.dispatch.wire import PublishedRow, QueueChange
 from controlplane.fleet.lifecycle.states import ActionError
 from scheduling.queueing.groups import NONE, put_before, unqueue
 from scheduling.queueing.reordering.evaluate import Score
@@ -69,25 +70,41 @@ class Standing:
     hold_until_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, config=PublishedRow.model_config)
 class Worth:
     """Predicted outcome of the queues."""
 
     attainment_ratio: float
-    lateness_s: float  # mean per request
-    late: int  # groups
-    start_s: float | None  # of the group in question, from now
+    lateness_s: float
+    """Mean per request."""
+    late: int
+    """Late groups."""
+    start_s: float | None
+    """Start of the group, from now."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class LaterGroup:
+    """Group that starts later by an action on another one."""
+
+    number: int
+    count: int
+    slo_class: str
+    model: str
+    later_s: float
+
+
+@dataclass(frozen=True, config=PublishedRow.model_config)
 class Price:
     """Price of an action on a group: before, after, and the groups that start later."""
 
     before: Worth
     after: Worth
-    later: tuple[dict[str, Any], ...]  # number, count, slo_class, later_s of the groups that lose most
+    later: list[LaterGroup]
+    """Groups that lose the most."""
     later_groups: int
-    evicted: int  # requests that leave their instances
+    evicted: int
+    """Requests that leave their instances."""
 
 
 class QueueOperations:
@@ -147,7 +164,7 @@ class QueueOperations:
         ]
         later.sort(key=lambda row: -row["later_s"])
         evicted = len(self._running(number)) if action == GroupAction.EVICT else 0
-        return Price(before, after, tuple(later[:SHOWN_LATER]), len(later), evicted)
+        return Price(before, after, [LaterGroup(**row) for row in later[:SHOWN_LATER]], len(later), evicted)
 
     def act(
         self, number: int, action: GroupAction, operator: str, hold_s: float = 0.0, reason: str = ""
@@ -277,7 +294,7 @@ class QueueOperations:
         before, _ = self._worth(number)
         self._restore(at, standing)
         after, _ = self._worth(number)
-        return Price(before, after, (), 0, 0)
+        return Price(before, after, [], 0, 0)
 
     def _note(
         self, row: dict[str, Any], action: GroupAction, operator: str, hold_s: float, reason: str, price: Price
@@ -294,7 +311,7 @@ class QueueOperations:
             what += f", for {hold_s:.0f} s"
         if price.later_groups:
             worst = price.later[0]
-            what += f"; {price.later_groups} later, the most by {worst['later_s']:.0f} s"
+            what += f"; {price.later_groups} later, the most by {worst.later_s:.0f} s"
         changes.append(
             QueueChange(
                 time.time(), operator, reason or f"{operator} {DONE[action]} it", what[:1].upper() + what[1:],

@@ -71,11 +71,6 @@ def note_served(instance: Instance) -> None:
         Weights.objects.filter(pk=row.pk).update(state=WeightsState.PRESENT, since=timezone.now(), ready_at=None)
 
 
-def expected_time(model: Model) -> timedelta:
-    """Return the expected duration of a pull of *model*, by its size and `WEIGHTS_GB_PER_S`."""
-    return timedelta(seconds=estimate(model).seconds)
-
-
 def _begin(row: Weights, actor: User | str, reason: str) -> Weights:
     now, expected = timezone.now(), estimate(row.model)
     row.state, row.since, row.ready_at = WeightsState.PULLING, now, now + timedelta(seconds=expected.seconds)

@@ -10,7 +10,7 @@ from django.utils import timezone
 from msgspec import to_builtins
 
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass
+from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass, SloKind
 from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
 from controlplane.fleet.spot.selectors import reclaim_times
 from controlplane.gateway.models import LedgerRow
@@ -157,4 +157,5 @@ def _class(row: SloClass) -> dict[str, Any]:
         "priority": row.priority,
         "if_unreachable": row.if_unreachable,
         "degrades_to": row.degrades_to.name if row.degrades_to else None,
+        **({"on_reclaim": str(row.on_reclaim)} if row.kind == SloKind.OPPORTUNISTIC else {}),
     }

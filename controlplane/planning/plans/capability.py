@@ -11,7 +11,7 @@ from math import log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from django.db.models import Count, Max, Min, Q, Sum
+from django.db.models import Count, Q, Sum
 from django.db.models.functions import TruncMinute
 
 from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass, SloKind
@@ -125,13 +125,12 @@ def engine_of(deployment: Deployment, profile: PerformanceProfile) -> "EngineCon
 
 def strictest() -> tuple["Promise", float]:
     """Return the strictest of each interactive promise, and the highest percentile given for any."""
-    from scheduling.simulation.measures.results import Promise
+    from scheduling.planning import simulated_capability
 
     rows = SloClass.objects.filter(kind=SloKind.INTERACTIVE)
-    least = rows.aggregate(ttft=Min("ttft_target_ms"), itl=Min("itl_target_ms"), e2e=Min("e2e_target_ms"))
-    seconds = {name: np.inf if value is None else value / 1000 for name, value in least.items()}
-    percentile = rows.aggregate(most=Max("percentile"))["most"]
-    return Promise(seconds["ttft"], seconds["itl"], seconds["e2e"]), 95.0 if percentile is None else percentile
+    return simulated_capability.strictest(
+        rows.values_list("ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile")
+    )
 
 
 def mean_lengths(model: str, now: datetime) -> tuple[float, float]:

@@ -46,13 +46,11 @@ class Expected:
 
 def levels(model: str, strategy: str) -> "tuple[str, PlansFor]":
     """Return the forecast band, and the level within it, that plans of *model* under *strategy* are made for."""
-    match tuned(model).PLAN_DEMAND:
-        case "strategy":
-            return "upper_80", strategies.plans_for(strategy)
-        case "mean":
-            return "upper_80", strategies.plans_for(strategy)._replace(soon=0.0, kept=0.0)
-        case band:
-            return band, strategies.plans_for(strategy)._replace(soon=1.0, kept=1.0)
+    from scheduling.planning.advisor import at_level
+
+    level = tuned(model).PLAN_DEMAND
+    band = "upper_80" if level in ("strategy", "mean") else level
+    return band, at_level(strategies.plans_for(strategy), level)
 
 
 def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:

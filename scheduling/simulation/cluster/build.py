@@ -16,6 +16,7 @@ from scheduling.queueing.waiting_set import allocate_waiting
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, Affinity, allocate_affinity
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import LEAST_DELAY, LOOK_AHEAD
+from scheduling.scaling.spot import spot_policy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.event_queue import allocate_events
 from scheduling.simulation.cluster.world import (
@@ -33,7 +34,7 @@ from scheduling.simulation.cluster.world import (
     World,
 )
 from scheduling.simulation.engine.state import allocate_engines
-from scheduling.simulation.workload.requests import Requests, check_prefixes, check_requests
+from scheduling.simulation.workload.requests import OPPORTUNISTIC, Requests, check_prefixes, check_requests
 
 FIRST_WAITING = 4096
 FIRST_CHANGES = 1024
@@ -45,16 +46,19 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     check_requests(requests._replace(arrival_s=came_s), cluster.models, cluster.regions, cluster.longest_tokens())
     check_prefixes(requests, cluster.cached_block_sizes())
     specs, keys = cluster.instances, cluster.endpoints
-    instances, endpoints, regions = len(specs), len(keys), len(cluster.regions)
+    instances, own, regions = len(specs), len(keys), len(cluster.regions)
     count = int(requests.arrival_s.size)
+    lends = bool((requests.held & OPPORTUNISTIC).any())
+    endpoints = 2 * own if lends else own  # the second ones are those of donated instances
 
     fleet, members = allocate_fleet(instances), allocate_endpoints(endpoints, instances)
     for at, spec in enumerate(specs):
         key = spec.model, spec.region
         policy = cluster.policy(key)
-        fleet.endpoint[at] = keys.index(key)
+        lent = lends and spec.state == State.SPOT and spec.sharing is None
+        fleet.endpoint[at] = keys.index(key) + (own if lent else 0)
         fleet.model[at], fleet.region[at] = cluster.models.index(spec.model), cluster.regions.index(spec.region)
-        fleet.accepting[at] = spec.state == State.READY
+        fleet.accepting[at] = spec.state == State.READY or lent
         fleet.max_num_seqs[at] = spec.dispatch_max_num_seqs or spec.engine.max_num_seqs
         if policy.batching.mode == "none":
             fleet.max_num_seqs[at] = 1
@@ -66,7 +70,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
             policy.round_trip_s,
         )
     index_members(fleet, members)
-    policies = _policies(cluster)
+    policies = _policies(cluster, lends)
     fleet.ahead_limit[:] = policies["requests_ahead_limit"][fleet.endpoint]
 
     catalog = list(cluster.engines().values())
@@ -74,18 +78,22 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     held_at_once = int(np.maximum(fleet.max_num_seqs.astype(np.int64), most_seqs).sum())
     latency_s = cluster.latencies()
     first, candidates = [0], list[int]()
-    for model in cluster.models:
-        for region in cluster.regions:
-            candidates += cluster.candidates(model, region)
-            first.append(len(candidates))
+    for opportunistic in range(1 + lends):
+        for model in cluster.models:
+            for region in cluster.regions:
+                nearest = cluster.candidates(model, region)
+                candidates += [own + at for at in nearest] * opportunistic + nearest
+                first.append(len(candidates))
     slots = max(1, min(count, FIRST_WAITING))
     takes_time = any(cluster.policy(key).round_trip_s for key in keys)
     nodes = 2 * instances + regions * regions + endpoints * (1 + takes_time)
+    sweeps = cluster.sweeps or lends  # what waits for donated instances when these are reclaimed has to move
     if takes_time:
         held_at_once *= 2  # an allowance never exceeds what runs at once
     serves = [spec.state == State.READY or (spec.sharing is not None and spec.state != State.SPOT) for spec in specs]
     np.add.at(policies["serving"], fleet.endpoint, serves)
-    np.maximum.at(policies["largest_kv_tokens"], fleet.endpoint, fleet.kv_capacity_tokens)
+    np.maximum.at(policies["largest_kv_tokens"], fleet.endpoint % own, fleet.kv_capacity_tokens)
+    policies["largest_kv_tokens"][own:] = policies["largest_kv_tokens"][: endpoints - own]
     waiting = allocate_waiting(endpoints, slots, instances)
     for endpoint in np.flatnonzero(policies["ordering"] == QLM).tolist():
         batches = float(policies["group_batches"][endpoint])
@@ -103,7 +111,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
             requests,
             anticipate=bool(np.isin(policies["routing"], LOOK_AHEAD).any()),
         ),
-        events=allocate_events(nodes + cluster.sweeps),
+        events=allocate_events(nodes + sweeps),
         arrivals=_arrivals(requests),
         outcomes=_outcomes(count),
         policies=policies,
@@ -111,7 +119,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         candidates=np.array(candidates, np.int32),
         latency_s=latency_s,
         held=np.zeros(slots, np.int64),
-        kept_tokens=np.zeros(1, np.int32),
+        kept_tokens=np.zeros(count if lends else 1, np.int32),
         lives=_lives(cluster),
         travelling=np.zeros(count if latency_s.any() else 1, np.int64),
         link=np.full((2, regions * regions), -1, np.int64),
@@ -120,7 +128,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         busy=np.zeros(instances, np.uint8),
         least_tokens=np.zeros(instances),
         affinity=_affinity(cluster, policies, slots),
-        run_state=_run_state(cluster, nodes if cluster.sweeps else -1),
+        run_state=_run_state(cluster, nodes if sweeps else -1),
     )
 
 
@@ -212,11 +220,12 @@ def _arrivals(requests: Requests) -> Arrivals:
     return Arrivals(**columns)  # type: ignore[arg-type]
 
 
-def _policies(cluster: Cluster) -> NDArray[np.void]:
-    policies = np.zeros(len(cluster.endpoints), ENDPOINT)
+def _policies(cluster: Cluster, lends: bool) -> NDArray[np.void]:
+    given = [(key, cluster.policy(key)) for key in cluster.endpoints]
+    given += [(key, spot_policy(policy)) for key, policy in given] if lends else []
+    policies = np.zeros(len(given), ENDPOINT)
     record: Any
-    for record, key in zip(policies, cluster.endpoints, strict=True):
-        policy = cluster.policy(key)
+    for record, (key, policy) in zip(policies, given, strict=True):
         record.model, record.region = cluster.models.index(key[0]), cluster.regions.index(key[1])
         write_record(record, policy)
         for name, value in asdict(cluster.reference_profile(key)).items():

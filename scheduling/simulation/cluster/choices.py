@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled_inline, compiled_internal, index
-from scheduling.routing.regions import asked_work_s, backlog_s, first_choice, fullness
+from scheduling.routing.regions import asked_work_s, backlog_s, first_choice, first_with_room, fullness
 from scheduling.routing.routers import has_room, shortest_queue
 from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.totals import grown_at_most, grown_tokens, observe_memory, report
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.state import NONE
+from scheduling.simulation.workload.requests import OPPORTUNISTIC
 
 Moment = tuple[World, float, int]
 """The fleet at a time, as a source of events sees it."""
@@ -135,12 +136,40 @@ def _use(seen: Moment, endpoint: int) -> float:
     return _fullness(world, endpoint, 0, backlog_s(world.endpoints, endpoint, now_s), now_s)
 
 
+@compiled_inline
+def candidates_of(world: World, model: int, region: int, opportunistic: bool) -> tuple[int, int, int]:
+    """Return where in `World.candidates` those of a request begin and end, and how many of them are donated instances'."""
+    regions = world.latency_s.shape[0]
+    at, lent = model * regions + region, 0
+    if opportunistic and world.policies.size > world.lives.fits.shape[0]:
+        lent = int(world.candidate_first[at + 1] - world.candidate_first[at])
+        at += (world.candidate_first.size - 1) // 2
+    return int(world.candidate_first[at]), int(world.candidate_first[at + 1]), lent
+
+
+@compiled_inline
+def is_opportunistic(world: World, request: int) -> bool:
+    return column(world.arrivals.held, request) & OPPORTUNISTIC != 0
+
+
+@compiled_internal
+def spot_with_room(world: World, request: int) -> int:
+    """Return the nearest donated instances that *request* may go to on arrival, by their endpoint; -1 for none."""
+    if not is_opportunistic(world, request):
+        return NONE
+    model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)
+    first, _, lent = candidates_of(world, model, region, True)
+    return int(
+        first_with_room(world.fleet, world.endpoints, world.candidates[first : first + lent], world.waiting.size)
+    )
+
+
 @compiled_internal
 def choose_endpoint(world: World, request: int, now_s: float, source: int) -> int:
     """Return the global router's endpoint for *request*; -1 if nothing serves its model or soon will."""
     model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)
-    at = model * world.latency_s.shape[0] + region
-    candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
+    first, last, _ = candidates_of(world, model, region, is_opportunistic(world, request))
+    candidates = world.candidates[first:last]
     if candidates.size == 0:
         return -1
     threshold = float(world.policies[candidates[0]].region_threshold)

@@ -23,10 +23,11 @@ from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AH
 from scheduling.simulation.cluster.choices import choose_endpoint, column, shortest
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_endpoint, observe_memory, update_totals
-from scheduling.simulation.cluster.world import DONE, REFUSED, RUNNING, World
+from scheduling.simulation.cluster.world import DONE, FAILED, REFUSED, RUNNING, World, base_of
 from scheduling.simulation.engine.batch import give
 from scheduling.simulation.engine.sequences import free_sequence, take_sequence
 from scheduling.simulation.engine.state import GIVEN, NONE
+from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM
 
 
 @compiled_internal
@@ -340,10 +341,22 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
     engines = world.engines
     this = engines.sequences[sequence]
     request, done_tokens, again = index(this.request), int(this.prompt_tokens + this.output_tokens), NONE
+    run_state, endpoint = world.run_state[0], int(world.fleet.endpoint[instance])
+    lent = base_of(world, endpoint) != endpoint
     if this.evicted != 0:
-        again = request
         done_tokens = _keep(world, instance, sequence)
+        if lent and column(world.arrivals.held, request) & ENDS_ON_RECLAIM != 0:
+            world.outcomes[request].state = FAILED
+            run_state.failed += 1
+            run_state.ended += 1
+            run_state.spot_ended += 1
+        else:
+            again = request
+            world.outcomes[request].evictions += 1
+            run_state.evictions += 1
+            run_state.spot_evicted += lent
     else:
+        run_state.spot_served += lent
         outcome = world.outcomes[request]
         outcome.e2e_s = now_s - this.origin_s
         outcome.state = DONE
@@ -364,8 +377,6 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
 def _keep(world: World, instance: int, sequence: int) -> int:
     """Record the output of the evicted *sequence*: the tokens that the dispatcher knows of."""
     this = world.engines.sequences[sequence]
-    world.outcomes[this.request].evictions += 1
-    world.run_state[0].evictions += 1
     if this.streaming == 0:
         prefilled(world.fleet, instance, int(this.expected_prompt))
         return 0

@@ -117,7 +117,8 @@ class Lives:
         fleet, policies = self.world.fleet, self.world.policies
         key = model, _ = self._cluster.endpoints[endpoint]
         config = self._catalog[model, self._cluster.instances[instance].gpu_type]
-        before = int(fleet.endpoint[instance])
+        count = len(self._cluster.endpoints)
+        before = int(fleet.endpoint[instance]) % count
         coming = bool(COMING >> int(self.state[instance]) & 1)
         policies[before].serving -= coming
         policies[endpoint].serving += coming
@@ -133,8 +134,8 @@ class Lives:
         fleet.round_trips[instance, ROUND_TRIP_S] = policy.round_trip_s
         configure(self.world.engines, instance, config)
         for each in (before, endpoint):
-            capacities = fleet.kv_capacity_tokens[fleet.endpoint == each]
-            policies[each].largest_kv_tokens = capacities.max(initial=0)
+            capacities = fleet.kv_capacity_tokens[fleet.endpoint % count == each]
+            policies["largest_kv_tokens"][each::count] = capacities.max(initial=0)
 
     def start(self, instance: int) -> bool:
         """Bring *instance* up from its resting state; return False if it is not resting."""
@@ -203,7 +204,17 @@ class Lives:
 
 def _recall(world: World, instance: int) -> int:
     """Remove the requests in transit to *instance*; return the first of their list, NONE for none."""
-    endpoint, sequences = int(world.fleet.endpoint[instance]), world.engines.sequences
+    own = world.lives.fits.shape[0]
+    of_both = (
+        _recall_from(world, instance, endpoint)
+        for endpoint in range(int(world.fleet.endpoint[instance]) % own, world.policies.size, own)
+    )
+    return next((first for first in of_both if first != NONE), NONE)
+
+
+def _recall_from(world: World, instance: int, endpoint: int) -> int:
+    """Do so for those that *endpoint* sent."""
+    sequences = world.engines.sequences
     at = int(world.sent[0, endpoint])
     kept: list[int] = []
     mine: list[int] = []

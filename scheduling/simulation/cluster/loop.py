@@ -12,7 +12,7 @@ import numpy as np
 
 from scheduling.compiled import compiled, compiled_inline, compiled_internal, index
 from scheduling.queueing.waiting_set import FREE_COUNT, free_slot
-from scheduling.simulation.cluster.choices import choose_endpoint, column, trigger
+from scheduling.simulation.cluster.choices import choose_endpoint, column, spot_with_room, trigger
 from scheduling.simulation.cluster.dispatcher import finish, land, pump, queue, queue_again, refuse
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.state_changes import (
@@ -20,7 +20,7 @@ from scheduling.simulation.cluster.state_changes import (
     DRAINING,
     GIVE,
     NOTHING,
-    READY,
+    RECLAIMING,
     SCALE_IN,
     SCALE_OUT,
     SETTLE,
@@ -31,9 +31,10 @@ from scheduling.simulation.cluster.state_changes import (
 )
 from scheduling.simulation.cluster.sweep import arm, end_sweep, expect_end, give_up, sweep, wait_anywhere
 from scheduling.simulation.cluster.totals import observe_endpoint, sum_up, update_growth_totals, update_totals
-from scheduling.simulation.cluster.world import WAITING, World
+from scheduling.simulation.cluster.world import WAITING, World, base_of, spot_of
 from scheduling.simulation.engine.batch import begin, end, give
 from scheduling.simulation.engine.state import IDLE, LEAVING, NONE
+from scheduling.simulation.workload.requests import HELD
 
 # Reasons for pausing the loop.
 RUNS: Final = -1
@@ -108,9 +109,11 @@ def _step(world: World, until_s: float) -> int:
 @compiled_inline
 def _arrive(world: World, request: int, now_s: float) -> int:
     """Let *request* arrive: queue it at an endpoint, send it to another region, or leave it to the queue manager."""
-    if column(world.arrivals.held, request) != 0:
-        return RUNS
-    endpoint = choose_endpoint(world, request, now_s, ARRIVAL)
+    endpoint = spot_with_room(world, request)
+    if endpoint < 0:
+        if column(world.arrivals.held, request) & HELD != 0:
+            return RUNS
+        endpoint = choose_endpoint(world, request, now_s, ARRIVAL)
     if endpoint < 0:
         refuse(world, request)
         return RUNS
@@ -157,14 +160,14 @@ def _reach_region(world: World, link: int, source: int, now_s: float) -> int:
 @compiled_internal
 def _join(world: World, request: int, endpoint: int, now_s: float, source: int) -> None:
     """Queue *request* at *endpoint*, and dispatch there."""
-    bounded = column(world.kept_tokens, request) == 0 and column(world.arrivals.held, request) == 0
+    bounded = column(world.kept_tokens, request) == 0 and column(world.arrivals.held, request) & HELD == 0
     queue(world, request, endpoint, bounded)
     if world.run_state[0].sweep_node >= 0:
         expect_end(world, request, endpoint)
         arm(world, now_s)
     pump(world, endpoint, now_s, source)
     outcome = world.outcomes[request]
-    judged = column(world.arrivals.judged, request) != 0 and column(world.arrivals.held, request) == 0
+    judged = column(world.arrivals.judged, request) != 0 and column(world.arrivals.held, request) & HELD == 0
     if judged and outcome.state == WAITING and outcome.attempts == 0:
         world.run_state[0].at_door = request
 
@@ -173,13 +176,15 @@ def _join(world: World, request: int, endpoint: int, now_s: float, source: int) 
 def _scale(world: World, endpoint: int, now_s: float, source: int) -> int:
     """Apply the reactive trigger's move for *endpoint*, which a request has just reached."""
     run_state = world.run_state[0]
-    if run_state.reactive == 0:
+    if run_state.reactive == 0 or base_of(world, endpoint) != endpoint:
         return RUNS
     wanted = trigger(world, endpoint, now_s, source)
     if wanted == 0:
         return RUNS
     if wanted < 0:  # removes the least loaded instance
         observe_endpoint(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+    elif spot_of(world, endpoint) >= 0:  # evicts what runs on a donated instance
+        observe_endpoint(world.fleet, world.endpoints, world.engines, spot_of(world, endpoint), now_s, source)
     changed = _apply(world, SCALE_OUT if wanted > 0 else SCALE_IN, endpoint, source)
     if changed == TO_CALLER:
         run_state.called_endpoint = endpoint
@@ -209,7 +214,12 @@ def _end_iteration(world: World, instance: int, now_s: float) -> int:
                 pump(world, endpoint, now_s, instance)
     set_time(world.events, instance, begin(engines, instance, now_s, world.outcomes))
     update_growth_totals(world.fleet, engines, instance)
-    if world.lives.instances[instance].state != DRAINING or world.fleet.running[instance] > 0:
+    life = world.lives.instances[instance]
+    if world.fleet.running[instance] > 0 or life.state not in (DRAINING, RECLAIMING):
+        return RUNS
+    if life.state == RECLAIMING:
+        if now_s >= life.goal_s:
+            _apply(world, TIMER_EXPIRED, instance, instance)
         return RUNS
     if _apply(world, SETTLE, instance, instance) == TO_CALLER:
         world.run_state[0].called_instance = instance
@@ -219,9 +229,9 @@ def _end_iteration(world: World, instance: int, now_s: float) -> int:
 
 @compiled_internal
 def _apply(world: World, what: int, subject: int, source: int) -> int:
-    """Do *what* to *subject* (`state_changes.act`), and dispatch to an instance that becomes ready by it."""
+    """Do *what* to *subject* (`state_changes.act`), and dispatch to an instance that accepts work by it."""
     changed = act(world, what, subject, NONE, NONE, math.inf)
-    if changed >= 0 and world.lives.instances[changed].state == READY:
+    if changed >= 0 and world.fleet.accepting[changed] != 0:
         pump(world, int(world.fleet.endpoint[changed]), float(world.run_state[0].now_s), source)
     return int(changed)
 

@@ -8,6 +8,7 @@ import math
 from typing import Any, Final
 
 from scheduling.compiled import compiled_inline, compiled_internal
+from scheduling.fleet.arrays import assign_endpoint
 from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
 from scheduling.queueing.groups import NEXT_NUMBER
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, note_phase
@@ -16,7 +17,7 @@ from scheduling.routing.prefix_affinity import forget
 from scheduling.scaling.ranking import Source, addition_rank, drain_rank
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import sum_up
-from scheduling.simulation.cluster.world import State, World
+from scheduling.simulation.cluster.world import State, World, base_of, spot_of
 from scheduling.simulation.engine.eviction import evict
 from scheduling.simulation.engine.prefix_cache import empty_cache
 from scheduling.simulation.engine.state import NONE
@@ -125,16 +126,56 @@ def _pass_gpus(world: World, instance: int, before: int, after: int, now_s: floa
 
 
 @compiled_inline
+def _evict_all(world: World, instance: int) -> None:
+    """Evict every request of *instance*, which leaves the spot pool, at the end of its iteration; those on their way too."""
+    engines = world.engines
+    sequences, engine = engines.sequences, engines.instances[instance]
+    on_the_way = int(world.sent[0, world.fleet.endpoint[instance]])
+    for first in (int(engine.first_running), int(engine.first_waiting), on_the_way):
+        at = first
+        while at != NONE:
+            if sequences[at].instance == instance and sequences[at].evicted == 0:
+                event_s = evict(engines, instance, at)
+                if event_s >= 0.0:
+                    set_time(world.events, instance, event_s)
+            at = int(sequences[at].next)
+
+
+@compiled_inline
+def _place(world: World, instance: int, before: int, after: int) -> int:
+    """Note whether *instance* accepts work in the state *after*; return its endpoint, not counting that of donated ones.
+
+    A donated instance, and one whose requests leave it, is at the endpoint of donated instances.
+    """
+    fleet = world.fleet
+    endpoint = int(fleet.endpoint[instance])
+    own = base_of(world, endpoint)
+    spot = spot_of(world, own) if world.lives.instances[instance].swap_group < 0 else NONE
+    fleet.accepting[instance] = int(after == READY or (after == SPOT and spot >= 0))
+    lent = after in (SPOT, RECLAIMING) or (after == DRAINING and before == SPOT)
+    to = spot if lent and spot >= 0 else own
+    if to == endpoint:
+        sum_up(fleet, world.endpoints, world.engines, endpoint)
+        return own
+    assign_endpoint(fleet, world.endpoints, instance, to)
+    fleet.ahead_limit[instance] = world.policies[to].requests_ahead_limit
+    for each in range(world.policies.size):  # their instances are listed at other positions now
+        sum_up(fleet, world.endpoints, world.engines, each)
+    return own
+
+
+@compiled_inline
 def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) -> None:
     """Put *instance* into the state *after*; for *lasts_s*, or until the next decision."""
     fleet, lives, run_state = world.fleet, world.lives, world.run_state[0]
-    life, endpoint = lives.instances[instance], int(fleet.endpoint[instance])
+    life = lives.instances[instance]
     before = int(life.state)
     lives.spent_s[instance, before] += now_s - life.since_s
     life.since_s = now_s
     life.state = after
-    fleet.accepting[instance] = after == READY
-    sum_up(fleet, world.endpoints, world.engines, endpoint)
+    endpoint = _place(world, instance, before, after)
+    if before == SPOT and after in (RECLAIMING, DRAINING):
+        _evict_all(world, instance)
     world.policies[endpoint].serving += _serves(life, after) - _serves(life, before)
     if after not in (READY, DRAINING):  # only a serving instance keeps its cache
         forget(fleet, instance)
@@ -156,14 +197,17 @@ def _first_to_add(world: World, endpoint: int) -> int:
     """Return the instance to add to *endpoint* by `addition_rank`; TO_CALLER for another model's, NONE for none."""
     lives, members = world.lives, world.endpoints.members
     chosen, best = NONE, (LAST, math.inf)
-    for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
-        life = lives.instances[members[at]]
-        source = SOURCE_OF[life.state]
-        if source == NONE or life.swap_group >= 0 or (life.state == DRAINING and life.goal_endpoint >= 0):
+    for each in (endpoint, spot_of(world, endpoint)):
+        if each < 0:
             continue
-        rank = addition_rank(source, float(life.usd_per_hour), False)
-        if rank < best:
-            chosen, best = int(members[at]), rank
+        for at in range(world.endpoints.first[each], world.endpoints.first[each + 1]):
+            life = lives.instances[members[at]]
+            source = SOURCE_OF[life.state]
+            if source == NONE or life.swap_group >= 0 or (life.state == DRAINING and life.goal_endpoint >= 0):
+                continue
+            rank = addition_rank(source, float(life.usd_per_hour), False)
+            if rank < best:
+                chosen, best = int(members[at]), rank
     if world.run_state[0].share_spot != 0 and best[0] > OTHER_SPOT:
         for instance in range(lives.instances.size):
             life = lives.instances[instance]
@@ -260,12 +304,16 @@ def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: fl
         elif state == SPOT:
             after, lasts_s = RECLAIMING, life.reclaim_times * lives.reclaims_s[run_state.reclaims]
             run_state.reclaims += 1
+            life.goal_s = now_s + lasts_s
         elif state == ASLEEP:
             after, lasts_s = WAKING, run_state.wake_s
         elif state == DRAINING and life.goal_endpoint < 0:
             after = READY
         else:
             return NONE
+    elif what == TIMER_EXPIRED and state == RECLAIMING and world.fleet.running[instance] > 0:
+        set_time(world.events, world.fleet.endpoint.size + instance, math.inf)  # until its requests have left
+        return NONE
     elif what == TIMER_EXPIRED:
         after, lasts_s = READY, math.inf
         if life.swap_group >= 0 and state in (EMPTY, ASLEEP):

@@ -5,26 +5,32 @@ A sweep runs every `SWEEP_S` while anything waits, by the rules of the live disp
 """
 
 import math
+from typing import Final
 
 from scheduling.compiled import compiled_inline, compiled_internal
 from scheduling.queueing.virtual_queues import fit_groups, reassign
 from scheduling.queueing.waiting_set import free_slot, peek, push, remove
 from scheduling.routing.regions import SWEEP_S, better_home
 from scheduling.routing.routers import LEAST_DELAY
-from scheduling.simulation.cluster.choices import column
+from scheduling.simulation.cluster.choices import candidates_of, column, is_opportunistic
 from scheduling.simulation.cluster.dispatcher import key_of, note_prefix, refuse
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_memory
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.state import NONE
 
+ROUNDING: Final = 1e-9
+"""Of a number of sweeps since the first."""
+
 
 @compiled_inline
 def arm(world: World, now_s: float) -> None:
-    """Schedule a sweep at the next full second, unless one is due already."""
+    """Schedule the next sweep, unless one is due already: at a full second, or as a forked fleet did."""
     run_state = world.run_state[0]
     if run_state.sweep_node >= 0 and run_state.sweep_s == math.inf:
-        run_state.sweep_s = (math.floor(now_s / SWEEP_S) + 1) * SWEEP_S
+        first_s = float(run_state.first_sweep_s)
+        rounding = ROUNDING if first_s > 0.0 else 0.0
+        run_state.sweep_s = first_s + (math.floor((now_s - first_s) / SWEEP_S + rounding) + 1) * SWEEP_S
         set_time(world.events, int(run_state.sweep_node), float(run_state.sweep_s))
 
 
@@ -81,23 +87,55 @@ def _expire(world: World, endpoint: int, now_s: float) -> None:
 
 
 @compiled_internal
+def _first_of(world: World, endpoint: int, opportunistic: bool) -> int:
+    """Return the slot of the first request, *opportunistic* or not, that waits for *endpoint*; -1 for none."""
+    waiting, first = world.waiting, peek(world.waiting, endpoint)
+    if first >= 0 and is_opportunistic(world, int(world.held[first])) == opportunistic:
+        return int(first)
+    first = NONE
+    if world.policies.size == world.lives.fits.shape[0]:
+        return first  # none is, and none differs from another
+    for at in range(waiting.size[endpoint]):
+        slot = int(waiting.heap[endpoint, at])
+        if is_opportunistic(world, int(world.held[slot])) == opportunistic and (
+            first < 0 or (waiting.key[slot], waiting.sequence[slot]) < (waiting.key[first], waiting.sequence[first])
+        ):
+            first = slot
+    return first
+
+
+@compiled_internal
 def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
     """Move the first request of *endpoint* that is better off elsewhere, and return its new endpoint; else -1."""
+    slot = peek(world.waiting, endpoint)
+    if slot < 0:
+        return NONE
+    opportunistic = is_opportunistic(world, int(world.held[slot]))
+    target = _rehome_kind(world, endpoint, now_s, source, opportunistic)
+    return int(target if target >= 0 else _rehome_kind(world, endpoint, now_s, source, not opportunistic))
+
+
+@compiled_internal
+def _rehome_kind(world: World, endpoint: int, now_s: float, source: int, opportunistic: bool) -> int:
+    """Do so among opportunistic requests, which may go to donated instances, or among the others."""
     fleet, endpoints, waiting = world.fleet, world.endpoints, world.waiting
     policy = world.policies[endpoint]
-    first = int(policy.model * world.latency_s.shape[0] + policy.region)
-    candidates = world.candidates[world.candidate_first[first] : world.candidate_first[first + 1]]
-    while waiting.size[endpoint] > 0:
+    slot = _first_of(world, endpoint, opportunistic)
+    if slot < 0:
+        return NONE
+    first, last, _ = candidates_of(world, int(policy.model), int(policy.region), opportunistic)
+    candidates = world.candidates[first:last]
+    while slot >= 0:
         for at in range(candidates.size):
             observe_memory(fleet, endpoints, world.engines, int(candidates[at]), now_s, source)
         threshold = float(policy.region_threshold)
         target = better_home(fleet, endpoints, candidates, waiting.size, endpoint, threshold, now_s)
-        slot = peek(waiting, endpoint)
         if target < 0:
             for at in range(candidates.size):
                 if world.policies[candidates[at]].serving > 0:
                     return NONE  # one is on its way
             give_up(world, slot)
+            slot = _first_of(world, endpoint, opportunistic)
             continue
         if target == endpoint:
             return NONE

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import record
+from scheduling.compiled import compiled_inline, record
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.fleet.profile import Profile
 from scheduling.policy import RECORD
@@ -19,7 +19,7 @@ from scheduling.struct_of_arrays import struct_of_arrays
 
 
 class State(IntEnum):
-    """State of an instance. It accepts work only while READY."""
+    """State of an instance. It accepts work while READY; of opportunistic classes alone, while SPOT."""
 
     EMPTY = 0
     """No paid machine."""
@@ -31,9 +31,9 @@ class State(IntEnum):
     DRAINING = 4
     """Finishes its requests, then enters the state decided on."""
     SPOT = 5
-    """Lent out as a spot instance, with its model loaded."""
+    """Donated, with its model loaded."""
     RECLAIMING = 6
-    """Being taken back from spot."""
+    """Being taken back from spot; its requests leave."""
     FALLING_ASLEEP = 7
     ASLEEP = 8
     """Weights in host memory, no KV cache."""
@@ -65,6 +65,7 @@ class Outcome(IntEnum):
 WAITING: Final = 0
 RUNNING: Final = 1
 DONE: Final = 2
+FAILED: Final = 3
 REFUSED: Final = 4
 
 MAX_ATTEMPTS: Final = 3
@@ -121,6 +122,9 @@ RUN_STATE = record(
         ("rehomed", np.int64),
         ("failed", np.int64),
         ("evictions", np.int64),
+        ("spot_served", np.int64),  # requests that ended on donated instances,
+        ("spot_evicted", np.int64),  # that left these and waited again,
+        ("spot_ended", np.int64),  # and that ended by a reclaim
         ("events", np.int64),
         ("decisions", np.int64),
         ("changes", np.int64),
@@ -129,6 +133,7 @@ RUN_STATE = record(
         ("reclaims", np.int64),
         ("sweep_node", np.int64),  # of the event tree; -1 if waiting requests never move
         ("sweep_s", np.float64),  # time of the next sweep; infinity while no request waits
+        ("first_sweep_s", np.float64),  # sweeps are this and whole multiples of their period later
         ("sweeping", np.int64),  # the current endpoint of a sweep
         ("caches", np.uint8),  # whether any engine caches prefixes
         ("share_spot", np.uint8),  # whether a spot instance of another model may be redeployed
@@ -238,7 +243,11 @@ class Arrivals(NamedTuple):
 
 @struct_of_arrays
 class World(NamedTuple):
-    """All arrays of a simulation."""
+    """All arrays of a simulation.
+
+    Where any request is opportunistic, each endpoint is followed, as many further as there are, by that of its donated
+    instances (`base_of`, `spot_of`).
+    """
 
     fleet: FleetArrays
     endpoints: EndpointArrays
@@ -254,7 +263,10 @@ class World(NamedTuple):
     policies: NDArray[np.void]
     """ENDPOINT records."""
     candidate_first: NDArray[np.int64]
-    """`candidates[candidate_first[at]:candidate_first[at + 1]]`, at = model * regions + region, in order of preference."""
+    """`candidates[candidate_first[at]:candidate_first[at + 1]]`, at = model * regions + region, in order of preference.
+
+    Further ones, if any request is opportunistic, are those of opportunistic requests: donated instances come first.
+    """
     candidates: NDArray[np.int32]
     latency_s: NDArray[np.float64]
     """One way, regions x regions."""
@@ -281,3 +293,17 @@ class World(NamedTuple):
     """Memory of the prefix-aware router; nearly empty if unused."""
     run_state: NDArray[np.void]
     """One RUN_STATE record."""
+
+
+@compiled_inline
+def base_of(world: World, endpoint: int) -> int:
+    """Return the endpoint whose donated instances are at *endpoint*; *endpoint* itself if it has others."""
+    own = world.lives.fits.shape[0]
+    return int(endpoint - own if endpoint >= own else endpoint)
+
+
+@compiled_inline
+def spot_of(world: World, endpoint: int) -> int:
+    """Return the endpoint of the donated instances of *endpoint*, one of the fleet's own; -1 if these serve nothing."""
+    own = world.lives.fits.shape[0]
+    return int(endpoint + own if world.policies.size > own else -1)

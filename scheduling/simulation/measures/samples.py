@@ -25,7 +25,8 @@ class Samples:
     def take(self, world: World, states: NDArray[np.int8]) -> None:
         """Take a sample, with up-to-date fleet arrays; *states* are `State` by instance."""
         fleet = world.fleet
-        endpoint, count = fleet.endpoint, world.policies.size
+        count = world.lives.fits.shape[0]
+        endpoint = fleet.endpoint % count  # donated instances count where they are from
 
         def by_endpoint(values: NDArray[Any]) -> NDArray[np.int64]:
             return np.bincount(endpoint, weights=values, minlength=count).astype(np.int64)
@@ -33,7 +34,7 @@ class Samples:
         ready = states == State.READY
         self._taken.append(
             {
-                "waiting": world.waiting.size.copy(),
+                "waiting": world.waiting.size.reshape(-1, count).sum(axis=0),
                 "running": by_endpoint(fleet.running),
                 "kv_tokens": by_endpoint(fleet.kv_tokens),
                 "kv_capacity_tokens": by_endpoint(fleet.kv_capacity_tokens * ready),

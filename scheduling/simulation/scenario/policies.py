@@ -86,9 +86,13 @@ class SloClassOf(ScenarioTable):
     """What happens to a request whose estimated wait (99th percentile) is too long for its promise."""
     degrades_to: str | None = None
     """Class that takes such requests, where they are degraded."""
+    on_reclaim: Literal["requeue", "end"] = "requeue"
+    """What becomes of a request of an opportunistic class when the donated instance that serves it is reclaimed."""
 
     @model_validator(mode="after")
     def _degrades(self) -> Self:
+        if self.on_reclaim == "end" and self.kind != "opportunistic":
+            raise ValueError("on_reclaim is of opportunistic classes: no other request runs on a donated instance")
         if (self.if_unreachable == "degrade") != (self.degrades_to is not None):
             raise ValueError("give degrades_to with if_unreachable = 'degrade', and only then")
         return self

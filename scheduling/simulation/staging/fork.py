@@ -14,10 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.fleet.profile import Profile
-from scheduling.fleet.state import Condition, FleetState, GroupsState, InstanceState, RequestState, RunningRequest
+from scheduling.fleet.state import (
+    Condition,
+    FleetState,
+    GroupsState,
+    InstanceState,
+    RequestState,
+    RunningRequest,
+    WaitingRequest,
+)
 from scheduling.queueing.ordering import ORDERINGS, QLM, SLACK, engine_priority, first_due_s, queue_key
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.scaling.owner import UNCHANGED, Change
+from scheduling.scaling.spot import spot_policy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
 from scheduling.simulation.engine.reference import EngineConfig
@@ -35,7 +44,7 @@ from scheduling.simulation.state.placing import (
     Where,
 )
 from scheduling.simulation.workload.columns import Coded, Workload
-from scheduling.simulation.workload.requests import Requests
+from scheduling.simulation.workload.requests import OPPORTUNISTIC, Requests
 
 OVERRUN: float = 1.2
 """Expected length of an output that exceeds all known ratios, over what it has; as look-ahead maps have it."""
@@ -103,7 +112,13 @@ class _Forking:
             tenant=coded([one.tenant for one in known], tenants),
             predicted_tokens=np.array([max(1, one.predicted_tokens) for one in known], np.int32),
         )
-        return requests_of(self.scenario, self.cluster, workload, seed)
+        requests = requests_of(self.scenario, self.cluster, workload, seed)
+        released = [(at, one.priority) for at, one in enumerate(known) if one.priority is not None]
+        if released:
+            requests = requests._replace(priority=np.array(requests.priority))
+            for at, priority in released:
+                requests.priority[at] = priority
+        return requests
 
     def _output(self, one: RequestState) -> int:
         """Return output tokens of *one*: known, or drawn from recent ratios to the prediction, beyond those emitted."""
@@ -137,10 +152,13 @@ class _Forking:
             swap_targets=swap_targets,
             asked_tokens=self._asked_tokens(),
             held=sorted(self.rows[id(one)] for one in self.state.held if id(one) in self.rows),
+            backlogs=self.state.backlogs,
+            look_s=self.state.look_s,
         )
 
     def _fill_instance(self, instance: ForkedInstance, seen: InstanceState, place: int) -> None:
         instance.state, instance.since_s = int(State[seen.state]), min(seen.since_s, -1e-9)
+        instance.spot = seen.spot
         instance.ends_s = inf if seen.ends_s is None else max(0.0, seen.ends_s)
         if seen.state is Condition.DRAINING:
             instance.goal, instance.goal_s = int(State.EMPTY), inf
@@ -259,6 +277,8 @@ class _Forking:
 
     def _queued(self, one: RequestState, output_tokens: int) -> Queued:
         request, endpoint = self.rows[id(one)], self.endpoint_of[one.model, one.served_in]
+        if isinstance(one, WaitingRequest) and one.spot and self.requests.held[request] & OPPORTUNISTIC:
+            endpoint += len(self.cluster.endpoints)
         self.outcomes[request]["endpoint"] = endpoint
         self.outcomes[request]["attempts"] = one.attempts
         key = self._key(request, endpoint, one.expected_prompt, output_tokens)
@@ -266,8 +286,9 @@ class _Forking:
 
     def _key(self, request: int, endpoint: int, prompt_tokens: int, output_tokens: int) -> float:
         """Queue key of *request* at *endpoint*."""
-        key = self.cluster.endpoints[endpoint]
-        policy = self.cluster.policy(key)
+        own = endpoint % len(self.cluster.endpoints)
+        key = self.cluster.endpoints[own]
+        policy = self.cluster.policy(key) if endpoint == own else spot_policy(self.cluster.policy(key))
         arrival_s, profile = float(self.requests.arrival_s[request]), self.cluster.reference_profile(key)
         ordering = ORDERINGS[policy.ordering]
         end_s, decode_s = float(self.requests.end_s[request]), profile.decode_time_s(prompt_tokens, output_tokens)
@@ -283,9 +304,9 @@ class _Forking:
         )
 
     def _endpoints(self) -> list[ForkedEndpoint]:
-        known = {(one.model, one.region): one for one in self.state.endpoints}
+        known = {(one.model, one.region, one.spot): one for one in self.state.endpoints}
         forked = []
-        for key in self.cluster.endpoints:
+        for key in [(*each, spot) for spot in (False, True) for each in self.cluster.endpoints]:
             if (one := known.get(key)) is None:
                 forked.append(ForkedEndpoint(-1, 0.0, 0.0, -inf, UNCHANGED))
                 continue
@@ -295,13 +316,13 @@ class _Forking:
         return forked
 
     def _asked_tokens(self) -> NDArray[np.float64]:
-        known = {(one.model, one.region): one.asked_tokens for one in self.state.endpoints}
+        known = {(one.model, one.region): one.asked_tokens for one in self.state.endpoints if not one.spot}
         none = [0.0] * max((len(each) for each in known.values()), default=1)
         return np.array([known.get(key, none) for key in self.cluster.endpoints], np.float64)
 
     def _groups(self, groups: GroupsState) -> ForkedGroups | None:
         """Return the present request groups; None where other endpoints order by groups."""
-        cluster, seen = self.cluster, self.state.endpoints
+        cluster, seen = self.cluster, [one for one in self.state.endpoints if not one.spot]
         ordered = {key for key in cluster.endpoints if ORDERINGS[cluster.policy(key).ordering] == QLM}
         was = {(one.model, one.region) for one in seen if ORDERINGS[one.ordering] == QLM}
         if ordered != was & set(self.endpoint_of):

@@ -16,10 +16,10 @@ from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.policies import SloClassOf
 from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
-from scheduling.simulation.workload.requests import Requests, make_requests
+from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC, Requests, make_requests
 
-KINDS: Final = ("interactive", "non_interactive", "opportunistic")
-"""Kinds of classes, in the order of `Requests.held`."""
+OF_KIND: Final = {"interactive": 0, "non_interactive": HELD, "opportunistic": HELD + OPPORTUNISTIC}
+"""`Requests.held` by the kind of a class."""
 
 
 def promise_of(one: SloClassOf) -> Promise:
@@ -42,7 +42,7 @@ def terms_of(scenario: Scenario) -> tuple[ClassTerms, ...]:
                 one.deadline_s,
                 one.kind == "interactive",
                 one.kind == "opportunistic",
-                False,
+                one.on_reclaim == "end",
                 one.if_unreachable,
                 one.degrades_to or "",
             )
@@ -92,13 +92,18 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
 def _held(
     scenario: Scenario, cluster: Cluster, workload: Workload, slo_class: NDArray[np.int16]
 ) -> NDArray[np.int8] | int:
-    """Return `Requests.held`: of the classes that are not interactive, where the model's first endpoint holds them."""
-    kinds = [KINDS.index(one.kind) for one in scenario.classes.values()]
+    """Return `Requests.held`: the queue manager holds classes that are not interactive unless the model's first endpoint
+    takes them at once.
+    """
+    kinds = [
+        OF_KIND[one.kind] + (ENDS_ON_RECLAIM if one.on_reclaim == "end" else 0) for one in scenario.classes.values()
+    ]
     if not any(kinds):
         return 0
     first = {model: cluster.policy((model, region)).niw.by != AT_ONCE for model, region in reversed(cluster.endpoints)}
     holds = np.array([first.get(name, False) for name in workload.model.names])
-    return np.array(kinds, np.int8)[slo_class] * holds[workload.model.codes].astype(np.int8)
+    held = np.array(kinds, np.int8)[slo_class]
+    return np.where(holds[workload.model.codes], held, held & ~HELD).astype(np.int8)
 
 
 def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.int32] | None:

@@ -44,7 +44,7 @@ class Redeploy:
         lent = [
             instance
             for instance in self.instances
-            if simulation.states[instance] == State.SPOT and simulation.fleet.endpoint[instance] == self.source
+            if simulation.states[instance] == State.SPOT and simulation.endpoint_of(instance) == self.source
         ]
         for instance in lent[: self.count]:
             simulation.redeploy(instance, self.target, self.remote)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.fleet.state import GroupState
+from scheduling.fleet.arrays import index_members
+from scheduling.fleet.state import BacklogState, GroupState
 from scheduling.lookahead.maps import advance, enter
 from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, GroupArrays, put_before
@@ -20,9 +21,9 @@ from scheduling.routing.routers import LEAST_DELAY
 from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.event_queue import reset_time
-from scheduling.simulation.cluster.state_changes import BEGIN, COMING, GIVE, SHARING
+from scheduling.simulation.cluster.state_changes import BEGIN, COMING, EVICT, GIVE, SHARING
 from scheduling.simulation.cluster.world import Outcome, State, World
-from scheduling.simulation.engine.state import FREE_SEQUENCES, GIVEN, NONE
+from scheduling.simulation.engine.state import FREE_SEQUENCES, GIVEN, NONE, sequences_in_use
 from scheduling.simulation.workload.requests import Requests
 
 
@@ -67,6 +68,8 @@ class ForkedRequest:
 @dataclass(slots=True)
 class ForkedInstance:
     state: int
+    spot: bool = False
+    """It is donated, or the requests that it served then leave."""
     since_s: float = 0.0
     ends_s: float = math.inf
     goal: int = 0
@@ -144,6 +147,9 @@ class Fork:
     """endpoints x seconds before 0, oldest first."""
     held: Sequence[int] = ()
     """Of `requests`, those that the queue manager holds, in order of arrival."""
+    backlogs: Sequence[BacklogState] = ()
+    look_s: float = 0.0
+    """When it looks next."""
 
     @property
     def slots(self) -> int:
@@ -156,14 +162,20 @@ def place(world: World, fork: Fork) -> None:
     run_state = world.run_state[0]
     run_state.arrived = fork.requests.count
     world.outcomes[: fork.requests.count] = fork.outcomes
+    own = world.lives.fits.shape[0]
+    lends = world.policies.size > own
     for at, instance in enumerate(fork.instances):
         _place_life(world, at, instance)
+        if lends and world.lives.instances[at]["swap_group"] < 0:
+            world.fleet.endpoint[at] = world.fleet.endpoint[at] % own + own * instance.spot
+            world.fleet.accepting[at] = instance.state == (State.SPOT if instance.spot else State.READY)
+    index_members(world.fleet, world.endpoints)
     world.lives.groups["target"][: len(fork.swap_targets)] = fork.swap_targets
     _place_swaps(world, fork)
     lives = world.lives.instances
     serves = np.where(lives["swap_group"] >= 0, SHARING, COMING) >> lives["state"].astype(np.int64) & 1
-    world.policies["serving"] = np.bincount(world.fleet.endpoint, serves, world.policies.size).astype(np.int64)
-    for at, endpoint in enumerate(fork.endpoints):
+    world.policies["serving"] = np.bincount(world.fleet.endpoint % own, serves, world.policies.size).astype(np.int64)
+    for at, endpoint in enumerate(fork.endpoints[: world.policies.size]):
         world.endpoints.cursor[at] = endpoint.cursor
         world.endpoints.asked_work_s[at], world.endpoints.asked_at_s[at] = endpoint.asked_work_s, 0.0
         world.endpoints.clear_at_s[at] = endpoint.backlog_s
@@ -171,6 +183,11 @@ def place(world: World, fork: Fork) -> None:
             world.policies["scaled_s"][at] = endpoint.changed_s
     _Engines(world, fork).place()
     _place_waiting(world, fork)
+    for sequence in sequences_in_use(world.engines).tolist() if lends else ():
+        instance = fork.instances[int(world.engines.sequences["instance"][sequence])]
+        if instance.spot and instance.state != State.SPOT:
+            loop.change(world, EVICT, sequence)
+    run_state.first_sweep_s = (fork.swept_s + SWEEP_S) % SWEEP_S
     if fork.waiting and run_state.sweep_node >= 0:
         run_state.sweep_s = max(0.0, fork.swept_s + SWEEP_S)
         reset_time(world.events, int(run_state.sweep_node), float(run_state.sweep_s))

@@ -8,6 +8,14 @@ from numpy.typing import ArrayLike, NDArray
 
 CHUNK: Final = 1_000_000  # requests looked at in one go, so that checking ten million takes little memory
 
+HELD: Final = 1
+"""The queue manager for non-interactive work holds it on arrival."""
+OPPORTUNISTIC: Final = 2
+"""Donated instances serve it, and others when capacity is left."""
+ENDS_ON_RECLAIM: Final = 4
+"""It ends with an error when its donated instance is reclaimed, instead of waiting again."""
+MOST_HELD: Final = HELD + OPPORTUNISTIC + ENDS_ON_RECLAIM
+
 
 class Requests(NamedTuple):
     """One element a request, in order of arrival. A column that is the same for all may be a broadcast scalar."""
@@ -34,7 +42,7 @@ class Requests(NamedTuple):
     judged: NDArray[np.int8]
     """1: its promise is judged at the door (`queueing.promises`)."""
     held: NDArray[np.int8]
-    """Whether the queue manager for non-interactive work holds it on arrival: 0 no, 1 yes, 2 yes and it is opportunistic."""
+    """Of classes that are not interactive: `HELD`, `OPPORTUNISTIC` and `ENDS_ON_RECLAIM`, added; 0 for interactive ones."""
     prefix_first: NDArray[np.int64]
     """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
     tokens up to its end. Empty when no prompts share a prefix."""
@@ -174,7 +182,7 @@ def check_requests(
         refuse("deadline_s", ~(requests.deadline_s[part] > 0), "a deadline is after arrival")
         refuse("end_s", ~(requests.end_s[part] > 0), "an end is after arrival")
         refuse("hold_s", ~(requests.hold_s[part] >= 0), "a time is not below 0")
-        refuse("held", (requests.held[part] < 0) | (requests.held[part] > 2), "it is 0, 1 or 2")
+        refuse("held", (requests.held[part] < 0) | (requests.held[part] > MOST_HELD), f"it is from 0 to {MOST_HELD}")
         model, region = requests.model[part], requests.region[part]
         refuse("model", (model < 0) | (model >= len(models)), f"there are {len(models)} models")
         refuse("region", (region < 0) | (region >= len(regions)), f"there are {len(regions)} regions")

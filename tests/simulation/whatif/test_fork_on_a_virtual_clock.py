@@ -3,6 +3,7 @@
 Both run on virtual clocks, so that the answer is the same on every machine. `test_fork_is_exact` does it in real time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from types import SimpleNamespace
@@ -11,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controlplane.fleet.models import Deployment, GpuType, Instance, Model, PerformanceProfile
+from controlplane.accounts.models import Tenant
+from controlplane.dispatch.port import Backlog
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, GpuType, Instance, Model, PerformanceProfile, SloClass, SloKind
 from controlplane.gateway.models import LedgerRow
 from controlplane.simulation.whatif.fork import fork_of
 from controlplane.simulation.whatif.start import Start, stage_start
@@ -24,6 +28,7 @@ from tests.simulation.whatif.virtual_fleet import Asked, VirtualFleet
 
 AFTER_S, LONG_S = 180.0, 600.0
 INSTANCES, SEQUENCES = 3, 4
+LENT = f"m-{INSTANCES - 1}"
 ROUND_TRIP_S = 0.004
 COUNT_S = 0.1
 """As the gateway has its dispatcher hear of tokens."""
@@ -40,9 +45,6 @@ PROFILE = {
 
 def make_fleet(routing: str, ordering: str, **deployment: object) -> None:
     servers = [SimpleNamespace(name=f"m-{at}", url=f"http://127.0.0.1:1/m-{at}") for at in range(INSTANCES)]
-    put(
-        "NIW_RELEASE", "at_once", "test"
-    )  # held work looks every half second from its start; tests/dispatch/test_holding.py
     make_rows(servers, regions=["east"] * INSTANCES, max_num_seqs=SEQUENCES, queue_bound=1000)
     model, gpu_type = Model.objects.get(), GpuType.objects.get()
     PerformanceProfile.objects.create(model=model, gpu_type=gpu_type, tensor_parallel=1, source="test", **PROFILE)
@@ -51,14 +53,23 @@ def make_fleet(routing: str, ordering: str, **deployment: object) -> None:
     Deployment.objects.update(**values | deployment)
 
 
-def requests(until_s: float, per_s: float, longest: int = 400) -> list[Asked]:
-    """Return requests before *until_s*, at random times and of random lengths."""
+def lend() -> None:
+    """Donate the last instance, and have a class for which it serves."""
+    Instance.objects.filter(name=LENT).update(state=InstanceState.DONATED)
+    Deployment.objects.update(min_instances=INSTANCES - 1, max_instances=INSTANCES - 1)  # so that nothing scales
+    spare = SloClass.objects.create(name="spare", title="Spare", kind=SloKind.OPPORTUNISTIC, priority=2)
+    Tenant.objects.get().slo_classes.add(spare)
+
+
+def requests(until_s: float, per_s: float, longest: int = 400, spare: float = 0.0) -> list[Asked]:
+    """Return requests before *until_s*, at random times and of random lengths; a share *spare* is opportunistic."""
     random = np.random.default_rng(1)
     asked, came_s = [], 0.0
     while (came_s := came_s + random.exponential(1 / per_s)) < until_s:
         output = int(np.clip(random.lognormal(3.1, 0.6), 2, 200))
         predicted = max(1, int(output * np.exp(0.4 * random.standard_normal())))
-        slo_class = "interactive" if random.random() < 0.6 else "flexible"
+        drawn = random.random()
+        slo_class = "interactive" if drawn < 0.6 - spare else "flexible" if drawn < 1.0 - spare else "spare"
         asked.append(Asked(round(came_s, 6), "east", slo_class, int(random.integers(20, longest)), output, predicted))
     return asked
 
@@ -76,7 +87,7 @@ class Both:
     rows: list[LedgerRow]
     result: Result
     held: list[int]
-    """Numbers of the requests that ran or waited at the fork, in order of arrival."""
+    """Numbers of the requests that ran, waited or were held at the fork, in order of arrival."""
     half_prefilled: list[int]
     """Prompt tokens that engines had computed of prompts that were not done."""
 
@@ -102,12 +113,20 @@ class Both:
 
 
 def fork_and_go_on(
-    at_s: float = 120.0, per_s: float = 2.2, count_s: float = 0.0, longest: int = 400, after_s: float = AFTER_S
+    at_s: float = 120.0,
+    per_s: float = 2.2,
+    count_s: float = 0.0,
+    longest: int = 400,
+    after_s: float = AFTER_S,
+    spare: float = 0.0,
+    before_fork: Callable[[VirtualFleet], None] | None = None,
 ) -> Both:
     """Run the fleet of the rows, fork it at *at_s*, and run *after_s* more of both."""
-    live, asked = VirtualFleet("m", ROUND_TRIP_S, count_s), requests(at_s + after_s, per_s, longest)
+    live, asked = VirtualFleet("m", ROUND_TRIP_S, count_s), requests(at_s + after_s, per_s, longest, spare)
     before = [each for each in asked if each.arrived_s < at_s]
     live.run(before, at_s)
+    if before_fork is not None:
+        before_fork(live)
     start = Start.model_validate_json(fork_of(live.seen(), after_s).model_dump_json())
     live.run(asked[len(before) :])
     live.write_ledger()
@@ -117,7 +136,7 @@ def fork_and_go_on(
     state = stage_start(start, Scenario.model_validate(start.scenario), 0).state
     begun = [one.computed_tokens for each in state.instances for one in each.requests if one.prefilling]
     assert start.state is not None
-    held = sorted(int(one.request_id[1:]) for one in (*start.state.running, *start.state.waiting))
+    held = sorted(int(one.request_id[1:]) for one in start.state.requests)
     rows = list(LedgerRow.objects.filter(arrived_at__gte=start.at).order_by("arrived_at", "pk"))
     assert len(rows) == result.requests.count - len(held) > 0.8 * after_s * per_s
     return Both(live, rows, result, held, begun)
@@ -156,6 +175,38 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
     for percentile in (50, 95):
         assert abs(both.ttft_off(percentile)) < 1e-4
+
+
+def test_announced_work_sets_the_pace_in_a_fork_too(db):
+    """Lines that are not open yet count by their deadlines: held work leaves in time for them."""
+    make_fleet("join_shortest_queue", "fcfs", requests_ahead_limit=0)
+    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    announced = Backlog("m", ((133.77 + 400.0, 1000),))
+    both = fork_and_go_on(at_s=133.77, per_s=1.8, before_fork=lambda live: live.dispatcher.take(announced))
+    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
+    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
+    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    assert "pace" in {one.why for _, one in both.live.dispatcher.holding.released}
+
+
+@pytest.mark.parametrize("reclaimed", [False, True])
+def test_a_fork_has_the_donated_instances_and_what_runs_there(db, reclaimed):
+    """Opportunistic requests run there, come there, and leave when it is being reclaimed."""
+    make_fleet("join_shortest_queue", "priority", requests_ahead_limit=0)
+    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    lend()
+    both = fork_and_go_on(
+        at_s=151.3, per_s=2.5, spare=0.3, before_fork=lambda live: live.reclaim(LENT) if reclaimed else None
+    )
+    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
+    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
+    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    lent = [number for _, number, slot in fleet if slot == both.live.slot_of[LENT]]
+    assert len(lent) > 20
+    classes = {both.live.courses[number].asked.slo_class for number in lent}
+    assert classes == ({"interactive", "flexible", "spare"} if reclaimed else {"spare"})
+    assert (both.result.counters["spot_evicted"] > 0) == reclaimed
+    assert (both.result.counters["spot_served"] > 20) != reclaimed
 
 
 @pytest.mark.parametrize(

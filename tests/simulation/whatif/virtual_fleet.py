@@ -16,14 +16,16 @@ from controlplane.accounts.models import Tenant
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet import inventory
-from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.live_fleet.topology import Replica, Topology
 from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Submit
 from controlplane.dispatch.snapshot import Snapshot
-from controlplane.fleet.models import Deployment, PerformanceProfile, SloClass
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass, SloKind
 from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.upstream.client import upstream_priority
 from scheduling.fleet.state import FleetState
+from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
@@ -66,7 +68,7 @@ class VirtualFleet:
 
     def __init__(self, model: str, round_trip_s: float, count_s: float = 0.0) -> None:
         self.model, self.round_trip_s, self.count_s = model, round_trip_s, count_s
-        self.now_s = self.swept_s = self.counted_s = self.forked_s = 0.0
+        self.now_s = self.swept_s = self.looked_s = self.counted_s = self.forked_s = 0.0
         self.topology = Topology()
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self._hear)
         self.dispatcher.apply_inventory(inventory.read())
@@ -117,6 +119,19 @@ class VirtualFleet:
 
     # What happens
 
+    def reclaim(self, name: str) -> None:
+        """Take the donated instance *name* back."""
+        self._set(name, InstanceState.RECLAIMING)
+        self.dispatcher.reclaim(self._replica(name), late=False)
+
+    def _replica(self, name: str) -> Replica:
+        return next(one for one in self.topology.replicas.values() if one.name == name)
+
+    def _set(self, name: str, state: InstanceState) -> None:
+        Instance.objects.filter(name=name).update(state=state)
+        self.dispatcher.apply_inventory(inventory.read())
+        self.dispatcher.pump_all()
+
     def run(self, asked: Sequence[Asked], until_s: float = inf) -> None:
         """Let come what is *asked*, in order of time, and everything else happen before *until_s*."""
         arrivals = deque(asked)
@@ -124,17 +139,20 @@ class VirtualFleet:
             arrival_s = arrivals[0].arrived_s if arrivals else inf
             sent_s = self.sent[0][0] if self.sent else inf
             event_s, slot = min((each_s, slot) for slot, each_s in enumerate(self.events_s))
-            open_still = min(arrival_s, sent_s, event_s) < inf or len(self.dispatcher.queue)
-            if not open_still:
+            waiting = len(self.dispatcher.queue) + len(self.dispatcher.holding)
+            if min(arrival_s, sent_s, event_s) == inf and not waiting:
                 return
-            sweep_s = self.swept_s + SWEEP_S
+            sweep_s, look_s = self.swept_s + SWEEP_S, self.looked_s + LOOK_S
             count_s = self.counted_s + self.count_s if self.count_s else inf
-            now_s = min(arrival_s, sent_s, event_s, sweep_s, count_s)
+            now_s = min(arrival_s, sent_s, event_s, sweep_s, look_s, count_s)
             if now_s >= until_s:
                 self.now_s = until_s
                 return
             self.now_s = now_s
-            if now_s == arrival_s:
+            if now_s == look_s:
+                self.looked_s = look_s
+                self.dispatcher.holding.look()
+            elif now_s == arrival_s:
                 self._arrive(arrivals.popleft())
             elif now_s == event_s:
                 self._work(slot)
@@ -165,6 +183,8 @@ class VirtualFleet:
                 deadline_s=slo.deadline_s,
                 slo_class=slo.name,
                 evictable=True,
+                interactive=slo.kind == SloKind.INTERACTIVE,
+                opportunistic=slo.kind == SloKind.OPPORTUNISTIC,
                 arrived_at=self.wall_s(),
                 arrived_s=self.now_s,
                 prompt_tokens=asked.prompt_tokens,
@@ -196,9 +216,7 @@ class VirtualFleet:
         course = self.courses[number]
         placed, asked = course.placed, course.asked
         assert placed is not None
-        priority = upstream_priority(
-            ORDERINGS[placed.ordering], self.classes[asked.slo_class].priority, None, placed.queue_key_s
-        )
+        priority = upstream_priority(ORDERINGS[placed.ordering], placed.priority, None, placed.queue_key_s)
         prompt, output = asked.prompt_tokens + course.tokens, asked.output_tokens - course.tokens
         self.engines[slot].add(EngineRequest(str(number), prompt, output, priority, self.now_s))
         if self.steps[slot] is None:
@@ -212,6 +230,9 @@ class VirtualFleet:
             for number in [int(one) for one in (*engine._running, *engine.waiting_in_order())]:
                 if number in self.leaving:
                     self._evict(number, engine)
+            replica = self.topology.by_slot[slot]
+            if replica.spec.state == InstanceState.RECLAIMING and not replica.requests:
+                self._set(replica.name, InstanceState.READY)
         self.steps[slot] = step = self.engines[slot].step(self.now_s)
         self.events_s[slot] = inf if step is None else step.ends_s
 

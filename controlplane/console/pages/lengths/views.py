@@ -80,8 +80,8 @@ def charts_of(asked: Asked, now: datetime) -> list[Chart]:
         pairs, of = selectors.pairs(scope)
         return [
             predicted_against_actual(pairs, of),
-            calibration(selectors.by_predictor(scope)),
-            error_by_length(selectors.by_bucket(scope)),
+            calibration(selectors.by(scope, "predictor", shadows=True)),
+            error_by_length(selectors.by(scope, "bucket_tokens")),
             error_over_time(selectors.series(scope, now)),
         ]
 
@@ -98,9 +98,9 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
     service = state.lengths() if asked.everything else None
     drifts = (service or {}).get("drift") or []
     drifting = {(drift["model"], drift["tenant"]) for drift in drifts}
-    lines = tables.lines(selectors.by_model_and_tenant(scope), drifting)
+    lines = tables.lines(selectors.by(scope, "model", "tenant"), drifting)
     lines = LENGTH_SERIES.arranged(lines, asked.filters)
-    by_predictor = selectors.by_predictor(scope)
+    by_predictor = selectors.by(scope, "predictor", shadows=True)
     duels = tables.compare(scope) if asked.everything else {}
     charts = {chart.key: chart for chart in charts_of(asked, now)}
     if request.GET.get("format") == "csv":
