@@ -146,7 +146,7 @@ async def one(session: Any, door: Door, job: Job, model: str = MODEL) -> Timed:
     return Timed(job, first_s - sent_s, now_s - sent_s)
 
 
-def in_process(run: Callable[[Any], Any], found: Any) -> None:
+def in_process(run: Callable[[Any], Any], channel: Any) -> None:
     async def main() -> Any:
         import aiohttp
 
@@ -156,17 +156,17 @@ def in_process(run: Callable[[Any], Any], found: Any) -> None:
 
     import uvloop
 
-    found.put(uvloop.run(main()))
+    channel.put(uvloop.run(main()))
 
 
 def in_processes(runs: Sequence[Callable[[Any], Any]]) -> list[Timed]:
     """Run each of *runs* with a session in a process of its own; return what all of them measured."""
     context = multiprocessing.get_context("fork")
-    found = context.Queue()
-    children = [context.Process(target=in_process, args=(run, found)) for run in runs]
+    channel = context.Queue()
+    children = [context.Process(target=in_process, args=(run, channel)) for run in runs]
     for child in children:
         child.start()
-    timed = [one for _ in children for one in found.get(timeout=600)]
+    timed = [one for _ in children for one in channel.get(timeout=600)]
     for child in children:
         child.join()
     return timed
@@ -352,13 +352,13 @@ def overhead(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
         for name in ("direct", "gateway", "gateway", "direct"):
             times[name] += closed_loop(doors[name], streams, seconds, next(_numbers) * 10, prompt, output)
             spent[name] += seconds
-        found = {name: brief(times[name], spent[name]) for name in doors}
+        figures = {name: brief(times[name], spent[name]) for name in doors}
         added = {
-            key: round(found["gateway"][key] - found["direct"][key], 2)
-            for key in found["direct"]
-            if key.endswith("_ms") and key in found["gateway"]
+            key: round(figures["gateway"][key] - figures["direct"][key], 2)
+            for key in figures["direct"]
+            if key.endswith("_ms") and key in figures["gateway"]
         }
-        result[f"streams_{streams}"] = found | {"added": added}
+        result[f"streams_{streams}"] = figures | {"added": added}
     return result
 
 
@@ -436,7 +436,7 @@ def mixed(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
             batch = start_batch(stack, fresh(lines))
             begun = counts(stack, batch)
             began_s = time.perf_counter()
-            found = interactive()
+            figures = interactive()
             ended, seconds = counts(stack, batch), time.perf_counter() - began_s
             done = ended["completed"] - begun["completed"]
             with contextlib.suppress(urllib.error.HTTPError):  # it has ended
@@ -444,7 +444,7 @@ def mixed(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
             until_s = time.perf_counter() + 60
             while time.perf_counter() < until_s and state_of(stack, batch)["status"] not in ("cancelled", "completed"):
                 time.sleep(0.5)
-            return found | {"lines_per_s": round(done / seconds, 2), "lines": done, "lines_failed": ended["failed"],
+            return figures | {"lines_per_s": round(done / seconds, 2), "lines": done, "lines_failed": ended["failed"],
                             "ended_as": state_of(stack, batch)["status"]}  # fmt: skip
 
         return run
@@ -549,7 +549,7 @@ def server_says(url: str) -> dict[str, float]:
 def watching(url: str) -> Iterator[Callable[[], dict[str, float]]]:
     """Read the server's metrics every half second; what is called at the end sums them up."""
     context = multiprocessing.get_context("fork")
-    found, stop = context.Queue(), context.Event()
+    channel, stop = context.Queue(), context.Event()
 
     def watch() -> None:
         samples = []
@@ -557,7 +557,7 @@ def watching(url: str) -> Iterator[Callable[[], dict[str, float]]]:
             with contextlib.suppress(OSError):
                 samples.append(server_says(url))
             stop.wait(0.5)
-        found.put(samples)
+        channel.put(samples)
 
     child = context.Process(target=watch)
     child.start()
@@ -566,7 +566,7 @@ def watching(url: str) -> Iterator[Callable[[], dict[str, float]]]:
         yield lambda: said
     finally:
         stop.set()
-        samples = found.get(timeout=30)
+        samples = channel.get(timeout=30)
         child.join()
     if len(samples) > 1:
         spent_s = samples[-1]["at_s"] - samples[0]["at_s"]

@@ -28,8 +28,8 @@ def test_arms_get_the_same_load_with_prompts_of_their_own():
 
 def test_failures_count_as_failures_and_not_as_times():
     timed = [Timed(Job(n, 0.0, 10, 20), 0.1 * n, 1.0 * n) for n in range(1, 5)]
-    found = brief([*timed, Timed(Job(9, 0.0, 10, 20), None, None, "503 busy")], 4.0)
-    assert (found["requests"], found["failed"], found["errors"]) == (5, 1, ["503 busy"])
-    assert (found["requests_per_s"], found["output_tokens_per_s"], found["e2e_mean_s"]) == (1.0, 20, 2.5)
-    assert (found["ttft_p50_ms"], found["e2e_p95_ms"]) == (300.0, 4000.0)
+    figures = brief([*timed, Timed(Job(9, 0.0, 10, 20), None, None, "503 busy")], 4.0)
+    assert (figures["requests"], figures["failed"], figures["errors"]) == (5, 1, ["503 busy"])
+    assert (figures["requests_per_s"], figures["output_tokens_per_s"], figures["e2e_mean_s"]) == (1.0, 20, 2.5)
+    assert (figures["ttft_p50_ms"], figures["e2e_p95_ms"]) == (300.0, 4000.0)
     assert brief([], 1.0) == {"requests": 0, "failed": 0, "seconds": 1.0}
