@@ -9,6 +9,7 @@ import numpy as np
 from django.db.models import QuerySet
 
 from controlplane.fleet.models import Instance
+from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.selectors import OWN_REGION
 from controlplane.rows import narrowed
@@ -79,9 +80,11 @@ def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
 def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:
     """Yield LEDGER_COLUMNS of *rows*, times to the microsecond, as read by the trace format "ledger".
 
-    Each has the caller's region. Unserved requests have their predicted length.
+    Each has the caller's region. Unserved requests have their predicted length. Those without output have a single token of
+    it, which comes when their prompts are computed.
     """
     for row in rows.select_related("tenant").defer("trace").iterator(chunk_size=5000):
+        least = int(bool(row.surface) and not Kind(row.surface).generates)
         yield (
             row.request_id,
             row.arrived_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
@@ -91,8 +94,8 @@ def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:
             row.caller_region,
             row.outcome,
             row.predicted_prompt_tokens if row.unserved else row.prompt_tokens,
-            row.predicted_output_tokens if row.unserved else row.output_tokens,
-            row.predicted_output_tokens,
+            max(least, row.predicted_output_tokens if row.unserved else row.output_tokens),
+            max(least, row.predicted_output_tokens),
         )
 
 

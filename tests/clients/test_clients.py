@@ -20,6 +20,9 @@ ERRORS = {
     "embeddings": ["NotFoundError", 404, "unsupported_endpoint"],
 }
 
+EMBEDDED = [3, 32, True, False]
+"""Vectors of three texts, their length, whether equal texts have equal vectors, and whether different ones do."""
+
 
 def check(report, errors):
     assert report["chat"]
@@ -40,12 +43,13 @@ def check_batches(report):
 async def test_openai_for_python(said, emulated):
     report = await said("openai")
     check(report, ERRORS)
-    assert report["models"] == ["m"]
+    assert report["models"] == ["e", "m"]
+    assert report["embeddings"] == EMBEDDED
     assert report["response"]
     assert report["events"][0] == "response.created"
     assert report["events"][-1] == "response.completed"
     rows = await emulated.rows()
-    assert [row.outcome for row in rows if row.slo_class != "flexible"] == ["done"] * 5
+    assert [row.outcome for row in rows if row.slo_class != "flexible"] == ["done"] * 6
     check_batches(report)
 
 
@@ -56,7 +60,8 @@ async def test_openai_for_node(run, emulated):
     packages = environments.FOLDER / "node" / "package.json"
     report = json.loads(await run(node, CALLS / "openai_node.mjs", PACKAGES=str(packages)))
     check(report, ERRORS)
-    assert report["models"] == ["m"]
+    assert report["models"] == ["e", "m"]
+    assert report["embeddings"] == EMBEDDED
     assert report["response"]
     assert report["events"][-1] == "response.completed"
     check_batches(report)
@@ -71,6 +76,7 @@ async def test_langchain(said):
     report = await said("langchain")
     check(report, {name: ERRORS[name][:2] for name in ("model", "key")})
     assert report["after"]
+    assert report["embeddings"] == EMBEDDED
 
 
 @pytest.fixture(scope="session")

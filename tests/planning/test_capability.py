@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.fleet.models import Instance, SloClass
+from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning.forecasts import demand
 from controlplane.planning.plans import capability, inventory
@@ -65,3 +65,18 @@ def test_a_window_is_of_all_instances_of_an_endpoint_and_of_its_classes_promises
     )
     (window,) = capability._windows(NOW)[PLACE[0], "a100-80gb"]
     assert window == (4000, 400, 1, 40, 2, pytest.approx(4.0))
+
+
+def test_a_model_without_output_has_a_capability_of_its_prompts(make_minutes):
+    """Requests of many inputs are longer than the context of one."""
+    make_minutes(30)
+    MinuteRow.objects.update(output_tokens=0)
+    Model.objects.filter(name=PLACE[0]).update(task="embed", context_tokens=64)
+    prompt, output = capability.mean_lengths(PLACE[0], NOW)
+    row = MinuteRow.objects.first()
+    assert (prompt, output) == (row.prompt_tokens / row.requests, 1.0)
+    one = measured()
+    assert prompt > 64
+    assert one.prompt_tokens_per_s > 100 * one.output_tokens_per_s > 0
+    engine = capability.engine_of(Deployment.objects.get(), PerformanceProfile.objects.get())
+    assert engine.max_model_len > prompt

@@ -86,3 +86,13 @@ def test_nothing_to_export(ledger, tmp_path: Path) -> None:
         call_command("export_ledger", str(tmp_path / "x"), "--model", "other")
     with pytest.raises(CommandError, match="No such file"):
         call_command("export_ledger", str(tmp_path / "nowhere" / "x"))
+
+
+def test_a_request_without_output_is_exported_as_one_that_ends_with_its_prefill(ledger, tmp_path: Path) -> None:
+    embedded, tokenized = LedgerRow.objects.order_by("arrived_at")[:2]
+    LedgerRow.objects.filter(pk=embedded.pk).update(surface="embeddings", output_tokens=0)
+    LedgerRow.objects.filter(pk=tokenized.pk).update(surface="tokenize", prompt_tokens=0, output_tokens=0)
+    path = tmp_path / "ledger.csv"
+    call_command("export_ledger", str(path), stdout=StringIO())
+    trace = load_trace(path, "ledger")  # what the engine computed nothing of is left out
+    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([10, 30], [1, 5])

@@ -1,6 +1,6 @@
 """A gateway in front of servers that run already, or whose instances it starts itself."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,12 +21,16 @@ from workers.vllm.launcher import ProcessLauncher
 
 
 @asynccontextmanager
-async def gateway_before(servers: Mapping[str, str], max_num_seqs: int, **options: Any) -> AsyncIterator[ServedGateway]:
-    """Run a gateway before *servers*, addresses by name, once all of them are up."""
+async def gateway_before(
+    servers: Mapping[str, str], max_num_seqs: int, *, prepare: Callable[[], object] | None = None, **options: Any
+) -> AsyncIterator[ServedGateway]:
+    """Run a gateway before *servers*, addresses by name, once all of them are up. *prepare* changes the rows first."""
     backends = [SimpleNamespace(name=name, url=url) for name, url in servers.items()]
     options = {"queue_bound": 1000, "model_name": MODEL, "max_num_seqs": max_num_seqs, **options}
     await database_sync_to_async(make_rows)(backends, regions=["here"] * len(backends), **options)
     await database_sync_to_async(Instance.objects.update)(state="loading")
+    if prepare is not None:
+        await database_sync_to_async(prepare)()
     async with serving_gateway(backends) as served:
         await until(lambda: served.gateway.topology.fleet.accepting.sum() == len(backends), 30)
         yield served

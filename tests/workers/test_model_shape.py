@@ -234,3 +234,32 @@ def test_a_broken_file_is_named(folder: Any, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(ShapeError, match=r"model.safetensors is no safetensors file"):
         read(source)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "labels", "files", "task"),
+    [
+        ("LlamaForCausalLM", 2, {}, "generate"),
+        ("GPT2LMHeadModel", 2, {}, "generate"),
+        ("LlamaForCausalLM", 2, {"modules.json": "[{}]"}, "embed"),  # Qwen3-Embedding and others are such
+        ("BertModel", 2, {}, "embed"),
+        ("BertForSequenceClassification", 1, {}, "score"),
+        ("BertForSequenceClassification", 3, {}, "classify"),
+        ("BertForTokenClassification", 9, {}, "token_classify"),
+    ],
+)
+def test_the_task_is_the_one_that_vllm_chooses(
+    folder: Any, architecture: str, labels: int, files: dict[str, str], task: str
+) -> None:
+    labelled = {"architectures": [architecture], "num_labels": labels}
+    source = folder(LLAMA_3_1_8B | labelled)
+    for name, text in files.items():
+        (Path(source) / name).write_text(text)
+    assert read(source).task == task
+
+
+def test_an_encoder_reads_no_more_than_its_settings_say(folder: Any) -> None:
+    source = folder(LLAMA_3_1_8B | {"architectures": ["BertModel"]})
+    (Path(source) / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
+    assert read(source).context_tokens == 256
+    assert read(source, context_tokens=128).context_tokens == 128

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forecasting import models_extra
+from workers.vllm.tasks import Task
 
 BYTES_16_BIT = 2
 # Bytes of an element in safetensors files; those of half a byte are stored packed, as U8 or I32.
@@ -38,6 +39,7 @@ class ModelShape:
     weights_bytes: int
     kv_bytes_per_token: int
     context_tokens: int
+    task: Task = Task.GENERATE
 
 
 def read(source: str, *, context_tokens: int | None = None, kv_bytes: int | None = None) -> ModelShape:
@@ -58,6 +60,9 @@ def read(source: str, *, context_tokens: int | None = None, kv_bytes: int | None
         raise ShapeError(f"The config.json of {source} cannot be read: {first[0]}") from error
     text = config.get_text_config()
     context = context_tokens or _context(text)
+    encoder_tokens = _of_sentence_transformers(source, "sentence_bert_config.json").get("max_seq_length")
+    if encoder_tokens and not context_tokens:
+        context = min(context or encoder_tokens, int(encoder_tokens))
     if not context:
         raise ShapeError(f"The config.json of {source} does not say how long its context is: give context_tokens.")
     return ModelShape(
@@ -65,7 +70,32 @@ def read(source: str, *, context_tokens: int | None = None, kv_bytes: int | None
         weights_bytes=_weights(source, config),
         kv_bytes_per_token=_kv_bytes_per_token(text, context, kv_bytes or _compute_bytes(config)),
         context_tokens=context,
+        task=_task(source, config),
     )
+
+
+def _task(source: str, config: Any) -> Task:
+    """Return the task that vLLM chooses by itself (`ModelConfig._get_default_runner_type`), by architecture and files."""
+    architecture = (config.architectures or [""])[0]
+    if architecture.endswith("ForSequenceClassification"):
+        return Task.SCORE if config.num_labels == 1 else Task.CLASSIFY
+    if architecture.endswith("ForTokenClassification"):
+        return Task.TOKEN_CLASSIFY
+    if architecture.endswith("Model") and not architecture.endswith("LMHeadModel"):
+        return Task.EMBED
+    return Task.EMBED if _of_sentence_transformers(source, "modules.json") else Task.GENERATE
+
+
+def _of_sentence_transformers(source: str, name: str) -> Any:
+    """Return the JSON of *name*, a file of sentence-transformers, in the folder or the hub's cache; empty without it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    folder = Path(source)
+    file = folder / name if folder.is_dir() else try_to_load_from_cache(source, name)
+    try:
+        return json.loads(Path(file).read_text(encoding="utf-8")) if isinstance(file, str | Path) else {}
+    except (OSError, ValueError):
+        return {}
 
 
 def _context(config: Any) -> int:

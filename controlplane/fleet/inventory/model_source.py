@@ -12,7 +12,7 @@ SIZES = ("weights_bytes", "kv_bytes_per_token", "context_tokens")
 
 
 def completed(row: Model, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *values* for *row*, with missing or null sizes read from its source.
+    """Return *values* for *row*, with missing or null sizes read from its source, and the task of a new model too.
 
     Raises ValidationError naming a size when there is no source, and the source when it does not have the sizes.
     """
@@ -31,4 +31,6 @@ def completed(row: Model, values: Mapping[str, Any]) -> dict[str, Any]:
         shape = read(source, context_tokens=complete.get("context_tokens"))
     except ShapeError as error:
         raise ValidationError({"source": str(error)}) from error
+    if not row.pk:
+        complete.setdefault("task", shape.task.value)
     return complete | {name: getattr(shape, name) for name in missing}

@@ -121,6 +121,11 @@ class Model(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def pools(self) -> bool:
+        """Whether its requests are prefill alone."""
+        return Task(self.task).pools
+
 
 class PerformanceProfile(models.Model):
     """Duration of an engine step for (model, GPU type, tensor parallel degree).
@@ -300,6 +305,12 @@ class Deployment(EndpointPolicyColumns):
 
     def __str__(self) -> str:
         return f"{self.model} in {self.region} on {self.gpu_type}"
+
+    @property
+    def longest_request_tokens(self) -> int:
+        """Tokens of the longest request, for the simulator: one to a pooling model has many inputs, each of a context."""
+        context = self.model.context_tokens
+        return max(context, self.expected_kv_tokens) if self.model.pools else context
 
     @property
     def expected_kv_tokens(self) -> int:

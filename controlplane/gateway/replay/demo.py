@@ -26,6 +26,7 @@ from controlplane.gateway.replay.waves import (
     Stream,
     streams,
 )
+from workers.vllm.tasks import Task
 
 MINUTE_S = 60
 STEP_S = 10  # within which the rate is constant; a burst is a whole number of steps
@@ -140,11 +141,11 @@ def senders() -> list[Tenant]:
 
 
 def streams_to(tenant: Tenant, secret: str = "") -> list[Stream]:
-    """Return every stream that *tenant* sends to the active deployments, with the API key *secret*.
+    """Return every stream that *tenant* sends to the active deployments that generate, with the API key *secret*.
 
     A tenant outside the demo sends all of each class that it may use.
     """
-    deployments = Deployment.objects.filter(active=True).select_related("model", "region")
+    deployments = Deployment.objects.filter(active=True, model__task=Task.GENERATE).select_related("model", "region")
     endpoints = {(row.model.name, row.region.name, row.model.context_tokens) for row in deployments}
     allowed = {*tenant.slo_classes.values_list("name", flat=True), tenant.default_slo_class.name}
     shares = SHARES.get(tenant.name, dict.fromkeys(KINDS, 1.0))

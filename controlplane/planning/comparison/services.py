@@ -16,7 +16,7 @@ import numpy as np
 from django.db.models import Q, QuerySet
 from numpy.typing import NDArray
 
-from controlplane.fleet.models import Deployment
+from controlplane.fleet.models import Deployment, Model
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.execution import strategies
@@ -28,6 +28,7 @@ from controlplane.planning.plans.expected import RECENT, expected_at, fresh_for,
 from controlplane.planning.plans.round import plan_settings
 from controlplane.simulation.selectors import own_rows, workload_of
 from controlplane.tuning.selectors import tuned
+from workers.vllm.tasks import Task
 
 if TYPE_CHECKING:
     from scheduling.planning.advisor import Demand, SimulatedPlanner
@@ -54,8 +55,9 @@ def compare_strategies(
     With too few requests, the row has a note and no lines. Requests and time are bounded by settings.
     """
     since = now - timedelta(hours=hours)
-    served = Q(outcome=Outcome.DONE, repeated=False, prompt_tokens__gt=0, output_tokens__gt=0)
-    unserved = Q(unserved=True, predicted_prompt_tokens__gt=0, predicted_output_tokens__gt=0)
+    pooled = Q(model__in=list(Model.objects.exclude(task=Task.GENERATE).values_list("name", flat=True)))
+    served = Q(outcome=Outcome.DONE, repeated=False, prompt_tokens__gt=0) & (pooled | Q(output_tokens__gt=0))
+    unserved = Q(unserved=True, predicted_prompt_tokens__gt=0) & (pooled | Q(predicted_output_tokens__gt=0))
     rows = LedgerRow.objects.filter(served | unserved, arrived_at__gte=since, arrived_at__lt=now)
     fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
     replay = Replay.read(rows, fleet, now)

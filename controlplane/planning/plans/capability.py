@@ -14,12 +14,13 @@ import numpy as np
 from django.db.models import Count, Q, Sum
 from django.db.models.functions import TruncMinute
 
-from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass, SloKind
+from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass, SloKind
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts.demand import ASKED
 from controlplane.planning.plans import inventory
 from controlplane.tuning.selectors import tuned
+from workers.vllm.tasks import Task
 
 if TYPE_CHECKING:
     from scheduling.planning.capacity import Capability
@@ -95,11 +96,15 @@ def by_profile(
         if len(_simulated) >= MOST_KEPT:
             _simulated.clear()
         done = LedgerRow.objects.filter(
-            model=deployment.model.name, outcome=Outcome.DONE, arrived_at__gte=now - looked_back(), prompt_tokens__gt=0,
-            output_tokens__gt=0,
-        )  # fmt: skip
+            model=deployment.model.name, outcome=Outcome.DONE, arrived_at__gte=now - looked_back(), prompt_tokens__gt=0
+        )
+        if not deployment.model.pools:
+            done = done.filter(output_tokens__gt=0)
         pairs = list(done.order_by("-arrived_at").values_list("prompt_tokens", "output_tokens")[:PAIRS])
-        prompts, outputs = np.array(pairs or [(round(prompt_tokens), max(1, round(output_tokens)))]).T
+        prompts, outputs = np.array(pairs or [(round(prompt_tokens), round(output_tokens))]).T
+        outputs = np.maximum(
+            outputs, 1
+        )  # a sequence without output ends with its prefill, as one of a single token does
         _simulated[key] = simulated_capability(
             engine, prompts, outputs, promise, percentile=percentile, cv=steps[2], sizes=fleet_sizes(limits[0]),
             most_above=limits[1],
@@ -117,7 +122,7 @@ def engine_of(deployment: Deployment, profile: PerformanceProfile) -> "EngineCon
         block_size_tokens=BLOCK_TOKENS,
         kv_blocks=max(1, deployment.expected_kv_tokens // BLOCK_TOKENS),
         policy=deployment.scheduling_policy,
-        max_model_len=deployment.model.context_tokens,
+        max_model_len=deployment.longest_request_tokens,
         profile=profile.coefficients(),
         front_end=profile.front_end(),
     )
@@ -134,13 +139,14 @@ def strictest() -> tuple["Promise", float]:
 
 
 def mean_lengths(model: str, now: datetime) -> tuple[float, float]:
-    """Return mean prompt and output tokens of requests of *model* within `looked_back`."""
+    """Return mean prompt and output tokens of requests of *model* within `looked_back`; 1 of output where it pools."""
+    pools = Model.objects.filter(name=model).exclude(task=Task.GENERATE).exists()
     rows = MinuteRow.objects.filter(model=model, minute__gte=now - looked_back(), minute__lt=now)
     asked = {quantity.name.lower(): Sum(tokens) for quantity, tokens in ASKED.items()}
     sums = rows.aggregate(requests=Sum("requests"), **asked)
-    if not sums["requests"] or not sums["prompt"] or not sums["output"]:
-        return USUAL_LENGTHS
-    return sums["prompt"] / sums["requests"], sums["output"] / sums["requests"]
+    if not sums["requests"] or not sums["prompt"] or not (sums["output"] or pools):
+        return USUAL_LENGTHS[0], 1.0 if pools else USUAL_LENGTHS[1]
+    return sums["prompt"] / sums["requests"], max(1.0, sums["output"] / sums["requests"])
 
 
 def looked_back() -> timedelta:

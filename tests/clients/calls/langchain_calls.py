@@ -5,7 +5,7 @@ import os
 
 import openai
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 
 @tool
@@ -26,6 +26,10 @@ said["tool"] = asked.tool_calls[0]["name"]
 conversation = [("human", "Is it windy in Oslo?"), asked, weather.invoke(asked.tool_calls[0])]
 after = able.invoke(conversation)
 said["after"] = after.content or after.tool_calls
+# Its own tokenizer would be asked for ids of OpenAI's models.
+embedder = OpenAIEmbeddings(model="e", check_embedding_ctx_length=False, **given)
+vectors = embedder.embed_documents(["the watch begins", "the sun", "the watch begins"])
+said["embeddings"] = [len(vectors), len(vectors[0]), vectors[0] == vectors[2], vectors[0] == vectors[1]]
 for name, changes in {"model": {"model": "none"}, "key": {"api_key": "ph_wrong"}}.items():
     try:
         ChatOpenAI(**({"model": "m"} | given | changes)).invoke("x")

@@ -25,6 +25,10 @@ for await (const event of client.responses.stream({ model: "m", input: "Is it wi
 }
 const cut = "cut within a character \ud83d";
 said.cut = (await client.chat.completions.create({ model: "m", messages: [{ role: "user", content: cut }], max_tokens: 2 })).id;
+const texts = ["the watch begins", "the sun", "the watch begins"];
+const vectors = (await client.embeddings.create({ model: "e", input: texts })).data.map((one) => one.embedding);
+const same = (one, other) => JSON.stringify(vectors[one]) === JSON.stringify(vectors[other]);
+said.embeddings = [vectors.length, vectors[0].length, same(0, 2), same(0, 1)];
 const url = "/v1/chat/completions";
 const lines = ["a", "b", "c"].map((name) => JSON.stringify({ custom_id: name, method: "POST", url, body: { model: "m", messages, max_tokens: 4 } }));
 const start = async () => {

@@ -27,6 +27,9 @@ response = client.responses.create(model="m", input="Is it windy?", max_output_t
 said["response"] = response.output_text
 with client.responses.stream(model="m", input="Is it windy?", max_output_tokens=8) as events:
     said["events"] = [event.type for event in events]
+texts = ["the watch begins", "the sun", "the watch begins"]
+vectors = [one.embedding for one in client.embeddings.create(model="e", input=texts).data]
+said["embeddings"] = [len(vectors), len(vectors[0]), vectors[0] == vectors[2], vectors[0] == vectors[1]]
 url = "/v1/chat/completions"
 body = {"model": "m", "messages": messages, "max_tokens": 4}
 lines = [json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body}) for name in "abc"]

@@ -1,5 +1,8 @@
 """Deploy: one form from hardware and model to instances that start, then the way to the first token."""
 
+import json
+from typing import Any
+
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -14,7 +17,8 @@ from controlplane.console.live.views import live_context
 from controlplane.console.pages.deploy.forms import DeployForm
 from controlplane.fleet.inventory import deploy as deploying
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
-from controlplane.fleet.models import Deployment
+from controlplane.fleet.models import Deployment, Model
+from workers.vllm.tasks import PATHS, Task
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -58,13 +62,22 @@ def deployed(request: HttpRequest, pk: int) -> HttpResponse:
         "ready": any(instance.state == InstanceState.READY for instance in instances),
         "failed": [instance for instance in instances if instance.state == InstanceState.FAILED],
         "profile": deployment.profile(),
-        "curl": format_html(
-            CURL, address=request.build_absolute_uri("/v1/chat/completions"), model=deployment.model.name
-        ),
+        "curl": _example(request, deployment.model),
     }
     return render(request, "console/deploy/deployed.html", context)
 
 
+def _example(request: HttpRequest, model: Model) -> str:
+    """Return a curl command for the first call that *model* serves."""
+    path = PATHS[Task(model.task)][0]
+    body = json.dumps({"model": model.name} | BODIES[path])
+    return format_html(CURL, address=request.build_absolute_uri(path), body=body)
+
+
+BODIES: dict[str, Any] = {
+    "/v1/chat/completions": {"stream": True, "messages": [{"role": "user", "content": "Say hello."}]},
+    "/rerank": {"query": "What is a cat?", "documents": ["A cat is an animal.", "The sun is a star."]},
+} | {path: {"input": "Say hello."} for path in ("/v1/embeddings", "/pooling", "/classify")}
 CURL = """curl -N {address} \\
   -H "Authorization: Bearer $PILOTHOUSE_API_KEY" -H "Content-Type: application/json" \\
-  -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Say hello."}}]}}'"""
+  -d '{body}'"""

@@ -10,14 +10,16 @@ from django.db.models import Count, Q
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Model
+from workers.vllm.tasks import Task
 
 NO_MODEL = "MODEL"
 
 
 def model_to_try() -> str:
-    """The model with most instances that are ready, else one that is deployed; `NO_MODEL` where there is none."""
+    """The generating model with most instances that are ready, else one that is deployed; `NO_MODEL` where there is none."""
     ready = Count("deployments__instances", filter=Q(deployments__instances__state=InstanceState.READY))
-    model = Model.objects.filter(deployments__isnull=False).annotate(ready=ready).order_by("-ready", "name").first()
+    deployed = Model.objects.filter(deployments__isnull=False, task=Task.GENERATE)
+    model = deployed.annotate(ready=ready).order_by("-ready", "name").first()
     return model.name if model is not None else NO_MODEL
 
 

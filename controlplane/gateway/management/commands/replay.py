@@ -23,6 +23,7 @@ from controlplane.gateway.replay import report as reports
 from controlplane.gateway.replay.report import Report, tokens
 from controlplane.gateway.replay.sender import Sender, Tally, Target
 from scheduling.simulation.workload.traces import FORMATS, TraceError, TraceRequest, read_trace
+from workers.vllm.tasks import Task
 
 REFRESH_S = 0.25
 
@@ -137,11 +138,12 @@ async def choose_model(url: str, key: str, wanted: str | None) -> ServedModel:
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         reason = str(error) or type(error).__name__
         raise CommandError(f"The gateway at {url} does not answer ({reason}). Is Pilothouse running there?") from error
-    models = [ServedModel(card["id"], card.get("max_model_len") or 0) for card in answer["data"]]
+    cards = [card for card in answer["data"] if card.get("task", Task.GENERATE) == Task.GENERATE]
+    models = [ServedModel(card["id"], card.get("max_model_len") or 0) for card in cards]
     if wanted:
         models = [model for model in models if model.name == wanted]
         if not models:
-            names = ", ".join(card["id"] for card in answer["data"])
+            names = ", ".join(card["id"] for card in cards)
             raise CommandError(f"{url} does not serve {wanted!r}; it serves: {names}.")
     if not models:
         raise CommandError(f"{url} serves no model yet.")
