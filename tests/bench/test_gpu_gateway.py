@@ -16,7 +16,7 @@ def test_an_unknown_part_is_refused(tmp_path):
         measure("gpu_gateway", ["--vllm", "http://127.0.0.1:1", "--parts", "swaps", "--out", str(tmp_path)])
 
 
-def test_arms_get_the_same_load_with_prompts_of_their_own():
+def test_arms_have_the_same_load_and_different_prompts():
     jobs = poisson([(40, 7), (5_000, 9_000)], 10.0, 1, most=50, longest_prompt=300)
     assert jobs == poisson([(40, 7), (5_000, 9_000)], 10.0, 1, most=50, longest_prompt=300)
     assert {(job.prompt, job.output) for job in jobs} == {(40, 7), (300, 2_000)}
