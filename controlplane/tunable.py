@@ -121,6 +121,9 @@ class Plans(Group):
     """Share of the last hour's non-interactive load that plans reserve room for, on top of forecast interactive demand:
     SageServe uses a tenth (section 6.4). The rest runs in capacity that interactive work leaves free; 1 reserves room for
     all of it."""
+    PLAN_NIW_DUE: Annotated[bool, PER_MODEL] = False
+    """Whether plans have room for the batch lines whose deadline is within their horizon, at the least constant speed that
+    keeps it, on top of forecast interactive demand."""
     PLAN_EPSILON: Share = 0.8
     """Share of its local demand that each region must be able to serve; the rest may be served elsewhere."""
     PLAN_SOLVER: Literal["auto", "exact", "fast"] = "auto"
