@@ -327,3 +327,30 @@ def key_manager(inventory):
 @pytest.fixture
 def stranger(inventory):
     return inventory.stranger
+
+
+@pytest.fixture
+def reader(client, viewer):
+    """A client signed in as a viewer of the fleet."""
+    client.force_login(viewer)
+    return client
+
+
+@pytest.fixture
+def acting(client, operator):
+    """A client signed in as an operator."""
+    client.force_login(operator)
+    return client
+
+
+@pytest.fixture
+def as_admin(client, fleet_admin):
+    client.force_login(fleet_admin)
+    return client
+
+
+@pytest.fixture
+def as_member(client, member):
+    """A client signed in as one of acme's people."""
+    client.force_login(member)
+    return client

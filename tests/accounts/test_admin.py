@@ -28,12 +28,6 @@ def url_of(model, page, *args):
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}", args=args)
 
 
-@pytest.fixture
-def as_admin(client, fleet_admin):
-    client.force_login(fleet_admin)
-    return client
-
-
 def test_every_model_of_the_project_is_registered():
     from django.apps import apps
 

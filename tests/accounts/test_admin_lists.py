@@ -99,12 +99,6 @@ def build(inventory: Inventory) -> None:
 standing = standing_with(build)
 
 
-@pytest.fixture
-def as_admin(client, fleet_admin):
-    client.force_login(fleet_admin)
-    return client
-
-
 def list_of(model) -> str:
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
 

@@ -55,7 +55,7 @@ def with_key():
 
 
 @pytest.fixture
-def nobody():
+def anonymous():
     from django.test import Client
 
     return Caller(Client())

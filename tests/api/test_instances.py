@@ -20,8 +20,8 @@ def error(response):
 
 
 class TestWhoSees:
-    def test_the_anonymous_answer_says_how_to_sign_in(self, nobody):
-        response = nobody.get("instances")
+    def test_the_anonymous_answer_says_how_to_sign_in(self, anonymous):
+        response = anonymous.get("instances")
         assert response.headers["WWW-Authenticate"] == "Bearer"
         assert error(response)["code"] == "not_authenticated"
 

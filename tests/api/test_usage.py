@@ -90,9 +90,9 @@ def test_as_csv_by_either_way_of_asking(rows, sign_in):
     assert [line[:4] for line in lines if line[2]] == [["acme", rows.prefix, "first", "false"]]
 
 
-def test_what_cannot_be_asked(rows, sign_in, nobody):
+def test_what_cannot_be_asked(rows, sign_in, anonymous):
     caller = sign_in("viewer")
-    assert nobody.get("v1/usage").status_code == 401
+    assert anonymous.get("v1/usage").status_code == 401
     empty = caller.get("v1/usage", since="2026-03-01T10:10:00Z", until="2026-03-01T10:50:00Z")
     assert (empty.status_code, empty.json()["error"]["field"]) == (422, "since")
     assert caller.get("v1/usage", group_by="colour").status_code == 422

@@ -91,16 +91,15 @@ def test_a_draft_is_kept_and_run_later(sign_in, operator):
     assert caller.post(f"what-ifs/{draft['id']}/delete").status_code == 204
 
 
-def test_a_trace_is_uploaded(client, operator):
-    client.force_login(operator)
+def test_a_trace_is_uploaded(acting):
     text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,100,20\n2023-11-16 18:15:48,90,10\n"
     for content, status in ((text, 201), ("TIMESTAMP\n1", 409)):
         file = SimpleUploadedFile("azure.csv", content.encode())
-        answer = client.post("/api/what-if-traces", {"file": file, "format": "azure"})
+        answer = acting.post("/api/what-if-traces", {"file": file, "format": "azure"})
         assert answer.status_code == status, answer.content
     row = TraceFile.objects.get()
     assert (row.requests, row.span_s) == (2, 2.0)
-    assert [each["id"] for each in client.get("/api/what-if-traces").json()["items"]] == [row.pk]
+    assert [each["id"] for each in acting.get("/api/what-if-traces").json()["items"]] == [row.pk]
 
 
 def test_the_live_topic_follows_its_progress(operator):

@@ -64,7 +64,7 @@ def test_calls_without_a_run_or_an_application_are_no_run(acme):
     assert not ApplicationRun.objects.exists()
 
 
-def test_tenants_have_applications_of_their_own(acme, globex):
+def test_each_tenant_has_separate_applications(acme, globex):
     for tenant in (acme, globex):
         write_run(tenant, "one", timezone.now() - timedelta(hours=1), np.random.default_rng(1))
     services.follow_runs(timezone.now())

@@ -140,7 +140,7 @@ def test_errors_of_sdks_become_ends():
     assert judged(wrong_answer, row()) == (1, 1)
 
 
-def test_every_part_is_killed_and_each_kind_has_a_name_of_its_own():
+def test_every_part_is_killed_and_each_kind_has_its_name():
     assert {part for step in STEPS for part in step} == {*PARTS, CHILD}
     kinds = [kind.name for kind in mix.KINDS + wrong.KINDS]
     assert len(kinds) == len(set(kinds))

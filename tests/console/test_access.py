@@ -27,17 +27,15 @@ def url(name: str, *args) -> str:
     return reverse(f"console:{name}", args=args)
 
 
-def test_every_page_opens_before_there_is_anything(client, operator):
-    client.force_login(operator)
-    assert {name: client.get(url(name)).status_code for name in FLEET_PAGES + TENANT_PAGES} == dict.fromkeys(
+def test_every_page_opens_before_there_is_anything(acting):
+    assert {name: acting.get(url(name)).status_code for name in FLEET_PAGES + TENANT_PAGES} == dict.fromkeys(
         FLEET_PAGES + TENANT_PAGES, 200
     )
 
 
-def test_a_tenants_people_see_their_own_pages(client, member):
-    client.force_login(member)
+def test_a_tenants_people_see_their_own_pages(as_member):
     for name in TENANT_PAGES:
-        answer = client.get(url(name))
+        answer = as_member.get(url(name))
         assert answer.status_code == 200, name
         text = answer.content.decode()
         assert url("keys") in text
@@ -78,8 +76,7 @@ def test_acting_needs_a_post_and_a_token(client, operator, fleet):
     assert "out of date" in answer.content.decode()
 
 
-def test_every_page_carries_the_policy(client, viewer):
-    client.force_login(viewer)
-    policy = client.get(url("overview"))["Content-Security-Policy"]
+def test_every_page_carries_the_policy(reader):
+    policy = reader.get(url("overview"))["Content-Security-Policy"]
     assert "script-src 'self';" in policy
     assert "unsafe-eval" not in policy

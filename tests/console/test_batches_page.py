@@ -86,9 +86,8 @@ def test_running_batches_come_first_the_least_slack_first(client, viewer, make_b
     assert [row.pk for row in rows] == [urgent.pk, relaxed.pk, ended.pk]
 
 
-def test_the_empty_page_has_lines_for_both_sdks(client, viewer):
-    client.force_login(viewer)
-    shown = client.get(URL).content.decode()
+def test_the_empty_page_has_lines_for_both_sdks(reader):
+    shown = reader.get(URL).content.decode()
     assert "client.files.create(file=open(" in shown
     assert "fs.createReadStream(" in shown
 

@@ -13,12 +13,6 @@ FORM = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def acting(client, operator):
-    client.force_login(operator)
-    return client
-
-
 def test_the_estimate_follows_what_is_entered(acting):
     html = acting.get(reverse("console:deploy"), FORM).content.decode()
     for words in ("16.4 GB", "413.1k tokens, 12 full-context requests", "$2.50 an hour", "Yes"):

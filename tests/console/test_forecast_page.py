@@ -38,12 +38,6 @@ def clock(monkeypatch):
     monkeypatch.setattr("django.utils.timezone.now", lambda: NOW)
 
 
-@pytest.fixture
-def reader(client, viewer):
-    client.force_login(viewer)
-    return client
-
-
 def page(reader, **query) -> str:
     answer = reader.get(reverse("console:forecast"), query)
     assert answer.status_code == 200

@@ -22,12 +22,6 @@ def clock(monkeypatch):
     monkeypatch.setattr("django.utils.timezone.now", lambda: NOW)
 
 
-@pytest.fixture
-def reader(client, viewer):
-    client.force_login(viewer)
-    return client
-
-
 def page(reader, name="forecast") -> str:
     answer = reader.get(reverse(f"console:{name}"))
     assert answer.status_code == 200

@@ -52,12 +52,6 @@ def bare(inventory):
         model.objects.all().delete()
 
 
-@pytest.fixture
-def reader(client, viewer):
-    client.force_login(viewer)
-    return client
-
-
 def url(name="lengths", *args) -> str:
     return reverse(f"console:{name}", args=args)
 
@@ -345,12 +339,6 @@ def test_queries_do_not_grow_with_rows(reader, furnished, django_assert_max_num_
 
 
 # Versions
-
-
-@pytest.fixture
-def acting(client, operator):
-    client.force_login(operator)
-    return client
 
 
 @pytest.fixture

@@ -59,8 +59,7 @@ class TestWithout:
         answer = client.post(reverse("console:train-lengths"), {"kind": "preserve", "reason": "now"}, follow=True)
         assert "The length model preserve needs torch" in answer.content.decode()
 
-    def test_deploy_asks_for_the_sizes(self, client, operator):
-        client.force_login(operator)
+    def test_deploy_asks_for_the_sizes(self, acting):
         form = {
             **FORM,
             "source": "somebody/model",
@@ -68,7 +67,7 @@ class TestWithout:
             "kv_kib_per_token": "",
             "context_tokens": "",
         }
-        answer = client.post(reverse("console:deploy"), form)
+        answer = acting.post(reverse("console:deploy"), form)
         assert "<code>make models</code>, or give them." in answer.content.decode()
 
 

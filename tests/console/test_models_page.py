@@ -32,12 +32,6 @@ def two_regions(deployment, make_instance, gpu_type):
     return rows
 
 
-@pytest.fixture
-def reader(client, viewer):
-    client.force_login(viewer)
-    return client
-
-
 def page(reader, **query) -> str:
     answer = reader.get(reverse("console:models"), query)
     assert answer.status_code == 200
@@ -135,17 +129,16 @@ def test_as_many_queries_for_any_number_of_instances(
         page(reader)
 
 
-def test_parts_are_given_with_a_reason_and_one_event(two_regions, client, operator):
-    client.force_login(operator)
+def test_parts_are_given_with_a_reason_and_one_event(two_regions, acting):
     model = Model.objects.get()
     values = {"routing_policy": "round_robin", "ordering_policy": "priority", "length_model": "trees"}
-    answer = client.post(reverse("console:parts", args=[model.pk]), values | {"reason": "to compare"}, follow=True)
+    answer = acting.post(reverse("console:parts", args=[model.pk]), values | {"reason": "to compare"}, follow=True)
     assert re.search("The policy of llama-3.1-8b: Custom; the next decisions", answer.content.decode())
     event = Event.objects.get(kind="model.parts_switched")
     assert event.before == {"routing_policy": "join_shortest_queue", "length_model": ""}
     assert event.after == {"routing_policy": "round_robin", "length_model": "trees"}
     assert set(Deployment.objects.values_list("routing_policy", flat=True)) == {"round_robin"}
-    client.post(reverse("console:parts", args=[model.pk]), {"routing_policy": "best", "reason": "a typo"})
+    acting.post(reverse("console:parts", args=[model.pk]), {"routing_policy": "best", "reason": "a typo"})
     assert Event.objects.filter(kind="model.parts_switched").count() == 1
 
 

@@ -20,12 +20,6 @@ from tests.console.conftest import rows_of
 from tests.console.feed import Feed
 
 
-@pytest.fixture
-def reader(client, viewer):
-    client.force_login(viewer)
-    return client
-
-
 def page(reader, name: str, *args, **query) -> str:
     answer = reader.get(reverse(f"console:{name}", args=args), query)
     assert answer.status_code == 200

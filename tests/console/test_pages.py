@@ -29,12 +29,6 @@ def text_of(answer) -> str:
     return answer.content.decode()
 
 
-@pytest.fixture
-def reader(client, viewer):
-    client.force_login(viewer)
-    return client
-
-
 def page(reader, name, *args, **query) -> str:
     answer = reader.get(reverse(f"console:{name}", args=args), query)
     assert answer.status_code == 200
@@ -164,21 +158,19 @@ def process(make_instance, settings, tmp_path):
     return row
 
 
-def test_an_instances_page_has_its_start_engine_error_and_log(client, operator, process):
-    client.force_login(operator)
-    html = page(client, "instance", "p")
+def test_an_instances_page_has_its_start_engine_error_and_log(acting, process):
+    html = page(acting, "instance", "p")
     assert "Loading weights, 50%" in html
     assert "0.32.0" in html
     assert "vllm serve &lt;m&gt;" in html
     assert "2.0 GiB" in html
     assert "ValidationError: User-specified max_model_len (40960)" in html
     assert "Resolved architecture: LlamaForCausalLM" in html
-    assert "Loading weights, 50%" in page(client, "instances")
+    assert "Loading weights, 50%" in page(acting, "instances")
 
 
-def test_a_log_is_for_operators(client, viewer, process):
-    client.force_login(viewer)
-    html = page(client, "instance", "p")
+def test_a_log_is_for_operators(reader, process):
+    html = page(reader, "instance", "p")
     assert "0.32.0" in html
     assert "Resolved architecture" not in html
 
@@ -215,10 +207,9 @@ def test_an_action_needs_a_reason_and_a_fitting_state(client, operator, make_ins
     assert not Event.objects.exists()
 
 
-def test_pages_are_compressed(client, viewer, make_request):
-    client.force_login(viewer)
+def test_pages_are_compressed(reader, make_request):
     make_request()
-    answer = client.get(reverse("console:requests"), headers={"Accept-Encoding": "gzip"})
+    answer = reader.get(reverse("console:requests"), headers={"Accept-Encoding": "gzip"})
     assert answer["Content-Encoding"] == "gzip"
     assert len(answer.content) < len(gzip.decompress(answer.content)) / 3
 

@@ -99,12 +99,6 @@ def page(client, row) -> str:
     return answer.content.decode()
 
 
-@pytest.fixture
-def reader(client, viewer):
-    client.force_login(viewer)
-    return client
-
-
 def test_the_page_says_why_and_what_was_predicted(reader, make_request):
     html = page(reader, make_request(instance="one", trace=[DELAY], predicted_output_tokens=120, output_tokens=96))
     for words in (
@@ -149,14 +143,13 @@ def test_a_prediction_that_cannot_be_judged_says_so(reader, make_request):
     assert placements.predicted(make_request(output_tokens=64)).verdict == "predicted exactly"
 
 
-def test_a_tenants_people_see_what_they_asked_and_got(client, member, make_request):
+def test_a_tenants_people_see_what_they_asked_and_got(as_member, make_request):
     """Neither its place in the fleet nor the other requests there: `tests/access` checks every address."""
-    client.force_login(member)
     row = make_request(
         instance="one", trace=[DELAY], predicted_output_tokens=120, outcome="failed", status_code=502,
         error_code="upstream_failed", error_message="The request was tried on 3 instances.",
     )  # fmt: skip
-    html = page(client, row)
+    html = page(as_member, row)
     assert "upstream_failed, status 502: The request was tried on 3 instances." in html
     assert "Predicted 120 tokens" in html
     for hidden in ("Why this instance", "Least delay", "Placements tried", reverse("console:instance", args=["one"])):

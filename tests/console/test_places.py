@@ -68,18 +68,17 @@ def test_an_admin_undeploys_and_retires(client, fleet_admin, deployment, make_in
     assert not Model.objects.get(pk=deployment.model.pk).active
 
 
-def test_rest_says_and_does_the_same(client, operator, held, node):
-    client.force_login(operator)
-    [item] = [one for one in client.get("/api/instances").json()["items"] if one["name"] == held.name]
+def test_rest_says_and_does_the_same(acting, held, node):
+    [item] = [one for one in acting.get("/api/instances").json()["items"] if one["name"] == held.name]
     assert "kernel update" in item["held"]
-    answer = client.post(f"/api/nodes/{node.name}/cordon", {"reason": "cooling"}, content_type="application/json")
+    answer = acting.post(f"/api/nodes/{node.name}/cordon", {"reason": "cooling"}, content_type="application/json")
     assert (answer.status_code, "nothing is started" in answer.json()["message"]) == (200, True)
-    assert client.post(
+    assert acting.post(
         f"/api/nodes/{node.name}/cordon", {"reason": "again"}, content_type="application/json"
     ).status_code == 409  # fmt: skip
-    [row] = [one for one in client.get("/api/nodes").json()["items"] if one["name"] == node.name]
+    [row] = [one for one in acting.get("/api/nodes").json()["items"] if one["name"] == node.name]
     assert "cooling" in row["cordoned"]
     region = Region.objects.get(pk=node.region_id)
     path = f"/api/regions/{region.name}"
-    assert client.post(f"{path}/cordon", {"reason": "flood"}, content_type="application/json").status_code == 200
-    assert client.post(f"{path}/uncordon", {"reason": "dry"}, content_type="application/json").status_code == 200
+    assert acting.post(f"{path}/cordon", {"reason": "flood"}, content_type="application/json").status_code == 200
+    assert acting.post(f"{path}/uncordon", {"reason": "dry"}, content_type="application/json").status_code == 200

@@ -147,10 +147,9 @@ def test_many_lanes_are_folded_but_for_trouble(client, viewer, shown):
     assert '<details class="lane-model" id="lanes-calm">' in page
 
 
-def test_files(client, viewer, usual):
-    client.force_login(viewer)
+def test_files(reader, usual):
     for name, word in (("groups", "slack_s"), ("reorders", "before_ratio"), ("waits", "Predicted wait (s)")):
-        body = b"".join(client.get(f"{PAGE}&format=csv&table={name}").streaming_content).decode()
+        body = b"".join(reader.get(f"{PAGE}&format=csv&table={name}").streaming_content).decode()
         assert word in body.splitlines()[0]
 
 
@@ -203,12 +202,11 @@ def test_an_action_is_one_event_with_before_and_after(client, operator, usual, f
     assert (event.before, event.after) == (PRICE["before"], PRICE["after"])
 
 
-def test_eviction_asks_why(client, operator, usual):
-    client.force_login(operator)
-    answer = client.post("/queues/groups/7/evict/", {"next": PAGE}, follow=True)
+def test_eviction_asks_why(acting, usual):
+    answer = acting.post("/queues/groups/7/evict/", {"next": PAGE}, follow=True)
     assert "Say why it is evicted" in answer.content.decode()
     assert not Event.objects.filter(kind__startswith="queue_group").exists()
-    assert client.post("/queues/groups/7/dance/").status_code == 404
+    assert acting.post("/queues/groups/7/dance/").status_code == 404
 
 
 def test_blocks_and_tiles_of_a_region_are_kept_fresh(shown, live):

@@ -3,16 +3,8 @@
 import re
 from datetime import timedelta
 
-import pytest
-
 from controlplane.fleet.models import SloClass
 from tests.console.test_pages import page
-
-
-@pytest.fixture
-def reader(client, viewer):
-    client.force_login(viewer)
-    return client
 
 
 def test_requests_pages_by_cursor(reader, make_request):

@@ -38,42 +38,39 @@ def post(client, deployment, action, **values):
     return client.post(reverse("console:rollout", args=[deployment.pk, action]), values, follow=True)
 
 
-def test_nothing_is_said_while_all_are_up_to_date(client, operator, started):
-    client.force_login(operator)
-    page = html_of(client, "instances")
+def test_nothing_is_said_while_all_are_up_to_date(acting, started):
+    page = html_of(acting, "instances")
     assert "Roll out" not in page
     assert "outdated" not in page
     assert 'id="rollouts" data-region hidden' in page
-    assert "Outdated" not in html_of(client, "instance", started.name)
+    assert "Outdated" not in html_of(acting, "instance", started.name)
 
 
-def test_an_outdated_one_is_marked_and_its_limit_is_what_it_was_started_with(client, viewer, outdated):
-    client.force_login(viewer)
-    page = html_of(client, "instances")
+def test_an_outdated_one_is_marked_and_its_limit_is_what_it_was_started_with(reader, outdated):
+    page = html_of(reader, "instances")
     assert "<strong>0 of 1</strong> up to date" in page
     assert "was started with other max_num_seqs" in page
     assert "Roll out" not in page  # an operator's
-    own = html_of(client, "instance", outdated.name)
+    own = html_of(reader, "instance", outdated.name)
     assert "started with other max_num_seqs than its deployment has now" in own
     assert "of 256</span>" in own
 
 
-def test_an_operator_rolls_out_and_cancels(client, operator, outdated, deployment):
-    client.force_login(operator)
-    page = post(client, deployment, "start").content.decode()
+def test_an_operator_rolls_out_and_cancels(acting, outdated, deployment):
+    page = post(acting, deployment, "start").content.decode()
     assert "give a reason" in page
     assert not Rollout.objects.exists()
-    page = post(client, deployment, "start", reason="fewer at once").content.decode()
+    page = post(acting, deployment, "start", reason="fewer at once").content.decode()
     assert "begins within seconds" in page
     assert "Begins within seconds." in page
     assert 'id="rollouts" data-region data-refresh-s="5"' in page
-    assert "in progress" in post(client, deployment, "start", reason="again").content.decode()
-    page = post(client, deployment, "cancel", reason="not today").content.decode()
+    assert "in progress" in post(acting, deployment, "start", reason="again").content.decode()
+    page = post(acting, deployment, "cancel", reason="not today").content.decode()
     assert "is cancelled" in page
-    assert client.post(reverse("console:rollout", args=[deployment.pk, "undo"])).status_code == 404
+    assert acting.post(reverse("console:rollout", args=[deployment.pk, "undo"])).status_code == 404
     event = Event.objects.get(kind="rollout.started")
-    assert reverse("console:instances") in html_of(client, "event", event.pk)
-    assert "rollout of changed settings begins" in html_of(client, "events")
+    assert reverse("console:instances") in html_of(acting, "event", event.pk)
+    assert "rollout of changed settings begins" in html_of(acting, "events")
 
 
 def test_a_failed_one_needs_attention_until_the_settings_are_changed_back(outdated, deployment):

@@ -50,18 +50,6 @@ def two_places(deployment, make_instance, gpu_type):
     return deployment, other
 
 
-@pytest.fixture
-def reader(client, viewer):
-    client.force_login(viewer)
-    return client
-
-
-@pytest.fixture
-def acting(client, operator):
-    client.force_login(operator)
-    return client
-
-
 def url(name: str, *args) -> str:
     return reverse(f"console:{name}", args=args)
 

@@ -18,9 +18,8 @@ def html_of(client, **query):
     return client.get(PAGE, query).content.decode()
 
 
-def test_all_groups_with_unit_limits_and_default(client, viewer):
-    client.force_login(viewer)
-    html = html_of(client)
+def test_all_groups_with_unit_limits_and_default(reader):
+    html = html_of(reader)
     for group in GROUPS:
         assert f">{group.__doc__}</h2>" in html
     (row,) = re.findall(r'<tr id="forecast-window-s">.*?</tr>', html, re.S)
@@ -46,23 +45,21 @@ def test_an_operator_changes_a_value_and_sets_it_back(client, operator):
     )
 
 
-def test_the_values_of_one_model(client, operator, language_model):
-    client.force_login(operator)
+def test_the_values_of_one_model(acting, language_model):
     services.change("FORECASTER", "arima", "test")
-    client.post(
+    acting.post(
         reverse("console:setting", args=["FORECASTER"]),
         {"value": "ets", "model": language_model.name, "reason": "a test"},
     )
-    html = html_of(client, model=language_model.name)
+    html = html_of(acting, model=language_model.name)
     (row,) = re.findall(r'<tr id="forecaster" class="chosen">.*?</tr>', html, re.S)
     assert "<strong>ets</strong>" in row
     assert ">arima</td>" in row
     assert 'id="plan-every-s"' not in html
-    assert f"?model={language_model.name}" in html_of(client)
+    assert f"?model={language_model.name}" in html_of(acting)
 
 
-def test_switches_are_said_as_words(client, operator):
-    client.force_login(operator)
-    client.post(reverse("console:setting", args=["FLOOR"]), {"value": "off", "reason": "a test"})
+def test_switches_are_said_as_words(acting):
+    acting.post(reverse("console:setting", args=["FLOOR"]), {"value": "off", "reason": "a test"})
     assert tuned().FLOOR is False
-    assert "<strong>off</strong>" in html_of(client)
+    assert "<strong>off</strong>" in html_of(acting)

@@ -128,7 +128,6 @@ def test_rest(client, viewer, operator, donated, language_model):
     assert reclaimed.json()["instance"]["state"] == "reclaiming"
 
 
-def test_tenants_see_nothing_of_it(client, member):
-    client.force_login(member)
+def test_tenants_see_nothing_of_it(as_member):
     for name in ("spot", "donations", "weights"):
-        assert client.get(reverse(f"console:{name}")).status_code in (403, 404)
+        assert as_member.get(reverse(f"console:{name}")).status_code in (403, 404)

@@ -36,16 +36,15 @@ def test_nothing_is_said_where_no_gpus_are_shared(client, operator, make_instanc
     assert "Shares its GPUs" not in html_of(client, "instance", row.name)
 
 
-def test_members_of_a_group_their_state_and_the_duration_of_a_swap(client, operator, shared):
-    client.force_login(operator)
-    page = html_of(client, "instances")
+def test_members_of_a_group_their_state_and_the_duration_of_a_swap(acting, shared):
+    page = html_of(acting, "instances")
     assert "<strong>first</strong> is awake" in page
     assert "No swap yet." in page
     # 16.06 GB over two GPUs to memory, 50 GB back
     assert '1.3 s <span class="muted">by size</span>' in page
     assert "first finishes what it runs and is given nothing new, then sleeps (0.3 s, by size)" in page
     assert page.count("Swap to…") == 1
-    assert "first is awake. Its weights: CPU memory" in html_of(client, "instance", "second")
+    assert "first is awake. Its weights: CPU memory" in html_of(acting, "instance", "second")
 
 
 def test_an_operator_swaps_for_a_reason(client, operator, shared):
@@ -63,20 +62,19 @@ def test_an_operator_swaps_for_a_reason(client, operator, shared):
     assert "first has to wait for it" in page
 
 
-def test_the_same_by_rest(client, operator, shared):
-    client.force_login(operator)
-    (group,) = client.get("/api/swap-groups").json()["items"]
+def test_the_same_by_rest(acting, shared):
+    (group,) = acting.get("/api/swap-groups").json()["items"]
     assert (group["name"], group["awake"], group["swaps"]) == ("us-east-1", "first", [])
     assert [(one["name"], one["tier"], one["measured"]) for one in group["members"]] == [
         ("first", "gpu", False),
         ("second", "cpu", False),
     ]
-    assert client.get("/api/instances/second").json()["swap_group"] == "us-east-1"
-    answer = post(client, "/swaps", to="second", reason="more asked for")
+    assert acting.get("/api/instances/second").json()["swap_group"] == "us-east-1"
+    answer = post(acting, "/swaps", to="second", reason="more asked for")
     assert (answer.status_code, answer.json()["state"], answer.json()["gave_way"]) == (202, "in_progress", "first")
-    assert post(client, "/swaps", to="first", reason="back").status_code == 409
-    assert client.get("/api/swap-groups?model=other").json()["items"][0]["swaps"][0]["to"] == "second"
-    assert client.get("/api/swap-groups?region=nowhere").json()["items"] == []
+    assert post(acting, "/swaps", to="first", reason="back").status_code == 409
+    assert acting.get("/api/swap-groups?model=other").json()["items"][0]["swaps"][0]["to"] == "second"
+    assert acting.get("/api/swap-groups?region=nowhere").json()["items"] == []
 
 
 def test_a_model_is_deployed_on_the_gpus_of_another(client, operator, make_instance, node):

@@ -21,12 +21,6 @@ from tests.console.feed import Feed
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def operated(client, operator):
-    client.force_login(operator)
-    return client
-
-
 def html_of(client, name="system", **query) -> str:
     answer = client.get(reverse(f"console:{name}"), query)
     assert answer.status_code == 200
@@ -42,14 +36,14 @@ def titles(feed: Feed) -> list[str]:
 
 
 class TestPage:
-    def test_parts_and_jobs_worst_first(self, operated, live, fleet_feed):
+    def test_parts_and_jobs_worst_first(self, acting, live, fleet_feed):
         fleet_feed.trouble = {
             "prune-ledger": {"state": "late", "last_success_at": time.time() - 9000},
             "forecasts": {"state": "failing", "failures_in_a_row": 12, "last_error": "IndexError: out of range"},
             "celery": {"state": "down", "detail": "no worker answers", "restarts": 4},
         }
         live.show(fleet_feed)
-        html = html_of(operated)
+        html = html_of(acting)
         jobs = re.findall(r'<tr><th scope="row">([^<]+?)\s*</th>', html.partition('id="jobs-panel"')[2])
         assert jobs[:2] == ["Forecasts", "Prune ledger"]
         assert "worst first: 2 late or failing" in html
@@ -59,12 +53,12 @@ class TestPage:
         assert 'data-status="failed"' in html
         assert 'data-topics="system"' in html
 
-    def test_without_a_gateway_it_says_what_is_missing(self, operated, live):
-        html = html_of(operated)
+    def test_without_a_gateway_it_says_what_is_missing(self, acting, live):
+        html = html_of(acting)
         assert "No gateway has reported the state of the parts" in html
         assert "No job is known yet" in html
 
-    def test_while_redis_is_away_this_process_says_what_it_knows(self, operated, live, monkeypatch):
+    def test_while_redis_is_away_this_process_says_what_it_knows(self, acting, live, monkeypatch):
         class Monitor:
             def report(self):
                 system = Feed([]).system(time.time())
@@ -73,16 +67,16 @@ class TestPage:
 
         monkeypatch.setattr(monitor, "current", Monitor())
         live.source(Source.UNREACHABLE)
-        html = html_of(operated)
+        html = html_of(acting)
         assert "this is what this web process sees itself" in html
         assert "ConnectionError: refused" in html
         assert live.hub.latest().attention["items"][0]["title"] == "Redis: down"
-        assert "Redis: down" in html_of(operated, "overview")
+        assert "Redis: down" in html_of(acting, "overview")
 
-    def test_an_event_about_a_job_leads_here(self, operated, live):
+    def test_an_event_about_a_job_leads_here(self, acting, live):
         write_notice(("forecasts", "failing", "It failed once: IndexError"))
         write_notice(("forecasts", "failing", "It failed twice: IndexError"))  # another process came second
-        html = html_of(operated, "events")
+        html = html_of(acting, "events")
         assert html.count("forecasts: failing") == 1
         assert JobRow.objects.get(pk="forecasts").noticed == "failing"
 
@@ -109,7 +103,7 @@ class TestAttention:
         deployment.save()
         assert min_instances() == {}
 
-    def test_plans_that_wait_for_an_operator(self, operated, live, fleet_feed, language_model):
+    def test_plans_that_wait_for_an_operator(self, acting, live, fleet_feed, language_model):
         def plan(minutes, status=PlanStatus.ADVICE):
             until = timezone.now() + timedelta(minutes=minutes)
             ScalingPlan.objects.create(
@@ -119,7 +113,7 @@ class TestAttention:
         plan(5), plan(5), plan(-5), plan(5, PlanStatus.REJECTED)
         live.hub._known = known()
         live.show(fleet_feed)
-        html = html_of(operated, "overview")
+        html = html_of(acting, "overview")
         assert "2 plans wait for approval" in html
         assert re.search(r'data-fragment="badge/plans"><span class="count">2<span class="unseen"> to approve', html)
         assert re.search(r'data-fragment="badge/system">\s*</span>', html)

@@ -43,15 +43,14 @@ def shown(client, **query) -> list[dict]:
     return client.get(URL, query).context["lines"]
 
 
-def test_the_fleets_people_land_on_the_tenant_that_costs_most(client, viewer, hours):
-    client.force_login(viewer)
-    lines = shown(client)
+def test_the_fleets_people_land_on_the_tenant_that_costs_most(reader, hours):
+    lines = shown(reader)
     assert [(line["name"], line["cost_usd"]) for line in lines] == [("globex", 11.0), ("acme", 6.0), ("Idle", 17.0)]
-    text = client.get(URL).content.decode()
+    text = reader.get(URL).content.decode()
     assert "$34.00" in text
     assert "50%" in text
-    assert [line["name"] for line in shown(client, sort="name")] == ["acme", "globex", "Idle"]
-    assert shown(client, period="30")[0]["cost_usd"] == 61.0
+    assert [line["name"] for line in shown(reader, sort="name")] == ["acme", "globex", "Idle"]
+    assert shown(reader, period="30")[0]["cost_usd"] == 61.0
 
 
 def test_what_was_donated_is_a_bill_of_the_fleet(client, viewer, member, hours, make_instance):
@@ -75,47 +74,43 @@ def test_what_was_donated_is_a_bill_of_the_fleet(client, viewer, member, hours, 
     assert client.get("/api/v1/usage").json()["donated"] is None
 
 
-def test_each_group_and_what_is_behind_it(client, viewer, hours):
-    client.force_login(viewer)
-    by_model = {line["name"]: line for line in shown(client, by="model")}
+def test_each_group_and_what_is_behind_it(reader, hours):
+    by_model = {line["name"]: line for line in shown(reader, by="model")}
     assert (by_model["llama-2-70b"]["cost_usd"], by_model["llama-2-70b"]["idle_usd"]) == (2.0, 17.0)
     assert "Idle" not in by_model
-    by_key = {line["name"]: line for line in shown(client, by="key")}
+    by_key = {line["name"]: line for line in shown(reader, by="key")}
     assert by_key["shop window"]["detail"].startswith(hours.prefix)
-    narrowed = client.get(URL + by_key["shop window"]["href"]).context["lines"]
+    narrowed = reader.get(URL + by_key["shop window"]["href"]).context["lines"]
     assert [(line["name"], line["cost_usd"]) for line in narrowed] == [("llama-3.1-8b", 4.0)]
-    assert [line["name"] for line in shown(client, by="class")] == ["interactive", "Idle"]
-    days = shown(client, by="day", period="30")
+    assert [line["name"] for line in shown(reader, by="class")] == ["interactive", "Idle"]
+    days = shown(reader, by="day", period="30")
     assert [line["cost_usd"] for line in days] == [17.0, 50.0]
-    assert [line["cost_usd"] for line in client.get(URL + days[1]["href"]).context["lines"]] == [50.0]
+    assert [line["cost_usd"] for line in reader.get(URL + days[1]["href"]).context["lines"]] == [50.0]
 
 
-def test_a_period_from_and_to(client, viewer, hours):
-    client.force_login(viewer)
+def test_a_period_from_and_to(reader, hours):
     day = f"{timezone.now() - timedelta(days=14):%F}"
-    assert [line["cost_usd"] for line in shown(client, period="dates", **{"from": day, "to": day})] == [50.0]
-    answer = client.get(URL, {"period": "dates", "from": "nonsense", "to": "1000-01-01"})
+    assert [line["cost_usd"] for line in shown(reader, period="dates", **{"from": day, "to": day})] == [50.0]
+    answer = reader.get(URL, {"period": "dates", "from": "nonsense", "to": "1000-01-01"})
     assert answer.status_code == 200
 
 
-def test_a_tenants_people_see_their_own_alone(client, member, hours):
-    client.force_login(member)
-    assert client.get("/")["Location"] == URL
+def test_a_tenants_people_see_their_own_alone(as_member, hours):
+    assert as_member.get("/")["Location"] == URL
     for query in ({}, {"by": "tenant"}, {"tenant": "globex"}, {"model": "globex-tuned"}, {"by": "key"}):
-        answer = client.get(URL, query)
+        answer = as_member.get(URL, query)
         text = answer.content.decode().replace("?model=globex-tuned", "")
         assert "Idle" not in text
         assert "Globex" not in text
         assert {line.get("tenant", "acme") for line in answer.context["lines"]} <= {"acme"}
-    assert sum(line["cost_usd"] for line in shown(client)) == 6.0
-    assert shown(client, model="globex-tuned") == []
+    assert sum(line["cost_usd"] for line in shown(as_member)) == 6.0
+    assert shown(as_member, model="globex-tuned") == []
 
 
-def test_files_have_what_the_page_shows(client, viewer, hours):
-    client.force_login(viewer)
+def test_files_have_what_the_page_shows(reader, hours):
 
     def rows(**query) -> list[list[str]]:
-        answer = client.get(URL, {**query, "format": "csv"})
+        answer = reader.get(URL, {**query, "format": "csv"})
         return list(csv.reader(io.StringIO(b"".join(answer.streaming_content).decode())))
 
     header, *lines = rows(by="model", sort="name")
@@ -142,8 +137,7 @@ def test_the_chart_stacks_the_greatest_and_joins_the_rest(acme):
     assert not empty.figure
 
 
-def test_the_chart_is_redrawn_alone(client, viewer, hours):
-    client.force_login(viewer)
-    answer = client.get(reverse("console:usage-charts"), {"charts": "usage", "show": "tokens", "by": "class"})
+def test_the_chart_is_redrawn_alone(reader, hours):
+    answer = reader.get(reverse("console:usage-charts"), {"charts": "usage", "show": "tokens", "by": "class"})
     traces = answer.json()["charts"]["usage"]["figure"]["data"]
     assert [(trace["name"], sum(trace["y"])) for trace in traces] == [("interactive", 2_200.0)]

@@ -45,21 +45,20 @@ def test_every_difference_is_kept_with_the_decisions_around_it(ran):
     assert not FutureSeed.objects.filter(log__isnull=False).exists()
 
 
-def test_the_page_has_both_columns_and_marks_the_first_difference(client, ran, viewer):
-    client.force_login(viewer)
+def test_the_page_has_both_columns_and_marks_the_first_difference(reader, ran):
     future = ran.futures.get(letter="B")
     one = future.decides[0]
-    comparison = shown(client, f"/what-if/{ran.pk}/")
+    comparison = shown(reader, f"/what-if/{ran.pk}/")
     address = f"/what-if/{ran.pk}/decisions/B/"
     query = f"kind={one['kind']}&amp;region={one['region']}"
     assert "One seed shows no difference between a decision and chance" in comparison
     assert f'href="{address}"' in comparison
-    page = shown(client, f"{address}?{query.replace('&amp;', '&')}")
+    page = shown(reader, f"{address}?{query.replace('&amp;', '&')}")
     assert page.count('class="first-difference"') == 1
     assert one["effect"] in page
     assert "B Three at least" in page
-    assert "first difference" in shown(client, f"{address}?kind=nothing")
-    answer = client.get(f"{address}?{query.replace('&amp;', '&')}&format=csv")
+    assert "first difference" in shown(reader, f"{address}?kind=nothing")
+    answer = reader.get(f"{address}?{query.replace('&amp;', '&')}&format=csv")
     lines = b"".join(answer.streaming_content).decode().splitlines()
     pairs = compared(ran, "B")[one["kind"], one["region"]]
     assert lines[0].startswith("Time (UTC),After the start (s),Model,A,B Three at least")
@@ -90,10 +89,9 @@ def test_what_decides_is_named_with_its_effect_over_all_seeds(ran, waiting, effe
     assert [each["effect"] for each in selectors.decides(ran)] == ([effect] if effect else [])
 
 
-def test_there_are_none_of_a_itself_nor_of_a_future_with_other_requests(client, ran, viewer):
-    client.force_login(viewer)
-    assert "No decisions of A As now are kept" in shown(client, f"/what-if/{ran.pk}/decisions/A/")
-    assert client.get(f"/what-if/{ran.pk}/decisions/F/").status_code == 404
+def test_there_are_none_of_a_itself_nor_of_a_future_with_other_requests(reader, ran):
+    assert "No decisions of A As now are kept" in shown(reader, f"/what-if/{ran.pk}/decisions/A/")
+    assert reader.get(f"/what-if/{ran.pk}/decisions/F/").status_code == 404
     FutureSeed.objects.update(pairs=None)
-    assert "No decisions of B Three at least are kept" in shown(client, f"/what-if/{ran.pk}/decisions/B/")
-    assert "Side by side" not in shown(client, f"/what-if/{ran.pk}/")
+    assert "No decisions of B Three at least are kept" in shown(reader, f"/what-if/{ran.pk}/decisions/B/")
+    assert "Side by side" not in shown(reader, f"/what-if/{ran.pk}/")

@@ -97,11 +97,10 @@ def test_a_draft_of_the_rest_api_is_run_on_its_page(client, operator):
     assert row.state == WhatIfState.QUEUED
 
 
-def test_gpus_that_are_as_they_are_stay_out_of_the_address(client, operator):
-    client.force_login(operator)
+def test_gpus_that_are_as_they_are_stay_out_of_the_address(acting):
     scenario = rows.start()["scenario"]
     (_, (was,)), _ = building.cells_of({}, scenario)[2]
-    client.post(NEW, FORM | {"keep": "1", was["name"]: was["value"]})
+    acting.post(NEW, FORM | {"keep": "1", was["name"]: was["value"]})
     asked = WhatIf.objects.get().asked
     assert "price" not in asked
     assert "gpus" in asked

@@ -274,9 +274,8 @@ def test_running_it_makes_a_what_if_that_can_be_edited_again(client, operator, b
 
 
 @pytest.mark.django_db
-def test_a_wrong_form_is_refused_and_nothing_is_lost(client, operator, begun):
-    client.force_login(operator)
-    answer = client.post(NEW, {"seeds": "0", "title": "My question", **DOUBLED})
+def test_a_wrong_form_is_refused_and_nothing_is_lost(acting, begun):
+    answer = acting.post(NEW, {"seeds": "0", "title": "My question", **DOUBLED})
     assert answer.status_code == 422
     text = answer.content.decode()
     assert "0 is not between 1 and 20" in text.replace("&#x27;", "'")
@@ -365,18 +364,17 @@ def test_a_hidden_future_is_in_no_chart_and_no_table(client, operator):
 
 
 @pytest.mark.django_db
-def test_its_files(client, operator, ran):
-    client.force_login(operator)
+def test_its_files(acting, ran):
 
     def csv(table):
-        answer = client.get(f"/what-if/{ran.pk}/?format=csv&table={table}")
+        answer = acting.get(f"/what-if/{ran.pk}/?format=csv&table={table}")
         return b"".join(answer.streaming_content).decode().splitlines()
 
     assert len(csv("futures")) == 3
     assert len(csv("runs")) == 1 + 2 * 2 * 4  # futures, seeds, scopes
     assert csv("keys")[0] == "future,name,key,change"
     assert {line[:10] for line in csv("keys")[1:]} == {"B,Reactive"}
-    text = client.get(f"/what-if/{ran.pk}/?future=B").content.decode()
+    text = acting.get(f"/what-if/{ran.pk}/?future=B").content.decode()
     assert "of the scenario differ" in text
     assert csv("keys")[1].split(",")[2] in text.partition('class="all-keys"')[2].partition("</details>")[0]
     for table in ("runs", "keys"):
@@ -384,7 +382,7 @@ def test_its_files(client, operator, ran):
     assert csv("regret")[0].startswith("Future,Seed 1 ($),Seed 2 ($)")
     assert len(csv("what-if-cost")) == 3
     assert len(csv("what-if-ttft")) > 10
-    report = client.get(f"/what-if/{ran.pk}/report")
+    report = acting.get(f"/what-if/{ran.pk}/report")
     assert report["Content-Disposition"].endswith(f'"what-if-{ran.pk}.html"')
     text = report.content.decode()
     for words in ("Plotly", "Cost against goodput", "tok/s</td>", "<th>Seed 2</th>", "Waiting requests in East"):
@@ -413,9 +411,8 @@ def test_cost_is_drawn_against_goodput_too(client, operator, ran):
 
 
 @pytest.mark.django_db
-def test_cancel_resume_and_more_seeds(client, operator, begun):
-    client.force_login(operator)
-    client.post(NEW, {"seeds": "2", "chosen": "yes", "preset": "qlm", "horizon": "600"})
+def test_cancel_resume_and_more_seeds(acting, begun):
+    acting.post(NEW, {"seeds": "2", "chosen": "yes", "preset": "qlm", "horizon": "600"})
     row = WhatIf.objects.get()
     for action, fields, state in (
         ("cancel", {"future": "B"}, "queued"),
@@ -423,11 +420,11 @@ def test_cancel_resume_and_more_seeds(client, operator, begun):
         ("resume", {}, "queued"),
         ("add-seeds", {"count": "1"}, "queued"),
     ):
-        client.post(f"/what-if/{row.pk}/{action}/", fields)
+        acting.post(f"/what-if/{row.pk}/{action}/", fields)
         row.refresh_from_db()
         assert row.state == state, action
     assert row.seeds == 3
-    text = client.post(f"/what-if/{row.pk}/nothing/", follow=True).content.decode()
+    text = acting.post(f"/what-if/{row.pk}/nothing/", follow=True).content.decode()
     assert "There is no action" in text
 
 
@@ -444,9 +441,8 @@ def test_an_interval_lies_between_its_ends():
     assert compare.LEFT < drawn.thin[0] < drawn.thick[0] < drawn.mean < drawn.thick[1] == drawn.target < drawn.thin[1]
 
 
-def test_the_list_shows_the_replay_and_the_twin_error(client, operator):
-    client.force_login(operator)
-    empty = client.get("/what-if/").content.decode()
+def test_the_list_shows_the_replay_and_the_twin_error(acting):
+    empty = acting.get("/what-if/").content.decode()
     assert "Nothing is replayed yet." in empty
     assert "No window is judged yet." in empty
     now = timezone.now()
@@ -462,24 +458,23 @@ def test_the_list_shows_the_replay_and_the_twin_error(client, operator):
     TwinError.objects.create(
         model="m", gpu="2 x h100", from_at=now, to_at=now, requests=77, measured=measured, simulated=simulated
     )
-    shown = client.get("/what-if/").content.decode()
+    shown = acting.get("/what-if/").content.decode()
     assert "QLM would have been cheapest: $1.50 less, 2 misses more." in shown
     assert f"{MINUS}$1.50" in shown
     assert "As it is" in shown
     assert f"{MINUS}5%" in shown
     assert f"{MINUS}1.0 pt" in shown
-    rows = client.get("/api/twin-errors").json()["items"]
+    rows = acting.get("/api/twin-errors").json()["items"]
     assert rows[0]["last"]["ttft_p95"] == pytest.approx(-0.05)
     assert (rows[0]["gpu"], rows[0]["windows"], rows[0]["requests"]) == ("2 x h100", 1, 77)
 
 
-def test_the_page_says_what_it_has_drawn_and_lines_of_futures_are_kept_fresh(client, operator, ran, live):
-    client.force_login(operator)
+def test_the_page_says_what_it_has_drawn_and_lines_of_futures_are_kept_fresh(acting, ran, live):
     marks = set()
     for state in (WhatIfState.DONE, WhatIfState.FAILED):
         FutureSeed.objects.filter(future__letter="B", seed=1).update(state=state)
         mark = fragments.drawn_of(live.hub.latest(), f"what-if:{ran.pk}")
-        assert mark in client.get(f"/what-if/{ran.pk}/").content.decode()
+        assert mark in acting.get(f"/what-if/{ran.pk}/").content.decode()
         marks.add(mark)
     assert len(marks) == 2
     html = what_ifs.html(what_ifs.read(ran.pk) | {"state": "running"})

@@ -104,7 +104,7 @@ async def test_eviction_keeps_in_time_what_would_be_late():
 
 
 @pytest.mark.parametrize("ordering", ["qlm", "deadline"])
-async def test_an_instance_that_fails_loses_no_stream_that_can_be_gone_on_with(ordering):
+async def test_an_instance_that_fails_loses_no_stream_that_can_continue(ordering):
     random = np.random.default_rng(6)
     fleet = fleet_of(random, eviction_limit=2)
     fleet.policies = msgspec.structs.replace(fleet.policies, ordering=ordering)

@@ -345,13 +345,13 @@ class TestTheMinimum:
     async def test_stopping_the_last_one_under_load_refuses_no_request(self, managed, launcher):
         answers = []
 
-        async def go_on() -> None:
+        async def keep_asking() -> None:
             while len(answers) < 200 and not launcher.backends:
                 answers.append((await managed.chat()).status)
                 await asyncio.sleep(0.01)
             answers.append((await managed.chat()).status)
 
-        asking = [asyncio.create_task(go_on()) for _ in range(2)]  # half of what it runs at once
+        asking = [asyncio.create_task(keep_asking()) for _ in range(2)]  # half of what it runs at once
         await until(lambda: len(answers) > 10)
 
         def stop() -> None:

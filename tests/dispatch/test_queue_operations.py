@@ -149,7 +149,7 @@ def test_evicting_removes_the_groups_running_requests_and_puts_it_last(served):
     assert order(served)[-1][0] == first[0]
 
 
-def test_a_group_that_is_gone_is_said_to_be(served):
+def test_a_group_that_left_is_refused_in_words(served):
     with pytest.raises(ActionError, match="has left the queue"):
         QueueOperations(served.dispatcher).act(12345, GroupAction.PIN, "olga")
 

@@ -1,5 +1,6 @@
 """The words of `docs/glossary.md`: none that it calls old is left in names, comments, docstrings, pages or documents."""
 
+import ast
 import io
 import re
 import tokenize
@@ -135,6 +136,7 @@ ODD = re.compile(
     re.IGNORECASE,
 )
 """Words that a native engineer stumbles over."""
+ODD_NAMES = re.compile(rf"{ODD.pattern}|\b(gone on|said to be|once in a while)\b", re.IGNORECASE)
 PRODUCT = ("controlplane", "scheduling", "forecasting", "workers")
 ODD_LEFT = {
     "controlplane/fleet/models/hardware.py": 2,  # help texts: a migration would change them
@@ -182,6 +184,17 @@ def test_code_says_it_in_plain_words() -> None:
     assert not wrong, "\n".join(wrong)
     fallen = {name: count for name, count in ODD_LEFT.items() if counts.get(name, 0) < count}
     assert not fallen, f"lower the counts of {fallen} in ODD_LEFT"
+
+
+def test_names_of_tests_are_plain() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and ODD_NAMES.search(node.name.replace("_", " "))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_odd_words_are_noticed() -> None:

@@ -13,16 +13,6 @@ from tests.e2e.conftest import keep
 from tests.e2e.test_accessibility import violations
 
 
-def tab_to(page, name: str, most: int = 80):
-    """Press Tab until the element whose text or label begins with *name* has the focus."""
-    for _ in range(most):
-        page.keyboard.press("Tab")
-        active = page.locator(":focus")
-        if active.count() and (active.text_content() or "").strip().startswith(name):
-            return active
-    raise AssertionError(f"the keyboard never reached {name!r}")
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
     page = open_page(furnished, "/scaling/", theme=theme)

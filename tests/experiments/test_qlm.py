@@ -114,7 +114,8 @@ def test_gaps_vary_as_asked(variation):
     assert moments.size == pytest.approx(50.0 * systems.MIX_S, rel=0.15)
 
 
-@pytest.mark.parametrize("name", [pytest.param("short answers", marks=pytest.mark.nightly), "three models"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["short answers", "three models"])
 def test_where_deadlines_differ_every_system_is_another_one(monkeypatch, name):
     monkeypatch.setattr(systems, "MIX_S", 60.0)
     came = {}

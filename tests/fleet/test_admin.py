@@ -15,18 +15,6 @@ S = InstanceState
 LIST, ADD = "admin:fleet_instance_changelist", "admin:fleet_instance_add"
 
 
-@pytest.fixture
-def as_operator(client, operator):
-    client.force_login(operator)
-    return client
-
-
-@pytest.fixture
-def as_admin(client, fleet_admin):
-    client.force_login(fleet_admin)
-    return client
-
-
 def act(client, action, *instances, **values):
     return client.post(
         reverse(LIST), {"action": action, "_selected_action": [row.pk for row in instances], **values}, follow=True
@@ -38,31 +26,30 @@ def said(response):
 
 
 class TestActions:
-    def test_an_operator_acts_with_a_reason(self, as_operator, make_instance, operator):
+    def test_an_operator_acts_with_a_reason(self, acting, make_instance, operator):
         one, two = make_instance(), make_instance()
-        page = act(as_operator, "drain", one, two)
+        page = act(acting, "drain", one, two)
         assert page.templates[0].name == "admin/reason.html"
         assert b"given nothing new" in page.content
-        response = act(as_operator, "drain", one, two, confirmed="yes", reason="new driver")
+        response = act(acting, "drain", one, two, confirmed="yes", reason="new driver")
         assert said(response) == ["instance-1 is draining", "instance-2 is draining"]
         assert Event.objects.filter(kind="instance.moved", user=operator, reason="new driver").count() == 2
 
-    def test_refusals_are_said_and_the_others_still_act(self, as_operator, make_instance):
+    def test_refusals_are_said_and_the_others_still_act(self, acting, make_instance):
         stopped, ready = make_instance(state=S.STOPPED), make_instance()
-        response = act(as_operator, "drain", stopped, ready, confirmed="yes", reason="x")
+        response = act(acting, "drain", stopped, ready, confirmed="yes", reason="x")
         assert said(response) == [
             "instance-1 is stopped: drain is for an instance that is ready",
             "instance-2 is draining",
         ]
 
     @pytest.mark.parametrize("action", Action)
-    def test_every_action_is_there(self, action, as_operator, make_instance):
-        assert act(as_operator, str(action), make_instance()).templates[0].name == "admin/reason.html"
+    def test_every_action_is_there(self, action, acting, make_instance):
+        assert act(acting, str(action), make_instance()).templates[0].name == "admin/reason.html"
 
-    def test_viewers_have_no_actions(self, client, viewer, make_instance):
-        client.force_login(viewer)
+    def test_viewers_have_no_actions(self, reader, make_instance):
         instance = make_instance()
-        act(client, "drain", instance, confirmed="yes", reason="x")
+        act(reader, "drain", instance, confirmed="yes", reason="x")
         instance.refresh_from_db()
         assert instance.state == S.READY
 
@@ -165,7 +152,7 @@ def test_sizes_of_a_model_are_read_from_its_source(as_admin, tmp_path, monkeypat
     monkeypatch.setattr(
         model_source, "read", lambda source, **_: shape
     )  # for real in tests/workers/test_model_shape.py
-    values = {"name": "tiny", "title": "Tiny", "source": str(tmp_path), "active": "on"}
+    values = {"name": "tiny", "title": "Tiny", "source": str(tmp_path), "task": "generate", "active": "on"}
     assert as_admin.post(reverse("admin:fleet_model_add"), values).status_code == 302
     assert LanguageModel.objects.get(name="tiny").kv_bytes_per_token == 2**17
     values |= {"name": "none", "source": ""}

@@ -130,7 +130,7 @@ class TestSwap:
         assert verbs() == [("a", "sleep"), ("c", "start")]
         assert world.states()["c"] == S.READY
 
-    def test_to_and_fro(self, world):
+    def test_back_and_forth(self, world):
         for name in "bcab":
             assert world.swap_to(name).state == SwapState.SUCCEEDED
         assert world.states() == {"a": S.SLEEPING, "b": S.READY, "c": S.SLEEPING}
@@ -371,7 +371,7 @@ class TestGateway:
             spare[endpoint.model] = (view.spot, view.instances)
         assert spare["model-b"] == (0, 0)
 
-    def test_it_asks_once_in_a_while(self, world, topology):
+    def test_it_asks_again_only_after_a_pause(self, world, topology):
         queue = queue_of(topology, lambda one: int(one.model == "model-b"))
         swapping = Swapping(topology, queue, lambda endpoint: None)
         asked = [len(list(swapping.wanted(now_s, time.time()))) for now_s in (0.0, 1.0, 6.0)]
@@ -382,7 +382,7 @@ class TestGateway:
 
 
 class TestTimes:
-    def test_usual_ones_are_said_to_be(self, world):
+    def test_usual_times_are_marked_as_such(self, world):
         seen = times.read()
         of = world.rows["b"].deployment
         assert seen.load(of, Tier.CPU) == times.SwapTime(10e9 / (2 * times.PCIE_BYTES_PER_S))

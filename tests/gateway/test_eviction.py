@@ -174,7 +174,7 @@ async def test_the_client_leaves_while_its_request_waits_again(served):
     assert row.output_tokens > 3
 
 
-async def test_an_instance_that_dies_has_its_streams_gone_on_with_elsewhere(served):
+async def test_streams_of_an_instance_that_dies_continue_elsewhere(served):
     whole = await events_of(await ask(served, "chat/completions", stream=True))
     response = await ask(served, "chat/completions", stream=True)
     reading = asyncio.create_task(events_of(response))
@@ -207,7 +207,7 @@ async def test_an_instance_that_dies_has_its_streams_gone_on_with_elsewhere(serv
         ({"unheard_of": 1}, False),
     ],
 )
-def test_what_can_be_gone_on_with(body, expected):
+def test_which_requests_can_be_continued(body, expected):
     asked = {"model": "m", "messages": MESSAGES, "stream": True, "max_tokens": 9, **body}
     asked = {name: value for name, value in asked.items() if value is not None}
     call = parse(json.dumps(asked).encode(), Kind.CHAT, max_depth=20)

@@ -34,15 +34,14 @@ def decide(client, verb, plan, **values):
 
 
 @pytest.mark.parametrize(("verb", "status"), [("approve", PlanStatus.APPROVED), ("reject", PlanStatus.REJECTED)])
-def test_operators_decide_with_a_reason(verb, status, client, operator, plan):
-    client.force_login(operator)
-    assert decide(client, verb, plan).templates[0].name == "admin/reason.html"
-    response = decide(client, verb, plan, confirmed="yes", reason="the peak")
+def test_operators_decide_with_a_reason(verb, status, acting, plan):
+    assert decide(acting, verb, plan).templates[0].name == "admin/reason.html"
+    response = decide(acting, verb, plan, confirmed="yes", reason="the peak")
     plan.refresh_from_db()
     assert plan.status == status
     assert Event.objects.get(kind=f"plan.{status}").reason == "the peak"
     assert [str(said) for said in response.context["messages"]] == [f"The plan for llama-3.1-8b is {status}"]
-    again = decide(client, verb, plan, confirmed="yes", reason="again")
+    again = decide(acting, verb, plan, confirmed="yes", reason="again")
     assert "only advice can be" in str(next(iter(again.context["messages"])))
 
 

@@ -214,7 +214,7 @@ class TestUnasked:
         assert (row.source, {each["series"] for each in row.rows}) == ("ledger, 1 largest of 2", {"b eu"})
 
 
-def test_an_empty_ledger_is_said_to_be_empty():
+def test_an_empty_ledger_is_an_error():
     with pytest.raises(CommandError, match="holds no minute yet"):
         run(*QUICK)
 

@@ -295,7 +295,7 @@ class TestFinishing:
 
 
 class TestRefusals:
-    def test_a_refusal_says_why_once_in_a_while(self, make_instance):
+    def test_a_repeated_refusal_is_one_event(self, make_instance):
         make_instance()
         assert executor.attempt(-1, *PLACE, why("use is low")) is None
         assert executor.attempt(-1, *PLACE, why("use is low")) is None

@@ -127,7 +127,7 @@ def test_the_minimum_is_never_donated(make_instance):
         executor.remove(*PLACE, why())
 
 
-def test_another_model_gets_the_gpus_when_it_has_none_of_its_own(make_instance, node, other):
+def test_another_model_gets_the_gpus_when_it_has_none(make_instance, node, other):
     make_instance(node=node)
     donor = let_go(make_instance(node=node))
     views = {view.region: view for view in live_views.views("other", _load("other"), timezone.now())}

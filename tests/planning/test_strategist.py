@@ -278,7 +278,7 @@ class TestAdvice:
 
 
 class TestAlive:
-    def test_models_are_said_to_be_looked_after_for_some_ticks(self, automatic, load, make_instance, settings):
+    def test_models_count_as_scaled_for_some_ticks(self, automatic, load, make_instance, settings):
         settings.STRATEGY_EVERY_S = 5.0
         make_instance()
         automatic("reactive", tick_s=20)

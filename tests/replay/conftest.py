@@ -89,7 +89,7 @@ async def gateway() -> AsyncIterator[FakeGateway]:
 
 
 @pytest.fixture
-def gateway_beside() -> Iterator[FakeGateway]:
+def gateway_with_rows() -> Iterator[FakeGateway]:
     """The same in its own thread, for commands that run an event loop themselves."""
     ready: queue.SimpleQueue[tuple[FakeGateway, asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
 

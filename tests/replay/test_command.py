@@ -31,8 +31,8 @@ def replay(trace: Path, gateway: FakeGateway, *options: str) -> None:
 
 
 @pytest.mark.django_db
-def test_a_run_with_a_key_of_a_server_elsewhere(trace: Path, gateway_beside: FakeGateway, capsys) -> None:
-    replay(trace, gateway_beside, "--json")
+def test_a_run_with_a_key_of_a_server_elsewhere(trace: Path, gateway_with_rows: FakeGateway, capsys) -> None:
+    replay(trace, gateway_with_rows, "--json")
     said = json.loads(capsys.readouterr().out)
     assert (said["sent"], said["done"], said["failed"], said["ledger"]) == (3, 3, 0, None)
     assert said["model"] == "a-long"  # the longest context, first by name
@@ -41,7 +41,9 @@ def test_a_run_with_a_key_of_a_server_elsewhere(trace: Path, gateway_beside: Fak
 
 
 @pytest.mark.django_db
-def test_a_ledger_without_the_rows_fails_the_run(trace: Path, gateway_beside: FakeGateway, capsys, monkeypatch) -> None:
+def test_a_ledger_without_the_rows_fails_the_run(
+    trace: Path, gateway_with_rows: FakeGateway, capsys, monkeypatch
+) -> None:
     """The key is in this database, so the rows should be too; the fake gateway writes none."""
     slo_class = SloClass.objects.create(name="batch", title="B", kind=SloKind.NON_INTERACTIVE, deadline_s=60)
     tenant = Tenant.objects.create(name="acme", default_slo_class=slo_class)
@@ -50,7 +52,7 @@ def test_a_ledger_without_the_rows_fails_the_run(trace: Path, gateway_beside: Fa
     monkeypatch.setattr("controlplane.gateway.replay.report.PATIENCE_S", 0.1)
     with pytest.raises(SystemExit) as ended:
         call_command(
-            "replay", str(trace), "--format", "azure", "--speed", "1000", "--url", gateway_beside.url, "--limit", "2"
+            "replay", str(trace), "--format", "azure", "--speed", "1000", "--url", gateway_with_rows.url, "--limit", "2"
         )
     assert ended.value.code == 1
     said = capsys.readouterr()
@@ -73,17 +75,17 @@ def test_a_ledger_without_the_rows_fails_the_run(trace: Path, gateway_beside: Fa
     ],
 )
 def test_what_cannot_begin_is_said_in_one_line(
-    trace: Path, gateway_beside: FakeGateway, options: list[str], message: str
+    trace: Path, gateway_with_rows: FakeGateway, options: list[str], message: str
 ) -> None:
     with pytest.raises(CommandError, match=message) as caught:
-        replay(trace, gateway_beside, *options)
+        replay(trace, gateway_with_rows, *options)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.django_db
-def test_a_mistake_halfway_keeps_what_was_sent(trace: Path, gateway_beside: FakeGateway, capsys) -> None:
+def test_a_mistake_halfway_keeps_what_was_sent(trace: Path, gateway_with_rows: FakeGateway, capsys) -> None:
     trace.write_text(TRACE.replace("9000", "many"))
-    replay(trace, gateway_beside, "--json")
+    replay(trace, gateway_with_rows, "--json")
     said = capsys.readouterr()
     assert json.loads(said.out)["done"] == 2
     assert "line 4, column ContextTokens: 'many' is not a number" in said.err

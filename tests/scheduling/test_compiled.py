@@ -84,7 +84,7 @@ def test_numbas_own_setting_comes_first(root, kernels, tmp_path, monkeypatch):
     assert compiled.cache_folder(kernels, root).parent == tmp_path / "chosen"
 
 
-def test_where_the_users_cannot_be_written_it_lies_beside_the_sources_and_else_nowhere(root, kernels, users):
+def test_the_cache_lies_next_to_the_sources_where_the_users_cannot_be_written(root, kernels, users):
     users.parent.write_text("a file where the folder should be")
     assert compiled.cache_folder(kernels, root).parent == root / "package/__pycache__"
     shutil.rmtree(root / "package/__pycache__")

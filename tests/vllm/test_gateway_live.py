@@ -1,6 +1,5 @@
 """A real vLLM server behind the gateway, used with the real `openai` SDK."""
 
-import asyncio
 import json
 import os
 import signal
@@ -12,13 +11,11 @@ import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.fleet import services
 from controlplane.fleet.models import Instance
-from tests.gateway.conftest import ServedGateway, until
+from tests.gateway.conftest import until
 from tests.gateway.rows import SECRET
 from tests.vllm.conftest import CONTRACT, MAX_MODEL_LEN, MAX_NUM_SEQS, MODEL, VllmFleet
 from tests.vllm.gateway import gateway_before
-from workers.vllm.metrics import parse
 
 pytestmark = [pytest.mark.vllm, pytest.mark.gate]
 MESSAGES = [{"role": "user", "content": "Which way does the wind blow?"}]
@@ -55,14 +52,6 @@ def frozen(fleet: VllmFleet, *names: str) -> Iterator[None]:
 
 def exactly(tokens: int) -> dict:
     return {"max_tokens": tokens, "extra_body": {"ignore_eos": True}}
-
-
-async def upstream_running(served: ServedGateway) -> int:
-    total = 0
-    for backend in served.backends:
-        async with served.http.get(f"{backend.url}/metrics") as response:
-            total += parse(await response.read()).running
-    return total
 
 
 async def test_plain_and_streamed_answers_with_usage(served, client):
@@ -133,52 +122,3 @@ async def test_metrics_are_read(served, client):
     row = await database_sync_to_async(Instance.objects.get)(name=CONTRACT)
     assert row.state == "ready"
     assert row.kv_capacity_tokens == replicas[0].metrics.kv_cache_size_tokens
-
-
-async def test_priority_decides_the_order_of_service_under_load(served, client, vllm_fleet):
-    async def ask(slo_class: str, tokens: int) -> None:
-        headers = {"X-SLO-Class": slo_class}
-        await client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_headers=headers, **exactly(tokens))
-
-    with frozen(vllm_fleet, CONTRACT):
-        busy = [asyncio.create_task(ask("interactive", 60)) for _ in range(MAX_NUM_SEQS)]
-        await until(lambda: served.gateway.topology.fleet.running.sum() == MAX_NUM_SEQS)
-        late = [asyncio.create_task(ask("flexible", 30)) for _ in range(4)]
-        await until(lambda: len(served.gateway.dispatcher.queue) == 4)
-        urgent = [asyncio.create_task(ask("interactive", 30)) for _ in range(4)]
-        await until(lambda: len(served.gateway.dispatcher.queue) == 8)
-    await asyncio.gather(*busy, *late, *urgent)
-    rows = (await served.rows())[-12:]
-    given = sorted(
-        (row.arrived_at.timestamp() + row.queue_ms / 1000, row.slo_class) for row in rows if row.output_tokens == 30
-    )
-    assert [slo_class for _, slo_class in given] == ["interactive"] * 4 + ["flexible"] * 4
-
-
-async def test_a_disconnect_frees_the_request_upstream(served, client):
-    stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True, n=16, **exactly(900))
-    await anext(stream)
-    assert await upstream_running(served) >= 1
-    await stream.close()
-    async with asyncio.timeout(3):
-        while await upstream_running(served):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    await until(lambda: served.gateway.topology.fleet.running.sum() == 0)
-    row = (await served.rows())[-1]
-    assert row.outcome == "cancelled"
-    assert row.output_tokens < 16 * 900
-
-
-async def test_draining_finishes_running_requests(served, client):
-    stream = await client.completions.create(model=MODEL, prompt=[9, 9], stream=True, n=8, **exactly(800))
-    await anext(stream)
-
-    def drain():
-        services.drain(Instance.objects.get(name=CONTRACT), "a test", "maintenance")
-
-    await database_sync_to_async(drain)()
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 0)
-    reasons = [choice.finish_reason async for chunk in stream for choice in chunk.choices if choice.finish_reason]
-    assert reasons == ["length"] * 8
-    row = (await served.rows())[-1]
-    assert (row.outcome, row.output_tokens) == ("done", 8 * 800)

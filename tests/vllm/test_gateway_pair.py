@@ -8,7 +8,6 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.events.models import Event
-from controlplane.fleet import services
 from controlplane.fleet.models import Instance
 from tests.gateway.conftest import until
 from tests.vllm.conftest import MODEL, VllmFleet, finish
@@ -28,25 +27,6 @@ async def served(transactional_db, vllm_fleet, monkeypatch):
         vllm_fleet.wait(name, url)
     async with gateway_before(dict(zip(NAMES, urls, strict=True)), SEQUENCES) as served:
         yield served
-
-
-async def test_draining_one_gives_the_rest_to_the_other(served, client):  # noqa: F811
-    stream = await client.completions.create(model=MODEL, prompt=[9, 9], stream=True, n=16, **exactly(800))
-    await anext(stream)
-    (busy,) = [replica for replica in served.gateway.topology.replicas.values() if replica.requests]
-
-    def drain():
-        services.drain(Instance.objects.get(name=busy.name), "a test", "maintenance")
-
-    await database_sync_to_async(drain)()
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 1)
-    for _ in range(3):
-        await client.completions.create(model=MODEL, prompt=[4], **exactly(3))
-    reasons = [choice.finish_reason async for chunk in stream for choice in chunk.choices if choice.finish_reason]
-    assert reasons == ["length"] * 16
-    rows = (await served.rows())[-4:]
-    assert {row.instance for row in rows if row.output_tokens == 3} == {name for name in NAMES if name != busy.name}
-    assert [row.output_tokens for row in rows if row.instance == busy.name] == [16 * 800]
 
 
 async def test_a_killed_instance_is_noticed_and_its_requests_go_to_the_other(served, client, vllm_fleet: VllmFleet):  # noqa: F811

@@ -192,13 +192,13 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
     # More is asked for than it can run, until the floor has asked for another one.
     grown = asyncio.Event()
 
-    async def go_on_asking() -> None:
+    async def keep_asking() -> None:
         while not grown.is_set():
             await ask(client, 200)
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as burst:
         for _ in range(BURST):
-            burst.create_task(go_on_asking())
+            burst.create_task(keep_asking())
         while not await values_of(ScalingMove.objects, "pk"):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         grown.set()

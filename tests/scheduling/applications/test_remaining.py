@@ -180,6 +180,6 @@ def test_calls_become_steps_with_causes_parallelism_and_branches():
         record_of([])
 
 
-def test_calls_one_after_the_other_are_steps_of_their_own():
+def test_successive_calls_are_separate_steps():
     record = record_of([Call("fix", at, at + 0.9, 10, 10) for at in range(3)])
     assert [step.parent for step in record.steps] == [-1, 0, 1]

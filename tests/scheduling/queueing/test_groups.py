@@ -144,7 +144,7 @@ class GroupsAgainstLists(RuleBasedStateMachine):
         self.plain.join(slot, self.kinds[slot], self.sequence)
 
     @rule(quiet=st.booleans())
-    def make_anew(self, quiet):
+    def rebuild(self, quiet):
         """Rebuild all groups from the waiting requests; *quiet*: as many came and left
         meanwhile, so that sequences have gaps.
         """

@@ -11,7 +11,6 @@ from scheduling.scaling import STRATEGIES, Advice, Floored, make_strategy
 from scheduling.scaling.endpoint import GRACE_S, sources
 from tests.scheduling.scaling.views import advice, advices, view, views
 
-BY_PLAN = ["lt_i", "proactive"]
 """Those that take up a plan whatever was changed a moment ago: once a plan, so that is no flapping."""
 
 

@@ -282,7 +282,7 @@ def test_what_the_cluster_refuses_is_named(tmp_path: Path, lines: str, message: 
         staged(tmp_path, RIGHT.replace("[demand]", lines + "[demand]"))
 
 
-def test_how_far_is_looked_ahead_is_said_for_all_endpoints_or_for_some(tmp_path: Path) -> None:
+def test_the_look_ahead_is_set_for_all_endpoints_or_for_some(tmp_path: Path) -> None:
     for_all = "[policies.look_ahead]\niterations = 50\noverload_above = 0.5\n"
     cluster = staged(tmp_path, RIGHT.replace("[demand]", for_all + "[demand]")).cluster
     rule = LookAheadRule(50, overload_above=0.5)

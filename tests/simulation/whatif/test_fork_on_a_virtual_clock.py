@@ -112,7 +112,7 @@ class Both:
         return [(at_s, numbers[request], instance) for at_s, request, instance in each]
 
 
-def fork_and_go_on(
+def fork_and_continue(
     at_s: float = 120.0,
     per_s: float = 2.2,
     count_s: float = 0.0,
@@ -166,7 +166,7 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
     put("EVICTION_LIMIT", options.pop("evictions", 0), "test")
     short = "blocks" in options
     Instance.objects.update(kv_capacity_tokens=16 * options.pop("blocks", 1024))
-    both = fork_and_go_on(**options)
+    both = fork_and_continue(**options)
     assert len(both.held) > 3, "or it would be a fork of little"
     assert max(both.outcomes["queue_s"]) > 1.0, "or order would hardly matter"
     assert short == any(engine.preemptions_total for engine in both.live.engines)
@@ -182,7 +182,7 @@ def test_announced_work_sets_the_pace_in_a_fork_too(db):
     make_fleet("join_shortest_queue", "fcfs", requests_ahead_limit=0)
     Instance.objects.update(kv_capacity_tokens=16 * 1024)
     announced = Backlog("m", ((133.77 + 400.0, 1000),))
-    both = fork_and_go_on(at_s=133.77, per_s=1.8, before_fork=lambda live: live.dispatcher.take(announced))
+    both = fork_and_continue(at_s=133.77, per_s=1.8, before_fork=lambda live: live.dispatcher.take(announced))
     fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
     assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
@@ -195,7 +195,7 @@ def test_a_fork_has_the_donated_instances_and_what_runs_there(db, reclaimed):
     make_fleet("join_shortest_queue", "priority", requests_ahead_limit=0)
     Instance.objects.update(kv_capacity_tokens=16 * 1024)
     lend()
-    both = fork_and_go_on(
+    both = fork_and_continue(
         at_s=151.3, per_s=2.5, spare=0.3, before_fork=lambda live: live.reclaim(LENT) if reclaimed else None
     )
     fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
@@ -219,7 +219,7 @@ def test_prompts_in_several_chunks_continue(db, ordering, at_s, per_s):
     """
     make_fleet("join_shortest_queue", ordering, requests_ahead_limit=0, max_num_batched_tokens=256)
     Instance.objects.update(kv_capacity_tokens=16 * 4096)
-    both = fork_and_go_on(at_s, per_s, longest=1500)
+    both = fork_and_continue(at_s, per_s, longest=1500)
     assert both.half_prefilled
     assert any(tokens > 200 for tokens in both.half_prefilled)
     fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
@@ -241,6 +241,6 @@ def test_tokens_that_are_counted_ten_times_a_second_hardly_matter(db, routing, o
     """As in the gateway: its dispatcher knows a little less than a simulation's, and decides almost alike."""
     make_fleet(routing, ordering, requests_ahead_limit=0)
     Instance.objects.update(kv_capacity_tokens=16 * 1024)
-    both = fork_and_go_on(count_s=COUNT_S)
+    both = fork_and_continue(count_s=COUNT_S)
     for percentile in (50, 95):
         assert abs(both.ttft_off(percentile)) < 0.1
