@@ -32,6 +32,8 @@ class Bundle:
     """Of non-interactive work (`scheduling.queueing.release_rule`)."""
     niw_share: float = 0.0
     """Of the last hour's non-interactive load, kept free by plans (SageServe's beta)."""
+    niw_due: bool = True
+    """Whether plans have room for the non-interactive work that must run within them."""
 
     def __post_init__(self) -> None:
         usual = {name: getattr(EndpointPolicy(), name) for name in SAID}
@@ -51,6 +53,7 @@ BUNDLES: Final = {
             forecaster="arima",
             release=USE,
             niw_share=0.1,
+            niw_due=False,
         ),
         Bundle(
             name="sageserve-reactive",
@@ -61,6 +64,7 @@ BUNDLES: Final = {
             forecaster="blend",
             release=USE,
             niw_share=0.1,
+            niw_due=False,
         ),
         Bundle(
             name="preserve",

@@ -1,15 +1,18 @@
 """SageServe's day of interactive and other work on one fleet (section 4), and its long-term strategies in the paper's form.
 
-Two parts: `pools` compares silos with one pool under each release rule of the queue manager, scaled by the reactive
-heuristic on every arrival; `plans` compares LT-I, LT-U and LT-UA, followed without reserve and floor, with ours.
+Four parts: `pools` compares silos with one pool under each release rule of the queue manager, scaled by the reactive
+heuristic on every arrival; `plans` compares the reactive heuristic and LT-I, LT-U and LT-UA, followed without reserve and
+floor, with ours, `bursts` likewise with two bursts of eight times the load, `week` over seven days.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from controlplane.experiments import sageserve
@@ -31,8 +34,8 @@ from controlplane.experiments.experiment import (
     seconds,
     share,
 )
-from controlplane.experiments.shared import scenes, setting
-from controlplane.experiments.shared.measures import INTERACTIVE_CLASS, percentiles
+from controlplane.experiments.shared import scenes
+from controlplane.experiments.shared.measures import INTERACTIVE_CLASS, hours_by_model, percentiles, spells
 from controlplane.experiments.shared.scenes import DAY_S, SILO, Scene
 from controlplane.experiments.shared.setting import Setting
 from controlplane.simulation.running import Simulated
@@ -41,10 +44,10 @@ from forecasting.workload import BEST
 from scheduling.queueing.release_rule import AT_ONCE, SLACK, USE
 from scheduling.scaling import make_strategy
 from scheduling.simulation.cluster.world import UNPAID, Outcome, State
-from scheduling.simulation.measures.results import latency_s
-from scheduling.simulation.workload.columns import Workload
+from scheduling.simulation.measures.results import PROVISIONING, latency_s
+from scheduling.simulation.workload.columns import Floats, Workload
 
-PARTS: Final = ("pools", "plans")
+PARTS: Final = ("pools", "plans", "bursts", "week")
 SILOED: Final = "silos"
 POOLS: Final = {
     SILOED: AT_ONCE,
@@ -54,12 +57,15 @@ POOLS: Final = {
 }
 """Release rule by name of the row; the second is the paper's unified pool."""
 UNIFIED: Final = "one pool, by use"
-PAPERS: Final = {"LT-I": "lt_i", "LT-U": "lt_u", "LT-UA": "lt_ua"}
+REACTIVE: Final = "Reactive"
+PAPERS: Final = {REACTIVE: "reactive", "LT-I": "lt_i", "LT-U": "lt_u", "LT-UA": "lt_ua"}
 OURS: Final = "Pilothouse (ours)"
 BETA: Final = 0.1
 """Share of the last hour's non-interactive load that the paper's plans keep free (section 6.4)."""
-SAMPLE_S: Final = 900.0
-"""Step of the memory series, as in figures 5 and 6."""
+SAMPLE_S: Final = {"pools": 900.0, "plans": 900.0, "bursts": 150.0, "week": 10_800.0}
+"""Step of the series by part: as in figures 5, 6 and 14; a quarter of a burst; and that of figure 17."""
+BIN_S: Final = 10_800.0
+"""Of the latencies of figure 17."""
 SHOWN_REGION: Final = "us-west"
 """Of figure 6."""
 PAPER_DONATED_H: Final = 52.0
@@ -77,27 +83,30 @@ def pools(scene: Scene, drawn: Workload, seed: int) -> Iterator[Case]:
         }  # fmt: skip
         scenario = scene.scenario(siloed, release=release, scaling=scaling)
         requests = scene.requests(drawn, seed, siloed)
-        yield Case.of({"strategy": name}, scenario, requests, until_s=DAY_S, seed=seed, sample_s=SAMPLE_S)
+        yield Case.of({"strategy": name}, scenario, requests, until_s=DAY_S, seed=seed, sample_s=SAMPLE_S["pools"])
 
 
-def plans(paper: Setting, ours: Setting) -> Iterator[Case]:
-    """Yield the paper's strategies in its own form, and ours."""
+def plans(paper: Setting, ours: Setting, sample_s: float) -> Iterator[Case]:
+    """Yield the paper's strategies in its own form, and ours; reactive is the paper's heuristic on every arrival."""
     for name, strategy in (*PAPERS.items(), (OURS, "pilothouse")):
         made, faithful = (ours, False) if name == OURS else (paper, True)
-        scene, plans_for = made.scene, make_strategy(strategy).plans_for
+        scene, chosen = made.scene, make_strategy(strategy)
         scaling = {
             "strategy": strategy, "min_instances": scene.min_instances, "max_instances": scene.max_instances,
-            "floor": not faithful,
+            "floor": not faithful, "per_arrival": name == REACTIVE,
         }  # fmt: skip
         scenario = scene.scenario(release=USE if faithful else SLACK, scaling=scaling)
-        advisor = made.planner(plans_for, scene.usd_per_hour, niw_share=BETA if faithful else 0.0)
         requests = scene.requests(made.workload, made.seed)
-        hooks = {"until_s": DAY_S, "seed": made.seed, "sample_s": SAMPLE_S, "advisor": advisor}
+        hooks: dict[str, Any] = {"until_s": made.until_s, "seed": made.seed, "sample_s": sample_s}
+        if chosen.uses_advice:
+            beta = BETA if faithful else 0.0
+            hooks["advisor"] = made.planner(chosen.plans_for, scene.usd_per_hour, niw_share=beta)
         yield Case.of({"strategy": name}, scenario, requests, **hooks)
 
 
-def measured(run: Simulated) -> Row:
-    """Return the measures of a day. Latencies are those of interactive requests, by model; `donated_hours` were lent out.
+def measured(run: Simulated, course: Callable[[Simulated], dict[str, Any]]) -> Row:
+    """Return the measures of a run. Latencies are those of interactive requests, by model; `donated_hours` were lent out;
+    *course* returns series.
 
     `deadlines_met` is the share of the other requests that were due in the day or have ended that met their deadline of a
     day; `kv_use` is the mean use of the KV memory of ready instances.
@@ -110,15 +119,16 @@ def measured(run: Simulated) -> Row:
     interactive = requests.slo_class == INTERACTIVE_CLASS
     done = outcomes["state"] == Outcome.DONE
     ttft, e2e = latency_s(result, "ttft"), latency_s(result, "e2e")
-    hours, other = result.state_s.sum(axis=0) / 3600, ~interactive
-    took_s = e2e[other & done]
+    hours, other, series = result.state_s.sum(axis=0) / 3600, ~interactive, course(run)
+    took_s, own_hours, kv_use = e2e[other & done], hours_by_model(result), _kv_use(run)
     judged = other & (done | (requests.arrival_s + DAY_S <= result.end_s))
-    series = _memory(run)
     return {
         "instance_hours": float(hours.sum() - hours[list(UNPAID)].sum()),
         "donated_hours": float(hours[State.SPOT]),
+        "hours_by_model": own_hours,
+        "waste_hours": float(hours[list(PROVISIONING)].sum()),
         "usd": float(hours.sum() - hours[list(UNPAID)].sum()) * scenes.USD_PER_HOUR,
-        "kv_use": float(np.nanmean(list(series["kv_use"].values()))),
+        "kv_use": float(np.nanmean(list(kv_use.values()))),
         "ttft_p95_s": percentiles(ttft[interactive], 95)[0],
         "e2e_p95_s": percentiles(e2e[interactive], 95)[0],
         "ttft_p95_by_model_s": {
@@ -135,28 +145,119 @@ def measured(run: Simulated) -> Row:
         "other_p95_h": percentiles(took_s, 95)[0] / 3600,
         "deadlines_met": float(np.count_nonzero(took_s <= DAY_S)) / max(1, int(np.count_nonzero(judged))),
         "moves": f"{result.counters['scale_outs']:,}/{result.counters['scale_ins']:,}",
-        "series": series,
+        "series": {"kv_use": kv_use, **series},
         "wall_s": run.about["took_s"],
     }
 
 
-def _memory(run: Simulated) -> dict[str, Any]:
-    """Return by model the mean use of KV memory, and in `SHOWN_REGION` its course with that of ready instances."""
-    result, series = run.result, run.result.series
+def _kv_use(run: Simulated) -> dict[str, float]:
+    """Return by model the mean use of the KV memory of ready instances."""
+    return {name: float(np.mean(_use(run, mine))) for name, mine in _by_model_of(run).items()}
+
+
+def _by_model_of(run: Simulated) -> dict[str, NDArray[np.bool_]]:
+    """Return by model which endpoints are its; its silos count together."""
+    names = np.array([model.removesuffix(SILO) for model, _ in run.result.cluster.endpoints])
+    return {name: names == name for name in dict.fromkeys(names.tolist())}
+
+
+def _in_region(run: Simulated, name: str) -> NDArray[np.bool_]:
+    return np.array([region == name for _, region in run.result.cluster.endpoints])
+
+
+def _use(run: Simulated, of: NDArray[np.bool_]) -> Floats:
+    """Return the use of the KV memory of ready instances of the endpoints *of* at every sample."""
+    series = run.result.series
     assert series is not None
-    names = [model.removesuffix(SILO) for model, _ in result.cluster.endpoints]
-    here = np.array([region == SHOWN_REGION for _, region in result.cluster.endpoints])
-    mean: dict[str, float] = {}
-    course: dict[str, list[float]] = {}
-    ready: dict[str, list[int]] = {}
-    for name in dict.fromkeys(names):
-        mine = np.array([each == name for each in names])
-        used, most = (series[column][:, mine].sum(axis=1) for column in ("kv_tokens", "kv_capacity_tokens"))
-        mean[name] = float(used.sum() / max(1, most.sum()))
-        used, most = (series[column][:, mine & here].sum(axis=1) for column in ("kv_tokens", "kv_capacity_tokens"))
-        course[name] = [round(float(value), 3) for value in used / np.maximum(1, most)]
-        ready[name] = series["ready"][:, mine & here].sum(axis=1).tolist()
-    return {"kv_use": mean, "kv_use_course": course, "ready_course": ready}
+    used, most = (series[column][:, of].sum(axis=1) for column in ("kv_tokens", "kv_capacity_tokens"))
+    return np.asarray(used / np.maximum(1, most), np.float64)
+
+
+def _places(values: Floats, places: int = 3) -> list[float]:
+    return [round(float(value), places) for value in values]
+
+
+def by_model(run: Simulated) -> dict[str, Any]:
+    """Return use of KV memory and ready instances of every model in `SHOWN_REGION`: figures 5 and 6."""
+    here, series = _in_region(run, SHOWN_REGION), run.result.series
+    assert series is not None
+    of = {name: mine & here for name, mine in _by_model_of(run).items()}
+    return {
+        "kv_use_course": {name: _places(_use(run, mine)) for name, mine in of.items()},
+        "ready_course": {name: series["ready"][:, mine].sum(axis=1).tolist() for name, mine in of.items()},
+    }
+
+
+def of_busiest(run: Simulated) -> dict[str, Any]:
+    """Return the measures of figures 12 to 15 and 17: of the busiest model by region paid instance-hours in each hour, use
+    of KV memory and latencies (s) of interactive requests, and their p95 by `BIN_S`; of every model the hours between the
+    decision to add an instance and its first request, by where the instance came from.
+    """
+    result, names = run.result, run.staged.names
+    requests, endpoints = result.requests, result.cluster.endpoints
+    model = result.cluster.models[0]
+    mine = (requests.slo_class == INTERACTIVE_CLASS) & (requests.model == 0)
+    latencies = {name: latency_s(result, name) for name in ("ttft", "e2e")}
+    hourly = {region: np.zeros(math.ceil(result.end_s / 3600)) for region in names.regions}
+    added = {name: {"own spot": 0.0, "another model's spot": 0.0} for name in result.cluster.models}
+    for spell in spells(result):
+        name, region = endpoints[spell.endpoint]
+        if spell.state in PROVISIONING:
+            source = "own spot" if spell.state == State.RECLAIMING else "another model's spot"
+            added[name][source] += (spell.ended_s - spell.began_s) / 3600
+        if name == model and spell.state not in UNPAID:
+            starts_s = 3600.0 * np.arange(len(hourly[region]))
+            inside_s = np.minimum(spell.ended_s, starts_s + 3600) - np.maximum(spell.began_s, starts_s)
+            hourly[region] += np.maximum(0.0, inside_s) / 3600
+    own = _by_model_of(run)[model]
+    of_bin, of_region = (requests.arrival_s // BIN_S).astype(int), requests.region
+    return {
+        "hours_course": {region: _places(hours) for region, hours in hourly.items()},
+        "kv_use_course": {name: _places(_use(run, own & _in_region(run, name))) for name in names.regions},
+        "added_hours": added,
+        **{
+            f"{latency}_by_region_s": {
+                region: dict(zip(("p50", "p95"), percentiles(values[mine & (of_region == at)], 50, 95), strict=True))
+                for at, region in enumerate(names.regions)
+            }
+            for latency, values in latencies.items()
+        },
+        **{
+            f"{latency}_p95_course_s": [
+                percentiles(values[mine & (of_bin == at)], 95)[0] for at in range(math.ceil(result.end_s / BIN_S))
+            ]
+            for latency, values in latencies.items()
+        },
+    }
+
+
+def arrivals(made: Setting, step_s: float) -> dict[str, list[float]]:
+    """Return interactive requests a second for the busiest model, by region and step of *step_s*: the load of figure 16."""
+    requests, edges = made.workload, np.arange(0.0, made.until_s + step_s, step_s)
+    of_class, of_model = (
+        np.array([each == wanted for each in column.names])[column.codes]
+        for column, wanted in ((requests.slo_class, scenes.INTERACTIVE), (requests.model, made.scene.models[0].name))
+    )
+    mine = of_class & of_model
+    return {
+        region: _places(np.histogram(requests.arrival_s[mine & (requests.region.codes == at)], edges)[0] / step_s)
+        for at, region in enumerate(requests.region.names)
+    }
+
+
+def followed(part: str, scene: Scene, seed: int, progress: Progress) -> Result:
+    """Return the result of the *part* `plans`, `bursts` or `week`: a row for each strategy, and the forecasts' errors."""
+    days, bursty, sample_s = 7.0 if part == "week" else 1.0, part == "bursts", SAMPLE_S[part]
+    prepared = partial(sageserve.prepare, scene, days, seed, bursty)
+    paper = prepared("arima", progress, smooth=True)
+    ours = replace(prepared(BEST, progress), workload=paper.workload)
+    return {
+        part: rounded(run_cases(part, plans(paper, ours, sample_s), partial(measured, course=of_busiest), progress)),
+        "forecast_error": {
+            each.forecaster: round(each.error, 4) for each in (paper.expected.prompt, ours.expected.prompt)
+        },
+        **({"load": arrivals(paper, sample_s)} if bursty else {}),
+    }
 
 
 def run(settings: Settings, progress: Progress) -> Result:
@@ -170,18 +271,24 @@ def run(settings: Settings, progress: Progress) -> Result:
         drawn = scene.demand(1.0, seed)
         other = np.array([name == scenes.OTHER for name in drawn.slo_class.names])[drawn.slo_class.codes]
         result["interactive"], result["other"] = int(np.count_nonzero(~other)), int(np.count_nonzero(other))
-        result["pools"] = rounded(run_cases("silos and one pool", pools(scene, drawn, seed), measured, progress))
-    if "plans" in settings["parts"]:
-        ttft_s, weeks = scene.promises[scenes.INTERACTIVE].ttft_s, sageserve.HISTORY_WEEKS
-        prepared = partial(setting.prepare, scene, 1.0, seed, weeks=weeks, ttft_s=ttft_s)
-        paper = prepared(forecaster="arima", progress=progress, smooth=True)
-        ours = prepared(forecaster=BEST, progress=progress)
-        result["forecast_error"] = {
-            each.forecaster: round(each.error, 4) for each in (paper.expected.prompt, ours.expected.prompt)
-        }
-        paper, ours = (replace(made, workload=ours.workload) for made in (paper, ours))
-        result["plans"] = rounded(run_cases("plans", plans(paper, ours), measured, progress))
+        measure = partial(measured, course=by_model)
+        result["pools"] = rounded(run_cases("silos and one pool", pools(scene, drawn, seed), measure, progress))
+    for part in PARTS[1:]:
+        if part in settings["parts"]:
+            result |= {"forecast_error": {}} | result
+            made = followed(part, scene, seed, progress)
+            result["forecast_error"][part] = made.pop("forecast_error")
+            result |= made
     return result
+
+
+TITLES: Final = {
+    "pools": "Silos and one pool, scaled on every arrival",
+    "plans": "Long-term strategies",
+    "bursts": "Long-term strategies, two bursts of eight times the load",
+    "week": "Long-term strategies, a week",
+}
+"""Of the tables, by part."""
 
 
 def show(console: Console, result: Result) -> None:
@@ -190,15 +297,16 @@ def show(console: Console, result: Result) -> None:
             f"[bold]SageServe, section 4[/]: {result['interactive']:,} interactive and {result['other']:,} other requests"
             f" in a day, seed {result['seed']}."
         )
-    for part, title in (("pools", "Silos and one pool, scaled on every arrival"), ("plans", "Long-term strategies")):
+    for part, title in TITLES.items():
         if part in result:
-            console.print(table(title, _COLUMNS, result[part]))
             base = result[part][0]
             rows = [{**row, "base": base} for row in result[part]]
+            more = _against_reactive(result["models"][0]) if part != "pools" else []
+            console.print(table(title, [*_COLUMNS, *more], rows))
             console.print(table(f"{title}: interactive p95 and KV use by model", _by_model(result["models"]), rows))
-    if "forecast_error" in result:
-        errors = ", ".join(f"{name}: {percent(error, sign=False)}" for name, error in result["forecast_error"].items())
-        console.print(f"Error of the forecasts of prompt tokens: {errors}.")
+    for part, errors in result.get("forecast_error", {}).items():
+        said = ", ".join(f"{name}: {percent(error, sign=False)}" for name, error in errors.items())
+        console.print(f"{TITLES[part]}: error of the forecasts of prompt tokens: {said}.")
 
 
 _COLUMNS: Final = (
@@ -215,6 +323,18 @@ _COLUMNS: Final = (
     Column("deadlines met", "deadlines_met", share),
     Column("out/in", "moves", "{}"),
 )
+
+
+def _against_reactive(busiest: str) -> list[Column]:
+    def hours(row: Row) -> float:
+        return float(row["hours_by_model"][busiest])
+
+    return [
+        Column(f"{busiest} hours", hours, "{:,.0f}"),
+        Column("change", lambda row: change(hours(row), hours(row["base"])), percent),
+        Column("waste (h)", "waste_hours", "{:,.1f}"),
+        Column("change", lambda row: change(row["waste_hours"], row["base"]["waste_hours"]), percent),
+    ]
 
 
 def _by_model(models: list[str]) -> list[Column]:
@@ -239,21 +359,36 @@ def _by_model(models: list[str]) -> list[Column]:
 
 
 def compare(result: Result) -> list[Comparison]:
-    """Return donated hours and the largest change of a model's TTFT, one pool against silos."""
-    rows = {row["strategy"]: row for row in result.get("pools", [])}
-    siloed, unified = rows.get(SILOED), rows.get(UNIFIED)
-    donated = most = None
-    if siloed and unified:
-        donated = unified["donated_hours"] - siloed["donated_hours"]
-        changes = [
-            change(unified["ttft_p95_by_model_s"][name], before)
-            for name, before in siloed["ttft_p95_by_model_s"].items()
+    """Return donated hours and the largest change of a model's TTFT, one pool against silos; and where plans were followed,
+    the hours of the busiest model and the waste of scaling against the reactive heuristic.
+    """
+    compared, planned = [], {row["strategy"]: row for row in result.get("plans", [])}
+    if "pools" in result or not planned:
+        rows = {row["strategy"]: row for row in result.get("pools", [])}
+        siloed, unified = rows.get(SILOED), rows.get(UNIFIED)
+        donated = most = None
+        if siloed and unified:
+            donated = unified["donated_hours"] - siloed["donated_hours"]
+            changes = [
+                change(unified["ttft_p95_by_model_s"][name], before)
+                for name, before in siloed["ttft_p95_by_model_s"].items()
+            ]
+            most = max((each for each in changes if each is not None), default=None)
+        compared = [
+            Comparison("instance-hours donated more by one pool than by silos", "4", PAPER_DONATED_H, donated, "hours"),
+            Comparison("largest change of a model's p95 TTFT, one pool against silos", "4", PAPER_TTFT_CHANGE, most),
         ]
-        most = max((each for each in changes if each is not None), default=None)
-    return [
-        Comparison("instance-hours donated more by one pool than by silos", "4", PAPER_DONATED_H, donated, "hours"),
-        Comparison("largest change of a model's p95 TTFT, one pool against silos", "4", PAPER_TTFT_CHANGE, most),
-    ]
+    for name, strategy in PAPERS.items() if planned else ():
+        for measure, figure in sageserve.PAPER.get(strategy, {}).items():
+            base, own = (_of_paper(measure, planned[each], result["models"][0]) for each in (REACTIVE, name))
+            section = sageserve.SECTIONS[measure][1]
+            compared.append(Comparison(f"{name}: {measure.replace('_', ' ')}", section, figure, change(own, base)))
+    return compared
+
+
+def _of_paper(measure: str, row: Row, busiest: str) -> float:
+    """Return *measure* of *row* as the paper has it: instance-hours are those of the busiest model (figure 11)."""
+    return float(row["hours_by_model"][busiest] if measure == "instance_hours" else row[measure])
 
 
 SAGESERVE_MIXED: Final = Experiment(

@@ -70,6 +70,7 @@ def planner_of(scenario: Scenario, path: Path, staged: Stage) -> SimulatedPlanne
         capability=capabilities(scenario, staged),
         follows=follows,
         settings=PlanSettings(scenario.planner.period_s, scenario.planner.epsilon, scenario.planner.time_limit_s),
+        plans_due={key[0] for key in staged.cluster.endpoints if scenario.at(key, "niw_due", scenario.planner)},
         make=_plan,
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.planning.bursts import POISSON_CV, pooled_reserve
-from scheduling.planning.capacity import Capability, instances_needed
+from scheduling.planning.capacity import Capability, instances_needed, must_run
 from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
 from scheduling.planning.plan import Plan
 from scheduling.planning.planner import FAST, solve
@@ -59,7 +59,7 @@ class EndpointDemand:
     prompt: Floats
     """Prompt part of `kept`."""
     beta_tokens_per_s: float = 0.0
-    """Additional room for non-interactive work (`capacity.niw_buffer`)."""
+    """Additional room for non-interactive work (`capacity.niw_buffer`, `capacity.must_run`)."""
     cv: float = POISSON_CV
     """CV of its arrivals (`bursts.arrival_cv`)."""
     mean: Floats | None = None
@@ -102,6 +102,25 @@ class Demand:
 
     def only(self, models: Set[str]) -> "Demand":
         return replace(self, of={endpoint: each for endpoint, each in self.of.items() if endpoint[0] in models})
+
+    def with_due(
+        self, due: Mapping[str, Sequence[tuple[float, float]]], now_s: float, follows: Mapping[str, PlansFor]
+    ) -> "Demand":
+        """Return it with room for work that must run within the next plan: *due* has (deadline, tokens) by model.
+
+        Each region gets a share by its expected demand: the work may run anywhere.
+        """
+        of = dict(self.of)
+        for model, work in due.items():
+            lasts_s = max(follows[model].horizon_s, follows[model].period_s)
+            tokens_per_s = must_run(work, now_s, now_s + lasts_s)
+            expected = {endpoint: float(each.kept.sum()) for endpoint, each in of.items() if endpoint[0] == model}
+            total = sum(expected.values())
+            for endpoint, tokens in expected.items():
+                share = tokens / total if total > 0 else 1 / len(expected)
+                beta = of[endpoint].beta_tokens_per_s + share * tokens_per_s
+                of[endpoint] = replace(of[endpoint], beta_tokens_per_s=beta)
+        return replace(self, of=of)
 
     def prompt_share(self, model: str) -> float:
         """Return the prompt share of the model's tokens; a half if none are expected."""
@@ -326,6 +345,8 @@ class SimulatedPlanner:
     capability: Mapping[tuple[str, str], Capability]
     follows: Mapping[str, PlansFor]
     settings: PlanSettings
+    plans_due: Set[str] = frozenset()
+    """Models whose plans have room for the held work that must run within them (`EndpointView.due`)."""
     make: Callable[..., FleetPlan] = make_plan
     """`make_plan`, or a cache of it."""
     plans: dict[Endpoint, EndpointPlan] = field(default_factory=dict, init=False)
@@ -339,15 +360,17 @@ class SimulatedPlanner:
         """Implement `scheduling.simulation.strategies.Advisor`."""
         due = {model for model in self.follows if now_s >= self._due_s.get(model, -inf)}
         if due:
-            self._renew(now_s, due, self.fleet_at(now_s, views).only(due))
+            self._renew(now_s, due, views)
         plans = [self.plans.get((view.model, view.region)) for view in views]
         return [plan.advice(now_s) if plan else None for plan in plans]
 
-    def _renew(self, now_s: float, models: Set[str], fleet: Fleet) -> None:
+    def _renew(self, now_s: float, models: Set[str], views: Sequence[EndpointView]) -> None:
+        fleet = self.fleet_at(now_s, views).only(models)
         for model in models:
             period_s = self.settings.period_of(self.follows[model])
             self._due_s[model] = (now_s // period_s + 1) * period_s
         if fleet.deployments:
-            demand = self.demand_at(now_s).only(models)
+            held = {view.model: view.due for view in views if view.model in models & self.plans_due}
+            demand = self.demand_at(now_s).only(models).with_due(held, now_s, self.follows)
             self.made.append(self.make(now_s, demand, fleet, self.capability, self.follows, self.settings))
             self.plans |= self.made[-1].endpoints

@@ -7,6 +7,7 @@ says so. The effect of bursts on n instances is in `bursts`.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +22,8 @@ LEAST_USABLE = 0.2
 windows say little of one instance.
 """
 NIW_SHARE = 0.1
+LEAST_LEFT_S = 60.0
+"""Work that is due sooner, or late, is planned for this time."""
 """SageServe's beta (section 6.4): share of the past hour's non-interactive load for which room is kept."""
 
 MEASURED, SIMULATED, UNKNOWN = "measured", "simulated", "unknown"
@@ -171,6 +174,21 @@ def profile_capability(
         note=f"no window of {windows} shows a limit: at most {measured.total_tokens_per_s:,.0f} tok/s were asked of an"
         " instance",
     )
+
+
+def must_run(due: Iterable[tuple[float, float]], now_s: float, until_s: float) -> float:
+    """Return the least constant tokens per second that do all work due until *until_s* in time.
+
+    *due* are (deadline, tokens) of non-interactive work that waits; what is due later can run later. The speed is that of
+    "Optimal Available" (Yao, Demers, Shenker 1995), as in `queueing.held_work`.
+    """
+    tokens_per_s, tokens = 0.0, 0.0
+    for due_s, more in sorted(due):
+        if due_s > until_s:
+            break
+        tokens += more
+        tokens_per_s = max(tokens_per_s, tokens / max(due_s - now_s, LEAST_LEFT_S))
+    return tokens_per_s
 
 
 def niw_buffer(niw_tokens: ArrayLike, window_s: float = 3600.0, share: float = NIW_SHARE) -> NDArray[np.float64]:

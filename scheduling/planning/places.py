@@ -180,8 +180,7 @@ def problem_of(
             gpus=gpus,
             same_spot_s=np.minimum(SAME_SPOT_S, start_s),
             other_spot_s=start_s,
-            # By model alone: the longest pull, where there are several.
-            remote_weights_s=pull_s.max(axis=1, initial=0.0)[:, None],
+            remote_weights_s=pull_s[:, :, None],
             new_vm_s=machine_s,
         ),
         min_instances=least,

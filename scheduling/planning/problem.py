@@ -62,7 +62,7 @@ class StartCosts:
     other_spot: NDArray[np.float64]
     """(l, g); never below `same_spot`."""
     remote_weights: NDArray[np.float64]
-    """(l, g)"""
+    """(l, r, g)"""
     new_vm: NDArray[np.float64]
     """(g,): per unit of `Problem.capacity`."""
 
@@ -80,7 +80,8 @@ class StartCosts:
         """Return the costs of GPUs that are paid for while they cannot serve: times at the
         price *vm_cost_usd* per *horizon_s*.
 
-        Times are numbers, or arrays that broadcast over (models, GPU types); *new_vm_s* over the GPU types.
+        Times are numbers, or arrays that broadcast over (models, GPU types); *remote_weights_s* over (models, regions, GPU
+        types), *new_vm_s* over the GPU types.
         """
         price = np.asarray(vm_cost_usd, np.float64) / horizon_s
         shape = (models, price.size)
@@ -88,7 +89,7 @@ class StartCosts:
         return StartCosts(
             same_spot=by_instance * np.asarray(same_spot_s),
             other_spot=by_instance * np.asarray(other_spot_s),
-            remote_weights=by_instance * np.asarray(remote_weights_s),
+            remote_weights=by_instance[:, None, :] * np.asarray(remote_weights_s),
             new_vm=price * np.asarray(new_vm_s),
         )
 
@@ -159,10 +160,8 @@ class Problem:
         object.__setattr__(self, "weights_local", np.broadcast_to(np.asarray(self.weights_local, np.bool_), (n, r)))
         start = self.start_cost_usd
         checked = StartCosts(
-            **{
-                name: _array(name, getattr(start, name), (n, g))
-                for name in ("same_spot", "other_spot", "remote_weights")
-            },
+            **{name: _array(name, getattr(start, name), (n, g)) for name in ("same_spot", "other_spot")},
+            remote_weights=_array("remote_weights", start.remote_weights, (n, r, g)),
             new_vm=_array("new_vm", start.new_vm, (g,)),
         )
         object.__setattr__(self, "start_cost_usd", checked)
@@ -221,7 +220,7 @@ class Problem:
     def redeploy_cost_usd(self) -> NDArray[np.float64]:
         """Return (l, r, g): cost of starting an instance on GPUs that another model had."""
         start = self.start_cost_usd
-        remote = np.where(self.weights_local[:, :, None], 0.0, start.remote_weights[:, None, :])
+        remote = np.where(self.weights_local[:, :, None], 0.0, start.remote_weights)
         return np.asarray(start.other_spot[:, None, :] + remote)
 
     @cached_property

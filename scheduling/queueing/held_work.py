@@ -43,6 +43,8 @@ PACE_EVERY_S: Final = 5.0
 DUE_STEP_S: Final = 60.0
 """Deadlines are counted in steps of this, rounded down."""
 RATE_WINDOW_S: Final = 600.0
+FIRST_TOKENS: Final = 1000.0
+"""Expected tokens of a request of a model of which none is known yet."""
 LONG_AGO_S: Final = -1e9
 """Used instead of minus infinity, which JSON does not have."""
 RECENT: Final = 256
@@ -155,10 +157,11 @@ class _Backlog:
     """Work of one model that has deadlines, by deadline."""
 
     def __init__(self) -> None:
-        self.steps: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self.steps: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        """Requests, their service time in seconds and their tokens, by deadline in steps."""
         self.requests = 0
         self.service_s = self.tokens = 0.0
-        self.mean_service_s, self.mean_tokens = 30.0, 1000.0
+        self.mean_service_s, self.mean_tokens = 30.0, FIRST_TOKENS
         self.expected: list[tuple[float, int]] = []
         """(deadline, requests) of work that will be held once there is room."""
         self.checked_s, self.needed = -math.inf, 0.0
@@ -169,6 +172,7 @@ class _Backlog:
         step = int(request.due_s // DUE_STEP_S)
         self.steps[step][0] += sign
         self.steps[step][1] += sign * request.service_s
+        self.steps[step][2] += sign * request.tokens
         if self.steps[step][0] <= 0:
             del self.steps[step]
         self.requests += sign
@@ -268,6 +272,12 @@ class HeldWork:
     def expected(self, model: str) -> int:
         """Return the number of those requests."""
         return sum(count for _, count in self._backlogs[model].expected)
+
+    def due(self, model: str) -> list[tuple[float, float]]:
+        """Return the work of *model* that is held or announced, without opportunistic requests: (deadline, tokens)."""
+        backlog = self._backlogs[model]
+        held = [(DUE_STEP_S * step, work[2]) for step, work in backlog.steps.items()]
+        return held + [(due_s, count * backlog.mean_tokens) for due_s, count in backlog.expected]
 
     def backlogs(self, now_s: float) -> list[BacklogState]:
         """Return what a successor needs to know besides the held requests; times are after *now_s*."""

@@ -54,6 +54,8 @@ class EndpointView(NamedTuple):
     changed_delta: int = 0
     holds_s: float = 0.0
     """Remaining validity of the approved plan that moved it."""
+    due: tuple[tuple[float, float], ...] = ()
+    """Non-interactive work of its model that waits, in all regions: (deadline on the clock of the tick, tokens)."""
     owner: str = ""
     """Mover whose additions others may not remove yet; empty for none. Set where floor and
     strategy are combined (`floor.Floored`).

@@ -242,6 +242,9 @@ class Control:
             strict=True,
         )
         short = simulation.scheduling.scheduler.short_instances if simulation.scheduling else {}
+        due: dict[str, tuple[tuple[float, float], ...]] = {}
+        if simulation.holding is not None and self._advisor is not None:
+            due = {model: tuple(simulation.holding.work.due(model)) for model in simulation.cluster.models}
         return [
             endpoint_view(
                 model,
@@ -254,7 +257,7 @@ class Control:
                 int(others[at]),
                 short.get(at, 0),
                 self._last[at],
-            )
+            )._replace(due=due.get(model, ()))
             for at, ((model, region), load) in enumerate(zip(keys, loads, strict=True))
         ]
 

@@ -103,6 +103,8 @@ async def test_each_line_gets_one_answer(served, client):
     assert len(rows) == 40
     assert {row.slo_class for row in rows} == {"flexible"}
     assert batch.usage.output_tokens == sum(row.output_tokens for row in rows)
+    live = served.gateway.publisher.summary.snapshot()["fleet"]
+    assert live["ttft_p99_ms"] < 0.5 * max(row.ttft_ms for row in rows), "counted from the release"
     assert await database_sync_to_async(BatchLine.objects.count)() == 0
 
 

@@ -1,75 +1,219 @@
 """Plots of kept results in the documentation, as SVG: `python -m tests.docs.plots` draws them again from `docs/results`.
 
-Each is a row of panels, one for each model, with a line for each strategy over the day.
+Each is a row of panels with a line or a bar for each strategy.
 """
 
 import json
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import Final
+from typing import Final, NamedTuple
 
-from controlplane.experiments.experiment import Row
-from controlplane.experiments.sageserve_mixed import SAMPLE_S
+from controlplane.experiments.experiment import Result, Row
+from controlplane.experiments.sageserve_mixed import BIN_S, SAMPLE_S
 from tests.docs.results import KEPT
 
-COLOURS: Final = ("#6e7781", "#0969da", "#bf8700", "#1a7f37")
+COLOURS: Final = ("#6e7781", "#0969da", "#bf8700", "#1a7f37", "#8250df")
+LOAD_COLOUR: Final = "#cf222e"
 WIDTH, HEIGHT, LEFT, TOP, GAP = 210, 120, 34, 46, 30
+DAY_S, HOUR_S = 86_400.0, 3_600.0
+
+
+class Panel(NamedTuple):
+    """Named values of each strategy, in the order of the legend: courses by step, or bars by their labels."""
+
+    name: str
+    values: list[list[float]]
+    labels: Sequence[str] = ()
+    """Of the bars; none for courses."""
+    unit: str = ""
+    """Of the values, after the largest one."""
+    step_s: float = 0.0
+    """Of courses; 0 for that of the part's samples."""
+
+
+class Plot(NamedTuple):
+    kept: str
+    part: str
+    title: str
+    panels: Callable[[Result, list[Row]], Iterator[Panel]]
+    names: Sequence[str] = ()
+    """Of the strategies that are drawn; none for all."""
+    load: bool = False
+    """Whether the last course of each panel is the load instead of a strategy."""
+
+
+def by_model(series: str) -> Callable[[Result, list[Row]], Iterator[Panel]]:
+    """Return panels with a course for each model."""
+
+    def panels(result: Result, rows: list[Row]) -> Iterator[Panel]:
+        for model in result["models"]:
+            yield Panel(model, [row["series"][series][model] for row in rows])
+
+    return panels
+
+
+def by_region(series: str, step_s: float = 0.0, unit: str = "") -> Callable[[Result, list[Row]], Iterator[Panel]]:
+    """Return panels with a course of the busiest model for each region."""
+
+    def panels(_: Result, rows: list[Row]) -> Iterator[Panel]:
+        for region in rows[0]["series"][series]:
+            yield Panel(region, [row["series"][series][region] for row in rows], unit=unit, step_s=step_s)
+
+    return panels
+
+
+def latencies_by_region(_: Result, rows: list[Row]) -> Iterator[Panel]:
+    for latency in ("ttft", "e2e"):
+        for statistic in ("p50", "p95"):
+            values = [row["series"][f"{latency}_by_region_s"] for row in rows]
+            bars = [[of[region][statistic] for region in of] for of in values]
+            yield Panel(f"{latency.upper()} {statistic}", bars, labels=list(values[0]), unit=" s")
+
+
+def added_hours(_: Result, rows: list[Row]) -> Iterator[Panel]:
+    for model in list(rows[0]["series"]["added_hours"])[:2]:
+        of = [row["series"]["added_hours"][model] for row in rows]
+        yield Panel(model, [list(each.values()) for each in of], labels=list(of[0]), unit=" h")
+
+
+def latencies_by_bin(_: Result, rows: list[Row]) -> Iterator[Panel]:
+    for latency in ("ttft", "e2e"):
+        courses = [row["series"][f"{latency}_p95_course_s"] for row in rows]
+        yield Panel(f"{latency.upper()} p95", courses, unit=" s", step_s=BIN_S)
+
+
+def burst_memory(result: Result, rows: list[Row]) -> Iterator[Panel]:
+    region = "us-east"
+    load = result["load"][region]
+    most_use = max(max(row["series"]["kv_use_course"][region]) for row in rows)
+    most_load = max(load)
+    drawn_load = [value / most_load * most_use for value in load]
+    yield Panel(region, [*(row["series"]["kv_use_course"][region] for row in rows), drawn_load])
+
+
+LONG_TERM: Final = ("LT-I", "LT-U", "LT-UA", "Pilothouse (ours)")
 PLOTS: Final = {
-    "pools-memory": ("sageserve-mixed-pools", "pools", "kv_use_course", "Use of KV memory in us-west (figure 6)"),
-    "pools-instances": ("sageserve-mixed-pools", "pools", "ready_course", "Ready instances in us-west (figure 5)"),
+    "pools-memory": Plot(
+        "sageserve-mixed-pools", "pools", "Use of KV memory in us-west (figure 6)", by_model("kv_use_course")
+    ),
+    "pools-instances": Plot(
+        "sageserve-mixed-pools", "pools", "Ready instances in us-west (figure 5)", by_model("ready_course")
+    ),
+    "plans-hours": Plot(
+        "sageserve-mixed-plans",
+        "plans",
+        "Llama-2: instance-hours in each hour, by region (figure 12)",
+        by_region("hours_course", HOUR_S, " h"),
+    ),
+    "plans-latency": Plot(
+        "sageserve-mixed-plans", "plans", "Llama-2: interactive latencies by region (figure 13)", latencies_by_region
+    ),
+    "plans-memory": Plot(
+        "sageserve-mixed-plans", "plans", "Llama-2: use of KV memory by region (figure 14)", by_region("kv_use_course")
+    ),
+    "plans-added": Plot(
+        "sageserve-mixed-plans",
+        "plans",
+        "Hours until added instances serve, by where they came from (figure 15)",
+        added_hours,
+    ),
+    "bursts-memory": Plot(
+        "sageserve-mixed-bursts",
+        "bursts",
+        "Llama-2 in us-east: use of KV memory with two bursts (figure 16)",
+        burst_memory,
+        LONG_TERM,
+        load=True,
+    ),
+    "plans-bins": Plot(
+        "sageserve-mixed-plans", "plans", "Llama-2: p95 by three hours of the day (figure 17)", latencies_by_bin
+    ),
 }
-"""Kept result, its part, series and title, by name of the file."""
+"""By name of the file."""
 
 
 def draw(name: str) -> str:
     """Return the plot *name* as SVG."""
-    kept, part, series, title = PLOTS[name]
-    result = json.loads((KEPT / f"{kept}.json").read_text())["result"]
-    rows: list[Row] = result[part]
-    whole = LEFT + len(result["models"]) * (WIDTH + GAP)
+    plot = PLOTS[name]
+    result = json.loads((KEPT / f"{plot.kept}.json").read_text())["result"]
+    rows: list[Row] = [row for row in result[plot.part] if not plot.names or row["strategy"] in plot.names]
+    all_names = [row["strategy"] for row in result[plot.part]]
+    panels = list(plot.panels(result, rows))
+    colours = [COLOURS[all_names.index(row["strategy"])] for row in rows]
+    legend = [row["strategy"] for row in rows]
+    if plot.load:
+        colours, legend = [*colours, LOAD_COLOUR], [*legend, "requests a second, to scale"]
+    wide = WIDTH if len(panels) > 1 else 4 * WIDTH
+    whole = max(LEFT + len(panels) * (wide + GAP), LEFT + 200 * len(legend))
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {TOP + HEIGHT + 40}" font-family="sans-serif"'
-        f' font-size="11" role="img"><title>{escape(title)}</title>',
+        f' font-size="11" role="img"><title>{escape(plot.title)}</title>',
         f'<rect width="{whole}" height="{TOP + HEIGHT + 40}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="16" font-size="13" fill="#1f2328">{escape(title)}</text>',
+        f'<text x="{LEFT}" y="16" font-size="13" fill="#1f2328">{escape(plot.title)}</text>',
     ]
-    for at, row in enumerate(rows):
+    for at, (text, colour) in enumerate(zip(legend, colours, strict=True)):
         x = LEFT + 200 * at
         lines.append(
-            f'<line x1="{x}" y1="{TOP + HEIGHT + 30}" x2="{x + 18}" y2="{TOP + HEIGHT + 30}" stroke="{COLOURS[at]}"'
-            f' stroke-width="2"/><text x="{x + 24}" y="{TOP + HEIGHT + 34}" fill="#1f2328">{escape(row["strategy"])}</text>'
+            f'<line x1="{x}" y1="{TOP + HEIGHT + 30}" x2="{x + 18}" y2="{TOP + HEIGHT + 30}" stroke="{colour}"'
+            f' stroke-width="2"/><text x="{x + 24}" y="{TOP + HEIGHT + 34}" fill="#1f2328">{escape(text)}</text>'
         )
-    for at, model in enumerate(result["models"]):
-        most = max(max(row["series"][series][model]) for row in rows) or 1.0
-        lines += _panel(LEFT + at * (WIDTH + GAP), model, most, [row["series"][series][model] for row in rows])
+    for at, panel in enumerate(panels):
+        lines += _panel(LEFT + at * (wide + GAP), wide, panel, panel.step_s or SAMPLE_S[plot.part], colours)
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def _panel(x: int, model: str, most: float, courses: list[list[float]]) -> list[str]:
-    top = f"{100 * most:.2g}%" if most <= 1 else f"{most:g}"
+def _panel(x: int, wide: int, panel: Panel, step_s: float, colours: Sequence[str]) -> list[str]:
+    most = max(max(values) for values in panel.values) or 1.0
+    top = f"{most:.3g}{panel.unit}" if panel.unit else f"{100 * most:.2g}%" if most <= 1 else f"{most:g}"
     lines = [
-        f'<text x="{x}" y="{TOP - 10}" fill="#1f2328">{escape(model)}</text>',
-        f'<rect x="{x}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#d0d7de"/>',
+        f'<text x="{x}" y="{TOP - 10}" fill="#1f2328">{escape(panel.name)}</text>',
+        f'<rect x="{x}" y="{TOP}" width="{wide}" height="{HEIGHT}" fill="none" stroke="#d0d7de"/>',
         f'<text x="{x - 4}" y="{TOP + 9}" text-anchor="end" fill="#59636e">{top}</text>',
         f'<text x="{x - 4}" y="{TOP + HEIGHT}" text-anchor="end" fill="#59636e">0</text>',
     ]
+    if panel.labels:
+        return lines + _bars(x, wide, panel, most, colours)
     for hour in (6, 12, 18):
-        at = x + WIDTH * hour / 24
+        at = x + wide * hour / 24
         lines.append(
             f'<text x="{at:g}" y="{TOP + HEIGHT + 13}" text-anchor="middle" fill="#59636e">{hour}:00</text>'
             f'<line x1="{at:g}" y1="{TOP}" x2="{at:g}" y2="{TOP + HEIGHT}" stroke="#eaeef2"/>'
         )
-    for number, course in enumerate(courses):
+    for number, course in enumerate(panel.values):
         points = " ".join(
-            f"{x + WIDTH * step * SAMPLE_S / 86_400:.1f},{TOP + HEIGHT * (1 - value / most):.1f}"
+            f"{x + wide * step * step_s / DAY_S:.1f},{TOP + HEIGHT * (1 - value / most):.1f}"
             for step, value in enumerate(course)
         )
-        lines.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[number]}" stroke-width="1.5"/>')
+        lines.append(f'<polyline points="{points}" fill="none" stroke="{colours[number]}" stroke-width="1.5"/>')
     return lines
 
 
+def _bars(x: int, wide: int, panel: Panel, most: float, colours: Sequence[str]) -> list[str]:
+    lines, group = [], wide / len(panel.labels)
+    each = 0.8 * group / len(panel.values)
+    for at, label in enumerate(panel.labels):
+        left = x + group * (at + 0.1)
+        for number, values in enumerate(panel.values):
+            tall = HEIGHT * values[at] / most
+            lines.append(
+                f'<rect x="{left + number * each:.1f}" y="{TOP + HEIGHT - tall:.1f}" width="{0.9 * each:.1f}"'
+                f' height="{tall:.1f}" fill="{colours[number]}"/>'
+            )
+        lines.append(
+            f'<text x="{x + group * (at + 0.5):.1f}" y="{TOP + HEIGHT + 13}" text-anchor="middle" fill="#59636e">'
+            f"{escape(label)}</text>"
+        )
+    return lines
+
+
+def kept_plots() -> list[str]:
+    """Return the names of the plots whose results are kept."""
+    return [name for name, plot in PLOTS.items() if (KEPT / f"{plot.kept}.json").exists()]
+
+
 def main() -> None:
-    for name in PLOTS:
+    for name in kept_plots():
         (KEPT / f"{name}.svg").write_text(draw(name))
 
 

@@ -1,6 +1,7 @@
 """Measures of a strategy's run, as a row of a table."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,15 +53,31 @@ def of_run(run: Simulated, promises: list[Promise], usd_per_hour: float) -> Row:
     }
 
 
+class Spell(NamedTuple):
+    """Time that an instance spent in one state."""
+
+    endpoint: int
+    state: State
+    began_s: float
+    ended_s: float
+
+
+def spells(result: Result) -> Iterator[Spell]:
+    """Yield the time in every state of every instance, up to the end."""
+    cluster = result.cluster
+    now = [(0.0, cluster.endpoints.index((spec.model, spec.region)), spec.state) for spec in cluster.instances]
+    for time_s, instance, endpoint, _, after in result.changes.tolist():
+        began_s, was, state = now[instance]
+        yield Spell(was, state, began_s, time_s)
+        now[instance] = (time_s, endpoint, State(after))
+    for began_s, endpoint, state in now:
+        yield Spell(endpoint, state, began_s, result.end_s)
+
+
 def hours_by_model(result: Result) -> dict[str, float]:
     """Return paid hours by the model that an instance had; the pools of one model count together."""
-    cluster = result.cluster
-    names = [model.removesuffix(SILO) for model, _ in cluster.endpoints]
+    names = [model.removesuffix(SILO) for model, _ in result.cluster.endpoints]
     hours = dict.fromkeys(names, 0.0)
-    now = [(0.0, names[cluster.endpoints.index((spec.model, spec.region))], spec.state) for spec in cluster.instances]
-    ends = [(result.end_s, instance, -1, 0, State.READY) for instance in range(len(now))]
-    for time_s, instance, endpoint, _, after in [*result.changes.tolist(), *ends]:
-        since_s, name, state = now[instance]
-        hours[name] += (time_s - since_s) / 3600 * (state not in UNPAID)
-        now[instance] = (time_s, names[endpoint], State(after))
+    for spell in spells(result):
+        hours[names[spell.endpoint]] += (spell.ended_s - spell.began_s) / 3600 * (spell.state not in UNPAID)
     return hours

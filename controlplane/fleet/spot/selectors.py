@@ -1,6 +1,6 @@
 """Reads of the spot pool: who is donated, what it earns, and how long reclaims take."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -168,18 +168,6 @@ def donated_time(since: datetime, until: datetime, model: str = "") -> list[Dona
     for row in rows:
         by_model.setdefault(row.instance.deployment.model.name, []).append(row)
     return [_donated(name, by_model[name], since, until) for name in sorted(by_model) if model in ("", name)]
-
-
-def together(rows: Sequence[DonatedTime]) -> DonatedTime:
-    """Return *rows* in one, without a name."""
-    return DonatedTime(
-        "",
-        sum(row.instance_hours for row in rows),
-        sum(row.gpu_hours for row in rows),
-        sum(row.cost_usd for row in rows),
-        _sum(row.earned_usd for row in rows),
-        sum(row.unpriced_hours for row in rows),
-    )
 
 
 def _donated(name: str, rows: Iterable[Donation], since: datetime, until: datetime) -> DonatedTime:

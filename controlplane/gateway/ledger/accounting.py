@@ -128,9 +128,11 @@ class Records:
         if ticket.slo_met is not None:
             self.service_levels.judge(scopes_of(model, region), slo_class, ticket.terms.objective, ticket.slo_met)
         times_ms = (ticket.queue_ms, ticket.ttft_ms, ticket.itl_ms, ticket.e2e_ms)
+        # A backlog that waits for a trough says nothing of how fast instances answer: TTFT counts from its release.
+        held_ms = max(0.0, ticket.released_s - ticket.asked.arrived_s) * 1000
         for what, value in zip(TIMES, times_ms, strict=True):
             if value is not None and (outcome is Outcome.DONE or what is Latency.QUEUE):
-                windows.latency(groups, what, value)
+                windows.latency(groups, what, max(0.0, value - held_ms) if what is Latency.TTFT else value)
         if ticket.terms.interactive and outcome is Outcome.DONE and ticket.ttft_ms is not None:
             scopes = FLEET, f"model {model}"
             windows.latency(tuple(windows.group(interactive_of(one)) for one in scopes), Latency.TTFT, ticket.ttft_ms)

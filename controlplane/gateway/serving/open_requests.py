@@ -78,6 +78,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
 
     state: TicketState = TicketState.ACCEPTED
     predicted_tokens: float = 0.0  # output
+    released_s: float = 0.0  # by the queue manager; 0 where it was not held
     placed_s: float = 0.0
     first_token_s: float = 0.0
     first_token_heard: bool = False  # else that is when the whole answer came
@@ -296,6 +297,7 @@ class OpenRequests:
                 ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
                 ticket.own_region = record.own_region or ticket.own_region
                 if record.released is not None:
+                    ticket.released_s = self.clock()
                     ticket.steps.append({"released": record.released})
                 elif record.came_from:
                     moved = f"{record.came_from} to {record.region}"

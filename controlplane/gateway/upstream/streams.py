@@ -18,8 +18,10 @@ from controlplane.gateway.serving.open_requests import Ticket
 from controlplane.gateway.upstream.answers import MOST_TOKENS, EngineFailed, Said, Usage, error_of, ids_of, read, what
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection
 from controlplane.gateway.upstream.sse import Events, SentEvent
+from controlplane.gateway.upstream.whole_answer import WholeAnswer
 
 TEXT = re.compile(rb'(?:content|reasoning|arguments|text)":"([^"\\]*)"')
+TOKEN_ID = re.compile(rb'"token_ids":\[(\d+)\]')
 DATA = b"data: "
 DONE = b"[DONE]"  # the last event of a stream
 OPENING = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -347,14 +349,54 @@ class Stream:
 EVENT_KIND = {Kind.CHAT: "chat.completion.chunk", Kind.COMPLETION: "text_completion"}
 
 
+class KeptShape(NamedTuple):
+    """Bytes around the text and the id of a token, and around its text in what the tenant gets."""
+
+    prefix: bytes
+    middle: bytes
+    suffix: bytes
+    text: bytearray | None
+    """The text that it extends where a whole answer is assembled."""
+    shown: tuple[bytes, bytes]
+
+    @classmethod
+    def of(cls, event: bytes, passed: bytes, whole: WholeAnswer | None) -> "KeptShape | None":
+        """Return the shape of *event*, of which the tenant got *passed*; None if it was more than one token."""
+        text = TEXT.search(event)
+        ids = TOKEN_ID.search(event, text.end(1)) if text is not None else None
+        if text is None or ids is None:
+            return None
+        around = event[: text.start(1)], event[text.end(1) : ids.start(1)], event[ids.end(1) :]
+        if whole is not None:
+            if whole.last is None or whole.last[1] != text[1]:
+                return None
+            return cls(*around, whole.last[0], (b"", b""))
+        shown = TEXT.search(passed)
+        if shown is None or shown[1] != text[1] or passed.count(b"\n\n") != 1:
+            return None
+        return cls(*around, None, (passed[: shown.start(1)], passed[shown.end(1) :]))
+
+    def token(self, event: bytes) -> tuple[bytes, int] | None:
+        """Return text and id of *event* if it differs from the one learned in these alone."""
+        if not (event.startswith(self.prefix) and event.endswith(self.suffix)):
+            return None
+        end = event.find(b'"', len(self.prefix))
+        if end < 0 or not event.startswith(self.middle, end):
+            return None
+        number = event[end + len(self.middle) : len(event) - len(self.suffix)]
+        return (event[len(self.prefix) : end], int(number)) if number.isdigit() else None
+
+
 class KeptStream(Stream):
-    """A stream that may be evicted: each event is read, and its token ids are kept and removed.
+    """A stream that may be evicted: the token ids of each event are kept and removed.
+
+    Events that differ from an earlier one in text and id alone are not parsed.
 
     Where an earlier instance began, the events of this one are made to look like its continuation: one id, one event with
     the role, chunks of a chat though a completion continues it, and one usage.
     """
 
-    __slots__ = ("_before", "_continued", "_kept")
+    __slots__ = ("_before", "_continued", "_kept", "_shape")
 
     def __init__(
         self, ticket: Ticket, responder: Responder, usage: Usage, fingerprint: str, began: Callable[[Ticket], None]
@@ -363,9 +405,31 @@ class KeptStream(Stream):
         assert ticket.kept is not None
         self._kept = ticket.kept
         self._continued, self._before = self._kept.opened, len(self._kept.ids)
+        self._shape: KeptShape | None = None
 
     def _pass(self, connection: Connection) -> None:
         connection.pass_to(self._take)
+
+    def _take(self, piece: bytes) -> bool:
+        shape = self._shape
+        if not self._open or shape is None or not piece.endswith(b"\n\n"):
+            return super()._take(piece)
+        events = piece[:-2].split(b"\n\n")
+        tokens = [token for event in events if (token := shape.token(event)) is not None]
+        if len(tokens) < len(events):
+            return super()._take(piece)
+        kept, whole = self._kept, self._whole
+        for text, number in tokens:
+            kept.ids.append(number)
+            if text:
+                kept.shown = len(kept.ids)
+            if whole is not None and shape.text is not None:
+                whole.append(shape.text, text)
+        self._ticket.output_tokens = len(kept.ids)
+        if whole is None:
+            before, after = shape.shown
+            self._open = self._responder.write_now(b"".join([before + text + after for text, _ in tokens]))
+        return self._open
 
     def _event(self, event: SentEvent) -> bytes:
         """Return the bytes of *event* for the tenant; its token ids are kept."""
@@ -391,7 +455,11 @@ class KeptStream(Stream):
         else:
             kept.head = {name: body[name] for name in ("id", "created") if name in body}
         data = orjson.dumps(body)
-        return self._less_usage(SentEvent(DATA + data, b"", data), said)
+        passed = self._less_usage(SentEvent(DATA + data, b"", data), said)
+        if self._shapes_left and said.choices and not said.ends and said.usage is None and not kept.lost_track:
+            self._shapes_left -= 1  # the first token has the ids of the prompt besides
+            self._shape = KeptShape.of(event.raw, passed, self._whole) or self._shape
+        return passed
 
     def _keep(self, body: dict[str, Any], choice: dict[str, Any]) -> None:
         """Keep the tokens of *choice*, and convert it to the kind that was requested."""

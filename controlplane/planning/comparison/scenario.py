@@ -47,8 +47,10 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
         floor_marks = {"floor_above": marks.above, "floor_cooldown_s": marks.cooldown_s}
         chosen = tuned(endpoint["model"]).FORECASTER
         forecaster = {"forecaster": "" if rests(chosen) else chosen}
-        niw_share = {"niw_share": tuned(endpoint["model"]).PLAN_NIW_BUFFER}
-        endpoints.append({**endpoint, **followed, **bounds, **floor_marks, **forecaster, **niw_share})
+        other = {
+            "niw_share": tuned(endpoint["model"]).PLAN_NIW_BUFFER, "niw_due": tuned(endpoint["model"]).PLAN_NIW_DUE,
+        }  # fmt: skip
+        endpoints.append({**endpoint, **followed, **bounds, **floor_marks, **forecaster, **other})
     plans, floor = plan_settings(), beneath(tuned())
     return {
         "endpoints": endpoints,

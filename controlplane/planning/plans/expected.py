@@ -1,13 +1,14 @@
 """Demand used for planning: the newest forecasts, or recent demand where a forecast is missing or stale."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from controlplane.batches.selectors import due_work
 from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts import services as forecasts
@@ -63,12 +64,16 @@ def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:
     recent = demand.read(now - RECENT, demand.last_complete(now, demand.MINUTE_S), demand.MINUTE_S)
     if not newest and recent.known < forecasts.LEAST_WINDOWS:  # the first minute is only partly counted
         return None
-    return expected_at(
+    expected = expected_at(
         now,
         {endpoint: followers.get(endpoint[0], "") for endpoint in demand.endpoints()},
         lambda endpoint, quantity: newest.get((*endpoint, quantity)),
         recent.of,
     )
+    held = {
+        model: work for model, work in due_work(now).items() if model in expected.follows and tuned(model).PLAN_NIW_DUE
+    }
+    return replace(expected, of=dict(expected.to_plan().with_due(held, 0.0, expected.follows).of))
 
 
 def expected_at(

@@ -113,6 +113,7 @@ class EndpointOf(PolicyOverrides):
     forecaster: str | None = None
     demand_level: DemandLevel | None = None
     niw_share: AtLeast0 | None = None
+    niw_due: bool | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:

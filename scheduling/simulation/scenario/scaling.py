@@ -48,6 +48,8 @@ class PlannerOf(ScenarioTable):
     """Forecast level to plan for: the strategy's, the mean, or the upper end of its 80 % band."""
     niw_share: AtLeast0 = 0.1
     """Share of the past hour's non-interactive tokens to keep free (SageServe's beta)."""
+    niw_due: bool = False
+    """Whether plans have room for the non-interactive work that must run within them to keep its deadlines."""
     epsilon: Share = 0.8
     """Share of local demand that a region must be able to serve."""
     time_limit_s: Positive = 20.0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from controlplane.gateway.replay.waves import DAY_S
 from controlplane.supervisor.state import PARTS_FILE
 from tests.bench.gateway import free_port
 from tests.supervisor.running import ROOT, RunningStack
@@ -38,7 +39,9 @@ print(json.dumps({tenant.name: create_api_key(tenant, "soak", "soak")[1] for ten
 class Stack(RunningStack):
     """`make run` in *folder* on its own ports; `stamped` has each line with its arrival time."""
 
-    def __init__(self, folder: Path, *, day_s: float, port: int = 0, emulator_port: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *options: str, day_s: float = DAY_S, port: int = 0, emulator_port: int = 0
+    ) -> None:
         self.stamped: list[tuple[float, str]] = []
         self.folder = folder
         self.port = port or free_port()
@@ -52,7 +55,7 @@ class Stack(RunningStack):
             "REDIS_URL": "",
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
         }
-        super().__init__(f"--port {self.port}", **self.environment)
+        super().__init__(f"--port {self.port}", *options, **self.environment)
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -73,7 +73,7 @@ def small_problems(draw, most=(3, 2, 3), most_instances=4):
         demand_tokens_per_s=numbers((n, r, 2), 0, 30) * 10,
         vm_cost_usd=price,
         start_cost_usd=StartCosts(
-            same, same + numbers((n, g), 0, 16) / 8, numbers((n, g), 0, 20) / 8, numbers((g,), 0, 8) / 8
+            same, same + numbers((n, g), 0, 16) / 8, numbers(shape, 0, 20) / 8, numbers((g,), 0, 8) / 8
         ),
         min_instances=least,
         max_instances=least + numbers((n, r), 0, most_instances),
@@ -106,7 +106,7 @@ def plain_cost(problem, targets):
                         continue
                     cost += start.other_spot[i, k]
                     if not problem.weights_local[i, j]:
-                        cost += start.remote_weights[i, k]
+                        cost += start.remote_weights[i, j, k]
             cost += start.new_vm[k] * max(0, taken - held)
     return cost
 

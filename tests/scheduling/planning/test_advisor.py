@@ -86,6 +86,36 @@ def test_beta_is_added_to_the_forecast_once():
     )  # what is observed is held against it, interactive demand
 
 
+@pytest.mark.parametrize(
+    ("due", "instances"),
+    [
+        ([], 4),
+        ([(7200.0, 1e6)], 4),
+        ([(1800.0, 270_000.0)], 6),
+        ([(1800.0, 90_000.0), (3600.0, 450_000.0), (7200.0, 1e6)], 6),
+    ],
+)
+def test_held_work_that_is_due_within_the_plan_raises_it_and_what_is_due_later_does_not(due, instances):
+    rates = {LLAMA: (MEAN, [400.0] * 6), ("llama", "west"): (MEAN, [0.0] * 6)}
+    follows = {"llama": MEAN}
+    expected = demand(rates).with_due({"llama": due}, 0.0, follows)
+    made = make_plan(0.0, expected, fleet(llama=1), {("llama", "gpu"): ABLE}, follows, PlanSettings())
+    assert made.endpoints[LLAMA].target_instances == instances
+    assert expected.of["llama", "west"].beta_tokens_per_s == 0.0, "shared by the expected demand"
+
+
+def test_a_simulated_planner_plans_for_what_the_views_say_is_held_where_it_is_asked_to():
+    def made(plans_due):
+        planner = SimulatedPlanner(
+            lambda now_s: demand({LLAMA: (MEAN, [400.0] * 6)}), lambda now_s, views: fleet(llama=1),
+            {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings(), plans_due,
+        )  # fmt: skip
+        held = view(model="llama", region="east")._replace(due=((1800.0, 270_000.0),))
+        return planner.advise(0.0, [held])[0].target_instances
+
+    assert (made({"llama"}), made(frozenset())) == (6, 4)
+
+
 def test_adding_has_a_separate_plan_that_moves_with_time():
     """The plan covers the next twenty minutes and the window of the demand."""
     (made,) = planned({LLAMA: (TWO, [100.0, 200.0, 150.0, 400.0, 300.0, 100.0])}, fleet=fleet(llama=1)).values()

@@ -77,7 +77,7 @@ def test_starts_are_paid_by_time():
     costs = StartCosts.paid_while_starting([36.0, 72.0], 3600.0, models=2, gpus=[[1, 1], [4, 2]])
     assert costs.same_spot.tolist() == [[0.6, 1.2], [2.4, 2.4]]
     assert costs.other_spot.tolist() == [[6.0, 12.0], [24.0, 24.0]]
-    assert costs.remote_weights.tolist() == [[72.0, 144.0], [288.0, 288.0]]
+    assert costs.remote_weights.tolist() == [[[72.0, 144.0]], [[288.0, 288.0]]], "the same in every region"
     assert costs.new_vm.tolist() == [3.0, 6.0]
 
 

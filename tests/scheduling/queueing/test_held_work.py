@@ -227,3 +227,18 @@ def test_each_request_leaves_once_and_in_the_order_of_a_plain_list(data):
         assert not plain or work._backlogs[model].requests == sum(
             one.model == model and not one.opportunistic and one.due_s < math.inf for one in plain.values()
         )
+
+
+def test_what_is_due_counts_held_and_announced_work_by_deadline():
+    work = HeldWork()
+    for number, (due_s, opportunistic) in enumerate([(100.0, False), (110.0, False), (7200.0, False), (100.0, True)]):
+        work.hold(
+            Held(
+                number=number, model="m", arrived_s=0.0, due_s=due_s, service_s=5.0, tokens=300,
+                opportunistic=opportunistic,
+            )
+        )  # fmt: skip
+    work.expect("m", [(3600.0, 10)])
+    assert sorted(work.due("m")) == [(60.0, 600.0), (3600.0, 3000.0), (7200.0, 300.0)]
+    work.drop(0)
+    assert sorted(work.due("m"))[0] == (60.0, 300.0)

@@ -144,7 +144,6 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
         "every_s": CHARTS_EVERY_S,
         "lines": tables.linked(lines, href, group, query.several_tenants),
         "donated": donated,
-        "pool": spot.together(donated),
         "own_idle": query.sees_idle and group in tables.WITH_OWN_IDLE,
         "counted_until": counted_until(),
         "since": asked.since,
