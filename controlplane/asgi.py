@@ -26,6 +26,8 @@ django_application = get_asgi_application()  # sets Django up: modules that need
 
 from servestatic import ServeStaticASGI
 
+from controlplane.applications import feeding as graph_feeding
+from controlplane.applications.feeding import GraphFeeder
 from controlplane.batches.feeder import LOOK_S, Feeder
 from controlplane.batches.services import MOST_FILE_BYTES
 from controlplane.console.urls import websocket_urlpatterns
@@ -96,12 +98,17 @@ def _of_api_client(scope: Scope, path: str) -> bool:
     if path.startswith("/api/"):
         return False
     keys = (value for name, value in scope["headers"] if name == b"authorization")
-    return path in KINDS or path in PATHS_NOT_SERVED or any(value[:7].lower() == b"bearer " for value in keys)
+    return (
+        path in KINDS
+        or path == "/load"
+        or path in PATHS_NOT_SERVED
+        or any(value[:7].lower() == b"bearer " for value in keys)
+    )
 
 
 async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
     """Start the gateway before the first request; on shutdown let it finish its streams and write its ledger."""
-    feeding: asyncio.Task[None] | None = None
+    feeding: asyncio.Future[Any] | None = None
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
@@ -110,7 +117,7 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
-            feeding = asyncio.create_task(feeder_of(gateway).run())
+            feeding = asyncio.gather(feeder_of(gateway).run(), graph_feeder_of(gateway).run())
             await send({"type": "lifespan.startup.complete"})
         else:
             if feeding is not None:
@@ -130,6 +137,12 @@ def feeder_of(gateway: Gateway) -> Feeder:
         owns=gateway.owns,
         job=gateway.jobs.add("feed-batches", LOOK_S, "database"),
     )
+
+
+def graph_feeder_of(gateway: Gateway) -> GraphFeeder:
+    """What gives the dispatcher of *gateway* the demand graphs of applications."""
+    job = gateway.jobs.add("feed-graphs", graph_feeding.LOOK_S, "database")
+    return GraphFeeder(gateway.dispatcher.runs.graphs, job)
 
 
 application = create_application(Gateway(floor_rows))

@@ -5,6 +5,8 @@ another default (`controlplane/env.py`). A row of `controlplane.tuning` override
 `PER_MODEL`, for one. `controlplane.tuning.selectors.tuned` gives the values in force.
 """
 
+import functools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
 
@@ -65,6 +67,21 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Texts = Annotated[list[str], NoDecode, BeforeValidator(_parts)]
 Secrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(_parts)]
+
+
+@functools.lru_cache(64)
+def weights_of(text: str) -> dict[str, float]:
+    """Return weights by name from `name=weight, ...`. Raises ValueError that names the part that is wrong."""
+    weights: dict[str, float] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, _, number = (each.strip() for each in part.partition("="))
+        try:
+            weights[name] = float(number)
+        except ValueError:
+            raise ValueError(f"{part!r} is not name=weight") from None
+        if not name or not 0 < weights[name] < math.inf:
+            raise ValueError(f"{part!r}: a weight is a number above 0")
+    return weights
 
 
 class Group(BaseModel):
@@ -237,6 +254,9 @@ class Routing(Group):
     FIRST_TOKEN_FACTOR: Annotated[float, POSITIVE] = 20.0
     """Multiple of the prompt's prefill time, by the instance's profile, that a stream waits for the first token, where that
     is longer."""
+    TENANT_WEIGHTS: str = ""
+    """Weights of tenants in the orders by application and by share, as `name=weight, ...`; 1 for the others. A tenant of
+    weight 2 is given twice the share, and its runs half the rank."""
     REORDER_BY: Literal[
         "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
     ] = "search"
@@ -265,6 +285,12 @@ else:
         __doc__="Endpoint policies",
         **{name: _setting(declared) for name, declared in SETTINGS.items()},
     )
+
+    @field_validator("TENANT_WEIGHTS")
+    @classmethod
+    def _are_weights(cls, text: str) -> str:
+        weights_of(text)
+        return text
 
 
 class Floor(Group):

@@ -24,6 +24,7 @@ from scheduling.queueing.waiting_set import (
     allocate_waiting,
     enqueue,
     free_slot,
+    leave,
     peek,
     pop,
     push,
@@ -88,7 +89,7 @@ def dispatch(
 @compiled
 def send(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, slot: int, instance: int) -> None:
     """Remove the waiting *slot* from its heap for *instance*, and place its load there."""
-    remove(waiting, slot)
+    leave(waiting, slot)
     waiting.instance[slot] = instance
     place(fleet, endpoints, instance, waiting.prompt_tokens[slot], waiting.output_tokens[slot])
 

@@ -32,9 +32,16 @@ ORDERS: Final = {
     "slack": "Least slack first",
     "sjf": "Shortest true output first",
     "qlm": "Request groups in virtual queues (QLM)",
+    "application": "First come, first served by application run (Parrot)",
+    "srpt": "Least expected remaining work of the application run first",
+    "hermes": "Lowest Gittins rank of the application run first (Hermes)",
+    "run_deadline": "Earliest deadline of the application run first",
+    "run_slack": "Least worst-case slack of the application run first (Hermes)",
+    "vtc": "Tenant served least first (virtual token counter)",
+    "wfq": "Weighted fair queueing of tenants",
 }
 """In the order of the codes in `scheduling.queueing.ordering`."""
-LIVE_ORDERS: Final = ("fcfs", "priority", "ssjf", "deadline", "slack", "qlm")
+LIVE_ORDERS: Final = tuple(name for name in ORDERS if name not in ("shortest", "sjf"))
 """Live orders exclude `shortest`, which may starve a request, and `sjf`, which needs the true output length."""
 GROUP_ORDERS: Final = {"arrival": "As they came", "length": "Shortest predicted first"}
 """In the order of the codes in `scheduling.queueing.groups`."""
@@ -81,7 +88,8 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
         Knob(
             ge=0,
             help="Of ssjf: a request is overtaken only by those that come within this many times its own predicted "
-            "service time after it. 0 is first come, first served.",
+            "service time after it; of srpt and hermes, a run by those that begin within this many times its remaining "
+            "work or rank. 0 is first come, first served.",
             column=Column(default=100.0, le=1e6),
         ),
     ] = 100.0

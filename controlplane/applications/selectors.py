@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from controlplane.applications.models import Application, ApplicationRun
-from controlplane.applications.services import NO_UNIT, backends, calls_of
+from controlplane.applications.services import backends, calls_of
 from controlplane.fleet.models import PerformanceProfile
 from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.demand_graph import (
@@ -20,6 +20,7 @@ from scheduling.applications.demand_graph import (
     step_service_s,
 )
 from scheduling.applications.gittins import buckets, gittins_ranks
+from scheduling.applications.recording import NO_UNIT
 from scheduling.applications.remaining import (
     FEWEST_MATCHES,
     GraphArrays,
@@ -28,6 +29,7 @@ from scheduling.applications.remaining import (
     remaining_s,
     start_of,
 )
+from scheduling.applications.standings import KnownGraph
 from scheduling.fleet.profile import Profile
 
 SAMPLES = 400
@@ -58,6 +60,12 @@ def rates_of(graph: DemandGraph) -> dict[str, ServiceRate]:
         unit: rates.get(backend.name, UNKNOWN_RATE) if backend.kind == "llm" else ServiceRate()
         for unit, backend in graph.units.items()
     }
+
+
+def known_graph(application: Application) -> KnownGraph | None:
+    """Return what orders by application know of *application*; None with too few records."""
+    graph = graph_of(application)
+    return KnownGraph.of(graph, rates_of(graph)) if len(graph.records) >= FEWEST_MATCHES else None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.applications.models import Application, ApplicationRun, FollowedLedger
 from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.demand_graph import MOST_RECORDS, Backend, DemandGraph
-from scheduling.applications.recording import Call, record_of
+from scheduling.applications.recording import NO_UNIT, Call, record_of
 
 IDLE: Final = timedelta(seconds=120)
 """A run has ended when no call of it ended for so long."""
@@ -19,8 +19,6 @@ LOOKED_AGAIN: Final = 2_000
 """Ledger rows read twice: gateways may commit in another order than keys were given."""
 MOST_CALLS: Final = 4_096
 """Calls of a run that its record is made of."""
-NO_UNIT: Final = "request"
-"""Unit of calls that name none."""
 KEPT_DAYS: Final = 30
 
 

@@ -21,6 +21,7 @@ from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
 from controlplane.dispatch.placement import Placement
 from controlplane.dispatch.reordering import Ask, Reordering
+from controlplane.dispatch.runs import ApplicationRuns
 from controlplane.dispatch.suspects import Suspects
 from controlplane.dispatch.token_accounts import Outlook, TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
@@ -51,6 +52,7 @@ class Dispatcher:
         self.suspects = Suspects(topology, clock, self._place_again)
         self.waits = Waits(topology, self.queue, clock)
         self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver)
+        self.runs = ApplicationRuns(topology, self.queue, self._produced)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, ask)
         self.holding = Holding(
             topology,
@@ -110,8 +112,19 @@ class Dispatcher:
         self.topology.end_rests(self.swept_s)
         self.suspects.sweep()
         self.reorder()
+        self.rank_runs()
         self.queue.keep_order()
         self.sweep_queues()
+
+    def rank_runs(self) -> None:
+        """Refresh the ranks of application runs that wait."""
+        for endpoint in self.runs.look():
+            self.placement.pump(endpoint)
+
+    def _produced(self, number: int) -> int:
+        """Return the output tokens so far of request *number*; 0 if no instance has it."""
+        request = self._requests.get(number)
+        return request.output_tokens if request is not None and request.replica is not None else 0
 
     def reorder(self) -> None:
         """Reorder the queues, and evict requests that make a group late."""
@@ -177,6 +190,7 @@ class Dispatcher:
         return self.topology.candidates(asked.model, asked.region, asked.opportunistic)
 
     def _enqueue(self, request: Request, endpoint: Endpoint) -> None:
+        self.runs.come(request)
         self.queue.add(request, endpoint)
         number, own_region, request.own_region = request.asked.number, request.own_region, ""
         released, request.release = request.release, None
@@ -328,6 +342,7 @@ class Dispatcher:
         if request is None:
             return
         self.waits.finished(request, finished.output_tokens)
+        self.runs.end(finished.number, finished.output_tokens)
         self.suspects.tried(request, cleared=True)
         replica = request.replica
         if replica is not None:
@@ -341,6 +356,7 @@ class Dispatcher:
             replica.endpoint.finished_s.append(now_s)
             replica.round_trip.request_ended(now_s - request.placed_s)
             note_end(self.topology.fleet, replica.slot, self.queue.moment_s)
+            self.queue.settle(request, finished.output_tokens - request.kept_tokens)
         self._release(request)
 
     def _left(self, left: port.Left) -> None:
@@ -352,6 +368,8 @@ class Dispatcher:
         if replica is not None and left.failure:
             self._note_failure(request, replica, left)
         cut = replica is not None and left.failure == port.CUT
+        if replica is not None:
+            self.queue.settle(request, request.output_tokens)
         held = replica is not None and cut and self.suspects.was_cut(request, replica, left.again)
         self._release(request)
         if left.again:
@@ -361,6 +379,7 @@ class Dispatcher:
                 self._place_again(request, busy=left.failure == port.BUSY)
         else:
             self.suspects.gone(request)
+            self.runs.end(left.number, None)
             del self._requests[left.number]
 
     def _note_failure(self, request: Request, replica: Replica, left: port.Left) -> None:
@@ -496,6 +515,7 @@ class Dispatcher:
         if request.slot >= 0:
             self.queue.take_out(request.slot)
         self.suspects.gone(request)
+        self.runs.end(request.asked.number, None)
         del self._requests[request.asked.number]
         self.deliver(refused)
 

@@ -10,6 +10,7 @@ from controlplane.dispatch import kernels
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.port import Deliver, Placed, Submit
+from controlplane.dispatch.runs import trace_of
 from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import Waits
@@ -159,6 +160,7 @@ class Placement:
             "ordering": endpoint.spec.policy.ordering,
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
             "waiting": self.queue.count(endpoint),
+            **trace_of(request),
             **explain(self.topology, endpoint, replica, self._candidates, pulled),
         }
 

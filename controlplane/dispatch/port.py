@@ -68,6 +68,11 @@ class Submit(Record, frozen=True):
     end_s: float | None = None  # of its last token, after its arrival: end to end, or the deadline
     if_unreachable: str = ADMIT  # of its SLO class: `scheduling.queueing.promises`
     fallbacks: tuple[ClassTerms, ...] = ()  # classes to which it may be degraded, in order
+    tenant: str = ""
+    application: str = ""  # with `run`, the application run that it is a call of; "" for none
+    run: str = ""
+    unit: str = ""
+    run_due_s: float | None = None  # of the run's last call, after its first one; None: by the class
 
     @property
     def allowed_s(self) -> float:

@@ -12,6 +12,7 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
 from controlplane.fleet.lifecycle.states import COMING
 from controlplane.fleet.lifecycle.states import InstanceState as Lifecycle
 from scheduling.fleet.state import (
+    NEVER_S,
     Condition,
     EndedRequest,
     EndpointState,
@@ -23,8 +24,10 @@ from scheduling.fleet.state import (
     RunningRequest,
     WaitingRequest,
 )
+from scheduling.queueing.fair_shares import NO_SHARES
 from scheduling.queueing.groups import KNOWN_CLASSES, NEXT_NUMBER
 from scheduling.queueing.held_work import LONG_AGO_S, LOOK_S
+from scheduling.queueing.ordering import Standing
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
 from scheduling.queueing.waiting_set import in_order
 from scheduling.routing.regions import asked_work_s, backlog_s
@@ -156,8 +159,17 @@ class Snapshot:
             "predicted_tokens": request.predicted_tokens,
             "sequences": asked.sequences,
             "attempts": request.attempts,
+            "standing": self._standing(request, now_s),
             "priority": None if asked.interactive else asked.priority,
         }
+
+    def _standing(self, request: Request, now_s: float) -> Standing | None:
+        """Return where the run of *request* stands, in seconds after now."""
+        if (standing := request.standing) is None:
+            return None
+        shift_s = self.dispatcher.queue.began_s - now_s
+        due_s = min(max(standing.due_s + shift_s, LONG_AGO_S), NEVER_S)
+        return standing._replace(began_s=max(standing.began_s + shift_s, LONG_AGO_S), due_s=due_s)
 
     def _running(self, request: Request, instance: int, now_s: float) -> RunningRequest:
         maps, ahead = self.dispatcher.accounts.maps, None
@@ -189,11 +201,17 @@ class Snapshot:
                 **self._request(queue.at(slot), now_s),
                 expected_prompt=int(queue.arrays.prompt_tokens[slot]),
                 expected_output=int(queue.arrays.output_tokens[slot]),
+                virtual_start=self._virtual_start(slot),
                 spot=queue.at(slot).endpoint.is_spot,
             )
             for slot in slots
         ]
         return requests, {slot: at for at, slot in enumerate(slots)}
+
+    def _virtual_start(self, slot: int) -> float | None:
+        arrays = self.dispatcher.queue.arrays
+        fair = arrays.shares.ordering[arrays.endpoint[slot]] != NO_SHARES
+        return float(arrays.key[slot]) if fair else None
 
     def _endpoint(self, endpoint: Endpoint, numbers: dict[int, int], now_s: float) -> EndpointState:
         topology, memory = self.dispatcher.topology, self.observation.memory(endpoint.index)

@@ -1,4 +1,5 @@
-"""The waiting queue: one waiting set with a heap per endpoint, and request groups where the ordering is QLM's.
+"""The waiting queue: one waiting set with a heap per endpoint, request groups where the ordering is QLM's, and shares of
+tenants where it is a fair one.
 
 It is the only owner of the waiting set. A request carries its prefix hashes, where the gateway has sent them.
 """
@@ -16,21 +17,40 @@ from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
 from controlplane.dispatch.port import Submit
 from controlplane.fleet.lifecycle.states import AWAKE, COMING
+from controlplane.tunable import weights_of
+from scheduling.applications.standings import key_in_run
 from scheduling.compiled import uncompiled
 from scheduling.fleet.profile import Profile
+from scheduling.queueing.fair_shares import NO_SHARES, OUTPUT_WEIGHT
 from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS
-from scheduling.queueing.ordering import BY_SERVICE, ORDERINGS, QLM, SLACK, first_due_s, queue_key
+from scheduling.queueing.ordering import (
+    BY_RUN,
+    BY_SERVICE,
+    FAIR,
+    ORDERINGS,
+    QLM,
+    SLACK,
+    VTC,
+    Standing,
+    first_due_s,
+    queue_key,
+    run_due_s,
+)
 from scheduling.queueing.regrouping import regroup
 from scheduling.queueing.snapshot import Snapshot
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
 from scheduling.queueing.virtual_queues import fit_groups, reassign
 from scheduling.queueing.waiting_set import (
     allocate_waiting,
+    charge,
+    claim,
     grow_waiting,
     in_order,
     push,
     rekey,
     remove,
+    settle,
+    withdraw,
 )
 from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
 
@@ -45,6 +65,7 @@ class WaitingQueue:
         self.clock, self.began_s = clock, clock()
         self._ordering: dict[int, int] = {}  # by endpoint: ordering of the keys in its heap
         self._held: dict[int, Request] = {}  # by slot of the waiting set
+        self._tenants: dict[int, int] = {}  # tenants' numbers in the waiting set, by id
         self.by_tenant: Counter[tuple[int, str]] = Counter()
         """Waiting requests by (tenant, model)."""
 
@@ -71,9 +92,9 @@ class WaitingQueue:
         for endpoint in self.topology.endpoints:
             ordering, before = ORDERINGS[endpoint.spec.policy.ordering], self._ordering.get(endpoint.index)
             grouped = ordering == QLM
+            self.arrays.shares.ordering[endpoint.index] = ordering if ordering in FAIR else NO_SHARES
             if before is not None and before != ordering:
-                for request in self.of(endpoint):
-                    rekey(self.arrays, request.slot, self._key_at(request, endpoint))
+                self._order_again(endpoint)
             groups, within = self.arrays.groups, GROUP_ORDERS[endpoint.spec.policy.group_order]
             if grouped != (groups.limit[endpoint.index] > 0) or (grouped and groups.within[endpoint.index] != within):
                 groups.within[endpoint.index] = within
@@ -90,6 +111,58 @@ class WaitingQueue:
         self._share_queues()
         if any_grouped:
             reassign(self.topology.fleet, self.topology.arrays, self.arrays)
+
+    def _order_again(self, endpoint: Endpoint) -> None:
+        """Give what waits for *endpoint* keys by its new ordering."""
+        arrays, at = self.arrays, endpoint.index
+        fair = arrays.shares.ordering[at] != NO_SHARES
+        arrays.shares.counter[at], arrays.shares.clock[at] = 0.0, 0.0
+        for request in sorted(self.of(endpoint), key=lambda each: int(arrays.sequence[each.slot])):
+            slot = request.slot
+            arrays.shares.cost[slot] = 0.0
+            # What waits has been served nothing yet, so tenants begin alike.
+            own = float(arrays.shares.counter[at, arrays.tenant[slot]]) if fair else self._key_at(request, endpoint)
+            rekey(arrays, slot, own)
+            self._charge(request, endpoint)
+
+    def _push(self, request: Request, endpoint: Endpoint) -> None:
+        """Queue *request*, which has a slot and is in no queue, for *endpoint*."""
+        push(self.arrays, endpoint.index, request.slot, self._key_at(request, endpoint))
+        self._charge(request, endpoint)
+
+    def _charge(self, request: Request, endpoint: Endpoint) -> None:
+        """Charge the tenant of *request*, which has just been queued for *endpoint*, where tenants have shares."""
+        arrays, slot = self.arrays, request.slot
+        if arrays.shares.ordering[endpoint.index] != NO_SHARES:
+            prompt, output = int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])
+            charge(arrays, slot, float(endpoint.spec.profile.service_time_s(prompt, output)))
+
+    def settle(self, request: Request, output_tokens: int) -> None:
+        """Charge the tenant of *request*, which leaves its instance, for its output in place of what was expected of it."""
+        shares, at = self.arrays.shares, request.endpoint.index
+        if at < shares.ordering.size and shares.ordering[at] == VTC:
+            tenant = self._tenant(request.asked)
+            expected = request.expected_tokens - request.expected_prompt
+            more = OUTPUT_WEIGHT * (output_tokens - expected) / float(shares.weight[tenant])
+            settle(self.arrays, at, tenant, more, -math.inf)
+
+    def weight(self, asked: Submit) -> float:
+        """Return the weight of the tenant of *asked*."""
+        return weights_of(self.topology.tuned.TENANT_WEIGHTS).get(asked.tenant, 1.0)
+
+    def _tenant(self, asked: Submit) -> int:
+        """Return the number of the tenant of *asked*, whose weight is up to date."""
+        number = self._tenants.setdefault(asked.tenant_id, len(self._tenants))
+        if number >= self.arrays.shares.weight.size:
+            self.arrays = grow_waiting(self.arrays, self.arrays.key.size, tenants=2 * (number + 1))
+        self.arrays.shares.weight[number] = self.weight(asked)
+        return number
+
+    def note_standing(self, run: int, standing: Standing) -> None:
+        """Note where *run* stands with its waiting requests, for the decision trace and for moves."""
+        arrays = self.arrays
+        for slot in np.flatnonzero((arrays.run == run) & (arrays.position >= 0)).tolist():
+            self._held[slot].standing = standing
 
     def _share_queues(self) -> None:
         """Share one virtual queue among instances on the same GPUs.
@@ -134,7 +207,15 @@ class WaitingQueue:
         """Return the queue key of *request*, which has a slot, at *endpoint*."""
         arrays, slot = self.arrays, request.slot
         prompt, output = int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])
-        return _queue_key(endpoint, float(arrays.arrival_s[slot]), request.asked, prompt, output)
+        return self._queue_key(request, endpoint, float(arrays.arrival_s[slot]), prompt, output)
+
+    def _queue_key(self, request: Request, endpoint: Endpoint, arrival_s: float, prompt: int, output: int) -> float:
+        ordering, asked = ORDERINGS[endpoint.spec.policy.ordering], request.asked
+        if ordering in FAIR:
+            return float(claim(self.arrays, endpoint.index, self._tenant(asked)))
+        if ordering in BY_RUN and request.standing is not None:
+            return key_in_run(ordering, request.standing, asked.priority, endpoint.spec.policy.ordering_stretch)
+        return _queue_key(endpoint, arrival_s, asked, prompt, output)
 
     def may_balance(self, endpoint: Endpoint) -> bool:
         """Whether the earliest due request for *endpoint* may be given to any instance, even from another's queue."""
@@ -219,7 +300,8 @@ class WaitingQueue:
             output = room - prompt
         request.expected_tokens, request.counted_tokens = prompt + output, 0
         request.expected_prompt = prompt
-        key = _queue_key(endpoint, arrival_s, asked, prompt, output)
+        tenant = self._tenant(asked)
+        key = self._queue_key(request, endpoint, arrival_s, prompt, output)
         request.slot = enqueue(
             self.arrays,
             endpoint.index,
@@ -229,11 +311,12 @@ class WaitingQueue:
             asked.priority,
             prompt,
             output,
-            asked.tenant_id,
+            tenant,
             -1,
-            -1,
+            request.run,
             -1,
         )
+        self._charge(request, endpoint)
         self._held[request.slot] = request
         self._note_group(request)
         self.by_tenant[asked.tenant_id, asked.model] += 1
@@ -242,8 +325,9 @@ class WaitingQueue:
 
     def move(self, request: Request, target: Endpoint) -> None:
         """Move *request*, which waits, to the queue of *target*, with a queue key by the ordering there."""
+        withdraw(self.arrays, request.slot)
         remove(self.arrays, request.slot)
-        push(self.arrays, target.index, request.slot, self._key_at(request, target))
+        self._push(request, target)
         self._note_group(request)
         request.endpoint = target
 
@@ -304,6 +388,9 @@ def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Submit, prompt_token
     due_s, service_s = first_due_of(spec.profile, asked, prompt_tokens, output_tokens), 0.0
     if ordering in BY_SERVICE or ordering == SLACK:
         service_s = spec.profile.service_time_s(prompt_tokens, 1 if ordering == SLACK else output_tokens)
+    if ordering in BY_RUN:
+        ttft_s, end_s = (math.inf if each is None else each for each in (asked.due_s, asked.end_s))
+        due_s = uncompiled(run_due_s)(ttft_s, end_s, spec.profile.service_time_s(prompt_tokens, output_tokens))
     return uncompiled(queue_key)(
         ordering, arrival_s, arrival_s + due_s, asked.priority, service_s, spec.policy.ordering_stretch
     )

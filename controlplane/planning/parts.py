@@ -72,6 +72,13 @@ ORDERS: Final = {
     "deadline": "The one whose deadline comes first.",
     "slack": "The one with the least time to spare before its deadline.",
     "qlm": "By groups of alike requests in virtual queues, ordered so that most meet their deadlines.",
+    "application": "The application run that began first, all its requests together (Parrot).",
+    "srpt": "By class, then the application run with the least expected work left; aging lets no long one wait for ever.",
+    "hermes": "By class, then the application run with the lowest Gittins rank: the least service per run that ends by it.",
+    "run_deadline": "The application run that is due first.",
+    "run_slack": "The application run with the least time to spare if it needs as much as the largest one recorded.",
+    "vtc": "The tenant that was served the fewest tokens, output counted twice; its requests as they came.",
+    "wfq": "Tenants by the service time that they were given, over their weights.",
 }
 STRATEGIES: Final = {
     "reactive": "One instance more above 70% use, one less below 30%; no forecast.",

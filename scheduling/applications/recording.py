@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from scheduling.applications.demand_graph import MOST_STEPS, RunRecord, Step
 
+NO_UNIT = "request"
+"""Unit of calls that name none."""
 TOGETHER_S = 0.05
 """A call that began up to this before an answer ended counts as sent after it: clocks and streams are not exact."""
 

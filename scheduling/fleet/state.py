@@ -4,9 +4,14 @@ Times are seconds after that moment: those of the past are negative.
 """
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct
+
+from scheduling.queueing.ordering import Standing
+
+NEVER_S: Final = 1e300
+"""Stands for infinity, which JSON cannot hold."""
 
 
 class Condition(StrEnum):
@@ -73,6 +78,8 @@ class RequestState(Struct, kw_only=True):
     """Prompt tokens as the dispatcher counts them."""
     tenant: str = ""
     tenant_id: int = 0
+    standing: Standing | None = None
+    """Of its application run, where its queue is ordered by run; due at `NEVER_S` for never."""
     priority: int | None = None
     """With which the queue manager released it; None: that of its class."""
     true_output: int | None = None
@@ -81,6 +88,8 @@ class RequestState(Struct, kw_only=True):
 
 class WaitingRequest(RequestState, kw_only=True):
     expected_output: int
+    virtual_start: float | None = None
+    """Its queue key, where tenants have shares of its queue."""
     spot: bool = False
     """For a donated instance."""
 

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
+from scheduling.queueing.fair_shares import NO_SHARES, ShareArrays, allocate_shares, cost_of, grow_shares
 from scheduling.queueing.groups import GroupArrays, allocate_groups, grow_groups, join, kind_of, quit_group
+from scheduling.queueing.ordering import VTC
 from scheduling.struct_of_arrays import struct_of_arrays
 
 FREE_COUNT: Final = 0
@@ -56,6 +58,7 @@ class WaitingArrays(NamedTuple):
     counters: NDArray[np.int64]
     """Number of free slots, and the sequence number of the next arrival."""
     groups: GroupArrays
+    shares: ShareArrays
 
 
 def allocate_waiting(endpoints: int, capacity: int, instances: int = 1) -> WaitingArrays:
@@ -80,13 +83,18 @@ def allocate_waiting(endpoints: int, capacity: int, instances: int = 1) -> Waiti
         free_slots=np.arange(capacity - 1, -1, -1, dtype=np.int32),
         counters=np.array([capacity, 0], np.int64),
         groups=allocate_groups(endpoints, capacity, instances),
+        shares=allocate_shares(endpoints, capacity, 1),
     )
 
 
 def grow_waiting(
-    waiting: WaitingArrays, capacity: int, endpoints: int | None = None, instances: int | None = None
+    waiting: WaitingArrays,
+    capacity: int,
+    endpoints: int | None = None,
+    instances: int | None = None,
+    tenants: int | None = None,
 ) -> WaitingArrays:
-    """Return a copy with *capacity* slots (and *endpoints* heaps, and virtual queues for *instances*).
+    """Return a copy with *capacity* slots (and *endpoints* heaps, virtual queues for *instances*, shares of *tenants*).
 
     Every request keeps its slot and its position in the queue.
     """
@@ -99,7 +107,7 @@ def grow_waiting(
             f" cannot grow to {endpoints} and {capacity}"
         )
     grown = allocate_waiting(endpoints, capacity)
-    for name in set(WaitingArrays._fields) - {"heap", "free_slots", "counters", "groups"}:
+    for name in set(WaitingArrays._fields) - {"heap", "free_slots", "counters", "groups", "shares"}:
         old: NDArray[np.generic] = getattr(waiting, name)
         getattr(grown, name)[: old.size] = old
     grown.heap[:old_endpoints, :old_capacity] = waiting.heap
@@ -107,7 +115,11 @@ def grow_waiting(
     grown.free_slots[:added] = np.arange(capacity - 1, old_capacity - 1, -1)
     grown.free_slots[added : added + free] = waiting.free_slots[:free]
     grown.counters[:] = free + added, waiting.counters[NEXT_SEQUENCE]
-    return grown._replace(groups=grow_groups(waiting.groups, endpoints, capacity, instances))
+    tenants = waiting.shares.weight.size if tenants is None else tenants
+    return grown._replace(
+        groups=grow_groups(waiting.groups, endpoints, capacity, instances),
+        shares=grow_shares(waiting.shares, endpoints, capacity, tenants),
+    )
 
 
 def in_order(waiting: WaitingArrays, endpoint: int) -> NDArray[np.int32]:
@@ -244,6 +256,13 @@ def pop(waiting: WaitingArrays, endpoint: int) -> int:
 
 
 @compiled
+def leave(waiting: WaitingArrays, slot: int) -> None:
+    """Remove *slot*, which waits, from its heap for an instance."""
+    waiting.shares.clock[waiting.endpoint[slot]] = waiting.key[slot]
+    remove(waiting, slot)
+
+
+@compiled
 def rekey(waiting: WaitingArrays, slot: int, key: float) -> bool:
     """Change the key of *slot*; False if it does not wait. Raise ValueError if the key is not a number."""
     if np.isnan(key):
@@ -294,8 +313,62 @@ def enqueue(
     waiting.application[slot] = application
     waiting.run[slot] = run
     waiting.unit[slot] = unit
+    waiting.shares.cost[slot] = 0.0
     push(waiting, endpoint, slot, key)
     return int(slot)
+
+
+@compiled
+def claim(waiting: WaitingArrays, endpoint: int, tenant: int) -> float:
+    """Return the virtual start of the next request of *tenant* at *endpoint*, its queue key under `vtc` and `wfq`.
+
+    A tenant that was idle has no claim to the past: its counter is lifted to the least of those that wait (VTC algorithm 2),
+    and under `wfq` to the start of the request that left last.
+    """
+    shares = waiting.shares
+    since = shares.clock[endpoint]
+    if shares.ordering[endpoint] == VTC and waiting.size[endpoint] > 0:
+        since = waiting.key[waiting.heap[endpoint, 0]]
+    return float(max(shares.counter[endpoint, tenant], since))
+
+
+@compiled
+def charge(waiting: WaitingArrays, slot: int, service_s: float) -> None:
+    """Charge the tenant of *slot*, which has just begun to wait by the key of `claim`, for what is expected of it.
+
+    *service_s* is its expected service time.
+    """
+    shares, endpoint, tenant = waiting.shares, int(waiting.endpoint[slot]), int(waiting.tenant[slot])
+    prompt, output = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
+    cost = cost_of(shares, endpoint, float(prompt), float(output), service_s) / shares.weight[tenant]
+    shares.cost[slot] = cost
+    shares.counter[endpoint, tenant] = waiting.key[slot] + cost
+
+
+@compiled
+def withdraw(waiting: WaitingArrays, slot: int) -> None:
+    """Take back what the tenant of the waiting *slot* was charged: it leaves this queue unserved."""
+    cost = waiting.shares.cost[slot]
+    if waiting.shares.ordering[waiting.endpoint[slot]] != NO_SHARES and cost > 0.0:
+        waiting.shares.cost[slot] = 0.0
+        settle(waiting, int(waiting.endpoint[slot]), int(waiting.tenant[slot]), -cost, waiting.key[slot])
+
+
+@compiled
+def settle(waiting: WaitingArrays, endpoint: int, tenant: int, more: float, after: float) -> None:
+    """Charge *tenant* *more* than expected, over its weight: its requests at *endpoint* with keys above *after* shift."""
+    waiting.shares.counter[endpoint, tenant] += more
+    if more == 0.0:
+        return
+    shifted = False
+    for at in range(waiting.size[endpoint]):
+        slot = waiting.heap[endpoint, at]
+        if waiting.tenant[slot] == tenant and waiting.key[slot] > after:
+            waiting.key[slot] += more
+            shifted = True
+    if shifted:
+        for at in range((waiting.size[endpoint] >> 1) - 1, -1, -1):
+            _sift_down(waiting, endpoint, at)
 
 
 @compiled
@@ -306,6 +379,8 @@ def free_slot(waiting: WaitingArrays, slot: int) -> None:
     """
     if waiting.sequence[slot] < 0:
         raise ValueError("the slot is free already")
+    if waiting.position[slot] >= 0:
+        withdraw(waiting, slot)
     remove(waiting, slot)
     waiting.sequence[slot] = -1
     free = waiting.counters[FREE_COUNT]

@@ -37,7 +37,7 @@ from scheduling.fleet.arrays import (
 from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead.maps import LookAhead, peak_tokens, tokens_now
 from scheduling.lookahead.rule import BETA, ITERATIONS, MEMORY_ABOVE
-from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue, free_slot, peek, pop
+from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue, free_slot, leave, peek
 from scheduling.routing.candidates import (
     CACHED,
     COLUMNS,
@@ -356,7 +356,7 @@ def dispatch_ahead(
         close_ahead(fleet, endpoints, endpoint)
     if instance < 0:
         return -1, -1
-    pop(waiting, endpoint)
+    leave(waiting, slot)
     waiting.instance[slot] = instance
     place(fleet, endpoints, instance, prompt_tokens, output_tokens)
     return slot, instance

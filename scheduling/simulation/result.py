@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.workload.requests import Requests
+from scheduling.simulation.workload.runs import RunOutcomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Result:
     asked_class: NDArray[np.int16] | None = None
     """SLO class that a request was degraded from at the door, -1 for none; None where no class has its promise judged."""
     refused_at_door: NDArray[np.bool_] | None = None
+    runs: RunOutcomes | None = None
+    """Of application runs, where there are any."""
     admitted_late: NDArray[np.bool_] | None = None
     """Requests admitted in their own class although its promise was unreachable."""
     strategy: str = ""

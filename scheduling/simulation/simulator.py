@@ -16,12 +16,14 @@ from scheduling.queueing.ordering import QLM
 from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, rekey
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
+from scheduling.simulation.application_runs import LOOK_S as RANK_LOOK_S
+from scheduling.simulation.application_runs import ApplicationRuns
 from scheduling.simulation.at_door import Door, with_own_columns
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.build import build_world
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.lifecycle import Lives, take_out
-from scheduling.simulation.cluster.state_changes import EVICT, NOTHING
+from scheduling.simulation.cluster.state_changes import ARRIVE, EVICT, NOTHING
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, Outcome, State, World
 from scheduling.simulation.engine.state import (
     ITERATIONS,
@@ -39,6 +41,7 @@ from scheduling.simulation.result import Result
 from scheduling.simulation.state.placing import Fork, place, resume_scheduler
 from scheduling.simulation.workload.following import follow
 from scheduling.simulation.workload.requests import HELD, Requests
+from scheduling.simulation.workload.runs import RunsToCome
 
 
 class TimedEvent(NamedTuple):
@@ -64,7 +67,7 @@ class Simulation:
 
     Raises ValueError for requests that are invalid for the cluster. *sample_s*: step of the series, 0 for none. *decisions*:
     keep a log of dispatches. *state*: start with its fleet instead of an idle one; the requests that it holds then precede
-    *requests* in `requests` and the result.
+    *requests* in `requests` and the result. *runs*: the application runs that `Requests.run` names.
     """
 
     def __init__(
@@ -76,9 +79,12 @@ class Simulation:
         sample_s: float = 0.0,
         decisions: bool = False,
         state: Fork | None = None,
+        runs: RunsToCome | None = None,
     ) -> None:
         self.cluster = cluster
         requests = requests if state is None else follow(state.requests, requests)
+        if runs is not None:  # requests of runs come when they can
+            requests = requests._replace(arrival_s=np.array(requests.arrival_s))
         judges = bool(requests.judged.any())
         self.requests = requests = with_own_columns(requests) if judges else requests
         world = build_world(cluster, requests, decisions=decisions, held=0 if state is None else state.requests.count)
@@ -97,6 +103,8 @@ class Simulation:
         of_fork = () if state is None else (state.requests.count, state.held, state.backlogs, state.look_s)
         self.holding = Holding(cluster, requests, *of_fork) if (requests.held & HELD).any() else None
         """Queue manager for non-interactive work, if any request is held."""
+        self.runs = None if runs is None else ApplicationRuns(cluster, requests, runs, world)
+        """Application runs, if there are any."""
         if state is not None:
             self._begin(state)
         self.control()  # compiles everything before time is measured
@@ -159,8 +167,9 @@ class Simulation:
                 # Without further arrivals or events, waiting requests wait for ever, in any order.
                 comes = self._arrived.item() < count or self.world.events.time_s.item(1) < np.inf
                 look_s = self.looked_s + GlobalScheduler.EVERY_S if comes else np.inf
+            rank_s, comes_s = self._runs_s()
             held_s = self.holding.next_s(self.world, self.now_s) if self.holding is not None else np.inf
-            stop_s = min(until_s, sample_s, look_s, held_s)
+            stop_s = min(until_s, sample_s, look_s, held_s, rank_s, comes_s)
             reason = self._enter(self.world, float(stop_s), NONE, NONE, loop.TIME, NOTHING, NONE, NONE)
             if reason == loop.FULL:
                 self._grow()
@@ -172,6 +181,15 @@ class Simulation:
                     self.door.judge(request)
             elif reason == loop.SCALE:
                 self._reach_out(int(self._run_state.called_endpoint))
+            elif reason == loop.STEP and self.runs is not None:
+                self._run_state.ended += self.runs.note_ends(self.world, self.now_s)
+            elif reason == loop.UNTIL and self.runs is not None and comes_s < np.inf and stop_s == comes_s:
+                self.control()
+                self.runs.come(self.world, self.now_s, self._arrive)
+            elif reason == loop.UNTIL and self.runs is not None and rank_s < np.inf and stop_s == rank_s:
+                self.control()
+                for endpoint in self.runs.look(self.world, self.now_s):
+                    self.control(endpoint)
             elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
                 self.holding.look(self.world, self.now_s, self.control)
             elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:
@@ -185,6 +203,21 @@ class Simulation:
                 if reason != loop.ALL_DONE and self.now_s < np.inf:
                     self.control()
                 return Pause(reason)
+
+    def _runs_s(self) -> tuple[float, float]:
+        """Return when ranks of application runs are looked at next, and when the next request of one comes."""
+        if self.runs is None:
+            return np.inf, np.inf
+        comes_s = max(self.runs.next_s(), self.now_s)
+        # Without further arrivals or events, waiting requests wait for ever, in any order.
+        moves = comes_s < np.inf or self.world.events.time_s.item(1) < np.inf or self.arrived < self.requests.count
+        looks = moves and self.runs.by_run and self.runs.active
+        return (self.now_s // RANK_LOOK_S + 1) * RANK_LOOK_S if looks else np.inf, comes_s
+
+    def _arrive(self, request: int) -> None:
+        """Let *request*, one of an application run, arrive."""
+        if self._enter(self.world, np.inf, NONE, NONE, loop.CONTROL, ARRIVE, request, NONE) == loop.SCALE:
+            self._reach_out(int(self._run_state.called_endpoint))
 
     def _reach_out(self, endpoint: int) -> None:
         """Borrow a lent instance of another model: the reactive trigger wants one more than *endpoint* has itself."""
@@ -454,6 +487,7 @@ class Simulation:
                 "released": self.holding.released if self.holding else 0,
             }
             | (self.door.counters() if self.door else {}),
+            runs=self.runs.outcomes() if self.runs else None,
             asked_class=self.door.asked_class if self.door else None,
             refused_at_door=self.door.refused if self.door else None,
             admitted_late=self.door.late if self.door else None,

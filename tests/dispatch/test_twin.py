@@ -134,6 +134,8 @@ class Live:
         end_s,
         deadline_s,
         held=0,
+        tenant=0,
+        **of_run,
     ):
         hashes = self.hashes.get(number, ())
         self.output[number], self.came[number] = output, 0
@@ -143,7 +145,7 @@ class Live:
                 str(number),
                 model,
                 region,
-                tenant_id=1,
+                tenant_id=1 + tenant,
                 priority=priority,
                 due_s=due,
                 end_s=end_s,
@@ -163,6 +165,7 @@ class Live:
                 interactive=not held,
                 opportunistic=bool(held & OPPORTUNISTIC),
                 ends_on_reclaim=bool(held & ENDS_ON_RECLAIM),
+                **of_run,
             )
         )
         self.give()
@@ -274,6 +277,7 @@ class Live:
                     float(requests.end_s[arrived]) if requests.end_s[arrived] < NEVER else None,
                     None if deadlines is None else deadlines[arrived],
                     int(requests.held[arrived]),
+                    int(requests.tenant[arrived]),
                 )
                 arrived += 1
             elif event_s == next_s:
@@ -317,8 +321,10 @@ def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, swe
 FAST = [
     *((routing, "priority", 40.0, 0.0, None) for routing in ROUTINGS),
     *(("join_shortest_queue", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "qlm")),
-    *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("deadline", "slack")),
+    *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("deadline", "slack", "vtc")),
     ("preserve", "ssjf", 40.0, 0.3, None),
+    ("least_delay", "wfq", 40.0, 0.0, None),
+    ("join_shortest_queue", "run_slack", 40.0, 0.0, None),
     ("join_shortest_queue", "priority", 40.0, 0.3, 1),
     ("join_shortest_queue", "fcfs", 200.0, 0.0, None),
     ("join_shortest_queue", "qlm by shepherd", 200.0, 0.0, None),
@@ -333,6 +339,11 @@ CASES = [
     ),
     *(("join_shortest_queue", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack", "qlm")),
     *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack", "qlm")),
+    *(
+        (routing, ordering, 40.0, 0.0, None)
+        for ordering in ("application", "srpt", "hermes", "run_deadline", "run_slack", "vtc", "wfq")
+        for routing in ("join_shortest_queue", "preserve")
+    ),
     *((routing, "ssjf", 40.0, 0.3, None) for routing in ROUTINGS),
     *(("join_shortest_queue", "priority", 40.0, 0.3, limit) for limit in (0, 1)),
     *(("join_shortest_queue", "fcfs", load, 0.0, None) for load in (60.0, 100.0, 200.0)),
@@ -366,6 +377,7 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
         priority=random.integers(0, 3, REQUESTS),
         deadline_s=np.where(random.random(REQUESTS) < 0.7, random.integers(1, 9, REQUESTS), NEVER),
         end_s=np.where(random.random(REQUESTS) < 0.5, random.integers(2, 9, REQUESTS), NEVER),
+        tenant=random.choice(3, REQUESTS, p=[0.6, 0.3, 0.1]),
     )
 
     live = Live(fleet)

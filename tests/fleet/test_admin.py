@@ -152,7 +152,7 @@ def test_sizes_of_a_model_are_read_from_its_source(as_admin, tmp_path, monkeypat
     monkeypatch.setattr(
         model_source, "read", lambda source, **_: shape
     )  # for real in tests/workers/test_model_shape.py
-    values = {"name": "tiny", "title": "Tiny", "source": str(tmp_path), "active": "on"}
+    values = {"name": "tiny", "title": "Tiny", "source": str(tmp_path), "task": "generate", "active": "on"}
     assert as_admin.post(reverse("admin:fleet_model_add"), values).status_code == 302
     assert LanguageModel.objects.get(name="tiny").kv_bytes_per_token == 2**17
     values |= {"name": "none", "source": ""}

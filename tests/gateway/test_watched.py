@@ -10,6 +10,7 @@ from tests.gateway.conftest import until
 
 OWN = {
     "feed-batches",
+    "feed-graphs",
     "count-tokens",
     "sweep-queues",
     "release-held-work",

@@ -206,6 +206,14 @@ def plain_queue_key(
         "deadline": due_s,
         "qlm": due_s,
         "slack": max(arrival_s, due_s - service_s),
+        # By run: its begin, when it is due, and its remaining service in the place of a request's.
+        "application": arrival_s,
+        "srpt": priority * 1e9 + arrival_s + min(stretch * service_s, 1e8),
+        "hermes": priority * 1e9 + arrival_s + min(stretch * service_s, 1e8),
+        "run_deadline": due_s,
+        "run_slack": max(arrival_s, due_s - service_s),
+        "vtc": service_s,
+        "wfq": service_s,
     }[ordering]
 
 
@@ -223,7 +231,7 @@ def plain_first_due_s(ttft_s: float, end_s: float, profile: Profile, prompt_toke
 
 def plain_engine_priority(ordering: str, priority: int, key: float) -> int:
     """Twin of `scheduling.queueing.ordering.engine_priority`."""
-    if ordering in ("fcfs", "priority"):
+    if ordering in ("fcfs", "priority", "vtc", "wfq"):
         return priority
-    classes = priority if ordering == "ssjf" else 0
+    classes = priority if ordering in ("ssjf", "srpt", "hermes") else 0
     return classes * 10**13 + int((key - classes * 1e9) * 1000.0)

@@ -23,6 +23,7 @@ from controlplane.tuning.selectors import Values
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
 from scheduling.fleet.state import EndedRequest
 from scheduling.policy import EndpointPolicy, array_value
+from scheduling.queueing.ordering import Standing
 from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.regions import by_preference, latency_ms
@@ -57,6 +58,8 @@ class Request(Struct, eq=False):
     endpoint: Endpoint  # where it waits or runs
     slot: int = -1  # in the waiting set, while waiting
     group: int = -1  # number of its last request group
+    run: int = -1  # number of its application run, -1 for none
+    standing: Standing | None = None  # of its run, as of when it was queued or the run's rank was refreshed
     queue_key_s: float = 0.0  # there, on the clock of `Submit.arrived_at`
     replica: Replica | None = None
     attempts: int = 0

@@ -1,6 +1,7 @@
 """Reading a request: its body within bounds, and the headers that name things."""
 
 import asyncio
+import math
 import random
 import re
 from collections.abc import Awaitable, Callable
@@ -70,6 +71,19 @@ class HttpRequest(Struct, eq=False):
             title = header.decode().title().replace("Slo", "SLO")
             raise invalid(f"The header {title} must be 1 to 80 letters, digits or . _ : / -", title)
         return value.decode()
+
+    def seconds(self, header: bytes) -> float | None:
+        """Return the seconds in a *header*, None without it. Raises ApiError 400 if it is not a number above 0."""
+        if not (value := self.headers.get(header)):
+            return None
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < math.inf:
+            title = header.decode().title()
+            raise invalid(f"The header {title} must be a number of seconds above 0", title)
+        return seconds
 
     async def body(self, most_bytes: int) -> bytes:
         """Read the body. Raises ApiError 413 when it is larger than *most_bytes*, 415 when it is compressed.

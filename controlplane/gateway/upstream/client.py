@@ -22,7 +22,7 @@ from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
 from controlplane.gateway.upstream.streams import KeptStream, Stream
 from controlplane.gateway.upstream.whole_answer import WholeAnswer
-from scheduling.queueing.ordering import FCFS, PRIORITY, engine_priority
+from scheduling.queueing.ordering import BY_CLASS, engine_priority
 
 MOST_SERVERS = 10_000
 BYTES_TYPE = b"application/octet-stream"
@@ -280,7 +280,6 @@ def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str =
 
 PRIORITY_BAND = 1000  # vLLM priorities per SLO class; a tenant may demote its own requests within the band
 MOST_BACK = 499
-BY_CLASS = frozenset({FCFS, PRIORITY})
 
 
 def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids: bool = False) -> bytes:

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
 from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
 from scheduling.policy import write_record
-from scheduling.queueing.ordering import QLM
+from scheduling.queueing.fair_shares import NO_SHARES
+from scheduling.queueing.ordering import FAIR, QLM
 from scheduling.queueing.virtual_queues import fit_groups
-from scheduling.queueing.waiting_set import allocate_waiting
+from scheduling.queueing.waiting_set import allocate_waiting, grow_waiting
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, Affinity, allocate_affinity
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import LEAST_DELAY, LOOK_AHEAD
@@ -95,6 +96,13 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     np.maximum.at(policies["largest_kv_tokens"], fleet.endpoint % own, fleet.kv_capacity_tokens)
     policies["largest_kv_tokens"][own:] = policies["largest_kv_tokens"][: endpoints - own]
     waiting = allocate_waiting(endpoints, slots, instances)
+    if (fair := np.isin(policies["ordering"], FAIR)).any():
+        tenants = int(requests.tenant.max(initial=0)) + 1
+        waiting = grow_waiting(waiting, slots, tenants=tenants)
+        waiting.shares.ordering[:] = np.where(fair, policies["ordering"], NO_SHARES)
+        known = list(cluster.tenant_weights)[:tenants]
+        waiting.shares.weight[: len(known)] = known
+    in_runs = int(np.count_nonzero(requests.run >= 0))
     for endpoint in np.flatnonzero(policies["ordering"] == QLM).tolist():
         batches = float(policies["group_batches"][endpoint])
         waiting.groups.limit[endpoint] = fit_groups(fleet, members, waiting.groups, endpoint, batches)
@@ -120,6 +128,8 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         latency_s=latency_s,
         held=np.zeros(slots, np.int64),
         kept_tokens=np.zeros(count if lends else 1, np.int32),
+        standings=np.zeros((count if in_runs else 1, 5)),
+        ended_in_runs=np.zeros(max(1, in_runs), np.int64),
         lives=_lives(cluster),
         travelling=np.zeros(count if latency_s.any() else 1, np.int64),
         link=np.full((2, regions * regions), -1, np.int64),

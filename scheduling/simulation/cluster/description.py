@@ -129,6 +129,8 @@ class Cluster:
     """SLO classes by their number in requests, where any request is judged at the door."""
     max_hold_s: float = np.inf
     """Longest hold of a request whose class has no deadline."""
+    tenant_weights: Sequence[float] = ()
+    """Weights of tenants by their number in requests, in orders by application or by share; 1 for further ones."""
     endpoints: list[EndpointKey] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:

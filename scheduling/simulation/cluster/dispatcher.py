@@ -12,9 +12,23 @@ from scheduling.compiled import compiled_inline, compiled_internal, index
 from scheduling.dispatch import dispatch, send
 from scheduling.fleet.profile import decode_time_s, service_time_s
 from scheduling.lookahead.maps import leave
-from scheduling.queueing.ordering import FCFS, PRIORITY, SJF, SLACK, engine_priority, first_due_s, queue_key
+from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
+from scheduling.queueing.ordering import (
+    BY_RUN,
+    FAIR,
+    FCFS,
+    PRIORITY,
+    SJF,
+    SLACK,
+    VTC,
+    engine_priority,
+    first_due_s,
+    queue_key,
+    run_due_s,
+    run_key,
+)
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
-from scheduling.queueing.waiting_set import enqueue, free_slot, peek
+from scheduling.queueing.waiting_set import charge, claim, enqueue, free_slot, peek, settle
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import ask, note_cached
@@ -23,7 +37,19 @@ from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AH
 from scheduling.simulation.cluster.choices import choose_endpoint, column, shortest
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_endpoint, observe_memory, update_totals
-from scheduling.simulation.cluster.world import DONE, FAILED, REFUSED, RUNNING, World, base_of
+from scheduling.simulation.cluster.world import (
+    BEGAN,
+    DONE,
+    DUE,
+    FAILED,
+    MEAN,
+    RANK,
+    REFUSED,
+    RUNNING,
+    WORST,
+    World,
+    base_of,
+)
 from scheduling.simulation.engine.batch import give
 from scheduling.simulation.engine.sequences import free_sequence, take_sequence
 from scheduling.simulation.engine.state import GIVEN, NONE
@@ -253,7 +279,16 @@ def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
 def refuse(world: World, request: int) -> None:
     world.outcomes[request].state = REFUSED
     world.run_state[0].refused += 1
+    note_end_in_run(world, request)
     world.run_state[0].ended += 1
+
+
+@compiled_inline
+def note_end_in_run(world: World, request: int) -> None:
+    """Note for the caller that *request* ended, if it is one of an application run."""
+    if column(world.arrivals.run, request) >= 0:
+        world.ended_in_runs[world.run_state[0].ended_in_runs] = request
+        world.run_state[0].ended_in_runs += 1
 
 
 @compiled_inline
@@ -285,9 +320,23 @@ def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output
     """Return the queue key of *request* at *endpoint*."""
     policy, arrivals = world.policies[endpoint], world.arrivals
     arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
-    due_s = float(arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0])
+    ttft_s = due_s = float(arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0])
     end_s = float(arrivals.end_s[request if arrivals.end_s.size > 1 else 0])
-    ordering = int(policy.ordering)
+    ordering, stretch = int(policy.ordering), float(policy.ordering_stretch)
+    if ordering in FAIR:
+        return claim(world.waiting, endpoint, column(arrivals.tenant, request))
+    if ordering in BY_RUN and column(arrivals.run, request) >= 0:
+        standing = world.standings
+        return run_key(
+            ordering,
+            standing[request, BEGAN],
+            standing[request, DUE],
+            priority,
+            standing[request, RANK],
+            standing[request, MEAN],
+            standing[request, WORST],
+            stretch,
+        )
     service_s = 0.0
     if ordering not in (FCFS, PRIORITY):  # which do not use it
         if end_s < np.inf:
@@ -302,7 +351,17 @@ def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output
         elif ordering == SJF:
             output_tokens = column(arrivals.output_tokens, request) - column(world.kept_tokens, request)
         service_s = _service_s(policy, prompt_tokens, output_tokens)
-    return queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, float(policy.ordering_stretch))
+        if ordering in BY_RUN:
+            due_s = run_due_s(ttft_s, end_s, service_s)
+    return queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, stretch)
+
+
+@compiled_inline
+def charge_tenant(world: World, slot: int, endpoint: int) -> None:
+    """Charge the tenant of *slot*, which has just begun to wait for *endpoint*, where tenants have shares."""
+    waiting, policy = world.waiting, world.policies[endpoint]
+    if int(policy.ordering) in FAIR:
+        charge(waiting, slot, _service_s(policy, int(waiting.prompt_tokens[slot]), int(waiting.output_tokens[slot])))
 
 
 @compiled_internal
@@ -326,8 +385,10 @@ def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
     arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
     deadline_s = arrival_s + _allowed_s(world, request)
     key = key_of(world, request, endpoint, prompt, output)
-    slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, -1, -1, -1, -1)
+    tenant, run = column(arrivals.tenant, request), column(arrivals.run, request)
+    slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, tenant, -1, run, -1)
     world.held[slot] = request
+    charge_tenant(world, slot, endpoint)
     if policy.routing == LEAST_DELAY:
         note_prefix(world, slot, request)
 
@@ -341,6 +402,7 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
     engines = world.engines
     this = engines.sequences[sequence]
     request, done_tokens, again = index(this.request), int(this.prompt_tokens + this.output_tokens), NONE
+    _settle(world, sequence)
     run_state, endpoint = world.run_state[0], int(world.fleet.endpoint[instance])
     lent = base_of(world, endpoint) != endpoint
     if this.evicted != 0:
@@ -362,6 +424,7 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
         outcome.state = DONE
         if world.run_state[0].caches != 0:
             note_cached(world.fleet, instance, int(outcome.cached_tokens), int(this.prompt_tokens))
+        note_end_in_run(world, request)
         world.run_state[0].ended += 1
         if world.policies[index(world.fleet.endpoint[instance])].dispatch_round_trip_ms > 0.0:
             note_end(world.fleet, instance, now_s)
@@ -371,6 +434,18 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
         leave(engines.ahead, sequence)
     free_sequence(engines, sequence)
     return again
+
+
+@compiled_internal
+def _settle(world: World, sequence: int) -> None:
+    """Charge the tenant of *sequence*, which ends or is evicted, for its output in place of what was expected of it."""
+    this, shares = world.engines.sequences[sequence], world.waiting.shares
+    endpoint = index(world.outcomes[this.request].endpoint)
+    if shares.ordering[endpoint] == VTC:
+        came = this.output_tokens if this.evicted == 0 else this.produced_tokens if this.streaming != 0 else 0
+        tenant = column(world.arrivals.tenant, index(this.request))
+        more = OUTPUT_WEIGHT * float(came - (this.expected_tokens - this.expected_prompt)) / shares.weight[tenant]
+        settle(world.waiting, endpoint, tenant, more, -np.inf)
 
 
 @compiled_internal

@@ -16,6 +16,7 @@ from scheduling.simulation.cluster.choices import choose_endpoint, column, spot_
 from scheduling.simulation.cluster.dispatcher import finish, land, pump, queue, queue_again, refuse
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.state_changes import (
+    ARRIVE,
     BEGIN,
     DRAINING,
     GIVE,
@@ -43,6 +44,7 @@ UNTIL: Final = 1
 FULL: Final = 2  # the waiting set, a log or the delays drawn ahead have to grow
 SCALE: Final = 3  # the reactive trigger wants an instance that has another model: called_endpoint
 DRAINED: Final = 4  # called_instance is drained and moves to another endpoint
+STEP: Final = 6  # requests of application runs have ended: ended_in_runs
 DOOR: Final = 5  # request at_door waits, and its promise has to be judged
 
 TIME: Final = -3
@@ -53,10 +55,12 @@ ARRIVAL: Final = -1
 
 @compiled_inline
 def _must_pause(world: World) -> int:
-    """Return DOOR, ALL_DONE, FULL if the next event may need more room than there is, or RUNS."""
+    """Return DOOR, STEP, ALL_DONE, FULL if the next event may need more room than there is, or RUNS."""
     run_state = world.run_state[0]
     if run_state.at_door >= 0:
         return DOOR
+    if run_state.ended_in_runs > run_state.seen_in_runs:
+        return STEP
     if run_state.ended == world.arrivals.arrival_s.size:
         return ALL_DONE
     if world.waiting.counters[FREE_COUNT] <= world.engines.counters[LEAVING]:
@@ -108,7 +112,15 @@ def _step(world: World, until_s: float) -> int:
 
 @compiled_inline
 def _arrive(world: World, request: int, now_s: float) -> int:
-    """Let *request* arrive: queue it at an endpoint, send it to another region, or leave it to the queue manager."""
+    """Let *request* arrive; those of runs come when the caller says."""
+    if column(world.arrivals.run, request) >= 0:
+        return RUNS
+    return _come(world, request, now_s)
+
+
+@compiled_internal
+def _come(world: World, request: int, now_s: float) -> int:
+    """Queue *request* at an endpoint, send it to another region, or leave it to the queue manager."""
     endpoint = spot_with_room(world, request)
     if endpoint < 0:
         if column(world.arrivals.held, request) & HELD != 0:
@@ -266,7 +278,8 @@ def enter(
 ) -> int:
     """Handle every call from Python, by *source* and *what*: a single kernel, so that its parts are compiled once.
 
-    TIME: `run`. BEGIN and GIVE assemble an engine. Any other action is done to *subject*; without one, *endpoint* and
+    TIME: `run`. BEGIN and GIVE assemble an engine. ARRIVE: *subject* is a request of a run, which comes now; RUNS or SCALE.
+    Any other action is done to *subject*; without one, *endpoint* and
     *request* are those of `control`. Both update the fleet arrays first.
     """
     engines = world.engines
@@ -296,6 +309,9 @@ def enter(
         return reason
     for each in range(world.policies.size):
         observe_endpoint(world.fleet, world.endpoints, engines, each, now_s, source)
+    if what == ARRIVE:
+        world.arrivals.arrival_s[subject] = now_s
+        return _come(world, subject, now_s)
     if what != NOTHING:
         return act(world, what, subject, after, endpoint, time_s)
     return _control(world, endpoint, request, source)

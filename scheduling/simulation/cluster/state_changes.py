@@ -35,6 +35,7 @@ SWAP: Final = 8  # an instance, which takes the GPUs of its swap group
 EVICT: Final = 9  # a sequence, which leaves its instance
 BEGIN: Final = 10  # an instance between two iterations: the next ones (`loop.enter`)
 GIVE: Final = 11  # a sequence, which has reached its instance (`loop.enter`)
+ARRIVE: Final = 13  # a request of an application run (`loop.enter`)
 WITHDRAW: Final = 12  # a slot of the waiting set, whose request is refused if `after` is 1 (`loop.enter`)
 
 TO_CALLER: Final = -2

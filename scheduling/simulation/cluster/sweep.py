@@ -9,11 +9,11 @@ from typing import Final
 
 from scheduling.compiled import compiled_inline, compiled_internal
 from scheduling.queueing.virtual_queues import fit_groups, reassign
-from scheduling.queueing.waiting_set import free_slot, peek, push, remove
+from scheduling.queueing.waiting_set import free_slot, peek, push, remove, withdraw
 from scheduling.routing.regions import SWEEP_S, better_home
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.cluster.choices import candidates_of, column, is_opportunistic
-from scheduling.simulation.cluster.dispatcher import key_of, note_prefix, refuse
+from scheduling.simulation.cluster.dispatcher import charge_tenant, key_of, note_prefix, refuse
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_memory
 from scheduling.simulation.cluster.world import World
@@ -60,7 +60,6 @@ def wait_anywhere(world: World) -> bool:
 def give_up(world: World, slot: int) -> None:
     """Refuse the request that waits in *slot*."""
     refuse(world, int(world.held[slot]))
-    remove(world.waiting, slot)
     free_slot(world.waiting, slot)
 
 
@@ -141,8 +140,10 @@ def _rehome_kind(world: World, endpoint: int, now_s: float, source: int, opportu
             return NONE
         request = int(world.held[slot])
         prompt, output = int(waiting.prompt_tokens[slot]), int(waiting.output_tokens[slot])
+        withdraw(waiting, slot)
         remove(waiting, slot)
         push(waiting, target, slot, key_of(world, request, target, prompt, output))
+        charge_tenant(world, slot, target)
         world.outcomes[request].endpoint = target
         world.run_state[0].rehomed += 1
         expect_end(world, request, target)

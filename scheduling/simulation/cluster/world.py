@@ -68,6 +68,9 @@ DONE: Final = 2
 FAILED: Final = 3
 REFUSED: Final = 4
 
+BEGAN, DUE, RANK, MEAN, WORST = range(5)
+"""Columns of `World.standings`."""
+
 MAX_ATTEMPTS: Final = 3
 """Instances that a request is tried on, as in the gateway."""
 
@@ -131,6 +134,8 @@ RUN_STATE = record(
         ("scale_outs", np.int64),
         ("scale_ins", np.int64),
         ("reclaims", np.int64),
+        ("ended_in_runs", np.int64),  # requests of application runs that ended
+        ("seen_in_runs", np.int64),  # of those, seen by the caller
         ("sweep_node", np.int64),  # of the event tree; -1 if waiting requests never move
         ("sweep_s", np.float64),  # time of the next sweep; infinity while no request waits
         ("first_sweep_s", np.float64),  # sweeps are this and whole multiples of their period later
@@ -239,6 +244,8 @@ class Arrivals(NamedTuple):
     hold_s: NDArray[np.float64]
     judged: NDArray[np.int8]
     held: NDArray[np.int8]
+    tenant: NDArray[np.int32]
+    run: NDArray[np.int32]
 
 
 @struct_of_arrays
@@ -276,6 +283,10 @@ class World(NamedTuple):
     """By request: output before its eviction, which its next instance computes as part of the prompt. One element, 0, before
     the first eviction.
     """
+    standings: NDArray[np.float64]
+    """requests x 5: where the run of each stood when it came (`ordering.Standing`); one row without runs."""
+    ended_in_runs: NDArray[np.int64]
+    """Requests of application runs in the order in which they ended, `run_state.ended_in_runs` of them."""
     lives: LifeArrays
     travelling: NDArray[np.int64]
     """For each request in transit to another region, the next one; one element when no link takes time."""

@@ -8,13 +8,15 @@ instance for which there is no place wait again.
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from math import inf
+from math import inf, nan
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.applications.standings import key_in_run
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import (
+    NEVER_S,
     Condition,
     FleetState,
     GroupsState,
@@ -23,7 +25,19 @@ from scheduling.fleet.state import (
     RunningRequest,
     WaitingRequest,
 )
-from scheduling.queueing.ordering import ORDERINGS, QLM, SLACK, engine_priority, first_due_s, queue_key
+from scheduling.policy import EndpointPolicy
+from scheduling.queueing.ordering import (
+    BY_RUN,
+    FAIR,
+    ORDERINGS,
+    QLM,
+    SLACK,
+    Standing,
+    engine_priority,
+    first_due_s,
+    queue_key,
+    run_due_s,
+)
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.scaling.spot import spot_policy
@@ -209,7 +223,9 @@ class _Forking:
                 decoding[one.instance] += 1
                 self.guessed.add(request)
             reaches_s = one.placed_s + round_trip_s
-            queue_key_s = self._key(request, self.endpoint_of[key], one.expected_prompt, one.expected_output)
+            queue_key_s = self._key(
+                request, self.endpoint_of[key], one.expected_prompt, one.expected_output, one.standing
+            )
             ordering = ORDERINGS[self.cluster.policy(key).ordering]
             instances[place].requests.append(
                 ForkedRequest(
@@ -281,23 +297,41 @@ class _Forking:
             endpoint += len(self.cluster.endpoints)
         self.outcomes[request]["endpoint"] = endpoint
         self.outcomes[request]["attempts"] = one.attempts
-        key = self._key(request, endpoint, one.expected_prompt, output_tokens)
+        key = self._key(request, endpoint, one.expected_prompt, output_tokens, one.standing)
+        ordering = self._policy(endpoint).ordering
+        if ORDERINGS[ordering] in FAIR:
+            was = {(each.model, each.region): each.ordering for each in self.state.endpoints}
+            start = one.virtual_start if isinstance(one, WaitingRequest) else None
+            key = nan if start is None or was.get((one.model, one.served_in)) != ordering else start
         return Queued(request, endpoint, key, one.expected_prompt, output_tokens)
 
-    def _key(self, request: int, endpoint: int, prompt_tokens: int, output_tokens: int) -> float:
-        """Queue key of *request* at *endpoint*."""
+    def _policy(self, endpoint: int) -> EndpointPolicy:
         own = endpoint % len(self.cluster.endpoints)
-        key = self.cluster.endpoints[own]
-        policy = self.cluster.policy(key) if endpoint == own else spot_policy(self.cluster.policy(key))
+        policy = self.cluster.policy(self.cluster.endpoints[own])
+        return policy if endpoint == own else spot_policy(policy)
+
+    def _key(
+        self, request: int, endpoint: int, prompt_tokens: int, output_tokens: int, standing: Standing | None
+    ) -> float:
+        """Queue key of *request*, whose run has that *standing*, at *endpoint*."""
+        key = self.cluster.endpoints[endpoint % len(self.cluster.endpoints)]
+        policy = self._policy(endpoint)
         arrival_s, profile = float(self.requests.arrival_s[request]), self.cluster.reference_profile(key)
         ordering = ORDERINGS[policy.ordering]
-        end_s, decode_s = float(self.requests.end_s[request]), profile.decode_time_s(prompt_tokens, output_tokens)
+        ttft_s, end_s = float(self.requests.deadline_s[request]), float(self.requests.end_s[request])
+        priority = int(self.requests.priority[request])
+        if ordering in BY_RUN and standing is not None:
+            due_s = inf if standing.due_s >= NEVER_S else standing.due_s
+            return key_in_run(ordering, standing._replace(due_s=due_s), priority, policy.ordering_stretch)
+        due_s = first_due_s(ttft_s, end_s, profile.decode_time_s(prompt_tokens, output_tokens))
+        if ordering in BY_RUN:
+            due_s = run_due_s(ttft_s, end_s, profile.service_time_s(prompt_tokens, output_tokens))
         return float(
             queue_key(
                 ordering,
                 arrival_s,
-                arrival_s + first_due_s(float(self.requests.deadline_s[request]), end_s, decode_s),
-                int(self.requests.priority[request]),
+                arrival_s + due_s,
+                priority,
                 profile.service_time_s(prompt_tokens, 1 if ordering == SLACK else output_tokens),
                 policy.ordering_stretch,
             )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import index_members
+from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import BacklogState, GroupState
 from scheduling.lookahead.maps import advance, enter
+from scheduling.queueing.fair_shares import NO_SHARES
 from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, GroupArrays, put_before
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, WAITS, note_phase
-from scheduling.queueing.waiting_set import enqueue
+from scheduling.queueing.waiting_set import charge, claim, enqueue
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.scaling.owner import UNCHANGED, Change
@@ -91,6 +93,7 @@ class Queued:
     request: int
     endpoint: int
     key: float
+    """NaN: by the share of its tenant, which starts with nothing."""
     prompt_tokens: int
     output_tokens: int
 
@@ -367,20 +370,24 @@ def _place_waiting(world: World, fork: Fork) -> None:
     for one in fork.waiting:
         arrival_s = float(requests.arrival_s[one.request])
         due_s = arrival_s + float(min(requests.deadline_s[one.request], requests.end_s[one.request]))
+        tenant, fair = int(requests.tenant[one.request]), waiting.shares.ordering[one.endpoint] != NO_SHARES
         slot = enqueue(
             waiting,
             one.endpoint,
-            one.key,
+            float(claim(waiting, one.endpoint, tenant)) if math.isnan(one.key) else one.key,
             arrival_s,
             due_s,
             int(requests.priority[one.request]),
             one.prompt_tokens,
             one.output_tokens,
-            -1,
+            tenant,
             -1,
             -1,
             -1,
         )
+        if fair:
+            charge(waiting, slot, _service_s(world.policies[one.endpoint], one.prompt_tokens, one.output_tokens))
+            waiting.shares.clock[one.endpoint] = waiting.key[waiting.heap[one.endpoint, 0]]
         world.held[slot] = one.request
         slots.append(slot)
         policy: Any = world.policies[one.endpoint]
@@ -391,6 +398,12 @@ def _place_waiting(world: World, fork: Fork) -> None:
     if fork.groups is not None:
         _place_groups(waiting.groups, fork.groups, slots)
         waiting.groups.limit[:] = limits
+
+
+def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
+    """Return the time that a request takes alone by the profile of *policy*, an ENDPOINT record."""
+    profile = Profile(*(float(policy[each.name]) for each in fields(Profile)))
+    return profile.service_time_s(prompt_tokens, output_tokens)
 
 
 def _place_groups(arrays: GroupArrays, forked: ForkedGroups, slots: list[int]) -> None:

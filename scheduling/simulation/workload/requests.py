@@ -43,6 +43,8 @@ class Requests(NamedTuple):
     """1: its promise is judged at the door (`queueing.promises`)."""
     held: NDArray[np.int8]
     """Of classes that are not interactive: `HELD`, `OPPORTUNISTIC` and `ENDS_ON_RECLAIM`, added; 0 for interactive ones."""
+    run: NDArray[np.int32]
+    """Number of its application run (`workload.runs`), -1 for none; it comes once the steps before it have ended."""
     prefix_first: NDArray[np.int64]
     """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
     tokens up to its end. Empty when no prompts share a prefix."""
@@ -69,6 +71,7 @@ def make_requests(
     hold_s: ArrayLike = np.inf,
     judged: ArrayLike = 0,
     held: ArrayLike = 0,
+    run: ArrayLike = -1,
     prefix_blocks: Sequence[Sequence[int]] | None = None,
 ) -> Requests:
     """Return requests from arrays or scalars; scalars hold for all and take no memory. *predicted_tokens* default to the
@@ -114,6 +117,7 @@ def make_requests(
         "hold_s": column("hold_s", hold_s, np.float64),
         "judged": column("judged", judged, np.int8),
         "held": column("held", held, np.int8),
+        "run": column("run", run, np.int32),
     }
     predicted = columns["output_tokens"]
     if predicted_tokens is not None:

@@ -145,7 +145,7 @@ def test_a_request_that_comes_back_keeps_its_place_among_equals():
 def test_fields_say_what_was_enqueued():
     waiting = allocate_waiting(2, 4)
     slot = enqueue(waiting, 1, 5.0, 4.0, 9.5, -3, 100, 20, 7, 8, 9, 10)
-    fields = {name: getattr(waiting, name)[slot].item() for name in waiting._fields[2:-3]}
+    fields = {name: getattr(waiting, name)[slot].item() for name in waiting._fields[2:-4]}
     assert fields == {
         "position": 0,
         "endpoint": 1,
@@ -199,10 +199,12 @@ def test_a_freed_slot_is_used_again_and_leaves_its_queue():
 def test_wrong_use_is_refused_and_changes_nothing(wrong, message):
     waiting = allocate_waiting(1, 2)
     arrive(waiting, key=1.0)
-    before = [array.copy() for array in (*waiting[:-1], *waiting.groups)]
+    before = [array.copy() for array in (*waiting[:-2], *waiting.groups, *waiting.shares)]
     with pytest.raises(ValueError, match=message):
         wrong(waiting)
-    assert all((old == new).all() for old, new in zip(before, (*waiting[:-1], *waiting.groups), strict=True))
+    assert all(
+        (old == new).all() for old, new in zip(before, (*waiting[:-2], *waiting.groups, *waiting.shares), strict=True)
+    )
 
 
 def test_shrinking_is_refused():

@@ -1,0 +1,125 @@
+"""Application runs on the live queues: whose calls came and ended, and where each run stands.
+
+The process that owns the queues follows runs in its own memory, by the records of the port; demand graphs are fed to it from
+the database (`controlplane.applications.feeding`). After a restart a run in progress begins again with its next call.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
+from controlplane.dispatch.waiting_queue import WaitingQueue
+from scheduling.applications.demand_graph import ServiceRate
+from scheduling.applications.recording import NO_UNIT
+from scheduling.applications.standings import KnownGraph, RunCall, Standings, rekey_run, runs_waiting
+from scheduling.queueing.ordering import BY_RUN, ORDERINGS
+
+
+class ApplicationRuns:
+    """*produced* gives the output tokens so far of the request with a number."""
+
+    def __init__(self, topology: Topology, queue: WaitingQueue, produced: Callable[[int], int]) -> None:
+        self.topology, self.queue = topology, queue
+        self.graphs: dict[Any, KnownGraph] = {}
+        """By (tenant id, application)."""
+        self.standings = Standings(self.graphs)
+        self._produced = produced
+
+    def come(self, request: Request) -> None:
+        """Take in *request*, which is about to be queued, if it is a call of a run."""
+        asked = request.asked
+        if not (asked.application and asked.run):
+            return
+        queue, due_in_s = self.queue, asked.run_due_s if asked.run_due_s is not None else asked.end_s
+        call = RunCall(
+            asked.number,
+            (asked.tenant_id, asked.application),
+            asked.run,
+            asked.unit or NO_UNIT,
+            asked.prompt_tokens,
+            request.predicted_tokens,
+            self._rate(request),
+            math.inf if due_in_s is None else due_in_s,
+            queue.weight(asked),
+        )
+        queue.fit()
+        run = self.standings.come(call, queue.since_start_s(asked.arrived_s))
+        request.run = run.number
+        if self._is_ranked(request.asked.model):
+            request.standing = self.standings.stand(run, self._produced)
+            self._rekey(run.number, request)
+
+    def _rate(self, request: Request) -> ServiceRate:
+        candidates = self.topology.candidates(request.asked.model, request.asked.region)
+        endpoint = self.topology.endpoints[int(candidates[0])] if candidates.size else request.endpoint
+        return ServiceRate.of(endpoint.spec.profile)
+
+    def _is_ranked(self, model: str) -> bool:
+        """Whether an endpoint of *model* orders by run."""
+        return any(
+            ORDERINGS[endpoint.spec.policy.ordering] in BY_RUN
+            for endpoint in self.topology.endpoints
+            if endpoint.model == model
+        )
+
+    def end(self, number: int, output_tokens: int | None) -> None:
+        """End the call with that *number*; without *output_tokens* it failed or was given up."""
+        self.standings.end(number, output_tokens, self.queue.moment_s)
+
+    def look(self) -> list[Endpoint]:
+        """Refresh the ranks of runs that wait; return the endpoints to give out again."""
+        queue = self.queue
+        self.standings.forget(queue.moment_s)
+        by_run = np.zeros(queue.arrays.size.size, np.bool_)
+        for endpoint in self.topology.endpoints:
+            by_run[endpoint.index] = ORDERINGS[endpoint.spec.policy.ordering] in BY_RUN
+        changed = False
+        for number in runs_waiting(queue.arrays, by_run) if by_run.any() else ():
+            run = self.standings.by_number.get(number)
+            if run is not None and self.standings.is_stale(run, self._produced):
+                changed |= self._rekey(number) > 0
+        return [
+            endpoint
+            for endpoint in self.topology.endpoints
+            if changed and by_run[endpoint.index] and queue.count(endpoint)
+        ]
+
+    def _rekey(self, number: int, request: Request | None = None) -> int:
+        """Give the waiting requests of run *number* keys by its standing, that of *request* if given; return how many."""
+        queue = self.queue
+        standing = request.standing if request is not None else None
+        if standing is None:
+            standing = self.standings.stand(self.standings.by_number[number], self._produced)
+        codes, stretches = np.zeros(queue.arrays.size.size, np.int64), np.zeros(queue.arrays.size.size)
+        for endpoint in self.topology.endpoints:
+            policy = endpoint.spec.policy
+            codes[endpoint.index], stretches[endpoint.index] = ORDERINGS[policy.ordering], policy.ordering_stretch
+        queue.note_standing(number, standing)
+        return rekey_run(queue.arrays, number, standing, codes, stretches)
+
+
+def trace_of(request: Request) -> dict[str, object]:
+    """Return what the decision trace says of the run of *request*; nothing without a rank."""
+    standing = request.standing
+    if standing is None:
+        return {}
+    asked = request.asked
+    return {
+        "run": {
+            "application": asked.application,
+            "run": asked.run,
+            "unit": asked.unit or NO_UNIT,
+            "rank_s": round(standing.rank_s, 4),
+            "remaining_s": round(standing.mean_s, 4),
+            "worst_s": round(standing.worst_s, 4),
+            "attained_s": round(standing.attained_s, 4),
+            "words": (
+                f"Run {asked.run} of {asked.application}: rank {standing.rank_s:,.2f} s. It has had "
+                f"{standing.attained_s:,.2f} s of service and is expected to need {standing.mean_s:,.2f} s more, "
+                f"{standing.worst_s:,.2f} s at the most."
+            ),
+        }
+    }

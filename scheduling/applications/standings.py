@@ -1,0 +1,311 @@
+"""Standings of application runs: what each still needs, as its calls come and end (Hermes sections 3.2 and 3.3).
+
+The live dispatcher and the simulator report every call of a run to the same `Standings`, and order what waits by the same
+keys (`ordering.run_key`). What a run needs is drawn again when a call comes: the demands of the steps before it are known by
+then, and so is its own input. In between its rank is refreshed once its attained service goes past the end of a bucket.
+
+Calls become steps as in `recording`: those of a unit that run at once are one step, caused by the step that ended last. A
+run without a demand graph, or with a unit that its graph does not know, needs what its open calls are predicted to need.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.applications.demand_graph import DemandGraph, ServiceRate
+from scheduling.applications.gittins import MEAN, buckets, gittins_ranks
+from scheduling.applications.remaining import UNKNOWN, GraphArrays, Position, build, remaining_s
+from scheduling.compiled import uncompiled
+from scheduling.queueing.ordering import BY_RUN, Standing, run_key
+from scheduling.queueing.waiting_set import WaitingArrays, rekey
+
+SAMPLES: Final = 200
+"""Walks of the demand graph when a call comes."""
+IDLE_S: Final = 120.0
+"""A run without an open call for so long has ended."""
+MOST_RUNS: Final = 100_000
+"""Runs followed at once; a further one pushes out the one that was heard of least lately."""
+
+Demand = tuple[float, float, float]
+NOTHING: Final[Demand] = (0.0, 0.0, 0.0)
+
+
+class KnownGraph(NamedTuple):
+    """What is known of an application: its demand graph as arrays."""
+
+    units: Mapping[str, int]
+    arrays: GraphArrays
+    largest_s: float
+    """Service of the largest recorded run: the supremum of equation 2, which does not grow with the number of samples."""
+
+    @classmethod
+    def of(cls, graph: DemandGraph, rates: Mapping[str, ServiceRate], *, refined: bool = True) -> "KnownGraph":
+        """Return what *graph* says. Raises ValueError if nothing is recorded."""
+        largest_s = max((graph.service_s(record, rates) for record in graph.records), default=0.0)
+        units = {name: number for number, name in enumerate(graph.units)}
+        return cls(units, build(graph, rates, refined=refined), largest_s)
+
+    def rate(self, unit: str) -> ServiceRate:
+        return ServiceRate(*self.arrays.rate[self.units[unit]].tolist())
+
+
+class RunCall(NamedTuple):
+    """A call of a run that comes. *request* identifies it until it ends."""
+
+    request: int
+    application: Hashable
+    run: Hashable
+    unit: str
+    prompt_tokens: int
+    predicted_tokens: int
+    rate: ServiceRate
+    """Of the endpoint that will serve it; a known graph has its own."""
+    due_in_s: float = np.inf
+    """After the run began; infinity for never. That of its first call counts."""
+    weight: float = 1.0
+    """Of its tenant."""
+    total_s: float | None = None
+    """Service of the whole run, where an oracle knows it."""
+
+
+@dataclass(slots=True)
+class _Step:
+    unit: str
+    before: str
+    known_before: Demand
+    calls: int = 0
+    open: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    """Of the calls that ended."""
+    service_s: float = 0.0
+
+    @property
+    def demand(self) -> Demand:
+        """Return the mean input and output, and the parallelism."""
+        ended = self.calls - self.open
+        return self.input_tokens / self.calls, self.output_tokens / max(1, ended), float(self.calls)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A run in progress."""
+
+    number: int
+    application: Hashable
+    name: Hashable
+    began_s: float
+    due_s: float
+    weight: float
+    total_s: float | None
+    heard_s: float
+    steps: list[_Step] = field(default_factory=list)
+    """Open ones, and those that ended last and may still lead to others."""
+    calls: dict[int, tuple[_Step, RunCall, ServiceRate]] = field(default_factory=dict)
+    """Open ones, by request."""
+    last: tuple[str, Demand] = ("", NOTHING)
+    """The step that ended last."""
+    visits: dict[str, int] = field(default_factory=dict)
+    done_s: float = 0.0
+    """Service of steps that are in `steps` no more."""
+    whole_s: NDArray[np.float64] | None = None
+    """`buckets` of its whole service."""
+    largest_s: float = 0.0
+    refresh_s: float = np.inf
+    """Attained service at which its rank is to be refreshed."""
+    draws: int = 0
+    changed: bool = True
+    """Whether a step has ended since its service was drawn."""
+
+    def come(self, call: RunCall, rate: ServiceRate) -> None:
+        """Take in *call*, which opens a step or joins one."""
+        step = next((one for one in self.steps if one.unit == call.unit and one.open), None)
+        if step is None:
+            for ended in [one for one in self.steps if not one.open]:  # one of them led to it, the others to nothing
+                self.steps.remove(ended)
+                self.done_s += ended.service_s
+                self.visits[ended.unit] = self.visits.get(ended.unit, 0) + 1
+            step = _Step(call.unit, *self.last)
+            self.steps.append(step)
+        step.calls += 1
+        step.open += 1
+        step.input_tokens += call.prompt_tokens
+        self.calls[call.request] = step, call, rate
+        self.changed = True
+
+    def end(self, request: int, output_tokens: int | None) -> None:
+        """Take in the end of an open call; without *output_tokens* it failed, and teaches nothing."""
+        step, call, rate = self.calls.pop(request)
+        step.open -= 1
+        self.changed = True
+        if output_tokens is None:
+            step.calls -= 1
+            step.input_tokens -= call.prompt_tokens
+            if not step.calls:
+                self.steps.remove(step)
+                return
+        else:
+            step.output_tokens += output_tokens
+            step.service_s += _service_s(rate, call.prompt_tokens, output_tokens)
+        if not step.open:
+            self.last = step.unit, step.demand
+
+    def attained_s(self, produced: Callable[[int], int] | None = None) -> float:
+        """Return its service so far; *produced* gives the output tokens of an open call."""
+        attained_s = self.done_s + sum(step.service_s for step in self.steps)
+        if produced is not None:
+            for request, (_, call, rate) in self.calls.items():
+                if tokens := produced(request):
+                    attained_s += _service_s(rate, call.prompt_tokens, tokens)
+        return attained_s
+
+    def _predicted_s(self) -> float:
+        """Return its service if nothing follows the open calls."""
+        open_s = (_service_s(rate, call.prompt_tokens, call.predicted_tokens) for _, call, rate in self.calls.values())
+        return self.attained_s() + sum(open_s)
+
+    def draw(self, graph: KnownGraph | None) -> None:
+        """Draw its whole service, given what is known of it."""
+        self.draws += 1
+        self.changed = False
+        self.largest_s = 0.0
+        if self.total_s is not None:
+            samples = np.array([self.total_s])
+        elif graph is None or not self.steps or any(step.unit not in graph.units for step in self.steps):
+            samples = np.array([self._predicted_s()])
+        else:
+            seed = (self.number + 1) * 1_000_003 + self.draws
+            samples = remaining_s(graph.arrays, self._position(graph), SAMPLES, seed) + self.done_s
+            self.largest_s = graph.largest_s
+        self.whole_s = buckets(samples)
+
+    def _position(self, graph: KnownGraph) -> Position:
+        units, unknown = graph.units, len(graph.units)
+        known = np.array([step.demand for step in self.steps])
+        known[[step.open > 0 for step in self.steps], 1] = UNKNOWN
+        visits = np.zeros(unknown, np.int64)
+        for unit, count in self.visits.items():
+            if unit in units:
+                visits[units[unit]] = count
+        return Position(
+            unit=np.array([units[step.unit] for step in self.steps], np.int64),
+            before=np.array([units.get(step.before, unknown) for step in self.steps], np.int64),
+            known=known,
+            known_before=np.array([step.known_before for step in self.steps]),
+            visits=visits,
+        )
+
+    def standing(self, produced: Callable[[int], int] | None = None) -> Standing:
+        """Return its standing by what was drawn last, and note when its rank is to be refreshed."""
+        assert self.whole_s is not None
+        attained_s, rank, refresh = self.attained_s(produced), np.empty(1), np.empty(1)
+        gittins_ranks(self.whole_s[None], np.array([attained_s]), np.array([self.weight]), rank, refresh)
+        self.refresh_s = float(refresh[0])
+        mean_s = max(0.0, float(self.whole_s[MEAN].mean()) - attained_s)
+        worst_s = max(0.0, (self.largest_s or float(self.whole_s.max())) - attained_s)
+        return Standing(self.began_s, self.due_s, float(rank[0]), mean_s / self.weight, worst_s, attained_s)
+
+
+def _service_s(rate: ServiceRate, prompt_tokens: int, output_tokens: int) -> float:
+    return rate.base_s + rate.input_s * prompt_tokens + rate.output_s * output_tokens
+
+
+class Standings:
+    """All runs in progress. *graphs* are the known demand graphs by application, which may change meanwhile."""
+
+    def __init__(self, graphs: Mapping[Hashable, KnownGraph]) -> None:
+        self.graphs = graphs
+        self.runs: dict[tuple[Hashable, Hashable], Run] = {}
+        """By application and name."""
+        self.by_number: dict[int, Run] = {}
+        self._of_call: dict[int, Run] = {}
+        self._numbers = 0
+
+    def come(self, call: RunCall, now_s: float) -> Run:
+        """Return the run of *call*, which comes now; its service is to be drawn (`stand`)."""
+        if (known := self._of_call.get(call.request)) is not None:
+            return known  # it waits again
+        key = call.application, call.run
+        run = self.runs.get(key)
+        if run is None:
+            if len(self.runs) >= MOST_RUNS:
+                self._forget(min(self.runs.values(), key=lambda each: each.heard_s))
+            due_s = now_s + call.due_in_s
+            run = Run(self._numbers, call.application, call.run, now_s, due_s, call.weight, call.total_s, now_s)
+            self.runs[key] = self.by_number[run.number] = run
+            self._numbers += 1
+        graph = self.graphs.get(call.application)
+        rate = graph.rate(call.unit) if graph is not None and call.unit in graph.units else call.rate
+        run.come(call, rate)
+        run.heard_s = now_s
+        self._of_call[call.request] = run
+        return run
+
+    def end(self, request: int, output_tokens: int | None, now_s: float) -> None:
+        """End the call *request*, if it is one of a run; without *output_tokens* it failed."""
+        if (run := self._of_call.pop(request, None)) is not None:
+            run.end(request, output_tokens)
+            run.heard_s = now_s
+
+    @property
+    def any_open(self) -> bool:
+        """Whether any call is open."""
+        return bool(self._of_call)
+
+    def stand(self, run: Run, produced: Callable[[int], int] | None = None) -> Standing:
+        """Return the standing of *run*, drawn again if a call came or ended since."""
+        if run.changed or run.whole_s is None:
+            run.draw(self.graphs.get(run.application))
+        return run.standing(produced)
+
+    def is_stale(self, run: Run, produced: Callable[[int], int]) -> bool:
+        """Whether the rank of *run* is to be refreshed: a step has ended, or the end of a bucket was passed."""
+        return run.changed or run.attained_s(produced) >= run.refresh_s
+
+    def forget(self, now_s: float) -> None:
+        """Forget runs that have been idle for `IDLE_S`."""
+        for run in [each for each in self.runs.values() if not each.calls and now_s - each.heard_s > IDLE_S]:
+            self._forget(run)
+
+    def _forget(self, run: Run) -> None:
+        del self.runs[run.application, run.name], self.by_number[run.number]
+        for request in run.calls:
+            del self._of_call[request]
+
+
+def rekey_run(
+    waiting: WaitingArrays,
+    run: int,
+    standing: Standing,
+    orderings: NDArray[np.int64],
+    stretches: NDArray[np.float64],
+) -> int:
+    """Give the waiting requests of *run* the keys of its *standing*, where orders are by run; return their number.
+
+    *orderings* and *stretches* are those of endpoints.
+    """
+    slots = np.flatnonzero((waiting.run == run) & (waiting.position >= 0))
+    changed = 0
+    for slot in slots.tolist():
+        ordering = int(orderings[waiting.endpoint[slot]])
+        if ordering in BY_RUN:
+            key = key_in_run(ordering, standing, int(waiting.priority[slot]), float(stretches[waiting.endpoint[slot]]))
+            changed += key != waiting.key[slot]
+            rekey(waiting, slot, key)
+    return changed
+
+
+def key_in_run(ordering: int, standing: Standing, priority: int, stretch: float) -> float:
+    """Return the queue key of a request whose run has that *standing*."""
+    began_s, due_s, rank_s, mean_s, worst_s, _ = standing
+    return uncompiled(run_key)(ordering, began_s, due_s, priority, rank_s, mean_s, worst_s, stretch)
+
+
+def runs_waiting(waiting: WaitingArrays, endpoints: NDArray[np.bool_]) -> list[int]:
+    """Return the runs with requests that wait for one of *endpoints* (a mask)."""
+    there = (waiting.run >= 0) & (waiting.position >= 0)
+    slots = np.flatnonzero(there)
+    return np.unique(waiting.run[slots[endpoints[waiting.endpoint[slots]]]]).tolist()  # type: ignore[no-any-return]

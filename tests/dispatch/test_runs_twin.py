@@ -1,0 +1,145 @@
+"""Application runs under two clocks: the live dispatcher and the simulator rank them alike, decision for decision."""
+
+import heapq
+
+import numpy as np
+import pytest
+
+from controlplane.dispatch.port import Finished
+from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
+from scheduling.applications.standings import KnownGraph
+from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.workload.requests import make_requests
+from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome
+from tests.dispatch.test_twin import NEVER, Live, simulated_fleet
+from tests.examples import at_night_but
+
+RUNS = 50
+UNITS = {name: Backend("llm", "m") for name in ("plan", "work", "check")}
+
+
+def drawn_record(random, loops):
+    """A plan, work in parallel, and checks, of which each leads to more work with a chance of one half."""
+    steps = [Step("plan", -1, int(random.integers(5, 40)), int(random.integers(2, 30)))]
+    for _ in range(1 + random.binomial(loops, 0.5)):
+        prompt = int(random.integers(5, 40))
+        steps.append(
+            Step("work", len(steps) - 1, prompt, int(random.integers(2, 40)), parallelism=int(random.integers(1, 4)))
+        )
+        steps.append(Step("check", len(steps) - 1, 10, int(random.integers(1, 10))))
+    return RunRecord(tuple(steps))
+
+
+class RunsLive(Live):
+    """The live dispatcher, with calls that come once the steps before them have ended."""
+
+    def serve(self, fleet, requests, runs):
+        rows = [np.flatnonzero(requests.run == number).tolist() for number in range(len(runs.runs))]
+        due, open_calls, step_of, ended = [], {}, {}, []
+        for number, run in enumerate(runs.runs):
+            heapq.heappush(due, (run.began_s, len(due), number, 0))
+        taken, pushed, take = [0] * len(runs.runs), len(due), self.dispatcher.take
+        calls = {}
+        for number, run in enumerate(runs.runs):
+            for at, step in enumerate(run.record.steps):
+                calls[number, at] = rows[number][taken[number] : taken[number] + step.parallelism]
+                taken[number] += step.parallelism
+
+        def heard(record):
+            take(record)
+            if isinstance(record, Finished):
+                ended.append(record.number)
+
+        self.dispatcher.take = heard
+        while True:
+            event_s, slot = min((event_s, slot) for slot, event_s in enumerate(self.events_s))
+            come_s = due[0][0] if due else NEVER
+            if min(event_s, come_s) == NEVER:
+                return
+            look_s = self.now_s // 1.0 + 1.0
+            if look_s < come_s and look_s <= event_s:
+                self.now_s = look_s
+                self.dispatcher.rank_runs()
+                self.give()
+                continue
+            if come_s <= event_s:
+                self.now_s, _, number, at = heapq.heappop(due)
+                run = runs.runs[number]
+                open_calls[number, at] = len(calls[number, at])
+                for row in calls[number, at]:
+                    step_of[row] = number, at
+                    self.arrive(
+                        row, "m", fleet.regions[requests.region[row]], int(requests.prompt_tokens[row]),
+                        int(requests.predicted_tokens[row]), int(requests.output_tokens[row]), 0, None, None, None,
+                        tenant=int(requests.tenant[row]), application=f"a{run.application}", run=str(number),
+                        unit=run.record.steps[at].unit, run_due_s=run.due_in_s,
+                    )  # fmt: skip
+                continue
+            self.now_s = event_s
+            self.work(slot)
+            for row in ended:
+                number, at = step_of[row]
+                open_calls[number, at] -= 1
+                if not open_calls[number, at]:
+                    for child in runs.runs[number].record.children()[at]:
+                        heapq.heappush(due, (self.now_s, pushed, number, child))
+                        pushed += 1
+            ended.clear()
+
+
+ORDERS = ("application", "srpt", "hermes", "run_deadline", "run_slack", "vtc", "wfq")
+
+
+@pytest.mark.parametrize("ordering", at_night_but(["hermes", "run_slack", "vtc"], ORDERS))
+async def test_both_clocks_serve_runs_alike(ordering):
+    random = np.random.default_rng([7, len(ordering)])
+    fleet = simulated_fleet(random, "join_shortest_queue", ordering)
+    rates = dict.fromkeys(UNITS, ServiceRate(0.04, 1e-3, 0.04))
+    applications, graphs = [], []
+    for number, loops in enumerate((0, 6)):
+        graph = DemandGraph(f"a{number}", UNITS, [drawn_record(random, loops) for _ in range(40)])
+        graphs.append(KnownGraph.of(graph, rates))
+        applications.append(ApplicationToCome(graph.application, UNITS, graphs[-1]))
+    began_s = np.cumsum(random.exponential(0.15, RUNS))
+    runs = RunsToCome(
+        applications,
+        [
+            RunToCome(
+                kind := int(random.integers(0, 2)),
+                float(began),
+                float(random.integers(5, 60)),
+                drawn_record(random, 6 * kind),
+            )
+            for began in began_s
+        ],
+    )
+    rows = [
+        (number, run.began_s, step.input_tokens, step.output_tokens)
+        for number, run in enumerate(runs.runs)
+        for step in run.record.steps
+        for _ in range(step.parallelism)
+    ]
+    run_of, arrival_s, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
+    region, tenant = random.integers(0, 3, RUNS)[run_of], random.integers(0, 3, RUNS)[run_of]
+    predicted = np.clip(output + random.integers(-15, 15, output.size), 1, None)
+    requests = make_requests(
+        arrival_s, prompt, output, predicted_tokens=predicted, region=region, tenant=tenant, run=run_of
+    )  # fmt: skip
+
+    live = RunsLive(fleet)
+    live.dispatcher.runs.graphs.update(
+        {(1 + who, each.name): graph for who in range(3) for each, graph in zip(applications, graphs, strict=True)}
+    )
+    live.serve(fleet, requests, runs)
+    result = Simulation(fleet, requests, decisions=True, runs=runs).run()
+
+    live_decisions = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
+    assert result.decisions[["request", "endpoint", "instance"]].tolist() == live_decisions
+    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    assert len(live_decisions) == requests.count
+    assert np.isfinite(result.runs.ended_s).all()
+    assert (result.outcomes["queue_s"] > 0).sum() >= 20, "or order would hardly matter"
+    if ordering == "hermes":
+        traces = [placed.why["run"] for placed in live.placed.values()]
+        assert all(each["rank_s"] > 0 for each in traces)
+        assert any("service and is expected to need" in each["words"] for each in traces)

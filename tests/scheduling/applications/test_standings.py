@@ -1,0 +1,147 @@
+"""Standings of runs: what is known of a run after each of its calls."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
+from scheduling.applications.standings import IDLE_S, KnownGraph, RunCall, Standings, rekey_run, runs_waiting
+from scheduling.queueing.ordering import HERMES, ORDERINGS, SRPT, Standing, run_key
+from scheduling.queueing.waiting_set import allocate_waiting, enqueue, in_order
+
+RATE = ServiceRate(0.0, 0.0, 1.0)
+UNITS = {name: Backend("llm", "m") for name in ("plan", "work", "check")}
+ALWAYS = DemandGraph(
+    "a", UNITS, [RunRecord((Step("plan", -1, 1, 2), Step("work", 0, 1, 5, parallelism=3), Step("check", 1, 1, 4)))] * 20
+)
+"""2 s, then three times 5 s at once, then 4 s: 21 s in all."""
+
+
+def standings(graph=ALWAYS):
+    return Standings({"a": KnownGraph.of(graph, dict.fromkeys(UNITS, RATE))} if graph else {})
+
+
+def call(request, unit, predicted=9, run="r", **more):
+    return RunCall(request, "a", run, unit, 1, predicted, RATE, **more)
+
+
+def test_of_a_run_that_is_always_the_same_all_is_known_after_each_step():
+    runs = standings()
+    seen = []
+
+    def come(*requests, unit, now_s=0.0):
+        seen.extend(runs.stand(runs.come(call(request, unit), now_s)) for request in requests)
+
+    def end(*requests, output):
+        for request in requests:
+            runs.end(request, output, 1.0)
+
+    come(0, unit="plan", now_s=3.0)
+    end(0, output=2)
+    come(1, 2, 3, unit="work")
+    end(1, 2, 3, output=5)
+    come(4, unit="check")
+    assert {each.began_s for each in seen} == {3.0}
+    assert [each.attained_s for each in seen] == [0.0, 2.0, 2.0, 2.0, 17.0]
+    # The first of three calls at once looks like one alone.
+    assert [each.rank_s for each in seen] == pytest.approx([21.0, 9.0, 14.0, 19.0, 4.0])
+    assert [each.mean_s for each in seen] == pytest.approx([21.0, 9.0, 14.0, 19.0, 4.0])
+    assert [each.worst_s for each in seen] == pytest.approx([21.0, 19.0, 19.0, 19.0, 4.0])
+
+
+def test_service_is_attained_while_a_call_runs_and_a_rank_is_refreshed_past_a_bucket():
+    records = [RunRecord((Step("plan", -1, 1, length),)) for length in (1, 100) for _ in range(10)]
+    runs = standings(DemandGraph("a", UNITS, records))
+    run = runs.come(call(0, "plan"), 0.0)
+    produced = {0: 0}
+    first = runs.stand(run, produced.__getitem__)
+    assert first.rank_s == pytest.approx(2.0, rel=0.3)  # a second of service ends half of such runs
+    assert not runs.is_stale(run, produced.__getitem__)
+    produced[0] = 2
+    assert runs.is_stale(run, produced.__getitem__)
+    later = runs.stand(run, produced.__getitem__)
+    assert (later.attained_s, later.rank_s) == (2.0, pytest.approx(98.0))
+    assert later.worst_s == 98.0
+
+
+def test_a_run_without_a_graph_or_with_an_unknown_unit_needs_what_its_open_calls_are_predicted_to_need():
+    for graph, unit in ((None, "plan"), (ALWAYS, "other")):
+        runs = standings(graph)
+        run = runs.come(call(0, unit, predicted=7), 0.0)
+        assert runs.stand(run)[2:5] == (7.0, 7.0, 7.0)
+        runs.come(call(1, unit, predicted=3), 0.0)
+        runs.end(0, 8, 1.0)
+        assert runs.stand(run) == Standing(0.0, math.inf, 3.0, 3.0, 3.0, 8.0)
+
+
+def test_a_call_that_fails_teaches_nothing_and_an_oracle_knows_the_whole():
+    runs = standings()
+    run = runs.come(call(0, "plan", total_s=50.0, weight=2.0, due_in_s=60.0), 1.0)
+    assert runs.stand(run) == Standing(1.0, 61.0, 25.0, 25.0, 50.0, 0.0)
+    runs.end(0, None, 2.0)
+    assert (run.steps, run.attained_s()) == ([], 0.0)
+    runs.end(0, None, 2.0)  # of a call that is no longer open
+    assert runs.come(call(5, "plan"), 3.0) is run
+    assert runs.come(call(5, "plan"), 4.0) is run, "it waits again"
+    assert len(run.calls) == 1
+
+
+def test_idle_runs_are_forgotten():
+    runs = standings()
+    runs.come(call(0, "plan"), 0.0)
+    runs.forget(10 * IDLE_S)
+    assert runs.any_open, "a call is open"
+    runs.end(0, 2, 10.0)
+    runs.forget(9.0 + IDLE_S)
+    assert runs.runs
+    runs.forget(11.0 + IDLE_S)
+    assert not runs.runs
+    assert not runs.by_number
+    assert not runs.any_open
+
+
+loops = st.lists(st.tuples(st.sampled_from(list(UNITS)), st.integers(1, 3), st.booleans()), min_size=1, max_size=12)
+
+
+@given(loops)
+def test_whatever_a_run_does_its_standing_is_finite_and_its_service_adds_up(steps):
+    runs, request, total = standings(), 0, 0.0
+    for unit, count, fails in steps:
+        opened = range(request, request + count)
+        for each in opened:
+            standing = runs.stand(runs.come(call(each, unit), float(request)))
+            assert all(0.0 <= number < math.inf for number in standing[2:])
+            assert standing.attained_s == pytest.approx(total)
+        for each in opened:
+            runs.end(each, None if fails else 4, float(request))
+            total += 0.0 if fails else 4.0
+        request += count
+
+
+def test_a_rank_changes_the_keys_of_what_waits_of_its_run_alone():
+    waiting = allocate_waiting(2, 8)
+    for at, (endpoint, run) in enumerate(((0, 1), (0, 2), (0, 1), (1, 1))):
+        enqueue(waiting, endpoint, float(at), float(at), np.inf, 0, 1, 1, -1, -1, run, -1)
+    codes, stretch = np.array([HERMES, ORDERINGS["fcfs"]]), np.array([2.0, 2.0])
+    assert runs_waiting(waiting, np.array([True, False])) == [1, 2]
+    assert rekey_run(waiting, 1, Standing(0.0, math.inf, 5.0, 0.0, 0.0, 0.0), codes, stretch) == 2
+    assert waiting.key[:4].tolist() == [10.0, 1.0, 10.0, 3.0]
+    assert in_order(waiting, 0).tolist() == [1, 0, 2]
+
+
+services = st.floats(0.01, 1e3)
+
+
+@given(st.sampled_from([SRPT, HERMES]), services, services, st.floats(0, 1e4), st.floats(0, 1e3), st.floats(0, 100))
+def test_a_run_is_overtaken_only_by_those_that_begin_within_its_stretch(
+    ordering, one_s, other_s, began_s, later_s, stretch
+):
+    keys = [
+        run_key(ordering, began, math.inf, 0, service_s, service_s, service_s, stretch)
+        for began, service_s in ((began_s, one_s), (began_s + later_s, other_s))
+    ]
+    if keys[1] < keys[0]:
+        assert later_s < stretch * one_s
