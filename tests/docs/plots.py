@@ -165,7 +165,13 @@ def draw(name: str) -> str:
 
 def _panel(x: int, wide: int, panel: Panel, step_s: float, colours: Sequence[str]) -> list[str]:
     most = max(max(values) for values in panel.values) or 1.0
-    top = f"{most:.3g}{panel.unit}" if panel.unit else f"{100 * most:.2g}%" if most <= 1 else f"{most:g}"
+    top = (
+        f"{most:.{0 if most >= 10 else 1}f}{panel.unit}"
+        if panel.unit
+        else f"{100 * most:.2g}%"
+        if most <= 1
+        else f"{most:g}"
+    )
     lines = [
         f'<text x="{x}" y="{TOP - 10}" fill="#1f2328">{escape(panel.name)}</text>',
         f'<rect x="{x}" y="{TOP}" width="{wide}" height="{HEIGHT}" fill="none" stroke="#d0d7de"/>',
