@@ -125,14 +125,14 @@ LET_GO = """
         policy = Model.objects.get(name=name).scaling_policy
         set_policy(policy.model, policy.strategy, PolicyMode.OFF, {}, "test", "moves are the test's alone")
     why = Why(MoveSource.PLAN, "", "the plan asks for one fewer")
-    answer = {region: executor.remove(values["models"][0], region, why).instance.name for region in values["regions"]}
+    answer = {region: executor.remove(values["models"][0], region, why).instance for region in values["regions"]}
 """
 ADD = """
     from controlplane.planning.execution import executor
     from controlplane.planning.execution.executor import Why
     from controlplane.planning.models import MoveSource
     why = Why(MoveSource.PLAN, "", "the plan asks for one more")
-    answer = executor.add(values["model"], values["region"], why).instance.name
+    answer = executor.add(values["model"], values["region"], why).instance
 """
 STATES = """
     from controlplane.fleet.models import Donation, Instance
@@ -233,7 +233,7 @@ def test_what_is_donated_outlives_a_killed_gateway(stack, client, address):
     assert rows["donations"][kept] == ["donated", None, None]
     assert rows["donations"][back][:2] == ["reclaimed", GIVING]
     assert rows["donations"][away][:2] == ["redeployed", TAKING]
-    assert min(rows["donations"][name][2] for name in (back, away)) > 0
+    assert rows["donations"][back][2] > 0, "how long it took"
     assert len(asking.answered) == asking.asked, "each is answered in the end"
     assert asking.broke, "some ran while the process was killed"
     until_s = time.monotonic() + 30
