@@ -98,7 +98,12 @@ def _of_api_client(scope: Scope, path: str) -> bool:
     if path.startswith("/api/"):
         return False
     keys = (value for name, value in scope["headers"] if name == b"authorization")
-    return path in KINDS or path in PATHS_NOT_SERVED or any(value[:7].lower() == b"bearer " for value in keys)
+    return (
+        path in KINDS
+        or path == "/load"
+        or path in PATHS_NOT_SERVED
+        or any(value[:7].lower() == b"bearer " for value in keys)
+    )
 
 
 async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:

@@ -1,7 +1,11 @@
 """Other requests of OpenAI and vLLM clients: health, versions, unknown paths, other origins."""
 
+import asyncio
+
 import pytest
 from django.conf import settings
+
+from tests.gateway.conftest import until
 
 
 async def test_health_and_version_without_a_key(served):
@@ -18,8 +22,8 @@ async def test_health_and_version_without_a_key(served):
 
 
 MISSING = [
-    ("GET", "/v1"), ("POST", "/v1/"), ("POST", "/tokenize"), ("POST", "/v1/rerank"), ("POST", "/v2/rerank"),
-    ("GET", "/load"), ("POST", "/v1/images/generations"), ("POST", "/v1/moderations"), ("POST", "/detokenize"),
+    ("GET", "/v1"), ("POST", "/v1/"), ("POST", "/v2/embed"), ("GET", "/tokenizer_info"), ("POST", "/v3/rerank"),
+    ("GET", "/server_info"), ("POST", "/v1/images/generations"), ("POST", "/v1/moderations"), ("POST", "/embeddings"),
     ("POST", "/chat/completions"), ("POST", "/v1/v1/chat/completions"), ("GET", "//v1/models"), ("GET", "/models/none"),
     ("POST", "/v1/responses/compact"), ("POST", "/v1/responses/input_tokens"), ("POST", "/v1/audio/transcriptions"),
 ]  # fmt: skip
@@ -34,6 +38,20 @@ async def test_missing_parts_of_the_api_are_reported_in_openai_shape(served, sub
                 error = (await response.json())["error"]
             assert "/v1/chat/completions" in error["message"]
             assert response.headers["x-should-retry"] == "false"
+
+
+async def test_load_is_that_of_the_tenant(served):
+    async with served.http.get(f"{served.url}/load") as response:
+        assert response.status == 401
+    served.backends[0].script.first_token_s = 0.5
+    asking = asyncio.create_task(served.chat())
+    await until(lambda: served.backends[0].running)
+    loads = []
+    for _ in range(2):
+        async with served.http.get(f"{served.url}/load", headers=served.headers) as response:
+            loads.append(await response.json())
+        await (await asking).read()
+    assert loads == [{"server_load": 1}, {"server_load": 0}]
 
 
 async def test_models_may_be_asked_for_by_head(served):

@@ -26,7 +26,7 @@ NOT_SERVED = {
     "Speech and sound are": ("audio/transcriptions", "audio/translations", "audio/speech", "realtime"),
     "Images are": ("images/generations", "images/edits", "images/variations"),
     "Moderation is": ("moderations",),
-    "vLLM's own control paths are": ("load", "invocations", "inference/v1/generate", "server_info", "sleep", "wake_up"),
+    "vLLM's own control paths are": ("invocations", "inference/v1/generate", "server_info", "sleep", "wake_up"),
 }
 """Other paths of OpenAI and vLLM, under `/v1/` or without it, where vLLM has some of them."""
 PATHS_NOT_SERVED = {
@@ -112,6 +112,11 @@ class Application:
             await self.completions.keys.check(authorization)
             name = path.removeprefix("/v1/models").strip("/")
             await responder.whole(200, JSON_TYPE[1], self.completions.catalog.page(name))
+        elif path == "/load":
+            request.require("GET")
+            grant = await self.completions.keys.check(authorization)
+            load = self.completions.limits.concurrent(grant.tenant_id)
+            await responder.whole(200, JSON_TYPE[1], b'{"server_load":%d}' % load)
         elif path.startswith("/v1/responses/"):
             await self.completions.keys.check(authorization)
             what = path.removeprefix("/v1/responses/")
