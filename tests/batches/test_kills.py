@@ -65,8 +65,8 @@ def client(stack, address):
 def shell(address, code, **values):
     """Run *code* with *values* in the stack's rows; return what it calls `answer`."""
     given = f"import json\nvalues = json.loads({json.dumps(values)!r})\n"
-    told = textwrap.dedent(code).strip() + "\nprint(json.dumps(answer, default=str))"
-    said = address.manage("shell", "--no-imports", "-c", given + told)
+    code = textwrap.dedent(code).strip() + "\nprint(json.dumps(answer, default=str))"
+    said = address.manage("shell", "--no-imports", "-c", given + code)
     assert said.returncode == 0, said.stderr
     return json.loads(said.stdout.strip().splitlines()[-1])
 
