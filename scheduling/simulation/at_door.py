@@ -32,7 +32,8 @@ from scheduling.simulation.cluster.loop import change
 from scheduling.simulation.cluster.state_changes import WITHDRAW
 from scheduling.simulation.cluster.world import Outcome, State, World
 from scheduling.simulation.engine.state import sequences_in_use
-from scheduling.simulation.workload.requests import Requests
+from scheduling.simulation.holding import Holding
+from scheduling.simulation.workload.requests import HELD, Requests
 
 REFRESH_S: Final = 1.0
 """Lifetime of a pace, as live."""
@@ -42,7 +43,7 @@ ENOUGH_BATCHES: Final = 2.0
 """Batches of waits of a class after which it has a separate correction, as live."""
 ALL: Final = -1
 COMING: Final = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING)
-CHANGED: Final = ("priority", "deadline_s", "end_s", "hold_s", "judged", "slo_class")
+CHANGED: Final = ("priority", "deadline_s", "end_s", "hold_s", "judged", "held", "slo_class")
 """Columns of requests that change at the door."""
 
 
@@ -56,6 +57,7 @@ class Queued(Protocol):
 
     cluster: Cluster
     requests: Requests
+    holding: Holding | None
 
     @property
     def world(self) -> World: ...
@@ -129,6 +131,8 @@ class Door:
         was = int(simulation.requests.slo_class[request])
         if was != number:
             self._degrade(request, was, number, terms)
+            if simulation.requests.held[request] & HELD:  # the queue manager has it
+                return None, 0.0
         slot = self._slot(request)
         if slot < 0:  # an instance took it
             return Wait(), 0.0
@@ -150,15 +154,22 @@ class Door:
         if self.asked_class[request] < 0:
             self.asked_class[request] = was
         simulation.requests.slo_class[request] = number
-        arrivals = simulation.world.arrivals
-        arrivals.priority[request] = terms.priority
+        arrivals, holding = simulation.world.arrivals, simulation.holding
+        simulation.requests.priority[request] = arrivals.priority[request] = terms.priority
         arrivals.deadline_s[request] = inf if terms.due_s is None else terms.due_s
         arrivals.end_s[request] = inf if terms.end_s is None else terms.end_s
         deadline_s = inf if terms.deadline_s is None else terms.deadline_s
         arrivals.hold_s[request] = hold_s(deadline_s, simulation.cluster.max_hold_s)
+        self._waits.pop(request, None)  # its wait says nothing of the estimate in the class that it left
+        self._estimates.pop(request, None)
         endpoint = int(simulation.world.waiting.endpoint[slot])
         change(simulation.world, WITHDRAW, slot, 0)
-        simulation.control(endpoint, request)
+        if holding is not None:
+            arrivals.held[request] = holding.held_as(request, terms)
+        if holding is not None and arrivals.held[request] & HELD:
+            holding.hold(request, endpoint)
+        else:
+            simulation.control(endpoint, request)
 
     # The estimate
 

@@ -10,13 +10,28 @@ from numpy.typing import NDArray
 from scheduling.compiled import direct
 from scheduling.fleet.state import BacklogState
 from scheduling.queueing.held_work import LOOK_S, Held, HeldWork, Signal, service_s
+from scheduling.queueing.promises import ClassTerms
+from scheduling.queueing.release_rule import AT_ONCE
 from scheduling.routing.regions import first_with_room
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.occupancy import COLUMNS, occupancy
 from scheduling.simulation.cluster.world import Outcome, World
-from scheduling.simulation.workload.requests import HELD, OPPORTUNISTIC, Requests
+from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC, Requests
 
 ROUNDING_S: Final = 1e-9
+
+
+def held_where_held(terms: ClassTerms) -> int:
+    """Return `Requests.held` of a class on *terms* where a queue manager holds it (`models_held`)."""
+    if terms.interactive:
+        return 0
+    return HELD + OPPORTUNISTIC * terms.opportunistic + ENDS_ON_RECLAIM * terms.ends_on_reclaim
+
+
+def models_held(cluster: Cluster) -> set[str]:
+    """Return the models whose work that is not interactive is held: their first endpoint does not take it at once."""
+    first = {model: cluster.policy((model, region)).niw.by for model, region in reversed(cluster.endpoints)}
+    return {model for model, by in first.items() if by != AT_ONCE}
 
 
 class Holding:
@@ -53,8 +68,19 @@ class Holding:
             for model, name in enumerate(cluster.models)
             for region, where in enumerate(cluster.regions)
         }
+        self._models_held = models_held(cluster)
         for model, region in reversed(cluster.endpoints):
             self.work.follow(model, cluster.policy((model, region)).niw)
+
+    def held_as(self, row: int, terms: ClassTerms) -> int:
+        """Return `Requests.held` of a request that is degraded to *terms*."""
+        holds = self._cluster.models[self._requests.model[row]] in self._models_held
+        return held_where_held(terms) & (~0 if holds else ~HELD)
+
+    def hold(self, row: int, endpoint: int) -> None:
+        """Hold a request that waited at *endpoint* until it was degraded."""
+        self._other[row] = True
+        self.work.hold(self._held(row, endpoint % len(self._keys)))
 
     def next_s(self, world: World, now_s: float) -> float:
         """Return when the next look is due; infinity where nothing would be released for ever."""
@@ -79,7 +105,8 @@ class Holding:
         arrived = int(world.run_state["arrived"][0])
         while self._next < self._rows.size and (row := int(self._rows[self._next])) < arrived:
             if world.outcomes[row]["endpoint"] < 0:  # else a donated instance had room for it
-                self.work.hold(self._held(row))
+                at = self._usual[int(self._requests.model[row]), int(self._requests.region[row])]
+                self.work.hold(self._held(row, at))
             self._next += 1
         run_state: Any = world.run_state[0]
         for row in self.work.expired(now_s):
@@ -110,9 +137,9 @@ class Holding:
         endpoint = int(self._with_room(world.fleet, world.endpoints, lent, world.waiting.size))
         return None if endpoint < 0 else endpoint
 
-    def _held(self, row: int) -> Held:
-        requests, model, region = self._requests, int(self._requests.model[row]), int(self._requests.region[row])
-        at = self._usual[model, region]
+    def _held(self, row: int, at: int) -> Held:
+        """Return a request as the queue manager sees it; its service time is that at endpoint *at*."""
+        requests = self._requests
         arrived_s, held_s = float(requests.arrival_s[row]), float(requests.hold_s[row])
         prompt, output = int(requests.prompt_tokens[row]), int(requests.predicted_tokens[row])
         return Held(

@@ -101,8 +101,9 @@ class Simulation:
         """Judge of promises at the door, where any class has them judged."""
         self.looked_s = 0.0  # last look at the virtual queues
         of_fork = () if state is None else (state.requests.count, state.held, state.backlogs, state.look_s)
-        self.holding = Holding(cluster, requests, *of_fork) if (requests.held & HELD).any() else None
-        """Queue manager for non-interactive work, if any request is held."""
+        may_hold = judges and not all(terms.interactive for terms in cluster.classes)
+        self.holding = Holding(cluster, requests, *of_fork) if may_hold or (requests.held & HELD).any() else None
+        """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
         self.runs = None if runs is None else ApplicationRuns(cluster, requests, runs, world)
         """Application runs, if there are any."""
         if state is not None:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import AtDoor, Held, Submit
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
-from scheduling.queueing.promises import REFUSE, ClassTerms
+from scheduling.queueing.promises import DEGRADE, REFUSE, ClassTerms
+from scheduling.queueing.release_rule import AT_ONCE, SLACK, ReleaseRule
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.reference import EngineConfig
@@ -19,28 +20,42 @@ COUNT = 1200
 DUE_S = 6.0
 
 
-class Refusing(Live):
-    """The dispatcher with a class that refuses what is unreachable."""
+BATCH = ClassTerms("batch", priority=5, deadline_s=1800.0, interactive=False)
+
+
+class AtLiveDoor(Live):
+    """The dispatcher with a class that refuses what is unreachable, or degrades it to `BATCH`."""
 
     def __init__(self, fleet):
+        self.degraded, self.held = set(), set()
         super().__init__(fleet, max_hold_s=NEVER)
-        take = self.dispatcher.take
+        take, chat = self.dispatcher.take, fleet.classes[0]
 
         def submit(record):
-            take(replace(record, if_unreachable=REFUSE) if isinstance(record, Submit) else record)
+            if isinstance(record, Submit):
+                fallbacks = (BATCH,) if chat.if_unreachable == DEGRADE else ()
+                record = replace(record, slo_class="chat", if_unreachable=chat.if_unreachable, fallbacks=fallbacks)
+            take(record)
 
         self.dispatcher.take = submit
 
+    def take(self, record):
+        super().take(record)
+        if isinstance(record, Held):
+            self.held.add(record.number)
+        elif isinstance(record, AtDoor) and record.slo_class == BATCH.slo_class:
+            self.degraded.add(record.number)
 
-def fleet_of():
+
+def fleet_of(if_unreachable=REFUSE, release=SLACK):
     engine = EngineConfig(
         max_num_seqs=8, max_num_batched_tokens=1024, block_size_tokens=16, kv_blocks=4000, policy="fcfs",
         max_model_len=4096, profile=Profile(0.02, 0.01, 1e-4, 0.0, 0.02, 4e-4, 1e-7),
     )  # fmt: skip
     return simulated.Cluster(
         [simulated.InstanceSpec("m", "east", engine) for _ in range(2)],
-        policies=EndpointPolicy(ordering="fcfs"),
-        classes=(ClassTerms("chat", due_s=DUE_S, if_unreachable=REFUSE),),
+        policies=EndpointPolicy(ordering="priority", niw=ReleaseRule(by=release)),
+        classes=(ClassTerms("chat", due_s=DUE_S, if_unreachable=if_unreachable, degrades_to="batch"), BATCH),
     )
 
 
@@ -57,7 +72,7 @@ def demand():
 @pytest.mark.asyncio
 async def test_the_dispatcher_and_the_simulator_refuse_alike():
     fleet, requests = fleet_of(), demand()
-    live = Refusing(fleet)
+    live = AtLiveDoor(fleet)
     live.run(fleet, requests)
     result = Simulation(fleet, requests).run()
     by_live = np.zeros(COUNT, bool)
@@ -68,3 +83,28 @@ async def test_the_dispatcher_and_the_simulator_refuse_alike():
     assert abs(by_live.mean() - by_simulator.mean()) < 0.05
     late = result.outcomes["ttft_s"][~by_simulator] > DUE_S
     assert late.mean() < 0.1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("release", [SLACK, AT_ONCE])
+async def test_both_hold_what_they_degrade_where_the_class_is_held(release):
+    fleet, requests = fleet_of(DEGRADE, release), demand()
+    live = AtLiveDoor(fleet)
+    live.run(fleet, requests)
+    simulation = Simulation(fleet, requests)
+    result = simulation.run()
+    by_live = np.zeros(COUNT, bool)
+    by_live[list(live.degraded)] = True
+    by_simulator = result.asked_class == 0
+    assert (result.outcomes["state"] == Outcome.DONE).all()
+    assert 0.1 < by_live.mean() < 0.6
+    assert abs(by_live.mean() - by_simulator.mean()) < 0.05
+    holds = release != AT_ONCE
+    assert live.held == (live.degraded if holds else set())
+    assert simulation.holding.released == (by_simulator.sum() if holds else 0)
+    assert (result.requests.held != 0).tolist() == (by_simulator & holds).tolist()
+    waited_s = np.zeros(COUNT)
+    for at_s, request, _, _ in live.dispatcher.decided:
+        waited_s[request.asked.number] = at_s - requests.arrival_s[request.asked.number]
+    assert waited_s[by_live].mean() == pytest.approx(result.outcomes["queue_s"][by_simulator].mean(), rel=0.2)
+    assert (result.outcomes["ttft_s"][~by_simulator] > DUE_S).mean() < 0.1

@@ -49,7 +49,10 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     specs, keys = cluster.instances, cluster.endpoints
     instances, own, regions = len(specs), len(keys), len(cluster.regions)
     count = int(requests.arrival_s.size)
-    lends = bool((requests.held & OPPORTUNISTIC).any())
+    judges = bool(requests.judged.any())  # a request may be degraded to any class
+    lends = bool((requests.held & OPPORTUNISTIC).any()) or (
+        judges and any(one.opportunistic for one in cluster.classes)
+    )
     endpoints = 2 * own if lends else own  # the second ones are those of donated instances
 
     fleet, members = allocate_fleet(instances), allocate_endpoints(endpoints, instances)
@@ -225,7 +228,7 @@ def _arrivals(requests: Requests) -> Arrivals:
         return np.require(values[:1].copy() if values.strides == (0,) else values, requirements=["C", "W"])
 
     columns = {name: column(getattr(requests, name)) for name in Arrivals._fields}
-    if requests.held.any():  # the queue manager sets the priority of each that it releases
+    if requests.held.any() or requests.judged.any():  # the queue manager sets the priority of each that it releases
         columns["priority"] = np.array(requests.priority)
     return Arrivals(**columns)  # type: ignore[arg-type]
 

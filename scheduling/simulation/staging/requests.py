@@ -2,24 +2,21 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.promises import ADMIT, ClassTerms
-from scheduling.queueing.release_rule import AT_ONCE
 from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.holding import held_where_held, models_held
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.policies import SloClassOf
 from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
-from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC, Requests, make_requests
-
-OF_KIND: Final = {"interactive": 0, "non_interactive": HELD, "opportunistic": HELD + OPPORTUNISTIC}
-"""`Requests.held` by the kind of a class."""
+from scheduling.simulation.workload.requests import HELD, Requests, make_requests
 
 
 def promise_of(one: SloClassOf) -> Promise:
@@ -95,13 +92,11 @@ def _held(
     """Return `Requests.held`: the queue manager holds classes that are not interactive unless the model's first endpoint
     takes them at once.
     """
-    kinds = [
-        OF_KIND[one.kind] + (ENDS_ON_RECLAIM if one.on_reclaim == "end" else 0) for one in scenario.classes.values()
-    ]
+    kinds = [held_where_held(terms) for terms in terms_of(scenario)]
     if not any(kinds):
         return 0
-    first = {model: cluster.policy((model, region)).niw.by != AT_ONCE for model, region in reversed(cluster.endpoints)}
-    holds = np.array([first.get(name, False) for name in workload.model.names])
+    models = models_held(cluster)
+    holds = np.array([name in models for name in workload.model.names])
     held = np.array(kinds, np.int8)[slo_class]
     return np.where(holds[workload.model.codes], held, held & ~HELD).astype(np.int8)
 
