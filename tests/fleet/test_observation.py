@@ -60,14 +60,15 @@ def process(make_instance):
     started = []
 
     def make(state=S.READY, **values):
-        command = [sys.executable, "-c", "import time; time.sleep(600)"]
-        started.append(subprocess.Popen(command, start_new_session=True))
+        command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+        started.append(subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE))
+        started[-1].stdout.readline()
         return make_instance(state=state, launcher=Launcher.PROCESS, process_id=started[-1].pid, **values)
 
     yield make
     for server in started:
         server.kill()
-        server.wait()
+        server.communicate()
 
 
 def write_log(instance, name):

@@ -17,6 +17,7 @@ from controlplane.dispatch.port import (
     Refused,
     Submit,
 )
+from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket, TicketState
 from controlplane.gateway.serving.prefixes import BLOCK_IDS, leading_hashes
@@ -32,7 +33,9 @@ class GatewaySide:
     def ticket(self, *, streamed=True) -> Ticket:
         number = self.requests.next_number()
         asked = Submit(number, f"r{number}", "m", "east", 1, 0, None, 1e9, 1.0, 100, 40, None, 1, streamed)
-        ticket = Ticket(asked=asked, grant=None, terms=None, call=None, query=None)
+        ticket = Ticket(
+            asked=asked, grant=None, terms=None, call=SimpleNamespace(kind=Kind.CHAT, sequences=1), query=None
+        )
         self.requests.submit(ticket)
         return ticket
 
@@ -106,7 +109,7 @@ async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_c
 async def test_how_the_prompt_of_a_waiting_request_begins_is_said_when_it_is_wanted(side):
     ticket = side.ticket()
     body = {"prompt": list(range(2 * BLOCK_IDS + 5))}
-    ticket.call = SimpleNamespace(model="m", body=body, prompt_characters=1)
+    ticket.call = SimpleNamespace(kind=Kind.COMPLETION, model="m", body=body, prompt_characters=1)
     side.requests.take(PrefixWanted(0))
     assert side.records[1:] == [Prefix(0, tuple(leading_hashes(ticket.call, 100)[0]), BLOCK_IDS)]
     assert len(side.records[1].hashes) == 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.policy import Batching, EndpointPolicy
-from scheduling.queueing.ordering import ORDERINGS
+from scheduling.queueing.ordering import BY_RUN, FAIR, ORDERINGS, QLM
 from scheduling.routing.routers import POLICY_CODES
 from scheduling.scaling import Reactive
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec, Sharing
@@ -22,6 +22,8 @@ from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.workload.requests import Requests, make_requests
 from tests.oracles.fleet import Command
 
+REFERENCE_ORDERINGS = [name for name, code in ORDERINGS.items() if code not in (QLM, *BY_RUN, *FAIR)]
+"""Orders by groups, runs and shares of tenants have twins that know these."""
 LONGEST = 60
 """Tokens of a prompt and of an output, at most half of this each."""
 
@@ -169,7 +171,7 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
         latency_s=latency_s,
         policies=EndpointPolicy(
             routing=draw(st.sampled_from(sorted(POLICY_CODES))),
-            ordering=draw(st.sampled_from([name for name in ORDERINGS if name != "qlm"])),
+            ordering=draw(st.sampled_from(REFERENCE_ORDERINGS)),
             ordering_stretch=draw(st.sampled_from([0.5, 4.0, 0.0, 1000.0])),
             dispatch_round_trip_ms=draw(st.sampled_from([0.0, 0.0, 125.0, 1000.0])),
             requests_ahead_limit=draw(st.sampled_from([None, None, 0, 1, 3])),
