@@ -21,7 +21,7 @@ from controlplane.gateway.models import LedgerRow
 from controlplane.gateway.process import Gateway
 from controlplane.lengths import answering
 from controlplane.planning.execution import floor as floor_rows
-from scheduling.queueing import global_scheduler
+from scheduling.queueing import global_scheduler, held_work
 from tests.gateway.backend import Backend
 from tests.gateway.rows import SECRET, make_rows
 
@@ -139,6 +139,7 @@ def gateway_options() -> dict:
 async def served(transactional_db, gateway_options, monkeypatch):
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(settings, "KEY_CACHE_S", 0.2)
+    monkeypatch.setattr(held_work, "COOLDOWN_S", 0.0)  # each test's instance is new
     do_once(monkeypatch)
     options = {"regions": ["east"], "max_num_seqs": 8, "queue_bound": 100} | gateway_options
     async with AsyncExitStack() as stack:

@@ -7,7 +7,7 @@ from django.views.decorators.http import require_safe
 
 from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.selectors import graph_of, predictions, quality, unit_summaries
-from controlplane.applications.services import NO_UNIT, calls_of
+from controlplane.applications.services import calls_of
 from controlplane.console.access.roles import signed_in
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.pages.applications.drawing import edges_of, layout, waterfall
@@ -20,6 +20,7 @@ from controlplane.resources.applications import (
     visible_runs,
 )
 from scheduling.applications.demand_graph import DemandGraph
+from scheduling.applications.recording import NO_UNIT
 from scheduling.applications.remaining import FEWEST_MATCHES, correlations
 
 RUNS_SHOWN = 20
