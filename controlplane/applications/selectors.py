@@ -7,9 +7,8 @@ import msgspec
 import numpy as np
 
 from controlplane.applications.models import Application, ApplicationRun
-from controlplane.applications.services import backends, calls_of
+from controlplane.applications.services import backends, done_calls
 from controlplane.fleet.models import PerformanceProfile
-from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.demand_graph import (
     MOST_RECORDS,
     DemandGraph,
@@ -20,7 +19,6 @@ from scheduling.applications.demand_graph import (
     step_service_s,
 )
 from scheduling.applications.gittins import buckets, gittins_ranks
-from scheduling.applications.recording import NO_UNIT
 from scheduling.applications.remaining import (
     FEWEST_MATCHES,
     GraphArrays,
@@ -112,8 +110,8 @@ def _so_far(
     """Return the last step of a run that was served, how often each unit ran before it, and the service so far."""
     visits, attained_s, last = np.zeros(len(graph.units), np.int64), 0.0, None
     index = {name: number for number, name in enumerate(graph.units)}
-    for row in _done_calls(run):
-        step = Step(row.unit or NO_UNIT, -1, row.prompt_tokens, row.output_tokens)
+    for call in done_calls(run)[0]:
+        step = Step(call.unit, -1, call.input_tokens, call.output_tokens, call.duration_s)
         if step.unit not in index:
             continue  # a unit that no run before had
         if last is not None:
@@ -121,12 +119,6 @@ def _so_far(
         attained_s += step_service_s(step, graph.units[step.unit], rates[step.unit])
         last = step
     return last, visits, attained_s
-
-
-def _done_calls(run: ApplicationRun) -> list[LedgerRow]:
-    application = run.application
-    rows = calls_of(application.tenant_id, application.name, run.run).filter(outcome=Outcome.DONE)
-    return list(rows.order_by("arrived_at").only("unit", "prompt_tokens", "output_tokens"))
 
 
 def _after(graph: DemandGraph, step: Step, visits: np.ndarray) -> Position:

@@ -22,6 +22,7 @@ from tests.access.test_every_address import filled, joined, standing
 __all__ = ["standing"]  # a fixture
 
 BATCH_PATHS = ("/v1/files", "/v1/batches")
+TENANT_PATHS = (*BATCH_PATHS, "/v1/runs")
 DRAWN = settings(
     max_examples=4,
     phases=[Phase.explicit, Phase.generate],
@@ -33,7 +34,7 @@ DRAWN = settings(
 def operations() -> list:
     document = json.loads(json.dumps(api.get_openapi_schema(), default=str))
     every = [result.ok() for result in schemathesis.openapi.from_dict(document).get_all_operations()]
-    return [each for each in every if each.path.startswith(("/api", *BATCH_PATHS))]
+    return [each for each in every if each.path.startswith(("/api", *TENANT_PATHS))]
 
 
 OPERATIONS = operations()
@@ -86,11 +87,11 @@ def send(client: Client, case) -> tuple[int, str]:
 @pytest.mark.parametrize("role", ["fleet_admin", "key_manager"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=name_of)
 def test_no_request_to_an_operation_has_a_server_error(operation, role, world, sign_in, acme, caplog):
-    if operation.path.startswith(BATCH_PATHS):
+    if operation.path.startswith(TENANT_PATHS):
         _, secret = create_api_key(acme, "of the schema", "test")
         client = Client(headers={"Authorization": f"Bearer {secret}"})
         batch = world.batches["acme"]
-        known = {"file_id": batch.input_file_id, "batch_id": batch.public_id}
+        known = {"file_id": batch.input_file_id, "batch_id": batch.public_id, "run": world.run.run}
         known = {name: value for name, value in known.items() if f"{{{name}}}" in operation.path}
     else:
         client = sign_in(role)
