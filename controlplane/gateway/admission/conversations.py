@@ -1,7 +1,7 @@
 """Runs that nothing marks, recognized by conversation: a request that repeats the turns of an earlier one, then the model's
 answer, and adds something, is a call of the same run.
 
-Only hashes are kept, of the latest conversations; the hash is that of this process and tells nothing about a text. A first
+Only hashes are kept, of the latest conversations; a hash is of this process alone and no text can be read from it. A first
 request is not known to be a call of a run before a second one extends it, so the run is named after the first one's id: what
 follows runs finds it in the ledger by that. The application is named after the system prompt. Recognized names begin with
 `RECOGNIZED`, which marks cannot, so that no run counts twice.
