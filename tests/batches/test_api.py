@@ -344,7 +344,7 @@ async def test_files_are_deleted_when_their_time_is_over(served, client):
 
 
 async def test_lines_in_memory_are_bounded_for_each_model_of_a_batch(served, client, monkeypatch):
-    """So a model that is slow holds up no other, and what is not in memory is announced for each."""
+    """So a model that is slow holds up no other."""
     monkeypatch.setattr(feeder, "MOST_OPEN", 5)
     served.backends[0].script.hold = asyncio.Event()
     batch = await run(client, input_of(30))
@@ -355,8 +355,8 @@ async def test_lines_in_memory_are_bounded_for_each_model_of_a_batch(served, cli
     for _ in range(3):
         await again.look()
     assert Counter(line.row.model for line in again._open.values()) == {"m": 5, "other": 5}
-    expected = served.gateway.dispatcher.holding.work.expected  # as of the last look, which ended with it
-    assert (expected("m"), expected("other")) == (17, 3)
+    (sources,) = again._sources.values()
+    assert {source.model: source.unread for source in sources} == {"m": 17, "other": 3}
     await again.close()
     served.backends[0].script.hold.set()
     await ended(client, batch)
