@@ -3,13 +3,13 @@
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 import numpy as np
 
 from scheduling.applications.demand_graph import ServiceRate, step_service_s
-from scheduling.applications.standings import RunCall, Standings, rekey_run, runs_waiting
+from scheduling.applications.standings import KnownGraph, RunCall, Standings, rekey_run, runs_waiting
 from scheduling.queueing.ordering import BY_RUN
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, World
@@ -26,7 +26,7 @@ class ApplicationRuns:
 
     def __init__(self, cluster: Cluster, requests: Requests, runs: RunsToCome, world: World) -> None:
         self._cluster, self._requests, self._runs = cluster, requests, runs
-        graphs = {at: one.graph for at, one in enumerate(runs.applications) if one.graph}
+        graphs: dict[Hashable, KnownGraph] = {at: one.graph for at, one in enumerate(runs.applications) if one.graph}
         self._standings = Standings(graphs, runs.buckets)
         self._rates = [ServiceRate.of(cluster.reference_profile(key)) for key in cluster.endpoints]
         self._usual = {

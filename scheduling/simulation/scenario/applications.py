@@ -38,7 +38,7 @@ class ApplicationOf(ScenarioTable):
     cv: Annotated[FiniteFloat, Field(gt=0, le=20)] = 1.0
     """Coefficient of variation of the gaps between two runs."""
     arrivals: LengthsTrace | None = None
-    """A trace whose arrivals, stretched to the window, are when runs begin; for gaps of `cv`."""
+    """A trace: so many of its arrivals in a row, from a random one on, are when runs begin, stretched to the window."""
     deadline_factor: Annotated[list[Positive], Field(min_length=1)] | None = None
     """Deadlines as multiples of the time that a run takes alone, drawn for each run; None for no deadlines."""
 

@@ -191,22 +191,25 @@ class _Drawing:
                 if error.line == 0 and not (self.folder / table.arrivals.file).exists():
                     raise ScenarioProblem(("applications", number, "arrivals", "file"), str(error)) from error
                 raise
-            chosen = np.sort(random.choice(trace_s, count, replace=count > trace_s.size))
-            span_s = float(trace_s[-1] - trace_s[0]) or 1.0
-            return from_s + window_s * (chosen - trace_s[0]) / span_s * (1 - 1e-9)
+            first = int(random.integers(max(1, trace_s.size - count + 1)))
+            chosen = trace_s[first : first + count]
+            if count > trace_s.size:
+                chosen = np.sort(random.choice(trace_s, count))
+            span_s = float(chosen[-1] - chosen[0]) or 1.0
+            return np.asarray(from_s + window_s * (chosen - chosen[0]) / span_s * (1 - 1e-9))
 
         def gaps(size: int) -> NDArray[np.float64]:
             return random.gamma(1 / table.cv**2, table.cv**2, size)
 
         if table.runs is not None:
             moments = np.cumsum(gaps(count + 1))
-            return from_s + window_s * moments[:-1] / moments[-1]
+            return np.asarray(from_s + window_s * moments[:-1] / moments[-1])
         assert table.runs_per_h is not None
         mean_s, moments = 3600 / table.runs_per_h, np.zeros(0)
         while not moments.size or moments[-1] < window_s:
             more = np.cumsum(gaps(count + 10)) * mean_s
             moments = np.concatenate([moments, more + (moments[-1] if moments.size else 0.0)])
-        return from_s + moments[moments < window_s]
+        return np.asarray(from_s + moments[moments < window_s])
 
     def _application(self, number: int, name: str, source: _Source, table: ApplicationOf) -> int:
         """Return the number of the application *name*. Raise ScenarioProblem if another one has that name."""
