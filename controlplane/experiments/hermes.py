@@ -163,7 +163,7 @@ def cases(name: str, part: EvaluationPart, settings: Settings) -> Iterator[Case]
 
 
 def measured(run: Simulated) -> Row:
-    """Return seconds from the begin to the end of runs: mean, 95th percentile, and means by size of the application; of runs
+    """Return completion times of runs in seconds: mean, 95th percentile, and means by size of the application; of runs
     with deadlines, the shares that met them, by factor.
     """
     runs, to_come = run.result.runs, run.staged.runs

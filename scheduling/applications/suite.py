@@ -183,8 +183,8 @@ def _reasoning(run: RunDraft) -> None:
     after, beams, scale = -1, 1, run.scale(0.25)
     for candidates in (12, 33, 20, 17):
         after = run.llm("propose", 130, run.tokens(70, 100, scale), after, beams)
-        found = max(5, round(candidates * run.tokens(1.0, 1.3)))
-        after = run.llm("judge", 133, run.tokens(50, 80, scale), after, found)
+        judged = max(5, round(candidates * run.tokens(1.0, 1.3)))
+        after = run.llm("judge", 133, run.tokens(50, 80, scale), after, judged)
         beams = 5
 
 

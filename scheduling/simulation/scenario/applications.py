@@ -27,7 +27,7 @@ class ApplicationOf(ScenarioTable):
     slo_class: str
     tenant: str = "applications"
     tenants: Size = 1
-    """Tenants among which the runs are dealt in turn; with several, they are `TENANT 1`, `TENANT 2` and so on."""
+    """Tenants that send the runs, one after the other; with several, they are `TENANT 1`, `TENANT 2` and so on."""
     regions: dict[str, AtLeast0] = {}
     """Shares; default: equal for all of the scenario's regions."""
     runs: Size | None = None
