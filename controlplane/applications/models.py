@@ -3,8 +3,10 @@
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.functional import cached_property
 
 from controlplane.accounts.models import Tenant
+from controlplane.applications.completion import DAY, Completions
 from scheduling.applications.recording import RECOGNIZED
 
 
@@ -33,6 +35,19 @@ class Application(models.Model):
 
     def __str__(self) -> str:
         return self.title or self.name
+
+    @cached_property
+    def completions(self) -> Completions:
+        """How its runs ended in the last day."""
+        ended = self.runs.filter(ended_at__gte=timezone.now() - DAY, imported=False)
+        return Completions.of(ended.defer("steps").order_by("ended_at"))
+
+    @property
+    def kinds(self) -> str:
+        """Return the number of its units and the kinds that are no LLM, in words."""
+        others = sorted({str(unit.get("kind")) for unit in self.units.values()} - {"llm"})
+        number = len(self.units)
+        return ", ".join([f"{number} unit" + "s" * (number != 1), *others])
 
     @property
     def recognized(self) -> bool:

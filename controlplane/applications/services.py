@@ -136,6 +136,21 @@ def end_run(run: ApplicationRun) -> bool:
         )
 
 
+def give_title(application: Application, title: str) -> str:
+    """Name an application that was recognized; return its title before.
+
+    Raises ValueError for one that its marks name, and for a title that is too long.
+    """
+    title = " ".join(title.split())
+    if not application.recognized:
+        raise ValueError(f"{application} is named by its marks")
+    if len(title) > 80:
+        raise ValueError("a title has at most 80 characters")
+    before, application.title = application.title, title
+    application.save(update_fields=["title"])
+    return before
+
+
 def prune_runs(now: datetime) -> int:
     """Delete runs that no graph needs: ended `KEPT_DAYS` ago, and not among an application's latest records."""
     deleted = 0
