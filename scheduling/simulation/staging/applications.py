@@ -82,6 +82,12 @@ def _suite_records(name: str, count: int) -> list[RunRecord]:
     return [SUITE[name].run(random) for _ in range(count)]
 
 
+@lru_cache(maxsize=4)
+def _arrivals(file: Path, trace_format: str, seed: int, changed_ns: int) -> NDArray[np.float64]:
+    """Return the arrivals of a trace, which is read again once it has changed."""
+    return load_trace(file, trace_format, seed=seed if trace_format == "servegen" else 0).arrival_s
+
+
 def _clipped(record: RunRecord, units: Mapping[str, Backend], most: int) -> tuple[RunRecord, int]:
     """Return *record* with calls cut to *most* tokens, the prompt first, and the number of calls cut."""
     cut, steps = 0, list[Step]()
@@ -213,10 +219,12 @@ class _Drawing:
         from_s, window_s = 3600 * table.from_h, _window_s(self.scenario, table)
         count = round(_expected_runs(self.scenario, table))
         if table.arrivals is not None:
+            file = self.folder / table.arrivals.file
             try:
-                trace_s = load_trace(self.folder / table.arrivals.file, table.arrivals.format, seed=self.seed).arrival_s
+                changed_ns = file.stat().st_mtime_ns if file.exists() else 0
+                trace_s = _arrivals(file, table.arrivals.format, self.seed, changed_ns)
             except TraceError as error:
-                if error.line == 0 and not (self.folder / table.arrivals.file).exists():
+                if error.line == 0 and not file.exists():
                     raise ScenarioProblem(("applications", number, "arrivals", "file"), str(error)) from error
                 raise
             first = int(random.integers(max(1, trace_s.size - count + 1)))
