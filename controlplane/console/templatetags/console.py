@@ -19,12 +19,13 @@ from controlplane.planning.titles import title_of
 
 register = template.Library()
 
-FORMAT_FILTERS = (
-    *("count", "amount", "quantity", "gib", "gigabytes", "milliseconds", "seconds", "percent", "percent_fine", "goal"),
-    *("times", "duration", "clock", "period", "usd", "usd_signed", "signed", "slack", "hour", "ordinal"),
-)
-for format_name in FORMAT_FILTERS:
-    register.filter(format_name, getattr(formats, format_name))
+for written in (
+    *(formats.count, formats.amount, formats.quantity, formats.gib, formats.gigabytes),
+    *(formats.milliseconds, formats.seconds, formats.percent, formats.percent_fine, formats.goal),
+    *(formats.times, formats.duration, formats.clock, formats.period, formats.usd),
+    *(formats.usd_signed, formats.signed, formats.slack, formats.hour, formats.ordinal),
+):
+    register.filter(written.__name__, written)
 register.filter("title_of", title_of)
 register.filter("preview", previews.preview)
 

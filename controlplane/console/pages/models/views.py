@@ -101,6 +101,6 @@ def _bounds_changed(row: Deployment, form: ActionForm) -> bool:
 @action(Role.OPERATOR, Model, page="console:models", unchanged="{row} keeps its policy")
 def parts(form: ActionForm, model: Model) -> str:
     """Give one model other parts than it has; those that the form does not name stay."""
-    values = {part.name: form.fields[part.name] for part in PARTS if part.name in form.fields}
+    values = {part.name: str(form.fields[part.name]) for part in PARTS if part.name in form.fields}
     made = services.switch_parts(model, values, form.user, form.reason)
     return f"The policy of {model}: {made.title}; the next decisions follow it."

@@ -303,7 +303,7 @@ GROUND_PX: Final = (330.0, 230.0)
 SAME_PX: Final = 11.0
 """Points whose centres are nearer than this are drawn as one."""
 SIDES: Final = ("middle right", "middle left", "top center", "bottom center")
-"""Beside the interval of a point first."""
+"""Sides of a point that its interval leaves free come first."""
 
 
 def future_labels(
