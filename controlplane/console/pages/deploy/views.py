@@ -18,7 +18,8 @@ from controlplane.console.pages.deploy.forms import DeployForm
 from controlplane.fleet.inventory import deploy as deploying
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Model
-from workers.vllm.tasks import PATHS, Task
+from scheduling.model_task import Task
+from workers.vllm.tasks import PATHS
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
