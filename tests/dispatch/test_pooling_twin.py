@@ -57,7 +57,7 @@ def staged(routing, ordering):
 
 
 class AtGateway(Live):
-    """Live, with what a gateway says of requests without output: their answers come whole, and have no tokens."""
+    """Live, with what a gateway says of requests without output: their answers come whole, after a single token."""
 
     def __init__(self, fleet, requests):
         super().__init__(fleet)
@@ -67,7 +67,7 @@ class AtGateway(Live):
         def gateway(record):
             match record:
                 case Submit() if record.number in pooled:
-                    record = replace(record, streamed=False, evictable=False)
+                    record = replace(record, streamed=False, evictable=False, max_tokens=1)
                 case Progress():
                     record = replace(record, tokens=tuple(each for each in record.tokens if each[0] not in pooled))
                 case Finished() if record.number in pooled:
