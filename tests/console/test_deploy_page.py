@@ -22,6 +22,7 @@ def test_the_estimate_follows_what_is_entered(acting):
     assert "16.4 GB" in html
     assert "give the KV cache of a token" in html
     assert "field-error" not in html
+    assert "aria-invalid" not in html, "what is not given has its default"
     assert not Model.objects.exists()
 
 
@@ -59,7 +60,7 @@ def test_a_model_that_embeds(acting):
     assert "/v1/embeddings" in answer.content.decode()
     assert Model.objects.get().task == "embed"
     html = acting.get(reverse("console:models"), {"open": "qwen-embeds"}).content.decode()
-    assert "Embed texts; 1" in html
+    assert '<span class="under">Embed texts</span>' in html
     assert "embed texts: requests are prefill alone" in html
     body = {name: value for name, value in form.items() if name != "gpus"} | {"model": "other", "task": "draws"}
     refused = acting.post("/api/deploy", body, content_type="application/json")

@@ -84,9 +84,7 @@ class DeployRequest(BaseModel):
     source: str = Field(
         "", max_length=255, description="Folder or repository that vLLM loads. Sizes left empty are read from it."
     )
-    task: ModelTask | None = Field(
-        None, description="Of a new model. Null: read from its source, else it generates text."
-    )
+    task: ModelTask | None = Field(None, description="Of a new model. Default: as its source says, else generate.")
     weights_gb: float | None = Field(None, gt=0, le=MOST_OF_A_SIZE, title="or weights (GB)")
     parameters_billion: float | None = Field(None, gt=0, le=MOST_OF_A_SIZE, title="Parameters (billions)")
     bits: int = Field(16, ge=1, le=32, title="Weight precision", description="Bits of a parameter.")
