@@ -253,6 +253,8 @@ class Simulation:
             stop_s = min(tick_at_s, to_come[0].at_s if to_come else np.inf, until_s)
             pause = self.advance(stop_s)
             if pause == Pause.DONE:
+                if self.runs is not None:
+                    self.runs.end_other_units(until_s)
                 break
             if stop_s == np.inf:
                 raise RuntimeError(
