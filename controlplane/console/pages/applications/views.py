@@ -7,10 +7,9 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome
 from controlplane.applications.selectors import (
@@ -25,7 +24,7 @@ from controlplane.applications.selectors import (
 )
 from controlplane.applications.services import calls_of, give_title
 from controlplane.console.access.roles import signed_in
-from controlplane.console.actions import act_with_reason, back
+from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import PageViewer, list_page, viewer_of
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
@@ -161,25 +160,22 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
     return render(request, "console/applications/application.html", context)
 
 
-@require_POST
-@signed_in
-def name_application(request: HttpRequest, pk: int) -> HttpResponse:
+def managed_applications(request: HttpRequest) -> QuerySet[Application]:
+    return Application.objects.filter(tenant__in=tenants_with_role(request.user, Role.OPERATOR))
+
+
+@action(None, managed_applications, page="console:applications", unchanged="{row} was not named")
+def name_application(form: ActionForm, row: Application) -> str:
     """Name an application that was recognized; without `title` it has its recognized name again."""
-    row = get_object_or_404(Application, pk=pk, tenant__in=tenants_with_role(request.user, Role.OPERATOR))
-
-    def act(reason: str) -> str:
-        try:
-            before = give_title(row, request.POST.get("title", ""))
-        except ValueError as error:
-            raise ActionError(str(error)) from error
-        record(
-            "application.named", row, actor=user_of(request), reason=reason, before={"title": before},
-            after={"title": row.title},
-        )  # fmt: skip
-        return f"The application is called {row}."
-
-    act_with_reason(request, act, f"{row} was not named")
-    return back(request, "console:application", pk)
+    try:
+        before = give_title(row, form.fields.get("title", ""))
+    except ValueError as error:
+        raise ActionError(str(error)) from error
+    record(
+        "application.named", row, actor=form.user, reason=form.reason, before={"title": before},
+        after={"title": row.title},
+    )  # fmt: skip
+    return f"The application is called {row}."
 
 
 @require_safe
