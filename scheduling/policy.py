@@ -155,7 +155,7 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
             "by the limits in its profile; without these, `max_num_seqs`. More of them only share what the process "
             "writes.",
         ),
-    ] = 1.5
+    ] = 1.25
     region_threshold: Annotated[
         float,
         Knob(

@@ -69,6 +69,7 @@ for name, value in settings.items():
     change(name, value, "bench")
 """
 TAKES_EFFECT_S = 3.0
+ROOM_MARGIN, SLOWDOWN = 1.25, 1.25  # the defaults
 NO_LIMIT = 1000.0
 """As a margin or a slowdown."""
 
@@ -377,7 +378,7 @@ def burst(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
 
     result: dict[str, Any] = {"per_s": BURST_PER_S, "mean_output": statistics.mean(job.output for job in jobs)}
 
-    def held(ordering: str, seqs: int, room_margin: float = 1.5) -> dict[str, Any]:
+    def held(ordering: str, seqs: int, room_margin: float = ROOM_MARGIN) -> dict[str, Any]:
         stack.change({"ROOM_MARGIN": room_margin}, ordering_policy=ordering, max_num_seqs=seqs)
         return measured(ours)
 
@@ -398,7 +399,7 @@ def burst(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
     }
     for name, arm in arms.items():
         guarded(result, name, arm, options)
-    stack.change({"ROOM_MARGIN": 1.5}, ordering_policy="priority", max_num_seqs=256)
+    stack.change({"ROOM_MARGIN": ROOM_MARGIN}, ordering_policy="priority", max_num_seqs=256)
     return result
 
 
@@ -417,7 +418,7 @@ def noisy_gateway(stack: Stack, options: argparse.Namespace) -> Iterator[str]:
         stack_environment, stack.environment = stack.environment, own
         try:
             columns = {"ordering_policy": "ssjf", "max_num_seqs": 256}
-            stack.code(CHANGE, json.dumps(columns), json.dumps({"ROOM_MARGIN": 1.5}))
+            stack.code(CHANGE, json.dumps(columns), json.dumps({"ROOM_MARGIN": ROOM_MARGIN}))
         finally:
             stack.environment = stack_environment
         with process(uvicorn("tests.bench._noisy_lengths:application", port), port, own, wait_s=60.0):
@@ -439,7 +440,7 @@ def mixed(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
 
     def alongside(name: str, slowdown: float, longest_prompt: int) -> Callable[[], dict[str, Any]]:
         def run() -> dict[str, Any]:
-            stack.change({"NIW_SLOWDOWN": slowdown, "ROOM_MARGIN": NO_LIMIT if slowdown == NO_LIMIT else 1.5})
+            stack.change({"NIW_SLOWDOWN": slowdown, "ROOM_MARGIN": NO_LIMIT if slowdown == NO_LIMIT else ROOM_MARGIN})
             lines = poisson(options.data[name], 1.0, 6, most=options.lines, longest_prompt=longest_prompt)
             batch = start_batch(stack, fresh(lines))
             begun = counts(stack, batch)
@@ -458,10 +459,10 @@ def mixed(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
         return run
 
     guarded(result, "alone", interactive, options)
-    guarded(result, "with_batch", alongside("chat", 1.5, 300), options)
-    guarded(result, "with_batch_slowdown_1.2", alongside("chat", 1.2, 300), options)
+    guarded(result, "with_batch", alongside("chat", SLOWDOWN, 300), options)
+    guarded(result, "with_batch_slowdown_1.5", alongside("chat", 1.5, 300), options)
     guarded(result, "with_batch_by_use_alone", alongside("chat", NO_LIMIT, 300), options)
-    guarded(result, "with_batch_of_long_prompts", alongside("conv", 1.5, 12_000), options)
+    guarded(result, "with_batch_of_long_prompts", alongside("conv", SLOWDOWN, 12_000), options)
     return result
 
 
