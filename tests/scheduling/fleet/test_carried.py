@@ -86,8 +86,8 @@ def test_a_first_token_takes_longer_the_busier_the_engine_and_the_process():
 
 @given(front_ends, st.floats(0, 40), lengths, st.sampled_from([1.0, 1.2, 1.5, 3.0]), st.integers(40, 256))
 def test_the_most_at_once_is_the_last_within_the_slowdown(front_end, interactive, each, slowdown, most):
-    found = most_at_once(H100, front_end, interactive, *each, slowdown, most)
+    chosen = most_at_once(H100, front_end, interactive, *each, slowdown, most)
     least = math.ceil(interactive)
     limit_s = slowdown * first_token_s(H100, front_end, interactive, *each)
     within = [n for n in range(least, most + 1) if first_token_s(H100, front_end, n, *each) <= limit_s < math.inf]
-    assert found == max(within, default=least)
+    assert chosen == max(within, default=least)
