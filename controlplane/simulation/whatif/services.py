@@ -122,8 +122,8 @@ def check(row: WhatIf) -> dict[str, str]:
     except ChangeError as error:
         wrong[error.field] = error.what
         return wrong
-    if start.is_quiet and not any(edit["kind"] == "tenant" for edit in row.edits):
-        wrong["edits"] = "no requests came in the last hour, so none are expected: add a tenant"
+    if start.is_quiet and not any(edit["kind"] in ("tenant", "application") for edit in row.edits):
+        wrong["edits"] = "no requests came in the last hour, so none are expected: add a tenant or an application"
     for future in row.futures.all():
         try:
             changed = working.changed(row, future, start)
@@ -272,14 +272,6 @@ def add_seeds(row: WhatIf, count: int, actor: User) -> WhatIf:
     _reopen(row)
     record("what_if.seeds_added", row, actor=actor, inputs={"seeds": row.seeds})
     return row
-
-
-@transaction.atomic
-def copy(row: WhatIf, actor: User) -> WhatIf:
-    """Return a draft with the same values as *row*."""
-    values = {name: getattr(row, name) for name in FIELDS}
-    futures = [{"name": each.name, "changes": each.changes} for each in row.futures.exclude(letter=LETTERS[0])]
-    return save_draft(None, values, futures, actor)
 
 
 def choose(row: WhatIf, letter: str, usd_per_1000_missed: float | None = None) -> WhatIf:
