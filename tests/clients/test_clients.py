@@ -1,4 +1,5 @@
 """What tenants have: OpenAI's SDKs, LiteLLM, LangChain, LangGraph and load generators, against a gateway, each unchanged."""
+
 import json
 import os
 import shutil
