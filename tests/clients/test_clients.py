@@ -1,4 +1,4 @@
-"""What tenants have: OpenAI's SDKs, LiteLLM, LangChain, LangGraph and load generators, against a served gateway, each unchanged."""
+"""What tenants have: OpenAI's SDKs, LiteLLM, LangChain, LangGraph and load generators, against a gateway, each unchanged."""
 
 import json
 import os
