@@ -4,16 +4,28 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Self
-
-if TYPE_CHECKING:
-    from controlplane.applications.models import ApplicationRun
+from typing import Final, Protocol, Self
 
 DAY: Final = timedelta(days=1)
 TARGET: Final = 0.95
 """Share of runs that should end by their deadline."""
 AXIS_S: Final = (0.5, 3600.0)
 """Ends of the logarithmic axis of completion times."""
+
+
+class EndedRun(Protocol):
+    """What counts of a run that ended (`models.ApplicationRun`)."""
+
+    outcome: str
+    deadline_s: float | None
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def duration_s(self) -> float: ...
+
+    @property
+    def in_time(self) -> bool | None: ...
 
 
 def quantile(values: list[float], share: float) -> float | None:
@@ -66,7 +78,7 @@ class Completions:
         return {name: on_axis(getattr(self, f"{name}_s")) for name in ("p50", "p95", "deadline")}
 
     @classmethod
-    def of(cls, ended: "Iterable[ApplicationRun]") -> Self:
+    def of(cls, ended: Iterable[EndedRun]) -> Self:
         """Return those of *ended*, in the order of their ends."""
         runs = list(ended)
         finished = [run for run in runs if run.outcome != "abandoned"]
