@@ -1,6 +1,6 @@
 """A fleet to simulate: instances, the links between them, and their policies. `build` makes arrays of it."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -129,6 +129,8 @@ class Cluster:
     """SLO classes by their number in requests, where any request is judged at the door."""
     max_hold_s: float = np.inf
     """Longest hold of a request whose class has no deadline."""
+    pooling: Collection[str] = ()
+    """Models whose requests have no output: the token that ends their prefill counts for nothing."""
     tenant_weights: Sequence[float] = ()
     """Weights of tenants by their number in requests, in orders by application or by share; 1 for further ones."""
     endpoints: list[EndpointKey] = field(init=False, default_factory=list)
@@ -209,9 +211,13 @@ class Cluster:
     def policy(self, key: EndpointKey) -> EndpointPolicy:
         return self.policies if isinstance(self.policies, EndpointPolicy) else self.policies[key]
 
+    def reference_engine(self, key: EndpointKey) -> EngineConfig:
+        """Return the engine of the endpoint's first instance."""
+        return next(spec.engine for spec in self.instances if (spec.model, spec.region) == key)
+
     def reference_profile(self, key: EndpointKey) -> Profile:
-        """Return the profile of the endpoint's first instance, for orderings that compare service times."""
-        return next(spec.engine.profile for spec in self.instances if (spec.model, spec.region) == key)
+        """Return its profile, for orderings that compare service times."""
+        return self.reference_engine(key).profile
 
     def latencies(self) -> NDArray[np.float64]:
         """Return one-way latencies, regions x regions. Raise ValueError for another shape or invalid times."""

@@ -107,16 +107,15 @@ def test_a_process_without_a_seed_takes_the_remaining_runs(operator, monkeypatch
     assert (taken.seed, taken.future.letter) == (2, "B")
 
 
-@pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("strategy", ["reactive", "preserve"])
-def test_a_future_plans_where_its_simulation_does(name, strategy):
+def test_a_future_plans_where_its_simulation_does(strategy):
     start = Start.model_validate(rows.start(scaling={"strategy": strategy, "min_instances": 1, "max_instances": 4}))
     row = WhatIf(horizon_s=600.0)
-    scenario = working.changed(
-        row, Future(what_if=row, letter="B", changes=list(PRESETS[name].changes)), start
-    ).scenario
-    scaled = stage_start(start, scenario, 1, (), row.horizon_s).scaled
-    assert follows_plans(scenario) == (scaled is not None and scaled.one.uses_advice)
+    for name, preset in PRESETS.items():
+        future = Future(what_if=row, letter="B", changes=list(preset.changes))
+        scenario = working.changed(row, future, start).scenario
+        scaled = stage_start(start, scenario, 1, (), row.horizon_s).scaled
+        assert follows_plans(scenario) == (scaled is not None and scaled.one.uses_advice), name
 
 
 def test_a_task_makes_runs_until_its_shift_is_over(asked, sent, monkeypatch, settings, tmp_path):
@@ -266,6 +265,30 @@ def test_the_comparison(asked):
         assert shares == sorted(shares)
         assert len(shares) <= 101
         assert set(curves[letter]["series"]["ready"]) == {"m east", "m west"}
+
+
+def test_futures_share_the_runs_of_an_application(operator):
+    """Each order serves the same runs of a seed; completion times are compared."""
+    application = {"suite": "CC", "model": "m", "slo_class": "iw", "runs_per_h": 60.0, "deadline_factor": [3.0]}
+    edit = {"kind": "application", "application": application}
+    by_run = {"name": "By run", "changes": [{"kind": "policy", "part": "ordering", "value": "hermes"}]}
+    start = rows.start()
+    start["scenario"]["models"]["m"]["context_tokens"] = 4096
+    row = services.submit(rows.draft(operator, by_run, start=start, edits=[edit]), operator)
+    assert selectors.edits_in_words(row) == ["60 runs an hour of CC on m"]
+    assert rows.run_all(row).state == WhatIfState.DONE
+    made = results(row)
+    assert made["A", 1][0]["runs"]["CC"]["runs"] == made["B", 1][0]["runs"]["CC"]["runs"] > 10
+    for future in selectors.comparison(row)["futures"]:
+        (every, cc) = future["runs"]
+        assert (every["application"], cc["application"]) == ("all", "CC")
+        assert cc["in_time"] <= cc["due"] == cc["runs"]
+        assert cc["mean_s"] > 1
+    wrong = {"kind": "application", "application": {**application, "model": "n"}}
+    assert (
+        "there is no model 'n'"
+        in services.check(rows.draft(operator, start=start, edits=[wrong]))["edits[0].application.model"]
+    )
 
 
 def test_a_fleet_without_demand_is_refused_before_any_run(operator):
