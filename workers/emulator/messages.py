@@ -35,7 +35,7 @@ def chat_of(body: CountBody) -> ChatBody:
     """Return *body* as a chat. Raises ApiError if it is none."""
     messages = [{"role": "system", "content": _text(body.system)}] if body.system else []
     for message in body.messages:
-        messages += _turns(message)
+        messages += _chat_messages(message)
     fields: dict[str, Any] = {"model": body.model, "messages": messages}
     if body.tools:
         tools = [{"name": tool.get("name"), "parameters": tool.get("input_schema")} for tool in body.tools]
@@ -50,21 +50,21 @@ def chat_of(body: CountBody) -> ChatBody:
     return validated(ChatBody, fields)
 
 
-def _turns(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a message of Anthropic's as turns of a chat: results of tools are turns of their own."""
+def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a message of Anthropic's as messages of a chat: each result of a tool is one."""
     content = message.get("content")
     if not isinstance(content, list):
         return [{"role": message.get("role"), "content": content}]
     results = [part for part in content if part.get("type") == "tool_result"]
     calls = [part for part in content if part.get("type") == "tool_use"]
-    turns = [{"role": "tool", "content": _text(part.get("content"))} for part in results]
+    converted = [{"role": "tool", "content": _text(part.get("content"))} for part in results]
     said = _text([part for part in content if part.get("type") == "text"])
-    if said or calls or not turns:
-        turn = {"role": message.get("role"), "content": said}
+    if said or calls or not converted:
+        chat: dict[str, Any] = {"role": message.get("role"), "content": said}
         if calls:
-            turn["tool_calls"] = [{"id": part.get("id"), "name": part.get("name")} for part in calls]
-        turns.append(turn)
-    return turns
+            chat["tool_calls"] = [{"id": part.get("id"), "name": part.get("name")} for part in calls]
+        converted.append(chat)
+    return converted
 
 
 def _text(content: Any) -> str:
@@ -98,11 +98,11 @@ class PlainMessage(PlainAnswer):
     def body(self) -> bytes:
         (sequence,) = self.sequences
         said, (reason, stopped) = sequence.written(), _stop(sequence)
-        content = [{"type": "text", "text": said}] if said else []
+        content: list[dict[str, Any]] = [{"type": "text", "text": said}] if said else []
         if sequence.tool:
             called = {"id": sequence.call_id, "name": sequence.tool, "input": orjson.loads(said or "{}")}
             content = [{"type": "tool_use", **called}]
-        answer = {"id": self.request_id, "type": "message", "role": "assistant", "content": content}
+        answer: dict[str, Any] = {"id": self.request_id, "type": "message", "role": "assistant", "content": content}
         answer |= {"model": self.model, "stop_reason": reason, "stop_sequence": stopped, "usage": _usage(self)}
         return orjson.dumps({name: value for name, value in answer.items() if value is not None})
 
@@ -145,7 +145,13 @@ class StreamMessage(StreamAnswer):
         if self._begun:
             return b""
         self._begun = True
-        message = {"id": self.request_id, "type": "message", "role": "assistant", "content": [], "model": self.model}
+        message: dict[str, Any] = {
+            "id": self.request_id,
+            "type": "message",
+            "role": "assistant",
+            "content": [],
+            "model": self.model,
+        }
         message |= {"stop_reason": None, "stop_sequence": None, "usage": _usage(self, 0)}
         return _event("message_start", {"message": message})
 
