@@ -10,13 +10,14 @@ from tests.vllm.conftest import MODEL, Server
 from tests.vllm.test_gateway_live import served  # noqa: F401  # a fixture
 
 pytestmark = [pytest.mark.vllm]
-CHAT, COMPLETION, RESPONSE = "chat/completions", "completions", "responses"
+CHAT, COMPLETION, RESPONSE, MESSAGE = "chat/completions", "completions", "responses", "messages"
 MESSAGES = [{"role": "user", "content": "Which way does the wind blow? 😀"}]
 WIND = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "wind", "parameters": WIND}}
 BY_NAME = {"type": "function", "function": {"name": "wind"}}
-LIMIT = {CHAT: "max_tokens", COMPLETION: "max_tokens", RESPONSE: "max_output_tokens"}
+LIMIT = {CHAT: "max_tokens", COMPLETION: "max_tokens", RESPONSE: "max_output_tokens", MESSAGE: "max_tokens"}
 PROMPT = {CHAT: {"messages": MESSAGES}, COMPLETION: {"prompt": "A pilot house is"}, RESPONSE: {"input": "Is it windy?"}}
+PROMPT[MESSAGE] = {"messages": MESSAGES}
 CHANGES = ("id", "created", "created_at", "call_id", "request_id", "item_id")  # from call to call
 
 CASES = [
@@ -42,6 +43,9 @@ CASES = [
     (RESPONSE, {"instructions": "Be brief.", "metadata": {"a": "b"}}),
     (RESPONSE, {"text": {"format": {"type": "json_schema", "name": "w", "schema": WIND}}, "max_output_tokens": 60}),
     (RESPONSE, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    (MESSAGE, {}),
+    (MESSAGE, {"system": "Be brief.", "metadata": {"user_id": "u"}, "stop_sequences": ["e"]}),
+    (MESSAGE, {"max_tokens": 1, "service_tier": "standard_only"}),
 ]  # fmt: skip
 IN_ONE_PIECE = [
     (CHAT, {"prompt_logprobs": 1}),
@@ -57,6 +61,7 @@ IN_ONE_PIECE = [
     (COMPLETION, {"echo": True, "logprobs": 1}),
     (COMPLETION, {"use_beam_search": True, "n": 2}),
     (RESPONSE, {"tools": [{"type": "function", "name": "wind", "parameters": WIND}], "tool_choice": "auto"}),
+    (MESSAGE, {"tools": [{"name": "wind", "input_schema": WIND}], "tool_choice": {"type": "auto"}}),
 ]
 REFUSED = [
     (CHAT, {"max_tokens": 10**6}),

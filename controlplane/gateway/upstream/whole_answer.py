@@ -16,6 +16,8 @@ from controlplane.gateway.upstream.sse import SentEvent
 
 MOST_TOOL_CALLS = MOST_BLOCKS = 2**12
 NULL: Final = b"null"
+ORDER: Final = ("id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage")
+"""Fields of a message as vLLM orders them."""
 TEXTS: Final = frozenset({"content", "reasoning", "reasoning_content", "refusal", "text"})
 """Fields that come in pieces; of all others the last value counts, except lists of a choice."""
 REASONS: Final = {
@@ -138,7 +140,9 @@ class WholeAnswer:
                 block | {name: _checked(text) for name, text in self._choices[index].texts.items()}
                 for index, block in sorted(self._blocks.items())
             ]
-            return msgspec.json.encode(self._head | {"content": content})
+            answer = self._head | {"content": content}
+            order = sorted(answer, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+            return msgspec.json.encode({name: answer[name] for name in order})
         chat = self._call.kind is Kind.CHAT
         usage = self._head.pop("usage", None)
         answer = {
