@@ -1,5 +1,6 @@
 """The endpoint of a request, and its instance: each decision is one compiled call. Also the trace that explains it."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from scheduling.compiled import uncompiled
 from scheduling.queueing.running import prefill_s
 from scheduling.routing import candidates as columns
 from scheduling.routing import routers
+from scheduling.routing.adapters import TIERS
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, POLICY_CODES
 
 NONE_LENT = np.zeros(0, np.int32)
@@ -34,6 +36,8 @@ class Placement:
 
     def __post_init__(self) -> None:
         self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
+        self.adapters: Counter[str] = Counter()
+        """Requests with an adapter, by where it was: a name of `routing.adapters.TIERS`."""
 
     def choose_endpoint(self, candidates: NDArray[np.int32]) -> Endpoint | None:
         """Return the endpoint of *candidates* that serves, soon will, or can be started, for a new request; None without."""
@@ -79,6 +83,7 @@ class Placement:
             kernels.ask(topology.fleet, topology.arrays, instance, prompt, output, request.placed_s)
             request.attempts += 1
             self.waits.placed(request, replica)
+            unload = self._use_adapter(request, instance)
             why = self._explain(request, endpoint, replica, pulled)
             self.accounts.open(request, replica)
             if replica.health.breaker is not Breaker.CLOSED:  # it takes one at a time
@@ -101,11 +106,28 @@ class Placement:
                     self._first_token_s(request, instance),
                     keep_tokens=grouped or endpoint.is_spot,
                     priority=request.asked.priority,
+                    adapter=request.asked.adapter,
+                    adapter_source=self._source(request.asked.adapter),
+                    unload=unload,
                 )
             )
 
         if grouped and queue.count(endpoint):
             kernels.insert_loose(topology.fleet, topology.arrays, queue.arrays, endpoint.index)
+
+    def _use_adapter(self, request: Request, instance: int) -> tuple[str, ...]:
+        """Let *request* use its adapter at *instance*; return the adapters to unload there."""
+        fleet, adapter = self.topology.fleet, request.adapter
+        if adapter < 0:
+            return ()
+        request.adapter_tier = kernels.tier_of(fleet, instance, adapter)
+        leaves = kernels.use_adapter(fleet, instance, adapter, 1)
+        self.adapters[TIERS[request.adapter_tier]] += 1
+        return (self.topology.adapter_names[leaves],) if leaves >= 0 else ()
+
+    def _source(self, adapter: str) -> str:
+        known = self.topology.adapters.get(adapter)
+        return known.source if known else ""
 
     def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
         """Return the first request of *endpoint* and its instance by the router; (-1, -1) if none has room."""
@@ -161,11 +183,21 @@ class Placement:
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
             "waiting": self.queue.count(endpoint),
             **trace_of(request),
+            **adapter_of(request),
             **explain(self.topology, endpoint, replica, self._candidates, pulled),
         }
 
 
 CANDIDATES = 8  # shown in a trace
+
+
+def adapter_of(request: Request) -> dict[str, object]:
+    """Return what the decision trace says of the adapter of *request*; nothing without one."""
+    if request.adapter < 0:
+        return {}
+    was = TIERS[request.adapter_tier]
+    return {"adapter": {"name": request.asked.adapter, "was": was, "words": f"Adapter {request.asked.adapter}: {was}."}}
+
 
 Row = list[float]
 Parts = dict[str, float]

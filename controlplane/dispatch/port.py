@@ -72,6 +72,7 @@ class Submit(Record, frozen=True):
     application: str = ""  # with `run`, the application run that it is a call of; "" for none
     run: str = ""
     unit: str = ""
+    adapter: str = ""  # LoRA adapter of the model that it asks for; "" for none
     run_due_s: float | None = None  # of the run's last call, after its first one; None: by the class
 
     @property
@@ -113,6 +114,7 @@ class Left(Record, frozen=True):
     reason: str = ""  # in words
     wait_s: float = 1.0  # until a busy instance takes requests again, as it reported
     evicted: bool = False  # as `Evict` asked
+    adapter_failed: bool = False  # its instance could not load its adapter
     kept_tokens: int = 0
     """Output tokens that it keeps: with *again*, the next instance continues there."""
 
@@ -185,6 +187,9 @@ class Placed(Record, frozen=True):
     first_token_s: float  # time limit of the first token of a stream
     keep_tokens: bool = False  # keep the ids of its output tokens: it may be evicted
     priority: int = 0  # of its class, or as the queue manager released it
+    adapter: str = ""  # LoRA adapter to load there first, unless it is loaded; "" for none
+    adapter_source: str = ""  # folder or repository
+    unload: tuple[str, ...] = ()  # adapters to unload there
 
     def __repr__(self) -> str:
         """Return the fields without the secret."""
@@ -236,6 +241,7 @@ class ServedModel(Record, frozen=True):
     has_endpoint: bool  # it is or was served somewhere
     by_prefix: bool  # some router considers the start of prompts: `Submit.prefix_hashes` is wanted
     task: str = "generate"  # `workers.vllm.tasks.Task`
+    base: str = ""  # of a LoRA adapter: the model that it adapts
 
 
 class ServedModels(Record, frozen=True):

@@ -125,6 +125,7 @@ class Snapshot:
             heartbeat_s=None if replica.heartbeat_at is None else replica.heartbeat_at - wall_s,
             kv_tokens=int(fleet.kv_capacity_tokens[slot]),
             round_trips=round_trips,
+            adapters=[self.dispatcher.topology.adapter_names[at - 1] for at in fleet.adapters[slot].tolist() if at],
             iteration_s=self._iteration_s(replica, heard, now_s),
             ended=self._ended(replica, now_s),
         )
@@ -160,6 +161,7 @@ class Snapshot:
             "sequences": asked.sequences,
             "attempts": request.attempts,
             "standing": self._standing(request, now_s),
+            "adapter": asked.adapter,
             "priority": None if asked.interactive else asked.priority,
         }
 

@@ -314,7 +314,7 @@ class WaitingQueue:
             tenant,
             -1,
             request.run,
-            -1,
+            request.adapter,
         )
         self._charge(request, endpoint)
         self._held[request.slot] = request

@@ -54,6 +54,8 @@ class InstanceState(Struct):
     reachable: bool = True
     heartbeat_s: float | None = None
     kv_tokens: int = 0
+    adapters: list[str] = []
+    """LoRA adapters that it holds, most recently used first."""
     round_trips: list[float] = []
     """Its row of `FleetArrays.round_trips`."""
     iteration_s: float | None = None
@@ -78,6 +80,8 @@ class RequestState(Struct, kw_only=True):
     """Prompt tokens as the dispatcher counts them."""
     tenant: str = ""
     tenant_id: int = 0
+    adapter: str = ""
+    """LoRA adapter, "" for none."""
     standing: Standing | None = None
     """Of its application run, where its queue is ordered by run; due at `NEVER_S` for never."""
     priority: int | None = None

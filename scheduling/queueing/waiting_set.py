@@ -49,8 +49,9 @@ class WaitingArrays(NamedTuple):
     tenant: NDArray[np.int64]
     application: NDArray[np.int64]
     run: NDArray[np.int64]
-    unit: NDArray[np.int64]
-    """Row numbers of the tenant, the application, its run and the unit of its demand graph; -1 for none."""
+    """Row numbers of the tenant, the application and its run; -1 for none."""
+    adapter: NDArray[np.int64]
+    """Number of its LoRA adapter, -1 for none."""
     instance: NDArray[np.int32]
     """Instance that it was dispatched to; -1 while it waits."""
     free_slots: NDArray[np.int32]
@@ -78,7 +79,7 @@ def allocate_waiting(endpoints: int, capacity: int, instances: int = 1) -> Waiti
         tenant=np.full(capacity, -1, np.int64),
         application=np.full(capacity, -1, np.int64),
         run=np.full(capacity, -1, np.int64),
-        unit=np.full(capacity, -1, np.int64),
+        adapter=np.full(capacity, -1, np.int64),
         instance=np.full(capacity, -1, np.int32),
         free_slots=np.arange(capacity - 1, -1, -1, dtype=np.int32),
         counters=np.array([capacity, 0], np.int64),
@@ -290,7 +291,7 @@ def enqueue(
     tenant: int,
     application: int,
     run: int,
-    unit: int,
+    adapter: int,
 ) -> int:
     """Take a slot for a new request that waits for *endpoint*; return it, or -1 if all are taken (then grow).
 
@@ -312,7 +313,7 @@ def enqueue(
     waiting.tenant[slot] = tenant
     waiting.application[slot] = application
     waiting.run[slot] = run
-    waiting.unit[slot] = unit
+    waiting.adapter[slot] = adapter
     waiting.shares.cost[slot] = 0.0
     push(waiting, endpoint, slot, key)
     return int(slot)

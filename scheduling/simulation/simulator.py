@@ -26,6 +26,7 @@ from scheduling.simulation.cluster.lifecycle import Lives, take_out
 from scheduling.simulation.cluster.state_changes import ARRIVE, EVICT, NOTHING
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, Outcome, State, World
 from scheduling.simulation.engine.state import (
+    ADAPTERS,
     ITERATIONS,
     LEAVING,
     NONE,
@@ -482,6 +483,10 @@ class Simulation:
                 "preemptions": int(world.engines.counters[PREEMPTIONS]),
                 "prefix_queried_tokens": int(world.engines.counters[PREFIX_QUERIED_TOKENS]),
                 "prefix_hit_tokens": int(world.engines.counters[PREFIX_HIT_TOKENS]),
+                **{
+                    f"adapter_{name}": int(world.engines.counters[ADAPTERS + tier])
+                    for tier, name in enumerate(("not_loaded", "in_memory", "on_gpu"))
+                },
                 "redeploys": self.lives.redeploys,
                 "swaps": self.lives.swaps,
                 "reorderings": self.scheduling.reorderings if self.scheduling else 0,

@@ -22,6 +22,7 @@ from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS, hold_s
 from scheduling.queueing.release_rule import ReleaseRule
+from scheduling.routing.adapters import load_s
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.scaling import make_strategy
@@ -59,7 +60,8 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
         models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
         endpoints=tuple(
             EndpointSpec(
-                model, region, fleet.policy((model, region)), profile=fleet.reference_profile((model, region))
+                model, region, fleet.policy((model, region)), profile=fleet.reference_profile((model, region)),
+                max_loras=max(spec.engine.max_loras for spec in fleet.instances),
             )
             for model, region in fleet.endpoints
         ),
@@ -67,7 +69,7 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
             InstanceSpec(
                 number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, spec.model,
                 spec.region, "", spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
-                profile=spec.engine.profile,
+                profile=spec.engine.profile, adapter_slots=(spec.engine.max_loras, spec.engine.max_cpu_loras),
             )
             for number, spec in enumerate(fleet.instances)
         ),
@@ -135,7 +137,7 @@ class Live:
         deadline_s,
         held=0,
         tenant=0,
-        **of_run,
+        **more,
     ):
         hashes = self.hashes.get(number, ())
         self.output[number], self.came[number] = output, 0
@@ -165,7 +167,7 @@ class Live:
                 interactive=not held,
                 opportunistic=bool(held & OPPORTUNISTIC),
                 ends_on_reclaim=bool(held & ENDS_ON_RECLAIM),
-                **of_run,
+                **more,
             )
         )
         self.give()
@@ -189,7 +191,10 @@ class Live:
             priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, None, placed.queue_key_s)
             output = self.output[asked.number] - decided.kept_tokens
             hashes = self.hashes.get(asked.number, ())
-            request = EngineRequest(asked.request_id, asked.prompt_tokens, output, priority, self.now_s, tuple(hashes))
+            load = load_s(self.topology.fleet, slot, decided.adapter_tier) if decided.adapter >= 0 else 0.0
+            request = EngineRequest(
+                asked.request_id, asked.prompt_tokens, output, priority, self.now_s, tuple(hashes), load
+            )
             if self.round_trip_s:
                 self.sent.append((self.now_s + self.round_trip_s, slot, request))
             else:
@@ -278,6 +283,7 @@ class Live:
                     None if deadlines is None else deadlines[arrived],
                     int(requests.held[arrived]),
                     int(requests.tenant[arrived]),
+                    adapter=f"a{adapter}" if (adapter := int(requests.adapter[arrived])) >= 0 else "",
                 )
                 arrived += 1
             elif event_s == next_s:

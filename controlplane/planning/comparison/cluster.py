@@ -76,6 +76,8 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "kv_tokens": max(BLOCK_TOKENS, row.expected_kv_tokens),
             "max_num_seqs": row.max_num_seqs,
             "max_num_batched_tokens": max(row.max_num_batched_tokens, row.max_num_seqs),
+            "max_loras": row.max_loras,
+            "max_cpu_loras": row.max_cpu_loras,
             "block_size_tokens": BLOCK_TOKENS,
             "queue": row.scheduling_policy,
             # A released instance is stopped, and restarts like any other, unless it is donated.

@@ -29,6 +29,7 @@ from scheduling.queueing.ordering import (
 )
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
 from scheduling.queueing.waiting_set import charge, claim, enqueue, free_slot, peek, settle
+from scheduling.routing.adapters import end_use, load_s, pass_over, pass_over_none, tier_of, use_adapter
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import ask, note_cached
@@ -52,7 +53,7 @@ from scheduling.simulation.cluster.world import (
 )
 from scheduling.simulation.engine.batch import give
 from scheduling.simulation.engine.sequences import free_sequence, take_sequence
-from scheduling.simulation.engine.state import GIVEN, NONE
+from scheduling.simulation.engine.state import ADAPTERS, GIVEN, NONE
 from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM
 
 
@@ -81,6 +82,7 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     this.produced_tokens = this.computed_tokens = 0
     this.decoding = this.streaming = this.again = this.evicted = 0
     this.published = 0
+    this.load_s = _load_adapter(world, instance, column(arrivals.adapter, request))
     this.origin_s = arrivals.arrival_s[request] - back_s
     this.number = engines.counters[GIVEN]
     engines.counters[GIVEN] += 1
@@ -104,6 +106,17 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     update_totals(world.fleet, engines, instance)
     if event_s >= 0.0:
         set_time(world.events, instance, event_s)
+
+
+@compiled_inline
+def _load_adapter(world: World, instance: int, adapter: int) -> float:
+    """Let a request use *adapter* at *instance*; return the seconds until it is on the GPU."""
+    if adapter < 0:
+        return 0.0
+    tier = tier_of(world.fleet, instance, adapter)
+    world.engines.counters[ADAPTERS + tier] += 1
+    use_adapter(world.fleet, instance, adapter, 1)
+    return load_s(world.fleet, instance, tier)
 
 
 @compiled_inline
@@ -145,8 +158,13 @@ def land(world: World, endpoint: int, now_s: float) -> None:
 @compiled_inline
 def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
     """Return `choices.shortest` when no instance that may hold requests ahead has room."""
-    opened = False
+    opened, adapter = False, int(world.waiting.adapter[slot])
+    prompt, output = int(world.waiting.prompt_tokens[slot]), int(world.waiting.output_tokens[slot])
     while True:
+        if adapter >= 0:
+            if not opened:
+                observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+            pass_over(world.fleet, world.endpoints, endpoint, adapter, prompt, output)
         instance = shortest(world, endpoint, slot, now_s, source)
         if instance >= 0 or opened or world.policies[endpoint].dispatch_round_trip_ms == 0.0:
             break
@@ -155,6 +173,8 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
             break
     if opened:
         close_ahead(world.fleet, world.endpoints, endpoint)
+    if adapter >= 0:
+        pass_over_none(world.fleet, world.endpoints, endpoint)
     return instance
 
 
@@ -386,7 +406,8 @@ def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
     deadline_s = arrival_s + _allowed_s(world, request)
     key = key_of(world, request, endpoint, prompt, output)
     tenant, run = column(arrivals.tenant, request), column(arrivals.run, request)
-    slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, tenant, -1, run, -1)
+    adapter = column(arrivals.adapter, request)
+    slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, tenant, -1, run, adapter)
     world.held[slot] = request
     charge_tenant(world, slot, endpoint)
     if policy.routing == LEAST_DELAY:
@@ -429,6 +450,8 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
         if world.policies[index(world.fleet.endpoint[instance])].dispatch_round_trip_ms > 0.0:
             note_end(world.fleet, instance, now_s)
     release(world.fleet, instance, int(this.expected_tokens), done_tokens)
+    if column(world.arrivals.adapter, request) >= 0:
+        end_use(world.fleet, instance, column(world.arrivals.adapter, request))
     update_totals(world.fleet, engines, instance)
     if engines.ahead.clock.size > 0:
         leave(engines.ahead, sequence)

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import assign_endpoint
 from scheduling.lookahead.maps import leave
+from scheduling.routing.adapters import forget_adapters
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import prefilled, release
 from scheduling.scaling.spot import Donated, first_to_redeploy, redeploy_s
+from scheduling.simulation.cluster.build import give_adapter_slots
 from scheduling.simulation.cluster.description import Cluster, Delays
 from scheduling.simulation.cluster.event_queue import reset_time
 from scheduling.simulation.cluster.loop import change
@@ -128,6 +130,7 @@ class Lives:
         fleet.max_num_seqs[instance] = 1 if policy.batching.mode == "none" else config.max_num_seqs
         fleet.kv_capacity_tokens[instance] = fleet.memory_tokens[instance] = config.kv_capacity_tokens
         fleet.profile[instance] = astuple(config.profile)
+        give_adapter_slots(fleet, instance, config)
         fleet.look_ahead[instance] = struct_astuple(policy.look_ahead)
         fleet.ahead_limit[instance] = policies[endpoint].requests_ahead_limit
         fleet.round_trips[instance] = 0.0
@@ -267,5 +270,6 @@ def take_out(world: World, instance: int) -> list[tuple[int, int]]:
     engine.free_blocks = engine.kv_blocks
     engines.residues[instance] = 0
     clear_cache(engines, instance)
+    forget_adapters(world.fleet, instance)
     reset_time(world.events, instance, np.inf)
     return lost

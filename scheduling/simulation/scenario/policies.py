@@ -124,9 +124,21 @@ class EndpointOf(PolicyOverrides):
         return self
 
 
+class AdaptersOf(ScenarioTable):
+    """LoRA adapters of a model, drawn for its requests."""
+
+    count: Annotated[int, Field(ge=1, le=1_000_000)]
+    share: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
+    """Share of the model's requests that use one."""
+    zipf: AtLeast0 = 0.0
+    """Exponent of their popularity: the n-th is asked for in proportion to 1 / n to this power; 0: all alike."""
+
+
 class ModelOf(ScenarioTable):
     context_tokens: Size
     """Prompt and output together."""
+    adapters: AdaptersOf | None = None
+    """None: its requests use no adapter."""
     bundle: BundleName | None = None
     """All its policies at once; `[[endpoints]]` takes precedence."""
     marks: dict[str, Parameters] = {}

@@ -81,6 +81,10 @@ def cluster_of(scenario: Scenario) -> Cluster:
             max_model_len=scenario.models[group.model].context_tokens,
             profile=profiles[group.model, group.gpu, group.tensor_parallel],
             prefix_caching=group.prefix_caching,
+            max_loras=group.max_loras,
+            max_cpu_loras=group.max_cpu_loras,
+            adapter_storage_s=group.adapter_storage_s,
+            adapter_memory_s=group.adapter_memory_s,
             front_end=front_ends[group.model, group.gpu, group.tensor_parallel],
         )
         states = [State.READY] * group.instances + [State.ASLEEP] * group.asleep

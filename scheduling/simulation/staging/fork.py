@@ -79,6 +79,8 @@ class _Forking:
         known = [one for one in state.requests if (one.model, one.served_in) in self.endpoint_of]
         known.sort(key=lambda one: one.arrival_s)
         self.rows = {id(one): at for at, one in enumerate(known)}
+        self.adapters: dict[str, int] = {}
+        """Numbers of adapters by name."""
         self.requests = self._requests(known, tenants, seed)
         self.outcomes = np.zeros(len(known), OUTCOME)
         for name in ("ttft_s", "e2e_s", "queue_s"):
@@ -127,12 +129,22 @@ class _Forking:
             predicted_tokens=np.array([max(1, one.predicted_tokens) for one in known], np.int32),
         )
         requests = requests_of(self.scenario, self.cluster, workload, seed)
+        serve = {spec.model for spec in self.cluster.instances} - {
+            spec.model for spec in self.cluster.instances if not spec.engine.max_loras
+        }
+        adapters = [self._adapter(one.adapter) if one.model in serve else -1 for one in known]
+        requests = requests._replace(adapter=np.array(adapters, np.int32))
         released = [(at, one.priority) for at, one in enumerate(known) if one.priority is not None]
         if released:
             requests = requests._replace(priority=np.array(requests.priority))
             for at, priority in released:
                 requests.priority[at] = priority
         return requests
+
+    def _adapter(self, name: str) -> int:
+        """Return the number of an adapter, -1 for none; beyond those that the scenario draws for requests to come."""
+        drawn = sum(model.adapters.count for model in self.scenario.models.values() if model.adapters)
+        return self.adapters.setdefault(name, drawn + len(self.adapters)) if name else -1
 
     def _output(self, one: RequestState) -> int:
         """Return output tokens of *one*: known, or drawn from recent ratios to the prediction, beyond those emitted."""
@@ -179,6 +191,7 @@ class _Forking:
             sharing = self.cluster.instances[place].sharing
             if seen.leaves and sharing is not None:
                 instance.goal, instance.goal_s = int(State.FALLING_ASLEEP), sharing.sleep_s
+        instance.adapters = [self._adapter(name) for name in seen.adapters]
         instance.round_trips = np.array(seen.round_trips, np.float64)
         instance.round_trips[ROUND_TRIP_S] = self._round_trip_s(place)
 

@@ -82,6 +82,7 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
         hold_s=column(held_s),
         judged=column(judged),
         held=_held(scenario, cluster, workload, slo_class),
+        adapter=_adapters(scenario, workload, seed),
     )
     return _with_prefixes(scenario, workload, requests)
 
@@ -99,6 +100,25 @@ def _held(
     holds = np.array([name in models for name in workload.model.names])
     held = np.array(kinds, np.int8)[slo_class]
     return np.where(holds[workload.model.codes], held, held & ~HELD).astype(np.int8)
+
+
+def _adapters(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.int32] | int:
+    """Return the LoRA adapter of each request, drawn by `[models.*.adapters]`; -1 for none. Raise ScenarioProblem."""
+    adapter, first = np.full(len(workload), -1, np.int32), 0
+    for number, (name, model) in enumerate(scenario.models.items()):
+        if (known := model.adapters) is None:
+            continue
+        for at, group in enumerate(scenario.fleet):
+            if group.model == name and not group.max_loras:
+                raise ScenarioProblem(("fleet", at), f"has no max_loras, and {name} has adapters")
+        names = list(workload.model.names)
+        rows = np.flatnonzero(workload.model.codes == names.index(name)) if name in names else np.zeros(0, np.int64)
+        random = np.random.default_rng([seed, 4, number])
+        weights = np.arange(1, known.count + 1) ** -float(known.zipf)
+        drawn = random.choice(known.count, rows.size, p=weights / weights.sum())
+        adapter[rows] = np.where(random.random(rows.size) < known.share, first + drawn, -1)
+        first += known.count
+    return adapter if first else -1
 
 
 def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.int32] | None:
