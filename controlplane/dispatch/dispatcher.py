@@ -227,6 +227,9 @@ class Dispatcher:
             if request.attempts or not (released or self._passes_door(request, endpoint)):
                 return
             if (estimate := self._estimated(request)) is not None:
+                if released:
+                    # Work that comes later goes first: its wait says nothing of other classes.
+                    request.estimate = dataclass_replace(estimate, says_throughput=False)
                 wait = estimate.wait
                 mean_s, p99_s = (wait.mean_s, wait.quantile_s()) if wait else (None, None)
                 self.deliver(port.Waiting(number, estimate.position, mean_s, p99_s))

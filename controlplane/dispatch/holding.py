@@ -137,6 +137,7 @@ class Holding:
                 "held_s": round(release.held_s, 3),
                 "priority": request.asked.priority,
             }
+            request.released_s = now_s
             self._enqueue(request, endpoint)
         self._fill_spot(now_s)
 
@@ -150,6 +151,7 @@ class Holding:
                 held_s, priority = now_s - request.asked.arrived_s, request.asked.priority
                 release = Release(held.number, model, endpoint.region, priority, SPOT, 0.0, held_s)
                 self.released.append((now_s, release))
+                request.released_s = now_s
                 request.release = {"why": SPOT, "use": None, "held_s": round(held_s, 3), "priority": priority}
                 self._enqueue(request, endpoint)
 
