@@ -77,3 +77,15 @@ def test_without_adapters_nothing_is_drawn():
     ready = staged(None, max_loras=2)
     assert (ready.requests.adapter == -1).all()
     assert ready.requests.adapter.strides == (0,)
+
+
+def test_the_requests_of_a_run_use_one_adapter():
+    of_runs = values({"count": 20}, max_loras=2) | {
+        "clients": [],
+        "applications": [{"suite": "CG", "model": "m", "slo_class": "chat", "runs": 12, "window_h": 0.1}],
+        "demand": {"too_long": "clip"},
+    }
+    requests = stage(check_scenario(of_runs, Path("scenario"))).requests
+    used = [np.unique(requests.adapter[requests.run == number]) for number in range(12)]
+    assert all(each.size == 1 and each[0] >= 0 for each in used)
+    assert len({int(each[0]) for each in used}) > 4
