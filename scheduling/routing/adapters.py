@@ -150,7 +150,7 @@ def _delay_s(fleet: FleetArrays, instance: int, tier: int, prompt_tokens: int, o
     Each running request is counted as long as this one, so that only counts decide, which both clocks know exactly.
     """
     each_s = fleet.profile[instance, 5] + fleet.profile[instance, 6] * (prompt_tokens + 0.5 * output_tokens)
-    return load_s(fleet, instance, tier) + 2.0 * output_tokens * each_s * fleet.running[instance]
+    return float(load_s(fleet, instance, tier) + 2.0 * output_tokens * each_s * fleet.running[instance])
 
 
 @compiled
