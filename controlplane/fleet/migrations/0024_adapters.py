@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0022_orders_by_application'),
+        ('fleet', '0023_unknown_spot_price'),
     ]
 
     operations = [
