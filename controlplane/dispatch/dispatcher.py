@@ -179,7 +179,7 @@ class Dispatcher:
             preferred = self.topology.endpoints[int(candidates[0])]
             preferred.count_demand(asked, self.clock())
             own_region = preferred.spec.region
-        spot = self.placement.spot_with_room(asked)
+        spot = self.placement.spot_with_room(asked) if asked.opportunistic else None
         endpoint = spot or self.placement.choose_endpoint(self._candidates(asked))
         suspect, adapter = self.suspects.is_suspect(asked), self.topology.adapter_number(asked.adapter)
         if suspect and (refusal := self.suspects.refusal(asked)) is not None:

@@ -142,7 +142,7 @@ class Holding:
         self._fill_spot(now_s)
 
     def _fill_spot(self, now_s: float) -> None:
-        """Give held opportunistic requests to donated instances, for as long as these have room."""
+        """Give held requests to donated instances, for as long as these have room."""
         for model in [name for name, count in self.work.waiting.items() if count]:
             for held, endpoint in self.work.to_spot(
                 model, lambda number: self._spot_with_room(self._requests[number].asked)

@@ -240,7 +240,7 @@ class ServedModel(Record, frozen=True):
     created_at: int
     has_endpoint: bool  # it is or was served somewhere
     by_prefix: bool  # some router considers the start of prompts: `Submit.prefix_hashes` is wanted
-    task: str = "generate"  # `workers.vllm.tasks.Task`
+    task: str = "generate"  # `scheduling.model_task.Task`
     base: str = ""  # of a LoRA adapter: the model that it adapts
 
 

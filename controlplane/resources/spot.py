@@ -70,7 +70,7 @@ DONATIONS = Resource(
             about="Of all its GPUs, when it was donated; null where it was not known.",
         ),
         Column("evicted_requests", "Evicted", draw="count"),
-        Column("ended_requests", "Ended with an error", draw="count"),
+        Column("ended_requests", "Ended with an error", draw="count", label="Ended"),
     ),
     filters=(
         Filter("model", "instance__deployment__model__name", control=lambda viewer: model_select(model_names())),

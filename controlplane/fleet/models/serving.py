@@ -19,8 +19,8 @@ from controlplane.fleet.validators import (
 )
 from scheduling.fleet.adapter_memory import MOST_ADAPTERS
 from scheduling.knob import Declared
+from scheduling.model_task import Task
 from scheduling.policy import COLUMNS, LIVE_CHOICES, EndpointPolicy
-from workers.vllm.tasks import Task
 
 if TYPE_CHECKING:
     from scheduling.fleet.front_end import FrontEnd
@@ -50,7 +50,7 @@ class LengthModelKind(models.TextChoices):
 
 
 class ModelTask(models.TextChoices):
-    """Tasks of models: `workers.vllm.tasks.Task`."""
+    """Tasks of models: `scheduling.model_task.Task`."""
 
     GENERATE = Task.GENERATE.value, "Generate text"
     EMBED = Task.EMBED.value, "Embed texts"

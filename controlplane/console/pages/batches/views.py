@@ -14,7 +14,7 @@ from controlplane.accounts.selectors import tenants_with_role
 from controlplane.batches import services
 from controlplane.batches.api import content_of
 from controlplane.batches.budgets import spent_budgets
-from controlplane.batches.models import ENDED, Batch
+from controlplane.batches.models import ENDED, Batch, BatchStatus
 from controlplane.batches.selectors import running
 from controlplane.batches.services import cancel_batch, undo_speed_up
 from controlplane.batches.speed_up import InstanceLoad, choices, refusal
@@ -100,6 +100,10 @@ def held(request: HttpRequest) -> HttpResponseBase:
     return render(request, "console/batches/held_page.html", context)
 
 
+STATES = dict(BatchStatus.choices) | {"resumed": "Resumed by another process; no line is answered twice"}
+"""Words for the moments of a batch."""
+
+
 def batch_of(request: HttpRequest, public_id: str) -> Batch:
     return get_object_or_404(visible_batches(viewer_of(request)), public_id=public_id)
 
@@ -108,7 +112,7 @@ def batch_of(request: HttpRequest, public_id: str) -> Batch:
 @signed_in
 def batch(request: HttpRequest, public_id: str) -> HttpResponseBase:
     row = batch_of(request, public_id)
-    moments = sorted((moment, name) for name, moment in row.moments.items())
+    moments = sorted((moment, STATES[name]) for name, moment in row.moments.items())
     context: dict[str, Any] = {
         "row": row,
         "speeds": {row.pk: speed_of(row, hub.state())} if may(request, Role.OPERATOR) else {},
