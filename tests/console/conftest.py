@@ -48,7 +48,7 @@ def live(monkeypatch):
     hub._state = LiveState(source=Source.SILENT)
     hub._history.clear()
     hub._known = Known()
-    hub._newest_event_id = None
+    hub._followed["newest_event_id"] = None
     cache._built.clear()
     yield Live(hub)
     hub._state = LiveState()
