@@ -29,7 +29,7 @@ TIERS: Final = ("not loaded", "in CPU memory", "on the GPU")
 @compiled
 def tier_of(fleet: FleetArrays, instance: int, adapter: int) -> int:
     """Return where *adapter* is at *instance*: ON_GPU, IN_MEMORY or NOT_LOADED."""
-    before, found = 0, False
+    before, is_held = 0, False
     for at in range(MOST_ADAPTERS):
         held = fleet.adapters[instance, at]
         if held == 0:
@@ -38,10 +38,10 @@ def tier_of(fleet: FleetArrays, instance: int, adapter: int) -> int:
         if held == adapter + 1:
             if used:
                 return ON_GPU
-            found = True
-        elif used or not found:  # those in use stay, however long ago that began
+            is_held = True
+        elif used or not is_held:  # those in use stay, however long ago that began
             before += 1
-    if not found:
+    if not is_held:
         return NOT_LOADED
     return ON_GPU if before < fleet.adapter_slots[instance, GPU_SLOTS] else IN_MEMORY
 

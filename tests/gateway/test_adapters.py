@@ -82,7 +82,7 @@ async def test_an_adapter_in_use_keeps_its_place_on_the_gpu(adapted):
     assert backend.lora_calls == ["+sql", "+poet"]
 
 
-async def test_one_that_cannot_be_loaded_is_said_to_be_unavailable(adapted):
+async def test_one_that_cannot_be_loaded_is_unavailable(adapted):
     (backend,) = adapted.backends
     backend.script.lora_status = 404
     status, answer = await status_of(adapted, "sql")
