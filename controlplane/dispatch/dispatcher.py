@@ -26,6 +26,7 @@ from controlplane.dispatch.suspects import Suspects
 from controlplane.dispatch.token_accounts import Outlook, TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.waits import Waits
+from scheduling.applications.prewarming import AdapterPrewarming
 from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.promises import ClassTerms, Verdict, decide
@@ -51,7 +52,8 @@ class Dispatcher:
         self.accounts = TokenAccounts(topology)
         self.suspects = Suspects(topology, clock, self._place_again)
         self.waits = Waits(topology, self.queue, clock)
-        self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver)
+        self.prewarming = AdapterPrewarming()
+        self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver, self.prewarming)
         self.runs = ApplicationRuns(topology, self.queue, self._produced)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, ask)
         self.holding = Holding(
@@ -124,6 +126,7 @@ class Dispatcher:
         self.suspects.sweep()
         self.reorder()
         self.rank_runs()
+        self.prewarm()
         self.queue.keep_order()
         self.sweep_queues()
 
@@ -131,6 +134,10 @@ class Dispatcher:
         """Refresh the ranks of application runs that wait."""
         for endpoint in self.runs.look():
             self.placement.pump(endpoint)
+
+    def prewarm(self) -> None:
+        """Load adapters before the requests that use them."""
+        self.placement.prewarm(self.runs.likely_calls())
 
     def _produced(self, number: int) -> int:
         """Return the output tokens so far of request *number*; 0 if no instance has it."""

@@ -1,7 +1,7 @@
 """The endpoint of a request, and its instance: each decision is one compiled call. Also the trace that explains it."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from controlplane.dispatch import kernels
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import Deliver, Placed, Submit
+from controlplane.dispatch.port import Deliver, Placed, Submit, Warm
 from controlplane.dispatch.runs import trace_of
 from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import Waits
+from scheduling.applications.prewarming import LRU, AdapterPrewarming, LikelyCall
 from scheduling.compiled import uncompiled
 from scheduling.queueing.running import prefill_s
 from scheduling.routing import candidates as columns
@@ -33,6 +34,7 @@ class Placement:
     waits: Waits
     clock: Callable[[], float]
     deliver: Deliver
+    prewarming: AdapterPrewarming
 
     def __post_init__(self) -> None:
         self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
@@ -127,7 +129,35 @@ class Placement:
         request.adapter_tier = kernels.tier_of(fleet, instance, adapter)
         leaves = kernels.use_adapter(fleet, instance, adapter, 1)
         self.adapters[TIERS[request.adapter_tier]] += 1
+        self.prewarming.use(instance, adapter)
         return (self.topology.adapter_names[leaves],) if leaves >= 0 else ()
+
+    def prewarm(self, likely: Iterable[LikelyCall]) -> None:
+        """Load adapters before the requests that use them: those that wait, and *likely* ones. Call every second."""
+        topology = self.topology
+        if not topology.adapter_names:
+            return
+        self.queue.fit()
+        own = [each.spec.tuned.PREWARM_BY for each in topology.endpoints]
+        warmed = self.prewarming.look(
+            topology.fleet, topology.arrays, self.queue.arrays, lambda at: own[at] if at < len(own) else LRU, likely
+        )
+        for one in warmed:
+            replica, name = topology.by_slot[one.instance], topology.adapter_names[one.adapter]
+            unload = (topology.adapter_names[one.leaves],) if one.leaves >= 0 else ()
+            spec = replica.spec
+            self.deliver(
+                Warm(
+                    spec.name,
+                    spec.state_changed_at,
+                    spec.url,
+                    spec.api_key,
+                    name,
+                    self._source(name),
+                    unload,
+                    one.again,
+                )
+            )
 
     def _source(self, adapter: str) -> str:
         known = self.topology.adapters.get(adapter)

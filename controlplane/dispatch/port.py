@@ -1,9 +1,9 @@
 """Records between the HTTP side and the decision side, all serializable.
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
-`Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, and lists the available models
-in `ServedModels`. A request is identified by its *number*, unique within the gateway that submits it. Moments in `_s` are
-seconds of the machine's monotonic clock, those in `_at` epoch seconds.
+`Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, asks for adapters with `Warm`, and
+lists the available models in `ServedModels`. A request is identified by its *number*, unique within the gateway that
+submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
 import math
@@ -198,6 +198,23 @@ class Placed(Record, frozen=True):
         )
 
 
+class Warm(Record, frozen=True):
+    """Asks to load an adapter at an instance before a request uses it. Its fields are those of `Placed`."""
+
+    instance: str
+    ready_at: float
+    url: str
+    api_key: str
+    adapter: str
+    adapter_source: str
+    unload: tuple[str, ...] = ()
+    again: bool = False  # it is loaded, and is to come onto the GPU
+
+    def __repr__(self) -> str:
+        """Return the fields without the secret."""
+        return f"Warm(instance={self.instance!r}, adapter={self.adapter!r})"
+
+
 class PrefixWanted(Record, frozen=True):
     """The router needs the prefix of a waiting request: `Prefix` is the answer."""
 
@@ -252,6 +269,6 @@ class ServedModels(Record, frozen=True):
 
 FromGateway = Submit | Progress | Prefix | Finished | Left | Backlog
 OfRequest = Held | Moved | Waiting | AtDoor | Placed | PrefixWanted | Refused | Evict | Lost
-FromDispatcher = OfRequest | ServedModels
+FromDispatcher = OfRequest | ServedModels | Warm
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

@@ -6,6 +6,7 @@ the database (`controlplane.applications.feeding`). After a restart a run in pro
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.demand_graph import ServiceRate
+from scheduling.applications.prewarming import LikelyCall, likely_calls, load_time_s
 from scheduling.applications.recording import NO_UNIT
 from scheduling.applications.standings import KnownGraph, RunCall, Standings, rekey_run, runs_waiting
 from scheduling.queueing.ordering import BY_RUN, ORDERINGS
@@ -44,6 +46,8 @@ class ApplicationRuns:
             self._rate(request),
             math.inf if due_in_s is None else due_in_s,
             queue.weight(asked),
+            adapter=request.adapter,
+            endpoint=self._endpoint(request).index,
         )
         queue.fit()
         run = self.standings.come(call, queue.since_start_s(asked.arrived_s))
@@ -53,9 +57,20 @@ class ApplicationRuns:
             self._rekey(run.number, request)
 
     def _rate(self, request: Request) -> ServiceRate:
+        return ServiceRate.of(self._endpoint(request).spec.profile)
+
+    def _endpoint(self, request: Request) -> Endpoint:
+        """Return the endpoint that the caller of *request* prefers."""
         candidates = self.topology.candidates(request.asked.model, request.asked.region)
-        endpoint = self.topology.endpoints[int(candidates[0])] if candidates.size else request.endpoint
-        return ServiceRate.of(endpoint.spec.profile)
+        return self.topology.endpoints[int(candidates[0])] if candidates.size else request.endpoint
+
+    def likely_calls(self) -> list[LikelyCall]:
+        """Return the calls with adapters that runs will probably make next."""
+        topology = self.topology
+        if not topology.adapter_names:
+            return []
+        load_s = partial(load_time_s, topology.fleet, topology.arrays)
+        return likely_calls(self.standings, self._produced, load_s, topology.tuned.PREWARM_K, self.queue.moment_s)
 
     def _is_ranked(self, model: str) -> bool:
         """Whether an endpoint of *model* orders by run."""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.applications.demand_graph import DemandGraph, ServiceRate
+from scheduling.applications.demand_graph import CallOutlook, DemandGraph, ServiceRate
 from scheduling.applications.gittins import BUCKETS, MEAN, buckets, gittins_ranks
 from scheduling.applications.remaining import UNKNOWN, GraphArrays, Position, build, remaining_s
 from scheduling.compiled import uncompiled
@@ -42,6 +42,8 @@ class KnownGraph(NamedTuple):
     """Service of the largest recorded run: the supremum of equation 2, which does not grow with the number of samples."""
     whole_s: NDArray[np.float64] | None = None
     """Services of recorded runs, if a run is predicted by these alone, whatever it has done so far; None otherwise."""
+    outlooks: Mapping[str, CallOutlook] = {}
+    """By LLM unit."""
 
     @classmethod
     def of(
@@ -54,7 +56,7 @@ class KnownGraph(NamedTuple):
         services_s = np.array([graph.service_s(record, rates) for record in graph.records])
         units = {name: number for number, name in enumerate(graph.units)}
         arrays = build(graph, rates, refined=refined)
-        return cls(units, arrays, float(services_s.max(initial=0.0)), services_s if whole else None)
+        return cls(units, arrays, float(services_s.max(initial=0.0)), services_s if whole else None, graph.outlooks())
 
     def rate(self, unit: str) -> ServiceRate:
         return ServiceRate(*self.arrays.rate[self.units[unit]].tolist())
@@ -77,6 +79,9 @@ class RunCall(NamedTuple):
     """Of its tenant."""
     total_s: float | None = None
     """Service of the whole run, where an oracle knows it."""
+    adapter: int = -1
+    """LoRA adapter, -1 for none; *endpoint* is the one that will probably serve its next call."""
+    endpoint: int = -1
 
 
 @dataclass(slots=True)
@@ -116,6 +121,8 @@ class Run:
     """Open ones, by request."""
     last: tuple[str, Demand] = ("", NOTHING)
     """The step that ended last."""
+    last_call: RunCall | None = None
+    """The call that ended last."""
     visits: dict[str, int] = field(default_factory=dict)
     done_s: float = 0.0
     """Service of steps that are in `steps` no more."""
@@ -156,6 +163,7 @@ class Run:
                 self.steps.remove(step)
                 return
         else:
+            self.last_call = call
             step.output_tokens += output_tokens
             step.service_s += _service_s(rate, call.prompt_tokens, output_tokens)
         if not step.open:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.applications.prewarming import LRU
 from scheduling.compiled import direct
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.eviction import MOST_EVICTIONS
@@ -38,6 +39,7 @@ from scheduling.simulation.engine.state import (
 from scheduling.simulation.global_scheduling import Scheduling
 from scheduling.simulation.holding import Holding
 from scheduling.simulation.measures.samples import Samples
+from scheduling.simulation.prewarming import SimulatedPrewarming
 from scheduling.simulation.result import Result
 from scheduling.simulation.state.placing import Fork, place, resume_scheduler
 from scheduling.simulation.workload.following import follow
@@ -107,6 +109,9 @@ class Simulation:
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
         self.runs = None if runs is None else ApplicationRuns(cluster, requests, runs, world)
         """Application runs, if there are any."""
+        prewarms = cluster.prewarming != LRU and bool((requests.adapter >= 0).any())
+        self.prewarming = SimulatedPrewarming(cluster, requests) if prewarms else None
+        """Prewarming of LoRA adapters, if any request has one."""
         if state is not None:
             self._begin(state)
         self.control()  # compiles everything before time is measured
@@ -171,7 +176,12 @@ class Simulation:
                 look_s = self.looked_s + GlobalScheduler.EVERY_S if comes else np.inf
             rank_s, comes_s = self._runs_s()
             held_s = self.holding.next_s(self.world, self.now_s) if self.holding is not None else np.inf
-            stop_s = min(until_s, sample_s, look_s, held_s, rank_s, comes_s)
+            warm_s = np.inf
+            if self.prewarming is not None and (
+                comes_s < np.inf or self.world.events.time_s.item(1) < np.inf or self._arrived.item() < count
+            ):
+                warm_s = max(self.prewarming.next_s, self.now_s)
+            stop_s = min(until_s, sample_s, look_s, held_s, rank_s, comes_s, warm_s)
             reason = self._enter(self.world, float(stop_s), NONE, NONE, loop.TIME, NOTHING, NONE, NONE)
             if reason == loop.FULL:
                 self._grow()
@@ -192,6 +202,9 @@ class Simulation:
                 self.control()
                 for endpoint in self.runs.look(self.world, self.now_s):
                     self.control(endpoint)
+            elif reason == loop.UNTIL and self.prewarming is not None and warm_s < np.inf and stop_s == warm_s:
+                self.control()
+                self.prewarming.look(self.world, self.runs, self.now_s)
             elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
                 self.holding.look(self.world, self.now_s, self._release)
             elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:
@@ -500,6 +513,7 @@ class Simulation:
                 "reorderings": self.scheduling.reorderings if self.scheduling else 0,
                 "released": self.holding.released if self.holding else 0,
             }
+            | (self.prewarming.counters() if self.prewarming else {})
             | (self.door.counters() if self.door else {}),
             runs=self.runs.outcomes() if self.runs else None,
             asked_class=self.door.asked_class if self.door else None,

@@ -60,6 +60,7 @@ class RunsLive(Live):
             if look_s < come_s and look_s <= event_s:
                 self.now_s = look_s
                 self.dispatcher.rank_runs()
+                self.dispatcher.prewarm()
                 self.give()
                 continue
             if come_s <= event_s:
@@ -73,6 +74,7 @@ class RunsLive(Live):
                         int(requests.predicted_tokens[row]), int(requests.output_tokens[row]), 0, None, None, None,
                         tenant=int(requests.tenant[row]), application=f"a{run.application}", run=str(number),
                         unit=run.record.steps[at].unit, run_due_s=run.due_in_s,
+                        adapter=f"a{requests.adapter[row]}" if requests.adapter[row] >= 0 else "",
                     )  # fmt: skip
                 continue
             self.now_s = event_s

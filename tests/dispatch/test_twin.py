@@ -13,9 +13,10 @@ import pytest
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Evict, Finished, Left, Moved, Placed, Progress, Refused, Submit
+from controlplane.dispatch.port import Evict, Finished, Left, Moved, Placed, Progress, Refused, Submit, Warm
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.client import upstream_priority
+from controlplane.tuning.selectors import without_rows
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.global_scheduler import GlobalScheduler
@@ -62,6 +63,7 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
             EndpointSpec(
                 model, region, fleet.policy((model, region)), profile=fleet.reference_profile((model, region)),
                 max_loras=max(spec.engine.max_loras for spec in fleet.instances),
+                tuned=without_rows().model_copy(update={"PREWARM_BY": fleet.prewarming}),
             )
             for model, region in fleet.endpoints
         ),
@@ -82,7 +84,7 @@ class Live:
 
     def __init__(self, fleet: simulated.Cluster, max_tokens: int | None = None, max_hold_s: float = NEVER):
         self.max_tokens = max_tokens
-        self.moved = 0
+        self.moved = self.warmed = 0
         self.hashes = {}
         """Of the leading blocks of prompts, by number of the request."""
         self.now_s = 0.0
@@ -91,7 +93,7 @@ class Live:
         self.round_trip_s = fleet.policy(fleet.endpoints[0]).round_trip_s
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
         self.topology.tuned = self.topology.tuned.model_copy(
-            update={"MAX_HOLD_S": max_hold_s, "REORDER_BY": fleet.reordering}
+            update={"MAX_HOLD_S": max_hold_s, "REORDER_BY": fleet.reordering, "PREWARM_K": fleet.prewarm_k}
         )
         self.dispatcher = RecordingDispatcher(self.topology, lambda: self.now_s, deliver=self.take)
         self.dispatcher.queue.keep_order()
@@ -180,6 +182,8 @@ class Live:
             self.moved += bool(record.came_from)
         elif isinstance(record, Placed):
             self.placed[record.number] = record
+        elif isinstance(record, Warm):
+            self.warmed += 1
         elif isinstance(record, Evict):
             self.leaving.add(record.number)
 

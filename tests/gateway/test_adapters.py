@@ -140,3 +140,41 @@ async def test_requests_follow_their_adapter(served, gateway_options):
     assert sorted(backend.lora_calls for backend in served.backends) in ([["+poet"], ["+sql"]], [[], ["+sql", "+poet"]])
     used = [{body["model"] for body in backend.bodies} for backend in served.backends]
     assert sum("sql" in names for names in used) == sum("poet" in names for names in used) == 1
+
+
+async def test_adapters_of_waiting_requests_are_loaded_before_their_turn(adapted):
+    """One slot for requests: what waits is loaded meanwhile, and finds its adapter on the GPU."""
+    (backend,) = adapted.backends
+    await database_sync_to_async(Deployment.objects.update)(max_loras=2, max_cpu_loras=3, max_num_seqs=1)
+    await adapted.gateway.read_inventory()
+    backend.script.hold = asyncio.Event()
+    first = asyncio.create_task(status_of(adapted, "sql"))
+    await until(lambda: backend.running == 1)
+    second = asyncio.create_task(status_of(adapted, "poet"))
+    await until(lambda: len(adapted.gateway.dispatcher.queue) == 1)
+    adapted.gateway.dispatcher.prewarm()
+    await until(lambda: backend.lora_calls == ["+sql", "+poet"])
+    backend.script.hold.set()
+    assert [status for status, _ in await asyncio.gather(first, second)] == [200] * 2
+    rows = {row.trace[0]["adapter"]["name"]: row.trace[0]["adapter"]["was"] for row in await adapted.rows()}
+    assert rows == {"sql": "not loaded", "poet": "on the GPU"}
+    counts = adapted.gateway.dispatcher.prewarming.counts
+    assert (counts["warmed"], counts["used"], counts["wasted"]) == (1, 1, 0)
+
+
+async def test_one_that_cannot_be_prewarmed_is_tried_again_by_its_request(adapted):
+    (backend,) = adapted.backends
+    await database_sync_to_async(Deployment.objects.update)(max_loras=2, max_cpu_loras=3, max_num_seqs=1)
+    await adapted.gateway.read_inventory()
+    backend.script.hold = asyncio.Event()
+    first = asyncio.create_task(status_of(adapted, "m"))
+    await until(lambda: backend.running == 1)
+    second = asyncio.create_task(status_of(adapted, "poet"))
+    await until(lambda: len(adapted.gateway.dispatcher.queue) == 1)
+    backend.script.lora_status = 500
+    adapted.gateway.dispatcher.prewarm()
+    await asyncio.sleep(0.2)
+    backend.script.lora_status = 200
+    backend.script.hold.set()
+    assert [status for status, _ in await asyncio.gather(first, second)] == [200] * 2
+    assert backend.lora_calls == ["+poet"]

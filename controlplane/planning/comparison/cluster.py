@@ -116,6 +116,8 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             **to_builtins(live_policy(partial(getattr, tuned()))),
             "max_hold_s": tuned().MAX_HOLD_S,
             "reordering": tuned().REORDER_BY,
+            "prewarming": tuned().PREWARM_BY,
+            "prewarm_k": tuned().PREWARM_K,
             "share_spot": shares_spot,
         },
     }

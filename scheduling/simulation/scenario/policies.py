@@ -161,6 +161,10 @@ class Policies(PolicyKeys):
     """Default for models without a bundle; keys given here, in `[scaling]`, `[planner]` or `[forecast]` take precedence."""
     reordering: Reordering = SEARCH
     """Of `qlm`: the global scheduler's search, or a simple rule instead."""
+    prewarming: Literal["lru", "epwq", "hermes"] = "hermes"
+    """How LoRA adapters are prewarmed (`applications.prewarming`)."""
+    prewarm_k: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
+    """Least effectiveness of prewarming for an application run (Hermes' K)."""
     sweeps: bool = True
     """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
     `max_hold_s`.

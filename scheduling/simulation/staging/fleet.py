@@ -131,6 +131,8 @@ def cluster_of(scenario: Scenario) -> Cluster:
             policies={key: scenario.policy(*key) for key in ready},
             sweeps=scenario.policies.sweeps,
             reordering=scenario.policies.reordering,
+            prewarming=scenario.policies.prewarming,
+            prewarm_k=scenario.policies.prewarm_k,
             delays=delays,
             share_spot=scenario.policies.share_spot,
             swap_memory_bytes=_swap_memory(scenario, instances),
