@@ -142,7 +142,7 @@ async def test_requests_follow_their_adapter(served, gateway_options):
     assert sum("sql" in names for names in used) == sum("poet" in names for names in used) == 1
 
 
-async def test_adapters_of_waiting_requests_are_loaded_before_their_turn(adapted):
+async def test_adapters_of_waiting_requests_are_loaded_meanwhile(adapted):
     """One slot for requests: what waits is loaded meanwhile, and finds its adapter on the GPU."""
     (backend,) = adapted.backends
     await database_sync_to_async(Deployment.objects.update)(max_loras=2, max_cpu_loras=3, max_num_seqs=1)
