@@ -126,6 +126,7 @@ class Snapshot:
             kv_tokens=int(fleet.kv_capacity_tokens[slot]),
             round_trips=round_trips,
             adapters=[self.dispatcher.topology.adapter_names[at - 1] for at in fleet.adapters[slot].tolist() if at],
+            given_tokens=fleet.given_tokens[slot].tolist(),
             iteration_s=self._iteration_s(replica, heard, now_s),
             ended=self._ended(replica, now_s),
         )

@@ -58,6 +58,8 @@ class InstanceState(Struct):
     """LoRA adapters that it holds, most recently used first."""
     round_trips: list[float] = []
     """Its row of `FleetArrays.round_trips`."""
+    given_tokens: list[float] = []
+    """Its row of `FleetArrays.given_tokens`."""
     iteration_s: float | None = None
     """End of its last observed iteration."""
     ended: list[EndedRequest] = []
