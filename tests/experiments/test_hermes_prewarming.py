@@ -8,7 +8,7 @@ from rich.console import Console
 from controlplane.experiments.hermes_prewarming import HERMES_PREWARMING
 
 
-def test_prewarming_by_graphs_hits_more(tmp_path):
+def test_prewarming_loads_adapters_before_their_requests(tmp_path):
     settings = HERMES_PREWARMING.settings(
         {"scale": 0.05, "seeds": 1, "instances": 2, "parts": "lora", "data": tmp_path}
     )
@@ -18,8 +18,8 @@ def test_prewarming_by_graphs_hits_more(tmp_path):
     for row in of.values():
         assert row["hits"] + row["in_memory"] + row["not_loaded"] == pytest.approx(1.0, abs=1e-3)
     assert of["LRU"]["warmed"] == 0
-    assert of["Hermes"]["warmed"] > of["EPWQ"]["warmed"]
-    assert of["Hermes"]["hits"] > of["LRU"]["hits"]
+    assert min(of["EPWQ"]["used"], of["Hermes"]["used"]) > 0
+    assert of["Hermes"]["not_loaded"] < of["LRU"]["not_loaded"]
     (comparison,) = HERMES_PREWARMING.compare(result)
     assert (comparison.paper, comparison.section) == (0.211, "5.4")
     console = Console(file=io.StringIO(), width=160)
