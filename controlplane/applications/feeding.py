@@ -1,4 +1,4 @@
-"""Feed demand graphs from the database to the process that owns the queues, which ranks runs by them."""
+"""Feed demand graphs to the process that owns the queues, which ranks runs by them."""
 
 import asyncio
 from datetime import datetime
