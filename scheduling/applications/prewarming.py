@@ -32,7 +32,6 @@ Prewarming = Literal["lru", "epwq", "hermes"]
 LRU: Final = "lru"
 EPWQ: Final = "epwq"
 HERMES: Final = "hermes"
-PREWARMINGS: Final[tuple[Prewarming, ...]] = (LRU, EPWQ, HERMES)
 USUAL_K: Final = 0.5
 """The paper's default."""
 LOOK_S: Final = 1.0
@@ -101,8 +100,9 @@ def likely_calls(
                 note(call, begins_s + rate.output_s * (outlook.output_tokens[there] - made) + outlook.gap_s[there])
             else:  # it is longer than any that was recorded
                 note(call, outlook.gap_s)
-        if not run.calls and last is not None and last.adapter >= 0 and last.unit in graph.outlooks:
-            gap_s = graph.outlooks[last.unit].gap_s - (now_s - run.heard_s)
+        open_llm = any(step.unit in graph.outlooks for step, _, _ in run.calls.values())
+        if not open_llm and last is not None and last.unit in graph.outlooks:
+            gap_s = graph.outlooks[last.unit].gap_s - (now_s - run.last_call_s)
             note(last, gap_s[gap_s > 0.0])
         calls += [LikelyCall(endpoint, adapter, start_s) for (endpoint, adapter), start_s in starts.items()]
     return calls

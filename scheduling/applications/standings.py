@@ -122,7 +122,8 @@ class Run:
     last: tuple[str, Demand] = ("", NOTHING)
     """The step that ended last."""
     last_call: RunCall | None = None
-    """The call that ended last."""
+    """The call with an adapter that ended last, and when."""
+    last_call_s: float = 0.0
     visits: dict[str, int] = field(default_factory=dict)
     done_s: float = 0.0
     """Service of steps that are in `steps` no more."""
@@ -163,7 +164,6 @@ class Run:
                 self.steps.remove(step)
                 return
         else:
-            self.last_call = call
             step.output_tokens += output_tokens
             step.service_s += _service_s(rate, call.prompt_tokens, output_tokens)
         if not step.open:
@@ -270,6 +270,9 @@ class Standings:
         The output of a unit that is no LLM is its duration in seconds.
         """
         if (run := self._of_call.pop(request, None)) is not None:
+            _, call, _ = run.calls[request]
+            if output_tokens is not None and call.adapter >= 0:
+                run.last_call, run.last_call_s = call, now_s
             run.end(request, output_tokens)
             run.heard_s = now_s
 

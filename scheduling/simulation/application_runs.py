@@ -147,7 +147,7 @@ class ApplicationRuns:
             weights[tenant] if tenant < len(weights) else 1.0,
             total_s,
             int(requests.adapter[request]),
-            self._usual[int(requests.model[request]), int(requests.region[request])],
+            self._usual[requests.model[request]][requests.region[request]],
         )
         run = self._standings.come(call, now_s)
         if not self.by_run:
