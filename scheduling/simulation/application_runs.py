@@ -9,8 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from scheduling.applications.demand_graph import ServiceRate, step_service_s
-from scheduling.applications.standings import RunCall, Standings, rekey_run, runs_waiting
-from scheduling.queueing.ordering import BY_RUN
+from scheduling.applications.standings import RunCall, Standings, follows_runs, rekey_run, runs_waiting
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, World
 from scheduling.simulation.engine.state import SEGMENT, sequences_in_use
@@ -35,7 +34,10 @@ class ApplicationRuns:
         }
         codes = world.policies["ordering"].astype(np.int64)
         self._orderings, self._stretches = codes, world.policies["ordering_stretch"].astype(np.float64)
-        self._at_run_order = np.isin(codes, BY_RUN)
+        within = world.waiting.groups.within
+        self._at_run_order = np.array(
+            [follows_runs(*each) for each in zip(codes.tolist(), within.tolist(), strict=True)]
+        )
         rows: dict[int, list[int]] = defaultdict(list)
         for row in np.flatnonzero(requests.run >= 0).tolist():
             rows[int(requests.run[row])].append(row)
