@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 from channels.db import database_sync_to_async
+from django.db.models import Count
 from django.db.models.fields.files import FieldFile
 from django.utils import timezone
 from msgspec import Struct
@@ -74,12 +75,13 @@ class OpenLine(Struct, eq=False):
 
 
 class Source:
-    """Where the lines of one batch come from: its file, and a cursor behind which all lines are in memory or answered."""
+    """Where the lines of a batch for one model come from: its file, and a cursor behind which all of them are in memory or
+    answered. *unread* lines are left behind it.
+    """
 
-    def __init__(self, batch: Batch, grant: Grant) -> None:
-        self.batch, self.grant = batch, grant
+    def __init__(self, batch: Batch, grant: Grant, model: str, unread: int) -> None:
+        self.batch, self.grant, self.model, self.unread = batch, grant, model, unread
         self.cursor = 0
-        self.exhausted = False
         self._file: FieldFile | None = None
         self._closed = False
 
@@ -89,7 +91,9 @@ class Source:
         Raises ApiError 404 or 503 if the store of files fails: the same lines come next.
         """
         rows = list(
-            BatchLine.objects.filter(batch_id=self.batch.pk, answer__isnull=True, number__gt=self.cursor)
+            BatchLine.objects.filter(
+                batch_id=self.batch.pk, model=self.model, answer__isnull=True, number__gt=self.cursor
+            )
             .select_related("batch")
             .order_by("number")[:count]
         )
@@ -97,7 +101,7 @@ class Source:
             if self._file is None and rows:
                 self._file = self.batch.input_file.content.open("rb")
             lines = [(row, self._body(row)) for row in rows]
-        self.exhausted = len(rows) < count
+        self.unread = max(0, self.unread - len(rows)) if len(rows) == count else 0
         if rows:
             self.cursor = rows[-1].number
         if self._closed:  # while this thread read
@@ -120,7 +124,8 @@ class Feeder:
 
     def __init__(self, completions: Completions, *, owns: Callable[[], bool], job: Job) -> None:
         self.completions, self.owns, self.job = completions, owns, job
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, list[Source]] = {}
+        """By batch, one for each model that its lines name."""
         self._open: dict[int, OpenLine] = {}
         self._answers: list[Answer] = []
         self._announced: set[str] = set()
@@ -144,9 +149,12 @@ class Feeder:
     async def close(self) -> None:
         """Cut off what runs and close the files."""
         await self._let_go(list(self._open.values()))
-        for source in self._sources.values():
+        for batch_id in list(self._sources):
+            self._close(batch_id)  # the next ones begin with every line that has no answer
+
+    def _close(self, batch_id: int) -> None:
+        for source in self._sources.pop(batch_id, ()):
             source.close()
-        self._sources.clear()  # the next ones begin with every line that has no answer
 
     async def look(self) -> None:
         """Write answers, read batches, open lines, announce the others."""
@@ -170,7 +178,7 @@ class Feeder:
         running = {batch.pk: batch for batch in batches}
         await self._follow_deadlines(running)
         for batch_id in self._sources.keys() - running.keys():
-            self._sources.pop(batch_id).close()
+            self._close(batch_id)
             await self._let_go([line for line in self._open.values() if line.row.batch_id == batch_id])
         counts = Counter(line.row.batch_id for line in self._open.values())
         pending = Counter(answer.batch_id for answer in self._answers)
@@ -191,11 +199,11 @@ class Feeder:
                 await self._pause(batch)
             elif batch.pk not in self._sources:
                 try:
-                    grant = await database_sync_to_async(grant_of)(batch)
+                    self._sources[batch.pk] = await database_sync_to_async(_sources_of)(batch)
                 except ApiError as error:
                     logger.warning("%s waits: %s", batch.public_id, error.message)
                     continue
-                self._sources[batch.pk] = Source(batch, grant)
+                await self._put_back_behind(batch)
                 earlier = batch.moments.get(BatchStatus.IN_PROGRESS, math.inf) < int(self._began_s)
                 if earlier and batch.pk not in self._taken_up:
                     await database_sync_to_async(services.note_resumed)(batch)
@@ -204,17 +212,25 @@ class Feeder:
     async def _follow_deadlines(self, running: dict[int, Batch]) -> None:
         """Read the lines of a model again, the most urgent first, where a batch of it was sped up or no longer is."""
         moved = {
-            batch.model
-            for pk, batch in running.items()
-            if (source := self._sources.get(pk)) is not None and source.batch.due_at != batch.due_at
+            source.model
+            for pk, sources in self._sources.items()
+            for source in sources
+            if pk in running and source.batch.due_at != running[pk].due_at
         }
-        for source in [one for one in self._sources.values() if one.batch.model in moved]:
-            await self._pause(source.batch)
+        for sources in list(self._sources.values()):
+            if any(source.model in moved for source in sources):
+                await self._pause(sources[0].batch)
+
+    async def _put_back_behind(self, batch: Batch) -> None:
+        """Put back the lines of batches that are due later than *batch*, which comes now, where they would be in its way."""
+        models = {source.model for source in self._sources[batch.pk]}
+        for sources in list(self._sources.values()):
+            if any(source.model in models and source.batch.due_at > batch.due_at for source in sources):
+                await self._pause(sources[0].batch)
 
     async def _pause(self, batch: Batch) -> None:
         """Start no further line of *batch*; what waits is read again once it has a source again."""
-        if source := self._sources.pop(batch.pk, None):
-            source.close()
+        self._close(batch.pk)
         at_instances = self.completions.requests.at_instances()
         mine = [line for line in self._open.values() if line.row.batch_id == batch.pk]
         await self._let_go([line for line in mine if services.request_id(line.row) not in at_instances])
@@ -222,19 +238,16 @@ class Feeder:
     async def _finish(self, batch: Batch, ends_as: BatchStatus) -> None:
         of = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
         await database_sync_to_async(services.enter)(batch.pk, BatchStatus.FINALIZING, of=of, ends_as=ends_as)
-        if source := self._sources.pop(batch.pk, None):
-            source.close()
+        self._close(batch.pk)
         await asyncio.to_thread(send_task, FINISH_TASK, batch.pk)
 
     async def _read_lines(self) -> None:
         """Open lines, those of batches with the earliest deadline first."""
-        sources = sorted(self._sources.values(), key=lambda one: one.batch.due_at)
-        # A batch that names several models counts as a model, so that what it has in memory is bounded too.
-        open_lines = Counter(line.row.batch.model for line in self._open.values())
-        for source in sources:
-            model = source.batch.model
-            free = MOST_OPEN - open_lines[model]
-            if free <= 0 or source.exhausted or source.batch.status != BatchStatus.IN_PROGRESS:
+        every = (source for sources in self._sources.values() for source in sources)
+        open_lines = Counter(line.row.model for line in self._open.values())
+        for source in sorted(every, key=lambda one: one.batch.due_at):
+            free = MOST_OPEN - open_lines[source.model]
+            if free <= 0 or not source.unread or source.batch.status != BatchStatus.IN_PROGRESS:
                 continue
             try:
                 lines = await database_sync_to_async(source.next_lines)(free)
@@ -245,17 +258,17 @@ class Feeder:
                 if row.pk in self._open:  # it ran on while its batch was paused
                     continue
                 self._take(row, raw, source)
-            open_lines[model] += len(lines)
+            open_lines[source.model] += len(lines)
 
     def _announce(self, batches: list[Batch]) -> None:
         """Announce the lines that are not open yet to the queue manager."""
         requests, now = self.completions.requests, timezone.now()
-        open_lines = Counter(line.row.batch_id for line in self._open.values())
         due: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         for batch in batches:
-            left = batch.total - batch.completed - batch.failed - open_lines[batch.pk]
-            if left > 0 and batch.status == BatchStatus.IN_PROGRESS:
-                due[batch.model].append((requests.clock() + (batch.due_at - now).total_seconds(), left))
+            for source in self._sources.get(batch.pk, ()):
+                if source.unread and batch.status == BatchStatus.IN_PROGRESS:
+                    due_s = requests.clock() + (batch.due_at - now).total_seconds()
+                    due[source.model].append((due_s, source.unread))
         for model in self._announced | due.keys():
             requests.expect(model, due.get(model, ()))
         self._announced = set(due)
@@ -363,6 +376,13 @@ def answer_of(row: BatchLine, status: int, body: bytes) -> Answer:
 def _running_batches() -> list[Batch]:
     states = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
     return list(Batch.objects.filter(status__in=states).select_related("input_file", "tenant").order_by("expires_at"))
+
+
+def _sources_of(batch: Batch) -> list[Source]:
+    """Return the sources of the lines of *batch* that have no answer. Raises ApiError 403 as `grant_of`."""
+    grant = grant_of(batch)
+    unread = BatchLine.objects.filter(batch=batch, answer__isnull=True).order_by().values_list("model")
+    return [Source(batch, grant, model, count) for model, count in unread.annotate(Count("pk"))]
 
 
 def grant_of(batch: Batch) -> Grant:

@@ -164,7 +164,7 @@ class Dispatcher:
             preferred = self.topology.endpoints[int(candidates[0])]
             preferred.count_demand(asked, self.clock())
             own_region = preferred.spec.region
-        spot = self.placement.spot_with_room(asked)
+        spot = self.placement.spot_with_room(asked) if asked.opportunistic else None
         endpoint = spot or self.placement.choose_endpoint(self._candidates(asked))
         suspect = self.suspects.is_suspect(asked)
         if suspect and (refusal := self.suspects.refusal(asked)) is not None:
@@ -203,6 +203,9 @@ class Dispatcher:
             if request.attempts or not (released or self._passes_door(request, endpoint)):
                 return
             if (estimate := self._estimated(request)) is not None:
+                if released:
+                    # Work that comes later goes first: its wait says nothing of other classes.
+                    request.estimate = dataclass_replace(estimate, says_throughput=False)
                 wait = estimate.wait
                 mean_s, p99_s = (wait.mean_s, wait.quantile_s()) if wait else (None, None)
                 self.deliver(port.Waiting(number, estimate.position, mean_s, p99_s))

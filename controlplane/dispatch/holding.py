@@ -137,11 +137,12 @@ class Holding:
                 "held_s": round(release.held_s, 3),
                 "priority": request.asked.priority,
             }
+            request.released_s = now_s
             self._enqueue(request, endpoint)
         self._fill_spot(now_s)
 
     def _fill_spot(self, now_s: float) -> None:
-        """Give held opportunistic requests to donated instances, for as long as these have room."""
+        """Give held requests to donated instances, for as long as these have room."""
         for model in [name for name, count in self.work.waiting.items() if count]:
             for held, endpoint in self.work.to_spot(
                 model, lambda number: self._spot_with_room(self._requests[number].asked)
@@ -150,6 +151,7 @@ class Holding:
                 held_s, priority = now_s - request.asked.arrived_s, request.asked.priority
                 release = Release(held.number, model, endpoint.region, priority, SPOT, 0.0, held_s)
                 self.released.append((now_s, release))
+                request.released_s = now_s
                 request.release = {"why": SPOT, "use": None, "held_s": round(held_s, 3), "priority": priority}
                 self._enqueue(request, endpoint)
 

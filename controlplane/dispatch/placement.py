@@ -52,8 +52,12 @@ class Placement:
         return next(filter(topology.coming, endpoints), None) or next(startable, None)
 
     def spot_with_room(self, asked: Submit) -> Endpoint | None:
-        """Return the nearest donated instances that opportunistic *asked* may go to; None for none."""
-        lent = self.topology.lent(asked.model, asked.region) if asked.opportunistic else NONE_LENT
+        """Return the nearest donated instances with room for *asked*; None for none.
+
+        What is not opportunistic has to be evictable: it was promised an answer.
+        """
+        may_go = asked.opportunistic or asked.evictable
+        lent = self.topology.lent(asked.model, asked.region) if may_go else NONE_LENT
         if not lent.size:
             return None
         self.queue.fit()

@@ -443,18 +443,21 @@ class Waits:
         return self._estimate(endpoint, -1, "").wait
 
     def placed(self, request: Request, replica: Replica) -> None:
-        """Learn from the wait of *request*, which *replica* gets, unless it waited before."""
+        """Learn from the wait of *request*, which *replica* gets, unless it waited before.
+
+        What the queue manager held waits at an endpoint from its release.
+        """
         estimate, request.estimate = request.estimate, None
+        since_s = request.asked.arrived_s if request.released_s is None else request.released_s
+        waited_s = request.placed_s - since_s
         if estimate is not None and estimate.wait is not None:
-            waited_s = request.placed_s - request.asked.arrived_s
             self.calibration(estimate.endpoint, request.asked.slo_class).learn(estimate.wait.quantile_s(), waited_s)
         if estimate is None or estimate.uncorrected_s is None or estimate.endpoint is not request.endpoint:
             return
-        if self._shared.came_up_since(replica, request.asked.arrived_s):
+        if self._shared.came_up_since(replica, since_s):
             return  # it waited for another model meanwhile
         if not self.paces.shares(replica) and self.paces.serving(request.endpoint) != estimate.serving:
             return  # other instances serve by then
-        waited_s = request.placed_s - request.asked.arrived_s
         if estimate.of_pool_s is not None:
             blend = self.paces.blend(request.endpoint, request.asked.slo_class)
             blend.learn(estimate.of_own_s, estimate.of_pool_s, waited_s, estimate.batch)

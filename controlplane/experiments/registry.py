@@ -4,6 +4,7 @@ from typing import Final
 
 from controlplane.experiments.bursts import BURSTS
 from controlplane.experiments.experiment import Experiment
+from controlplane.experiments.hermes import HERMES
 from controlplane.experiments.length_models import LENGTH_MODELS
 from controlplane.experiments.preserve_routing import PRESERVE_ROUTING
 from controlplane.experiments.preserve_scaling import PRESERVE_SCALING
@@ -23,6 +24,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
         PRESERVE_ROUTING,
         SSJF,
         QLM,
+        HERMES,
         LENGTH_MODELS,
         SHIPPED_LENGTHS,
         BURSTS,

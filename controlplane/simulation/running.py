@@ -77,6 +77,7 @@ class Simulated:
         return {
             "measures": measures.requests,
             "hours": measures.hours,
+            "runs": measures.runs,
             "counters": measures.counters,
             "moves": self.moves,
             "plans": self.plans,

@@ -191,17 +191,28 @@ class Forecaster:
         begin = count - calibrating
         self._choose(begin)
         self.bands = Bands(self._used.reach, self.values[:begin])
-        self._used.fit(self.values[:begin], self.season)
+        self._fit(self.values[:begin])
         self._walk(self.values[begin:])
         self._choose(count)
         if (
             self._used.reach != self.bands.reach
         ):  # another model than the one that was calibrated: bands from what is known
             self.bands = Bands(self._used.reach, self.values)
-        self._used.fit(self.values, self.season)
+        self._fit(self.values)
         self._ask(self.bands)
         self.since_fit = 0
         self.fit_s = time.perf_counter() - started_s
+
+    def _fit(self, values: NDArray[np.float64]) -> None:
+        """Fit the model in use on *values*, with one thread of linear algebra.
+
+        The products are small: with more threads, each waits for the others far longer than it computes.
+        """
+        from threadpoolctl import threadpool_limits
+
+        self._used.prepare()  # a library that is loaded later would not be limited
+        with threadpool_limits(1, user_api="blas"):
+            self._used.fit(values, self.season)
 
     def refit(self, series: Series) -> None:
         """Fit again on *series*, which ends where the known windows do. The bands keep what they learned."""
@@ -210,7 +221,7 @@ class Forecaster:
             return
         started_s = time.perf_counter()
         self.values = _trimmed(series.tokens_per_s, self.season)
-        self._used.fit(self.values, self.season)
+        self._fit(self.values)
         self._ask(self.bands)
         self.since_fit = 0
         self.fit_s = time.perf_counter() - started_s

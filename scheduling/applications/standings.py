@@ -17,8 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.applications.demand_graph import DemandGraph, ServiceRate
+<<<<<<< HEAD
 from scheduling.applications.gittins import MEAN, buckets, gittins_ranks
 from scheduling.applications.recording import TOGETHER_S
+=======
+from scheduling.applications.gittins import BUCKETS, MEAN, buckets, gittins_ranks
+>>>>>>> main
 from scheduling.applications.remaining import UNKNOWN, GraphArrays, Position, build, remaining_s
 from scheduling.compiled import uncompiled
 from scheduling.queueing.groups import BY_RANK
@@ -43,13 +47,21 @@ class KnownGraph(NamedTuple):
     arrays: GraphArrays
     largest_s: float
     """Service of the largest recorded run: the supremum of equation 2, which does not grow with the number of samples."""
+    whole_s: NDArray[np.float64] | None = None
+    """Services of recorded runs, if a run is predicted by these alone, whatever it has done so far; None otherwise."""
 
     @classmethod
-    def of(cls, graph: DemandGraph, rates: Mapping[str, ServiceRate], *, refined: bool = True) -> "KnownGraph":
-        """Return what *graph* says. Raises ValueError if nothing is recorded."""
-        largest_s = max((graph.service_s(record, rates) for record in graph.records), default=0.0)
+    def of(
+        cls, graph: DemandGraph, rates: Mapping[str, ServiceRate], *, refined: bool = True, whole: bool = False
+    ) -> "KnownGraph":
+        """Return what *graph* says: without correlations unless *refined*, and only of *whole* runs if that is set.
+
+        Raises ValueError if nothing is recorded.
+        """
+        services_s = np.array([graph.service_s(record, rates) for record in graph.records])
         units = {name: number for number, name in enumerate(graph.units)}
-        return cls(units, build(graph, rates, refined=refined), largest_s)
+        arrays = build(graph, rates, refined=refined)
+        return cls(units, arrays, float(services_s.max(initial=0.0)), services_s if whole else None)
 
     def rate(self, unit: str) -> ServiceRate:
         return ServiceRate(*self.arrays.rate[self.units[unit]].tolist())
@@ -183,7 +195,7 @@ class Run:
         open_s = (_service_s(rate, call.prompt_tokens, call.predicted_tokens) for _, call, rate in self.calls.values())
         return self.attained_s() + sum(open_s)
 
-    def draw(self, graph: KnownGraph | None) -> None:
+    def draw(self, graph: KnownGraph | None, bucket_count: int = BUCKETS) -> None:
         """Draw its whole service, given what is known of it."""
         self.draws += 1
         self.changed = False
@@ -192,11 +204,13 @@ class Run:
             samples = np.array([self.total_s])
         elif graph is None or not self.steps or any(step.unit not in graph.units for step in self.steps):
             samples = np.array([self._predicted_s()])
+        elif graph.whole_s is not None:
+            samples, self.largest_s = graph.whole_s, graph.largest_s
         else:
             seed = (self.number + 1) * 1_000_003 + self.draws
             samples = remaining_s(graph.arrays, self._position(graph), SAMPLES, seed) + self.done_s
             self.largest_s = graph.largest_s
-        self.whole_s = buckets(samples)
+        self.whole_s = buckets(samples, bucket_count)
 
     def _position(self, graph: KnownGraph) -> Position:
         units, unknown = graph.units, len(graph.units)
@@ -230,10 +244,12 @@ def _service_s(rate: ServiceRate, prompt_tokens: int, output_tokens: int) -> flo
 
 
 class Standings:
-    """All runs in progress. *graphs* are the known demand graphs by application, which may change meanwhile."""
+    """All runs in progress. *graphs* are the known demand graphs by application, which may change meanwhile; a run's service
+    is held in *bucket_count* buckets.
+    """
 
-    def __init__(self, graphs: Mapping[Hashable, KnownGraph]) -> None:
-        self.graphs = graphs
+    def __init__(self, graphs: Mapping[Hashable, KnownGraph], bucket_count: int = BUCKETS) -> None:
+        self.graphs, self.bucket_count = graphs, bucket_count
         self.runs: dict[tuple[Hashable, Hashable], Run] = {}
         """By application and name."""
         self.by_number: dict[int, Run] = {}
@@ -314,7 +330,7 @@ class Standings:
     def stand(self, run: Run, produced: Callable[[int], int] | None = None) -> Standing:
         """Return the standing of *run*, drawn again if a call came or ended since."""
         if run.changed or run.whole_s is None:
-            run.draw(self.graphs.get(run.application))
+            run.draw(self.graphs.get(run.application), self.bucket_count)
         return run.standing(produced)
 
     def is_stale(self, run: Run, produced: Callable[[int], int]) -> bool:

@@ -8,7 +8,8 @@ arrival, as in the paper; use is that of *interactive* requests, so that release
 - below 60% an endpoint pulls as many as fit below that mark, so that a trough fills at once, and nothing beyond it;
 - a request whose slack is used up leaves whatever the use, with priority 0;
 - and where what is held needs much of the room that the fleet has left until the deadlines, requests leave at the pace that
-  keeps them, with priority 1: the least constant speed (Yao, Demers, Shenker 1995, "Optimal Available").
+  keeps them, with priority 1: the least constant speed (Yao, Demers, Shenker 1995, "Optimal Available");
+- and donated instances that opportunistic requests leave idle are filled too: batch work is worth more than idle capacity.
 
 Opportunistic requests come last, and no deadline releases them. Pure: no clock and no I/O. The live dispatcher and the
 simulator call the same methods every `LOOK_S`.
@@ -24,7 +25,7 @@ from msgspec import Struct
 
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import BacklogState
-from scheduling.queueing.release_rule import AT_ONCE, USE, ReleaseRule
+from scheduling.queueing.release_rule import AT_ONCE, SLACK, USE, ReleaseRule
 
 Place = TypeVar("Place")
 
@@ -399,7 +400,8 @@ class HeldWork:
         return released
 
     def to_spot(self, model: str, with_room: Callable[[int], Place | None]) -> Iterator[tuple[Held, Place]]:
-        """Release opportunistic requests of *model* to donated instances, in order of arrival, one by one.
+        """Release requests of *model* to donated instances one by one: opportunistic ones in order of arrival, and then, by
+        the rule `slack`, those with deadlines.
 
         *with_room* returns the place for a request, by its number; they are released until the first has none.
         """
@@ -410,7 +412,10 @@ class HeldWork:
 
     def _first(self, signal: Signal) -> Held | None:
         """Return the next request that may run at the endpoint."""
-        for opportunistic in (True,) if signal.spot else (False, True):
+        kinds = (False, True)
+        if signal.spot:
+            kinds = (True, False) if self.rule(signal.model).by == SLACK else (True,)
+        for opportunistic in kinds:
             best: tuple[float, int] | None = None
             for region in (ANYWHERE, signal.region):
                 queue = self._queues.get((signal.model, region, opportunistic), [])

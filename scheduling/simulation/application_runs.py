@@ -3,13 +3,13 @@
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 import numpy as np
 
 from scheduling.applications.demand_graph import ServiceRate, step_service_s
-from scheduling.applications.standings import RunCall, Standings, follows_runs, rekey_run, runs_waiting
+from scheduling.applications.standings import KnownGraph, RunCall, Standings, follows_runs, rekey_run, runs_waiting
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, World
 from scheduling.simulation.engine.state import SEGMENT, sequences_in_use
@@ -25,7 +25,8 @@ class ApplicationRuns:
 
     def __init__(self, cluster: Cluster, requests: Requests, runs: RunsToCome, world: World) -> None:
         self._cluster, self._requests, self._runs = cluster, requests, runs
-        self._standings = Standings({at: one.graph for at, one in enumerate(runs.applications) if one.graph})
+        graphs: dict[Hashable, KnownGraph] = {at: one.graph for at, one in enumerate(runs.applications) if one.graph}
+        self._standings = Standings(graphs, runs.buckets)
         self._rates = [ServiceRate.of(cluster.reference_profile(key)) for key in cluster.endpoints]
         self._usual = {
             (model, region): next(iter(cluster.candidates(name, where)), 0)
@@ -112,6 +113,21 @@ class ApplicationRuns:
         request = self._coming.pop()
         self._stand(world, request, now_s)
         arrive(request)
+
+    def end_other_units(self, until_s: float) -> None:
+        """End the units that are no LLM and end before *until_s*, once there is no further request."""
+        while self._due and self._due[0][0] < until_s:
+            moment_s, _, run, at = heapq.heappop(self._due)
+            if self.abandoned[run]:
+                continue
+            if at in self._open[run]:
+                self._end_step(run, at, moment_s)
+                continue
+            self._open[run][at] = 0
+            heapq.heappush(
+                self._due, (moment_s + self._runs.runs[run].record.steps[at].duration_s, self._pushed, run, at)
+            )
+            self._pushed += 1
 
     def _stand(self, world: World, request: int, now_s: float) -> None:
         """Write where the run of *request*, which comes now, stands; its other waiting requests follow."""

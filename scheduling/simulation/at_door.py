@@ -86,6 +86,8 @@ class Door:
         self.refused = np.zeros(count, bool)
         self.late = np.zeros(count, bool)
         """Requests admitted in their own class although its promise was unreachable."""
+        self._released_s: dict[int, float] = {}
+        """When the queue manager released a request that waits: it began to wait at an endpoint then."""
         self._learned = np.zeros(count, bool)
         self._oldest = 0
         self._read_s = -inf
@@ -111,6 +113,18 @@ class Door:
             change(self.simulation.world, WITHDRAW, self._slot(request), 1)
         else:
             self.late[request] = verdict.late_s > 0.0 and self.asked_class[request] < 0
+
+    def released(self, request: int) -> None:
+        """Estimate the wait of *request*, which the queue manager has just released, as live; nothing is decided."""
+        slot = self._slot(request)
+        if slot < 0:  # an instance took it
+            return
+        if self.simulation.now_s - self._read_s >= REFRESH_S:
+            self._learn()
+        endpoint = int(self.simulation.world.waiting.endpoint[slot])
+        self._released_s[request] = self.simulation.now_s
+        if (wait := self._estimate(request, endpoint, slot)) is not None:
+            self._waits[request] = endpoint, wait.quantile_s()
 
     def counters(self) -> dict[str, int]:
         return {
@@ -185,15 +199,17 @@ class Door:
                 int(requests.model[request]), int(requests.prompt_tokens[request]),
                 int(requests.output_tokens[request]), float(requests.predicted_tokens[request]),
             )  # fmt: skip
+            released_s = self._released_s.pop(request, None)
+            held_s = 0.0 if released_s is None else released_s - float(requests.arrival_s[request])
+            waited_s = float(outcomes["queue_s"][request]) - held_s
             if (given := self._waits.pop(request, None)) is not None:
-                waited_s = float(outcomes["queue_s"][request])
                 self._calibration(given[0], int(requests.slo_class[request])).learn(given[1], waited_s)
             if (estimate := self._estimates.pop(request, None)) is not None:
                 endpoint, uncorrected_s, batch, says_throughput = estimate
+                # What was degraded, or held, is overtaken by what comes later: its wait says nothing of other classes.
+                says_throughput = says_throughput and self.asked_class[request] < 0 and released_s is None
                 for slo_class in (ALL, int(requests.slo_class[request])):
-                    # What was degraded is overtaken by what comes later: its wait says nothing of other classes.
-                    if slo_class != ALL or (says_throughput and self.asked_class[request] < 0):
-                        waited_s = float(outcomes["queue_s"][request])
+                    if slo_class != ALL or says_throughput:
                         self._correction(endpoint, slo_class).learn(uncorrected_s, waited_s, batch)
         self._learned[fresh] = True
         still = np.flatnonzero(state <= Outcome.RUNNING)

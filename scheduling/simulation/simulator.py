@@ -193,7 +193,7 @@ class Simulation:
                 for endpoint in self.runs.look(self.world, self.now_s):
                     self.control(endpoint)
             elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
-                self.holding.look(self.world, self.now_s, self.control)
+                self.holding.look(self.world, self.now_s, self._release)
             elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:
                 self.looked_s = look_s
                 if self.scheduling is not None:
@@ -220,6 +220,12 @@ class Simulation:
         """Let *request*, one of an application run, arrive."""
         if self._enter(self.world, np.inf, NONE, NONE, loop.CONTROL, ARRIVE, request, NONE) == loop.SCALE:
             self._reach_out(int(self._run_state.called_endpoint))
+
+    def _release(self, endpoint: int, request: int) -> None:
+        """Queue *request*, which the queue manager held, at *endpoint*."""
+        self.control(endpoint, request)
+        if self.door is not None:
+            self.door.released(request)
 
     def _reach_out(self, endpoint: int) -> None:
         """Borrow a lent instance of another model: the reactive trigger wants one more than *endpoint* has itself."""
@@ -248,6 +254,8 @@ class Simulation:
             stop_s = min(tick_at_s, to_come[0].at_s if to_come else np.inf, until_s)
             pause = self.advance(stop_s)
             if pause == Pause.DONE:
+                if self.runs is not None:
+                    self.runs.end_other_units(until_s)
                 break
             if stop_s == np.inf:
                 raise RuntimeError(

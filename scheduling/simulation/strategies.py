@@ -48,6 +48,7 @@ from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.state.placing import Fork
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.requests import CHUNK, Requests
+from scheduling.simulation.workload.runs import RunsToCome
 
 STAGE_OF: Final = np.full(len(State), Stage.AWAY, np.int64)
 """By `State`."""
@@ -294,13 +295,14 @@ def run_strategy(
     timed_events: Sequence[TimedEvent] = (),
     per_arrival: bool = False,
     state: Fork | None = None,
+    runs: RunsToCome | None = None,
     interactive: Sequence[bool] = (),
     control: type[Control] = Control,
 ) -> Result:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.
 
-    *sample_s*, *decisions* and *state* are as in `Simulation`, *timed_events* as in its `run`, and *interactive* as in
-    `Demand`, if no demand is given. *per_arrival*: the reactive strategies decide on every arrival, without patience or a
+    *sample_s*, *decisions*, *state* and *runs* are as in `Simulation`, *timed_events* as in its `run`, and *interactive* as
+    in `Demand`, if no demand is given. *per_arrival*: the reactive strategies decide on every arrival, without patience or a
     floor, as in the paper. *control* decides what the strategy sees.
 
     Raises ValueError if the strategy follows advice and *advisor* is None, and the errors of `Simulation`.
@@ -313,13 +315,17 @@ def run_strategy(
         widest = _widest(bounds or Bounds())
         trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
         cluster = replace(cluster, reactive=trigger)
-        simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state)
+        simulation = Simulation(
+            cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state, runs=runs
+        )
         result = simulation.run(
             tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent, timed_events=timed_events
         )
         return replace(result, strategy=strategy.name)
     cluster = replace(cluster, reactive=None)
-    simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state)
+    simulation = Simulation(
+        cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state, runs=runs
+    )
     floored = Floored(strategy, floor) if floor else strategy
     demand = demand or Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
     at_work = control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor, state=state)

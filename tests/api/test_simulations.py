@@ -47,6 +47,23 @@ def test_a_scenario_runs_and_its_result_is_fetched(sign_in, operator):
     assert compared["futures"][0]["requests"]["mean"] == results[1]["requests"]
 
 
+def test_runs_of_applications_are_in_the_result(sign_in, operator):
+    caller = sign_in("operator")
+    runs = {"suite": "EV", "model": "m", "slo_class": "iw", "runs": 5, "deadline_factor": [9.0]}
+    alone = scenario(applications=[runs], demand={"duration_h": 0.02, "too_long": "clip"})
+    del alone["clients"]
+    pk = caller.post("simulations", scenario=alone).json()["id"]
+    working.work()
+    rows = caller.get(f"simulations/{pk}").json()["result"]["runs"]
+    assert [(row["application"], row["runs"], row["ended"], row["due"]) for row in rows] == [
+        ("all", 5, 5, 5), ("EV", 5, 5, 5),
+    ]  # fmt: skip
+    assert rows[1]["p95_s"] > 0
+    compared = caller.get(f"what-ifs/{pk}/comparison").json()["futures"][0]["runs"]
+    assert [row["application"] for row in compared] == ["all", "EV"]
+    assert compared[1]["in_time"] == rows[1]["in_time"]
+
+
 @pytest.mark.parametrize(
     ("tables", "field", "message"),
     [
@@ -55,6 +72,16 @@ def test_a_scenario_runs_and_its_result_is_fetched(sign_in, operator):
         ({"scaling": {"strategy": "hope"}}, "scaling", "there is no strategy 'hope'"),
         ({"clients": [], "trace": {"file": "/etc/hostname", "format": "azure"}}, "trace.file", "simulate` alone"),
         ({"demand": {"duration_h": 10_000}}, "clients", "36,000,000 requests; 5,000,000 are the most"),
+        (
+            {"applications": [{"graph": "g.json", "model": "m", "slo_class": "iw", "runs": 1}]},
+            "applications[0].graph",
+            "reads a file",
+        ),
+        (
+            {"applications": [{"suite": "MRS", "model": "m", "slo_class": "iw", "runs": 100_000}]},
+            "clients",
+            "requests; 5,000,000 are the most",
+        ),
         ({"title": "x" * 300_000}, "scenario", "262,144 are the most"),
     ],
 )

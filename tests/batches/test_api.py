@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from collections import Counter
 from datetime import timedelta
 
 import openai
@@ -342,15 +343,20 @@ async def test_files_are_deleted_when_their_time_is_over(served, client):
     assert [one.id for one in (await client.files.list()).data] == [kept.id]
 
 
-async def test_a_batch_of_several_models_has_no_more_lines_in_memory_than_one(served, client, monkeypatch):
+async def test_lines_in_memory_are_bounded_for_each_model_of_a_batch(served, client, monkeypatch):
+    """So a model that is slow holds up no other."""
     monkeypatch.setattr(feeder, "MOST_OPEN", 5)
     served.backends[0].script.hold = asyncio.Event()
     batch = await run(client, input_of(30))
+    of_other = BatchLine.objects.filter(batch__public_id=batch.id, number__gt=22)
+    await database_sync_to_async(of_other.update)(model="other")
     await database_sync_to_async(Batch.objects.filter(public_id=batch.id).update)(model="")
     again = feeder.Feeder(served.gateway.http.completions, owns=lambda: True, job=served.gateway.jobs.add("again", 1.0))
     for _ in range(3):
         await again.look()
-    assert len(again._open) == 5
+    assert Counter(line.row.model for line in again._open.values()) == {"m": 5, "other": 5}
+    (sources,) = again._sources.values()
+    assert {source.model: source.unread for source in sources} == {"m": 17, "other": 3}
     await again.close()
     served.backends[0].script.hold.set()
     await ended(client, batch)
@@ -437,7 +443,10 @@ def feeders(monkeypatch):
 async def test_the_lines_of_a_batch_that_is_sped_up_come_first_and_have_to_start_sooner(
     feeders, served, client, monkeypatch
 ):
-    """The lines of an earlier batch of the model, which fill what may be open, are put back; undoing it restores all."""
+    """The lines of an earlier batch of the model, which fill what may be open, are put back; undoing it restores all.
+
+    Whether the second batch is seen before or after it is sped up makes no difference.
+    """
     monkeypatch.setattr(feeder, "MOST_OPEN", 12)
     served.backends[0].script.hold = asyncio.Event()
     first, second = [await run(client, input_of(count)) for count in (40, 5)]

@@ -57,7 +57,7 @@ def test_a_donated_instance_is_shown_with_price_and_expected_reclaim(client, vie
 
 
 def test_a_gpu_type_without_a_spot_price_earns_an_unknown_amount(client, operator, donated):
-    Donation.objects.update(spot_usd_per_hour=0, donated_at=timezone.now() - timedelta(hours=3))
+    Donation.objects.update(spot_usd_per_hour=None, donated_at=timezone.now() - timedelta(hours=3))
     for name in ("spot", "batches", "usage"):
         text = page(client, operator, name)
         assert "pot price unknown" in text

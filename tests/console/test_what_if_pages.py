@@ -331,6 +331,22 @@ def test_what_became_of_promises_at_the_door_is_shown_where_a_class_has_a_policy
     assert client.get(address).context["at_door"][0][1]["admitted_late"] is None
 
 
+def test_runs_of_applications_are_shown_where_there_are_any(client, operator, ran):
+    address = f"/what-if/{ran.pk}/"
+    assert "Application runs" not in page(client, operator, address)
+    for run in FutureSeed.objects.filter(future__what_if=ran, future__letter="B"):
+        times = {"mean_s": 10.0 + run.seed, "p50_s": 9.0, "p95_s": 30.0}
+        run.result["runs"] = {"CG": {"runs": 20, "ended": 19, "abandoned": 1, "due": 10, "in_time": 4, **times}}
+        run.save()
+    ((one, row, met),) = client.get(address).context["runs"]
+    assert (one["letter"], row["application"], row["mean_s"], met) == ("B", "CG", 11.5, 0.4)
+    text = page(client, operator, address)
+    assert all(words in text for words in ("Application runs", "11.5 s", "40%"))
+    futures = client.get(f"/api/what-ifs/{ran.pk}/comparison").json()["futures"]
+    assert futures[0]["runs"] is None
+    assert futures[1]["runs"][0]["abandoned"] == 1
+
+
 @pytest.mark.parametrize(
     ("asked", "hidden"),
     [("", []), ("b", ["B"]), ("A,C,Z", ["C"]), ("B,C,D", ["C", "D"]), ("A,B,C,D", ["C", "D"])],

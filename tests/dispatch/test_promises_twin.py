@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from controlplane.dispatch.port import AtDoor, Held, Submit
+from controlplane.dispatch.port import AtDoor, Held, Submit, Waiting
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.promises import DEGRADE, REFUSE, ClassTerms
@@ -13,11 +13,12 @@ from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.workload.requests import make_requests
+from scheduling.simulation.workload.requests import HELD, make_requests
 from tests.dispatch.test_twin import NEVER, Live
 
 COUNT = 1200
 DUE_S = 6.0
+HELD_FOR_S = 80.0
 
 
 BATCH = ClassTerms("batch", priority=5, deadline_s=1800.0, interactive=False)
@@ -32,7 +33,9 @@ class AtLiveDoor(Live):
         take, chat = self.dispatcher.take, fleet.classes[0]
 
         def submit(record):
-            if isinstance(record, Submit):
+            if isinstance(record, Submit) and not record.interactive:
+                record = replace(record, slo_class=BATCH.slo_class)
+            elif isinstance(record, Submit):
                 fallbacks = (BATCH,) if chat.if_unreachable == DEGRADE else ()
                 record = replace(record, slo_class="chat", if_unreachable=chat.if_unreachable, fallbacks=fallbacks)
             take(record)
@@ -108,3 +111,49 @@ async def test_both_hold_what_they_degrade_where_the_class_is_held(release):
         waited_s[request.asked.number] = at_s - requests.arrival_s[request.asked.number]
     assert waited_s[by_live].mean() == pytest.approx(result.outcomes["queue_s"][by_simulator].mean(), rel=0.2)
     assert (result.outcomes["ttft_s"][~by_simulator] > DUE_S).mean() < 0.1
+
+
+@pytest.mark.asyncio
+async def test_both_estimate_what_the_queue_manager_releases(monkeypatch):
+    """Held work that has to start waits at the full endpoint: its estimates, and what its waits teach, count from then."""
+    fleet, chat = fleet_of(), demand()
+    fleet.classes = (fleet.classes[0], replace(BATCH, deadline_s=HELD_FOR_S))
+    later = np.arange(COUNT) % 4 == 0
+    requests = chat._replace(
+        slo_class=later.astype(np.int16),
+        judged=(~later).astype(np.int8),
+        priority=np.where(later, BATCH.priority, 0).astype(np.int32),
+        held=np.where(later, HELD, 0).astype(np.int8),
+        deadline_s=np.where(later, NEVER, DUE_S),
+        end_s=np.where(later, HELD_FOR_S, NEVER),
+        hold_s=np.where(later, HELD_FOR_S, NEVER),
+    )
+    live = AtLiveDoor(fleet)
+    deliver, by_live = live.dispatcher.deliver, {}
+
+    def note(record):
+        if isinstance(record, Waiting) and later[record.number]:
+            by_live[record.number] = record.estimated_wait_p99_s
+        deliver(record)
+
+    live.dispatcher.deliver = note
+    live.run(fleet, requests, deadlines=[HELD_FOR_S if each else None for each in later])
+    simulation = Simulation(fleet, requests)
+    door, by_simulator = simulation.door, {}
+    learn = door._learn
+    monkeypatch.setattr(door, "_learn", lambda: (by_simulator.update(door._waits), learn()))
+    result = simulation.run()
+    by_simulator = [p99_s for number, (_, p99_s) in by_simulator.items() if later[number]]
+    by_live = [p99_s for p99_s in by_live.values() if p99_s is not None]
+    endpoint, waits = live.topology.endpoints[0], live.dispatcher.waits
+    refused = (result.outcomes["state"] == Outcome.REFUSED).mean()
+    assert refused == pytest.approx(len(live.refused) / COUNT, abs=0.05)
+    assert np.median(result.outcomes["queue_s"][later]) > 15.0, "it is held for longer than it waits at the endpoint"
+    assert len(by_live) > COUNT / 6
+    assert len(by_simulator) == pytest.approx(len(by_live), rel=0.1)
+    assert np.mean(by_simulator) == pytest.approx(np.mean(by_live), rel=0.35)
+    # Counted from their arrival, all waits would be longer than estimated.
+    assert max(waits.calibration(endpoint, BATCH.slo_class).factor, door._calibration(0, 1).factor) < 0.8
+    taught = waits.paces.learned(endpoint, BATCH.slo_class).batches, door._correction(0, 1).batches
+    assert taught[1] == pytest.approx(taught[0], rel=0.3)
+    assert min(taught) > 3.0

@@ -11,7 +11,8 @@ from controlplane.experiments.registry import EXPERIMENTS
 
 def test_every_experiment_says_what_it_is():
     assert list(EXPERIMENTS) == [
-        "sageserve", "sageserve-mixed", "preserve-scaling", "preserve-routing", "ssjf", "qlm", "lengths",
+        "sageserve", "sageserve-mixed", "preserve-scaling", "preserve-routing", "ssjf", "qlm", "hermes",
+        "lengths",
         "lengths-shipped", "bursts", "promises",
     ]  # fmt: skip
     for experiment in EXPERIMENTS.values():

@@ -2,6 +2,9 @@
 
 import asyncio
 import logging
+from dataclasses import replace
+from functools import partial
+from random import Random
 
 import pytest
 from aiohttp import web
@@ -9,8 +12,10 @@ from aiohttp import web
 from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.management.commands.demo_traffic import KEY_NAME, new_key
-from controlplane.gateway.replay import waves
+from controlplane.gateway.replay import runs, waves
+from controlplane.gateway.replay.runs import RunSender, RunStream, run_streams
 from controlplane.gateway.replay.waves import BURST_FACTOR, DAY_S, KINDS, NIGHT, Job, Kind, Stream, Waves, streams
+from scheduling.applications.suite import SUITE
 from tests.replay.conftest import FakeGateway
 from tests.supervisor.conftest import until
 from workers.emulator.text import count_tokens
@@ -71,6 +76,41 @@ async def test_a_job_comes_at_once_and_again(gateway: FakeGateway) -> None:
     run.cancel()
     await asyncio.wait([run])
     assert {headers["X-SLO-Class"] for headers in gateway.headers} == {"opportunistic"}
+
+
+async def test_runs_of_applications_follow_their_steps(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls name application, run and unit; a step's calls come after those of the step before it, and a failure ends it."""
+    source = busy(gateway, context_tokens=4096, region="us-east")
+    stream, source.sources = source.sources[0], []
+    assert [each.stream for each in run_streams([replace(stream, context_tokens=2048), stream, stream], 1.0)] == [
+        stream
+    ]
+    monkeypatch.setattr(runs, "SUITE", {"CC": SUITE["CC"], "CG": SUITE["CG"]})
+    real_sleep = asyncio.sleep
+    monkeypatch.setattr(runs.asyncio, "sleep", lambda seconds: real_sleep(min(seconds, 0.01)))
+    sender = RunSender(source.post, seed=1)
+    source.others.append(partial(sender.run, runs=RunStream(stream, 60.0), draw=Random(1)))
+    run = asyncio.create_task(source.run())
+    await until(lambda: sender.ended >= 3)
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=503)
+
+    gateway.answer = refuse
+    begun = sender.begun
+    await until(lambda: sender.begun >= begun + 5)
+    run.cancel()
+    await asyncio.wait([run])
+    by_run: dict[str, list[str]] = {}
+    for headers, body in zip(gateway.headers, gateway.bodies, strict=True):
+        assert headers["X-Application"] in {"CC", "CG"}
+        assert headers["X-Run-Deadline"] in {"120", "600"}
+        assert len(body["prompt"]) + body["max_tokens"] <= 4096
+        by_run.setdefault(headers["X-Run"], []).append(headers["X-Unit"])
+    whole = [units for units in by_run.values() if units[0] == "write-tests" and len(units) > 1]
+    assert whole
+    assert all(units == ["write-tests", *["write-solutions"] * 3] for units in whole)
+    assert any(len(units) == 1 for units in by_run.values()), "a run whose first call was refused went on"
 
 
 async def test_open_requests_are_bounded(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:

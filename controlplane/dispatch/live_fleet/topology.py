@@ -77,6 +77,7 @@ class Request(Struct, eq=False):
     estimate: Estimate | None = None  # of its wait, when it came
     own_region: str = ""  # of its caller, until the gateway knows it
     release: dict[str, object] | None = None  # by the queue manager, until the gateway knows it
+    released_s: float | None = None  # when the queue manager released it; None: it held it never
     failed_at: list[Replica] = []  # instances that failed it
     unproved: list[tuple[Replica, str]] = []
     """Of those, the ones that count as failing once another instance serves it, with the reason."""

@@ -33,8 +33,11 @@ class Donation(models.Model):
     spot_usd_per_hour = models.DecimalField(
         max_digits=10,
         decimal_places=4,
+        null=True,
+        blank=True,
         validators=[MinValueValidator(0)],
-        help_text="Spot price of all its GPUs when it was donated; it earns that for as long as it is donated.",
+        help_text="Spot price of all its GPUs when it was donated, which it earns for as long as it is donated; null where "
+        "its GPU type had none.",
     )
     donated_at = models.DateTimeField(default=timezone.now, db_index=True)
     reclaim_at = models.DateTimeField(null=True, blank=True, help_text="When it was asked for again.")
@@ -71,8 +74,8 @@ class Donation(models.Model):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Dollars that it earns an hour; None where its GPU type had no spot price, which is kept as 0."""
-        return float(self.spot_usd_per_hour) or None
+        """Dollars that it earns an hour; None where its GPU type had no spot price."""
+        return None if self.spot_usd_per_hour is None else float(self.spot_usd_per_hour)
 
     def earned_usd(self, since: datetime | None = None, until: datetime | None = None) -> float | None:
         """Return the dollars earned within [since, until): its price for each hour donated; None where that is not known."""

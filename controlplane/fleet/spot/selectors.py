@@ -22,9 +22,10 @@ KEPT: Final = timedelta(days=7)
 """Period of the reclaims that times are measured from."""
 
 
-def spot_usd_per_hour(deployment: Deployment) -> Decimal:
-    """Return the spot price of one instance an hour; 0 where its GPU type has none."""
-    return (deployment.gpu_type.spot_usd_per_hour or Decimal(0)) * deployment.tensor_parallel
+def spot_usd_per_hour(deployment: Deployment) -> Decimal | None:
+    """Return the spot price of one instance an hour; None where its GPU type has none."""
+    price = deployment.gpu_type.spot_usd_per_hour
+    return None if price is None else price * deployment.tensor_parallel
 
 
 def donations() -> QuerySet[Donation]:

@@ -131,6 +131,10 @@ SHARES = {
 JOBS = {"globex": ("bloom-176b", "opportunistic")}
 """Senders of additional jobs, with model and SLO class: more at once than its instances run, so that some wait."""
 JOB_FIRST_S = 40.0
+RUNS_OF = "acme"
+"""Sends runs of applications too."""
+RUN_EVERY_S = 40.0
+"""Mean gap between two runs in a region."""
 PAST_HOURS = 12.0  # 90 days of the demo's traffic, in a second or two
 ADDED, REMOVED = "demo.past_generated", "demo.past_removed"
 BATCH_ROWS = 5_000

@@ -10,8 +10,9 @@ import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import orjson
@@ -105,6 +106,8 @@ class Waves:
 
     def __init__(self, url: str, sources: list[Stream], seed: int, jobs: Iterable[Job] = ()) -> None:
         self.url, self.sources, self.seed, self.jobs = url, sources, seed, list(jobs)
+        self.others: list[Callable[[aiohttp.ClientSession], Coroutine[Any, Any, None]]] = []
+        """Further senders, called with the session."""
         self.sent = self.done = 0
         self._instructions = Instructions(seed)
         self._complained_s = -COMPLAIN_EVERY_S
@@ -127,6 +130,8 @@ class Waves:
                 group.create_task(self._flow(stream, random.Random(f"{self.seed} {number}"), begin))
             for number, job in enumerate(self.jobs):
                 group.create_task(self._repeat(job, random.Random(f"{self.seed} job {number}"), begin))
+            for send in self.others:
+                group.create_task(send(session))
 
     async def _flow(self, stream: Stream, draw: random.Random, begin: Begin) -> None:
         """Poisson arrivals by thinning: draw at the highest possible rate, keep the share of the current rate."""
@@ -162,11 +167,18 @@ class Waves:
                 "stream": streamed,
             }
         )
+        await self.post(session, stream, data, {})
+
+    async def post(
+        self, session: aiohttp.ClientSession, stream: Stream, data: bytes, headers: Mapping[str, str]
+    ) -> bool:
+        """Send *data* as *stream* with further *headers*; return whether it was answered."""
         headers = {
             "Authorization": f"Bearer {stream.key}",
             "Content-Type": "application/json",
             "X-Region": stream.region,
             "X-SLO-Class": stream.slo_class,
+            **headers,
         }
         self.sent += 1
         try:
@@ -176,9 +188,11 @@ class Waves:
                 if response.status in {401, 403}:
                     self._complain(f"the gateway refuses demo traffic with {response.status}")
                 self.done += response.status == 200
+                return response.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._complain(f"the gateway does not answer ({type(error).__name__}); demo traffic keeps trying")
             await asyncio.sleep(QUIET_S)
+        return False
 
     def _complain(self, text: str) -> None:
         """Log *text*, but not for every request."""

@@ -20,6 +20,7 @@ from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, Wh
 from controlplane.simulation.whatif.results import curves_of, effects_over_seeds, signed
 from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.timing import remaining_s
+from scheduling.simulation.measures import results as measures
 from scheduling.simulation.measures.columns import TTFT_EDGES_MS
 from scheduling.simulation.measures.comparison import T_975, Interval, curve, of_shares, over_seeds, regret, verdicts
 
@@ -184,8 +185,8 @@ def comparison(row: WhatIf, scope: str = ALL, usd_per_1000_missed: float | None 
 
     *scope*: all, interactive; or `all, edited`, `interactive, edited`, the time of shared edits alone. A future's row:
     letter, name, changes, seeds_done, seeds, slo_met and other columns as {mean, low, high, wide_low, wide_high, delta}
-    (delta: paired with A, seed by seed), verdict, holds (seeds that met the target), at_door (see `_at_door`). None where
-    nothing is known yet.
+    (delta: paired with A, seed by seed), verdict, holds (seeds that met the target), at_door (see `_at_door`), runs (see
+    `_runs`). None where nothing is known yet.
     """
     price = row.usd_per_1000_missed if usd_per_1000_missed is None else usd_per_1000_missed
     futures = list(row.futures.all())
@@ -215,6 +216,7 @@ def comparison(row: WhatIf, scope: str = ALL, usd_per_1000_missed: float | None 
             "holds": sum(each["slo_met"] is not None and each["slo_met"] >= row.slo_target for each in own.values()),
             "slo_met": _shown(slo.get(future.letter), _delta(own, base, "slo_met")),
             "at_door": _at_door(list(results.get(future.letter, {}).values())),
+            "runs": _runs(list(results.get(future.letter, {}).values())),
         }
         for name in COLUMNS:
             interval = over_seeds([_known(each[name]) for each in own.values()])
@@ -261,6 +263,24 @@ def _at_door(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         }
         for name in sorted(names)
     ]
+
+
+def _runs(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return a row for all application runs and for each application: `measures.RUN_COLUMNS`, means over seeds of the
+    whole time.
+
+    None without any; a mean without values is None.
+    """
+    kept = [result["runs"] for result in results if result.get("runs")]
+    names = dict.fromkeys(name for of in kept for name in of)
+    rows = []
+    for name in names:
+        own = [of[name] for of in kept if name in of]
+        values = {
+            column: [one[column] for one in own if one[column] is not None] for column in measures.RUN_COLUMNS[1:]
+        }
+        rows.append({"application": name} | {each: float(np.mean(of)) if of else None for each, of in values.items()})
+    return rows or None
 
 
 def _results(row: WhatIf) -> dict[str, dict[int, dict[str, Any]]]:

@@ -24,6 +24,7 @@ from controlplane.simulation.whatif.twin_errors import fleet_error
 from scheduling.simulation.scenario import Scenario, ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.staging import SOURCE
+from scheduling.simulation.staging.applications import expected_calls
 
 AS_NOW: Final = "As now"
 MOST_KEPT: Final = 200
@@ -142,8 +143,12 @@ def check(row: WhatIf) -> dict[str, str]:
 def _unfit(scenario: Scenario, asks: bool) -> tuple[str, str] | None:
     """Return the key of *scenario* that prevents a run, and why; None if it can run."""
     read = [f"clients[{at}].lengths.file" for at, each in enumerate(scenario.clients) if each.lengths is not None]
+    for at, each in enumerate(scenario.applications):
+        read += [f"applications[{at}].graph"] * isinstance(each.graph, str)
+        read += [f"applications[{at}].arrivals.file"] * (each.arrivals is not None)
     if read := ["trace.file"] if scenario.trace is not None else read:
-        return read[0], "reads a file, as `manage.py simulate` alone does: upload a trace, or give prompt and output"
+        what = "reads a file, as `manage.py simulate` alone does"
+        return read[0], what if "applications" in read[0] else f"{what}: upload a trace, or give prompt and output"
     instances = sum((each.instances + each.spot + each.empty) * len(each.regions) for each in scenario.fleet)
     if instances > MOST_INSTANCES:
         return "fleet", f"{instances:,} instances; {MOST_INSTANCES:,} are the most"
@@ -153,13 +158,13 @@ def _unfit(scenario: Scenario, asks: bool) -> tuple[str, str] | None:
 
 
 def _expected_requests(scenario: Scenario) -> float:
-    """Return the expected requests of the clients, with bursts and the past that forecasters learn from."""
+    """Return the expected requests of clients and applications, with bursts and the past that forecasters learn from."""
     bursts_h = sum(each.duration_min * each.factor / 60 for each in scenario.bursts)
     if (random := scenario.demand.random_bursts) is not None:
         bursts_h += random.count * random.duration_min * random.factor / 60
     past_h = 24 * 7 * -(-scenario.forecast.history_days // 7)
     hours = (scenario.demand.duration_h or 0.0) + bursts_h + past_h
-    return 3600 * hours * sum(client.requests_per_s for client in scenario.clients)
+    return 3600 * hours * sum(client.requests_per_s for client in scenario.clients) + expected_calls(scenario)
 
 
 @transaction.atomic
@@ -174,7 +179,9 @@ def simulate_scenario(values: dict[str, Any], actor: User, reason: str = "") -> 
     scenario = check_scenario(values, SOURCE)
     if (unfit := _unfit(scenario, asks=True)) is not None:
         raise ScenarioError(SOURCE, 0, *unfit)
-    lasts_h = [hours for hours in (scenario.demand.duration_h, scenario.until_h) if hours is not None]
+    ends_h = [each.from_h + each.window_h for each in scenario.applications if each.window_h is not None]
+    asks_h = max([scenario.demand.duration_h or 0.0, *ends_h])
+    lasts_h = [asks_h] if scenario.until_h is None else [asks_h, scenario.until_h]
     start = Start(kind="scenario", at=timezone.now(), scenario=values).model_dump(mode="json")
     horizon_s = max(60.0, 3600 * min(lasts_h))
     title = scenario.title or "Scenario"

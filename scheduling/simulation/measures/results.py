@@ -105,6 +105,14 @@ class Measures:
         return _hours(self.result, self.prices)
 
     @cached_property
+    def runs(self) -> Table:
+        """Return RUN_COLUMNS for all application runs and for each application; empty without any."""
+        table = Table(RUN_COLUMNS)
+        for name, row in runs_by_application(self.result).items():
+            table.add(name, *row.values())
+        return table
+
+    @cached_property
     def counters(self) -> Table:
         """Return counter, value: preemptions, evictions, swaps, scaling and so on."""
         return Table(("counter", "value"), [(name, int(value)) for name, value in self.result.counters.items()])
@@ -113,6 +121,55 @@ class Measures:
     def series(self) -> Table:
         """Return one row for each sample and endpoint; empty unless the simulation kept a series."""
         return _series(self.result)
+
+
+RUN_COLUMNS = ("application", "runs", "ended", "abandoned", "due", "in_time", "mean_s", "p50_s", "p95_s")
+"""Of application runs: how many began, ended, and were abandoned because a request was refused or failed; how many had a
+deadline, and ended by it; statistics of the completion times, in seconds, of those that ended.
+"""
+
+
+def runs_by_application(
+    result: "Result", from_s: float = -inf, until_s: float = inf
+) -> dict[str, dict[str, int | float | None]]:
+    """Return RUN_COLUMNS of the runs that began from *from_s* until *until_s*: of `all` and of each application.
+
+    Empty without any. Statistics are None where no run ended.
+    """
+    runs = result.runs
+    if runs is None:
+        return {}
+    inside = (runs.began_s >= from_s) & (runs.began_s < until_s)
+    names = np.array([*runs.names])[runs.application]
+    rows = {}
+    for name in ("all", *runs.names):
+        own = inside if name == "all" else inside & (names == name)
+        if not own.any():
+            continue
+        completion_s = runs.completion_s[own]
+        ended = np.isfinite(completion_s)
+        due = np.isfinite(runs.due_s[own])
+        in_time = due & ended & (runs.ended_s[own] <= runs.due_s[own])
+        taken = completion_s[ended]
+        rows[name] = dict(
+            zip(
+                RUN_COLUMNS[1:],
+                (
+                    int(own.sum()),
+                    int(ended.sum()),
+                    int(runs.abandoned[own].sum()),
+                    int(due.sum()),
+                    int(in_time.sum()),
+                    *(
+                        (float(taken.mean()), *map(float, np.percentile(taken, (50, 95))))
+                        if taken.size
+                        else (None,) * 3
+                    ),
+                ),
+                strict=True,
+            )
+        )
+    return rows
 
 
 def latency_s(result: "Result", name: str) -> Floats:

@@ -118,6 +118,15 @@ class PredictionsOf(ScenarioTable):
     """Standard deviation of the logarithm of predicted over true."""
     bias: Positive = 1.0
     """Median of predicted over true."""
+    runs: Literal["graph", "unrefined", "whole", "exact", "none"] = "graph"
+    """Knowledge of application runs. `graph`: demand graphs of other runs of each application. `unrefined`: those without
+    correlations. `whole`: the distribution of whole runs alone, whatever a run has done so far. `exact`: the true service.
+    `none`: what open calls are predicted to need.
+    """
+    recorded_runs: Size = 200
+    """Runs of each application that its demand graph is learned from."""
+    buckets: Size = 10
+    """Of a run's service, for its Gittins rank."""
 
     @model_validator(mode="after")
     def _of_kind(self) -> Self:

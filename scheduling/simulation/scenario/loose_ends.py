@@ -74,11 +74,24 @@ class _Checks:
                 self.region("clients", number, "regions", name=region)
             if client.regions and not any(client.regions.values()):
                 wrong.append((("clients", number, "regions"), "all shares are 0"))
+        for number, application in enumerate(scenario.applications):
+            self.known(("applications", number, "slo_class"), application.slo_class, scenario.classes, "class")
+            self.model("applications", number, "model", name=application.model)
+            if application.model in scenario.models and application.model not in served:
+                wrong.append(
+                    (("applications", number, "model"), f"no instance of the fleet serves {application.model}")
+                )
+            for region in application.regions:
+                self.region("applications", number, "regions", name=region)
+            if application.regions and not any(application.regions.values()):
+                wrong.append((("applications", number, "regions"), "all shares are 0"))
+            if application.window_h is None and scenario.demand.duration_h is None:
+                wrong.append((("applications", number), "window_h is missing: how long runs begin"))
         for number, burst in enumerate(scenario.bursts):
             for model in burst.models:
                 self.model("bursts", number, "models", name=model)
-        if asks and scenario.trace is None and not scenario.clients:
-            wrong.append(((), "there is no demand: give [trace] or [[clients]]"))
+        if asks and scenario.trace is None and not scenario.clients and not scenario.applications:
+            wrong.append(((), "there is no demand: give [trace], [[clients]] or [[applications]]"))
         if scenario.trace is not None and scenario.clients:
             wrong.append((("trace",), "give [trace] or [[clients]], not both"))
         if scenario.clients and scenario.demand.duration_h is None:

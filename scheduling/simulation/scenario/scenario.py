@@ -6,6 +6,7 @@ from pydantic import Field, FiniteFloat
 
 from scheduling.bundles import BUNDLES
 from scheduling.policy import EndpointPolicy
+from scheduling.simulation.scenario.applications import ApplicationOf
 from scheduling.simulation.scenario.demand import BurstOf, ClientOf, DemandOf, PredictionsOf, TraceOf
 from scheduling.simulation.scenario.fleet import Gpu, Group, ProfileOf, RegionOf, SwapGroupOf
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable
@@ -51,6 +52,7 @@ class Scenario(ScenarioTable):
     demand: DemandOf = DemandOf()
     trace: TraceOf | None = None
     clients: list[ClientOf] = []
+    applications: list[ApplicationOf] = []
     bursts: list[BurstOf] = []
 
     @property

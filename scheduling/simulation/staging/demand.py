@@ -10,7 +10,7 @@ import numpy as np
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.demand import ClientOf, LengthsOf, TraceOf
 from scheduling.simulation.staging.problem import ScenarioProblem
-from scheduling.simulation.workload.columns import Coded, Workload
+from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
 from scheduling.simulation.workload.generator import (
     Burst,
     Client,
@@ -35,9 +35,11 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
     table = "trace" if scenario.trace else "clients"
     if given is not None:
         workload = of_the_fleet(scenario, given)
+    elif scenario.trace is None and not scenario.clients:
+        return NO_REQUESTS, 0  # only applications
     else:
         workload = _from_trace(scenario, folder, seed) if scenario.trace else _synthetic(scenario, folder, seed)
-    if not len(workload):
+    if not len(workload) and not scenario.applications:
         raise ScenarioProblem((table,), "gives no requests")
     return _fit_context(scenario, workload, table)
 
@@ -170,13 +172,21 @@ def past_of(scenario: Scenario, folder: Path, seed: int) -> Workload:
     return _fit_context(quiet, workload, "clients")[0]
 
 
-def _fit_context(scenario: Scenario, workload: Workload, table: str) -> tuple[Workload, int]:
-    """Return the workload, with no request longer than its model's context or KV cache, and the number of clipped ones."""
+def longest_tokens(scenario: Scenario) -> dict[str, int]:
+    """Return the tokens, prompt and output together, that a request of each model may have."""
     limit = {name: model.context_tokens for name, model in scenario.models.items()}
     for group in scenario.fleet:
         # The last token produced is never computed, so it needs no room.
         room = group.kv_tokens // group.block_size_tokens * group.block_size_tokens + 1
         limit[group.model] = min(limit[group.model], room)
+    return limit
+
+
+def _fit_context(scenario: Scenario, workload: Workload, table: str) -> tuple[Workload, int]:
+    """Return the workload, with no request longer than its model's context or KV cache, and the number of clipped ones."""
+    limit = longest_tokens(scenario)
+    if not len(workload):
+        return workload, 0
     limits = np.array([limit[name] for name in workload.model.names])[workload.model.codes]
     long = workload.prompt_tokens.astype(np.int64) + workload.output_tokens > limits
     count = int(np.count_nonzero(long))

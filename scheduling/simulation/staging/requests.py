@@ -51,8 +51,13 @@ def _finite(seconds: float) -> float | None:
     return None if seconds == inf else seconds
 
 
-def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: int) -> Requests:
-    """Return *workload* by the numbers of *cluster*, with the dispatcher's predictions. Raise ScenarioProblem."""
+def requests_of(
+    scenario: Scenario, cluster: Cluster, workload: Workload, seed: int, run: NDArray[np.int32] | None = None
+) -> Requests:
+    """Return *workload* by the numbers of *cluster*, with the dispatcher's predictions and the application *run* of each.
+
+    Raises ScenarioProblem.
+    """
     classes = list(scenario.classes)
     slo_class = _codes(workload.slo_class, classes)
     of_class = list(scenario.classes.values())
@@ -82,6 +87,7 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
         hold_s=column(held_s),
         judged=column(judged),
         held=_held(scenario, cluster, workload, slo_class),
+        run=-1 if run is None else run,
     )
     return _with_prefixes(scenario, workload, requests)
 

@@ -16,6 +16,7 @@ from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
 from scheduling.simulation.simulator import Simulation, TimedEvent
+from scheduling.simulation.staging.applications import joined, runs_of
 from scheduling.simulation.staging.demand import demand_of, past_of
 from scheduling.simulation.staging.fleet import cluster_of, prices_of
 from scheduling.simulation.staging.problem import ScenarioProblem
@@ -27,6 +28,7 @@ from scheduling.simulation.strategies import Advisor, Control, run_strategy
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.requests import Requests
+from scheduling.simulation.workload.runs import RunsToCome
 
 PROGRESS_STEPS = 200
 
@@ -64,6 +66,8 @@ class Stage:
     seed: int
     sample_s: float
     until_s: float
+    runs: RunsToCome | None = None
+    """Application runs that requests belong to; None without any."""
     state: Fork | None = None
     """Running and waiting requests at the start; None: an idle fleet."""
     recent: Requests | None = None
@@ -93,6 +97,7 @@ class Stage:
                 sample_s=self.sample_s,
                 decisions=decisions,
                 state=self.state,
+                runs=self.runs,
             )
             tick_s = max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
             swaps = self.swapping(simulation) if self.cluster.swap_groups() else None
@@ -113,6 +118,7 @@ class Stage:
             progress=progress,
             timed_events=self.timed_events,
             state=self.state,
+            runs=self.runs,
             interactive=self.interactive,
             per_arrival=self.scaled.per_arrival,
             control=self.control,
@@ -138,22 +144,26 @@ def stage(scenario: Scenario, path: Path = SOURCE, seed: int | None = None, work
 def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None) -> Stage:
     cluster = cluster_of(scenario)
     workload, clipped = demand_of(scenario, folder, seed, given)
+    drawn, run = runs_of(scenario, cluster, folder, seed), None
+    if drawn is not None:
+        workload, run = joined(workload, drawn)
     until_s = inf if scenario.until_h is None else 3600 * scenario.until_h
     last_s = min(until_s, float(workload.arrival_s[-1]))
     return Stage(
         cluster=cluster,
-        requests=requests_of(scenario, cluster, workload, seed),
+        requests=requests_of(scenario, cluster, workload, seed, run),
         names=ResultNames(cluster.models, cluster.regions, list(scenario.classes), workload.tenant.names),
         promises=tuple(promise_of(one) for one in scenario.classes.values()),
         interactive=tuple(one.kind == "interactive" for one in scenario.classes.values()),
         prices=prices_of(scenario),
         left_out=workload.left_out,
-        clipped=clipped,
+        clipped=clipped + (drawn.clipped if drawn is not None else 0),
         scaled=scaled_of(scenario, cluster),
         timed_events=timed_events_of(scenario, cluster, seed, last_s),
         seed=seed,
         sample_s=scenario.sample_s,
         until_s=until_s,
+        runs=None if drawn is None else drawn.runs,
     )
 
 

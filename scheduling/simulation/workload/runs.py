@@ -1,6 +1,7 @@
 """Application runs to come: each is a record of steps, whose requests come once the steps before them have ended."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -8,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.applications.demand_graph import Backend, RunRecord
+from scheduling.applications.gittins import BUCKETS
 from scheduling.applications.standings import KnownGraph
+from scheduling.fleet.profile import Profile
 
 
 class ApplicationToCome(NamedTuple):
@@ -35,6 +38,8 @@ class RunsToCome:
     runs: Sequence[RunToCome]
     exact: bool = False
     """Whether orders know the whole service of every run (an oracle)."""
+    buckets: int = BUCKETS
+    """Of a run's service, for its Gittins rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +64,27 @@ class RunOutcomes:
 
 
 NOT_ENDED: Final = np.nan
+
+
+def alone_s(record: RunRecord, units: Mapping[str, Backend], profile: Profile, kv_tokens: int) -> float:
+    """Return the seconds that a run takes alone on an idle instance of *profile*, along its longest chain of steps.
+
+    The requests of a step run in one batch, or in several where *kv_tokens* hold no more.
+    """
+    ends_s: list[float] = []
+    for step in record.steps:
+        lasts_s = step.duration_s
+        if units[step.unit].kind == "llm":
+            batches = min(
+                step.parallelism,
+                math.ceil(step.parallelism * (step.input_tokens + step.output_tokens) / max(1, kv_tokens)),
+            )
+            batch = step.parallelism / batches
+            context = batch * (step.input_tokens + step.output_tokens / 2)
+            step_s = (
+                profile.decode_a_s + profile.decode_b_s_per_sequence * batch + profile.decode_c_s_per_token * context
+            )
+            prefill_s = profile.step_time_s(math.ceil(batch * step.input_tokens), 0, 0)
+            lasts_s = batches * (prefill_s + step_s * max(0.0, step.output_tokens - 1))
+        ends_s.append((ends_s[step.parent] if step.parent >= 0 else 0.0) + lasts_s)
+    return max(ends_s)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from forecasting.files import FORMAT, write_state
 from forecasting.workload import BEST, FORECASTERS, Series, StateError, arima, load, mlstm, trees
@@ -229,6 +230,23 @@ def test_a_state_that_cannot_be_written_leaves_the_old_one(tmp_path):
         write_state(path, {"forecaster": "blend", "bad": object()})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_fit_has_one_thread_of_linear_algebra(monkeypatch):
+    """Two cores and two threads: an ARIMA fit took twelve times the processor time of one thread."""
+    threads = []
+
+    class Watched(FORECASTERS["seasonal_naive"].model_class):
+        def fit(self, values, season):
+            threads.extend(each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas")
+            super().fit(values, season)
+
+    forecaster = FORECASTERS["seasonal_naive"]()
+    monkeypatch.setattr(forecaster, "model_class", Watched)
+    with threadpool_limits(2, user_api="blas"):
+        assert {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"} == {2}
+        forecaster.fit(daily(3, window_s=WINDOW_S))
+    assert set(threads) == {1}
 
 
 def test_importing_the_package_imports_nothing_heavy():

@@ -1,5 +1,7 @@
 import asyncio
+import random
 import signal
+from functools import partial
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -7,7 +9,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.fleet.models import Deployment
-from controlplane.gateway.replay.demo import SHARES, jobs_of, senders, streams_to
+from controlplane.gateway.replay.demo import RUN_EVERY_S, RUNS_OF, SHARES, jobs_of, senders, streams_to
+from controlplane.gateway.replay.runs import RunSender, run_streams
 from controlplane.gateway.replay.waves import Waves
 
 KEY_NAME = "demo traffic"
@@ -34,7 +37,13 @@ class Command(BaseCommand):
         sources = {tenant: streams_to(tenant, new_key(tenant)) for tenant in tenants}
         jobs = [job for tenant in tenants for job in jobs_of(tenant, sources[tenant])]
         streams = [stream for own in sources.values() for stream in own]
-        asyncio.run(until_stopped(Waves(options["url"].rstrip("/"), streams, options["seed"], jobs)))
+        waves = Waves(options["url"].rstrip("/"), streams, options["seed"], jobs)
+        runs = RunSender(waves.post, options["seed"])
+        for tenant in tenants:
+            for number, each in enumerate(run_streams(sources[tenant], RUN_EVERY_S) if tenant.name == RUNS_OF else ()):
+                draw = random.Random(f"{options['seed']} runs {number}")
+                waves.others.append(partial(runs.run, runs=each, draw=draw))
+        asyncio.run(until_stopped(waves))
 
 
 def new_key(tenant: Tenant) -> str:

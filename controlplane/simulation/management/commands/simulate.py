@@ -12,7 +12,7 @@ from controlplane.simulation.lengths import predicted_by, read_texts
 from controlplane.simulation.running import Simulated, compile_for, simulate
 from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.cluster.world import Outcome
-from scheduling.simulation.measures.results import LATENCIES, latency_s
+from scheduling.simulation.measures.results import LATENCIES, RUN_COLUMNS, latency_s
 from scheduling.simulation.measures.tables import ParquetMissing, write_csv, write_parquet
 from scheduling.simulation.scenario import ScenarioError, load_scenario
 from scheduling.simulation.staging import stage
@@ -172,6 +172,8 @@ def show(shown: Console, ran: Simulated) -> None:
         shown.print(f"{about['left_out']:,} requests left out, {about['clipped']:,} clipped to the context")
     groups = dict.fromkeys(row[:2] for row in measures.requests.rows)
     shown.print(table("Requests", _of_requests({row[:4]: row[4] for row in measures.requests.rows}), groups))
+    if measures.runs.rows:
+        shown.print(table("Application runs", RUNS, measures.runs.as_dicts()))
     groups = dict.fromkeys(row[:2] for row in measures.hours.rows)
     shown.print(table("Fleet, hours of instances", _of_fleet({row[:3]: row[3] for row in measures.hours.rows}), groups))
     if about["strategy"] != "none":
@@ -187,6 +189,11 @@ def show(shown: Console, ran: Simulated) -> None:
     shown.print(f"Counters: {counters}")
 
 
+RUNS = (
+    Column("Application", "application"),
+    *(Column(name.replace("_", " "), name, "{:,}") for name in RUN_COLUMNS[1:6]),
+    *(Column(name.replace("_s", " (s)"), name, "{:,.2f}") for name in RUN_COLUMNS[6:]),
+)
 MOVES = (
     Column("at", lambda row: clock(row[0])),
     Column("model", lambda row: row[1]),

@@ -1,0 +1,78 @@
+"""Tables of a scenario for runs of applications."""
+
+from typing import Annotated, Any, Final, Self
+
+import msgspec
+from pydantic import Field, FiniteFloat, field_validator, model_validator
+
+from scheduling.applications.demand_graph import DemandGraph
+from scheduling.applications.suite import SUITE
+from scheduling.simulation.scenario.demand import LengthsTrace
+from scheduling.simulation.scenario.parts import AtLeast0, Positive, ScenarioTable, Size, one_of
+
+MIXED: Final = "mix"
+"""Stands for all applications of the suite, by their shares."""
+
+
+class ApplicationOf(ScenarioTable):
+    """Runs of an application: one of the suite, the suite's mix, or one with a demand graph."""
+
+    suite: str | None = None
+    graph: str | dict[str, Any] | None = None
+    """A demand graph in JSON, whose records run again: a file, relative to the scenario's folder, or the object itself."""
+    name: str | None = None
+    """Default: that of the suite or the graph."""
+    model: str
+    """Serves the LLM units."""
+    slo_class: str
+    tenant: str = "applications"
+    tenants: Size = 1
+    """Tenants that send the runs, one after the other; with several, they are `TENANT 1`, `TENANT 2` and so on."""
+    regions: dict[str, AtLeast0] = {}
+    """Shares; default: equal for all of the scenario's regions."""
+    runs: Size | None = None
+    runs_per_h: Positive | None = None
+    from_h: AtLeast0 = 0.0
+    window_h: Positive | None = None
+    """In which runs begin; default: `demand.duration_h`."""
+    cv: Annotated[FiniteFloat, Field(gt=0, le=20)] = 1.0
+    """Coefficient of variation of the gaps between two runs."""
+    arrivals: LengthsTrace | None = None
+    """A trace: so many of its arrivals in a row, from a random one on, are when runs begin, stretched to the window."""
+    deadline_factor: Annotated[list[Positive], Field(min_length=1)] | None = None
+    """Deadlines as multiples of the time that a run takes alone, drawn for each run; None for no deadlines."""
+
+    @field_validator("suite")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        return None if value is None else one_of(value, (*SUITE, MIXED))
+
+    @field_validator("graph")
+    @classmethod
+    def _graph(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+        if isinstance(value, dict):
+            demand_graph(msgspec.json.encode(value))
+        return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.suite is None) == (self.graph is None):
+            raise ValueError("give suite or graph, and not both")
+        if (self.runs is None) == (self.runs_per_h is None):
+            raise ValueError("give runs or runs_per_h, and not both")
+        if self.suite == MIXED and self.name is not None:
+            raise ValueError("the mix has the names of the suite: give no name")
+        return self
+
+
+def demand_graph(text: bytes) -> DemandGraph:
+    """Return the demand graph in *text*. Raise ValueError if it is none, or nothing is recorded."""
+    try:
+        graph = DemandGraph.from_json(text)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise ValueError(f"is not a demand graph: {error}") from error
+    if not graph.records:
+        raise ValueError("has no records of runs")
+    if not any(graph.units[step.unit].kind == "llm" for record in graph.records for step in record.steps):
+        raise ValueError("has no LLM unit in its records")
+    return graph

@@ -1,0 +1,312 @@
+"""Application runs of a scenario: when they begin, what each does, and what a dispatcher knows of its application."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import inf
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
+from scheduling.applications.remaining import FEWEST_MATCHES
+from scheduling.applications.standings import KnownGraph
+from scheduling.applications.suite import SUITE, mixed
+from scheduling.queueing.ordering import BY_RUN, ORDERINGS
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.applications import MIXED, ApplicationOf, demand_graph
+from scheduling.simulation.staging.demand import longest_tokens
+from scheduling.simulation.staging.problem import ScenarioProblem
+from scheduling.simulation.workload.columns import Coded, Workload
+from scheduling.simulation.workload.edits import merged
+from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome, alone_s
+from scheduling.simulation.workload.traces import TraceError, load_trace
+
+SPREAD: Final = 0.25
+"""Standard deviation of the logarithm of outputs among the parallel requests of a step, around the step's mean."""
+RUNS_SEED, CALLS_SEED, LEARNED_SEED = 41, 42, 43
+USUAL_CALLS: Final = 64
+"""Draws by which the calls of a run are estimated."""
+
+
+class RunCalls(NamedTuple):
+    """The application runs of a scenario with their calls, in the order of runs and steps."""
+
+    calls: Workload
+    run: NDArray[np.int32]
+    """By call: its run."""
+    runs: RunsToCome
+    clipped: int
+    """Calls that were shortened to their model's context."""
+
+
+class _Source(NamedTuple):
+    """Where the runs of an application come from."""
+
+    suite: str
+    graph: DemandGraph | None
+
+    def backends(self, model: str) -> dict[str, Backend]:
+        if self.graph is None:
+            return SUITE[self.suite].backends(model)
+        units = self.graph.units.items()
+        return {unit: msgspec.structs.replace(each, name=model) if each.kind == "llm" else each for unit, each in units}
+
+    def run(self, random: np.random.Generator) -> RunRecord:
+        if self.graph is None:
+            return SUITE[self.suite].run(random)
+        records = self._parts()[0]
+        return records[int(random.integers(len(records)))]
+
+    def learned(self, count: int) -> list[RunRecord]:
+        """Return up to *count* other runs than those of `run`."""
+        if self.graph is not None:
+            return self._parts()[1][-count:]
+        return _suite_records(self.suite, count)
+
+    def _parts(self) -> tuple[list[RunRecord], list[RunRecord]]:
+        """Return the records to run again and those to learn from: every other one, or all where there are few."""
+        assert self.graph is not None
+        records = self.graph.records
+        return (records[::2], records[1::2]) if len(records) >= 2 * FEWEST_MATCHES else (records, records)
+
+
+@lru_cache(maxsize=64)
+def _suite_records(name: str, count: int) -> list[RunRecord]:
+    """Return runs of a separate seed, which are the same in every simulation."""
+    random = np.random.default_rng([LEARNED_SEED, zlib.crc32(name.encode())])
+    return [SUITE[name].run(random) for _ in range(count)]
+
+
+def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> RunCalls | None:
+    """Return the application runs of *scenario*; files are in *folder*. None without any.
+
+    Raises ScenarioProblem, and TraceError for an invalid trace of arrivals.
+    """
+    if not scenario.applications:
+        return None
+    return _Drawing(scenario, cluster, folder, seed).drawn()
+
+
+def joined(workload: Workload, drawn: RunCalls) -> tuple[Workload, NDArray[np.int32]]:
+    """Return the requests of both in order of arrival, and the run of each, -1 for none."""
+    both = merged(workload, drawn.calls)
+    order = np.argsort(both.arrival_s, kind="stable")
+    run = np.concatenate([np.full(len(workload), -1, np.int32), drawn.run])
+    return both.select(order), run[order]
+
+
+def expected_calls(scenario: Scenario) -> float:
+    """Return the expected requests of the scenario's runs; of graphs in files nothing is known."""
+    total = 0.0
+    for table in scenario.applications:
+        if isinstance(table.graph, str):
+            continue
+        names = mixed(USUAL_CALLS, np.random.default_rng(0)) if table.suite == MIXED else [table.suite] * USUAL_CALLS
+        graph = None if table.graph is None else demand_graph(msgspec.json.encode(table.graph))
+        random, calls = np.random.default_rng(0), 0
+        for name in names:
+            source = _Source(name or "", graph)
+            units = source.backends(table.model)
+            calls += sum(step.parallelism for step in source.run(random).steps if units[step.unit].kind == "llm")
+        total += _expected_runs(scenario, table) * calls / USUAL_CALLS
+    return total
+
+
+def _window_s(scenario: Scenario, table: ApplicationOf) -> float:
+    return 3600 * ((table.window_h if table.window_h is not None else scenario.demand.duration_h) or 0.0)
+
+
+def _expected_runs(scenario: Scenario, table: ApplicationOf) -> float:
+    return (
+        float(table.runs) if table.runs is not None else (table.runs_per_h or 0.0) * _window_s(scenario, table) / 3600
+    )
+
+
+class _Drawing:
+    def __init__(self, scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> None:
+        self.scenario, self.cluster, self.folder, self.seed = scenario, cluster, folder, seed
+        self.longest = longest_tokens(scenario)
+        self.applications: list[ApplicationToCome] = []
+        self.numbers: dict[str, tuple[int, _Source, str]] = {}
+        """By name: number, source and model of an application."""
+        self.clipped = 0
+
+    def drawn(self) -> RunCalls:
+        runs: list[tuple[RunToCome, int, int, str]] = []
+        """With the number of the table, the region and the tenant."""
+        for number, table in enumerate(self.scenario.applications):
+            random = np.random.default_rng([self.seed, RUNS_SEED, number])
+            began_s = self._began_s(number, table, random)
+            source = self._source(number, table)
+            names = mixed(began_s.size, random) if table.suite == MIXED else []
+            shares = np.array([table.regions.get(name, 0.0) for name in self.scenario.regions])
+            shares = shares if shares.any() else np.ones(shares.size)
+            regions = random.choice(shares.size, began_s.size, p=shares / shares.sum())
+            for at, moment_s in enumerate(began_s.tolist()):
+                of_run = _Source(names[at], None) if names else source
+                name = names[at] if names else table.name or table.suite or (source.graph and source.graph.application)
+                application = self._application(number, str(name), of_run, table)
+                record = self._fitted(of_run.run(random), number, table.model, application)
+                due_in_s = self._due_in_s(record, application, table, random)
+                tenant = table.tenant if table.tenants == 1 else f"{table.tenant} {at % table.tenants + 1}"
+                run = RunToCome(application, moment_s, due_in_s, record)
+                runs.append((run, number, int(regions[at]), tenant))
+        if not runs:
+            raise ScenarioProblem(("applications",), "no run begins within its window")
+        runs.sort(key=lambda each: each[0].began_s)
+        predictions = self.scenario.predictions
+        to_come = RunsToCome(
+            self.applications,
+            [each[0] for each in runs],
+            exact=predictions.runs == "exact",
+            buckets=predictions.buckets,
+        )
+        return self._calls(runs, to_come)
+
+    def _source(self, number: int, table: ApplicationOf) -> _Source:
+        if table.graph is None:
+            return _Source(table.suite or "", None)
+        try:
+            if isinstance(table.graph, dict):
+                return _Source("", demand_graph(msgspec.json.encode(table.graph)))
+            return _Source("", demand_graph((self.folder / table.graph).read_bytes()))
+        except OSError as error:
+            raise ScenarioProblem(("applications", number, "graph"), f"{table.graph}: {error.strerror}") from error
+        except ValueError as error:
+            raise ScenarioProblem(("applications", number, "graph"), str(error)) from error
+
+    def _began_s(self, number: int, table: ApplicationOf, random: np.random.Generator) -> NDArray[np.float64]:
+        """Return when runs begin."""
+        from_s, window_s = 3600 * table.from_h, _window_s(self.scenario, table)
+        count = round(_expected_runs(self.scenario, table))
+        if table.arrivals is not None:
+            try:
+                trace_s = load_trace(self.folder / table.arrivals.file, table.arrivals.format, seed=self.seed).arrival_s
+            except TraceError as error:
+                if error.line == 0 and not (self.folder / table.arrivals.file).exists():
+                    raise ScenarioProblem(("applications", number, "arrivals", "file"), str(error)) from error
+                raise
+            first = int(random.integers(max(1, trace_s.size - count + 1)))
+            chosen = trace_s[first : first + count]
+            if count > trace_s.size:
+                chosen = np.sort(random.choice(trace_s, count))
+            span_s = float(chosen[-1] - chosen[0]) or 1.0
+            return np.asarray(from_s + window_s * (chosen - chosen[0]) / span_s * (1 - 1e-9))
+
+        def gaps(size: int) -> NDArray[np.float64]:
+            return random.gamma(1 / table.cv**2, table.cv**2, size)
+
+        if table.runs is not None:
+            moments = np.cumsum(gaps(count + 1))
+            return np.asarray(from_s + window_s * moments[:-1] / moments[-1])
+        assert table.runs_per_h is not None
+        mean_s, moments = 3600 / table.runs_per_h, np.zeros(0)
+        while not moments.size or moments[-1] < window_s:
+            more = np.cumsum(gaps(count + 10)) * mean_s
+            moments = np.concatenate([moments, more + (moments[-1] if moments.size else 0.0)])
+        return np.asarray(from_s + moments[moments < window_s])
+
+    def _application(self, number: int, name: str, source: _Source, table: ApplicationOf) -> int:
+        """Return the number of the application *name*. Raise ScenarioProblem if another one has that name."""
+        if (known := self.numbers.get(name)) is not None:
+            if known[1:] != (source, table.model):
+                raise ScenarioProblem(("applications", number), f"another application has the name {name!r}: give name")
+            return known[0]
+        units = source.backends(table.model)
+        self.numbers[name] = len(self.applications), source, table.model
+        self.applications.append(ApplicationToCome(name, units, self._known(name, source, units, number, table.model)))
+        return len(self.applications) - 1
+
+    def _known(
+        self, name: str, source: _Source, units: dict[str, Backend], number: int, model: str
+    ) -> KnownGraph | None:
+        """Return what a dispatcher knows of an application; None for nothing, or where no order asks."""
+        predictions = self.scenario.predictions
+        orders = {ORDERINGS[self.cluster.policy(key).ordering] for key in self.cluster.endpoints}
+        if predictions.runs in ("exact", "none") or not orders & set(BY_RUN):
+            return None
+        records = [self._clipped(each, units, model)[0] for each in source.learned(predictions.recorded_runs)]
+        graph = DemandGraph(name, units, records)
+        rate = ServiceRate.of(self._profile(model))
+        rates = {unit: rate if each.kind == "llm" else ServiceRate() for unit, each in units.items()}
+        return KnownGraph.of(graph, rates, refined=predictions.runs == "graph", whole=predictions.runs == "whole")
+
+    def _profile(self, model: str) -> Any:
+        return self.cluster.reference_profile(next(key for key in self.cluster.endpoints if key[0] == model))
+
+    def _fitted(self, record: RunRecord, number: int, model: str, application: int) -> RunRecord:
+        """Return *record* with calls that fit the context of *model*. Raise ScenarioProblem if they must not be cut."""
+        fitted, cut = self._clipped(record, self.applications[application].units, model)
+        if cut and self.scenario.demand.too_long == "refuse":
+            longest = max(step.input_tokens + step.output_tokens for step in record.steps)
+            what = f"a call has {longest:,.0f} tokens, {model} takes {self.longest[model]}: set demand.too_long to clip"
+            raise ScenarioProblem(("applications", number), what)
+        self.clipped += cut
+        return fitted
+
+    def _clipped(self, record: RunRecord, units: Mapping[str, Backend], model: str) -> tuple[RunRecord, int]:
+        """Return *record* with calls cut to the context of *model*, the prompt first, and the number of calls cut."""
+        most, cut, steps = float(self.longest[model]), 0, list[Step]()
+        for step in record.steps:
+            if units[step.unit].kind == "llm":
+                output = min(max(1.0, step.output_tokens), most - 1)
+                prompt = min(max(1.0, step.input_tokens), most - output)
+                cut += step.parallelism * (step.input_tokens + step.output_tokens > most)
+                step = msgspec.structs.replace(step, input_tokens=prompt, output_tokens=output)  # noqa: PLW2901
+            steps.append(step)
+        return RunRecord(tuple(steps)), cut
+
+    def _due_in_s(
+        self, record: RunRecord, application: int, table: ApplicationOf, random: np.random.Generator
+    ) -> float:
+        if table.deadline_factor is None:
+            return inf
+        factor = float(random.choice(table.deadline_factor))
+        engine = next(spec.engine for spec in self.cluster.instances if spec.model == table.model)
+        units = self.applications[application].units
+        return factor * alone_s(record, units, engine.profile, engine.kv_blocks * engine.block_size_tokens)
+
+    def _calls(self, runs: Sequence[tuple[RunToCome, int, int, str]], to_come: RunsToCome) -> RunCalls:
+        random = np.random.default_rng([self.seed, CALLS_SEED])
+        rows: list[tuple[float, int, int, int]] = []
+        whose: list[tuple[str, str, str]] = []
+        regions: list[int] = []
+        for number, (run, at_table, region, tenant) in enumerate(runs):
+            table = self.scenario.applications[at_table]
+            units, most = self.applications[run.application].units, self.longest[table.model]
+            for step in run.record.steps:
+                if units[step.unit].kind != "llm":
+                    continue
+                outputs = step.output_tokens * _spread(step.parallelism, random)
+                for output in np.clip(np.rint(outputs), 1, most - 1).astype(int).tolist():
+                    prompt = min(max(1, round(step.input_tokens)), most - output)
+                    rows.append((run.began_s, prompt, output, number))
+                    whose.append((table.model, table.slo_class, tenant))
+                    regions.append(region)
+        if not rows:
+            raise ScenarioProblem(("applications",), "has runs without any LLM call")
+        began_s, prompts, outputs_of, run_of = (np.array(each) for each in zip(*rows, strict=True))
+        models, classes, tenants = (Coded.of(each) for each in zip(*whose, strict=True))
+        calls = Workload(
+            arrival_s=began_s.astype(np.float64),
+            prompt_tokens=prompts.astype(np.int32),
+            output_tokens=outputs_of.astype(np.int32),
+            model=models,
+            region=Coded(np.array(regions, np.int32), list(self.scenario.regions)),
+            slo_class=classes,
+            tenant=tenants,
+        )
+        return RunCalls(calls, run_of.astype(np.int32), to_come, self.clipped)
+
+
+def _spread(count: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """Return *count* factors with a mean of 1."""
+    if count == 1:
+        return np.ones(1)
+    factors = np.exp(SPREAD * random.standard_normal(count))
+    return np.asarray(factors / factors.mean())
