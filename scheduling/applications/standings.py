@@ -17,12 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.applications.demand_graph import DemandGraph, ServiceRate
-<<<<<<< HEAD
-from scheduling.applications.gittins import MEAN, buckets, gittins_ranks
-from scheduling.applications.recording import TOGETHER_S
-=======
 from scheduling.applications.gittins import BUCKETS, MEAN, buckets, gittins_ranks
->>>>>>> main
+from scheduling.applications.recording import TOGETHER_S
 from scheduling.applications.remaining import UNKNOWN, GraphArrays, Position, build, remaining_s
 from scheduling.compiled import uncompiled
 from scheduling.queueing.groups import BY_RANK
