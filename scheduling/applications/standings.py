@@ -372,9 +372,9 @@ def rekey_run(
     return changed
 
 
-def follows_runs(ordering: int, group_order: int) -> bool:
-    """Whether an endpoint of *ordering*, and of that order inside its request groups, orders by application run."""
-    return ordering in BY_RUN or (ordering == QLM and group_order == BY_RANK)
+def follows_runs(ordering: int, within: int) -> bool:
+    """Whether an endpoint of *ordering*, whose request groups leave by *within*, orders by application run."""
+    return ordering in BY_RUN or (ordering == QLM and within == BY_RANK)
 
 
 def key_in_run(ordering: int, standing: Standing, priority: int, stretch: float) -> float:
