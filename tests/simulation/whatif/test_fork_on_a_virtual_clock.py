@@ -197,7 +197,7 @@ def test_a_fork_has_runs_in_progress_where_they_stood(db, ordering):
             slo_class="interactive",
             run_due_s=float(random.choice([20.0, 90.0])) if at % 3 else None,
         )
-        for at, each in enumerate(requests(at_s, 9.0))
+        for at, each in enumerate(requests(at_s, 4.5))
     ]
     live = VirtualFleet("m", ROUND_TRIP_S)
     records = [RunRecord((Step("request", -1, 100, int(length)),)) for length in random.choice([20, 60, 400], 40)]
