@@ -6,7 +6,6 @@ Every non-secret variable becomes a setting of the same name, without its prefix
 import socket
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
@@ -189,176 +188,58 @@ CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_BEAT_SCHEDULER = "workers.beat:Scheduler"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TIMEZONE = "UTC"
-# Static: the schedule is part of the release, not a row that can be lost (docs/adr/0009). `expires`: messages must not pile
-# up while no worker runs.
-CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
-    "run-pending-commands": {
-        "task": "workers.tasks.fleet.run_pending_commands",
-        "schedule": 5.0,
-        "options": {"expires": 5.0},
-    },
-    "watch-loading": {
-        "task": "workers.tasks.fleet.watch_loading",
-        "schedule": 5.0,
-        "options": {"expires": 5.0},
-    },
-    "end-failed": {
-        "task": "workers.tasks.fleet.end_failed",
-        "schedule": 5.0,
-        "options": {"expires": 5.0},
-    },
-    "advance-rollouts": {
-        "task": "workers.tasks.rollouts.advance_rollouts",
-        "schedule": 5.0,
-        "options": {"expires": 5.0},
-    },
-    "advance-swaps": {
-        "task": "workers.tasks.swaps.advance_swaps",
-        "schedule": 5.0,
-        "options": {"expires": 5.0},
-    },
-    "advance-pulls": {
-        "task": "workers.tasks.weights.advance_pulls",
-        "schedule": 5.0,
-        "options": {"expires": 5.0},
-    },
-    "observe-instances": {
-        "task": "workers.tasks.observation.observe_instances",
-        "schedule": 5.0,
-        "options": {"expires": 5.0},
-    },
-    "count-usage": {
-        "task": "workers.tasks.usage.count_usage",
-        "schedule": 30.0,
-        "options": {"expires": 30.0},
-    },
-    "prune-ledger": {
-        "task": "workers.tasks.housekeeping.prune_ledger",
-        "schedule": 3600.0,
-        "options": {"expires": 3600.0},
-    },
-    "prune-sign-ins": {
-        "task": "workers.tasks.housekeeping.prune_sign_ins",
-        "schedule": 3600.0,
-        "options": {"expires": 3600.0},
-    },
+# Static: the schedule is part of the release, not a row that can be lost (docs/adr/0009). Many of these tasks only check
+# whether work is due (by the newest row), so a restart neither skips nor repeats it.
+PERIODIC_TASKS: dict[str, tuple[str, float]] = {
+    "run-pending-commands": ("fleet.run_pending_commands", 5.0),
+    "watch-loading": ("fleet.watch_loading", 5.0),
+    "end-failed": ("fleet.end_failed", 5.0),
+    "advance-rollouts": ("rollouts.advance_rollouts", 5.0),
+    "advance-swaps": ("swaps.advance_swaps", 5.0),
+    "advance-pulls": ("weights.advance_pulls", 5.0),
+    "observe-instances": ("observation.observe_instances", 5.0),
+    "count-usage": ("usage.count_usage", 30.0),
+    "prune-ledger": ("housekeeping.prune_ledger", 3600.0),
+    "prune-sign-ins": ("housekeeping.prune_sign_ins", 3600.0),
+    "follow-runs": ("applications.follow_runs", 10.0),
+    "prune-runs": ("applications.prune_runs", 3600.0),
+    "resume-batches": ("batches.resume", 30.0),
+    "forecast-and-plan": ("planning.forecast_and_plan", 30.0),  # or more often: `controlplane.jobs.schedule.look_s`
+    "run-strategies": (
+        "planning.run_strategies",
+        environment.STRATEGY_EVERY_S,
+    ),  # the default: `controlplane.jobs.schedule`
+    "apply-plans": ("planning.apply_plans", 5.0),
+    "finish-drains": ("planning.finish_drains", 5.0),
+    "record-capacity": ("planning.record_capacity", 10.0),
+    "compare-strategies": ("planning.compare_strategies", 60.0),
+    "replay-ledger": ("simulation.replay_ledger", 60.0),
+    "look-after-what-ifs": ("simulation.look_after_what_ifs", 10.0),
+    "judge-twin": ("simulation.judge_twin", 60.0),
+    "backtest-ledger": ("planning.backtest_ledger", 60.0),
+    "fit-forecasters": ("planning.fit_forecasters", 30.0),
+    "prune-planning": ("planning.prune_planning", 3600.0),
+    "train-length-model": ("lengths.train_length_model", 600.0),
+    "judge-length-versions": ("lengths.judge_length_versions", 60.0),
+    "prune-lengths": ("lengths.prune_lengths", 3600.0),
 }
+"""Name of each periodic task: its function below `workers.tasks`, and its period in seconds."""
+CELERY_BEAT_SCHEDULE = {  # `expires`: messages must not pile up while no worker runs
+    name: {"task": f"workers.tasks.{task}", "schedule": period_s, "options": {"expires": period_s}}
+    for name, (task, period_s) in PERIODIC_TASKS.items()
+}
+LONG_TASKS = (
+    *("planning.forecast_and_plan", "planning.compare_strategies", "planning.backtest_ledger"),
+    *("planning.fit_forecasters", "simulation.run_future", "simulation.replay_ledger", "simulation.judge_twin"),
+    *("weights.download", "lengths.train_length_model"),
+)
+CELERY_TASK_ROUTES = {f"workers.tasks.{task}": {"queue": "simulation"} for task in LONG_TASKS}
 
 # The fleet.
 HOST = environment.HOST or socket.gethostname()
 VLLM_PYTHON = environment.VLLM_PYTHON
 if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
     VLLM_PYTHON = str(BASE_DIR / ".venv-vllm/bin/python")
-
-# Forecasts, plans and strategies (docs/live-scaling.md).
-# Each of these checks whether its work is due (by the newest row), so a restart neither skips nor repeats it.
-CELERY_TASK_ROUTES = {
-    "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
-    "workers.tasks.planning.compare_strategies": {"queue": "simulation"},
-    "workers.tasks.simulation.run_future": {"queue": "simulation"},
-    "workers.tasks.simulation.replay_ledger": {"queue": "simulation"},
-    "workers.tasks.planning.backtest_ledger": {"queue": "simulation"},
-    "workers.tasks.simulation.judge_twin": {"queue": "simulation"},
-    "workers.tasks.planning.fit_forecasters": {"queue": "simulation"},
-    "workers.tasks.weights.download": {"queue": "simulation"},
-}
-CELERY_BEAT_SCHEDULE |= {
-    "follow-runs": {
-        "task": "workers.tasks.applications.follow_runs",
-        "schedule": 10.0,
-        "options": {"expires": 10.0},
-    },
-    "prune-runs": {
-        "task": "workers.tasks.applications.prune_runs",
-        "schedule": 3600.0,
-        "options": {"expires": 3600.0},
-    },
-    "resume-batches": {
-        "task": "workers.tasks.batches.resume",
-        "schedule": 30.0,
-        "options": {"expires": 30.0},
-    },
-    "forecast-and-plan": {
-        "task": "workers.tasks.planning.forecast_and_plan",
-        "schedule": 30.0,  # or more often: `controlplane.jobs.schedule.look_s`
-        "options": {"expires": 30.0},
-    },
-    "run-strategies": {
-        "task": "workers.tasks.planning.run_strategies",
-        "schedule": environment.STRATEGY_EVERY_S,  # the default: `controlplane.jobs.schedule`
-        "options": {"expires": environment.STRATEGY_EVERY_S},
-    },
-    "apply-plans": {
-        "task": "workers.tasks.planning.apply_plans",
-        "schedule": 5.0,
-        "options": {"expires": 5.0},
-    },
-    "finish-drains": {
-        "task": "workers.tasks.planning.finish_drains",
-        "schedule": 5.0,
-        "options": {"expires": 5.0},
-    },
-    "record-capacity": {
-        "task": "workers.tasks.planning.record_capacity",
-        "schedule": 10.0,
-        "options": {"expires": 10.0},
-    },
-    "compare-strategies": {
-        "task": "workers.tasks.planning.compare_strategies",
-        "schedule": 60.0,
-        "options": {"expires": 60.0},
-    },
-    "replay-ledger": {
-        "task": "workers.tasks.simulation.replay_ledger",
-        "schedule": 60.0,
-        "options": {"expires": 60.0},
-    },
-    "look-after-what-ifs": {
-        "task": "workers.tasks.simulation.look_after_what_ifs",
-        "schedule": 10.0,
-        "options": {"expires": 10.0},
-    },
-    "judge-twin": {
-        "task": "workers.tasks.simulation.judge_twin",
-        "schedule": 60.0,
-        "options": {"expires": 60.0},
-    },
-    "backtest-ledger": {
-        "task": "workers.tasks.planning.backtest_ledger",
-        "schedule": 60.0,
-        "options": {"expires": 60.0},
-    },
-    "fit-forecasters": {
-        "task": "workers.tasks.planning.fit_forecasters",
-        "schedule": 30.0,
-        "options": {"expires": 30.0},
-    },
-    "prune-planning": {
-        "task": "workers.tasks.planning.prune_planning",
-        "schedule": 3600.0,
-        "options": {"expires": 3600.0},
-    },
-}
-
-# Output lengths (docs/lengths.md).
-CELERY_TASK_ROUTES |= {"workers.tasks.lengths.train_length_model": {"queue": "simulation"}}
-CELERY_BEAT_SCHEDULE |= {
-    "train-length-model": {
-        "task": "workers.tasks.lengths.train_length_model",
-        "schedule": 600.0,
-        "options": {"expires": 600.0},
-    },
-    "judge-length-versions": {
-        "task": "workers.tasks.lengths.judge_length_versions",
-        "schedule": 60.0,
-        "options": {"expires": 60.0},
-    },
-    "prune-lengths": {
-        "task": "workers.tasks.lengths.prune_lengths",
-        "schedule": 3600.0,
-        "options": {"expires": 3600.0},
-    },
-}
 
 # Tasks that only check whether work is due: the work itself is monitored, at its own period (controlplane/jobs/schedule.py).
 JOBS_WITHIN_TASKS = {"forecast-and-plan": ("forecasts", "plans")}

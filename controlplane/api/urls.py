@@ -76,23 +76,13 @@ api = PilothouseApi(
     docs_url=None,
 )
 errors.install(api)
-api.add_router("", instances.router)
-api.add_router("", swaps.router)
-api.add_router("", spot.router)
-api.add_router("", inventory.router)
-api.add_router("", deploy.router)
-api.add_router("", accounts.router)
-api.add_router("", budgets.router)
-api.add_router("", records.router)
-api.add_router("", planning.router)
-api.add_router("", queues.router)
-api.add_router("", lengths.router)
-api.add_router("", settings.router)
-api.add_router("", what_ifs.simulations)
-api.add_router("", system.router)
-api.add_router("", usage.router)
-api.add_router("", waiting.router)
-api.add_router("", what_ifs.router)
+ROUTERS = (
+    *(instances.router, swaps.router, spot.router, inventory.router, deploy.router, accounts.router, budgets.router),
+    *(records.router, planning.router, queues.router, lengths.router, settings.router, what_ifs.simulations),
+    *(system.router, usage.router, waiting.router, what_ifs.router),
+)
+for router in ROUTERS:
+    api.add_router("", router)
 
 
 rest_of_paths = Router()

@@ -25,7 +25,7 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model, SloClass, SloKind
 from controlplane.gateway.errors import ApiError, invalid
-from workers.vllm.tasks import Task
+from scheduling.model_task import Task
 
 MOST_FILE_BYTES = 200 * 1024 * 1024
 MOST_PROBLEMS = 100

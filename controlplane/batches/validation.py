@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from workers.vllm.tasks import EMBEDDINGS, GENERATION, PATHS, SCORING, Task
+from scheduling.model_task import Task
+from workers.vllm.tasks import EMBEDDINGS, GENERATION, PATHS, SCORING
 
 MOST_LINES = 50_000
 MOST_LINE_BYTES = 4 * 1024 * 1024

@@ -235,7 +235,7 @@ class ServedModel(Record, frozen=True):
     created_at: int
     has_endpoint: bool  # it is or was served somewhere
     by_prefix: bool  # some router considers the start of prompts: `Submit.prefix_hashes` is wanted
-    task: str = "generate"  # `workers.vllm.tasks.Task`
+    task: str = "generate"  # `scheduling.model_task.Task`
 
 
 class ServedModels(Record, frozen=True):

@@ -17,6 +17,7 @@ GIVEN = {
     "llama-2-70b": ("ssjf", PolicyMode.AUTO),
     "bloom-176b": ("qlm", PolicyMode.AUTO),
     "llama-3.2-3b": ("pilothouse", PolicyMode.ASK),
+    "qwen3-embedding-0.6b": ("pilothouse", PolicyMode.AUTO),
 }
 """Bundle and mode by model."""
 

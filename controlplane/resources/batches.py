@@ -5,9 +5,8 @@ from datetime import datetime
 from django.db.models import QuerySet
 
 from controlplane.batches.models import Batch, BatchStatus
-from controlplane.resources.filters import Select, every
 from controlplane.resources.requests import tenant_control
-from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range
+from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, of_choice
 
 
 def visible_batches(viewer: Viewer) -> QuerySet[Batch]:
@@ -54,7 +53,7 @@ BATCHES = Resource(
         Column("risk", "Risk", type=str, about="`late`, `at_risk` or empty."),
     ),
     filters=(
-        Filter("status", type=BatchStatus, control=Select("status", "State", every("states", BatchStatus.choices))),
+        of_choice("status", BatchStatus, "states", "State"),
         Filter("tenant", "tenant__name", control=tenant_control),
         *in_range("created_at", "Created", 24, 168),
     ),

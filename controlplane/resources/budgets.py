@@ -5,8 +5,7 @@ from django.db.models import Q, QuerySet
 from controlplane.accounts.models import Budget, BudgetKind
 from controlplane.batches.budgets import waiting_lines
 from controlplane.gateway.admission.budgets import month_of
-from controlplane.resources.filters import Select, every
-from controlplane.resources.resource import Column, Filter, Resource, Viewer
+from controlplane.resources.resource import Column, Filter, Resource, Viewer, of_choice
 
 
 def visible_budgets(viewer: Viewer) -> QuerySet[Budget]:
@@ -66,7 +65,7 @@ BUDGETS = Resource(
     ),
     filters=(
         Filter("tenant", "tenant__name"),
-        Filter("kind", type=BudgetKind, control=Select("kind", "Kind", every("kinds", BudgetKind.choices))),
+        of_choice("kind", BudgetKind, "kinds"),
         Filter("model"),
     ),
     page=("scope", "kind", "used", "soft", "hard", "state", "alerted_at", "stopped_at"),

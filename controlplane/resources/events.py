@@ -8,7 +8,7 @@ from controlplane.accounts.models import Role
 from controlplane.events.models import Event, Severity
 from controlplane.events.selectors import event_kinds, visible_events
 from controlplane.resources.filters import Control, Hidden, Search, Select, every
-from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, search_in
+from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, of_choice, search_in
 
 
 def rows(viewer: Viewer) -> QuerySet[Event]:
@@ -50,9 +50,7 @@ EVENTS = Resource(
             control=Search("q", "Search in subject, reason, kind and actor", length=120),
         ),
         Filter("kind", by_kind, control=kind_control),
-        Filter(
-            "severity", type=Severity, control=Select("severity", "Severity", every("severities", Severity.choices))
-        ),
+        of_choice("severity", Severity, "severities"),
         *in_range("at", "When", 1, 24, 168),
         Filter("actor", control=Hidden("actor")),
         Filter("subject_type"),

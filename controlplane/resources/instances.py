@@ -9,9 +9,8 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Launcher, Tier
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.selectors import instances
-from controlplane.resources.filters import Control, Search, Select, every, model_select
-from controlplane.resources.names import model_names, region_names
-from controlplane.resources.resource import Column, Filter, Resource, Viewer, search_in
+from controlplane.resources.filters import Search, Select, every
+from controlplane.resources.resource import Column, Filter, Resource, Viewer, of_model, of_region, search_in
 
 STATUSES = {
     "provisioning": "Provisioning",
@@ -42,14 +41,6 @@ def with_outdated(rows: list[Any]) -> list[Any]:
     for row in missing:
         vars(row)["outdated"] = differ.get(row.pk, ())
     return rows
-
-
-def model_control(_viewer: Viewer) -> Control:
-    return model_select(model_names())
-
-
-def region_control(_viewer: Viewer) -> Control:
-    return Select("region", "Region", every("regions", region_names()))
 
 
 def live(name: str, heading: str, draw: str, **more: Any) -> Column:
@@ -125,8 +116,8 @@ INSTANCES = Resource(
             control=Search("q", "Search by name or address"),
             about="Searches name, address and model.",
         ),
-        Filter("model", "deployment__model__name", control=model_control),
-        Filter("region", "deployment__region__name", control=region_control),
+        of_model("deployment__model__name"),
+        of_region("deployment__region__name"),
         Filter("gpu_type", "deployment__gpu_type__name"),
         Filter("state", type=InstanceState),
         Filter(

@@ -6,8 +6,7 @@ from controlplane.accounts.models import Role
 from controlplane.fleet import selectors
 from controlplane.fleet.models import Deployment, Device, GpuType, Model, Node, Region, RegionLatency, SloClass, SloKind
 from controlplane.resources.filters import Hidden, Search
-from controlplane.resources.instances import region_control
-from controlplane.resources.resource import Column, Filter, Resource, search_in
+from controlplane.resources.resource import Column, Filter, Resource, of_region, search_in
 from scheduling.policy import COLUMNS as POLICY
 
 STARTS = "console/instances/starts_cell.html"
@@ -79,7 +78,7 @@ NODES = Resource(
     ),
     filters=(
         search_in("name", "address", control=Search("q", "Search by name or address")),
-        Filter("region", "region__name", control=region_control),
+        of_region("region__name"),
     ),
     page=("name", "region_title", "gpu_type_title", "gpus_used", "cordoned"),
     caption="by region and name",

@@ -7,22 +7,13 @@ from controlplane.accounts.models import Role
 from controlplane.planning import selectors
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 from controlplane.planning.titles import title_of
-from controlplane.resources.filters import Control, Select, every, model_select
-from controlplane.resources.names import model_names, region_names
-from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_last
-
-
-def model_control(_viewer: Viewer) -> Control:
-    return model_select(model_names())
+from controlplane.resources.filters import Control, Select, every
+from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_last, of_choice, of_model, of_region
 
 
 def strategy_control(_viewer: Viewer) -> Control:
     strategies = [(name, title_of(name)) for name in selectors.plan_strategies()]
     return Select("strategy", "Strategy", every("strategies", strategies))
-
-
-def region_control(_viewer: Viewer) -> Control:
-    return Select("region", "Region", every("regions", region_names()))
 
 
 PLANS = Resource(
@@ -65,8 +56,8 @@ PLANS = Resource(
         Column("binding", type=list[str], about="The rows that bind, in words."),
     ),
     filters=(
-        Filter("model", "model__name", control=model_control),
-        Filter("status", type=PlanStatus, control=Select("status", "Status", every("statuses", PlanStatus.choices))),
+        of_model("model__name"),
+        of_choice("status", PlanStatus, "statuses"),
         Filter("strategy", control=strategy_control),
         in_last("made_at", "Made", 1, 6, 24, 168),
     ),
@@ -101,8 +92,8 @@ MOVES = Resource(
         Column("inputs", type=dict[str, Any]),
     ),
     filters=(
-        Filter("model", control=model_control),
-        Filter("region", control=region_control),
+        of_model(),
+        of_region(),
         Filter(
             "source",
             type=MoveSource,

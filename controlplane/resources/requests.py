@@ -6,9 +6,9 @@ from django.db.models import Q, QuerySet
 
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.resources.filters import Control, Hidden, Search, Select, every, model_select
-from controlplane.resources.names import model_names, region_names
-from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range
+from controlplane.resources.filters import Control, Hidden, Search, Select, every
+from controlplane.resources.names import region_names
+from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, of_model
 from scheduling.queueing.promises import UNREACHABLE
 
 DEMAND = {
@@ -68,10 +68,6 @@ def class_control(_viewer: Viewer) -> Control:
     return Select("class", "SLO class", every("classes", SloClass.objects.values_list("name", flat=True)), free=40)
 
 
-def model_control(_viewer: Viewer) -> Control:
-    return model_select(model_names(), free=160)
-
-
 REQUESTS = Resource(
     name="requests",
     noun="request",
@@ -122,7 +118,7 @@ REQUESTS = Resource(
     ),
     filters=(
         Filter("request_id", control=Search("q", "Request id", "Request id")),
-        Filter("model", control=model_control),
+        of_model(free=160),
         Filter(
             "outcome",
             by_outcome,

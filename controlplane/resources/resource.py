@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from django.db.models import Model, QuerySet
+from django.db.models import Model, QuerySet, TextChoices
 from django.http import StreamingHttpResponse
 from django.utils import timezone
 from pydantic import AwareDatetime
 
 from controlplane.accounts.models import Role, Tenant, User
-from controlplane.resources.filters import Control, Filters, Select, last_hours, sort_by
+from controlplane.resources.filters import Control, Filters, Select, every, last_hours, model_select, sort_by
+from controlplane.resources.names import model_names, region_names
 from controlplane.resources.tables import ROW_LIMIT, sorted_by, table, value
 from controlplane.rows import Page, containing, page_of, sorted_page_of
 
@@ -147,6 +148,21 @@ class Filter:
 def search_in(*fields: str, control: Control, about: str = "") -> Filter:
     """Filter `q`: each word of the text occurs in one of *fields*."""
     return Filter("q", lambda rows, text: containing(rows, text, *fields), control=control, about=about)
+
+
+def of_model(lookup: str = "", free: int = 0) -> Filter:
+    """Filter by the name of a model; *free* as in `Select`."""
+    return Filter("model", lookup, control=lambda viewer: model_select(model_names(), free))
+
+
+def of_region(lookup: str = "") -> Filter:
+    """Filter by the name of a region."""
+    return Filter("region", lookup, control=lambda viewer: Select("region", "Region", every("regions", region_names())))
+
+
+def of_choice(name: str, choices: type[TextChoices], plural: str, label: str = "") -> Filter:
+    """Filter by one of *choices*."""
+    return Filter(name, type=choices, control=Select(name, label or name.capitalize(), every(plural, choices.choices)))
 
 
 def in_last(at: str, label: str, *hours: int) -> Filter:

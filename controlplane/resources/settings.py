@@ -1,13 +1,12 @@
 """Runtime settings with the values in force, for all models or for one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from controlplane.accounts.models import Role
-from controlplane.resources.filters import Control, model_select
-from controlplane.resources.names import model_names
-from controlplane.resources.resource import Column, Filter, Resource, Viewer
+from controlplane.resources.resource import Column, Resource, Viewer, of_model
 from controlplane.tuning.selectors import Described, described
 
 
@@ -15,12 +14,8 @@ def of_all_models(_viewer: Viewer) -> list[Described]:
     return described()
 
 
-def of_model(_rows: Sequence[Described], model: str) -> list[Described]:
+def of_one_model(_rows: Sequence[Described], model: str) -> list[Described]:
     return described(model)
-
-
-def model_control(_viewer: Viewer) -> Control:
-    return model_select(model_names())
 
 
 SETTINGS = Resource(
@@ -52,11 +47,8 @@ SETTINGS = Resource(
         Column("purpose", "Description", type=str, draw="wide"),
     ),
     filters=(
-        Filter(
-            "model",
-            of_model,
-            control=model_control,
-            about="The settings of one model: those that can be overridden per model.",
+        replace(
+            of_model(), lookup=of_one_model, about="The settings of one model: those that can be overridden per model."
         ),
     ),
     page=("name", "value", "unit", "default", "limits", "purpose"),

@@ -6,9 +6,7 @@ from controlplane.accounts.models import Role
 from controlplane.fleet.models import Donation, DonationState, Weights, WeightsState
 from controlplane.fleet.spot.selectors import donations
 from controlplane.fleet.weights.selectors import weights
-from controlplane.resources.filters import Select, every, model_select
-from controlplane.resources.names import model_names, region_names
-from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range
+from controlplane.resources.resource import Column, Resource, Viewer, in_range, of_choice, of_model, of_region
 
 
 def visible_donations(viewer: Viewer) -> QuerySet[Donation]:
@@ -70,16 +68,12 @@ DONATIONS = Resource(
             about="Of all its GPUs, when it was donated; null where it was not known.",
         ),
         Column("evicted_requests", "Evicted", draw="count"),
-        Column("ended_requests", "Ended with an error", draw="count"),
+        Column("ended_requests", "Ended with an error", draw="count", label="Ended"),
     ),
     filters=(
-        Filter("model", "instance__deployment__model__name", control=lambda viewer: model_select(model_names())),
-        Filter(
-            "region",
-            "instance__deployment__region__name",
-            control=lambda viewer: Select("region", "Region", every("regions", region_names())),
-        ),
-        Filter("state", type=DonationState, control=Select("state", "State", every("states", DonationState.choices))),
+        of_model("instance__deployment__model__name"),
+        of_region("instance__deployment__region__name"),
+        of_choice("state", DonationState, "states"),
         *in_range("donated_at", "Donated", 24, 168),
     ),
     page=(
@@ -107,13 +101,9 @@ WEIGHTS = Resource(
         Column("reason", "Reason", draw="reason"),
     ),
     filters=(
-        Filter("model", "model__name", control=lambda viewer: model_select(model_names())),
-        Filter(
-            "region",
-            "region__name",
-            control=lambda viewer: Select("region", "Region", every("regions", region_names())),
-        ),
-        Filter("state", type=WeightsState, control=Select("state", "State", every("states", WeightsState.choices))),
+        of_model("model__name"),
+        of_region("region__name"),
+        of_choice("state", WeightsState, "states"),
     ),
     page=("model", "region", "state", "gigabytes", "since", "ready_at", "actor", "reason"),
     caption="Newest first",

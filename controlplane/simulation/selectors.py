@@ -111,14 +111,17 @@ def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
 
     Prefill is TTFT less our queueing time; the decode batch is the request plus what ran on the instance at dispatch,
     from the decision trace. Rows of one batch size and one eighth of the prompt lengths are one configuration, held out
-    as a whole. Only requests that succeeded at the first attempt with a timed first token count.
+    as a whole. Only requests that succeeded at the first attempt with a timed first token count. A request to a model that
+    pools is one prefill of all its inputs, and its first token is its answer.
     """
+    instances = list(Instance.objects.select_related("deployment__model", "deployment__gpu_type"))
     settings = {
         instance.name: Setting(
             instance.deployment.model.name, instance.deployment.gpu_type.name, instance.deployment.tensor_parallel
         )
-        for instance in Instance.objects.select_related("deployment__model", "deployment__gpu_type")
+        for instance in instances
     }
+    pooling = {instance.name for instance in instances if instance.deployment.model.pools}
     points: defaultdict[Setting, _Points] = defaultdict(_Points)
     rows = rows.filter(outcome=Outcome.DONE, attempts=1, ttft_ms__isnull=False, prompt_tokens__gt=0)
     for row in rows.iterator(chunk_size=5000):
@@ -127,11 +130,15 @@ def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
             continue
         first_s = (row.ttft_ms - (row.queue_ms or 0.0)) / 1000
         between_s = (row.itl_ms or 0.0) / 1000
-        if first_s <= 0 or between_s <= 0 or row.output_tokens < 2:
+        decodes = row.instance not in pooling
+        if first_s <= 0 or (decodes and (between_s <= 0 or row.output_tokens < 2)):
+            continue
+        if not decodes and not Kind(row.surface or Kind.CHAT).computes:
             continue
         one = points[setting]
         one.prefill.append((row.prompt_tokens, first_s, running))
-        one.decode.append((running + 1, row.prompt_tokens + row.output_tokens / 2, between_s))
+        if decodes:
+            one.decode.append((running + 1, row.prompt_tokens + row.output_tokens / 2, between_s))
         one.configurations.append(1000 * int(8 * np.log2(row.prompt_tokens)) + running)
     return [_measurements(setting, one) for setting, one in sorted(points.items())]
 
@@ -147,15 +154,18 @@ def _running(row: LedgerRow) -> int | None:
 
 def _measurements(setting: Setting, points: _Points) -> Measurements:
     tokens, first_s, running = np.array(points.prefill, np.float64).T
-    batch, own_tokens, between_s = np.array(points.decode, np.float64).T
     configurations = np.array(points.configurations, np.int64)
     idle = running == 0
     if np.count_nonzero(idle) < IDLE_ROWS_ENOUGH or np.unique(tokens[idle]).size < 2:
         idle = np.ones(running.size, bool)
+    prefill = PrefillPoints(tokens[idle], first_s[idle], configurations[idle])
+    if not points.decode:
+        return Measurements(setting, prefill, None)
+    batch, own_tokens, between_s = np.array(points.decode, np.float64).T
     none = np.zeros(batch.size)
     return Measurements(
         setting,
-        PrefillPoints(tokens[idle], first_s[idle], configurations[idle]),
+        prefill,
         # The others' tokens are not in the row: they are assumed to have the mean length.
         DecodePoints(batch, own_tokens + (batch - 1) * float(own_tokens.mean()), between_s, none, none, configurations),
     )

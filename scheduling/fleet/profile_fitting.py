@@ -16,6 +16,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
+from scheduling.fleet.pooling_profile import profile_of_prefills
 from scheduling.fleet.profile import Profile
 
 Floats = npt.NDArray[np.float64]
@@ -78,7 +79,8 @@ class Measurements:
 
     setting: Setting
     prefill: PrefillPoints
-    decode: DecodePoints
+    decode: DecodePoints | None
+    """None for a model that pools, which never decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class Fit:
     configurations: int = 0
     prefill_error: Error | None = None
     decode_error: Error | None = None
+    decodes: bool = True
+    """False for a model that pools: its profile's decode steps are not measured, and never run."""
 
 
 def predict_prefill_s(profile: Profile, tokens: Floats) -> Floats:
@@ -126,8 +130,8 @@ def predict_decode_s(profile: Profile, points: DecodePoints) -> Floats:
 def fit(measurements: Measurements, *, seed: int = 0) -> Fit:
     """Return the profile of *measurements* with its errors; *seed* selects the held-out configurations.
 
-    Raise TooFewPoints if fewer than two prompt lengths or no decode step were measured, and ValueError if the
-    points give an impossible profile.
+    Raise TooFewPoints if fewer than two prompt lengths were measured, or no decode step of a model that decodes, and
+    ValueError if the points give an impossible profile.
     """
     profile = _fit_profile(measurements)
     configurations = _configurations(measurements)
@@ -140,19 +144,24 @@ def fit(measurements: Measurements, *, seed: int = 0) -> Fit:
             continue  # the remaining points do not determine a profile
         only = _select(measurements, held, keep=True)
         held_prefill.append(_prefill_errors(without, only.prefill))
-        held_decode.append(_decode_errors(without, only.decode))
+        if only.decode is not None:
+            held_decode.append(_decode_errors(without, only.decode))
+    decode = measurements.decode
     return Fit(
         measurements.setting,
         profile,
-        measurements.prefill.seconds.size + measurements.decode.seconds.size,
+        measurements.prefill.seconds.size + (0 if decode is None else decode.seconds.size),
         configurations.size,
         _error(_prefill_errors(profile, measurements.prefill), held_prefill),
-        _error(_decode_errors(profile, measurements.decode), held_decode),
+        None if decode is None else _error(_decode_errors(profile, decode), held_decode),
+        decodes=decode is not None,
     )
 
 
 def _fit_profile(measurements: Measurements) -> Profile:
     t0, a, b, c = _fit_prefill(measurements.prefill)
+    if measurements.decode is None:
+        return profile_of_prefills(t0, a, b, c)
     # The decode part does not enter predict_prefill_s: any valid one will do until it is fitted.
     profile = Profile(t0, a, b, c, 1.0, 0.0, 0.0)
     decode_a, decode_b, decode_c = _fit_decode(measurements.decode, profile)
@@ -262,7 +271,12 @@ def _solve(squares: Floats, products: Floats) -> Floats:
 
 
 def _configurations(measurements: Measurements) -> Ints:
-    return np.union1d(measurements.prefill.configuration, measurements.decode.configuration)
+    of_prefill = measurements.prefill.configuration
+    return (
+        np.unique(of_prefill)
+        if measurements.decode is None
+        else np.union1d(of_prefill, measurements.decode.configuration)
+    )
 
 
 def _draws(configurations: Ints, seed: int) -> Iterator[Ints]:
@@ -278,12 +292,13 @@ def _draws(configurations: Ints, seed: int) -> Iterator[Ints]:
 def _select(measurements: Measurements, configurations: Ints, *, keep: bool) -> Measurements:
     prefill, decode = measurements.prefill, measurements.decode
     of_prefill = np.isin(prefill.configuration, configurations) == keep
+    kept = PrefillPoints(prefill.tokens[of_prefill], prefill.seconds[of_prefill], prefill.configuration[of_prefill])
+    if decode is None:
+        return replace(measurements, prefill=kept)
     of_decode = np.isin(decode.configuration, configurations) == keep
     return replace(
         measurements,
-        prefill=PrefillPoints(
-            prefill.tokens[of_prefill], prefill.seconds[of_prefill], prefill.configuration[of_prefill]
-        ),
+        prefill=kept,
         decode=DecodePoints(
             decode.batch[of_decode],
             decode.context_tokens[of_decode],

@@ -53,3 +53,11 @@ class Result:
     """Empty if nothing scales."""
     moves: list[MadeMove] = field(default_factory=list)
     """Moves of a strategy that decides at ticks; those of the trigger on arrivals are among the changes."""
+
+    @property
+    def output_tokens(self) -> NDArray[np.int32]:
+        """Output tokens by request; 0 where the model pools, whose requests end with their prefill."""
+        if not self.cluster.pooling:
+            return self.requests.output_tokens
+        pools = np.array([name in self.cluster.pooling for name in self.cluster.models])
+        return np.where(pools[self.requests.model], 0, self.requests.output_tokens).astype(np.int32)

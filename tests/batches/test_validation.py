@@ -4,7 +4,7 @@ import pytest
 
 from controlplane.batches import validation
 from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines
-from workers.vllm.tasks import Task
+from scheduling.model_task import Task
 
 CHAT = "/v1/chat/completions"
 

@@ -1,6 +1,7 @@
 """A console with live state set by the test: the hub's thread does not run, and summaries are handed to it."""
 
 import functools
+import math
 import time
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from controlplane.console.live.attention import Known
 from controlplane.console.live.hub import LiveHub, hub
 from controlplane.console.live.state import LiveState, Source
 from controlplane.gateway.models import LedgerRow
+from controlplane.tuning import selectors as tuning
 from tests.console.feed import Feed
 from tests.inventory import *  # noqa: F403 (fixtures)
 
@@ -41,11 +43,12 @@ class Live:
 @pytest.fixture(autouse=True)
 def live(monkeypatch):
     monkeypatch.setattr(LiveHub, "start", lambda self: None)
+    monkeypatch.setattr(tuning, "FRESH_S", math.inf)  # no query more where a page takes a second
     hub._looked.set()
     hub._state = LiveState(source=Source.SILENT)
     hub._history.clear()
     hub._known = Known()
-    hub._newest_event_id = None
+    hub._followed["newest_event_id"] = None
     cache._built.clear()
     yield Live(hub)
     hub._state = LiveState()

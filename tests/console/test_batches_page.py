@@ -75,7 +75,10 @@ def test_each_state_has_its_words(client, viewer, make_batch, values, words):
     assert batch.short_id in shown
     for word in words:
         assert word in shown, word
-    assert client.get(reverse("console:batch", args=[batch.public_id])).status_code == 200
+    Batch.objects.filter(pk=batch.pk).update(moments=batch.moments | {"resumed": time.time()})
+    text = client.get(reverse("console:batch", args=[batch.public_id])).content.decode()
+    assert "<dt>Running</dt>" in text
+    assert "<dt>Resumed by another process; no line is answered twice</dt>" in text
 
 
 def test_running_batches_come_first_the_least_slack_first(client, viewer, make_batch):

@@ -140,12 +140,12 @@ async def test_new_events_come_as_a_list_and_a_mark(open_socket, live, fleet):
     first = await database_sync_to_async(happen)("before")
     socket = await open_socket("/ws/live/?topics=overview:,events")
     await socket.next("state")
-    await asyncio.to_thread(live.hub._read_events)
+    await asyncio.to_thread(live.hub._read_followed, "newest_event_id")
     state = await socket.next("state")
     assert state["drawn"]["events"] == str(first)
     assert "before" in state["html"]["events"]
     newest = await database_sync_to_async(happen)("while a page is open")
-    await asyncio.to_thread(live.hub._read_events)
+    await asyncio.to_thread(live.hub._read_followed, "newest_event_id")
     state = await socket.next("state")
     assert state["drawn"]["events"] == str(newest)
     assert "while a page is open" in state["html"]["events"]

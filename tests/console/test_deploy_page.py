@@ -22,6 +22,7 @@ def test_the_estimate_follows_what_is_entered(acting):
     assert "16.4 GB" in html
     assert "give the KV cache of a token" in html
     assert "field-error" not in html
+    assert "aria-invalid" not in html, "what is not given has its default"
     assert not Model.objects.exists()
 
 
@@ -48,6 +49,23 @@ def test_one_post_does_all_and_the_page_follows(acting):
     assert "speed estimated" in acting.get(reverse("console:models")).content.decode()
     html = acting.get(reverse("console:instance", args=["qwen-8b-eu-west-1"])).content.decode()
     assert "estimated until it is measured" in html
+
+
+def test_a_model_that_embeds(acting):
+    form = FORM | {"model": "qwen-embeds", "parameters_billion": "0.6", "task": "embed"}
+    html = acting.get(reverse("console:deploy"), form).content.decode()
+    assert "<dt>Answer</dt>" in html
+    assert "Between tokens" not in html
+    answer = acting.post(reverse("console:deploy"), form, follow=True)
+    assert "/v1/embeddings" in answer.content.decode()
+    assert Model.objects.get().task == "embed"
+    html = acting.get(reverse("console:models"), {"open": "qwen-embeds"}).content.decode()
+    assert '<span class="under">Embed texts</span>' in html
+    assert "embed texts: requests are prefill alone" in html
+    body = {name: value for name, value in form.items() if name != "gpus"} | {"model": "other", "task": "draws"}
+    refused = acting.post("/api/deploy", body, content_type="application/json")
+    assert (refused.status_code, refused.json()["error"]["field"]) == (422, "task")
+    assert "'embed'" in refused.json()["error"]["message"]
 
 
 def test_an_error_is_shown_at_its_field(acting):

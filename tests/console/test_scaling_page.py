@@ -346,17 +346,17 @@ def test_queries_do_not_grow_with_rows(reader, two_places, now, django_assert_ma
 
 @pytest.mark.parametrize(("width", "height"), labels.GROUNDS_PX, ids=["desktop", "phone"])
 def test_names_of_points_keep_out_of_each_others_way(width, height):
-    points = [(name, name, hours / 100, met) for name, hours, met in planning_rows.STRATEGIES]
+    points = [(name, [name], hours / 100, met) for name, hours, met in planning_rows.STRATEGIES]
     across, up = (0.4, 1.06), (0.961, 1.008)
-    sides = labels.label_sides(points, across, up)
-    assert len(set(sides.values())) > 1
+    made = labels.labels_of(points, across, up)
+    assert len({side for _, side in made.values()}) > 1
     boxes = []
-    for key, text, x, y in points:
-        place = (x - across[0]) / (across[1] - across[0]) * width, (up[1] - y) / (up[1] - up[0]) * height
-        boxes.append(labels.box(place, sides[key], len(text) * labels.LETTER_PX))
+    for key, (text,), x, y in points:
+        place = labels.place_of((x, y), across, up, (width, height))
+        boxes.append(labels.box(place, made[key][1], len(text) * labels.LETTER_PX))
     touched = sum(labels.overlap(one, other) for at, one in enumerate(boxes) for other in boxes[:at])
     assert touched < 0.25 * labels.LETTER_PX * labels.LINE_PX  # less than a quarter of a letter
-    assert labels.label_sides([], (0, 1), (0, 1)) == {}
+    assert labels.labels_of([], (0, 1), (0, 1)) == {}
 
 
 def test_inputs_of_an_old_plan_are_read_as_far_as_they_go(two_places, now):

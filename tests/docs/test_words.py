@@ -106,23 +106,10 @@ def excepted(path: str, word: str) -> bool:
     return any(under(path, [place]) and (words is None or word in words) for place, words in EXCEPTIONS.items())
 
 
-def packages() -> list[str]:
-    """Every folder of the second level with Python in it, and the four tops themselves."""
-    tops = [ROOT / name for name in ("controlplane", "workers", "scheduling", "forecasting", "tests")]
-    inner = [folder for top in tops for folder in top.iterdir() if folder.is_dir() and any(folder.rglob("*.py"))]
-    return sorted(str(folder.relative_to(ROOT)) for folder in (*tops, *inner) if folder.name != "__pycache__")
-
-
-def sources(package: str) -> Iterator[Path]:
-    """The modules of *package*: a top has those that are in no inner package."""
-    folder = ROOT / package
-    yield from sorted(folder.rglob("*.py") if "/" in package else folder.glob("*.py"))
-
-
-@pytest.mark.parametrize("package", packages())
-def test_code_has_no_old_word(package: str) -> None:
+def test_code_has_no_old_word() -> None:
     wrong = []
-    for path in sources(package):
+    tops = ("controlplane", "workers", "scheduling", "forecasting", "tests")
+    for path in (path for top in tops for path in sorted((ROOT / top).rglob("*.py"))):
         name = str(path.relative_to(ROOT))
         if not suspicious(source := path.read_text()):
             continue

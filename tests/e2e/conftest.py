@@ -73,7 +73,7 @@ def empty_database(database, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def console(tools, empty_database, database, tmp_path_factory):
-    """A fleet of 27 instances with traffic, requests, keys and events."""
+    """A fleet of 29 instances with traffic, requests, keys and events."""
     rows = seed.fleet()
     console = ConsoleServer(tmp_path_factory.mktemp("console"), database, rows)
     console.start()

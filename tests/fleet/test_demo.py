@@ -49,8 +49,8 @@ def test_twice_is_once(seeded):
 
 def test_what_is_there(seeded):
     assert set(Region.objects.values_list("title", flat=True)) == {"US East", "US Central", "US West"}
-    assert Model.objects.count() == 4
-    assert Deployment.objects.count() == 12
+    assert Model.objects.count() == 5
+    assert Deployment.objects.count() == 13
     assert 24 <= Instance.objects.count() <= 30
     assert not Instance.objects.exclude(launcher=Launcher.EMULATED, state=InstanceState.PROVISIONING).exists()
     assert set(GpuType.objects.values_list("name", flat=True)) == {"a100-80gb", "h100-80gb", "h200-141gb", "l40s-48gb"}
@@ -64,9 +64,9 @@ def test_every_row_passes_its_own_validation(seeded):
             row.full_clean(exclude=["password"])
 
 
-def test_every_region_serves_every_model_and_can_grow_to_its_maximum(seeded):
+def test_every_region_serves_every_model_that_generates_and_can_grow_to_its_maximum(seeded):
     for region in Region.objects.all():
-        assert region.deployments.count() == 4
+        assert region.deployments.filter(model__task="generate").count() == 4
     for deployment in Deployment.objects.all():
         assert deployment.profile() is not None
         deployment.min_instances = deployment.max_instances
@@ -101,7 +101,7 @@ def test_only_removed_rows_come_back(seeded):
 
 def test_without_a_fleet(db):
     demo.seed("none")
-    assert Deployment.objects.count() == 12
+    assert Deployment.objects.count() == 13
     assert not Instance.objects.exists()
 
 
@@ -124,6 +124,7 @@ def test_weights_and_kv_cache_are_those_of_the_published_shapes(seeded):
         "bloom-176b": (70, 112, 128, 176.25e9),
         "llama-3.1-8b": (32, 8, 128, 8.03e9),
         "llama-3.2-3b": (28, 8, 128, 3.21e9),
+        "qwen3-embedding-0.6b": (28, 8, 128, 0.5958e9),
     }
     for name, (layers, kv_heads, head_size, parameters) in shapes.items():
         model = Model.objects.get(name=name)
@@ -132,7 +133,11 @@ def test_weights_and_kv_cache_are_those_of_the_published_shapes(seeded):
 
 
 def test_profiles_say_where_they_come_from_and_are_plausible(seeded):
-    for row in PerformanceProfile.objects.all():
+    for row in PerformanceProfile.objects.filter(estimated=True):
+        assert row.model.pools
+        assert row.source.startswith("estimated from ")
+        assert row.prefill_error_pct is None
+    for row in PerformanceProfile.objects.filter(estimated=False):
         assert row.source.startswith("fit of ")
         assert row.prefill_error_pct is not None
         profile = row.coefficients()
@@ -155,6 +160,6 @@ def test_unmeasured_gpu_types_have_no_profile_and_no_deployment(seeded):
 
 def test_the_command_says_what_it_did(db, capsys):
     call_command("seed_demo", fleet="none")
-    assert "12 deployments" in capsys.readouterr().out
+    assert "13 deployments" in capsys.readouterr().out
     call_command("seed_demo", fleet="none")
     assert capsys.readouterr().out == "The demo is in place already; nothing was changed.\n"

@@ -4,9 +4,12 @@ import asyncio
 import gc
 import socket
 import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import openai
@@ -24,6 +27,7 @@ from controlplane.planning.execution import floor as floor_rows
 from scheduling.queueing import global_scheduler, held_work
 from tests.gateway.backend import Backend
 from tests.gateway.rows import SECRET, make_rows
+from tests.workers.conftest import FAST
 
 
 @dataclass
@@ -129,6 +133,17 @@ async def serving(gateway: Gateway):
             listener.close()
 
 
+@asynccontextmanager
+async def gateway_before(
+    backends: Sequence[Any], http: aiohttp.ClientSession | None = None, **extra: Any
+) -> AsyncIterator[ServedGateway]:
+    """Run a gateway on the existing rows, with all of *backends* ready."""
+    gateway = Gateway(floor_rows)
+    async with http or aiohttp.ClientSession() as http, serving(gateway) as url:
+        await until(lambda: gateway.topology.fleet.accepting.sum() == len(backends))
+        yield ServedGateway(gateway, url, list(backends), http, extra=extra)
+
+
 @pytest.fixture
 def gateway_options() -> dict:
     """Override in a test module or by parametrisation: regions, max_num_seqs, queue_bound."""
@@ -148,11 +163,16 @@ async def served(transactional_db, gateway_options, monkeypatch):
             await backend.start()
             stack.push_async_callback(backend.stop)
         await database_sync_to_async(make_rows)(backends, **options)
-        gateway = Gateway(floor_rows)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        url = await stack.enter_async_context(serving(gateway))
-        await until(lambda: gateway.topology.fleet.accepting.sum() == len(backends))
-        yield ServedGateway(gateway, url, backends, http)
+        yield await stack.enter_async_context(gateway_before(backends))
+
+
+async def emulate_two(emulator: Any, regions: list[str], max_num_seqs: int, **spec: Any) -> tuple[list, list]:
+    """Start emulated instances "a" and "b" of one seed and write their rows; return them and their addresses."""
+    options = {"profile": FAST, "seed": 7, "max_num_seqs": max_num_seqs} | spec
+    instances = [await emulator.ready(name, **options) for name in ("a", "b")]
+    backends = [SimpleNamespace(name=each.name, url=f"{emulator.url}/{each.name}") for each in instances]
+    await database_sync_to_async(make_rows)(backends, regions=regions, max_num_seqs=max_num_seqs, queue_bound=100)
+    return instances, backends
 
 
 async def until(condition, timeout_s: float = 30.0) -> None:

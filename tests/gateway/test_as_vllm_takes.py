@@ -14,8 +14,8 @@ from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.upstream.client import payload
 from controlplane.gateway.upstream.continuation import evictable
 from forecasting.lengths import LengthQuery
+from scheduling.model_task import Task
 from tests.vllm.acceptance import RECORDED, cases
-from workers.vllm.tasks import Task
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

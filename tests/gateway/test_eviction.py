@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
-from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -12,12 +10,9 @@ from django.conf import settings
 
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.admission.validation import Kind, parse
-from controlplane.gateway.process import Gateway
 from controlplane.gateway.upstream.continuation import evictable
-from controlplane.planning.execution import floor as floor_rows
 from tests.examples import at_night_but
-from tests.gateway.conftest import ServedGateway, do_once, serving, until
-from tests.gateway.rows import make_rows
+from tests.gateway.conftest import do_once, emulate_two, gateway_before, until
 from tests.workers.conftest import FAST, emulator  # noqa: F401 (fixture)
 from workers.emulator.instance import Fault
 
@@ -32,16 +27,10 @@ async def served(transactional_db, emulator, monkeypatch):  # noqa: F811
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
     do_once(monkeypatch)
     step = {**FAST, "decode_a_s": 0.02}
-    instances = [await emulator.ready(name, profile=step, seed=7, max_num_seqs=2) for name in ("a", "b")]
-    backends = [SimpleNamespace(name=each.name, url=f"{emulator.url}/{each.name}") for each in instances]
-    await database_sync_to_async(make_rows)(backends, regions=["east", "east"], max_num_seqs=2, queue_bound=100)
+    instances, backends = await emulate_two(emulator, ["east", "east"], 2, profile=step)
     await database_sync_to_async(Deployment.objects.update)(ordering_policy="qlm")
-    async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        url = await stack.enter_async_context(serving(gateway))
-        await until(lambda: gateway.topology.fleet.accepting.sum() == 2)
-        yield ServedGateway(gateway, url, backends, http, extra={"instances": instances})
+    async with gateway_before(backends, instances=instances) as served:
+        yield served
 
 
 async def events_of(response) -> list[dict]:

@@ -18,16 +18,15 @@ async def test_a_client_that_left_has_given_its_slot_back(served, streamed):
     backend = served.backends[0]
     for at in range(10):
         within_tokens = at % 2
-        backend.script.first_token_s, backend.script.tokens = (0.0, 1000) if within_tokens else (30.0, 3)
-        backend.script.token_s = 0.01
+        backend.script.first_token_s, backend.script.tokens = (0.0, 1000) if within_tokens else (300.0, 3)
+        backend.script.token_s = 1.0
         asked = asyncio.create_task(served.chat(stream=streamed))
         await until(lambda: backend.running == 1)
         await asyncio.sleep(0.05)
         if streamed and within_tokens:
             (await asked).close()
         asked.cancel()
-        async with asyncio.timeout(1):
-            await until(lambda: backend.running == 0)
+        await until(lambda: backend.running == served.gateway.active == 0)
         backend.script.first_token_s, backend.script.tokens = 0.0, 1
         async with await served.chat() as response:
             assert response.status == 200
@@ -44,7 +43,7 @@ async def test_never_more_run_than_the_limit(served):
     backend.script.hold = asyncio.Event()
     asked = [asyncio.create_task(served.chat()) for _ in range(50)]
     await until(lambda: sum(each.done() for each in asked) == 40)
-    assert backend.running == 10
+    await until(lambda: backend.running == 10)
     backend.script.hold.set()
     answers = [await each for each in asked]
     assert sorted(each.status for each in answers) == [200] * 10 + [429] * 40

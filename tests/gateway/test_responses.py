@@ -2,9 +2,8 @@
 
 import json
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from types import SimpleNamespace
 
-import aiohttp
 import openai
 import pytest
 import pytest_asyncio
@@ -13,10 +12,8 @@ from django.conf import settings
 
 from controlplane.gateway.admission.validation import Kind, parse, with_prompt
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
 from forecasting.lengths import LengthQuery
-from tests.gateway.conftest import ServedGateway, do_once, open_sdk, serving, until
+from tests.gateway.conftest import do_once, gateway_before, open_sdk, until
 from tests.gateway.rows import make_model, make_rows
 from tests.workers.conftest import spec
 from workers.emulator.server import Fleet, make_app, run
@@ -35,14 +32,6 @@ TOOLS = [{"type": "function", "name": "weather", "description": "Weather.", "par
 ASKED = [{"role": "user", "content": "Is it windy in Oslo?"}]
 
 
-@dataclass
-class Emulated:
-    """The part of a backend that `make_rows` needs."""
-
-    name: str
-    url: str
-
-
 @pytest_asyncio.fixture
 async def emulated(transactional_db, monkeypatch):
     """A gateway with an emulated instance of "m", which generates, and one of "e", which embeds."""
@@ -55,19 +44,15 @@ async def emulated(transactional_db, monkeypatch):
         runner = await run(make_app(fleet), "127.0.0.1", 0)
         stack.push_async_callback(runner.cleanup)
         address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        backend = Emulated("m-0", f"{address}/one")
+        backend = SimpleNamespace(name="m-0", url=f"{address}/one")
         await database_sync_to_async(make_rows)([backend], regions=["east"], max_num_seqs=8, queue_bound=100)
         await database_sync_to_async(make_model)("e", f"{address}/two", task="embed", context_tokens=1024)
-        gateway = Gateway(floor_rows)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        url = await stack.enter_async_context(serving(gateway))
-        await until(lambda: gateway.topology.fleet.accepting.sum() == 2)
         extra = {
             "instance": fleet.instances["one"],
             "embedder": fleet.instances["two"],
             "embedder_url": f"{address}/two",
         }
-        yield ServedGateway(gateway, url, [], http, extra=extra)
+        yield await stack.enter_async_context(gateway_before([backend, backend], **extra))
 
 
 @pytest_asyncio.fixture

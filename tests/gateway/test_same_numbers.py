@@ -4,11 +4,9 @@ metrics, and in the emulated servers' counters.
 
 import asyncio
 import re
-from contextlib import AsyncExitStack
 from datetime import timedelta
 from types import SimpleNamespace
 
-import aiohttp
 import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
@@ -26,12 +24,9 @@ from controlplane.console.pages.models.selectors import model_rows
 from controlplane.fleet.models import Deployment, Model, SloClass
 from controlplane.fleet.selectors import usd_per_hour
 from controlplane.gateway.models import LedgerRow, MinuteRow
-from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
 from controlplane.planning.models import ScalingPlan
-from tests.gateway.conftest import ServedGateway, do_once, serving, until
-from tests.gateway.rows import make_rows
-from tests.workers.conftest import FAST, emulator  # noqa: F401 (fixture)
+from tests.gateway.conftest import do_once, emulate_two, gateway_before, until
+from tests.workers.conftest import emulator  # noqa: F401 (fixture)
 
 ABLE = 400.0  # tokens a second of an instance, as the plan counts
 
@@ -40,16 +35,10 @@ ABLE = 400.0  # tokens a second of an instance, as the plan counts
 async def served(transactional_db, emulator, monkeypatch):  # noqa: F811
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
     do_once(monkeypatch)
-    instances = [await emulator.ready(name, profile=FAST, seed=7) for name in ("a", "b")]
-    backends = [SimpleNamespace(name=each.name, url=f"{emulator.url}/{each.name}") for each in instances]
-    await database_sync_to_async(make_rows)(backends, regions=["east", "west"], max_num_seqs=8, queue_bound=100)
+    _, backends = await emulate_two(emulator, ["east", "west"], 8)
     await database_sync_to_async(Deployment.objects.update)(tensor_parallel=2)
-    async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        url = await stack.enter_async_context(serving(gateway))
-        await until(lambda: gateway.topology.fleet.accepting.sum() == 2)
-        yield ServedGateway(gateway, url, backends, http, extra={"emulator": emulator})
+    async with gateway_before(backends, emulator=emulator) as served:
+        yield served
 
 
 def planned_and_aged() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -16,8 +15,7 @@ from controlplane.fleet.models import Donation, GpuType, Instance, SloClass, Slo
 from controlplane.fleet.spot import services as spot
 from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
-from tests.gateway.conftest import ServedGateway, do_once, serving, until
-from tests.gateway.rows import make_rows
+from tests.gateway.conftest import do_once, emulate_two, gateway_before, until
 from tests.gateway.test_eviction import events_of, text_of
 from tests.workers.conftest import FAST, emulator  # noqa: F401 (fixture)
 
@@ -42,16 +40,10 @@ async def served(transactional_db, emulator, monkeypatch):  # noqa: F811
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
     do_once(monkeypatch)
     step = {**FAST, "decode_a_s": 0.02}
-    instances = [await emulator.ready(name, profile=step, seed=7, max_num_seqs=4) for name in ("a", "b")]
-    backends = [SimpleNamespace(name=each.name, url=f"{emulator.url}/{each.name}") for each in instances]
-    await database_sync_to_async(make_rows)(backends, regions=["east", "east"], max_num_seqs=4, queue_bound=100)
+    _, backends = await emulate_two(emulator, ["east", "east"], 4, profile=step)
     await database_sync_to_async(_classes)()
-    async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        url = await stack.enter_async_context(serving(gateway))
-        await until(lambda: gateway.topology.fleet.accepting.sum() == 2)
-        yield ServedGateway(gateway, url, backends, http)
+    async with gateway_before(backends) as served:
+        yield served
 
 
 def _donate(name: str) -> None:

@@ -14,15 +14,17 @@ from controlplane.gateway.ledger import writer
 from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.models import MinuteRow
 from controlplane.gateway.replay import demo
-from controlplane.gateway.replay.demo import LENGTHS, lengths, minutes
+from controlplane.gateway.replay.demo import EMBEDDED, LENGTHS, lengths, minutes
 from controlplane.gateway.replay.prompts import Instructions
 from controlplane.gateway.replay.waves import (
     BURST_EVERY_S,
     BURST_FACTOR,
     BURST_S,
     DAY_S,
+    EMBEDDINGS,
     KINDS,
     Stream,
+    Waves,
     requested_tokens,
     streams,
 )
@@ -73,6 +75,20 @@ def test_requests_are_as_long_as_the_demos(slo_class: str, context: int) -> None
     assert known.output_tokens == pytest.approx(output_tokens, rel=0.2)
 
 
+def test_embeddings_are_as_long_as_the_demos() -> None:
+    (source,) = streams([("e", "us-east", 32_768)], {"interactive": ""}, kinds=EMBEDDINGS)
+    draw, traffic = random.Random(3), Waves("", [], seed=3)
+    calls = [traffic.call(source, draw) for _ in range(2_000)]
+    assert {path for path, _ in calls} == {"embeddings"}
+    tokens = np.array([sum(count_tokens(text) for text in body["input"]) for _, body in calls])
+    assert tokens.mean() == pytest.approx(EMBEDDED.prompt_tokens, rel=0.1)
+    assert tokens.std() / tokens.mean() == pytest.approx(EMBEDDED.prompt_variation, rel=0.15)
+    rows = list(minutes([source], BEGIN, 600, seed=1))
+    assert not any(row.output_tokens for row in rows)
+    mean = sum(row.prompt_tokens for row in rows) / sum(row.requests for row in rows)
+    assert mean == pytest.approx(EMBEDDED.prompt_tokens, rel=0.1)
+
+
 def test_a_day_has_the_shape_and_the_level_of_the_traffic_to_come() -> None:
     source, days = stream(), 90
     rows = list(minutes([source], BEGIN, round(days * DAY_S / 60), seed=1))
@@ -119,7 +135,7 @@ def test_tenants_share_the_traffic_and_its_past_is_of_all_of_them(seeded: None) 
     sources = [stream for tenant in demo.senders() for stream in demo.streams_to(tenant, tenant.name)]
     assert {stream.key for stream in sources} == set(demo.SHARES)
     merged = demo.together(sources)
-    assert len(merged) == len({(stream.model, stream.region, stream.slo_class) for stream in sources}) == 36
+    assert len(merged) == len({(stream.model, stream.region, stream.slo_class) for stream in sources}) == 37
     assert {stream.share for stream in merged} == {1.0}
     assert len(sources) > len(merged)  # some classes are shared
 

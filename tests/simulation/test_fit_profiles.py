@@ -158,6 +158,23 @@ def test_our_own_ledger_refits_the_profile(demo) -> None:
         assert row.coefficients().step_time_s(0, batch, batch * 1630) == pytest.approx(expected, rel=0.05)
 
 
+def test_embeddings_fit_a_profile_of_prefills(demo) -> None:
+    instance = Instance.objects.filter(deployment__model__name="qwen3-embedding-0.6b").first()
+    ledger(instance.name)
+    LedgerRow.objects.update(model="qwen3-embedding-0.6b", surface="embeddings", output_tokens=0, itl_ms=None)
+    LedgerRow.objects.filter(request_id="r7").update(surface="tokenize", ttft_ms=1.0)  # the engine computes nothing
+    answer = json.loads(run("--ledger", "--write", "--json"))
+    assert answer["stored"] == ["qwen3-embedding-0.6b on 1 x A100 80 GB"]
+    (fit,) = answer["fits"]
+    assert (fit["decodes"], fit["decode_error"], fit["points"]) == (False, None, fit["points"])
+    row = PerformanceProfile.objects.get(model__name="qwen3-embedding-0.6b")
+    assert (row.estimated, row.source, row.decode_error_pct) == (False, "own ledger", None)
+    assert 0 < row.prefill_error_pct < 10
+    for tokens in (200, 1000, 2500):
+        assert row.coefficients().step_time_s(tokens, 0, 0) == pytest.approx(TRUE.step_time_s(tokens, 0, 0), rel=0.08)
+    assert "TTFT, 1 series" in run("--ledger")
+
+
 def test_an_empty_ledger_fits_nothing(demo) -> None:
     assert json.loads(run("--ledger", "--write", "--json")) == {"fits": [], "failed": {}, "summary": [], "stored": []}
 

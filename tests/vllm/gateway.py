@@ -1,7 +1,7 @@
 """A gateway in front of servers that run already, or whose instances it starts itself."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +12,8 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.fleet.models import Deployment, Instance, Launcher, Model, Node
-from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
-from tests.gateway.conftest import ServedGateway, serving, until
+from tests.gateway import conftest as gateway
+from tests.gateway.conftest import ServedGateway
 from tests.gateway.rows import make_rows
 from tests.vllm.conftest import MAX_MODEL_LEN, MODEL, STOP_GRACE_S, finish, interruptible
 from workers.vllm.launcher import ProcessLauncher
@@ -32,20 +31,16 @@ async def gateway_before(
     if prepare is not None:
         await database_sync_to_async(prepare)()
     async with serving_gateway(backends) as served:
-        await until(lambda: served.gateway.topology.fleet.accepting.sum() == len(backends), 30)
         yield served
 
 
 @asynccontextmanager
 async def serving_gateway(backends: Sequence[Any] = ()) -> AsyncIterator[ServedGateway]:
     """Run a gateway on the existing rows."""
-    async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
-        timeout = aiohttp.ClientTimeout(total=600)
-        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
-        url = await stack.enter_async_context(serving(gateway))
-        yield ServedGateway(gateway, url, list(backends), http)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+    http = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=600))
+    async with gateway.gateway_before(backends, http) as served:
+        yield served
 
 
 @contextmanager

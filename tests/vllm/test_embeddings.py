@@ -9,10 +9,10 @@ from channels.db import database_sync_to_async
 
 from controlplane.fleet.models import Instance, Model
 from forecasting.lengths.encoder import _minilm_folder
+from scheduling.model_task import Task
 from tests.gateway.conftest import open_sdk
 from tests.vllm.conftest import servers_of
 from tests.vllm.gateway import gateway_before
-from workers.vllm.tasks import Task
 
 pytestmark = pytest.mark.vllm
 

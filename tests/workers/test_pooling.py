@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scheduling.model_task import Task
 from tests.workers.conftest import Emulator
 from workers.vllm.metrics import NO_CACHE, parse
 from workers.vllm.serve import arguments
 from workers.vllm.spec import LaunchSpec
-from workers.vllm.tasks import PATHS, Task, task_of
+from workers.vllm.tasks import PATHS, task_of
 
 USAGE = {"completion_tokens": 0, "prompt_tokens_details": None, "completion_tokens_details": None}
 NOT_FOUND = (404, {"detail": "Not Found"})

@@ -19,12 +19,12 @@ import orjson
 from numpy.typing import NDArray
 from pydantic import Field
 
+from scheduling.model_task import Task
 from workers.emulator import text
 from workers.emulator.answers import RequestAnswer, Sequence
 from workers.emulator.bodies import INT64, NATURAL, ApiError, Message, PlainBody, entry, malformed, wrong
 from workers.emulator.generation import Prompt, check_length, conversation
 from workers.emulator.spec import InstanceSpec
-from workers.vllm.tasks import Task
 
 Vector = NDArray[np.float32]
 Path = str

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forecasting import models_extra
-from workers.vllm.tasks import Task
+from scheduling.model_task import Task
 
 BYTES_16_BIT = 2
 # Bytes of an element in safetensors files; those of half a byte are stored packed, as U8 or I32.

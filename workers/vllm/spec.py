@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
-from workers.vllm.tasks import Task
+from scheduling.model_task import Task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 """Names of instances: each becomes a file name and a part of a URL."""

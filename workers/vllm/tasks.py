@@ -1,28 +1,9 @@
-"""Tasks of models by vLLM's names, and the paths that a server of each answers.
-
-As in vLLM 0.32 a server generates or pools (`--runner`), and a pooling server has one task (`ModelConfig.get_pooling_task`).
-"""
+"""Paths that a server of each task answers, and the task of a server by its paths."""
 
 from collections.abc import Mapping, Set
-from enum import StrEnum
 from types import MappingProxyType
 
-
-class Task(StrEnum):
-    """The task of a model. `SCORE` is vLLM's `classify` with a single label: only then may it score pairs of texts."""
-
-    GENERATE = "generate"
-    EMBED = "embed"
-    TOKEN_EMBED = "token_embed"  # noqa: S105
-    CLASSIFY = "classify"
-    TOKEN_CLASSIFY = "token_classify"  # noqa: S105
-    SCORE = "score"
-
-    @property
-    def pools(self) -> bool:
-        """Whether its requests are prefill alone."""
-        return self is not Task.GENERATE
-
+from scheduling.model_task import Task
 
 EMBEDDINGS, POOLING, CLASSIFY = "/v1/embeddings", "/pooling", "/classify"
 GENERATION = ("/v1/chat/completions", "/v1/responses", "/v1/completions")

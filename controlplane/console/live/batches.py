@@ -67,7 +67,7 @@ FLEET_TILES = (
 )
 
 
-class Reading(Struct, frozen=True):
+class Reading(Struct, frozen=True, eq=False):
     """Batches that run, the least slack first, and their numbers in sum."""
 
     running: list[Batch]

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -39,8 +39,6 @@ from controlplane.resources.names import place_titles
 
 logger = logging.getLogger(__name__)
 
-EVENTS_S = BATCHES_S = 1.0
-WHAT_IFS_S = 0.5
 KNOWN_S = 5.0
 FIRST_LOOK_S = 1.0  # longest wait of a process's first page for the first read of Redis
 RETRY_S = (0.5, 5.0)
@@ -78,13 +76,11 @@ class LiveHub:
         self._stopping = threading.Event()
         self._looked = threading.Event()
         self._thread: threading.Thread | None = None
-        self._what_ifs: dict[int, dict[str, Any]] = {}
-        self._newest_event_id: int | None = None
-        self._batches: batches.Reading | None = None
+        self._followed: dict[str, Any] = {"what_ifs": {}, "batches": None, "newest_event_id": None}
         self._drawn: dict[str, tuple[dict[str, str], str]] = {}
         self._drawn_of: LiveState | None = None
         self._drawing = threading.Lock()
-        self._due = {"history": 0.0, "events": 0.0, "known": 0.0, "what_ifs": 0.0, "batches": 0.0}
+        self._due = dict.fromkeys(("history", "known", *FOLLOWED), 0.0)
 
     # Public methods
 
@@ -217,19 +213,11 @@ class LiveHub:
         self._publish(state)
 
     def _publish(self, state: LiveState) -> None:
-        self._state = replace(
-            without_summaries(state, self._known),
-            what_ifs=self._what_ifs,
-            newest_event_id=self._newest_event_id,
-            batches=self._batches,
-        )
+        self._state = replace(without_summaries(state, self._known), **self._followed)
         with self._lock:
             watchers = list(self._watchers)
         for watcher in watchers:
             watcher.wake()
-
-    def _publish_again(self) -> None:
-        self._publish(replace(self._state, version=self._state.version + 1))
 
     def _do_due(self, client: redis.Redis | None) -> None:
         """Run periodic work between messages; *client* is None while Redis is down."""
@@ -237,15 +225,10 @@ class LiveHub:
         if now >= self._due["known"]:
             self._due["known"] = now + KNOWN_S
             self._read_known()
-        if now >= self._due["events"]:
-            self._due["events"] = now + EVENTS_S
-            self._read_events()
-        if now >= self._due["what_ifs"]:
-            self._due["what_ifs"] = now + WHAT_IFS_S
-            self._read_what_ifs()
-        if now >= self._due["batches"]:
-            self._due["batches"] = now + BATCHES_S
-            self._read_batches()
+        for name, (period_s, _) in FOLLOWED.items():
+            if now >= self._due[name]:
+                self._due[name] = now + period_s
+                self._read_followed(name)
         if client is None:
             return
         if now >= self._due["history"]:
@@ -288,59 +271,42 @@ class LiveHub:
         finally:
             close_old_connections()
 
-    def _read_what_ifs(self) -> None:
-        """Read the progress of what-ifs that a page follows."""
+    def _read_followed(self, name: str) -> None:
+        """Read the rows *name* that open pages follow, and publish them if they changed."""
         with self._lock:
-            wanted = frozenset[int]().union(*(watcher.what_ifs for watcher in self._watchers))
-        if not wanted and not self._what_ifs:
-            return
+            watchers = list(self._watchers)
         try:
             close_old_connections()
-            made = {number: progress for number in wanted if (progress := what_ifs.read(number)) is not None}
+            made = FOLLOWED[name][1](watchers)
         except DatabaseError as error:
-            logger.warning("live hub: what-ifs could not be read: %s", error)
+            logger.warning("live hub: %s could not be read: %s", name, error)
             return
         finally:
             close_old_connections()
-        if made != self._what_ifs:
-            self._what_ifs = made
-            self._publish_again()
+        if made != self._followed[name]:
+            self._followed[name] = made
+            self._publish(replace(self._state, version=self._state.version + 1))
 
-    def _read_batches(self) -> None:
-        """Read running batches while a page that shows them is open."""
-        with self._lock:
-            wanted = any(watcher.wants_batches for watcher in self._watchers)
-        if not wanted:
-            self._batches = None
-            return
-        try:
-            close_old_connections()
-            self._batches = batches.read()
-        except DatabaseError as error:
-            logger.warning("live hub: batches could not be read: %s", error)
-            return
-        finally:
-            close_old_connections()
-        self._publish_again()
 
-    def _read_events(self) -> None:
-        """Look for new events while a page that shows them is open."""
-        with self._lock:
-            wanted = any(watcher.wants_events for watcher in self._watchers)
-        if not wanted:
-            self._newest_event_id = None
-            return
-        try:
-            close_old_connections()
-            newest = newest_event_id()
-        except DatabaseError as error:
-            logger.warning("live hub: events could not be read: %s", error)
-            return
-        finally:
-            close_old_connections()
-        if newest != self._newest_event_id:
-            self._newest_event_id = newest
-            self._publish_again()
+def read_what_ifs(watchers: Iterable[Watcher]) -> dict[int, dict[str, Any]]:
+    wanted = frozenset[int]().union(*(watcher.what_ifs for watcher in watchers))
+    return {number: progress for number in wanted if (progress := what_ifs.read(number)) is not None}
+
+
+def read_batches(watchers: Iterable[Watcher]) -> batches.Reading | None:
+    return batches.read() if any(watcher.wants_batches for watcher in watchers) else None
+
+
+def read_events(watchers: Iterable[Watcher]) -> int | None:
+    return newest_event_id() if any(watcher.wants_events for watcher in watchers) else None
+
+
+FOLLOWED: dict[str, tuple[float, Callable[[Iterable[Watcher]], Any]]] = {
+    "what_ifs": (0.5, read_what_ifs),
+    "batches": (1.0, read_batches),
+    "newest_event_id": (1.0, read_events),
+}
+"""Fields of the state that are read only while a page follows them: period in seconds, and how they are read."""
 
 
 hub = LiveHub()

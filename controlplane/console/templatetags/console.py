@@ -19,26 +19,13 @@ from controlplane.planning.titles import title_of
 
 register = template.Library()
 
-register.filter("count", formats.count)
-register.filter("amount", formats.amount)
-register.filter("quantity", formats.quantity)
-register.filter("gib", formats.gib)
-register.filter("gigabytes", formats.gigabytes)
-register.filter("milliseconds", formats.milliseconds)
-register.filter("seconds", formats.seconds)
-register.filter("percent", formats.percent)
-register.filter("percent_fine", formats.percent_fine)
-register.filter("goal", formats.goal)
-register.filter("times", formats.times)
-register.filter("duration", formats.duration)
-register.filter("clock", formats.clock)
-register.filter("period", formats.period)
-register.filter("usd", formats.usd)
-register.filter("usd_signed", formats.usd_signed)
-register.filter("signed", formats.signed)
-register.filter("slack", formats.slack)
-register.filter("hour", formats.hour)
-register.filter("ordinal", formats.ordinal)
+for written in (
+    *(formats.count, formats.amount, formats.quantity, formats.gib, formats.gigabytes),
+    *(formats.milliseconds, formats.seconds, formats.percent, formats.percent_fine, formats.goal),
+    *(formats.times, formats.duration, formats.clock, formats.period, formats.usd),
+    *(formats.usd_signed, formats.signed, formats.slack, formats.hour, formats.ordinal),
+):
+    register.filter(written.__name__, written)
 register.filter("title_of", title_of)
 register.filter("preview", previews.preview)
 

@@ -30,8 +30,9 @@ from controlplane.fleet.lifecycle.states import SERVING, ActionError, InstanceSt
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, Model
 from controlplane.fleet.spot.services import note_evicted
 from controlplane.jobs.record import Job
+from scheduling.model_task import Task
 from workers.vllm.metrics import VllmMetrics, parse
-from workers.vllm.tasks import PATHS, Task, task_of
+from workers.vllm.tasks import PATHS, task_of
 
 logger = logging.getLogger(__name__)
 S = InstanceState

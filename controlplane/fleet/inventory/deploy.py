@@ -29,12 +29,14 @@ from controlplane.fleet.models import (
     Instance,
     Launcher,
     Model,
+    ModelTask,
     Node,
     PerformanceProfile,
     Region,
 )
 from controlplane.fleet.services import notify
 from controlplane.fleet.swaps.services import group_of
+from scheduling.model_task import Task
 
 if TYPE_CHECKING:
     from scheduling.fleet.profile import Profile
@@ -82,6 +84,7 @@ class DeployRequest(BaseModel):
     source: str = Field(
         "", max_length=255, description="Folder or repository that vLLM loads. Sizes left empty are read from it."
     )
+    task: ModelTask | None = Field(None, description="Of a new model. Default: as its source says, else generate.")
     weights_gb: float | None = Field(None, gt=0, le=MOST_OF_A_SIZE, title="or weights (GB)")
     parameters_billion: float | None = Field(None, gt=0, le=MOST_OF_A_SIZE, title="Parameters (billions)")
     bits: int = Field(16, ge=1, le=32, title="Weight precision", description="Bits of a parameter.")
@@ -144,8 +147,9 @@ class Estimate:
     free_gpus: int  # of the nodes of this type in this region, with those of the new node
     instances: int  # to be started at once
     room: bool  # whether the GPUs suffice for these
+    pools: bool  # whether requests end with their prefill
     ttft_ms: float | None  # of a prompt of 1,024 tokens, alone
-    itl_ms: float | None  # with 16 sequences of 1,024 tokens
+    itl_ms: float | None  # with 16 sequences of 1,024 tokens; None where it pools
     measured: bool  # whether the profile is a measured one
 
     @property
@@ -170,6 +174,7 @@ def estimate(wanted: DeployRequest) -> Estimate:
     if held is None:
         with suppress(ValidationError):  # said when it is deployed
             profile = _profile(wanted, weights, kv_bytes)
+    pools = Task(model.task if model else wanted.task or Task.GENERATE).pools
     free = sum(node.free_gpus() for node in _nodes(wanted)) + wanted.gpus
     instances = 0 if wanted.share_gpus_with else max(1, wanted.min_instances)
     return Estimate(
@@ -184,7 +189,8 @@ def estimate(wanted: DeployRequest) -> Estimate:
         instances=instances,
         room=free >= instances * wanted.tensor_parallel,
         ttft_ms=1e3 * profile.step_time_s(1024, 0, 0) if profile else None,
-        itl_ms=1e3 * profile.step_time_s(0, 16, 16 * 1024) if profile else None,
+        pools=pools,
+        itl_ms=1e3 * profile.step_time_s(0, 16, 16 * 1024) if profile and not pools else None,
         measured=held is not None and not held.estimated,
     )
 
@@ -327,8 +333,9 @@ def _node_name(wanted: DeployRequest) -> str:
 
 
 def _sizes(wanted: DeployRequest) -> dict[str, Any]:
-    """Return values of a new model; omitted sizes are read from its source."""
-    return {
+    """Return values of a new model; omitted sizes and an omitted task are read from its source."""
+    task = {"task": str(wanted.task)} if wanted.task else {}
+    return task | {
         "name": wanted.model,
         "source": wanted.source,
         "weights_bytes": wanted.weights_bytes,

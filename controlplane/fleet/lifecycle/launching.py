@@ -7,10 +7,10 @@ from django.conf import settings
 from controlplane.fleet.models import Deployment, Device, Instance, Launcher, PerformanceProfile, Tier
 from controlplane.fleet.swaps.times import usual_load_s, usual_sleep_s
 from controlplane.fleet.weights.selectors import pull_s
+from scheduling.model_task import Task
 from workers.vllm.launcher import CHECKED, LaunchError
 from workers.vllm.serve import problem_with
 from workers.vllm.spec import LaunchSpec
-from workers.vllm.tasks import Task
 
 EMULATED_STARTUP_S = 2.0  # short on purpose: enough to see an instance load
 LONGEST_STARTUP_S = 3600.0  # that an emulated server takes

@@ -18,8 +18,8 @@ from controlplane.fleet.validators import (
     validate_vllm_args,
 )
 from scheduling.knob import Declared
+from scheduling.model_task import Task
 from scheduling.policy import COLUMNS, LIVE_CHOICES, EndpointPolicy
-from workers.vllm.tasks import Task
 
 if TYPE_CHECKING:
     from scheduling.fleet.front_end import FrontEnd
@@ -49,7 +49,7 @@ class LengthModelKind(models.TextChoices):
 
 
 class ModelTask(models.TextChoices):
-    """Tasks of models: `workers.vllm.tasks.Task`."""
+    """Tasks of models: `scheduling.model_task.Task`."""
 
     GENERATE = Task.GENERATE.value, "Generate text"
     EMBED = Task.EMBED.value, "Embed texts"

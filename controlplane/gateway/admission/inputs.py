@@ -10,7 +10,7 @@ from typing import Any
 from controlplane.gateway.admission.turns import characters, chat_turns
 from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.errors import ApiError, invalid
-from workers.vllm.tasks import Task
+from scheduling.model_task import Task
 
 SIDES = {
     Kind.RERANK: (("query",), ("documents",)),

@@ -20,13 +20,14 @@ from controlplane.gateway.replay.waves import (
     BURST_EVERY_S,
     BURST_FACTOR,
     BURST_S,
+    EMBEDDINGS,
     JOB_EVERY_S,
     KINDS,
     Job,
     Stream,
     streams,
 )
-from workers.vllm.tasks import Task
+from scheduling.model_task import Task
 
 MINUTE_S = 60
 STEP_S = 10  # within which the rate is constant; a burst is a whole number of steps
@@ -65,6 +66,9 @@ LENGTHS = {
 Means of 4,000 requests each of `waves`, as emulated instances answer them; a test draws them again.
 """
 
+EMBEDDED = Lengths(970, 0.62, 0, 0.0)
+"""Lengths of requests for embeddings, all texts of one together."""
+
 
 def minutes(sources: Sequence[Stream], begin: datetime, count: int, seed: int) -> Iterator[MinuteRow]:
     """Yield unsaved rows of the *count* minutes from *begin* on (a whole minute), for minutes with any request."""
@@ -85,10 +89,12 @@ def _minutes(stream: Stream, begin_s: int, count: int, draw: np.random.Generator
     rates[_bursts(steps, draw)] *= BURST_FACTOR
     requests = draw.poisson(rates * STEP_S).reshape(count, STEPS).sum(axis=1)
     of_minute = np.repeat(np.arange(count), requests)
-    of = lengths(stream.slo_class, stream.context_tokens)
-    most = stream.context_tokens
+    of = EMBEDDED if stream.kind.embeds else lengths(stream.slo_class, stream.context_tokens)
+    most = stream.context_tokens * stream.kind.texts
     prompts = _tokens(of.prompt_tokens, of.prompt_variation, most, of_minute, count, draw)
-    outputs = _tokens(of.output_tokens, of.output_variation, most // 3, of_minute, count, draw)
+    outputs = np.zeros(count)
+    if not stream.kind.embeds:
+        outputs = _tokens(of.output_tokens, of.output_variation, most // 3, of_minute, count, draw)
     for minute in np.flatnonzero(requests).tolist():
         yield MinuteRow(
             minute=datetime.fromtimestamp(begin_s + MINUTE_S * minute, UTC),
@@ -123,6 +129,8 @@ def _tokens(
     return np.asarray(np.bincount(of_minute, weights=np.rint(each), minlength=count), np.float64)
 
 
+KINDS_OF = {Task.GENERATE: KINDS, Task.EMBED: EMBEDDINGS}
+"""Kinds of requests by the task of a model."""
 SHARES = {
     "acme": {"interactive": 1.0, "non-interactive": 0.4},
     "globex": {"non-interactive": 0.6, "opportunistic": 1.0},
@@ -145,16 +153,21 @@ def senders() -> list[Tenant]:
 
 
 def streams_to(tenant: Tenant, secret: str = "") -> list[Stream]:
-    """Return every stream that *tenant* sends to the active deployments that generate, with the API key *secret*.
+    """Return every stream that *tenant* sends to the active deployments that generate or embed, with the API key *secret*.
 
     A tenant outside the demo sends all of each class that it may use.
     """
-    deployments = Deployment.objects.filter(active=True, model__task=Task.GENERATE).select_related("model", "region")
-    endpoints = {(row.model.name, row.region.name, row.model.context_tokens) for row in deployments}
+    endpoints: dict[str, set[tuple[str, str, int]]] = {task: set() for task in KINDS_OF}
+    for row in Deployment.objects.filter(active=True, model__task__in=KINDS_OF).select_related("model", "region"):
+        endpoints[row.model.task].add((row.model.name, row.region.name, row.model.context_tokens))
     allowed = {*tenant.slo_classes.values_list("name", flat=True), tenant.default_slo_class.name}
     shares = SHARES.get(tenant.name, dict.fromkeys(KINDS, 1.0))
     keys = {name: secret for name in KINDS if name in allowed and name in shares}
-    return [replace(stream, share=shares[stream.slo_class]) for stream in streams(endpoints, keys, settings.DEMO_DAY_S)]
+    return [
+        replace(stream, share=shares[stream.slo_class])
+        for task, kinds in KINDS_OF.items()
+        for stream in streams(endpoints[task], keys, settings.DEMO_DAY_S, kinds)
+    ]
 
 
 def jobs_of(tenant: Tenant, sources: Iterable[Stream]) -> list[Job]:

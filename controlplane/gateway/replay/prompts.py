@@ -114,3 +114,9 @@ class Instructions:
         )[: max(1, tokens * CHARACTERS_PER_TOKEN)]
         said.append(made)
         return made
+
+    def passage(self, tokens: int) -> str:
+        """Return a text of about *tokens* tokens, to be embedded."""
+        start = self._random.randrange(max(1, len(self._pool) - tokens * CHARACTERS_PER_TOKEN))
+        text = f"On {self._random.choice(TOPICS)}: {self._pool[start : start + tokens * CHARACTERS_PER_TOKEN]}"
+        return text[: tokens * CHARACTERS_PER_TOKEN]

@@ -36,7 +36,8 @@ def run_streams(sources: Sequence[Stream], every_s: float) -> list[RunStream]:
     """Return a stream of runs for each region of *sources*, to the first interactive one with room for the suite."""
     chosen: dict[str, Stream] = {}
     for stream in sources:
-        if stream.slo_class == "interactive" and stream.context_tokens >= LEAST_CONTEXT_TOKENS:
+        fits = stream.context_tokens >= LEAST_CONTEXT_TOKENS and not stream.kind.embeds
+        if stream.slo_class == "interactive" and fits:
             chosen.setdefault(stream.region, stream)
     return [RunStream(stream, every_s) for stream in chosen.values()]
 

@@ -36,13 +36,19 @@ COMPLAIN_EVERY_S = 10.0
 class Kind:
     """Requests of one SLO class: peak rate per model and region, median lengths, share that is streamed.
 
-    Lengths are for a context of `CONTEXT_TOKENS`; a model with a longer one gets longer work.
+    Lengths are for a context of `CONTEXT_TOKENS`; a model with a longer one gets longer work. Requests without output
+    are embeddings of up to *texts* texts, as long for any context.
     """
 
     peak_per_s: float
     prompt_tokens: int
     output_tokens: int
     streamed: float
+    texts: int = 1
+
+    @property
+    def embeds(self) -> bool:
+        return not self.output_tokens
 
 
 KINDS = {
@@ -50,6 +56,8 @@ KINDS = {
     "non-interactive": Kind(peak_per_s=0.6, prompt_tokens=1200, output_tokens=300, streamed=0.0),
     "opportunistic": Kind(peak_per_s=0.3, prompt_tokens=900, output_tokens=400, streamed=0.0),
 }
+EMBEDDINGS = {"interactive": Kind(peak_per_s=0.5, prompt_tokens=180, output_tokens=0, streamed=0.0, texts=8)}
+"""Requests to models that embed."""
 CONTEXT_TOKENS = 4096
 LONGER_PROMPTS, LONGER_OUTPUTS = 0.6, 0.5  # exponents of the ratio of the context to it
 SPREAD = 0.6  # sigma of the logarithm of lengths
@@ -86,14 +94,19 @@ class Job:
     requests: int = 300
 
 
-def streams(endpoints: Iterable[tuple[str, str, int]], keys: dict[str, str], day_s: float = DAY_S) -> list[Stream]:
+def streams(
+    endpoints: Iterable[tuple[str, str, int]],
+    keys: dict[str, str],
+    day_s: float = DAY_S,
+    kinds: Mapping[str, Kind] = KINDS,
+) -> list[Stream]:
     """Return a stream for each (model, region, context tokens) of *endpoints* and each SLO class with a key in *keys*."""
     endpoints = sorted(endpoints)
     regions = sorted({region for _, region, _ in endpoints})
     return [
         Stream(model, region, slo_class, keys[slo_class], context, regions.index(region) / len(regions), kind, day_s)
         for model, region, context in endpoints
-        for slo_class, kind in KINDS.items()
+        for slo_class, kind in kinds.items()
         if slo_class in keys
     ]
 
@@ -155,24 +168,36 @@ class Waves:
                 await begin(job.stream, draw)
             await asyncio.sleep(job.every_s)
 
-    async def _send(self, session: aiohttp.ClientSession, stream: Stream, draw: random.Random) -> None:
+    def call(self, stream: Stream, draw: random.Random) -> tuple[str, dict[str, object]]:
+        """Return path and body of a request."""
         kind = stream.kind
+        if kind.embeds:
+            lengths = [
+                _length(draw, kind.prompt_tokens, stream.context_tokens) for _ in range(draw.randint(1, kind.texts))
+            ]
+            texts = [self._instructions.passage(tokens) for tokens in lengths]
+            return "embeddings", {"model": stream.model, "input": texts}
         prompt_tokens, output_tokens, most_output = requested_tokens(stream, draw)
-        streamed = draw.random() < kind.streamed
-        data = orjson.dumps(
-            {
-                "model": stream.model,
-                "prompt": self._instructions.prompt(prompt_tokens, output_tokens, kind.streamed > 0),
-                "max_tokens": most_output,
-                "stream": streamed,
-            }
-        )
-        await self.post(session, stream, data, {})
+        return "completions", {
+            "stream": draw.random() < kind.streamed,
+            "model": stream.model,
+            "prompt": self._instructions.prompt(prompt_tokens, output_tokens, kind.streamed > 0),
+            "max_tokens": most_output,
+        }
+
+    async def _send(self, session: aiohttp.ClientSession, stream: Stream, draw: random.Random) -> None:
+        path, body = self.call(stream, draw)
+        await self.post(session, stream, orjson.dumps(body), {}, path)
 
     async def post(
-        self, session: aiohttp.ClientSession, stream: Stream, data: bytes, headers: Mapping[str, str]
+        self,
+        session: aiohttp.ClientSession,
+        stream: Stream,
+        data: bytes,
+        headers: Mapping[str, str],
+        path: str = "completions",
     ) -> bool:
-        """Send *data* as *stream* with further *headers*; return whether it was answered."""
+        """Send *data* to *path* as *stream* with further *headers*; return whether it was answered."""
         headers = {
             "Authorization": f"Bearer {stream.key}",
             "Content-Type": "application/json",
@@ -182,7 +207,7 @@ class Waves:
         }
         self.sent += 1
         try:
-            async with session.post(f"{self.url}/completions", data=data, headers=headers) as response:
+            async with session.post(f"{self.url}/{path}", data=data, headers=headers) as response:
                 async for _ in response.content.iter_any():
                     pass
                 if response.status in {401, 403}:

@@ -30,8 +30,9 @@ from controlplane.gateway.upstream.continuation import Kept, evictable
 from controlplane.gateway.upstream.whole_answer import not_streamed
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthQuery
+from scheduling.model_task import Task
 from scheduling.queueing.ordering import ORDERINGS
-from workers.vllm.tasks import PATHS, Task
+from workers.vllm.tasks import PATHS
 
 
 class Catalog:

@@ -52,7 +52,10 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         if profile is None or not row.max_instances:
             continue
         model, region, gpu = place
-        tables["models"][model] = {"context_tokens": row.longest_request_tokens}
+        tables["models"][model] = {
+            "context_tokens": row.longest_request_tokens,
+            **({"task": row.model.task} if row.model.pools else {}),
+        }
         prices = {
             "usd_per_hour": row.gpu_type.on_demand_usd_per_hour,
             "spot_usd_per_hour": row.gpu_type.spot_usd_per_hour,

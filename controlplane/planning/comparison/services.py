@@ -28,7 +28,7 @@ from controlplane.planning.plans.expected import RECENT, expected_at, fresh_for,
 from controlplane.planning.plans.round import plan_settings
 from controlplane.simulation.selectors import own_rows, workload_of
 from controlplane.tuning.selectors import tuned
-from workers.vllm.tasks import Task
+from scheduling.model_task import Task
 
 if TYPE_CHECKING:
     from scheduling.planning.advisor import Demand, SimulatedPlanner

@@ -20,7 +20,7 @@ from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts.demand import ASKED
 from controlplane.planning.plans import inventory
 from controlplane.tuning.selectors import tuned
-from workers.vllm.tasks import Task
+from scheduling.model_task import Task
 
 if TYPE_CHECKING:
     from scheduling.planning.capacity import Capability

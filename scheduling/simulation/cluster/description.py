@@ -1,6 +1,6 @@
 """A fleet to simulate: instances, the links between them, and their policies. `build` makes arrays of it."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -129,6 +129,8 @@ class Cluster:
     """SLO classes by their number in requests, where any request is judged at the door."""
     max_hold_s: float = np.inf
     """Longest hold of a request whose class has no deadline."""
+    pooling: Collection[str] = ()
+    """Models whose requests have no output: the token that ends their prefill counts for nothing."""
     tenant_weights: Sequence[float] = ()
     """Weights of tenants by their number in requests, in orders by application or by share; 1 for further ones."""
     endpoints: list[EndpointKey] = field(init=False, default_factory=list)

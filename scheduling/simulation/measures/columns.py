@@ -51,7 +51,7 @@ def columns(
     """
     judged, met = kept(result, promises)
     done = result.outcomes["state"] == Outcome.DONE
-    good = np.where(judged, met, done) * result.requests.output_tokens.astype(np.int64)
+    good = np.where(judged, met, done) * result.output_tokens.astype(np.int64)
     ttft_ms = 1000 * latency_s(result, "ttft")
     rate_usd = np.array([prices.get(one.gpu_type, Price()).on_demand_usd for one in result.cluster.instances])
     rows = {}

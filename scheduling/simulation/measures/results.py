@@ -178,10 +178,10 @@ def latency_s(result: "Result", name: str) -> Floats:
     done = outcomes["state"] == Outcome.DONE
     if name in {"ttft", "e2e", "queue"}:
         return np.where(done, outcomes[f"{name}_s"], np.nan)
-    output_tokens = result.requests.output_tokens
+    output_tokens = result.output_tokens
     with np.errstate(divide="ignore", invalid="ignore"):
         if name == "normalised":
-            return np.where(done, outcomes["e2e_s"] / output_tokens, np.nan)
+            return np.where(done & (output_tokens > 0), outcomes["e2e_s"] / output_tokens, np.nan)
         between_s = (outcomes["e2e_s"] - outcomes["ttft_s"]) / (output_tokens - 1)
     return np.where(done & (output_tokens > 1), between_s, np.nan)
 
@@ -214,7 +214,7 @@ def _requests(result: "Result", names: ResultNames, promises: Sequence[Promise])
     table = Table(("by", "group", "measure", "statistic", "value"))
     groups = list(_groups(result, names))
     state = result.outcomes["state"]
-    tokens, prompts = result.requests.output_tokens, result.requests.prompt_tokens
+    tokens, prompts = result.output_tokens, result.requests.prompt_tokens
     cached = result.counters.get("prefix_queried_tokens", 0) > 0
     duration_s = float(result.end_s - result.requests.arrival_s[0]) if len(state) else 0.0
     judged, met = kept(result, promises) if promises else (np.zeros(len(state), bool),) * 2

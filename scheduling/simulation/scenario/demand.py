@@ -79,11 +79,16 @@ class ClientOf(ScenarioTable):
 
     @model_validator(mode="after")
     def _lengths(self) -> Self:
-        if self.lengths is None and (self.prompt is None or self.output is None):
+        if self.lengths is None and self.prompt is None:
             raise ValueError("give prompt and output, or lengths from a trace")
         if self.lengths is not None and (self.prompt is not None or self.output is not None):
             raise ValueError("prompt and output, or lengths from a trace: not both")
         return self
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether prompts and outputs are given, as a model that generates needs."""
+        return self.lengths is not None or self.output is not None
 
 
 class BurstOf(ScenarioTable):

@@ -43,7 +43,8 @@ class ProfileOf(ScenarioTable):
     gpu: str
     tensor_parallel: Size = 1
     prefill: Prefill
-    decode: Decode
+    decode: Decode | None = None
+    """Needed where the model generates."""
     front_end: FrontEndOf = FrontEndOf()
 
 

@@ -44,6 +44,9 @@ class _Checks:
             self.model("profiles", number, "model", name=profile.model)
             self.gpu("profiles", number, "gpu", name=profile.gpu)
         profiles = {(profile.model, profile.gpu, profile.tensor_parallel) for profile in scenario.profiles}
+        for number, profile in enumerate(scenario.profiles):
+            if profile.decode is None and profile.model in scenario.models and profile.model not in scenario.pooling:
+                wrong.append((("profiles", number, "decode"), f"is missing: {profile.model} generates"))
         if len(profiles) < len(scenario.profiles):
             wrong.append((("profiles",), "two profiles are for one model, GPU and tensor_parallel"))
         for number, group in enumerate(scenario.fleet):
@@ -70,6 +73,13 @@ class _Checks:
             self.model("clients", number, "model", name=client.model)
             if client.model in scenario.models and client.model not in served:
                 wrong.append((("clients", number, "model"), f"no instance of the fleet serves {client.model}"))
+            if client.model in scenario.pooling and client.output is not None:
+                what = (
+                    f"is of requests that generate; the task of {client.model} is {scenario.models[client.model].task}"
+                )
+                wrong.append((("clients", number, "output"), what))
+            elif client.model in scenario.models and client.model not in scenario.pooling and not client.has_lengths:
+                wrong.append((("clients", number, "output"), f"is missing: {client.model} generates"))
             for region in client.regions:
                 self.region("clients", number, "regions", name=region)
             if client.regions and not any(client.regions.values()):

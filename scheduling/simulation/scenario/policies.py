@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, FiniteFloat, create_model, model_validator
 
 from scheduling.knob import Declared, Policy, knobs, nested
+from scheduling.model_task import Task
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
 from scheduling.scaling import make_strategy
@@ -127,6 +128,8 @@ class EndpointOf(PolicyOverrides):
 class ModelOf(ScenarioTable):
     context_tokens: Size
     """Prompt and output together."""
+    task: Annotated[Task, Field(strict=False)] = Task.GENERATE
+    """By vLLM's names. Requests to a model with any other task end with their prefill, and have no output."""
     bundle: BundleName | None = None
     """All its policies at once; `[[endpoints]]` takes precedence."""
     marks: dict[str, Parameters] = {}

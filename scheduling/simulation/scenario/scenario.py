@@ -56,6 +56,11 @@ class Scenario(ScenarioTable):
     bursts: list[BurstOf] = []
 
     @property
+    def pooling(self) -> frozenset[str]:
+        """Return the models whose requests have no output."""
+        return frozenset(name for name, model in self.models.items() if model.task.pools)
+
+    @property
     def scaled(self) -> ScalingOf | None:
         """Return `[scaling]`, or its defaults if a bundle has a strategy; None if nothing scales."""
         bundled = self.policies.bundle or any(one.bundle for one in self.models.values())

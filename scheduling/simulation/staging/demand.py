@@ -41,7 +41,26 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
         workload = _from_trace(scenario, folder, seed) if scenario.trace else _synthetic(scenario, folder, seed)
     if not len(workload) and not scenario.applications:
         raise ScenarioProblem((table,), "gives no requests")
-    return _fit_context(scenario, workload, table)
+    return _fit_context(scenario, _without_output(scenario, workload), table)
+
+
+def _without_output(scenario: Scenario, workload: Workload) -> Workload:
+    """Return *workload* with one token of output for each request to a model that pools, which ends its prefill.
+
+    Of other models, requests without output are left out: they failed in the original system.
+    """
+    if not scenario.pooling:
+        return workload
+    pooled = np.array([name in scenario.pooling for name in workload.model.names], bool)[workload.model.codes]
+    kept = pooled | (workload.output_tokens > 0)
+    predicted = workload.predicted_tokens
+    whole = replace(
+        workload,
+        output_tokens=np.where(pooled, 1, workload.output_tokens).astype(np.int32),
+        predicted_tokens=None if predicted is None else np.where(pooled, 1, predicted).astype(np.int32),
+        left_out=workload.left_out + int(np.count_nonzero(~kept)),
+    )
+    return whole if kept.all() else whole.select(kept)
 
 
 def of_the_fleet(scenario: Scenario, workload: Workload) -> Workload:
@@ -85,7 +104,8 @@ def _synthetic(scenario: Scenario, folder: Path, seed: int) -> Workload:
 def _client(scenario: Scenario, one: ClientOf, folder: Path, seed: int) -> Client:
     if one.lengths is None:
         return client_of(one, list(scenario.regions))
-    trace = load_trace(folder / one.lengths.file, one.lengths.format, seed=seed)
+    pooled = one.model in scenario.pooling
+    trace = load_trace(folder / one.lengths.file, one.lengths.format, seed=seed, without_output=pooled)
     return client_of(one, list(scenario.regions), EmpiricalLengths(trace.prompt_tokens, trace.output_tokens))
 
 
@@ -96,8 +116,9 @@ def client_of(one: ClientOf, regions: Sequence[str], lengths: EmpiricalLengths |
     given: EmpiricalLengths | LengthsByClass | None = lengths
     if given is None:
         assert one.prompt is not None
-        assert one.output is not None
-        given = LengthsByClass(_lognormal(one.prompt), _lognormal(one.output))
+        # A model that pools has no output: one token ends the prefill.
+        output = Lognormal(1.0, 1.0, 1, 1) if one.output is None else _lognormal(one.output)
+        given = LengthsByClass(_lognormal(one.prompt), output)
     return Client(
         one.tenant,
         one.model,
@@ -121,7 +142,9 @@ def _from_trace(scenario: Scenario, folder: Path, seed: int) -> Workload:
     trace = scenario.trace
     assert trace is not None
     try:
-        workload = load_trace(folder / trace.file, trace.format, seed=seed, limit=trace.limit)
+        workload = load_trace(
+            folder / trace.file, trace.format, seed=seed, limit=trace.limit, without_output=bool(scenario.pooling)
+        )
     except TraceError as error:
         if error.line == 0 and not (folder / trace.file).exists():
             raise ScenarioProblem(("trace", "file"), str(error)) from error
@@ -168,13 +191,13 @@ def past_of(scenario: Scenario, folder: Path, seed: int) -> Workload:
             "bursts": [],
         }
     )
-    workload = _synthetic(quiet, folder, seed + PAST_SEED)
+    workload = _without_output(quiet, _synthetic(quiet, folder, seed + PAST_SEED))
     return _fit_context(quiet, workload, "clients")[0]
 
 
 def longest_tokens(scenario: Scenario) -> dict[str, int]:
     """Return the tokens, prompt and output together, that a request of each model may have."""
-    limit = {name: model.context_tokens for name, model in scenario.models.items()}
+    limit = {name: model.context_tokens + model.task.pools for name, model in scenario.models.items()}
     for group in scenario.fleet:
         # The last token produced is never computed, so it needs no room.
         room = group.kv_tokens // group.block_size_tokens * group.block_size_tokens + 1

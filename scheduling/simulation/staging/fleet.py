@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from scheduling.fleet.front_end import FrontEnd
+from scheduling.fleet.pooling_profile import profile_of_prefills
 from scheduling.fleet.profile import Profile
 from scheduling.routing.regions import latency_ms
 from scheduling.simulation.cluster.description import (
@@ -53,15 +54,12 @@ def cluster_of(scenario: Scenario) -> Cluster:
     for number, one in enumerate(scenario.profiles):
         setting = one.model, one.gpu, one.tensor_parallel
         front_ends[setting] = FrontEnd(**one.front_end.model_dump(exclude_none=True))
+        prefill = one.prefill.t0_s, one.prefill.a_s, one.prefill.b_s_per_token, one.prefill.c_s_per_token2
         try:
-            profiles[setting] = Profile(
-                one.prefill.t0_s,
-                one.prefill.a_s,
-                one.prefill.b_s_per_token,
-                one.prefill.c_s_per_token2,
-                one.decode.a_s,
-                one.decode.b_s_per_sequence,
-                one.decode.c_s_per_token,
+            profiles[setting] = (
+                profile_of_prefills(*prefill)
+                if one.decode is None
+                else Profile(*prefill, one.decode.a_s, one.decode.b_s_per_sequence, one.decode.c_s_per_token)
             )
         except ValueError as error:
             raise ScenarioProblem(("profiles", number), str(error)) from error
@@ -78,7 +76,8 @@ def cluster_of(scenario: Scenario) -> Cluster:
             block_size_tokens=group.block_size_tokens,
             kv_blocks=group.kv_tokens // group.block_size_tokens,
             policy=group.queue,
-            max_model_len=scenario.models[group.model].context_tokens,
+            # The token that ends a prompt without output is no part of its length.
+            max_model_len=scenario.models[group.model].context_tokens + (group.model in scenario.pooling),
             profile=profiles[group.model, group.gpu, group.tensor_parallel],
             prefix_caching=group.prefix_caching,
             front_end=front_ends[group.model, group.gpu, group.tensor_parallel],
@@ -122,6 +121,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
         return Cluster(
             instances,
             models=list(scenario.models),
+            pooling=scenario.pooling,
             regions=regions,
             latency_s=_latency_s(scenario, regions),
             policies={key: scenario.policy(*key) for key in ready},

@@ -78,7 +78,7 @@ def requests_of(
         workload.output_tokens,
         model=_codes(workload.model, cluster.models),
         region=_codes(workload.region, cluster.regions),
-        predicted_tokens=_predicted(scenario, workload, seed),
+        predicted_tokens=_predicted(scenario, cluster, workload, seed),
         slo_class=slo_class,
         tenant=workload.tenant.codes,
         priority=column(priority),
@@ -107,10 +107,11 @@ def _held(
     return np.where(holds[workload.model.codes], held, held & ~HELD).astype(np.int8)
 
 
-def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.int32] | None:
+def _predicted(scenario: Scenario, cluster: Cluster, workload: Workload, seed: int) -> NDArray[np.int32] | None:
     """Return output tokens as a dispatcher expects them; None for the true ones.
 
-    They are those of *workload*, unless *scenario* says how they are predicted.
+    They are those of *workload*, unless *scenario* says how they are predicted. Where there is no output there is nothing
+    to predict.
     """
     predictions = scenario.predictions
     if workload.predicted_tokens is not None and "kind" not in predictions.model_fields_set:
@@ -125,7 +126,8 @@ def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.
         sums = np.bincount(codes, workload.output_tokens, len(workload.model.names))
         expected = (sums / np.maximum(np.bincount(codes, minlength=sums.size), 1))[codes]
     rounded: NDArray[np.int32] = np.maximum(1, np.rint(expected)).astype(np.int32)
-    return rounded
+    pooled = np.array([name in cluster.pooling for name in workload.model.names], bool)[workload.model.codes]
+    return np.where(pooled, 1, rounded).astype(np.int32)
 
 
 def _codes(column: Coded, names: Sequence[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:

@@ -225,10 +225,13 @@ def _plausible(path: Path, trace_format: str, seed: int) -> Iterator[TraceReques
         yield request
 
 
-def load_trace(path: Path, trace_format: str, *, seed: int = 0, limit: int | None = None) -> Workload:
+def load_trace(
+    path: Path, trace_format: str, *, seed: int = 0, limit: int | None = None, without_output: bool = False
+) -> Workload:
     """Return the trace at *path* in arrays: its first *limit* requests that have a prompt and an output.
 
-    Requests without either (failed in the original system) are left out and counted in `Workload.left_out`. Rows are
+    Requests without either (failed in the original system) are left out and counted in `Workload.left_out`; with
+    *without_output* only those without a prompt, since models that pool have no output. Rows are
     streamed into the columns' own buffers, so memory is that of the arrays (plus an eighth while they grow). A ledger
     export is sorted by arrival; other formats raise TraceError when a row is earlier than the one above it.
     """
@@ -243,7 +246,7 @@ def load_trace(path: Path, trace_format: str, *, seed: int = 0, limit: int | Non
         if request.delay_s is not None:
             what = "the turn waits for an answer, and a simulation is given times: give it a timestamp, or replay the trace"
             raise TraceError(path, request.line, "delay", what)
-        if request.prompt_tokens == 0 or request.output_tokens == 0:
+        if request.prompt_tokens == 0 or (request.output_tokens == 0 and not without_output):
             left_out += 1
             continue
         if len(arrivals) == limit:

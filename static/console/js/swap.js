@@ -44,8 +44,9 @@ export async function swap(ids, url = location.href, whole = false) {
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const id of wanted) {
       const [before, after] = [document.getElementById(id), page.getElementById(id)];
-      if (before && inUse(before)) current = false;
-      if (!before || !after || inUse(before)) continue;
+      const kept = before && (inUse(before) || whole && underPointer(before));
+      if (kept) current = false;
+      if (!before || !after || kept) continue;
       const focused = focusedIn(before);
       before.replaceWith(document.adoptNode(after));
       keepView(before, after);

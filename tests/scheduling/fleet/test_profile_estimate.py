@@ -1,7 +1,7 @@
 """Estimated profiles against measured ones: vLLM's own series, and the fits that the demo is seeded with."""
 
 import tomllib
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -49,8 +49,19 @@ def test_steps_and_first_tokens_are_those_that_we_measured():
         assert profile.step_time_s(tokens, 0, 0) == pytest.approx(seconds, rel=0.1)
 
 
+def test_the_demos_embedding_model_has_the_estimated_profile():
+    (row,) = (row for row in DEMO["profiles"] if row.get("estimated"))
+    (sizes,) = (model for model in DEMO["models"] if model["name"] == row["model"])
+    # Qwen3 Embedding 0.6B: 28 layers, 595,776,512 parameters.
+    of_model = Sizes(sizes["weights_bytes"], sizes["kv_bytes_per_token"], 595_776_512, layers=28)
+    made = estimate(of_model, GPUS[row["gpu_type"]], row["tensor_parallel"])
+    assert {name: row[name] for name in made.__dataclass_fields__} == pytest.approx(asdict(made), rel=1e-5)
+
+
 @pytest.mark.parametrize(
-    "measured", DEMO["profiles"], ids=lambda row: f"{row['model']}-{row['gpu_type']}-{row['tensor_parallel']}"
+    "measured",
+    [row for row in DEMO["profiles"] if not row.get("estimated")],
+    ids=lambda row: f"{row['model']}-{row['gpu_type']}-{row['tensor_parallel']}",
 )
 def test_older_measurements_are_within_a_factor_of_six(measured):
     """Splitwise's and SageServe's engines of 2023 and 2024 have more overhead per step, which grows with the GPUs."""

@@ -206,6 +206,27 @@ def test_a_trace(tmp_path: Path) -> None:
     assert made.names.tenants == ["trace"]
 
 
+def test_a_trace_of_prompts_alone(tmp_path: Path) -> None:
+    """Of a model that pools, outputs are ignored and a prompt may fill the context; of one that generates, rows without
+    output are left out.
+    """
+    rows = TRACE.replace("100,18", "100,0").replace("900,200", "1000,0")
+    text = with_trace(tmp_path, rows=rows)
+    assert staged(tmp_path, text).left_out == 2
+    pooling = text.replace("context_tokens = 1000", "context_tokens = 1000\ntask = 'embed'")
+    made = staged(
+        tmp_path, pooling.replace("decode = { a_s = 0.01 }", "") + "[predictions]\nkind = 'error'\nbias = 9.0"
+    )
+    assert (made.left_out, made.requests.prompt_tokens.tolist()) == (0, [100, 1000, 10])
+    assert made.requests.predicted_tokens.tolist() == made.requests.output_tokens.tolist() == [1, 1, 1]
+    result = Simulation(made.cluster, made.requests).run()
+    assert set(result.outcomes["state"].tolist()) == {Outcome.DONE}
+    assert result.output_tokens.tolist() == [0, 0, 0]
+    (tmp_path / "rows").write_text(rows.replace("1000,0", "1001,0"))
+    with pytest.raises(ScenarioError, match="request 1 has 1002 tokens, m takes 1001"):
+        staged(tmp_path, pooling)
+
+
 def test_longer_than_the_context(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"trace: request 1 has 1100 tokens, m takes 1000: set demand.too_long"):
         staged(tmp_path, with_trace(tmp_path))

@@ -3,23 +3,22 @@
 from typing import Any, cast
 
 from django.db.models import Q, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.batches import services
 from controlplane.batches.api import content_of
 from controlplane.batches.budgets import spent_budgets
-from controlplane.batches.models import ENDED, Batch
+from controlplane.batches.models import ENDED, Batch, BatchStatus
 from controlplane.batches.selectors import running
 from controlplane.batches.services import cancel_batch, undo_speed_up
 from controlplane.batches.speed_up import InstanceLoad, choices, refusal
 from controlplane.console.access.roles import fleet_role, may, signed_in
-from controlplane.console.actions import act_with_reason, back
+from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import batches as live
 from controlplane.console.live.fragments import fleet_figures, held_panel
@@ -100,6 +99,10 @@ def held(request: HttpRequest) -> HttpResponseBase:
     return render(request, "console/batches/held_page.html", context)
 
 
+STATES = dict(BatchStatus.choices) | {"resumed": "Resumed by another process; no line is answered twice"}
+"""Words for the moments of a batch."""
+
+
 def batch_of(request: HttpRequest, public_id: str) -> Batch:
     return get_object_or_404(visible_batches(viewer_of(request)), public_id=public_id)
 
@@ -108,7 +111,7 @@ def batch_of(request: HttpRequest, public_id: str) -> Batch:
 @signed_in
 def batch(request: HttpRequest, public_id: str) -> HttpResponseBase:
     row = batch_of(request, public_id)
-    moments = sorted((moment, name) for name, moment in row.moments.items())
+    moments = sorted((moment, STATES[name]) for name, moment in row.moments.items())
     context: dict[str, Any] = {
         "row": row,
         "speeds": {row.pk: speed_of(row, hub.state())} if may(request, Role.OPERATOR) else {},
@@ -149,42 +152,31 @@ def usd_left(batch: Batch) -> float | None:
     return price * (batch.input_tokens + batch.output_tokens) / batch.completed * batch.lines_left or None
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def speed_up(request: HttpRequest, pk: int) -> HttpResponse:
+@action(Role.OPERATOR, Batch, page="console:batches", unchanged="{row} is as it was")
+def speed_up(form: ActionForm, batch: Batch) -> str:
     """Bring the deadline of a batch forward by the field `within_s`; without it undo that."""
-    batch = get_object_or_404(Batch, pk=pk)
-
-    def act(reason: str) -> str:
-        given = request.POST.get("within_s", "")
-        if not given:
-            undo_speed_up(batch, user_of(request), reason)
-            return f"{batch} is no longer sped up."
-        try:
-            within_s = float(given)
-        except ValueError:
-            raise ActionError(f"within_s is a number of seconds, not {given[:40]!r}") from None
-        services.speed_up(batch, within_s, user_of(request), reason)
-        return (
-            f"{batch} is sped up: its lines leave as fast as the end of {timezone.localtime(batch.due_at):%H:%M} needs"
-        )
-
-    act_with_reason(request, act, f"{batch} is as it was")
-    return back(request, "console:batches")
+    given = form.fields.get("within_s", "")
+    if not given:
+        undo_speed_up(batch, form.user, form.reason)
+        return f"{batch} is no longer sped up."
+    try:
+        within_s = float(given)
+    except ValueError:
+        raise ActionError(f"within_s is a number of seconds, not {given[:40]!r}") from None
+    services.speed_up(batch, within_s, form.user, form.reason)
+    return f"{batch} is sped up: its lines leave as fast as the end of {timezone.localtime(batch.due_at):%H:%M} needs"
 
 
-@require_POST
-@signed_in
-def cancel(request: HttpRequest, pk: int) -> HttpResponse:
-    batch = get_object_or_404(Batch, pk=pk, tenant__in=tenants_with_role(request.user, Role.OPERATOR))
-
-    def act(reason: str) -> str:
-        try:
-            cancel_batch(batch)
-        except ApiError as error:
-            raise ActionError(error.message) from error
-        record("batch.canceled", batch, actor=user_of(request), reason=reason)
-        return f"{batch} is being canceled; lines that run finish, and its output stays readable."
-
-    act_with_reason(request, act, f"{batch} was not canceled")
-    return back(request, "console:batches")
+@action(
+    None,
+    lambda request: Batch.objects.filter(tenant__in=tenants_with_role(request.user, Role.OPERATOR)),
+    page="console:batches",
+    unchanged="{row} was not canceled",
+)
+def cancel(form: ActionForm, batch: Batch) -> str:
+    try:
+        cancel_batch(batch)
+    except ApiError as error:
+        raise ActionError(error.message) from error
+    record("batch.canceled", batch, actor=form.user, reason=form.reason)
+    return f"{batch} is being canceled; lines that run finish, and its output stays readable."

@@ -10,7 +10,7 @@ from django.forms import BoundField
 from pydantic.fields import FieldInfo
 
 from controlplane.fleet.inventory.deploy import BITS, DeployRequest, usual_launcher
-from controlplane.fleet.models import GpuType, Instance, Launcher, Model, Region
+from controlplane.fleet.models import GpuType, Instance, Launcher, Model, ModelTask, Region
 
 WIDGETS = {int: forms.IntegerField, float: forms.FloatField, Decimal: forms.DecimalField, str: forms.CharField}
 SMALLEST = 1e-6
@@ -29,6 +29,8 @@ def form_field(name: str, declared: FieldInfo) -> forms.Field:
     }
     if name == "bits":
         return forms.TypedChoiceField(choices=BITS.items(), coerce=int, **options)
+    if name == "task":
+        return forms.ChoiceField(choices=[("", "As its source says"), *ModelTask.choices], **options)
     if name in ("launcher", "share_gpus_with"):
         return forms.ChoiceField(choices=(), **options | {"required": name == "launcher"})
     for limit in declared.metadata:
@@ -55,7 +57,7 @@ class DeployForm(forms.Form):
         ("Hardware", ("region", "gpu_type", "gpus", "address", "usd_per_gpu_hour")),
         (
             "Model",
-            ("model", "source", "parameters_billion", "bits", "weights_gb", "layers", "kv_heads", "head_dim",
+            ("model", "source", "task", "parameters_billion", "bits", "weights_gb", "layers", "kv_heads", "head_dim",
              "kv_kib_per_token", "context_tokens", "active_parameters_billion", "experts", "experts_per_token"),
         ),
         (

@@ -18,15 +18,20 @@ from controlplane.console.pages.deploy.forms import DeployForm
 from controlplane.fleet.inventory import deploy as deploying
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Model
-from workers.vllm.tasks import PATHS, Task
+from scheduling.model_task import Task
+from workers.vllm.tasks import PATHS
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @fleet_role(Role.OPERATOR)
 def deploy(request: HttpRequest) -> HttpResponse:
-    """With a query string, the form is filled from it: a page with another estimate, and a link that can be sent."""
-    data = request.POST if request.method == "POST" else request.GET or None
-    form = DeployForm(data, may_address=may(request, Role.ADMIN))
+    """With a query string, the form is filled from it, and with its defaults: a page with another estimate, and a link that
+    can be sent.
+    """
+    form = DeployForm(request.POST if request.method == "POST" else None, may_address=may(request, Role.ADMIN))
+    if request.GET and not form.is_bound:
+        defaults = {name: field.initial for name, field in form.fields.items() if field.initial is not None}
+        form = DeployForm(defaults | request.GET.dict(), may_address=may(request, Role.ADMIN))
     posted = request.method == "POST"
     if form.is_valid() and posted:
         try:

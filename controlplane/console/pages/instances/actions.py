@@ -4,15 +4,14 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, redirect
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.shortcuts import get_object_or_404
 from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.accounts.requests import user_of
-from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.actions import act_with_reason, back
+from controlplane.console.access.roles import fleet_role
+from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page
 from controlplane.fleet import selectors, services
 from controlplane.fleet.models import Deployment, Instance, Model, Node, Region
@@ -31,18 +30,15 @@ PLACE_ACTIONS: dict[tuple[str, str], tuple[type[Any], Callable[..., str], Role]]
 }
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def act_on_place(request: HttpRequest, kind: str, pk: int, action: str) -> HttpResponse:
+@action(Role.OPERATOR, page="console:places", unchanged="The {kind} was left as it is")
+def act_on_place(form: ActionForm, kind: str, pk: int, action: str) -> str:
     """Carry out *action* on the row *pk* of *kind*; the service records the event."""
     if (kind, action) not in PLACE_ACTIONS:
         raise Http404(f"There is no action {action} of a {kind}.")
     model, carry_out, role = PLACE_ACTIONS[kind, action]
-    if not may(request, role):
+    if not form.user.has_fleet_role(role):
         raise Http404(f"There is no action {action} for you.")
-    row = get_object_or_404(model, pk=pk)
-    act_with_reason(request, lambda reason: carry_out(row, user_of(request), reason), f"{row} was left as it is")
-    return back(request, "console:places")
+    return carry_out(get_object_or_404(model, pk=pk), form.user, form.reason)
 
 
 @require_safe
@@ -61,37 +57,31 @@ def places(request: HttpRequest) -> HttpResponseBase:
     )
 
 
+DEPLOYMENTS = Deployment.objects.select_related("model", "region", "gpu_type")
 ROLLOUT_ACTIONS = {"start": rollouts.start, "cancel": rollouts.cancel}
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def act_on_rollout(request: HttpRequest, pk: int, action: str) -> HttpResponse:
-    """Start or cancel the rollout of a deployment, with a reason."""
-    deployment = get_object_or_404(Deployment.objects.select_related("model", "region", "gpu_type"), pk=pk)
-    if action not in ROLLOUT_ACTIONS:
-        raise Http404(f"There is no action {action}.")
-
-    def start_or_cancel(reason: str) -> str:
-        rollout = ROLLOUT_ACTIONS[action](deployment, user_of(request), reason)
-        return (
-            f"The rollout of {rollout.deployment} {'begins within seconds' if action == 'start' else 'is cancelled'}."
-        )
-
-    act_with_reason(request, start_or_cancel, f"{deployment} was left as it is")
+def instances_of(deployment: Deployment) -> str:
+    """Return the address of the list of the instances of *deployment*."""
     query = urlencode({"model": deployment.model.name, "region": deployment.region.name})
-    return redirect(f"{reverse('console:instances')}?{query}")
+    return f"{reverse('console:instances')}?{query}"
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def swap(request: HttpRequest, name: str) -> HttpResponse:
-    """Swap the shared GPUs to the instance *name*, with a reason."""
-    row = get_object_or_404(Instance, name=name)
+@action(Role.OPERATOR, DEPLOYMENTS, among=ROLLOUT_ACTIONS, page=instances_of)
+def act_on_rollout(form: ActionForm, deployment: Deployment, action: str) -> str:
+    """Start or cancel the rollout of a deployment."""
+    rollout = ROLLOUT_ACTIONS[action](deployment, form.user, form.reason)
+    return f"The rollout of {rollout.deployment} {'begins within seconds' if action == 'start' else 'is cancelled'}."
 
-    def carry_out(reason: str) -> str:
-        made = swaps.request(row, user_of(request), reason)
-        return f"{made.group} swaps to {row.name}{f', when {made.gave_way} is idle' if made.gave_way else ''}."
 
-    act_with_reason(request, carry_out, f"{row.name} was left as it is")
-    return redirect("console:instances")
+@action(
+    Role.OPERATOR,
+    Instance,
+    key="name",
+    page="console:instances",
+    unchanged="{row.name} was left as it is",
+)
+def swap(form: ActionForm, row: Instance) -> str:
+    """Swap the shared GPUs to the instance."""
+    made = swaps.request(row, form.user, form.reason)
+    return f"{made.group} swaps to {row.name}{f', when {made.gave_way} is idle' if made.gave_way else ''}."

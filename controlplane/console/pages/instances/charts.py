@@ -1,5 +1,6 @@
 """Charts of one instance, and the timeline of its states."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -14,6 +15,7 @@ from controlplane.console.charts.spec import (
     NO_TRAFFIC,
     SHARE,
     STYLES,
+    Axis,
     Chart,
     Series,
     change,
@@ -30,71 +32,32 @@ FILLED = {"fill": "tozeroy", "fillcolor": "var(--s1-soft)"}
 NOTHING = "Nothing was reported in this range."
 
 
-def instance_load(samples: list[Sample], name: str, max_num_seqs: int) -> Chart:
-    running, waiting = history.load_of_instance(samples, name)
-    now, sentence = last(running), "Load: nothing was reported in this range."
-    if now is not None:
-        of = f"{count(now)} of {count(max_num_seqs)} requests running"
-        sentence = f"Load: {of}, {count(last(waiting))} waiting{change(running)}."
-    return Chart(
-        key="load",
-        title="Running and waiting",
-        caption=f"Requests inside the instance; it runs {count(max_num_seqs)} at most",
-        sentence=sentence,
-        x=history.times(samples),
-        up=COUNT,
-        series=[
-            Series("running", running, width=2, heading="Running (requests)", more=FILLED),
-            Series("waiting inside vLLM", waiting, STYLES[1], heading="Waiting (requests)"),
-        ],
-        empty="" if now is not None else NOTHING if samples else NO_SAMPLES,
-    )
-
-
-def instance_kv(samples: list[Sample], name: str) -> Chart:
-    values = history.kv_by_instance(samples, [name])[name]
+def line_chart(
+    samples: list[Sample],
+    key: str,
+    title: str,
+    caption: str,
+    values: list[float | None],
+    words: Callable[[float], str],
+    up: Axis,
+    *others: Series,
+    label: str,
+    heading: str = "",
+    nothing: str = NOTHING,
+) -> Chart:
+    """Return the chart of one number over time; *words* describe its newest value, *nothing* a range without any."""
     now = last(values)
-    in_use = "nothing was reported in this range" if now is None else f"{percent(now)} in use{change(values)}"
-    return Chart(
-        key="kv",
-        title="KV cache",
-        caption="Share of the KV cache in use",
-        sentence=f"KV cache: {in_use}.",
-        x=history.times(samples),
-        up=SHARE.but(range=[0, 1.02], hoverformat=".1%"),
-        series=[Series("KV cache", values, width=2, listed=False, more=FILLED)],
-        empty="" if now is not None else NOTHING if samples else NO_SAMPLES,
-    )
-
-
-def instance_latency(samples: list[Sample], key: str, title: str, values: list[float | None]) -> Chart:
-    """*values* are in ms, p95 of the last minute."""
-    now = last(values)
-    statement = "no traffic in this range" if now is None else f"p95 is {milliseconds(now)}{change(values)}"
+    statement = nothing if now is None else f"{words(now)}{change(values)}."
+    line = Series(label, values, width=2, heading=heading, listed=bool(others), more=FILLED)
     return Chart(
         key=key,
         title=title,
-        caption="p95 of the last minute",
-        sentence=f"{title}: {statement}.",
+        caption=caption,
+        sentence=f"{title}: {statement[:1].lower()}{statement[1:]}",
         x=history.times(samples),
-        up=MILLISECONDS,
-        series=[Series("p95", values, width=2, listed=False, more=FILLED)],
-        empty="" if now is not None else NO_TRAFFIC if samples else NO_SAMPLES,
-    )
-
-
-def instance_throughput(samples: list[Sample], values: list[float | None]) -> Chart:
-    now = last(values)
-    statement = NOTHING if now is None else f"{quantity(now)} output tokens a second{change(values)}."
-    return Chart(
-        key="throughput",
-        title="Throughput",
-        caption="Output tokens per second",
-        sentence=f"Throughput: {statement}",
-        x=history.times(samples),
-        up=AMOUNT.but(unit="tok/s", hoverformat=",.1f"),
-        series=[Series("output", values, width=2, listed=False, more=FILLED, heading="Output (tok/s)")],
-        empty="" if now is not None else NOTHING if samples else NO_SAMPLES,
+        up=up,
+        series=[line, *others],
+        empty="" if now is not None else nothing if samples else NO_SAMPLES,
     )
 
 
@@ -102,13 +65,41 @@ def instance_charts(state: LiveState, minutes: str, row: Instance) -> list[Chart
     def build() -> list[Chart]:
         samples = history.latest(state.history, int(minutes))
         ttft_ms, itl_ms, output = history.pace_of_instance(samples, row.name)
+        running, waiting = history.load_of_instance(samples, row.name)
+        most = count(row.max_num_seqs)
+
+        def load(now: float) -> str:
+            return f"{count(now)} of {most} requests running, {count(last(waiting))} waiting"
+
+        def p95(now: float) -> str:
+            return f"p95 is {milliseconds(now)}"
+
+        inside = Series("waiting inside vLLM", waiting, STYLES[1], heading="Waiting (requests)")
+        caption = f"Requests inside the instance; it runs {most} at most"
+        kv = history.kv_by_instance(samples, [row.name])[row.name]
+        latencies = (("ttft", "Time to first token", ttft_ms), ("itl", "Time between tokens", itl_ms))
         return [
-            instance_load(samples, row.name, row.max_num_seqs),
-            instance_kv(samples, row.name),
-            instance_latency(samples, "ttft", "Time to first token", ttft_ms),
-            instance_latency(samples, "itl", "Time between tokens", itl_ms),
-            instance_throughput(samples, output),
-        ]
+            line_chart(
+                samples, "load", "Running and waiting", caption, running, load, COUNT, inside,
+                label="running", heading="Running (requests)",
+            ),
+            line_chart(
+                samples, "kv", "KV cache", "Share of the KV cache in use", kv,
+                lambda now: f"{percent(now)} in use", SHARE.but(range=[0, 1.02], hoverformat=".1%"), label="KV cache",
+            ),
+            *(
+                line_chart(
+                    samples, key, title, "p95 of the last minute", values, p95, MILLISECONDS,
+                    label="p95", nothing=NO_TRAFFIC,
+                )
+                for key, title, values in latencies
+            ),
+            line_chart(
+                samples, "throughput", "Throughput", "Output tokens per second", output,
+                lambda now: f"{quantity(now)} output tokens a second", AMOUNT.but(unit="tok/s", hoverformat=",.1f"),
+                label="output", heading="Output (tok/s)",
+            ),
+        ]  # fmt: skip
 
     return once(("instance", row.pk, row.name, minutes, history.newest_s(state.history)), build)
 

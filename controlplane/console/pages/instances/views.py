@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, redirect, render
-from django.views.decorators.http import require_POST, require_safe
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import get_object_or_404, render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.actions import act_with_reason
+from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
@@ -120,16 +120,14 @@ def _actions(row: Instance) -> list[dict[str, Any]]:
     ]
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def act(request: HttpRequest, name: str, action: str) -> HttpResponse:
+@action(
+    Role.OPERATOR,
+    Instance,
+    key="name",
+    among=Action.values,
+    page=lambda row: reverse("console:instance", args=[row.name]),
+    unchanged="{row.name} was left as it is",
+)
+def act(form: ActionForm, row: Instance, action: str) -> str:
     """Carry out one action; the service records the event with its reason."""
-    row = get_object_or_404(Instance, name=name)
-    if action not in Action.values:
-        raise Http404(f"There is no action {action}.")
-    act_with_reason(
-        request,
-        lambda reason: services.act(Action(action), row, user_of(request), reason),
-        f"{row.name} was left as it is",
-    )
-    return redirect("console:instance", name=row.name)
+    return services.act(Action(action), row, form.user, form.reason)

@@ -10,7 +10,7 @@ from django.db.models import Count, Q
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Model
-from workers.vllm.tasks import Task
+from scheduling.model_task import Task
 
 NO_MODEL = "MODEL"
 

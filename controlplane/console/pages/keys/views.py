@@ -4,21 +4,21 @@ from datetime import timedelta
 
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_safe
 
 from controlplane.accounts import handover
-from controlplane.accounts.models import Role
+from controlplane.accounts.models import ApiKey, Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.console.access.roles import may, signed_in
-from controlplane.console.actions import act_with_reason
+from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page
 from controlplane.console.pages.keys import examples
 from controlplane.resources.keys import KEYS
@@ -83,14 +83,12 @@ def created(request: HttpRequest, pk: int) -> HttpResponse:
     return handover.forget(request, render(request, "console/keys/key_created.html", context))
 
 
-@require_POST
-@signed_in
-def revoke(request: HttpRequest, pk: int) -> HttpResponse:
-    key = get_object_or_404(manageable_api_keys(request.user), pk=pk)
-
-    def act(reason: str) -> str:
-        revoke_api_key(key, user_of(request), reason)
-        return f"{key.name} ({key.prefix}…) is revoked; requests with it are refused within seconds."
-
-    act_with_reason(request, act, f"{key.name} was not revoked")
-    return redirect("console:keys")
+@action(
+    None,
+    lambda request: manageable_api_keys(request.user),
+    page="console:keys",
+    unchanged="{row.name} was not revoked",
+)
+def revoke(form: ActionForm, key: ApiKey) -> str:
+    revoke_api_key(key, form.user, form.reason)
+    return f"{key.name} ({key.prefix}…) is revoked; requests with it are refused within seconds."

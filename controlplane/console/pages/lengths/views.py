@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, render
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_POST, require_safe
+from django.views.decorators.http import require_GET, require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import visible_tenants
-from controlplane.console.access.roles import fleet_role, may, signed_in
-from controlplane.console.actions import act_with_reason, back
+from controlplane.console.access.roles import may, signed_in
+from controlplane.console.actions import ActionForm, action
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.live import length_service, tiles
@@ -163,55 +162,32 @@ def charts(request: HttpRequest) -> HttpResponse:
 
 
 UNCHANGED = "Nothing was changed"
+DECISIONS = {
+    "promote": (services.promote, "predicts from now on; gateways take it up within seconds"),
+    "reject": (services.reject, "is rejected; the active version predicts as before"),
+    "shadow": (services.put_in_shadow, "predicts in shadow again, and is judged from now on"),
+}
+"""By name in the address: the service, and what becomes of the version."""
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def decide(request: HttpRequest, version_number: int, decision: str) -> HttpResponse:
+@action(Role.OPERATOR, LengthVersion, key="number", among=DECISIONS, page="console:lengths", unchanged=UNCHANGED)
+def decide(form: ActionForm, version: LengthVersion, decision: str) -> str:
     """Promote or reject a shadow, or put a rejected version back in shadow."""
-    version = get_object_or_404(LengthVersion, number=version_number)
-
-    def promote(reason: str) -> str:
-        services.promote(version, user_of(request), reason)
-        return f"{version} predicts from now on; gateways take it up within seconds."
-
-    def reject(reason: str) -> str:
-        services.reject(version, user_of(request), reason)
-        return f"{version} is rejected; the active version predicts as before."
-
-    def shadow(reason: str) -> str:
-        services.put_in_shadow(version, user_of(request), reason)
-        return f"{version} predicts in shadow again, and is judged from now on."
-
-    acts = {"promote": promote, "reject": reject, "shadow": shadow}
-    if decision not in acts:
-        raise Http404(f"There is no decision {decision}.")
-    act_with_reason(request, acts[decision], UNCHANGED)
-    return back(request, "console:lengths")
+    service, outcome = DECISIONS[decision]
+    service(version, form.user, form.reason)
+    return f"{version} {outcome}."
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def roll_back(request: HttpRequest) -> HttpResponse:
+@action(Role.OPERATOR, page="console:lengths", unchanged=UNCHANGED)
+def roll_back(form: ActionForm) -> str:
     """Return to the version that was active before."""
-
-    def act(reason: str) -> str:
-        version = services.rollback(None, user_of(request), reason)
-        return f"{version or 'The bundled student'} predicts again; gateways take it up within seconds."
-
-    act_with_reason(request, act, UNCHANGED)
-    return back(request, "console:lengths")
+    version = services.rollback(None, form.user, form.reason)
+    return f"{version or 'The bundled student'} predicts again; gateways take it up within seconds."
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def train(request: HttpRequest) -> HttpResponse:
+@action(Role.OPERATOR, page="console:lengths", unchanged=UNCHANGED)
+def train(form: ActionForm) -> str:
     """Train a new version of a kind from the samples there are, now."""
-    kind = request.POST.get("kind", training.STUDENT)
-
-    def act(reason: str) -> str:
-        training.ask(user_of(request), reason, kind)
-        return f"A worker is training a new version of {kind}; its progress is below. It predicts in shadow first."
-
-    act_with_reason(request, act, UNCHANGED)
-    return back(request, "console:lengths")
+    kind = form.fields.get("kind", training.STUDENT)
+    training.ask(form.user, form.reason, kind)
+    return f"A worker is training a new version of {kind}; its progress is below. It predicts in shadow first."

@@ -1,16 +1,14 @@
 """Models: what is served where, within SLO, at what cost, and by which policy; a policy is switched here."""
 
-from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_POST, require_safe
+from django.views.decorators.http import require_GET, require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.actions import act_with_reason, back
+from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import viewer_of
 from controlplane.console.live import at_door
 from controlplane.console.live.hub import hub
@@ -21,7 +19,6 @@ from controlplane.console.pages.models.tables import ENDPOINTS, bundle_rows, til
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.inventory.kinds import DEPLOYMENT
-from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import services
 from controlplane.planning.parts import PARTS
@@ -84,46 +81,26 @@ def charts(request: HttpRequest) -> HttpResponse:
     return redrawn(request, [row.chart for row in rows])
 
 
-@require_POST
-@fleet_role(Role.ADMIN)
-def bounds(request: HttpRequest, pk: int) -> HttpResponse:
+@action(Role.ADMIN, Model, page="console:models", unchanged="Bounds of {row} stay")
+def bounds(form: ActionForm, model: Model) -> str:
     """Change the least and the most instances of a model's deployments: all that the form changes, or nothing."""
-    model = get_object_or_404(Model, pk=pk)
     rows = Deployment.objects.filter(model=model, active=True).select_related("region", "gpu_type")
-
-    def act(reason: str) -> str:
-        try:
-            with transaction.atomic():
-                changed = sum(_bounds_changed(row, request, reason) for row in rows)
-        except ValidationError as error:
-            raise ActionError(" ".join(error.messages)) from error
-        return f"Bounds of {model}: {changed} changed." if changed else f"Bounds of {model} are as they were."
-
-    act_with_reason(request, act, f"Bounds of {model} stay")
-    return back(request, "console:models")
+    with transaction.atomic():
+        changed = sum(_bounds_changed(row, form) for row in rows)
+    return f"Bounds of {model}: {changed} changed." if changed else f"Bounds of {model} are as they were."
 
 
-def _bounds_changed(row: Deployment, request: HttpRequest, reason: str) -> bool:
-    given = {name: number(request.POST.get(f"{name}-{row.pk}", "")) for name in BOUNDS}
+def _bounds_changed(row: Deployment, form: ActionForm) -> bool:
+    given = {name: number(form.fields.get(f"{name}-{row.pk}", "")) for name in BOUNDS}
     values = {name: value for name, value in given.items() if value is not None and value != getattr(row, name)}
     if values:
-        inventory.change(DEPLOYMENT, row, values, user_of(request), reason)
+        inventory.change(DEPLOYMENT, row, values, form.user, form.reason)
     return bool(values)
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def parts(request: HttpRequest, pk: int) -> HttpResponse:
+@action(Role.OPERATOR, Model, page="console:models", unchanged="{row} keeps its policy")
+def parts(form: ActionForm, model: Model) -> str:
     """Give one model other parts than it has; those that the form does not name stay."""
-    model = get_object_or_404(Model, pk=pk)
-    values = {part.name: request.POST[part.name] for part in PARTS if part.name in request.POST}
-
-    def act(reason: str) -> str:
-        try:
-            made = services.switch_parts(model, values, user_of(request), reason)
-        except ValidationError as error:
-            raise ActionError(" ".join(error.messages)) from error
-        return f"The policy of {model}: {made.title}; the next decisions follow it."
-
-    act_with_reason(request, act, f"{model} keeps its policy")
-    return back(request, "console:models")
+    values = {part.name: str(form.fields[part.name]) for part in PARTS if part.name in form.fields}
+    made = services.switch_parts(model, values, form.user, form.reason)
+    return f"The policy of {model}: {made.title}; the next decisions follow it."

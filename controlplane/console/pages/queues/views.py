@@ -3,16 +3,14 @@
 from datetime import timedelta
 from typing import Any
 
-from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_POST, require_safe
+from django.views.decorators.http import require_GET, require_safe
 
 from controlplane.accounts.models import Role, Tenant
-from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.actions import back
+from controlplane.console.actions import ActionForm, action
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import clock, ordinal
@@ -169,18 +167,10 @@ def charts(request: HttpRequest) -> HttpResponse:
     return redrawn(request, [waits()[0]])
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def act(request: HttpRequest, number: int, action: str) -> HttpResponse:
+@action(Role.OPERATOR, among=set(GroupAction), page="console:queues", needs_reason=False)
+def act(form: ActionForm, number: int, action: str) -> str:
     """Pin, bump, hold or evict a group, or take that back; its price was shown before."""
-    if action not in set(GroupAction):
-        raise Http404(f"There is no action {action}.")
-    reason = " ".join(request.POST.get("reason", "").split())[:255]
-    minutes = request.POST.get("minutes", "")
+    minutes = form.fields.get("minutes", "")
     hold_s = 60.0 * int(minutes) if minutes.isdecimal() and len(minutes) < 4 else 60.0 * HOLDS[0]
-    try:
-        done = services.act(number, GroupAction(action), user_of(request), reason, hold_s)
-        messages.success(request, services.sentence(done, GroupAction(action)))
-    except ActionError as refusal:
-        messages.error(request, f"{str(refusal).rstrip('.')}.")
-    return back(request, "console:queues")
+    done = services.act(number, GroupAction(action), form.user, form.reason, hold_s)
+    return services.sentence(done, GroupAction(action))

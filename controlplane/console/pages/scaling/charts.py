@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from controlplane.console.charts.labels import label_sides
+from controlplane.console.charts.labels import labels_of
 from controlplane.console.charts.spec import NUMBERS, SHARE, STYLES, Chart, Series
 from controlplane.console.formats import count, percent
 from controlplane.resources.tables import Columns, table
@@ -21,11 +21,8 @@ def cost_against_service(
     lowest = min((row["slo_met"] for row in known), default=1.0)
     room = max(0.005, (1 - lowest) * 0.25)
     across, up = _padded([row["instance_hours"] for row in known]), [max(0.0, lowest - room), 1 + room]
-    sides = label_sides(
-        [(row["strategy"], title_of(row["strategy"]), row["instance_hours"], row["slo_met"]) for row in known],
-        across,
-        up,
-    )
+    texts = [(row["strategy"], [title_of(row["strategy"])], row["instance_hours"], row["slo_met"]) for row in known]
+    labels = labels_of(texts, across, up)
 
     def points(label: str, style: tuple[str, str], shape: str, members: list[dict[str, Any]]) -> Series:
         return Series(
@@ -38,7 +35,7 @@ def cost_against_service(
             more={
                 "mode": "markers+text",
                 "text": [title_of(row["strategy"]) for row in members],
-                "textposition": [sides[row["strategy"]] for row in members],
+                "textposition": [labels[row["strategy"]][1] for row in members],
                 "textfont": {"color": "var(--text)", "size": 11},
                 "hovertemplate": HOVER,
             },

@@ -4,15 +4,15 @@ import json
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, render
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_POST, require_safe
+from django.views.decorators.http import require_GET, require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.actions import act_with_reason, back
+from controlplane.console.actions import ActionForm, action
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.live.hub import hub
@@ -149,64 +149,41 @@ def charts(request: HttpRequest) -> HttpResponse:
     return redrawn(request, drawn)
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def decide(request: HttpRequest, pk: int, decision: str) -> HttpResponse:
-    """Approve or reject a plan, with a reason that is kept with the event."""
-    plan = get_object_or_404(ScalingPlan.objects.select_related("model"), pk=pk)
-    if decision not in DECISIONS:
-        raise Http404(f"There is no decision {decision}.")
-    act_with_reason(
-        request,
-        lambda reason: _decided(DECISIONS[decision](plan, user_of(request), reason), plan),
-        f"The plan for {plan.model} still waits",
-    )
-    return back(request, "console:plan", plan.pk)
+@action(
+    Role.OPERATOR,
+    ScalingPlan.objects.select_related("model"),
+    among=DECISIONS,
+    page=lambda plan: reverse("console:plan", args=[plan.pk]),
+    unchanged="The plan for {row.model} still waits",
+)
+def decide(form: ActionForm, plan: ScalingPlan, decision: str) -> str:
+    """Approve or reject a plan, or the newer one that repeats it."""
+    decided = DECISIONS[decision](plan, form.user, form.reason)
+    which = "The plan" if decided.pk == plan.pk else f"Plan {decided.pk}, which repeats plan {plan.pk},"
+    if decided.status == PlanStatus.REJECTED:
+        return f"{which} for {decided.model} is rejected; instances stay as they are."
+    return f"{which} for {decided.model} is approved; its moves begin within seconds."
 
 
-def _decided(plan: ScalingPlan, asked: ScalingPlan) -> str:
-    which = "The plan" if plan.pk == asked.pk else f"Plan {plan.pk}, which repeats plan {asked.pk},"
-    if plan.status == PlanStatus.REJECTED:
-        return f"{which} for {plan.model} is rejected; instances stay as they are."
-    return f"{which} for {plan.model} is approved; its moves begin within seconds."
-
-
-@require_POST
-@fleet_role(Role.OPERATOR)
-def bundle(request: HttpRequest, pk: int) -> HttpResponse:
+@action(Role.OPERATOR, Model, page="console:scaling", unchanged="{row} keeps its policy")
+def bundle(form: ActionForm, model: Model) -> str:
     """Give one model the values of a policy bundle."""
-    model = get_object_or_404(Model, pk=pk)
-
-    def act(reason: str) -> str:
-        try:
-            made = services.switch_bundle(model, request.POST.get("bundle", ""), user_of(request), reason)
-        except ValidationError as error:
-            raise ActionError(" ".join(error.messages)) from error
-        return f"{model} now uses {made.title}."
-
-    act_with_reason(request, act, f"{model} keeps its policy")
-    return back(request, "console:scaling")
+    made = services.switch_bundle(model, form.fields.get("bundle", ""), form.user, form.reason)
+    return f"{model} now uses {made.title}."
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def policy(request: HttpRequest, pk: int) -> HttpResponse:
+@action(Role.OPERATOR, Model, page="console:scaling", unchanged="{row} is scaled as before")
+def policy(form: ActionForm, model: Model) -> str:
     """Set the strategy and mode of one model."""
-    model = get_object_or_404(Model, pk=pk)
-    unchanged, given = f"{model} is scaled as before", request.POST
-
-    def act(reason: str) -> str:
-        try:
-            parameters = json.loads(given.get("parameters", "").strip() or "{}")
-            row = services.set_policy(
-                model, given.get("strategy", ""), given.get("mode", ""), parameters, user_of(request), reason
-            )
-        except ValueError as error:
-            raise ActionError(f"{unchanged}: the parameters are not JSON ({error})") from error
-        except ValidationError as error:
-            raise ActionError(f"{unchanged}: {' '.join(error.messages)}") from error
-        mode = PolicyMode(row.mode).label.partition(":")[0].lower()
-        return f"{model} is scaled by {title_of(row.strategy)}, mode {mode}, from now on."
-
-    act_with_reason(request, act, unchanged)
-    return back(request, "console:scaling")
+    unchanged, given = f"{model} is scaled as before", form.fields
+    try:
+        parameters = json.loads(given.get("parameters", "").strip() or "{}")
+        row = services.set_policy(
+            model, given.get("strategy", ""), given.get("mode", ""), parameters, form.user, form.reason
+        )
+    except ValidationError as error:
+        raise ActionError(f"{unchanged}: {' '.join(error.messages)}") from error
+    except ValueError as error:
+        raise ActionError(f"{unchanged}: the parameters are not JSON ({error})") from error
+    mode = PolicyMode(row.mode).label.partition(":")[0].lower()
+    return f"{model} is scaled by {title_of(row.strategy)}, mode {mode}, from now on."

@@ -4,15 +4,13 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from django.core.exceptions import ValidationError
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.actions import act_with_reason, back
+from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import viewer_of
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
@@ -83,28 +81,18 @@ def settings(request: HttpRequest) -> HttpResponseBase:
     return render(request, "console/settings/settings.html", context)
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def change(request: HttpRequest, name: str) -> HttpResponse:
+@action(Role.OPERATOR, page="console:settings", unchanged="{name} is as before")
+def change(form: ActionForm, name: str) -> str:
     """Change or reset a setting."""
     if name not in Tunable.model_fields:
         raise Http404(name)
-    given = request.POST
-    model = get_object_or_404(Model, name=given["model"]) if given.get("model") else None
+    model = get_object_or_404(Model, name=form.fields["model"]) if form.fields.get("model") else None
     subject = f"{name} of {model}" if model else name
-
-    def act(reason: str) -> str:
-        try:
-            if "reset" in given:
-                row = Setting.objects.filter(name=name, model=model).first()
-                if row is None:
-                    raise ActionError(f"{subject} has its default already")
-                services.reset(row, user_of(request), reason)
-                return f"{subject} has its default again, within seconds."
-            made = services.change(name, given.get("value", "").strip(), user_of(request), reason, model)
-        except ValidationError as error:
-            raise ActionError(" ".join(error.messages)) from error
-        return f"{subject} is {words(made.value)}, within seconds and without a restart."
-
-    act_with_reason(request, act, f"{subject} is as before")
-    return back(request, "console:settings")
+    if "reset" in form.fields:
+        row = Setting.objects.filter(name=name, model=model).first()
+        if row is None:
+            raise ActionError(f"{subject} has its default already")
+        services.reset(row, form.user, form.reason)
+        return f"{subject} has its default again, within seconds."
+    made = services.change(name, form.fields.get("value", "").strip(), form.user, form.reason, model)
+    return f"{subject} is {words(made.value)}, within seconds and without a restart."

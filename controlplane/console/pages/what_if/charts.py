@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from controlplane.console.charts.labels import labels_of, place_of
 from controlplane.console.charts.spec import NUMBERS, TIME, Chart, Levels, Series
 from controlplane.console.formats import usd
 from controlplane.console.pages.what_if.compare import COLORS, DASHES
@@ -55,7 +56,7 @@ def scatter(rows: Sequence[Row], target: float, against: str = "slo") -> Chart:
     level = [gain.factor * target] if against == "slo" else []
     across, up = _ranges(known, gain, level)
     points = {row["letter"]: (row["cost_usd_per_h"]["mean"], _gained(row, gain)) for row in known}
-    labels = labels_of(points, {row["letter"]: row["name"] for row in known}, across, up)
+    labels = future_labels(points, {row["letter"]: row["name"] for row in known}, across, up)
     series = [
         Series(
             f"{row['letter']} {row['name']}",
@@ -67,8 +68,8 @@ def scatter(rows: Sequence[Row], target: float, against: str = "slo") -> Chart:
             listed=False,
             more={
                 "mode": "markers+text",
-                "text": [labels[row["letter"]].text],
-                "textposition": labels[row["letter"]].position,
+                "text": [labels[row["letter"]][0]],
+                "textposition": labels[row["letter"]][1],
                 "cliponaxis": False,
                 "textfont": {"size": 11, "color": "var(--text)"},
                 "marker": {"symbol": "circle-open" if row["partial"] else "circle", "line": {"width": 2}},
@@ -297,100 +298,37 @@ def _table_over(series: Sequence[Series], title: str) -> Any:
     return Table(("Time", title), [list(pair) for pair in zip(first.x or (), first.y, strict=True)])
 
 
-WIDTH, HEIGHT = 330.0, 230.0
-"""Of the drawing, px: about what a third of the page has; a larger one has more room between labels."""
-LETTER_PX, LINE_PX, POINT_PX = 6.2, 14.0, 14.0
-GAP_PX = 4.0
-"""Between a point and its label."""
+GROUND_PX: Final = (330.0, 230.0)
+"""Plot area of about a third of the page; a larger one has more room between labels."""
 SAME_PX: Final = 11.0
 """Points whose centres are nearer than this are drawn as one."""
-POSITIONS: Final = ("middle right", "middle left", "top center", "bottom center")
+SIDES: Final = ("middle right", "middle left", "top center", "bottom center")
+"""Sides of a point that its interval leaves free come first."""
 
 
-class Box(NamedTuple):
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def covers(self, other: "Box") -> bool:
-        return (
-            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
-        )
-
-    @property
-    def inside(self) -> bool:
-        return self.left >= 0 and self.top >= 0 and self.right <= WIDTH and self.bottom <= HEIGHT
-
-
-class Label(NamedTuple):
-    """*text* is empty for a point that an earlier one speaks for."""
-
-    text: str
-    position: str
-
-
-def labels_of(
+def future_labels(
     points: Mapping[str, tuple[float, float]],
     names: Mapping[str, str],
     across: tuple[float, float],
     up: tuple[float, float],
-) -> dict[str, Label]:
-    """Return a label for each of *points* (by letter), whose axes reach over *across* and *up*.
+) -> dict[str, tuple[str, str]]:
+    """Return a text and a side for each of *points* (by letter): letter and name where there is room, else the letter.
 
-    It has the letter and the name where there is room, else the letter alone. Points at one place share a label.
+    Points at one place share the label of the first; the others have an empty text.
     """
-    placed = {letter: _px(point, across, up) for letter, point in points.items()}
-    groups = _groups(placed)
-    taken = [_around(placed[group[0]]) for group in groups]
-    made = dict.fromkeys(points, Label("", POSITIONS[0]))
-    for number, group in enumerate(groups):
-        letters = ", ".join(group)
-        texts = [f"{group[0]} {names[group[0]]}", letters] if len(group) == 1 else [letters]
-        others = taken[:number] + taken[number + 1 :]
-        choices = [(text, position) for text in texts for position in POSITIONS]
-        boxes = [_box(placed[group[0]], text, position) for text, position in choices]
-        free = [at for at, box in enumerate(boxes) if box.inside and not any(map(box.covers, others))]
-        at = free[0] if free else len(choices) - len(POSITIONS)
-        made[group[0]] = Label(*choices[at])
-        taken.append(boxes[at])
-    return made
-
-
-def _px(point: tuple[float, float], across: tuple[float, float], up: tuple[float, float]) -> tuple[float, float]:
-    x, y = (
-        (value - low) / (high - low) if high > low else 0.5
-        for value, (low, high) in zip(point, (across, up), strict=True)
-    )
-    return WIDTH * x, HEIGHT * (1 - y)
-
-
-def _groups(placed: Mapping[str, tuple[float, float]]) -> Sequence[list[str]]:
-    """Return letters whose points are drawn as one, in the order given."""
     groups: list[list[str]] = []
-    for letter, (x, y) in placed.items():
-        for group in groups:
-            if any(abs(placed[each][0] - x) < SAME_PX and abs(placed[each][1] - y) < SAME_PX for each in group):
-                group.append(letter)
-                break
-        else:
+    placed = {letter: place_of(point, across, up, GROUND_PX) for letter, point in points.items()}
+    for letter, place in placed.items():
+        near = (
+            group for group in groups if all(abs(a - b) < SAME_PX for a, b in zip(placed[group[0]], place, strict=True))
+        )
+        group = next(near, None)
+        if group is None:
             groups.append([letter])
-    return groups
-
-
-def _around(point: tuple[float, float]) -> Box:
-    x, y = point
-    return Box(x - POINT_PX / 2, y - POINT_PX / 2, x + POINT_PX / 2, y + POINT_PX / 2)
-
-
-def _box(point: tuple[float, float], text: str, position: str) -> Box:
-    (x, y), width = point, LETTER_PX * len(text)
-    away = POINT_PX / 2 + GAP_PX
-    match position:
-        case "middle right":
-            return Box(x + away, y - LINE_PX / 2, x + away + width, y + LINE_PX / 2)
-        case "middle left":
-            return Box(x - away - width, y - LINE_PX / 2, x - away, y + LINE_PX / 2)
-        case "top center":
-            return Box(x - width / 2, y - away - LINE_PX, x + width / 2, y - away)
-    return Box(x - width / 2, y + away, x + width / 2, y + away + LINE_PX)
+        else:
+            group.append(letter)
+    texts = [
+        (group[0], [f"{group[0]} {names[group[0]]}"] * (len(group) == 1) + [", ".join(group)], *points[group[0]])
+        for group in groups
+    ]
+    return dict.fromkeys(points, ("", SIDES[0])) | labels_of(texts, across, up, sides=SIDES, grounds_px=[GROUND_PX])

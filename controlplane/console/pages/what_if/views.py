@@ -5,19 +5,16 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from django.contrib import messages
-from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_POST, require_safe
+from django.views.decorators.http import require_GET, require_safe
 
 from controlplane import kernels
 from controlplane.accounts.models import Role
-from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.actions import back
+from controlplane.console.actions import ActionForm, action
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import NONE, milliseconds, percent_fine, points_signed, signed
 from controlplane.console.live.hub import hub
@@ -130,44 +127,38 @@ def report_file(request: HttpRequest, pk: int) -> HttpResponse:
     return answer
 
 
-@require_POST
-@fleet_role(Role.OPERATOR)
-def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
-    row, user = get_object_or_404(WhatIf, pk=pk), user_of(request)
-    letter = request.POST.get("future", "")
-    reason = " ".join(request.POST.get("reason", "").split())[:255]
-    try:
-        match action:
-            case "cancel":
-                services.cancel(row, user, letter=letter)
-                done = f"{letter or 'All'} cancelled; finished runs stay."
-            case "resume":
-                services.resume(row, user, letter=letter)
-                done = "The missing runs continue."
-            case "add-seeds":
-                services.add_seeds(row, number(request.POST.get("count", "")) or MORE_SEEDS, user)
-                done = "More seeds run."
-            case "run":
-                services.submit(row, user)
-                done = "It runs."
-            case "delete":
-                services.delete(row, user)
-                messages.success(request, f"“{row}” is deleted.")
-                return redirect("console:what-ifs")
-            case "plan":
-                plan.make_plan(row, letter, user, reason, confirmed=bool(request.POST.get("confirmed")))
-                done = f"Future {letter} is now the plan."
-            case "undo":
-                plan.undo(row, user)
-                done = "The plan was undone: policies and bounds are as before, its proposals are rejected."
-            case _:
-                raise ActionError(f"There is no action {action!r}.")
-    except (ActionError, ValidationError) as refusal:
-        text = " ".join(refusal.messages) if isinstance(refusal, ValidationError) else str(refusal)
-        messages.error(request, f"{text.rstrip('.')}.")
-    else:
-        messages.success(request, done)
-    return back(request, "console:what-if", pk)
+def page_of(row: WhatIf) -> str:
+    """Return the address of the what-if *row*, or of the list once it is deleted."""
+    return reverse("console:what-if", args=[row.pk]) if row.pk else reverse("console:what-ifs")
+
+
+@action(Role.OPERATOR, WhatIf, page=page_of, needs_reason=False)
+def act(form: ActionForm, row: WhatIf, action: str) -> str:
+    """Carry out *action* on a what-if, or on its future `future`; the plan of a future alone keeps a reason."""
+    user, letter = form.user, form.fields.get("future", "")
+    match action:
+        case "cancel":
+            services.cancel(row, user, letter=letter)
+            return f"{letter or 'All'} cancelled; finished runs stay."
+        case "resume":
+            services.resume(row, user, letter=letter)
+            return "The missing runs continue."
+        case "add-seeds":
+            services.add_seeds(row, number(form.fields.get("count", "")) or MORE_SEEDS, user)
+            return "More seeds run."
+        case "run":
+            services.submit(row, user)
+            return "It runs."
+        case "delete":
+            services.delete(row, user)
+            return f"“{row}” is deleted."
+        case "plan":
+            plan.make_plan(row, letter, user, form.reason, confirmed=bool(form.fields.get("confirmed")))
+            return f"Future {letter} is now the plan."
+        case "undo":
+            plan.undo(row, user)
+            return "The plan was undone: policies and bounds are as before, its proposals are rejected."
+    raise ActionError(f"There is no action {action!r}.")
 
 
 class _ComparisonPage:

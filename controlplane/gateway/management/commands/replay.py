@@ -22,8 +22,8 @@ from controlplane.accounts.services import revoke_api_key
 from controlplane.gateway.replay import report as reports
 from controlplane.gateway.replay.report import Report, tokens
 from controlplane.gateway.replay.sender import Sender, Tally, Target
+from scheduling.model_task import Task
 from scheduling.simulation.workload.traces import FORMATS, TraceError, TraceRequest, read_trace
-from workers.vllm.tasks import Task
 
 REFRESH_S = 0.25
 

@@ -78,6 +78,7 @@ def coefficients(*names: str) -> Callable[[Fit], str]:
     return lambda fit: " ".join(f"{getattr(fit.profile, name):.3g}" for name in names)
 
 
+DECODE = coefficients("decode_a_s", "decode_b_s_per_sequence", "decode_c_s_per_token")
 TITLE = "Seconds and tokens; errors in percent: of points fitted / held-out mean / held-out median"
 COLUMNS = (
     Column("Model", lambda fit: fit.setting.model.rpartition("/")[2]),
@@ -93,7 +94,7 @@ COLUMNS = (
     Column("TTFT error", lambda fit: fit.prefill_error, error_words),
     Column(
         "decode a / b / c",
-        coefficients("decode_a_s", "decode_b_s_per_sequence", "decode_c_s_per_token"),
+        lambda fit: DECODE(fit) if fit.decodes else None,
         "{}",
     ),
     Column("TPOT error", lambda fit: fit.decode_error, error_words),

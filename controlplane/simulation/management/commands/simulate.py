@@ -121,7 +121,7 @@ def write_requests(folder: Path, table_format: str, ran: Simulated) -> None:
         np.array(names.slo_classes)[requests.slo_class],
         np.array(names.tenants)[requests.tenant],
         requests.prompt_tokens,
-        requests.output_tokens,
+        result.output_tokens,
         np.array([outcome.name.lower() for outcome in Outcome])[outcomes["state"]],
         outcomes["instance"],
         outcomes["preemptions"],

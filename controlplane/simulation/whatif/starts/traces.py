@@ -68,7 +68,7 @@ def workload_of(arrivals: dict[str, Any], scenario: Scenario, seed: int) -> Work
         raise ValueError(f"Trace {arrivals['trace']} is no longer kept. Upload it again.")
     table = _table(row, arrivals)
     with _file(zlib.decompress(row.content)) as path:
-        workload = load_trace(path, row.format, seed=seed, limit=table.limit)
+        workload = load_trace(path, row.format, seed=seed, limit=table.limit, without_output=bool(scenario.pooling))
     try:
         return named_workload(scenario, table, workload)
     except ScenarioProblem as problem:
