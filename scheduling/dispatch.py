@@ -12,6 +12,7 @@ from scheduling.fleet.arrays import (
     assign_endpoint,
     index_members,
 )
+from scheduling.fleet.carried import carried
 from scheduling.fleet.profile import service_time_s, step_time_s
 from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead import outlook
@@ -142,6 +143,7 @@ def warm_up() -> None:
     advance_many(fleet, *(np.zeros(0, np.int64) for _ in range(4)))
     engine_priority(0, 0, queue_key(0, 0.0, 1.0, 0, 1.0, 1.0))
     service_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1)
+    carried(fleet, 0)
     requests_ahead.warm_up(fleet, endpoints)
     lookahead.warm_up()
     outlook.look(fleet, 0, np.zeros(1, np.int64), 0.0)

@@ -150,6 +150,17 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
             column=Column(le=32_767),
         ),
     ] = None
+    room_margin: Annotated[
+        float,
+        Knob(
+            gt=0,
+            setting="ROOM_MARGIN",
+            title="room above the API process",
+            help="An instance is given at most this many times the requests at once with which its API process keeps up, "
+            "by the limits in its profile; without these, `max_num_seqs`. More of them only share what the process "
+            "writes.",
+        ),
+    ] = 1.25
     region_threshold: Annotated[
         float,
         Knob(

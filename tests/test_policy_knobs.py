@@ -23,6 +23,7 @@ ALLOWED = {
     "queue_bound": 5,  # endpoints that are gone take none, System compares with what waits, an experiment varies it
     "region_threshold": 7,  # routing and moving, live and simulated, of donated instances too; bundles set it
     "requests_ahead_limit": 6,  # live, at the start of a simulation, when an instance changes its model or is donated
+    "room_margin": 4,  # live, at the start of a simulation, and when an instance changes its model
     "swap_by_queue": 6,  # live and simulated swapping; two files name the function that does it
 }
 """Knobs on which more files act, with the reason."""

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from controlplane.dispatch import port
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
 from controlplane.dispatch.waiting_queue import WaitingQueue
+from scheduling.fleet.carried import mean_given
+from scheduling.fleet.profile import USUAL
 from scheduling.queueing.held_work import Held, HeldWork, Release, Signal, service_s
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.release_rule import AT_ONCE
@@ -175,16 +177,22 @@ class Holding:
                 counted = interactive if request.asked.interactive else other
                 counted["tokens"] += request.expected_tokens
                 counted["requests"] += request.asked.sequences
+            prompt_tokens, output_tokens = mean_given(fleet, [one.slot for one in replicas])
             yield Signal(
                 model=endpoint.model,
                 region=endpoint.region,
                 capacity_tokens=sum(int(fleet.kv_capacity_tokens[one.slot]) for one in replicas),
-                sequences=sum(int(fleet.max_num_seqs[one.slot]) for one in replicas),
+                sequences=sum(topology.at_once(one) for one in replicas),
                 interactive_tokens=interactive["tokens"],
                 interactive_requests=interactive["requests"],
                 other_tokens=other["tokens"],
                 other_requests=other["requests"],
                 waiting=len(waiting),
+                instances=len(replicas),
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+                profile=None if endpoint.spec.profile == USUAL else endpoint.spec.profile,
+                front_end=endpoint.spec.front_end,
             )
 
     def reason(self, model: str) -> str:

@@ -125,6 +125,7 @@ class Snapshot:
             heartbeat_s=None if replica.heartbeat_at is None else replica.heartbeat_at - wall_s,
             kv_tokens=int(fleet.kv_capacity_tokens[slot]),
             round_trips=round_trips,
+            given_tokens=fleet.given_tokens[slot].tolist(),
             iteration_s=self._iteration_s(replica, heard, now_s),
             ended=self._ended(replica, now_s),
         )

@@ -203,11 +203,11 @@ class Paces:
             alone = Throughput.of(
                 one.spec.profile or endpoint.spec.profile,
                 int(fleet.kv_capacity_tokens[one.slot]),
-                int(fleet.max_num_seqs[one.slot]),
+                self.topology.at_once(one),
                 lengths,
             )
             together = together.beside(alone) if together else alone
-            by_memory = by_memory and alone.batch < fleet.max_num_seqs[one.slot]
+            by_memory = by_memory and alone.batch < self.topology.at_once(one)
         if together is None:
             return None
         finished, recent = endpoint.finished_s, None

@@ -34,6 +34,7 @@ from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
 from scheduling.applications.suite import SUITE
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.measures.comparison import Interval, over_seeds
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.applications import MIXED
@@ -61,6 +62,8 @@ class Order:
     runs: str = "graph"
     """As in `[predictions]`."""
     buckets: int = 10
+    stretch: float = 1e5
+    """As `ordering_stretch`: so large that runs do not age, as in the paper."""
 
 
 SYSTEMS: Final[Mapping[str, Order]] = {
@@ -87,9 +90,12 @@ ABLATION: Final[Mapping[str, Order]] = {
     "mean, no correlations": Order("srpt", "unrefined"),
     "mean, no refinement": Order("srpt", "whole"),
     "nothing known": Order("hermes", "none"),
+    "Hermes, aged": Order("hermes", stretch=EndpointPolicy().ordering_stretch),
     "oracle": Order("srpt", "exact"),
 }
-"""`no refinement` knows the distribution of whole runs alone, whatever a run has done so far."""
+"""`no refinement` knows the distribution of whole runs alone, whatever a run has done so far; `aged` bounds starvation as a
+deployment does by default.
+"""
 BUCKETS: Final[Mapping[str, Order]] = {
     f"{count} buckets": Order("hermes", buckets=count) for count in (2, 5, 10, 20, 50)
 }
@@ -141,7 +147,7 @@ def scenario(part: EvaluationPart, order: Order, window_min: float, scale: float
         runs["deadline_factor"] = list(FACTORS)
     return scenario_of(
         [part.model.group(instances=part.instances, regions=[HERE])],
-        policies={"ordering": order.ordering},
+        policies={"ordering": order.ordering, "ordering_stretch": order.stretch},
         applications=[runs],
         demand={"too_long": "clip"},
         predictions={"runs": order.runs, "buckets": order.buckets, "recorded_runs": 1_000},
@@ -155,7 +161,7 @@ def cases(name: str, part: EvaluationPart, settings: Settings) -> Iterator[Case]
     def draw(order: Order, window_min: float, seed: int) -> tuple[Scenario, Workload | None]:
         return scenario(part, order, window_min, settings["scale"], settings["data"], seed), None
 
-    for window in part.windows:
+    for window in [each for each in part.windows if each in settings["intensities"]]:
         for system, order in part.systems.items():
             if not settings["systems"] or system in settings["systems"]:
                 about = {"part": name, "intensity": window, "system": system}
@@ -200,7 +206,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     seeds = range(settings["seed"], settings["seed"] + settings["seeds"])
     listed = [case for name in settings["parts"] for case in cases(name, PARTS[name], settings)]
     if not listed:
-        raise ValueError(f"--systems: none of the parts has {', '.join(settings['systems'])}.")
+        raise ValueError("None of the parts has these systems at these intensities.")
     rows = []
     for at, case in enumerate(listed):
         progress("hermes", at, len(listed))
@@ -320,6 +326,12 @@ HERMES: Final = Experiment(
         Option("parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True),
         Option(
             "systems", "only these systems, separated by commas (default all)", (), lambda text: tuple(text.split(","))
+        ),
+        Option(
+            "intensities",
+            "of those of a part, separated by commas (default all)",
+            among=tuple(INTENSITY_MIN),
+            several=True,
         ),
         DATA,
         Option("scale", "factor on runs and window alike", 1.0, float, above=0.0, at_most=4.0),

@@ -36,6 +36,8 @@ class FleetArrays(NamedTuple):
     """Requests dispatched to it and not finished."""
     max_num_seqs: NDArray[np.int32]
     """Most requests that it runs at once (vLLM's --max-num-seqs)."""
+    carried: NDArray[np.int32]
+    """Most requests that it is given at once where its API process carries fewer (`carried`); 0: `max_num_seqs`."""
     kv_tokens: NDArray[np.int64]
     """KV tokens held by or reserved for its requests."""
     kv_capacity_tokens: NDArray[np.int64]
@@ -52,6 +54,10 @@ class FleetArrays(NamedTuple):
     """KV tokens that it can hold if it may get more, to wait in its own queue; 0: `kv_capacity_tokens`."""
     profile: NDArray[np.float64]
     """instances x COEFFICIENTS: its step time; all 0 while unknown."""
+    front_end: NDArray[np.float64]
+    """instances x 3: limits of its API process, and the margin above them (`carried`); all 0 while unknown."""
+    given_tokens: NDArray[np.float64]
+    """instances x 2: smoothed prompt and predicted output tokens of the requests given to it."""
     ahead_limit: NDArray[np.int32]
     """Most requests that it may get beyond its room (`allowance`); 0: none, -1: as many as measured."""
     ahead_open: NDArray[np.int32]
@@ -90,6 +96,7 @@ def allocate_fleet(instances: int) -> FleetArrays:
         region=np.full(instances, EMPTY, np.int32),
         running=np.zeros(instances, np.int32),
         max_num_seqs=np.zeros(instances, np.int32),
+        carried=np.zeros(instances, np.int32),
         kv_tokens=np.zeros(instances, np.int64),
         kv_capacity_tokens=np.zeros(instances, np.int64),
         remaining_tokens=np.zeros(instances, np.int64),
@@ -98,6 +105,8 @@ def allocate_fleet(instances: int) -> FleetArrays:
         placed_tokens=np.zeros(instances, np.int64),
         memory_tokens=np.zeros(instances, np.int64),
         profile=np.zeros((instances, COEFFICIENTS)),
+        front_end=np.zeros((instances, 3)),
+        given_tokens=np.zeros((instances, 2)),
         ahead_limit=np.zeros(instances, np.int32),
         ahead_open=np.zeros(instances, np.int32),
         round_trips=np.zeros((instances, TRIP_COLUMNS)),
@@ -145,6 +154,13 @@ def memory_tokens(fleet: FleetArrays, instance: int) -> int:
     """Return the KV tokens that *instance* can hold at once; 0 while unknown."""
     held = fleet.memory_tokens[instance]
     return int(held if held > 0 else fleet.kv_capacity_tokens[instance])
+
+
+@compiled
+def at_once(fleet: FleetArrays, instance: int) -> int:
+    """Return the most requests that *instance* is given at once."""
+    carried = fleet.carried[instance]
+    return int(carried if carried > 0 else fleet.max_num_seqs[instance])
 
 
 @compiled

@@ -25,7 +25,7 @@ class FrontEnd:
             if not getattr(self, field.name) > 0:
                 raise ValueError(f"front_end.{field.name} must be above 0, not {getattr(self, field.name)!r}")
 
-    def time_s(self, tokens: int, requests: int) -> float:
+    def time_s(self, tokens: float, requests: float) -> float:
         """Return the seconds to write *tokens* and to read *requests*."""
         return tokens / self.tokens_per_s + requests / self.requests_per_s
 

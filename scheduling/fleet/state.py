@@ -56,6 +56,8 @@ class InstanceState(Struct):
     kv_tokens: int = 0
     round_trips: list[float] = []
     """Its row of `FleetArrays.round_trips`."""
+    given_tokens: list[float] = []
+    """Its row of `FleetArrays.given_tokens`."""
     iteration_s: float | None = None
     """End of its last observed iteration."""
     ended: list[EndedRequest] = []

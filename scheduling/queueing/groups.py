@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline, compiled_internal, record
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays, memory_tokens
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, at_once, memory_tokens
 from scheduling.struct_of_arrays import struct_of_arrays
 
 NONE: Final = -1
@@ -183,7 +183,7 @@ def limit_of(fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArrays,
     total, count = 0.0, 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]
-        batch, memory = float(fleet.max_num_seqs[instance]), float(memory_tokens(fleet, instance))
+        batch, memory = float(at_once(fleet, instance)), float(memory_tokens(fleet, instance))
         if memory > 0.0 and arrays.mean_tokens[endpoint] > 0.0:
             batch = min(batch, memory / arrays.mean_tokens[endpoint])
         total += batch

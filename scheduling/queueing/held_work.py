@@ -5,7 +5,8 @@ arrival, as in the paper; use is that of *interactive* requests, so that release
 `slack`, which is ours:
 
 - the request that has to start first is first;
-- below 60% an endpoint pulls as many as fit below that mark, so that a trough fills at once, and nothing beyond it;
+- below 60% an endpoint pulls as many as fit below that mark, so that a trough fills at once, and nothing beyond it; nor
+  more than make the expected first token of an interactive request `slowdown` times as long as without them;
 - a request whose slack is used up leaves whatever the use, with priority 0;
 - and where what is held needs much of the room that the fleet has left until the deadlines, requests leave at the pace that
   keeps them, with priority 1: the least constant speed (Yao, Demers, Shenker 1995, "Optimal Available");
@@ -23,6 +24,8 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
+from scheduling.fleet.carried import most_at_once
+from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import BacklogState
 from scheduling.queueing.release_rule import AT_ONCE, SLACK, USE, ReleaseRule
@@ -112,6 +115,14 @@ class Signal(Struct, frozen=True, kw_only=True):
     other_requests: int = 0
     waiting: int = 0
     """Of all those, requests that wait in its queue."""
+    instances: int = 0
+    """That accept work."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    """Mean lengths of the requests given to them; 0 before the first."""
+    profile: Profile | None = None
+    """Step time of its instances; None while it is not measured."""
+    front_end: FrontEnd = NO_LIMIT
     spot: bool = False
     """Of donated instances: only opportunistic requests run there."""
 
@@ -121,6 +132,16 @@ class Signal(Struct, frozen=True, kw_only=True):
         if not self.capacity_tokens or not self.sequences:
             return math.inf
         return max(self.interactive_tokens / self.capacity_tokens, self.interactive_requests / self.sequences)
+
+    def most_requests(self, slowdown: float) -> int:
+        """Return the most requests with which a first token is expected to take at most *slowdown* times as long as with
+        interactive ones alone.
+        """
+        if self.profile is None or not self.output_tokens or not self.instances:
+            return self.sequences
+        interactive, most = self.interactive_requests / self.instances, self.sequences // self.instances
+        lengths = self.prompt_tokens, self.output_tokens
+        return self.instances * most_at_once(self.profile, self.front_end, interactive, *lengths, slowdown, most)
 
 
 class _Room:
@@ -132,15 +153,15 @@ class _Room:
         self.requests = signal.interactive_requests + signal.other_requests
         self.others = signal.other_requests
 
-    def fits(self, request: Held, mark: float) -> bool:
-        """Whether *request* fits below *mark*; the first one of a kind that is too large for it does."""
-        signal = self.signal
+    def fits(self, request: Held, rule: ReleaseRule) -> bool:
+        """Whether *request* fits below the mark and the slowdown of *rule*; the first one, if too large for them, does."""
+        signal, mark = self.signal, rule.one_below
         if signal.waiting or self.use >= mark:
             return False
         if not self.others:
             return True
         below = self.tokens + request.tokens <= mark * signal.capacity_tokens
-        return below and self.requests + 1 <= mark * signal.sequences
+        return below and self.requests + 1 <= min(mark * signal.sequences, signal.most_requests(rule.slowdown))
 
     def take(self, request: Held) -> None:
         self.tokens += request.tokens
@@ -380,7 +401,7 @@ class HeldWork:
         for room in rooms:
             if self.quiet_s(model, room.signal.region, now_s):
                 continue
-            while (first := self._first(room.signal)) is not None and room.fits(first, rule.one_below):
+            while (first := self._first(room.signal)) is not None and room.fits(first, rule):
                 released.append(self._release(first, room, now_s, TROUGH))
         backlog = self._backlogs[model]
         needed = backlog.running_for(now_s) if self.waiting[model] else 0.0
@@ -447,6 +468,8 @@ class HeldWork:
             return f"Held {COOLDOWN_S:.0f} s: cooldown after scaling"
         if rule.by == USE:
             return f"Held: use {best.use:.0%}, others leave first"
+        if best.interactive_requests + best.other_requests >= best.most_requests(rule.slowdown):
+            return f"Held: with more, first tokens would take over {rule.slowdown:g} times as long"
         return f"Held: use {best.use:.0%}, full up to {rule.one_below:.0%} with what was released"
 
 

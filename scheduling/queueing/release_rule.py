@@ -45,3 +45,13 @@ class ReleaseRule(Policy, frozen=True):
             help="Use below which the release rule `use` gives two requests at a time.",
         ),
     ] = 0.5
+    slowdown: Annotated[
+        float,
+        Knob(
+            ge=1,
+            setting="NIW_SLOWDOWN",
+            help="How many times as long as without released work the first token of an interactive request may be "
+            "expected to take, by the endpoint's profile, for the release rule `slack` to release more. Deadlines go "
+            "before it.",
+        ),
+    ] = 1.25

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_internal
-from scheduling.fleet.arrays import FleetArrays
+from scheduling.fleet.arrays import FleetArrays, at_once
 from scheduling.queueing.swapping.service import USUAL_PREFILL_S, USUAL_STEP_S
 
 OVERRUN_SHARE: Final = 0.5
@@ -137,9 +137,9 @@ class Room(NamedTuple):
 @compiled_internal
 def room_of(fleet: FleetArrays, ends: Ends, instance: int) -> Room:
     """Return the current room of *instance*."""
-    sequences = int(fleet.max_num_seqs[instance]) - int(fleet.running[instance])
+    free = at_once(fleet, instance) - int(fleet.running[instance])
     tokens = int(fleet.kv_capacity_tokens[instance]) - int(fleet.kv_tokens[instance])
-    return Room(sequences, tokens, 0.0, int(ends.first[instance]))
+    return Room(free, tokens, 0.0, int(ends.first[instance]))
 
 
 @compiled_internal

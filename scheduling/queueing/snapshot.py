@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, at_once
 from scheduling.queueing.groups import GroupArrays
 from scheduling.queueing.reordering.problem import Order, Problem
 from scheduling.queueing.running import Running, ends_of, write_starts
@@ -145,7 +145,7 @@ def snapshot(
     for at, queue in enumerate(queue_ids.tolist()):
         pulling = [instance for instance in members if arrays.queue_of[instance] == queue]
         serves = tuple(
-            (int(fleet.endpoint[each]), fleet.profile[each].tobytes(), int(fleet.max_num_seqs[each]),
+            (int(fleet.endpoint[each]), fleet.profile[each].tobytes(), at_once(fleet, each),
              int(fleet.kv_capacity_tokens[each]), int(fleet.memory_tokens[each]),
              float(arrays.swap_s[each]), arrays.swap_s[each] < math.inf and bool(fleet.accepting[each]), queue in kept)
             for each in pulling
@@ -207,7 +207,7 @@ def batches_of(fleet: FleetArrays, arrays: GroupArrays) -> NDArray[np.float64]:
     """Return the requests that each instance runs at once, by the usual size at its endpoint (QLM equation 16)."""
     memory = np.where(fleet.memory_tokens > 0, fleet.memory_tokens, fleet.kv_capacity_tokens).astype(np.float64)
     mean_tokens = np.where(fleet.endpoint >= 0, arrays.mean_tokens[fleet.endpoint], 0.0)
-    batch = fleet.max_num_seqs.astype(np.float64)
+    batch = np.where(fleet.carried > 0, fleet.carried, fleet.max_num_seqs).astype(np.float64)
     known = (memory > 0) & (mean_tokens > 0)
     batch[known] = np.minimum(batch[known], memory[known] / mean_tokens[known])
     return np.maximum(batch, 1.0)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, at_once
 
 Seen = TypeVar("Seen")
 Live = tuple[FleetArrays, EndpointArrays, NDArray[np.int64], float]
@@ -126,7 +126,7 @@ def filled(
             kv_tokens += fleet.kv_tokens[instance]
             kv_capacity += fleet.kv_capacity_tokens[instance]
             running += fleet.running[instance]
-            sequences += fleet.max_num_seqs[instance]
+            sequences += at_once(fleet, instance)
             accepting += 1
     work_s = asked_work_s(endpoints, endpoint, now_s)
     return fullness(kv_tokens, kv_capacity, running, sequences, waiting, accepting, work_s, left_s)

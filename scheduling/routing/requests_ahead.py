@@ -7,13 +7,18 @@ with an end and includes all ends within one round trip after it. A single end c
 ahead; many ends in the same step count in full, because as many slots are empty then. Trips vary, so two mean
 deviations are added to the mean.
 
+The round trip is that of an instance under light load, as TCP BBR takes the lowest of recent round trips for that of the
+path. Under load it includes the queue of the instance's API process: if that counted, a busy process would get more requests
+ahead, which would make it busier. So a longer round trip counts only while the instance runs few requests, a shorter one
+always.
+
 An instance with an unknown round trip (0) gets none, nor one whose limit is 0: there the order is strict.
 """
 
 from typing import Final
 
 from scheduling.compiled import compiled
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, at_once
 
 # Columns of a row of `FleetArrays.round_trips`.
 ROUND_TRIP_S: Final = 0
@@ -25,6 +30,8 @@ DEVIATION: Final = 4  # mean deviation of that, smoothed too
 WEIGHT: Final = 0.125
 """Weight of the last trip in `ENDS`, and of the last measurement in `ROUND_TRIP_S`, as for TCP's round trip (RFC 6298).
 """
+LIGHT: Final = 0.25
+"""Share of its room up to which an instance's load does not lengthen its round trip."""
 DEVIATION_WEIGHT: Final = 0.25
 """Weight of the last trip in `DEVIATION`; from there too."""
 DEVIATIONS: Final = 2.0
@@ -40,17 +47,23 @@ def allowance(fleet: FleetArrays, instance: int) -> int:
     if trips[instance, ROUND_TRIP_S] <= 0.0:
         return 0
     limit = fleet.ahead_limit[instance]
-    if limit < 0 or limit > fleet.max_num_seqs[instance]:
-        limit = fleet.max_num_seqs[instance]
+    if limit < 0 or limit > at_once(fleet, instance):
+        limit = at_once(fleet, instance)
     ends = trips[instance, ENDS] + DEVIATIONS * trips[instance, DEVIATION]
     return int(min(limit, max(1, int(ends + 0.5))))
 
 
 @compiled
-def note_round_trip(fleet: FleetArrays, instance: int, round_trip_s: float) -> None:
-    """Record a measured round trip to *instance*."""
+def note_round_trip(fleet: FleetArrays, instance: int, round_trip_s: float, weight: float) -> None:
+    """Record a measured round trip to *instance* with *weight*; the first one counts in full.
+
+    A longer one counts only while *instance* runs at most `LIGHT` of what it is given at once: see the top of the module.
+    """
     before_s = fleet.round_trips[instance, ROUND_TRIP_S]
-    weight = WEIGHT if before_s > 0.0 else 1.0
+    if before_s <= 0.0:
+        weight = 1.0
+    elif round_trip_s > before_s and fleet.running[instance] > LIGHT * at_once(fleet, instance):
+        return
     fleet.round_trips[instance, ROUND_TRIP_S] = before_s + weight * (round_trip_s - before_s)
 
 
@@ -76,7 +89,7 @@ def beyond_room(fleet: FleetArrays, instance: int, running: int, kv_tokens: int)
     """Return how many of *running* requests with *kv_tokens* exceed the room of
     *instance*, by sequences or mean memory.
     """
-    ahead = running - int(fleet.max_num_seqs[instance])
+    ahead = running - at_once(fleet, instance)
     beyond = kv_tokens - int(fleet.kv_capacity_tokens[instance])
     if beyond > 0:
         ahead = max(ahead, -(-beyond * running // kv_tokens))
@@ -109,7 +122,7 @@ def close_ahead(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) ->
 
 def warm_up(fleet: FleetArrays, endpoints: EndpointArrays) -> None:
     """Load every kernel of this module that runs live from the cache, or compile it."""
-    note_round_trip(fleet, 0, 0.0)
+    note_round_trip(fleet, 0, 0.0, WEIGHT)
     note_end(fleet, 0, 0.0)
     allowance(fleet, 0)
     requests_ahead(fleet, 0)

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, at_once
+from scheduling.fleet.carried import note_given
 
 Router = Callable[[FleetArrays, EndpointArrays, int, int, int], int]
 Seen = TypeVar("Seen")
@@ -41,7 +42,7 @@ def has_room(fleet: FleetArrays, instance: int, prompt_tokens: int, output_token
         return False
     running, allowed = fleet.running[instance], fleet.ahead_open[instance]
     tokens, capacity = prompt_tokens + output_tokens, fleet.kv_capacity_tokens[instance]
-    if running >= fleet.max_num_seqs[instance] + allowed or tokens > capacity:
+    if running >= at_once(fleet, instance) + allowed or tokens > capacity:
         return False
     held = fleet.kv_tokens[instance] + tokens
     if allowed == 0 or held <= capacity:
@@ -209,6 +210,7 @@ def place(fleet: FleetArrays, endpoints: EndpointArrays, instance: int, prompt_t
     fleet.queued_prompt_tokens[instance] += prompt_tokens
     fleet.placed_tokens[instance] += tokens
     endpoints.cursor[fleet.endpoint[instance]] = instance
+    note_given(fleet, instance, prompt_tokens, output_tokens)
 
 
 @compiled

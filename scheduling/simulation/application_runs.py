@@ -155,7 +155,7 @@ class ApplicationRuns:
         run = self._standings.come(call, now_s)
         if not self.by_run:
             return
-        standing = self._standings.stand(run, _produced(world).__getitem__)
+        standing = self._standings.stand(run, _produced(world, list(run.calls)).__getitem__)
         world.standings[request] = standing[:5]
         rekey_run(world.waiting, number, standing, self._orderings, self._stretches)
 
@@ -220,10 +220,19 @@ class ApplicationRuns:
         )
 
 
-def _produced(world: World) -> "defaultdict[int, int]":
-    """Return the output tokens of each request that an instance has. The fleet arrays must be up to date."""
+def _produced(world: World, wanted: list[int] | None = None) -> "defaultdict[int, int]":
+    """Return the output tokens of each request that an instance has, of *wanted* ones alone if these are given.
+
+    The fleet arrays must be up to date.
+    """
     engines, produced = world.engines, defaultdict[int, int](int)
-    these: Any = engines.sequences[sequences_in_use(engines)]
+    sequences: Any = engines.sequences
+    at = sequences_in_use(engines)
+    if wanted is not None:
+        at = at[np.isin(sequences["request"][at], wanted)]
+        if not at.size:
+            return produced
+    these: Any = sequences[at]
     engine: Any = engines.instances[these["instance"]]
     iteration = engine["iteration"] + np.where(engine["phase"] == SEGMENT, engine["counted"], 0)
     tokens = np.where(these["decoding"] != 0, iteration + these["offset"], these["produced_tokens"])

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import uncompiled
+from scheduling.fleet.arrays import at_once
 from scheduling.queueing.ordering import first_due_s, hold_s
 from scheduling.queueing.promises import Calibration, ClassTerms, decide, fallbacks
 from scheduling.queueing.waits.correction import Correction
@@ -238,7 +239,7 @@ class Door:
                 alone = Throughput.of(
                     spec.engine.profile,
                     int(world.fleet.kv_capacity_tokens[slot]),
-                    int(world.fleet.max_num_seqs[slot]),
+                    uncompiled(at_once)(world.fleet, slot),
                     lengths,
                 )
                 if world.fleet.accepting[slot]:
@@ -312,8 +313,9 @@ class Door:
         row = self._expected[slot]
         row[MEAN], row[VARIANCE], row[ERROR] = self.history.expected(model, predicted)
         throughput, _ = self._pace(endpoint)
-        seqs = world.fleet.max_num_seqs[(world.fleet.endpoint == endpoint) & (world.fleet.accepting != 0)]
-        if throughput is not None and throughput.batch < seqs.sum():
+        serving = np.flatnonzero((world.fleet.endpoint == endpoint) & (world.fleet.accepting != 0)).tolist()
+        seqs = sum(uncompiled(at_once)(world.fleet, each) for each in serving)
+        if throughput is not None and throughput.batch < seqs:
             weight = lengths.weight(float(world.waiting.prompt_tokens[slot]))
             row *= weight, weight * weight, weight
         self._noted[slot] = world.waiting.sequence[slot]

@@ -61,7 +61,7 @@ class Holding:
         self._with_room = direct(first_with_room)
         self._rows_of = np.zeros((0, COLUMNS), np.int64)
         self._free = np.zeros(0, np.bool_)
-        self._profiles = [cluster.reference_profile(key) for key in cluster.endpoints]
+        self._references = [cluster.reference_engine(key) for key in cluster.endpoints]
         self._keys = {key: at for at, key in enumerate(cluster.endpoints)}
         self._usual = {
             (model, region): next(iter(cluster.candidates(name, where)), 0)
@@ -148,7 +148,7 @@ class Holding:
             arrived_s=arrived_s,
             due_s=arrived_s + min(float(requests.end_s[row]), held_s),
             expires_s=arrived_s + held_s,
-            service_s=service_s(self._profiles[at], prompt, output),
+            service_s=service_s(self._references[at].profile, prompt, output),
             tokens=prompt + output,
             opportunistic=bool(requests.held[row] & OPPORTUNISTIC),
         )
@@ -159,7 +159,7 @@ class Holding:
             self._free = np.zeros(world.engines.sequences.size, np.bool_)
             self._rows_of = np.zeros((world.policies.size, COLUMNS), np.int64)
         self._occupancy(world, self._other, self._free, self._rows_of)
-        rows = zip(self._keys, self._rows_of.tolist(), world.waiting.size.tolist(), strict=False)
+        rows = zip(self._keys.items(), self._rows_of.tolist(), world.waiting.size.tolist(), strict=False)
         return [
             Signal(
                 model=model,
@@ -171,9 +171,15 @@ class Holding:
                 interactive_requests=interactive_requests,
                 other_requests=other_requests,
                 waiting=waiting,
+                instances=instances,
+                prompt_tokens=prompt_tokens // max(given, 1),
+                output_tokens=output_tokens // max(given, 1),
+                profile=self._references[at].profile,
+                front_end=self._references[at].front_end,
             )
-            for (model, region), (
+            for ((model, region), at), (
                 capacity_tokens, sequences, interactive_tokens, other_tokens, interactive_requests, other_requests,
+                instances, given, prompt_tokens, output_tokens,
             ), waiting in rows
             if self.work.waiting[model]
         ]  # fmt: skip

@@ -3,8 +3,9 @@
 Needs a server of `tests.bench._gpu_server` at --vllm. Parts:
 - overhead: streamed chats, alternately direct and through the gateway, one at a time and 32 at once;
 - burst: requests at a rate several times what the server carries. vLLM holds the queue, in order of arrival or by its
-  `priority` with exact lengths; or we hold it, in order of arrival or shortest first, with exact and with noisy lengths;
-- mixed: interactive requests alone, then the same rate alongside a batch (/v1/batches);
+  `priority` with exact lengths; or we hold it, in order of arrival or shortest first, with exact and with noisy lengths,
+  and with the room of the instance by its API process, by 256 or by 128 sequences;
+- mixed: interactive requests alone, then the same rate alongside a batch (/v1/batches), with and without the slowdown;
 - adapters: loading LoRA adapters, and the first token of one that is on the GPU, in CPU memory or only on disk.
 Each part writes its JSON to --out when it is done.
 """
@@ -68,6 +69,9 @@ for name, value in settings.items():
     change(name, value, "bench")
 """
 TAKES_EFFECT_S = 3.0
+ROOM_MARGIN, SLOWDOWN = 1.25, 1.25  # the defaults
+NO_LIMIT = 1000.0
+"""As a margin or a slowdown."""
 
 
 class Job(NamedTuple):
@@ -102,6 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", type=Path, help='{"chat": [[prompt, output], ...], "conv": ...}')
     parser.add_argument("--out", type=Path, default=Path("test-results/gpu"))
     parser.add_argument("--parts", default="overhead,burst,mixed")
+    parser.add_argument("--arms", default="", help="measurements of `burst` and `mixed` to make; empty: all")
     parser.add_argument("--adapters", type=Path, help="folder of the adapters that the server can read")
     parser.add_argument("--requests", type=int, default=880, help="of a burst")
     parser.add_argument("--rate", type=float, default=8.0, help="interactive requests a second in `mixed`: about half")
@@ -373,8 +378,8 @@ def burst(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
 
     result: dict[str, Any] = {"per_s": BURST_PER_S, "mean_output": statistics.mean(job.output for job in jobs)}
 
-    def held(ordering: str, seqs: int) -> dict[str, Any]:
-        stack.change(ordering_policy=ordering, max_num_seqs=seqs)
+    def held(ordering: str, seqs: int, room_margin: float = ROOM_MARGIN) -> dict[str, Any]:
+        stack.change({"ROOM_MARGIN": room_margin}, ordering_policy=ordering, max_num_seqs=seqs)
         return measured(ours)
 
     def noisy() -> dict[str, Any]:
@@ -386,12 +391,15 @@ def burst(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
         "ours_fcfs": lambda: held("fcfs", 256),
         "vllm_shortest": lambda: measured(direct, lambda job: job.output),
         "ours_shortest": lambda: held("ssjf", 256),
-        "ours_shortest_128": lambda: held("ssjf", 128),
+        "ours_shortest_margin_1": lambda: held("ssjf", 256, 1.0),
+        "ours_shortest_all_256": lambda: held("ssjf", 256, NO_LIMIT),
+        "ours_fcfs_all_256": lambda: held("fcfs", 256, NO_LIMIT),
+        "ours_shortest_128": lambda: held("ssjf", 128, NO_LIMIT),
         "ours_shortest_noisy": noisy,
     }
     for name, arm in arms.items():
         guarded(result, name, arm, options)
-    stack.change(ordering_policy="priority", max_num_seqs=256)
+    stack.change({"ROOM_MARGIN": ROOM_MARGIN}, ordering_policy="priority", max_num_seqs=256)
     return result
 
 
@@ -409,7 +417,8 @@ def noisy_gateway(stack: Stack, options: argparse.Namespace) -> Iterator[str]:
         own = stack.environment | {"PILOTHOUSE_STATE_DIR": folder, "REDIS_URL": "redis://127.0.0.1:1/0"}
         stack_environment, stack.environment = stack.environment, own
         try:
-            stack.code(CHANGE, json.dumps({"ordering_policy": "ssjf", "max_num_seqs": 256}), "{}")
+            columns = {"ordering_policy": "ssjf", "max_num_seqs": 256}
+            stack.code(CHANGE, json.dumps(columns), json.dumps({"ROOM_MARGIN": ROOM_MARGIN}))
         finally:
             stack.environment = stack_environment
         with process(uvicorn("tests.bench._noisy_lengths:application", port), port, own, wait_s=60.0):
@@ -419,7 +428,7 @@ def noisy_gateway(stack: Stack, options: argparse.Namespace) -> Iterator[str]:
 
 
 def mixed(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
-    """Interactive requests alone and alongside batches: of short prompts, of the same up to half the mark, of long ones."""
+    """Interactive requests alone and alongside batches of short prompts, with other slowdowns, and of long prompts."""
     result: dict[str, Any] = {}
     stack.change(ordering_policy="priority", max_num_seqs=256)
     jobs = poisson(options.data["conv"], options.rate, 5, seconds=options.seconds)
@@ -429,9 +438,9 @@ def mixed(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
             timed, seconds = open_loop(Door(stack.url, stack.key), fresh(jobs))
         return brief(timed, seconds) | {"server": seen()}
 
-    def alongside(name: str, mark: float, longest_prompt: int) -> Callable[[], dict[str, Any]]:
+    def alongside(name: str, slowdown: float, longest_prompt: int) -> Callable[[], dict[str, Any]]:
         def run() -> dict[str, Any]:
-            stack.change({"NIW_ONE_BELOW": mark, "NIW_TWO_BELOW": min(mark, 0.5)})
+            stack.change({"NIW_SLOWDOWN": slowdown, "ROOM_MARGIN": NO_LIMIT if slowdown == NO_LIMIT else ROOM_MARGIN})
             lines = poisson(options.data[name], 1.0, 6, most=options.lines, longest_prompt=longest_prompt)
             batch = start_batch(stack, fresh(lines))
             begun = counts(stack, batch)
@@ -450,9 +459,10 @@ def mixed(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
         return run
 
     guarded(result, "alone", interactive, options)
-    guarded(result, "with_batch", alongside("chat", 0.6, 300), options)
-    guarded(result, "with_batch_mark_0.3", alongside("chat", 0.3, 300), options)
-    guarded(result, "with_batch_of_long_prompts", alongside("conv", 0.6, 12_000), options)
+    guarded(result, "with_batch", alongside("chat", SLOWDOWN, 300), options)
+    guarded(result, "with_batch_slowdown_1.5", alongside("chat", 1.5, 300), options)
+    guarded(result, "with_batch_by_use_alone", alongside("chat", NO_LIMIT, 300), options)
+    guarded(result, "with_batch_of_long_prompts", alongside("conv", SLOWDOWN, 12_000), options)
     return result
 
 
@@ -586,6 +596,8 @@ def guarded(
     result: dict[str, Any], name: str, measure: Callable[[], dict[str, Any]], options: argparse.Namespace
 ) -> None:
     """Measure, or note why not: one measurement that fails costs no other."""
+    if options.arms and name not in (*PARTS, *options.arms.split(",")):
+        return
     if time.perf_counter() > options.until_s:
         result[name] = {"skipped": "no time left"}
         return

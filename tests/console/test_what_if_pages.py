@@ -153,6 +153,18 @@ def test_a_spot_price_a_deadline_and_a_daily_swing_are_asked():
     assert [change["kind"] for change in asked(data, NOW).futures[-1]["changes"]] == ["slo"]
 
 
+def test_runs_of_applications_are_asked():
+    fields = {"suite": "mix", "model": "m", "class": "chat", "region": "", "rate": "60", "cv": "3", "due": "1.5"}
+    data = entered(**{f"application_{name}": value for name, value in fields.items()}, chosen="yes")
+    wanted = asked(data, NOW)
+    assert wanted.errors == {}
+    [change] = parsed(wanted.edits)
+    assert change.words(NOW) == "60 runs an hour of the application mix on m"
+    assert (change.application.cv, change.application.deadline_factor) == (3.0, [1.5])
+    data["application-rate"] = "many"
+    assert "no number" in asked(data, NOW).errors["Applications 1, Rate"]
+
+
 def test_edits_of_the_fleet_join_a_future():
     """They are a separate future, with the policies of a preset if one is chosen, or those of the custom future."""
 

@@ -16,6 +16,7 @@ from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Evict, Finished, Left, Moved, Placed, Progress, Refused, Submit
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.client import upstream_priority
+from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.global_scheduler import GlobalScheduler
@@ -59,7 +60,8 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
         models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
         endpoints=tuple(
             EndpointSpec(
-                model, region, fleet.policy((model, region)), profile=fleet.reference_profile((model, region))
+                model, region, fleet.policy((model, region)), profile=fleet.reference_profile((model, region)),
+                front_end=fleet.reference_engine((model, region)).front_end,
             )
             for model, region in fleet.endpoints
         ),
@@ -67,7 +69,7 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
             InstanceSpec(
                 number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, spec.model,
                 spec.region, "", spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
-                profile=spec.engine.profile,
+                profile=spec.engine.profile, front_end=spec.engine.front_end,
             )
             for number, spec in enumerate(fleet.instances)
         ),
@@ -309,6 +311,7 @@ def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, swe
                     max_model_len=120,
                     profile=Profile(0.05, 0.04, 1e-3, 0.0, 0.04, 0.002, 1e-5 * speed),
                     prefix_caching=routing == "least_delay",
+                    front_end=FrontEnd(40.0, 60.0) if model == "n" else NO_LIMIT,  # carries four of these requests
                 )
                 specs.append(simulated.InstanceSpec(model, region, engine))
     return simulated.Cluster(

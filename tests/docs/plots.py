@@ -13,7 +13,7 @@ from controlplane.experiments.experiment import Result, Row
 from controlplane.experiments.sageserve_mixed import BIN_S, SAMPLE_S
 from tests.docs.results import KEPT
 
-COLOURS: Final = ("#6e7781", "#0969da", "#bf8700", "#1a7f37", "#8250df")
+COLOURS: Final = ("#6e7781", "#0969da", "#bf8700", "#1a7f37", "#8250df", "#bc4c00")
 LOAD_COLOUR: Final = "#cf222e"
 WIDTH, HEIGHT, LEFT, TOP, GAP = 210, 120, 34, 46, 30
 DAY_S, HOUR_S = 86_400.0, 3_600.0
@@ -41,6 +41,32 @@ class Plot(NamedTuple):
     """Of the strategies that are drawn; none for all."""
     load: bool = False
     """Whether the last course of each panel is the load instead of a strategy."""
+    strategies: Callable[[list[Row]], list[Row]] = list
+    """Returns a row for each strategy from the rows of the part."""
+
+
+def by_system(rows: list[Row]) -> list[Row]:
+    """Return a row for each system, with its rows by intensity."""
+    systems = dict.fromkeys(row["system"] for row in rows)
+    return [
+        {"strategy": system, "by": {row["intensity"]: row for row in rows if row["system"] == system}}
+        for system in systems
+    ]
+
+
+def completion_times(_: Result, rows: list[Row]) -> Iterator[Panel]:
+    """Yield the mean and the 95th percentile of completion times by intensity, means over seeds."""
+    for title, name in (("mean", "mean_s"), ("95th percentile", "p95_s")):
+        bars = [[sum(of[name]) / len(of[name]) for of in row["by"].values()] for row in rows]
+        yield Panel(title, bars, labels=list(rows[0]["by"]), unit=" s")
+
+
+def deadlines_met(_: Result, rows: list[Row]) -> Iterator[Panel]:
+    """Yield the share of runs that met their deadline, of all and by the factor of their deadline."""
+    names = ("met", "met_1.2", "met_1.5", "met_2")
+    of = [next(iter(row["by"].values())) for row in rows]
+    bars = [[100 * sum(each[name]) / len(each[name]) for name in names] for each in of]
+    yield Panel("deadlines met", bars, labels=("all", "1.2x", "1.5x", "2x"), unit=" %")
 
 
 def by_model(series: str) -> Callable[[Result, list[Row]], Iterator[Panel]]:
@@ -129,6 +155,27 @@ PLOTS: Final = {
     "plans-bins": Plot(
         "sageserve-mixed-plans", "plans", "Llama-2: p95 by three hours of the day (figure 17)", latencies_by_bin
     ),
+    "hermes-7b": Plot(
+        "hermes-7b",
+        "rows",
+        "300 runs on Llama-2-7B: completion times by intensity (figure 9a)",
+        completion_times,
+        strategies=by_system,
+    ),
+    "hermes-70b": Plot(
+        "hermes-70b",
+        "rows",
+        "900 runs on two Llama-3-70B: completion times (figure 10a)",
+        completion_times,
+        strategies=by_system,
+    ),
+    "hermes-deadlines": Plot(
+        "hermes-deadlines",
+        "rows",
+        "300 runs on Llama-2-7B in 15 minutes: deadlines met (figure 11)",
+        deadlines_met,
+        strategies=by_system,
+    ),
 }
 """By name of the file."""
 
@@ -137,8 +184,9 @@ def draw(name: str) -> str:
     """Return the plot *name* as SVG."""
     plot = PLOTS[name]
     result = json.loads((KEPT / f"{plot.kept}.json").read_text())["result"]
-    rows: list[Row] = [row for row in result[plot.part] if not plot.names or row["strategy"] in plot.names]
-    all_names = [row["strategy"] for row in result[plot.part]]
+    strategies = plot.strategies(result[plot.part])
+    rows: list[Row] = [row for row in strategies if not plot.names or row["strategy"] in plot.names]
+    all_names = [row["strategy"] for row in strategies]
     panels = list(plot.panels(result, rows))
     colours = [COLOURS[all_names.index(row["strategy"])] for row in rows]
     legend = [row["strategy"] for row in rows]
@@ -159,7 +207,7 @@ def draw(name: str) -> str:
             f' stroke-width="2"/><text x="{x + 24}" y="{TOP + HEIGHT + 34}" fill="#1f2328">{escape(text)}</text>'
         )
     for at, panel in enumerate(panels):
-        lines += _panel(LEFT + at * (wide + GAP), wide, panel, panel.step_s or SAMPLE_S[plot.part], colours)
+        lines += _panel(LEFT + at * (wide + GAP), wide, panel, panel.step_s or SAMPLE_S.get(plot.part, 0.0), colours)
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 

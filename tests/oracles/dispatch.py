@@ -34,6 +34,9 @@ class PlainInstance:
     ahead_open: int = 0
     round_trip_s: float = 0.0
     cached_share: float = 0.0
+    front_end: tuple[float, ...] = ()
+    """Requests and tokens per second, and the margin."""
+    given: tuple[float, float] = (0.0, 0.0)
     iterations: int = 100
     memory_above: float = 0.8
     beta: float = 1.0
@@ -51,13 +54,27 @@ class PlainInstance:
         if self.kv_tokens > self.kv_capacity_tokens:
             beyond = Fraction(self.kv_tokens - self.kv_capacity_tokens)
             by_memory = ceil(beyond * self.running / self.kv_tokens)
-        return max(self.running - self.max_num_seqs, by_memory, 0)
+        return max(self.running - self.at_once(), by_memory, 0)
+
+    def at_once(self) -> int:
+        """Return the most requests with which the API process keeps up, times the margin, within `max_num_seqs`."""
+        prompt, output = self.given
+        if not self.front_end or not output or not any(self.profile):
+            return self.max_num_seqs
+        requests_per_s, tokens_per_s, margin = self.front_end
+        t0, a, b, c, constant, of_sequence, of_context = self.profile
+        beyond = max(max(t0, a + b * prompt + c * prompt**2) - constant, 0.0)
+        engine = of_sequence + of_context * (prompt + 0.5 * output) + beyond / output
+        process = 1.0 / tokens_per_s + 1.0 / (requests_per_s * output)
+        if process <= engine:
+            return self.max_num_seqs
+        return min(self.max_num_seqs, max(1, int(margin * constant / (process - engine))))
 
     def allowance(self) -> int:
         """Return the allowed requests ahead: as many as end within a round trip."""
         if self.round_trip_s <= 0:
             return 0
-        limit = self.max_num_seqs if self.ahead_limit < 0 else min(self.ahead_limit, self.max_num_seqs)
+        limit = self.at_once() if self.ahead_limit < 0 else min(self.ahead_limit, self.at_once())
         counts = [len(trip) for trip in self.trips[:-1]]
         mean, deviation = float(counts[0]) if counts else 0.0, 0.0
         for count in counts[1:]:
@@ -132,6 +149,8 @@ class PlainFleet:
         instance.queued_prompt_tokens += prompt_tokens
         instance.placed_tokens += prompt_tokens + output_tokens
         self.cursor[instance.endpoint] = slot
+        weight, (prompt, output) = (1 / 128 if instance.given[1] else 1.0), instance.given
+        instance.given = prompt + weight * (prompt_tokens - prompt), output + weight * (output_tokens - output)
 
     def ask(self, slot: int, prompt_tokens: int, output_tokens: int, now_s: float) -> None:
         """Engine time by endpoint, as (seconds, since when)."""

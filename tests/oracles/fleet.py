@@ -151,7 +151,7 @@ class ReferenceFleet:
         members = [server.plain for server in self.lives.of(endpoint) if server.plain.accepting]
         if not members:
             return NEVER
-        sequences = sum(instance.max_num_seqs for instance in members)
+        sequences = sum(instance.at_once() for instance in members)
         memory = sum(each.kv_tokens for each in members) / sum(each.kv_capacity_tokens for each in members)
         waiting = len(self._queues[endpoint].entries)
         compute = self._fleet.asked_work_s(endpoint, self._now_s) / (COMPUTE_S * len(members))

@@ -132,6 +132,8 @@ class ReferenceLives:
             profile=astuple(spec.engine.profile),
         )
         self._limit_ahead(plain)
+        if spec.dispatch_max_num_seqs is None:
+            plain.front_end = self._front_end(plain.endpoint, spec.engine)
         if self._one_by_one(plain.endpoint):
             plain.max_num_seqs = 1
         return Server(
@@ -151,6 +153,13 @@ class ReferenceLives:
         policy = self.cluster.policy(key)
         plain.ahead_limit, plain.round_trip_s = array_value(policy, "requests_ahead_limit"), policy.round_trip_s
         plain.trips = []
+
+    def _front_end(self, endpoint: int, engine: EngineConfig) -> tuple[float, ...]:
+        limits = engine.front_end
+        if math.isinf(limits.requests_per_s) and math.isinf(limits.tokens_per_s):
+            return ()
+        margin = self.cluster.policy(self.cluster.endpoints[endpoint]).room_margin
+        return limits.requests_per_s, limits.tokens_per_s, margin
 
     def _one_by_one(self, endpoint: int) -> bool:
         return self.cluster.policy(self.cluster.endpoints[endpoint]).batching.mode == "none"
@@ -265,6 +274,7 @@ class ReferenceLives:
             server.plain.max_num_seqs = 1 if self._one_by_one(endpoint) else server.config.max_num_seqs
             server.plain.kv_capacity_tokens = server.plain.memory_tokens = server.config.kv_capacity_tokens
             server.plain.profile = astuple(server.config.profile)
+            server.plain.front_end, server.plain.given = self._front_end(endpoint, server.config), (0.0, 0.0)
             self._limit_ahead(server.plain)
         self.put(server, now_s, *states)
 

@@ -112,7 +112,7 @@ for name, router in routing.POLICIES.items():
     ordering.free_slot(waiting, slot)
     routing.advance(arrays, instance, 110, 0, 101)
     routing.release(arrays, instance, 110, 101)
-requests_ahead.note_round_trip(arrays, instance, 0.01)
+requests_ahead.note_round_trip(arrays, instance, 0.01, 0.125)
 requests_ahead.note_end(arrays, instance, 12.5)
 requests_ahead.allowance(arrays, instance), requests_ahead.requests_ahead(arrays, instance)
 many = np.zeros(3, np.int64)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from controlplane.dispatch.kernels import note_round_trip
 from controlplane.events.models import Severity
 from scheduling.fleet.arrays import FleetArrays
-from scheduling.routing.requests_ahead import ROUND_TRIP_S
+from scheduling.routing.requests_ahead import WEIGHT
 from workers.vllm.metrics import VllmMetrics
 
 OUTCOMES: Final = 20
@@ -178,7 +178,7 @@ class RoundTrip:
         """Record a stream's headers, *took_s* after its request was given to the instance in *slot*."""
         self.headers_at_s = now_s
         if now_s - self.metrics_at_s > WINDOW_S:
-            note_round_trip(fleet, slot, took_s)
+            note_round_trip(fleet, slot, took_s, WEIGHT)
 
     def heartbeat_came(self, fleet: FleetArrays, slot: int, took_s: float, metrics: VllmMetrics, now_s: float) -> None:
         """Record a heartbeat that the instance in *slot* answered with *metrics* in *took_s*."""
@@ -194,6 +194,6 @@ class RoundTrip:
             outside_s = (self.held_s - held_before_s) / ended - (metrics.inside_s_total - inside_before_s) / served
             if outside_s > 0.0:
                 self.metrics_at_s = now_s
-                fleet.round_trips[slot, ROUND_TRIP_S] = outside_s
+                note_round_trip(fleet, slot, outside_s, 1.0)
         elif now_s - max(self.metrics_at_s, self.headers_at_s) > WINDOW_S:
-            note_round_trip(fleet, slot, took_s)
+            note_round_trip(fleet, slot, took_s, WEIGHT)

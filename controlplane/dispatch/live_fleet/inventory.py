@@ -27,6 +27,7 @@ from controlplane.fleet.swaps.selectors import statuses
 from controlplane.tunable import Tunable
 from controlplane.tuning import selectors as tuning
 from controlplane.tuning.selectors import Values, without_rows
+from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import USUAL, Profile
 from scheduling.policy import EndpointPolicy, live_policy
 
@@ -51,6 +52,8 @@ class EndpointSpec:
     """Whether a swap on shared GPUs can bring an instance up."""
     profile: Profile = USUAL
     """Profile by which orderings measure requests: that of the oldest deployment."""
+    front_end: FrontEnd = NO_LIMIT
+    """Of that deployment too."""
     tuned: Tunable = field(default_factory=without_rows)
     """Settings in force for the model."""
 
@@ -75,6 +78,8 @@ class InstanceSpec:
     start_began_at: float = 0.0  # epoch seconds
     profile: Profile | None = None
     """Coefficients of its step time, where measured; used by routers that predict seconds."""
+    front_end: FrontEnd = NO_LIMIT
+    """Limits of its API process, where measured."""
     api_key: str = field(default="", repr=False)
     """Token that its server asks for; "" for none."""
 
@@ -164,7 +169,7 @@ def read() -> Inventory:
     for row in deployments:
         least, most = bounds[row.pk]
         key = (row.model.name, row.region.name)
-        known = endpoints.get(key)
+        known, profile = endpoints.get(key), profiles.get((row.model_id, row.gpu_type_id, row.tensor_parallel))
         endpoints[key] = EndpointSpec(
             model=row.model.name,
             region=row.region.name,
@@ -175,9 +180,8 @@ def read() -> Inventory:
             launches=(most > 0 and row.model_id in launched_models) or bool(known and known.launches),
             tuned=values.of(row.model.name),
             shares_gpus=key in sharing,
-            profile=known.profile
-            if known
-            else _coefficients(profiles.get((row.model_id, row.gpu_type_id, row.tensor_parallel))),
+            profile=known.profile if known else _measured(profile) or USUAL,
+            front_end=known.front_end if known else _front_end(profile),
         )
     return Inventory(
         models={
@@ -207,11 +211,13 @@ def read() -> Inventory:
                     if row.state == InstanceState.RECLAIMING
                     else starts.begun.get(str(row.pk), row.state_changed_at)
                 ).timestamp(),
-                profile=_measured(
-                    profiles.get((row.deployment.model_id, row.deployment.gpu_type_id, row.deployment.tensor_parallel))
-                ),
+                profile=_measured(profile),
+                front_end=_front_end(profile),
             )
             for row in instances
+            for profile in [
+                profiles.get((row.deployment.model_id, row.deployment.gpu_type_id, row.deployment.tensor_parallel))
+            ]
         ),
         ttft_slo_ms=SloClass.objects.filter(kind=SloKind.INTERACTIVE).aggregate(least=Min("ttft_target_ms"))["least"],
         values=values,
@@ -262,6 +268,9 @@ def _measured(row: PerformanceProfile | None) -> Profile | None:
         return None
 
 
-def _coefficients(row: PerformanceProfile | None) -> Profile:
-    """Return the coefficients of *row*, or the usual ones where there are none."""
-    return _measured(row) or USUAL
+def _front_end(row: PerformanceProfile | None) -> FrontEnd:
+    """Return the limits of the API process in *row*; none without a valid measurement."""
+    try:
+        return NO_LIMIT if row is None else row.front_end()
+    except ValueError:
+        return NO_LIMIT

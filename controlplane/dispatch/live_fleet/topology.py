@@ -20,7 +20,17 @@ from controlplane.dispatch.port import Submit
 from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.tuning.selectors import Values
-from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
+from scheduling.compiled import uncompiled
+from scheduling.fleet.arrays import (
+    EMPTY,
+    allocate_endpoints,
+    allocate_fleet,
+    at_once,
+    grow_endpoints,
+    grow_fleet,
+    index_members,
+)
+from scheduling.fleet.carried import set_front_end
 from scheduling.fleet.state import EndedRequest
 from scheduling.policy import EndpointPolicy, array_value
 from scheduling.queueing.ordering import Standing
@@ -389,6 +399,10 @@ class Topology:
         """Return the measured dispatch round trip; None before the first."""
         return float(self.fleet.round_trips[replica.slot, ROUND_TRIP_S]) * 1000 or None
 
+    def at_once(self, replica: Replica) -> int:
+        """Return the most requests that *replica* is given at once."""
+        return uncompiled(at_once)(self.fleet, replica.slot)
+
     def requests_ahead(self, replica: Replica) -> int:
         """Return the number of requests given to *replica* beyond its room."""
         return int(requests_ahead(self.fleet, replica.slot))
@@ -446,6 +460,7 @@ class Topology:
         policy = replica.endpoint.spec.policy
         self.fleet.ahead_limit[replica.slot] = array_value(policy, "requests_ahead_limit")
         self.fleet.profile[replica.slot] = astuple(spec.profile) if spec.profile else 0.0
+        set_front_end(self.fleet, replica.slot, spec.front_end, policy.room_margin)
         self.fleet.look_ahead[replica.slot] = struct_astuple(policy.look_ahead)
         if not self.fleet.kv_capacity_tokens[replica.slot]:
             self.fleet.kv_capacity_tokens[replica.slot] = spec.kv_capacity_tokens

@@ -151,6 +151,7 @@ class Summary:
         (itl_p95,) = windows.percentiles(group, Latency.ITL, (95,))
         ahead = self.topology.requests_ahead(replica)
         running = int(fleet.running[replica.slot]) - ahead  # given requests that it has room for
+        room = self.topology.at_once(replica)
         answered = spec.state not in (InstanceState.PROVISIONING, InstanceState.STOPPED) and metrics is not None
         kv_ratio = metrics.kv_usage_ratio if answered and metrics is not None else None
         return {
@@ -166,9 +167,9 @@ class Summary:
             "waiting": int(fleet.observed_waiting[replica.slot]),
             "requests_ahead": ahead,
             "round_trip_ms": _rounded(self.topology.round_trip_ms(replica), 2),
-            "max_num_seqs": spec.max_num_seqs,
+            "max_num_seqs": room,
             "kv_ratio": _rounded(kv_ratio, 4),
-            "use_ratio": _rounded(max(running / spec.max_num_seqs, kv_ratio), 4) if kv_ratio is not None else None,
+            "use_ratio": _rounded(max(running / room, kv_ratio), 4) if kv_ratio is not None else None,
             "output_tokens_per_s": _rounded(replica.output_tokens_per_s) if replica.reachable else 0.0,
             "ttft_p95_ms": _rounded(ttft_p95),
             "itl_p95_ms": _rounded(itl_p95),

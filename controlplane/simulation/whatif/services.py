@@ -122,8 +122,8 @@ def check(row: WhatIf) -> dict[str, str]:
     except ChangeError as error:
         wrong[error.field] = error.what
         return wrong
-    if start.is_quiet and not any(edit["kind"] == "tenant" for edit in row.edits):
-        wrong["edits"] = "no requests came in the last hour, so none are expected: add a tenant"
+    if start.is_quiet and not any(edit["kind"] in ("tenant", "application") for edit in row.edits):
+        wrong["edits"] = "no requests came in the last hour, so none are expected: add a tenant or an application"
     for future in row.futures.all():
         try:
             changed = working.changed(row, future, start)

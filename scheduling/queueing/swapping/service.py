@@ -3,7 +3,7 @@
 from typing import Final
 
 from scheduling.compiled import compiled
-from scheduling.fleet.arrays import FleetArrays, memory_tokens
+from scheduling.fleet.arrays import FleetArrays, at_once, memory_tokens
 from scheduling.queueing.groups import GroupArrays
 from scheduling.queueing.waiting_set import WaitingArrays
 
@@ -26,7 +26,7 @@ def request_s(fleet: FleetArrays, instance: int, prompt_tokens: float, output_to
     the others wait.
     """
     profile = fleet.profile
-    batch = float(fleet.max_num_seqs[instance])
+    batch = float(at_once(fleet, instance))
     tokens = max(prompt_tokens + output_tokens, 1.0)
     memory = float(memory_tokens(fleet, instance))
     if memory > 0.0:
@@ -58,7 +58,7 @@ def due_at(waiting: WaitingArrays, group: int) -> float:
 @compiled
 def batch_of(fleet: FleetArrays, arrays: GroupArrays, instance: int) -> float:
     """Return the requests of the usual size that *instance* runs at once (QLM equation 16)."""
-    batch, tokens = float(fleet.max_num_seqs[instance]), arrays.mean_tokens[fleet.endpoint[instance]]
+    batch, tokens = float(at_once(fleet, instance)), arrays.mean_tokens[fleet.endpoint[instance]]
     memory = float(memory_tokens(fleet, instance))
     if memory > 0.0 and tokens > 0.0:
         batch = min(batch, memory / tokens)

@@ -8,6 +8,8 @@ from msgspec.structs import astuple as struct_astuple
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
+from scheduling.fleet.carried import set_front_end
+from scheduling.fleet.front_end import NO_LIMIT
 from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
 from scheduling.policy import write_record
 from scheduling.queueing.fair_shares import NO_SHARES
@@ -69,6 +71,8 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         fleet.kv_capacity_tokens[at] = spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens
         fleet.memory_tokens[at] = spec.engine.kv_capacity_tokens
         fleet.profile[at] = astuple(spec.engine.profile)
+        front_end = NO_LIMIT if spec.dispatch_max_num_seqs else spec.engine.front_end
+        set_front_end(fleet, at, front_end, policy.room_margin)
         fleet.look_ahead[at], fleet.round_trips[at, ROUND_TRIP_S] = (
             struct_astuple(policy.look_ahead),
             policy.round_trip_s,

@@ -98,7 +98,7 @@ def _fullness(world: World, endpoint: int, more_tokens: int, left_s: float, now_
         total.kv_tokens + more_tokens,
         total.kv_capacity_tokens,
         total.running,
-        total.max_num_seqs,
+        total.sequences,
         int(world.waiting.size[endpoint]),
         int(total.open),
         asked_work_s(world.endpoints, endpoint, now_s),

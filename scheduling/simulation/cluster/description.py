@@ -211,9 +211,13 @@ class Cluster:
     def policy(self, key: EndpointKey) -> EndpointPolicy:
         return self.policies if isinstance(self.policies, EndpointPolicy) else self.policies[key]
 
+    def reference_engine(self, key: EndpointKey) -> EngineConfig:
+        """Return the engine of the endpoint's first instance."""
+        return next(spec.engine for spec in self.instances if (spec.model, spec.region) == key)
+
     def reference_profile(self, key: EndpointKey) -> Profile:
-        """Return the profile of the endpoint's first instance, for orderings that compare service times."""
-        return next(spec.engine.profile for spec in self.instances if (spec.model, spec.region) == key)
+        """Return its profile, for orderings that compare service times."""
+        return self.reference_engine(key).profile
 
     def latencies(self) -> NDArray[np.float64]:
         """Return one-way latencies, regions x regions. Raise ValueError for another shape or invalid times."""

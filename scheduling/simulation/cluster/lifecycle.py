@@ -12,6 +12,7 @@ from msgspec.structs import astuple as struct_astuple
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import assign_endpoint
+from scheduling.fleet.carried import set_front_end
 from scheduling.lookahead.maps import leave
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import prefilled, release
@@ -128,6 +129,8 @@ class Lives:
         fleet.max_num_seqs[instance] = 1 if policy.batching.mode == "none" else config.max_num_seqs
         fleet.kv_capacity_tokens[instance] = fleet.memory_tokens[instance] = config.kv_capacity_tokens
         fleet.profile[instance] = astuple(config.profile)
+        fleet.given_tokens[instance] = 0.0
+        set_front_end(fleet, instance, config.front_end, policy.room_margin)
         fleet.look_ahead[instance] = struct_astuple(policy.look_ahead)
         fleet.ahead_limit[instance] = policies[endpoint].requests_ahead_limit
         fleet.round_trips[instance] = 0.0

@@ -6,15 +6,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
+from scheduling.fleet.arrays import at_once
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.state import FREE_SEQUENCES
 
-COLUMNS: Final = 6
+COLUMNS: Final = 10
 CAPACITY_TOKENS: Final = 0
 SEQUENCES: Final = 1
 TOKENS: Final = 2
 """Expected KV tokens of requests that run or wait: of interactive classes, then of others; `REQUESTS` likewise."""
 REQUESTS: Final = 4
+INSTANCES: Final = 6
+GIVEN: Final = 7
+"""Of these, the ones that were given a request, and the smoothed lengths of what they were given, summed."""
+PROMPT: Final = 8
+OUTPUT: Final = 9
 
 
 @compiled
@@ -25,7 +31,12 @@ def occupancy(world: World, other: NDArray[np.bool_], free: NDArray[np.bool_], r
     for instance in range(fleet.endpoint.size):
         if fleet.accepting[instance] != 0:
             rows[fleet.endpoint[instance], CAPACITY_TOKENS] += fleet.kv_capacity_tokens[instance]
-            rows[fleet.endpoint[instance], SEQUENCES] += fleet.max_num_seqs[instance]
+            rows[fleet.endpoint[instance], SEQUENCES] += at_once(fleet, instance)
+            rows[fleet.endpoint[instance], INSTANCES] += 1
+            if fleet.given_tokens[instance, 1] > 0.0:
+                rows[fleet.endpoint[instance], GIVEN] += 1
+                rows[fleet.endpoint[instance], PROMPT] += int(fleet.given_tokens[instance, 0])
+                rows[fleet.endpoint[instance], OUTPUT] += int(fleet.given_tokens[instance, 1])
     free[:] = False
     for at in range(engines.counters[FREE_SEQUENCES]):
         free[engines.free_sequences[at]] = True

@@ -10,7 +10,7 @@ import math
 from typing import Final
 
 from scheduling.compiled import compiled_inline, compiled_internal, index
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, at_once
 from scheduling.simulation.engine.progress import observe
 from scheduling.simulation.engine.state import EngineArrays
 
@@ -22,7 +22,7 @@ PARTS: Final = 1024
 def sum_up(fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int) -> None:
     """Recompute the sums of *endpoint*, after instances came, went, or changed whether they accept work."""
     total = engines.totals[endpoint]
-    total.kv_tokens = total.kv_capacity_tokens = total.running = total.max_num_seqs = 0
+    total.kv_tokens = total.kv_capacity_tokens = total.running = total.sequences = 0
     total.growth_per_s = total.growth = total.open = 0
     for at in range(index(endpoints.first[endpoint]), index(endpoints.first[endpoint + 1])):
         instance = index(endpoints.members[at])
@@ -31,7 +31,8 @@ def sum_up(fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays,
             engine.summed_running, engine.summed_kv_tokens = fleet.running[instance], fleet.kv_tokens[instance]
             total.running += engine.summed_running
             total.kv_tokens += engine.summed_kv_tokens
-            total.max_num_seqs += fleet.max_num_seqs[instance]
+            engine.summed_sequences = at_once(fleet, instance)
+            total.sequences += engine.summed_sequences
             total.kv_capacity_tokens += fleet.kv_capacity_tokens[instance]
             engines.open[index(endpoints.first[endpoint] + total.open)] = instance
             total.open += 1
@@ -45,6 +46,8 @@ def update_totals(fleet: FleetArrays, engines: EngineArrays, instance: int) -> N
     if fleet.accepting[instance] != 0:
         engine, total = engines.instances[instance], engines.totals[index(fleet.endpoint[instance])]
         running, kv_tokens = fleet.running[instance], fleet.kv_tokens[instance]
+        total.sequences += at_once(fleet, instance) - engine.summed_sequences
+        engine.summed_sequences = at_once(fleet, instance)
         total.running += running - engine.summed_running
         total.kv_tokens += kv_tokens - engine.summed_kv_tokens
         engine.summed_running, engine.summed_kv_tokens = running, kv_tokens

@@ -55,6 +55,7 @@ INSTANCE = record(
         # Its part of the sums of its endpoint.
         ("summed_running", np.int64),
         ("summed_kv_tokens", np.int64),
+        ("summed_sequences", np.int64),
         ("summed_growth_per_s", np.int64),
         ("summed_growth", np.int64),
         # Settings, as in EngineConfig.
@@ -108,7 +109,7 @@ TOTAL = record(
         ("kv_tokens", np.int64),
         ("kv_capacity_tokens", np.int64),
         ("running", np.int64),
-        ("max_num_seqs", np.int64),
+        ("sequences", np.int64),
         # KV tokens since then that are not in `kv_tokens` are at most growth_per_s * now_s + growth, in 1/PARTS.
         ("growth_per_s", np.int64),
         ("growth", np.int64),

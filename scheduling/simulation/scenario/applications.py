@@ -34,7 +34,7 @@ class ApplicationOf(ScenarioTable):
     runs_per_h: Positive | None = None
     from_h: AtLeast0 = 0.0
     window_h: Positive | None = None
-    """In which runs begin; default: `demand.duration_h`."""
+    """In which runs begin; default: `demand.duration_h`, or else `until_h`."""
     cv: Annotated[FiniteFloat, Field(gt=0, le=20)] = 1.0
     """Coefficient of variation of the gaps between two runs."""
     arrivals: LengthsTrace | None = None

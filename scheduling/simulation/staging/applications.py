@@ -82,6 +82,39 @@ def _suite_records(name: str, count: int) -> list[RunRecord]:
     return [SUITE[name].run(random) for _ in range(count)]
 
 
+@lru_cache(maxsize=4)
+def _arrivals(file: Path, trace_format: str, seed: int, changed_ns: int) -> NDArray[np.float64]:
+    """Return the arrivals of a trace, which is read again once it has changed."""
+    return load_trace(file, trace_format, seed=seed if trace_format == "servegen" else 0).arrival_s
+
+
+def _clipped(record: RunRecord, units: Mapping[str, Backend], most: int) -> tuple[RunRecord, int]:
+    """Return *record* with calls cut to *most* tokens, the prompt first, and the number of calls cut."""
+    cut, steps = 0, list[Step]()
+    for step in record.steps:
+        if units[step.unit].kind == "llm":
+            output = min(max(1.0, step.output_tokens), most - 1.0)
+            prompt = min(max(1.0, step.input_tokens), most - output)
+            cut += step.parallelism * (step.input_tokens + step.output_tokens > most)
+            step = msgspec.structs.replace(step, input_tokens=prompt, output_tokens=output)  # noqa: PLW2901
+        steps.append(step)
+    return RunRecord(tuple(steps)), cut
+
+
+def _known_graph(
+    name: str, units: dict[str, Backend], records: Sequence[RunRecord], most: int, rate: ServiceRate, known: str
+) -> KnownGraph:
+    """Return what is known of an application from *records*, with calls of at most *most* tokens."""
+    graph = DemandGraph(name, units, [_clipped(each, units, most)[0] for each in records])
+    rates = {unit: rate if each.kind == "llm" else ServiceRate() for unit, each in units.items()}
+    return KnownGraph.of(graph, rates, refined=known == "graph", whole=known == "whole")
+
+
+@lru_cache(maxsize=64)
+def _suite_graph(name: str, model: str, most: int, rate: ServiceRate, count: int, known: str) -> KnownGraph:
+    return _known_graph(name, SUITE[name].backends(model), _suite_records(name, count), most, rate, known)
+
+
 def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> RunCalls | None:
     """Return the application runs of *scenario*; files are in *folder*. None without any.
 
@@ -118,7 +151,8 @@ def expected_calls(scenario: Scenario) -> float:
 
 
 def _window_s(scenario: Scenario, table: ApplicationOf) -> float:
-    return 3600 * ((table.window_h if table.window_h is not None else scenario.demand.duration_h) or 0.0)
+    given = (table.window_h, scenario.demand.duration_h, scenario.until_h)
+    return 3600 * next((hours for hours in given if hours is not None), 0.0)
 
 
 def _expected_runs(scenario: Scenario, table: ApplicationOf) -> float:
@@ -185,10 +219,12 @@ class _Drawing:
         from_s, window_s = 3600 * table.from_h, _window_s(self.scenario, table)
         count = round(_expected_runs(self.scenario, table))
         if table.arrivals is not None:
+            file = self.folder / table.arrivals.file
             try:
-                trace_s = load_trace(self.folder / table.arrivals.file, table.arrivals.format, seed=self.seed).arrival_s
+                changed_ns = file.stat().st_mtime_ns if file.exists() else 0
+                trace_s = _arrivals(file, table.arrivals.format, self.seed, changed_ns)
             except TraceError as error:
-                if error.line == 0 and not (self.folder / table.arrivals.file).exists():
+                if error.line == 0 and not file.exists():
                     raise ScenarioProblem(("applications", number, "arrivals", "file"), str(error)) from error
                 raise
             first = int(random.integers(max(1, trace_s.size - count + 1)))
@@ -230,36 +266,23 @@ class _Drawing:
         orders = {ORDERINGS[self.cluster.policy(key).ordering] for key in self.cluster.endpoints}
         if predictions.runs in ("exact", "none") or not orders & set(BY_RUN):
             return None
-        records = [self._clipped(each, units, model)[0] for each in source.learned(predictions.recorded_runs)]
-        graph = DemandGraph(name, units, records)
-        rate = ServiceRate.of(self._profile(model))
-        rates = {unit: rate if each.kind == "llm" else ServiceRate() for unit, each in units.items()}
-        return KnownGraph.of(graph, rates, refined=predictions.runs == "graph", whole=predictions.runs == "whole")
+        rate, most = ServiceRate.of(self._profile(model)), self.longest[model]
+        if source.graph is None:
+            return _suite_graph(source.suite, model, most, rate, predictions.recorded_runs, predictions.runs)
+        return _known_graph(name, units, source.learned(predictions.recorded_runs), most, rate, predictions.runs)
 
     def _profile(self, model: str) -> Any:
         return self.cluster.reference_profile(next(key for key in self.cluster.endpoints if key[0] == model))
 
     def _fitted(self, record: RunRecord, number: int, model: str, application: int) -> RunRecord:
         """Return *record* with calls that fit the context of *model*. Raise ScenarioProblem if they must not be cut."""
-        fitted, cut = self._clipped(record, self.applications[application].units, model)
+        fitted, cut = _clipped(record, self.applications[application].units, self.longest[model])
         if cut and self.scenario.demand.too_long == "refuse":
             longest = max(step.input_tokens + step.output_tokens for step in record.steps)
             what = f"a call has {longest:,.0f} tokens, {model} takes {self.longest[model]}: set demand.too_long to clip"
             raise ScenarioProblem(("applications", number), what)
         self.clipped += cut
         return fitted
-
-    def _clipped(self, record: RunRecord, units: Mapping[str, Backend], model: str) -> tuple[RunRecord, int]:
-        """Return *record* with calls cut to the context of *model*, the prompt first, and the number of calls cut."""
-        most, cut, steps = float(self.longest[model]), 0, list[Step]()
-        for step in record.steps:
-            if units[step.unit].kind == "llm":
-                output = min(max(1.0, step.output_tokens), most - 1)
-                prompt = min(max(1.0, step.input_tokens), most - output)
-                cut += step.parallelism * (step.input_tokens + step.output_tokens > most)
-                step = msgspec.structs.replace(step, input_tokens=prompt, output_tokens=output)  # noqa: PLW2901
-            steps.append(step)
-        return RunRecord(tuple(steps)), cut
 
     def _due_in_s(
         self, record: RunRecord, application: int, table: ApplicationOf, random: np.random.Generator

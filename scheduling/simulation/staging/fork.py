@@ -184,6 +184,7 @@ class _Forking:
                 instance.goal, instance.goal_s = int(State.FALLING_ASLEEP), sharing.sleep_s
         instance.round_trips = np.array(seen.round_trips, np.float64)
         instance.round_trips[ROUND_TRIP_S] = self._round_trip_s(place)
+        instance.given_tokens = seen.given_tokens
 
     def _round_trip_s(self, place: int) -> float:
         spec = self.cluster.instances[place]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import index_members
+from scheduling.fleet.carried import carried
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import BacklogState, GroupState
 from scheduling.lookahead.maps import advance, enter
@@ -80,6 +81,8 @@ class ForkedInstance:
     loading_s: float | None = None
     """None: as the cluster says, also of round trips."""
     round_trips: NDArray[np.float64] | None = None
+    given_tokens: Sequence[float] = ()
+    """Of the requests that it was given; empty before the first."""
     requests: list[ForkedRequest] = field(default_factory=list)
     """Running ones in order of admission, then waiting ones in order, then those on their way."""
     begins_s: float = 0.0
@@ -216,6 +219,9 @@ def _place_life(world: World, at: int, instance: ForkedInstance) -> None:
         life.loading_s = instance.loading_s
     if instance.round_trips is not None:
         world.fleet.round_trips[at] = instance.round_trips
+    if instance.given_tokens:
+        world.fleet.given_tokens[at] = instance.given_tokens
+        world.fleet.carried[at] = carried(world.fleet, at)
     world.fleet.accepting[at] = instance.state == State.READY
     reset_time(world.events, world.fleet.endpoint.size + at, instance.ends_s)
 

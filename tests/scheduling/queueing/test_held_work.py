@@ -1,9 +1,13 @@
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.fleet.carried import first_token_s
+from scheduling.fleet.front_end import FrontEnd
+from scheduling.fleet.profile import Profile
 from scheduling.queueing.held_work import (
     COOLDOWN_S,
     DUE,
@@ -64,6 +68,47 @@ def test_a_trough_is_filled_at_once_up_to_its_room_by_tokens_and_by_sequences():
     assert work.pull([signal(0.2, other_tokens=4000, other_requests=4)], LOOK_S) == []
     few = Signal(model="m", region="east", capacity_tokens=10**6, sequences=10, interactive_requests=3)
     assert len(work.pull([few], LOOK_S)) == 3
+
+
+H100 = Profile(0.0176, 0.012, 2.07e-5, 6.2e-10, 0.00638, 1.78e-5, 3.14e-8)
+
+
+def small_model(interactive, slowdown, **more):
+    """A small model with much room, whose API process is the limit; its manager of a hundred lines; what runs at most."""
+    work = manager(*(held(n, tokens=500) for n in range(200)))
+    work.follow("m", ReleaseRule(slowdown=slowdown))
+    seen = Signal(
+        model="m", region="east", capacity_tokens=10**6, sequences=256, interactive_requests=interactive,
+        interactive_tokens=500 * interactive, instances=1, prompt_tokens=281, output_tokens=211, profile=H100,
+        front_end=FrontEnd(63.0, 18_500.0), **more,
+    )  # fmt: skip
+    return work, seen
+
+
+@pytest.mark.parametrize("instances", [1, 4])
+@pytest.mark.parametrize("slowdown", [1.0, 1.2, 1.5, 3.0])
+def test_a_trough_is_filled_no_further_than_the_first_token_allows(slowdown, instances):
+    work, seen = small_model(11 * instances, slowdown)
+    seen = msgspec.structs.replace(
+        seen, instances=instances, sequences=256 * instances, capacity_tokens=instances * 10**6
+    )
+    running = 11 + len(work.pull([seen], 0.0)) / instances
+    allowed_s = slowdown * first_token_s(H100, seen.front_end, 11, 281, 211)
+    if slowdown == 1.0:
+        assert running * instances == 11 * instances + 1, "the first one always"
+        return
+    assert first_token_s(H100, seen.front_end, math.floor(running), 281, 211) <= allowed_s
+    assert instances > 1 or first_token_s(H100, seen.front_end, running + 1, 281, 211) > allowed_s
+
+
+def test_deadlines_go_before_the_slowdown_and_the_page_says_what_holds_the_rest():
+    work, seen = small_model(11, 1.2, other_requests=60, other_tokens=30_000)
+    assert work.pull([seen], 0.0) == []
+    assert work.reason([seen], "m", 0.0) == "Held: with more, first tokens would take over 1.2 times as long"
+    work.hold(held(999, due_s=50.0))
+    assert [(one.number, one.why) for one in work.pull([seen], 0.0)] == [(999, DUE)]
+    unknown = msgspec.structs.replace(seen, profile=None)
+    assert len(work.pull([unknown], 0.0)) == 153 - 71
 
 
 def test_nothing_is_added_where_requests_wait_or_use_is_above_the_mark():

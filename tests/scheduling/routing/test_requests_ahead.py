@@ -10,6 +10,7 @@ from scheduling.routing.requests_ahead import (
     ENDS,
     MEASURED,
     ROUND_TRIP_S,
+    WEIGHT,
     allowance,
     close_ahead,
     note_end,
@@ -129,10 +130,39 @@ def test_limits():
 
 def test_round_trips_are_smoothed():
     fleet, _ = one(round_trip_s=0.0)
-    note_round_trip(fleet, 0, 0.08)
+    note_round_trip(fleet, 0, 0.08, WEIGHT)
     assert fleet.round_trips[0, ROUND_TRIP_S] == 0.08
-    note_round_trip(fleet, 0, 0.16)
+    note_round_trip(fleet, 0, 0.16, WEIGHT)
     assert fleet.round_trips[0, ROUND_TRIP_S] == 0.09
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.floats(0.001, 10.0)), max_size=40), st.sampled_from([WEIGHT, 1.0]))
+def test_a_busy_instance_does_not_lengthen_its_round_trip(samples, weight):
+    """However slow its API process is under load, the round trip stays within those measured first or under light load."""
+    fleet, _ = one(max_num_seqs=8, round_trip_s=0.0)
+    counted = []
+    for running, round_trip_s in samples:
+        fleet.running[0] = running
+        light = running <= 2
+        before_s = fleet.round_trips[0, ROUND_TRIP_S]
+        note_round_trip(fleet, 0, round_trip_s, weight)
+        counted += [round_trip_s] if light or not counted else []
+        assert fleet.round_trips[0, ROUND_TRIP_S] <= max(counted)
+        assert light or not before_s or fleet.round_trips[0, ROUND_TRIP_S] <= before_s
+
+
+def test_many_ahead_do_not_bring_about_more_where_each_makes_the_api_process_slower():
+    """128 at once, each of which holds an answer up by 5 ms in the process: the allowance stays that of the path."""
+    fleet, _ = one(max_num_seqs=128, round_trip_s=0.02)
+    running, now_s, most = 128, 0.0, 0
+    for _ in range(4000):
+        now_s += 0.02
+        fleet.running[0] = running
+        note_end(fleet, 0, now_s)
+        note_round_trip(fleet, 0, 0.02 + 0.005 * running, 1.0)
+        most = max(most, allowance(fleet, 0))
+        running = 128 + most
+    assert most <= 4  # the ends of one trip, or of two where rounding joins them, with deviations
 
 
 def test_memory_too_has_some_ahead_but_never_what_could_not_fit():

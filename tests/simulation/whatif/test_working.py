@@ -267,6 +267,30 @@ def test_the_comparison(asked):
         assert set(curves[letter]["series"]["ready"]) == {"m east", "m west"}
 
 
+def test_futures_share_the_runs_of_an_application(operator):
+    """Each order serves the same runs of a seed; completion times are compared."""
+    application = {"suite": "CC", "model": "m", "slo_class": "iw", "runs_per_h": 60.0, "deadline_factor": [3.0]}
+    edit = {"kind": "application", "application": application}
+    by_run = {"name": "By run", "changes": [{"kind": "policy", "part": "ordering", "value": "hermes"}]}
+    start = rows.start()
+    start["scenario"]["models"]["m"]["context_tokens"] = 4096
+    row = services.submit(rows.draft(operator, by_run, start=start, edits=[edit]), operator)
+    assert selectors.edits_in_words(row) == ["60 runs an hour of CC on m"]
+    assert rows.run_all(row).state == WhatIfState.DONE
+    made = results(row)
+    assert made["A", 1][0]["runs"]["CC"]["runs"] == made["B", 1][0]["runs"]["CC"]["runs"] > 10
+    for future in selectors.comparison(row)["futures"]:
+        (every, cc) = future["runs"]
+        assert (every["application"], cc["application"]) == ("all", "CC")
+        assert cc["in_time"] <= cc["due"] == cc["runs"]
+        assert cc["mean_s"] > 1
+    wrong = {"kind": "application", "application": {**application, "model": "n"}}
+    assert (
+        "there is no model 'n'"
+        in services.check(rows.draft(operator, start=start, edits=[wrong]))["edits[0].application.model"]
+    )
+
+
 def test_a_fleet_without_demand_is_refused_before_any_run(operator):
     quiet = rows.start() | {"kind": "fleet", "arrivals": {"kind": "forecast", "horizon_s": 1200.0, "streams": []}}
     with pytest.raises(ValidationError) as refused:

@@ -302,8 +302,10 @@ def _side(wanted: FormRequest, shown: list[dict[str, Any]], now: Start | None, t
     known = (
         estimate(now, wanted.horizon_s, runs, settings.WHAT_IF_PROCESSES, shared) if now and not wanted.errors else None
     )
-    if known and not known.requests and not any(edit["kind"] == "tenant" for edit in wanted.edits):
-        wanted.errors["Demand"] = "no requests came in the last hour, so none are expected: add a tenant"
+    if known and not known.requests and not any(edit["kind"] in ("tenant", "application") for edit in wanted.edits):
+        wanted.errors["Demand"] = (
+            "no requests came in the last hour, so none are expected: add a tenant or an application"
+        )
     checks = [("critical", f"{name}: {what}") for name, what in wanted.errors.items()]
     if trouble:
         checks.append(("critical", trouble))

@@ -91,6 +91,14 @@ def rows_of(compared: Row, progress: Row) -> list[Row]:
     return [_row(one, by_letter[one["letter"]], compared["target"], left) for one in compared["futures"]]
 
 
+def runs_of(rows: Sequence[Row]) -> list[tuple[Row, Row, float | None]]:
+    """Return each future with its application runs and their share of met deadlines, all together first, by application."""
+    made = [(one, of, of["in_time"] / of["due"] if of["due"] else None) for one in rows for of in one["runs"] or ()]
+    names = dict.fromkeys(of["application"] for _, of, _ in made)
+    order = {name: at for at, name in enumerate(sorted(names, key=lambda name: (name != "all", name)))}
+    return sorted(made, key=lambda each: order[each[1]["application"]])
+
+
 def hidden_of(asked: str, rows: Sequence[Row]) -> list[str]:
     """Return the hidden letters of *asked*, such as `B,D`: never A, and never all others, of which the first stays."""
     others = [row["letter"] for row in rows if row["at"]]

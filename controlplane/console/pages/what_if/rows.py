@@ -14,6 +14,8 @@ from django.http import QueryDict
 from controlplane.simulation.whatif.changes.base import ChangeError, region_title
 from controlplane.simulation.whatif.changes.supply import instance_names
 from controlplane.simulation.whatif.starts.nodes import nodes_of
+from scheduling.applications.suite import SUITE
+from scheduling.simulation.scenario.applications import MIXED
 
 Values = dict[str, Any]
 Choices = Sequence[tuple[str, str]]
@@ -136,6 +138,17 @@ def _tenant(row: Mapping[str, str]) -> Values:
     return {"kind": "tenant", "client": client}
 
 
+def _application(row: Mapping[str, str]) -> Values:
+    application: Values = {"suite": row["suite"], "model": row["model"], "slo_class": row["class"]}
+    application["runs_per_h"] = amount(row, "rate")
+    application |= _given(row, 1.0, cv="cv")
+    if row["due"]:
+        application["deadline_factor"] = [amount(row, "due")]
+    if row["region"]:
+        application["regions"] = {row["region"]: 1.0}
+    return {"kind": "application", "application": application}
+
+
 def _key(row: Mapping[str, str]) -> Values:
     text = row["value"]
     value: Any = {"true": True, "false": False, "none": None}.get(text.lower(), text)
@@ -189,6 +202,26 @@ TENANT: Final = RowKind(
     (("Tenant", {"tenant": "new", "rate": "0.5", "prompt": "300", "output": "150"}),),
     _tenant,
 )
+APPLICATION: Final = RowKind(
+    "application",
+    "Applications",
+    (
+        RowColumn(
+            "suite",
+            "Application",
+            _fixed((MIXED, "Mix of the suite"), *((name, f"{name}: {each.title}") for name, each in SUITE.items())),
+        ),
+        MODEL,
+        RowColumn("class", "SLO class", _classes),
+        REGION,
+        RowColumn("rate", "Rate", unit="runs/h", step="any"),
+        RowColumn("cv", "Burstiness", unit="CV of gaps", step="any"),
+        RowColumn("due", "Due after", unit="times alone", step="any"),
+    ),
+    (("Application", {"suite": MIXED, "rate": "60"}),),
+    _application,
+    "None. Add runs of several calls, which end when their last step does.",
+)
 BOUNDS: Final = RowKind(
     "bounds",
     "Bounds",
@@ -240,7 +273,7 @@ KEY: Final = RowKind(
     (("Key", {"path": "planner.epsilon"}),),
     _key,
 )
-OF_ALL: Final = (DEMAND, TENANT)
+OF_ALL: Final = (DEMAND, TENANT, APPLICATION)
 """Rows that all futures share."""
 OF_FLEET: Final = (BOUNDS, FAILURE, SLO, KEY)
 

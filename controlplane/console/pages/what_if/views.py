@@ -21,7 +21,16 @@ from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.pages.what_if import charts as drawn
-from controlplane.console.pages.what_if.compare import facts, heat, hidden_of, in_words, rows_of, sentence, state_of
+from controlplane.console.pages.what_if.compare import (
+    facts,
+    heat,
+    hidden_of,
+    in_words,
+    rows_of,
+    runs_of,
+    sentence,
+    state_of,
+)
 from controlplane.console.selectors.replay import replay
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning.models import ScalingPlan
@@ -234,11 +243,7 @@ class _ComparisonPage:
             "futures": self.every,
             "shown": [each | {"hide": self._without(each["letter"])} for each in self.rows],
             "at_door": [(each, of) for each in self.rows for of in each["at_door"] or ()],
-            "runs": [
-                (each, of, of["in_time"] / of["due"] if of["due"] else None)
-                for each in self.rows
-                for of in each["runs"] or ()
-            ],
+            "runs": runs_of(self.rows),
             "hidden": [
                 each | {"show": self._with(each["letter"])} for each in self.every if each["letter"] in self.hidden
             ],

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter, ValidationError
 
 from controlplane.simulation.whatif.changes.base import Change, ChangeError, Values
-from controlplane.simulation.whatif.changes.demand import DemandChange, SloChange, TenantChange
+from controlplane.simulation.whatif.changes.demand import ApplicationChange, DemandChange, SloChange, TenantChange
 from controlplane.simulation.whatif.changes.policies import KeyChange, LengthsChange, PolicyChange
 from controlplane.simulation.whatif.changes.supply import BoundsChange, FailureChange, GpuChange, PriceChange
 from scheduling.simulation.scenario import Scenario, ScenarioError
@@ -26,6 +26,7 @@ AnyChange = Annotated[
     | FailureChange
     | DemandChange
     | TenantChange
+    | ApplicationChange
     | SloChange,
     Field(discriminator="kind"),
 ]

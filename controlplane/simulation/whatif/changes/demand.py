@@ -13,6 +13,7 @@ from controlplane.simulation.whatif.changes.base import (
     models_words,
     region_title,
 )
+from scheduling.simulation.scenario.applications import MIXED, ApplicationOf
 from scheduling.simulation.scenario.demand import ClientOf
 from scheduling.simulation.staging.demand import client_of
 from scheduling.simulation.workload.edits import Edit, Factor, LengthFactor, More, Scope, Shift
@@ -121,6 +122,30 @@ class TenantChange(Change):
         return (
             f"new tenant {client.tenant}: {client.requests_per_s:g} requests/s of {client.slo_class} to {client.model}"
         )
+
+
+class ApplicationChange(Change):
+    """Runs of an application of the suite, or of its mix, as a table `[[applications]]` of a scenario."""
+
+    kind: Literal["application"] = "application"
+    application: ApplicationOf
+
+    def apply(self, values: Values) -> None:
+        application = self.application
+        known("application.model", application.model, values["models"], "model")
+        known("application.slo_class", application.slo_class, values["classes"], "class")
+        for region in application.regions:
+            known("application.regions", region, values["regions"], "region")
+        if isinstance(application.graph, str) or application.arrivals is not None:
+            raise ChangeError("application", "reads a file: give a suite, or the graph itself, and gaps of cv")
+        table = application.model_dump(mode="json", exclude_defaults=True)
+        values["applications"] = [*values.get("applications", []), table]
+
+    def words(self, before: Values) -> str:
+        table = self.application
+        what = table.name or table.suite or "a graph"
+        runs = f"{table.runs} runs" if table.runs is not None else f"{table.runs_per_h:g} runs an hour"
+        return f"{runs} of {'the application mix' if what == MIXED else what} on {table.model}"
 
 
 class SloChange(Change):

@@ -175,6 +175,7 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
             ordering_stretch=draw(st.sampled_from([0.5, 4.0, 0.0, 1000.0])),
             dispatch_round_trip_ms=draw(st.sampled_from([0.0, 0.0, 125.0, 1000.0])),
             requests_ahead_limit=draw(st.sampled_from([None, None, 0, 1, 3])),
+            room_margin=draw(st.sampled_from([1.5, 0.5])),
             batching=batching,
             queue_bound=draw(st.sampled_from([None, 2, 8])),
             region_threshold=draw(st.sampled_from([0.2, 0.7, 1.5])),
