@@ -92,8 +92,8 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
         Knob(
             ge=0,
             help="Of ssjf: a request is overtaken only by those that come within this many times its own predicted "
-            "service time after it; of srpt and hermes, also inside groups, a run by those that begin within this many "
-            "times its remaining work or rank. 0 is first come, first served.",
+            "service time after it; of srpt and hermes, a run by those that begin within this many times its remaining "
+            "work or rank. 0 is first come, first served.",
             column=Column(default=100.0, le=1e6),
         ),
     ] = 100.0
