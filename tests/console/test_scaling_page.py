@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from datetime import timedelta
 
 import pytest
@@ -135,8 +134,6 @@ def test_the_page_shows_what_would_change_and_why(reader, two_places, now):
         assert word in html, word
     assert html.count('data-tone="more"') >= 2
     assert html.count('data-tone="fewer"') >= 2
-    assert re.findall(r"<script(?![^>]*(?:src=|application/json))", html) == []
-    assert not re.search(r'\s(?:style|on\w+)="', html)
 
 
 def test_the_matrix_is_its_file(reader, two_places, now):

@@ -165,7 +165,7 @@ PLOTS: Final = {
     "hermes-70b": Plot(
         "hermes-70b",
         "rows",
-        "900 runs on two Llama-3-70B: completion times (figure 10a)",
+        "600 runs on two instances of Llama-3-70B in 2 minutes: completion times (figure 10a)",
         completion_times,
         strategies=by_system,
     ),

@@ -246,9 +246,6 @@ def test_a_key_is_made_copied_and_revoked(console, open_page):
     assert ApiKey.objects.get(name="nightly job").revoked_at
 
 
-# Usage
-
-
 # Themes and keys
 
 

@@ -7,6 +7,7 @@ from django.core.management import CommandError, call_command
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
+from controlplane.fleet.inventory import model_source
 from controlplane.fleet.models import (
     Deployment,
     Device,
@@ -19,6 +20,7 @@ from controlplane.fleet.models import (
     RegionLatency,
     SloClass,
 )
+from workers.vllm.model_shape import ShapeError
 
 pytestmark = pytest.mark.django_db
 
@@ -219,7 +221,11 @@ def test_an_error_in_the_last_table_leaves_nothing_behind(run):
         ),
     ],
 )
-def test_a_mistake_names_file_table_and_key(old, new, said, run):
+def test_a_mistake_names_file_table_and_key(old, new, said, run, monkeypatch):
+    def read(source, context_tokens):
+        raise ShapeError(f"The config.json of {source} cannot be read")
+
+    monkeypatch.setattr(model_source, "read", read)  # tests/workers/test_model_shape.py reads real ones
     assert old in FLEET
     with pytest.raises(CommandError, match=said) as refusal:
         run(FLEET.replace(old, new), "--yes")

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import struct
+from dataclasses import replace
 
 import numpy as np
 import openai
@@ -16,6 +17,7 @@ from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.validation import Kind, parse
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.models import MinuteRow
+from controlplane.gateway.replay.waves import EMBEDDINGS, Waves, streams
 from scheduling.model_task import Task
 from tests.gateway.conftest import open_sdk, until
 from tests.gateway.test_responses import emulated  # noqa: F401 (a fixture)
@@ -307,3 +309,18 @@ async def wait_for_state(name, state):
             if instance.state == state:
                 return instance
             await asyncio.sleep(0.05)
+
+
+async def test_the_demos_embeddings_are_served(emulated):  # noqa: F811
+    key = emulated.headers["Authorization"].removeprefix("Bearer ")
+    kinds = {"interactive": replace(EMBEDDINGS["interactive"], peak_per_s=40.0)}
+    (stream,) = streams([("e", "east", 1024)], {"interactive": key}, kinds=kinds)
+    waves = Waves(f"{emulated.url}/v1", [stream], seed=1)
+    run = asyncio.create_task(waves.run())
+    await until(lambda: waves.done >= 20)
+    run.cancel()
+    await asyncio.wait([run])
+    rows = [row for row in await emulated.rows() if row.outcome == "done"]
+    assert len(rows) >= 20
+    assert {(row.surface, row.output_tokens, row.slo_class) for row in rows} == {("embeddings", 0, "interactive")}
+    assert len({row.prompt_tokens for row in rows}) > 10

@@ -68,6 +68,23 @@ def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: 
     assert answer["plans"]
 
 
+def test_a_model_that_embeds_keeps_its_task(requests, deployment, tmp_path: Path) -> None:
+    type(deployment.model).objects.update(task="embed")
+    LedgerRow.objects.update(surface="embeddings", output_tokens=0, predicted_output_tokens=0)
+    folder = tmp_path / "live"
+    assert "40 requests and 1 deployments" in export(folder)
+    scenario = load_scenario(folder / "scenario.toml")
+    assert scenario.pooling == {"llama-3.1-8b"}
+    out = StringIO()
+    call_command("simulate", str(folder / "scenario.toml"), "--json", stdout=out)
+    answer = json.loads(out.getvalue())
+    assert answer["requests"] == 40
+    (produced,) = (
+        row["value"] for row in answer["measures"] if (row["by"], row["statistic"]) == ("all", "output_tokens_per_s")
+    )
+    assert produced == 0
+
+
 def test_where_no_strategy_acts_the_floor_is_alone(requests, deployment, tmp_path: Path) -> None:
     ScalingPolicy.objects.create(model=deployment.model, strategy="lt_u", mode="shadow")
     tuning.change("FLOOR_OUT_ABOVE", 0.65, "test", model=deployment.model)

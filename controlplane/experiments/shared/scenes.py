@@ -13,6 +13,7 @@ from scheduling.queueing.release_rule import AT_ONCE
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.fleet import ProfileOf
 from scheduling.simulation.staging.fleet import cluster_of
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.generator import Burst, Client, LengthsByClass, Lognormal, generate
@@ -65,21 +66,7 @@ def scenario_of(
         "models": {group["model"]: {"context_tokens": group["served"].context_tokens} for group in groups},
         "gpus": {gpu: {} for _, gpu in profiles},
         "regions": {region: {} for group in groups for region in group["regions"]},
-        "profiles": [
-            {
-                "model": model,
-                "gpu": gpu,
-                "prefill": {
-                    "t0_s": one.prefill_t0_s, "a_s": one.prefill_a_s, "b_s_per_token": one.prefill_b_s_per_token,
-                    "c_s_per_token2": one.prefill_c_s_per_token2,
-                },
-                "decode": {
-                    "a_s": one.decode_a_s, "b_s_per_sequence": one.decode_b_s_per_sequence,
-                    "c_s_per_token": one.decode_c_s_per_token,
-                },
-            }
-            for (model, gpu), one in profiles.items()
-        ],
+        "profiles": [ProfileOf.table(model, gpu, one) for (model, gpu), one in profiles.items()],
         "fleet": [
             {"takes_all": deep} | {name: value for name, value in group.items() if name != "served"} for group in groups
         ],

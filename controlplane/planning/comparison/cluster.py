@@ -10,7 +10,7 @@ from django.utils import timezone
 from msgspec import to_builtins
 
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass, SloKind
+from controlplane.fleet.models import Deployment, Instance, SloClass, SloKind
 from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
 from controlplane.fleet.spot.selectors import reclaim_times
 from controlplane.gateway.models import LedgerRow
@@ -41,6 +41,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
     present. Round trips come from *rows*, latencies between regions from the inventory, marks from each model's settings.
     """
     from scheduling.routing.regions import latency_ms
+    from scheduling.simulation.scenario.fleet import ProfileOf
 
     donated = _donated()
     reclaim_s = reclaim_times(timezone.now()).expected_s
@@ -63,7 +64,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         tables["gpus"][gpu] = {name: float(usd or 0) for name, usd in prices.items()}
         tables["gpus"][gpu]["count"] = {at: there for (at, name), there in fitted.items() if name == gpu}
         tables["regions"][region] = {}
-        tables["profiles"][model, gpu, row.tensor_parallel] = _profile(model, gpu, row.tensor_parallel, profile)
+        tables["profiles"][model, gpu, row.tensor_parallel] = ProfileOf.table(model, gpu, profile, row.tensor_parallel)
         members = shared.members.get(place, [])
         most = max(0, row.max_instances - len(members))
         least = max(row.min_instances - len(members), 0 if members else 1)
@@ -124,29 +125,6 @@ def _donated() -> Counter[inventory.Place]:
     rows = Instance.objects.filter(state=InstanceState.DONATED, deployment__active=True).order_by()
     names = (f"deployment__{name}__name" for name in ("model", "region", "gpu_type"))
     return Counter(rows.values_list(*names))
-
-
-def _profile(model: str, gpu: str, tensor_parallel: int, row: PerformanceProfile) -> dict[str, Any]:
-    return {
-        "model": model,
-        "gpu": gpu,
-        "tensor_parallel": tensor_parallel,
-        "prefill": {
-            "t0_s": row.prefill_t0_s,
-            "a_s": row.prefill_a_s,
-            "b_s_per_token": row.prefill_b_s_per_token,
-            "c_s_per_token2": row.prefill_c_s_per_token2,
-        },
-        "decode": {
-            "a_s": row.decode_a_s,
-            "b_s_per_sequence": row.decode_b_s_per_sequence,
-            "c_s_per_token": row.decode_c_s_per_token,
-        },
-        "front_end": {
-            "requests_per_s": row.front_end_requests_per_s,
-            "tokens_per_s": row.front_end_tokens_per_s,
-        },
-    }
 
 
 def _class(row: SloClass) -> dict[str, Any]:

@@ -274,14 +274,6 @@ def add_seeds(row: WhatIf, count: int, actor: User) -> WhatIf:
     return row
 
 
-@transaction.atomic
-def copy(row: WhatIf, actor: User) -> WhatIf:
-    """Return a draft with the same values as *row*."""
-    values = {name: getattr(row, name) for name in FIELDS}
-    futures = [{"name": each.name, "changes": each.changes} for each in row.futures.exclude(letter=LETTERS[0])]
-    return save_draft(None, values, futures, actor)
-
-
 def choose(row: WhatIf, letter: str, usd_per_1000_missed: float | None = None) -> WhatIf:
     """Store the selected future and the cost of a miss. Raises ActionError if there is no such future."""
     future = row.futures.filter(letter=letter).first()

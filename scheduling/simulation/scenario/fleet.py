@@ -1,6 +1,6 @@
 """Tables of a scenario for its fleet: models, GPUs, regions, profiles and groups of instances."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
@@ -46,6 +46,15 @@ class ProfileOf(ScenarioTable):
     decode: Decode | None = None
     """Needed where the model generates."""
     front_end: FrontEndOf = FrontEndOf()
+
+    @classmethod
+    def table(cls, model: str, gpu: str, costs: Any, tensor_parallel: int = 1) -> dict[str, Any]:
+        """Return the table of *costs*: a `Profile`, or a row with its coefficients and the limits of its front end."""
+        parts = ("prefill", Prefill), ("decode", Decode), ("front_end", FrontEndOf)
+        return {"model": model, "gpu": gpu, "tensor_parallel": tensor_parallel} | {
+            part: {name: getattr(costs, f"{part}_{name}", None) for name in fields.model_fields}
+            for part, fields in parts
+        }
 
 
 class RegionOf(ScenarioTable):

@@ -144,7 +144,7 @@ def test_a_run_whose_worker_is_silent_is_made_by_another_with_the_same_numbers(a
     row = rows.run_all(asked)
     lost.refresh_from_db()
     assert (row.state, lost.state, lost.attempts) == ("done", "done", 2)
-    alone = rows.run_all(services.submit(services.copy(row, operator), operator))
+    alone = rows.run_all(services.submit(rows.draft(operator, MORE, QLM), operator))
     assert results(alone) == results(row)
 
 
