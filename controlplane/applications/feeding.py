@@ -95,11 +95,11 @@ def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[E
         if row.application and row.run:
             heard[key] = max(heard.get(key, row.arrived_at), row.ended_at or row.arrived_at)
     active = sorted((key for key, at in heard.items() if now - at < IDLE), key=lambda key: heard[key], reverse=True)
-    found: dict[tuple[tuple[int, str], str], list[EndedCall]] = defaultdict(list)
+    ended: dict[tuple[tuple[int, str], str], list[EndedCall]] = defaultdict(list)
     for tenant_id, application, run in active[:MOST_RESUMED]:
         for row in calls_of(tenant_id, application, run).order_by("-arrived_at")[:MOST_CALLS]:
             began_s, ended_s = ((now - at).total_seconds() for at in (row.arrived_at, row.ended_at or row.arrived_at))
             output = row.output_tokens if row.outcome == Outcome.DONE else None
             call = EndedCall(row.model, row.unit, began_s, ended_s, row.prompt_tokens, output)
-            found[(tenant_id, application), run].append(call)
-    return dict(found)
+            ended[(tenant_id, application), run].append(call)
+    return dict(ended)
