@@ -3,7 +3,7 @@
 - `/healthz` …      operations: answers from memory, never waits for the database
 - `/v1/…`           the gateway: tenants' data path, without Django middleware; other paths that clients of OpenAI and vLLM
   request, and any request with a key, get its errors, in JSON
-- `/v1/files`, `/v1/batches` served by Django, off the data path
+- `/v1/files`, `/v1/batches`, `/v1/runs` served by Django, off the data path
 - `/static/…`       files, served by servestatic
 - websockets        Channels, behind origin check and session
 - everything else   Django: console, admin, operator API
@@ -27,10 +27,14 @@ django_application = get_asgi_application()  # sets Django up: modules that need
 from servestatic import ServeStaticASGI
 
 from controlplane.applications import feeding as graph_feeding
+from controlplane.applications.api import MOST_BODY_BYTES
+from controlplane.applications.api import PATH as RUNS_PATH
 from controlplane.applications.feeding import GraphFeeder
+from controlplane.applications.reporting import deliver_reports
 from controlplane.batches.feeder import LOOK_S, Feeder
 from controlplane.batches.services import MOST_FILE_BYTES
 from controlplane.console.urls import websocket_urlpatterns
+from controlplane.gateway.admission.conversations import Conversations
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway
@@ -54,7 +58,9 @@ def create_application(gateway: Gateway) -> Application:
                 if path in operations.paths:
                     await operations(scope, receive, send)
                 elif path.startswith(("/v1/files", "/v1/batches")):
-                    await _upload(scope, receive, send)
+                    await _upload(scope, receive, send, MOST_FILE_BYTES + FORM_BYTES)
+                elif path == RUNS_PATH or path.startswith(f"{RUNS_PATH}/"):
+                    await _upload(scope, receive, reported(send, gateway), MOST_BODY_BYTES)
                 elif path.startswith("/v1/") or path == "/v1" or _of_api_client(scope, path):
                     await gateway.http(scope, receive, send)
                 elif path.startswith("/static/"):
@@ -69,15 +75,25 @@ def create_application(gateway: Gateway) -> Application:
     return application
 
 
+def reported(send: Send, gateway: Gateway) -> Send:
+    """Return *send* for an answer to a report about a run: the dispatcher hears of it before the tenant does."""
+
+    async def send_answer(message: Any) -> None:
+        deliver_reports(gateway.dispatcher.runs)
+        await send(message)
+
+    return send_answer
+
+
 FORM_BYTES = 64 * 1024
 """Of an upload, alongside the file."""
 
 
-async def _upload(scope: Scope, receive: Receive, send: Send) -> None:
-    """Let Django answer, unless the body is too large: it would store all of it first."""
+async def _upload(scope: Scope, receive: Receive, send: Send, most_bytes: int) -> None:
+    """Let Django answer, unless the body is larger than *most_bytes*: it would store all of it first."""
     announced = dict(scope["headers"]).get(b"content-length", b"0")
-    if int(announced) > MOST_FILE_BYTES + FORM_BYTES:
-        error = too_large(f"A file has at most {MOST_FILE_BYTES:,} bytes.", ((b"connection", b"close"),))
+    if int(announced) > most_bytes:
+        error = too_large(f"A body has at most {most_bytes:,} bytes here.", ((b"connection", b"close"),))
         await send({"type": "http.response.start", "status": error.status, "headers": error.headers()})
         await send({"type": "http.response.body", "body": error.body()})
         return
@@ -87,7 +103,7 @@ async def _upload(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal size
         message = await receive()
         size += len(message.get("body", b""))
-        return message if size <= MOST_FILE_BYTES + FORM_BYTES else {"type": "http.disconnect"}
+        return message if size <= most_bytes else {"type": "http.disconnect"}
 
     await pages(scope, receive_some, send)
 
@@ -132,6 +148,7 @@ def feeder_of(gateway: Gateway) -> Feeder:
     """What answers batches by *gateway*, outside of its tenants' limits."""
     completions = copy.copy(gateway.http.completions)
     completions.limits = Limits()
+    completions.conversations = Conversations(on=False)  # lines of a batch do not belong together
     return Feeder(
         completions,
         owns=gateway.owns,

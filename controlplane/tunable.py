@@ -293,6 +293,14 @@ else:
         return text
 
 
+class Runs(Group):
+    """Application runs"""
+
+    RECOGNIZE_RUNS: bool = True
+    """Recognize runs that nothing marks by their conversations: a request that extends an earlier one of its key is a call
+    of the same run. Only hashes are kept, in memory."""
+
+
 class Floor(Group):
     """The reactive floor"""
 
@@ -393,10 +401,10 @@ class Lengths(Group):
     """
 
 
-GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, EndpointPolicies, Floor, Spot, Lengths)
+GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, Runs, EndpointPolicies, Floor, Spot, Lengths)
 
 
-class Tunable(Lengths, Spot, Floor, EndpointPolicies, Routing, Marks, Strategies, Capability, Plans, Forecasts):
+class Tunable(Lengths, Spot, Floor, EndpointPolicies, Runs, Routing, Marks, Strategies, Capability, Plans, Forecasts):
     """All settings that can be changed at run time. Pydantic takes fields from the last base first."""
 
 

@@ -4,13 +4,14 @@ from django.contrib import admin
 from django.urls import include, path
 
 from controlplane.api.urls import api
+from controlplane.applications.api import urlpatterns as run_urls
 from controlplane.batches.api import urlpatterns as batch_urls
 
 admin.autodiscover()
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("controlplane.console.urls")),
-    path("", include((batch_urls, "v1"))),
+    path("", include(([*batch_urls, *run_urls], "v1"))),
     path("api/", api.urls),  # after the console, which has /api/docs: matches everything below /api
 ]
 

@@ -1,4 +1,4 @@
-"""Feed application runs from the database to the process that owns the queues: demand graphs, and runs in progress."""
+"""Feed application runs to the process that owns the queues: demand graphs, and the calls of runs in progress."""
 
 import asyncio
 from collections import defaultdict

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
 import numpy as np
 
 from controlplane.applications.models import Application, ApplicationRun
-from controlplane.applications.services import backends, calls_of
+from controlplane.applications.services import backends, done_calls
 from controlplane.fleet.models import PerformanceProfile
-from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.demand_graph import (
     MOST_RECORDS,
     DemandGraph,
@@ -20,8 +20,8 @@ from scheduling.applications.demand_graph import (
     step_service_s,
 )
 from scheduling.applications.gittins import buckets, gittins_ranks
-from scheduling.applications.recording import NO_UNIT
 from scheduling.applications.remaining import (
+    DEMAND_BUCKETS,
     FEWEST_MATCHES,
     GraphArrays,
     Position,
@@ -79,6 +79,19 @@ class Prediction:
     high_s: float
     """Of the middle 80 % of all samples."""
     rank: float
+    worst_s: float
+    """If it becomes as large as the largest recorded run."""
+
+    def slack_s(self, now: datetime) -> float | None:
+        """Return what is left to the deadline after the expected service; None without a deadline."""
+        if self.run.deadline_s is None:
+            return None
+        return self.run.deadline_s - (now - self.run.began_at).total_seconds() - self.mean_s
+
+    def worst_slack_s(self, now: datetime) -> float | None:
+        """Return the same for the largest recorded run."""
+        slack_s = self.slack_s(now)
+        return None if slack_s is None else slack_s + self.mean_s - self.worst_s
 
 
 def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Prediction]:
@@ -98,8 +111,11 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
     whole = np.stack([buckets(drawn + had) for drawn, had in zip(samples, attained, strict=True)])
     rank, refresh = np.empty(len(runs)), np.empty(len(runs))
     gittins_ranks(whole, attained, np.ones(len(runs)), rank, refresh)
+    largest_s = max(graph.service_s(record, rates) for record in graph.records)
     ranked = [
-        Prediction(run, float(had), float(drawn.mean()), float(low_s), float(high_s), float(each))
+        Prediction(
+            run, float(had), float(drawn.mean()), float(low_s), float(high_s), float(each), max(0.0, largest_s - had)
+        )
         for run, had, drawn, each in zip(runs, attained, samples, rank, strict=True)
         for low_s, high_s in [np.quantile(drawn, (0.1, 0.9))]
     ]
@@ -112,8 +128,8 @@ def _so_far(
     """Return the last step of a run that was served, how often each unit ran before it, and the service so far."""
     visits, attained_s, last = np.zeros(len(graph.units), np.int64), 0.0, None
     index = {name: number for number, name in enumerate(graph.units)}
-    for row in _done_calls(run):
-        step = Step(row.unit or NO_UNIT, -1, row.prompt_tokens, row.output_tokens)
+    for call in done_calls(run)[0]:
+        step = Step(call.unit, -1, call.input_tokens, call.output_tokens, call.duration_s)
         if step.unit not in index:
             continue  # a unit that no run before had
         if last is not None:
@@ -121,12 +137,6 @@ def _so_far(
         attained_s += step_service_s(step, graph.units[step.unit], rates[step.unit])
         last = step
     return last, visits, attained_s
-
-
-def _done_calls(run: ApplicationRun) -> list[LedgerRow]:
-    application = run.application
-    rows = calls_of(application.tenant_id, application.name, run.run).filter(outcome=Outcome.DONE)
-    return list(rows.order_by("arrived_at").only("unit", "prompt_tokens", "output_tokens"))
 
 
 def _after(graph: DemandGraph, step: Step, visits: np.ndarray) -> Position:
@@ -200,14 +210,70 @@ def _errors(
 
 
 @dataclass(frozen=True)
+class Histogram:
+    """How often a demand of a unit fell into each of ten equal buckets."""
+
+    title: str
+    counts: list[int]
+    low: float
+    high: float
+    mean: float
+
+    @property
+    def bars(self) -> list[tuple[float, float, float]]:
+        """Return (x, y, height) of each bar on an axis of 100 by 40."""
+        top = max(self.counts)
+        width = 100 / len(self.counts)
+        return [(width * at, 40 - 38 * count / top, 38 * count / top) for at, count in enumerate(self.counts)]
+
+    @property
+    def bar_width(self) -> float:
+        return 100 / len(self.counts) - 0.6
+
+
+def histograms(graph: DemandGraph, unit: str) -> list[Histogram]:
+    """Return the distributions of the demands of *unit*; none without an execution of it."""
+    backend = graph.units[unit]
+    drawn = [demand(step, backend) for record in graph.records for step in record.steps if step.unit == unit]
+    titles = ("Input tokens", "Output tokens", "Parallel requests")
+    if backend.kind != "llm":
+        titles = ("", "Duration (s)", "Parallel executions")
+    return (
+        [
+            Histogram(title, counts.tolist(), float(edges[0]), float(edges[-1]), float(np.mean(values)))
+            for title, values in zip(titles, zip(*drawn, strict=True), strict=True)
+            if title
+            for counts, edges in [np.histogram(values, DEMAND_BUCKETS)]
+        ]
+        if drawn
+        else []
+    )
+
+
+def service_histogram(graph: DemandGraph) -> Histogram | None:
+    """Return the distribution of the service of whole runs; None without a record."""
+    if not graph.records:
+        return None
+    rates = rates_of(graph)
+    values = [graph.service_s(record, rates) for record in graph.records]
+    counts, edges = np.histogram(values, 2 * DEMAND_BUCKETS)
+    return Histogram(
+        "Service of a whole run (s)", counts.tolist(), float(edges[0]), float(edges[-1]), float(np.mean(values))
+    )
+
+
+@dataclass(frozen=True)
 class UnitSummary:
     name: str
     backend: str
+    kind: str
     runs: float
     """Executions by run."""
     input_tokens: float
     output_tokens: float
     parallelism: float
+    duration_s: float
+    """0 of an LLM."""
     share: float
     """Of the service of all runs."""
 
@@ -225,10 +291,12 @@ def unit_summaries(graph: DemandGraph) -> list[UnitSummary]:
             UnitSummary(
                 name,
                 backend.name,
+                backend.kind,
                 len(mine) / max(1, len(graph.records)),
                 sum(step.input_tokens for step in mine) / count,
                 sum(step.output_tokens for step in mine) / count,
                 sum(step.parallelism for step in mine) / count,
+                sum(step.duration_s for step in mine) / count,
                 service_s / total_s,
             )
         )

@@ -5,13 +5,14 @@ from typing import Any, Final
 
 import msgspec
 from django.db import transaction
-from django.db.models import Count, Max, Min, Q, QuerySet, Sum
+from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet, Sum
 
 from controlplane.accounts.models import Tenant
-from controlplane.applications.models import Application, ApplicationRun, FollowedLedger
+from controlplane.applications.models import Application, ApplicationRun, FollowedLedger, RunOutcome, UnitReport
+from controlplane.dispatch.runs import MOST_UNIT_S
 from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.demand_graph import MOST_RECORDS, Backend, DemandGraph
-from scheduling.applications.recording import NO_UNIT, Call, record_of
+from scheduling.applications.recording import NO_UNIT, RECOGNIZED, Call, record_of
 
 IDLE: Final = timedelta(seconds=120)
 """A run has ended when no call of it ended for so long."""
@@ -20,6 +21,8 @@ LOOKED_AGAIN: Final = 2_000
 MOST_CALLS: Final = 4_096
 """Calls of a run that its record is made of."""
 KEPT_DAYS: Final = 30
+SETTLED: Final = timedelta(seconds=5)
+"""A run that was closed ends so much later: its last calls may not be in the ledger yet."""
 
 
 def follow_runs(now: datetime) -> int:
@@ -32,18 +35,27 @@ def follow_runs(now: datetime) -> int:
         .exclude(run="")
     )
     for tenant_id, application, run in rows.order_by().values_list("tenant_id", "application", "run").distinct():
-        _follow(tenant_id, application, run)
+        _follow(tenant_id, application, run, mark.ledger_pk - LOOKED_AGAIN)
     FollowedLedger.objects.filter(pk=1).update(ledger_pk=newest)
-    idle = ApplicationRun.objects.filter(ended_at=None, last_call_at__lt=now - IDLE).select_related("application")
-    return sum(1 for run in list(idle) if end_run(run))
+    running = UnitReport.objects.filter(
+        run=OuterRef("pk"), ended_at=None, began_at__gte=now - timedelta(seconds=MOST_UNIT_S)
+    )
+    over = Q(closed_at__lt=now - SETTLED) | (Q(last_call_at__lt=now - IDLE) & ~Exists(running))
+    ending = ApplicationRun.objects.filter(over, ended_at=None).select_related("application")
+    return sum(1 for run in list(ending) if end_run(run))
 
 
 def calls_of(tenant_id: int, application: str, run: str) -> QuerySet[LedgerRow]:
-    return LedgerRow.objects.filter(tenant_id=tenant_id, application=application, run=run)
+    """Return the calls of a run. The first one of a recognized run came before it was one, and is found by its id."""
+    named = Q(application=application, run=run)
+    if run.startswith(RECOGNIZED):
+        named |= Q(request_id=run.removeprefix(RECOGNIZED), run="")
+    return LedgerRow.objects.filter(named, tenant_id=tenant_id)
 
 
-def _follow(tenant_id: int, name: str, run: str) -> None:
-    """Bring the row of a run up to its calls. A run with a call after it was taken as ended runs again."""
+def _follow(tenant_id: int, name: str, run: str, seen_pk: int) -> None:
+    """Bring the row of a run up to its calls, of which those from *seen_pk* on may be new. A run with a call after it was
+    taken as ended runs again."""
     calls = calls_of(tenant_id, name, run)
     sums: dict[str, Any] = calls.aggregate(
         began_at=Min("arrived_at"),
@@ -52,32 +64,91 @@ def _follow(tenant_id: int, name: str, run: str) -> None:
         prompt_tokens=Sum("prompt_tokens"),
         output_tokens=Sum("output_tokens"),
     )
-    last_call_at = max(call.ended_at or call.arrived_at for call in calls.only("arrived_at", "e2e_ms"))
+    new = calls.filter(pk__gt=seen_pk).only("arrived_at", "e2e_ms")
+    last_call_at = max(call.ended_at or call.arrived_at for call in new)
+    due_s = calls.order_by("arrived_at").values_list("run_due_s", flat=True).exclude(run_due_s=None).first()
     application, _ = Application.objects.get_or_create(tenant_id=tenant_id, name=name)
     known = ApplicationRun.objects.filter(application=application, run=run).first()
     if known is None:
-        ApplicationRun.objects.create(application=application, run=run, last_call_at=last_call_at, **sums)
+        ApplicationRun.objects.create(
+            application=application, run=run, last_call_at=last_call_at, deadline_s=due_s, **sums
+        )
     elif known.calls != sums["calls"]:
-        ApplicationRun.objects.filter(pk=known.pk).update(last_call_at=last_call_at, ended_at=None, steps=[], **sums)
+        sums["began_at"] = min(known.began_at, sums["began_at"])
+        closed_at = known.closed_at
+        if closed_at is not None and new.filter(arrived_at__gt=closed_at).exists():
+            closed_at = None
+        ApplicationRun.objects.filter(pk=known.pk).update(
+            last_call_at=max(known.last_call_at, last_call_at),
+            deadline_s=due_s if known.deadline_s is None else known.deadline_s,
+            closed_at=closed_at,
+            outcome=known.outcome if closed_at else "",
+            ended_at=None,
+            steps=[],
+            **sums,
+        )
 
 
-def end_run(run: ApplicationRun) -> bool:
-    """End *run* and keep its record; false if it was ended already. A run whose calls all failed has none."""
+def done_calls(run: ApplicationRun) -> tuple[list[Call], dict[str, dict[str, str]]]:
+    """Return what a run has done, in the order of its beginning, and the backends of its units. What failed is left out."""
     application = run.application
     rows = calls_of(application.tenant_id, application.name, run.run)
-    done = rows.filter(outcome=Outcome.DONE).order_by("arrived_at")[:MOST_CALLS]
-    calls, units = [], dict(application.units)
-    for row in done:
+    calls, units = [], {}
+    for row in rows.filter(outcome=Outcome.DONE).order_by("arrived_at")[:MOST_CALLS]:
         unit, began_s = row.unit or NO_UNIT, row.arrived_at.timestamp()
         units[unit] = {"kind": "llm", "name": row.model}
         ended_s = began_s + (row.e2e_ms or 0.0) / 1000
         calls.append(Call(unit, began_s, ended_s, row.prompt_tokens, row.output_tokens))
-    steps = msgspec.to_builtins(record_of(calls).steps) if calls else []
+    for report in run.reports.filter(failed=False).exclude(ended_at=None):
+        units[report.unit] = {"kind": report.kind, "name": report.backend}
+        began_s = report.began_at.timestamp()
+        duration_s = report.duration_s
+        calls.append(Call(report.unit, began_s, began_s + duration_s, duration_s=duration_s))
+    return sorted(calls, key=lambda call: call.began_s), units
+
+
+def _is_abandoned(run: ApplicationRun) -> bool:
+    """Whether a run that was not closed stopped early: it was opened, a unit did not end, or the last call failed."""
+    if run.opened or run.reports.filter(ended_at=None).exists():
+        return True
+    last = calls_of(run.application.tenant_id, run.application.name, run.run).order_by("-arrived_at", "-pk").first()
+    return last is not None and last.outcome != Outcome.DONE
+
+
+def end_run(run: ApplicationRun) -> bool:
+    """End *run* and keep its record; false if it was ended already. A run that was abandoned teaches nothing, nor does one
+    whose calls all failed."""
+    application = run.application
+    calls, seen = done_calls(run)
+    outcome = run.outcome or (RunOutcome.ABANDONED if _is_abandoned(run) else RunOutcome.ENDED)
+    teaches = calls and outcome in (RunOutcome.ENDED, RunOutcome.DONE)
+    units = application.units | seen
     with transaction.atomic():
         if units != application.units:
             Application.objects.filter(pk=application.pk).update(units=units)
         ended = ApplicationRun.objects.filter(pk=run.pk, ended_at=None, calls=run.calls)
-        return bool(ended.update(ended_at=run.last_call_at, steps=steps))
+        return bool(
+            ended.update(
+                ended_at=run.closed_at or run.last_call_at,
+                outcome=outcome,
+                steps=msgspec.to_builtins(record_of(calls).steps) if teaches else [],
+            )
+        )
+
+
+def give_title(application: Application, title: str) -> str:
+    """Name an application that was recognized; return its title before.
+
+    Raises ValueError for one that its marks name, and for a title that is too long.
+    """
+    title = " ".join(title.split())
+    if not application.recognized:
+        raise ValueError(f"{application} is named by its marks")
+    if len(title) > 80:
+        raise ValueError("a title has at most 80 characters")
+    before, application.title = application.title, title
+    application.save(update_fields=["title"])
+    return before
 
 
 def prune_runs(now: datetime) -> int:

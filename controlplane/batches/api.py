@@ -2,63 +2,28 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable
-from functools import wraps
+from collections.abc import AsyncIterator
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.fields.files import FieldFile
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.urls import path
-from django.views.decorators.csrf import csrf_exempt
 
-from controlplane.accounts.models import ApiKey, hash_secret
+from controlplane.accounts.models import ApiKey
 from controlplane.batches import services
 from controlplane.batches.models import Batch, StoredFile
 from controlplane.batches.storage import store_errors
-from controlplane.gateway.errors import ApiError, invalid, invalid_key
+from controlplane.gateway.errors import ApiError, invalid
+from controlplane.gateway.key_endpoints import endpoint
 from controlplane.jobs.broker import send_task
 
 READ_BYTES = 256 * 1024
 MOST_METADATA = 16
 WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")  # Python refuses to read thousands of digits
 VALIDATE_TASK = "workers.tasks.batches.validate"
-
-
-def key_of(request: HttpRequest) -> ApiKey:
-    """The API key that *request* came with. Raises ApiError 401."""
-    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not secret:
-        raise invalid_key("No API key was sent. Send `Authorization: Bearer <key>`.")
-    key = ApiKey.objects.select_related("tenant").filter(sha256=hash_secret(secret.strip())).first()
-    if key is None or not key.usable or not key.tenant.active:
-        raise invalid_key("This API key is unknown or has been revoked.")
-    return key
-
-
-def endpoint(**methods: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-    """A view that calls the function of the request's method with the key; errors come in OpenAI's shape."""
-
-    @csrf_exempt
-    def view(request: HttpRequest, **parameters: str) -> HttpResponseBase:
-        try:
-            serve = methods.get(request.method or "")
-            if serve is None:
-                allowed = ", ".join(methods)
-                raise ApiError(
-                    405,
-                    f"{request.path} takes {allowed}, not {request.method}.",
-                    code="method_not_allowed",
-                    headers=((b"allow", allowed.encode()),),
-                )
-            return serve(request, key_of(request), **parameters)
-        except ApiError as error:
-            headers = {name.decode(): value.decode() for name, value in error.headers()}
-            return HttpResponse(error.body(), status=error.status, headers=headers)
-
-    return wraps(next(iter(methods.values())))(view)
 
 
 def page_of(request: HttpRequest, rows: QuerySet[Any], default: int, most: int, key: str = "pk") -> JsonResponse:

@@ -64,6 +64,7 @@ urlpatterns = [
     path("batches/<str:public_id>/<slug:kind>.jsonl", batches.file, name="batch-file"),
     path("applications/", applications.applications, name="applications"),
     path("applications/<int:pk>/", applications.application, name="application"),
+    path("applications/<int:pk>/name/", applications.name_application, name="name-application"),
     path("applications/<int:pk>/graph.json", applications.export, name="application-graph"),
     path("applications/runs/<int:pk>/", applications.run, name="run"),
     path("spot/", spot.spot, name="spot"),

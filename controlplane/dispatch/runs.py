@@ -6,8 +6,9 @@ progress have made.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,28 @@ class EndedCall(NamedTuple):
     """None: it failed."""
 
 
+MOST_UNIT_S: Final = 3600.0
+"""A unit that is reported to run, and whose end is not reported, is given up after so long."""
+MOST_OPENED: Final = 10_000
+"""Runs whose deadline is kept until their first call; the oldest goes first."""
+
+
+class RunReport(NamedTuple):
+    """A report of a tenant about a run: it was opened or closed, or a unit that is no LLM began or ended."""
+
+    what: Literal["opened", "began", "ended", "closed"]
+    tenant_id: int
+    application: str
+    run: str
+    number: int = 0
+    """Of the execution of the unit."""
+    unit: str = ""
+    duration_s: float | None = None
+    """Of a unit that ended; None: it failed."""
+    due_s: float | None = None
+    """Of a run that was opened, after now."""
+
+
 class ApplicationRuns:
     """*produced* gives the output tokens so far of the request with a number."""
 
@@ -41,16 +64,47 @@ class ApplicationRuns:
         """By (tenant id, application)."""
         self.standings = Standings(self.graphs)
         self._produced = produced
+        self._opened: OrderedDict[tuple[Any, str], float] = OrderedDict()
+        """Deadline of runs that were opened with one, on the clock of the waiting set."""
+        self._units: OrderedDict[int, float] = OrderedDict()
+        """When each reported unit that runs began."""
+
+    def report(self, report: RunReport) -> None:
+        """Take in *report*. Steps of units that are no LLM have no request: their calls have negative numbers."""
+        application, now_s, call = (report.tenant_id, report.application), self.queue.moment_s, -report.number
+        if report.what == "opened" and report.due_s is not None:
+            self._opened[application, report.run] = now_s + report.due_s
+            if len(self._opened) > MOST_OPENED:
+                self._opened.popitem(last=False)
+        elif report.what == "closed":
+            self._opened.pop((application, report.run), None)
+            self.standings.close(application, report.run)
+        elif report.what in ("began", "ended"):
+            if call not in self._units:
+                due_in_s = self._due_in_s(application, report.run, now_s)
+                unit = RunCall(call, application, report.run, report.unit, 0, 0, ServiceRate(), due_in_s)
+                self.standings.come(unit, now_s)
+                self._units[call] = now_s
+            if report.what == "ended":
+                del self._units[call]
+                self.standings.end(call, report.duration_s, now_s)
+
+    def _due_in_s(self, application: Any, run: str, now_s: float) -> float:
+        """Return seconds to the deadline that *run* was opened with, infinity without one."""
+        return self._opened.get((application, run), math.inf) - now_s
 
     def come(self, request: Request) -> None:
         """Take in *request*, which is about to be queued, if it is a call of a run."""
         asked = request.asked
         if not (asked.application and asked.run):
             return
-        queue, due_in_s = self.queue, asked.run_due_s if asked.run_due_s is not None else asked.end_s
+        queue, application = self.queue, (asked.tenant_id, asked.application)
+        due_in_s = asked.run_due_s if asked.run_due_s is not None else asked.end_s
+        if (application, asked.run) in self._opened:
+            due_in_s = self._due_in_s(application, asked.run, queue.moment_s)
         call = RunCall(
             asked.number,
-            (asked.tenant_id, asked.application),
+            application,
             asked.run,
             asked.unit or NO_UNIT,
             asked.prompt_tokens,
@@ -105,6 +159,8 @@ class ApplicationRuns:
     def look(self) -> list[Endpoint]:
         """Refresh the ranks of runs that wait; return the endpoints to give out again."""
         queue = self.queue
+        while self._units and next(iter(self._units.values())) < queue.moment_s - MOST_UNIT_S:
+            self.standings.end(self._units.popitem(last=False)[0], None, queue.moment_s)
         self.standings.forget(queue.moment_s)
         by_run = np.zeros(queue.arrays.size.size, np.bool_)
         for endpoint in self.topology.endpoints:

@@ -39,6 +39,9 @@ class LedgerRow(models.Model):
     application = models.CharField(max_length=80, blank=True)
     run = models.CharField(max_length=80, blank=True)
     unit = models.CharField(max_length=80, blank=True)
+    run_due_s = models.FloatField(
+        null=True, help_text="Seconds from the start of its run to the run's deadline, as this call says it."
+    )
     streamed = models.BooleanField()
     outcome = models.CharField(max_length=16, choices=Outcome.choices)
     status_code = models.PositiveSmallIntegerField()

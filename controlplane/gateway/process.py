@@ -264,6 +264,7 @@ class Gateway:
         """Update the live fleet from the rows. Raises what the database raises; then the live fleet stays as it was."""
         self.dispatcher.apply_inventory(await database_sync_to_async(inventory.read)())
         self.lengths.tune(self.topology.values)
+        self.http.completions.conversations.on = self.topology.values.of().RECOGNIZE_RUNS
 
 
 PROBE_S = 10.0

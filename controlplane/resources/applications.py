@@ -1,17 +1,15 @@
 """Applications of tenants and their runs."""
 
-from datetime import timedelta
 from typing import Any
 
 from django.db.models import Count, Max, Q, QuerySet
 from django.utils import timezone
 
+from controlplane.applications.completion import DAY
 from controlplane.applications.models import Application, ApplicationRun
 from controlplane.resources.filters import Search
 from controlplane.resources.requests import tenant_control
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, search_in
-
-DAY = timedelta(days=1)
 
 
 def visible_applications(viewer: Viewer) -> QuerySet[Any]:
@@ -28,17 +26,6 @@ def visible_applications(viewer: Viewer) -> QuerySet[Any]:
     )
 
 
-def durations_s(application: Application) -> list[float]:
-    """Return the durations of runs that ended in the last day, ascending."""
-    runs = application.runs.filter(ended_at__gte=timezone.now() - DAY, imported=False)
-    return sorted(run.duration_s for run in runs.only("began_at", "ended_at", "last_call_at"))
-
-
-def quantile(values: list[float], share: float) -> float | None:
-    """The value of nearest rank; None for none."""
-    return values[min(len(values) - 1, int(share * len(values)))] if values else None
-
-
 def visible_runs(viewer: Viewer) -> QuerySet[Any]:
     rows = ApplicationRun.objects.filter(application__tenant__in=viewer.tenants(), imported=False)
     return rows.select_related("application__tenant")
@@ -51,14 +38,61 @@ APPLICATIONS = Resource(
     rows=visible_applications,
     columns=(
         Column("id"),
-        Column("name", "Application", href="console:application", own_page=True),
+        Column("name", "Application", draw="console/applications/cells/name.html"),
+        Column("title", "Title", about="Name given to an application that was recognized."),
         Column("tenant", "Tenant", "tenant.name", type=str),
         Column("running", "Running", draw="count", type=int),
-        Column("ended", "Ended, 24 h", draw="count", type=int, about="Runs that ended in the last 24 hours."),
+        Column(
+            "ended", "Ended, 24 h", label="Ended", draw="count", type=int, about="Runs that ended in the last 24 hours."
+        ),
+        Column(
+            "in_time",
+            "Deadlines met (share)",
+            "completions.in_time",
+            draw="console/applications/cells/in_time.html",
+            kind="num",
+            type=float | None,
+            about="Share of runs with a deadline that ended by it, over 24 hours; null without any.",
+        ),
+        Column("judged", "Runs with a deadline", "completions.judged", draw="count", type=int),
+        Column(
+            "deadline_s",
+            "Deadline (s)",
+            "completions.deadline_s",
+            draw="duration",
+            type=float | None,
+            about="Of the latest run with one.",
+        ),
+        Column(
+            "completion",
+            label="p50 to p95",
+            source="pk",
+            draw="console/applications/cells/completion.html",
+            rest=False,
+            tip="From half a second to an hour, on a logarithmic axis; the dashed line is the deadline",
+        ),
+        Column(
+            "abandoned",
+            "Abandoned, 24 h",
+            "completions.abandoned",
+            label="Abandoned",
+            draw="count",
+            type=int,
+            about="Opened and not closed, or the last call did not succeed.",
+        ),
+        Column(
+            "tokens",
+            "Tokens a run",
+            "completions.tokens",
+            draw="quantity",
+            type=float | None,
+            about="Mean of prompt and output tokens over 24 hours.",
+        ),
         Column(
             "completion_p50_s",
             "Completion p50 (s)",
-            lambda row: quantile(durations_s(row), 0.5),
+            label="p50",
+            source="completions.p50_s",
             draw="duration",
             type=float | None,
             about="From the first call of a run to the end of its last one, over 24 hours.",
@@ -66,7 +100,8 @@ APPLICATIONS = Resource(
         Column(
             "completion_p95_s",
             "Completion p95 (s)",
-            lambda row: quantile(durations_s(row), 0.95),
+            "completions.p95_s",
+            label="p95",
             draw="duration",
             type=float | None,
         ),
@@ -79,10 +114,13 @@ APPLICATIONS = Resource(
         Filter("tenant", "tenant__name", control=tenant_control, fleet=True),
     ),
     page=(
-        *("name", "tenant", "running", "ended", "completion_p50_s", "completion_p95_s"),
-        *("units", "records", "last_run_at"),
+        *("name", "tenant", "in_time", "completion", "completion_p50_s", "completion_p95_s", "deadline_s"),
+        *("running", "ended", "abandoned", "tokens", "last_run_at"),
     ),
     template="console/applications/applications.html",
+    live="applications",
+    caption="Newest first; over 24 hours",
+    refresh_s=10,
     empty="Send X-Application and X-Run with each request.",
 )
 
@@ -99,6 +137,9 @@ RUNS = Resource(
         Column("began_at", "Began (UTC)", draw="moment"),
         Column("ended_at", "Ended (UTC)", draw="moment"),
         Column("duration_s", "Duration (s)", draw="duration", type=float),
+        Column("state", "State", type=str, about="running, ended, done, failed, cancelled or abandoned."),
+        Column("deadline_s", "Deadline (s)", draw="duration", about="After it began."),
+        Column("late_s", "Late (s)", type=float | None, about="Negative: before its deadline; null without one."),
         Column("calls", "Calls", draw="count"),
         Column("failed_calls", "Failed calls", draw="count"),
         Column("prompt_tokens", "Prompt tokens", draw="count"),

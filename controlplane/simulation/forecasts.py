@@ -149,12 +149,7 @@ class DemandMinutes:
     @classmethod
     def of(cls, cluster: Cluster, requests: Requests, classes: Collection[int], minutes: int) -> "DemandMinutes":
         """Return the demand of *requests* of *classes* in the first *minutes*."""
-        endpoint_of = np.array(
-            [
-                [next(iter(cluster.candidates(model, region)), 0) for region in cluster.regions]
-                for model in cluster.models
-            ]
-        )
+        endpoint_of = np.array(cluster.nearest())
         count = len(cluster.endpoints)
         sums = np.zeros((3, count * minutes))
         for begin in range(0, requests.count, CHUNK):

@@ -11,18 +11,22 @@ from scheduling.applications.demand_graph import MOST_STEPS, RunRecord, Step
 
 NO_UNIT = "request"
 """Unit of calls that name none."""
+RECOGNIZED = "~"
+"""Begins the names of applications and runs that nothing marks; no mark can begin with it."""
 TOGETHER_S = 0.05
 """A call that began up to this before an answer ended counts as sent after it: clocks and streams are not exact."""
 
 
 class Call(NamedTuple):
-    """One request of a run. Times are seconds of any clock."""
+    """One request of a run, or one execution of a unit that is no LLM. Times are seconds of any clock."""
 
     unit: str
     began_s: float
     ended_s: float
-    input_tokens: float
-    output_tokens: float
+    input_tokens: float = 0.0
+    output_tokens: float = 0.0
+    duration_s: float = 0.0
+    """0 unless its unit is no LLM."""
 
 
 class _Group(NamedTuple):
@@ -61,5 +65,6 @@ def _step(group: _Group) -> Step:
         parent=group.parent,
         input_tokens=sum(call.input_tokens for call in group.calls) / count,
         output_tokens=sum(call.output_tokens for call in group.calls) / count,
+        duration_s=sum(call.duration_s for call in group.calls) / count,
         parallelism=count,
     )

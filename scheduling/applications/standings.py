@@ -102,8 +102,8 @@ class _Step:
     calls: int = 0
     open: int = 0
     input_tokens: int = 0
-    output_tokens: int = 0
-    """Of the calls that ended."""
+    output_tokens: float = 0
+    """Of the calls that ended; seconds of a unit that is no LLM."""
     service_s: float = 0.0
 
     @property
@@ -160,7 +160,7 @@ class Run:
         self.calls[call.request] = step, call, rate
         self.changed = True
 
-    def end(self, request: int, output_tokens: int | None) -> None:
+    def end(self, request: int, output_tokens: float | None) -> None:
         """Take in the end of an open call; without *output_tokens* it failed, and teaches nothing."""
         step, call, rate = self.calls.pop(request)
         step.open -= 1
@@ -235,7 +235,7 @@ class Run:
         return Standing(self.began_s, self.due_s, float(rank[0]), mean_s / self.weight, worst_s, attained_s)
 
 
-def _service_s(rate: ServiceRate, prompt_tokens: int, output_tokens: int) -> float:
+def _service_s(rate: ServiceRate, prompt_tokens: int, output_tokens: float) -> float:
     return rate.base_s + rate.input_s * prompt_tokens + rate.output_s * output_tokens
 
 
@@ -312,11 +312,20 @@ class Standings:
         self.runs[application, name] = self.by_number[run.number] = run
         return run
 
-    def end(self, request: int, output_tokens: int | None, now_s: float) -> None:
-        """End the call *request*, if it is one of a run; without *output_tokens* it failed."""
+    def end(self, request: int, output_tokens: float | None, now_s: float) -> None:
+        """End the call *request*, if it is one of a run; without *output_tokens* it failed.
+
+        The output of a unit that is no LLM is its duration in seconds.
+        """
         if (run := self._of_call.pop(request, None)) is not None:
             run.end(request, output_tokens)
             run.heard_s = now_s
+
+    def close(self, application: Hashable, name: Hashable) -> None:
+        """Forget a run that its tenant has closed, unless a call of it is open."""
+        run = self.runs.get((application, name))
+        if run is not None and not run.calls:
+            self._forget(run)
 
     @property
     def any_open(self) -> bool:

@@ -28,11 +28,7 @@ class ApplicationRuns:
         graphs: dict[Hashable, KnownGraph] = {at: one.graph for at, one in enumerate(runs.applications) if one.graph}
         self._standings = Standings(graphs, runs.buckets)
         self._rates = [ServiceRate.of(cluster.reference_profile(key)) for key in cluster.endpoints]
-        self._usual = {
-            (model, region): next(iter(cluster.candidates(name, where)), 0)
-            for model, name in enumerate(cluster.models)
-            for region, where in enumerate(cluster.regions)
-        }
+        self._usual = cluster.nearest()
         codes = world.policies["ordering"].astype(np.int64)
         self._orderings, self._stretches = codes, world.policies["ordering_stretch"].astype(np.float64)
         within = world.waiting.groups.within
@@ -135,7 +131,7 @@ class ApplicationRuns:
         to_come = self._runs.runs[number]
         units = self._runs.applications[to_come.application].units
         weights, tenant = self._cluster.tenant_weights, int(requests.tenant[request])
-        rate = self._rates[self._usual[int(requests.model[request]), int(requests.region[request])]]
+        rate = self._rates[self._usual[requests.model[request]][requests.region[request]]]
         total_s = None
         if self._runs.exact:
             steps = [step for step in to_come.record.steps if units[step.unit].kind == "llm"]

@@ -63,11 +63,7 @@ class Holding:
         self._free = np.zeros(0, np.bool_)
         self._references = [cluster.reference_engine(key) for key in cluster.endpoints]
         self._keys = {key: at for at, key in enumerate(cluster.endpoints)}
-        self._usual = {
-            (model, region): next(iter(cluster.candidates(name, where)), 0)
-            for model, name in enumerate(cluster.models)
-            for region, where in enumerate(cluster.regions)
-        }
+        self._usual = cluster.nearest()
         self._models_held = models_held(cluster)
         for model, region in reversed(cluster.endpoints):
             self.work.follow(model, cluster.policy((model, region)).niw)
@@ -105,7 +101,7 @@ class Holding:
         arrived = int(world.run_state["arrived"][0])
         while self._next < self._rows.size and (row := int(self._rows[self._next])) < arrived:
             if world.outcomes[row]["endpoint"] < 0:  # else a donated instance had room for it
-                at = self._usual[int(self._requests.model[row]), int(self._requests.region[row])]
+                at = self._usual[self._requests.model[row]][self._requests.region[row]]
                 self.work.hold(self._held(row, at))
             self._next += 1
         run_state: Any = world.run_state[0]

@@ -94,10 +94,7 @@ class Demand:
         """
         count = requests.arrival_s.size
         steps = max(0, int(requests.arrival_s[-1])) + 1 if count else 1
-        endpoint_of = np.zeros((len(cluster.models), len(cluster.regions)), np.int64)
-        for at, model in enumerate(cluster.models):
-            for to, region in enumerate(cluster.regions):
-                endpoint_of[at, to] = next(iter(cluster.candidates(model, region)), 0)
+        endpoint_of = np.array(cluster.nearest(), np.int64)
         tokens = np.zeros(len(cluster.endpoints) * steps)
         for begin in range(0, count, CHUNK):
             part = slice(begin, begin + CHUNK)

@@ -79,6 +79,7 @@ CONSOLE = {
     "pull-weights": Reach(OPERATOR, {"pk": "MODEL_ID", "region": "REGION_ID"}, REASON),
     "applications": Reach(TENANT),
     "application": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
+    "name-application": Reach(MANAGER, {"pk": "APPLICATION"}, {"title": "Atlas"} | REASON, owned=True),
     "application-graph": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
     "run": Reach(TENANT, {"pk": "RUN"}, owned=True),
     "requests": Reach(TENANT),
@@ -195,6 +196,8 @@ REST = {
     "pull_weights": Reach(OPERATOR, {}, {"model": "llama-3.1-8b", "region": "us-west"} | REASON),
     "list_applications": Reach(SIGNED_IN, key=True),
     "list_runs": Reach(SIGNED_IN, key=True),
+    "get_run": Reach(TENANT, {"run_id": "RUN"}, owned=True, key=True),
+    "name_application": Reach(MANAGER, {"application_id": "APPLICATION"}, {"title": "Atlas"} | REASON, owned=True),
     "get_application_graph": Reach(TENANT, {"application_id": "APPLICATION"}, owned=True, key=True),
     "import_application_graph": Reach(MANAGER, {}, {"tenant": "acme", "graph": {"version": 0}}, owned=True),
     "list_settings": Reach(VIEWER),
@@ -326,7 +329,7 @@ ADMIN_PAGES = {
 
 SOCKETS = {"^ws/live/$"}
 # By the topics of the live connection.
-TOPICS = {"overview:": VIEWER, "batches": VIEWER, "held": VIEWER,
+TOPICS = {"overview:": VIEWER, "applications": VIEWER, "batches": VIEWER, "held": VIEWER,
           "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
           "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}  # fmt: skip
 

@@ -51,6 +51,8 @@ ROLES = tuple(RANKS)
 EVERYTHING_OF = {"stranger", "fleet_admin"}
 """Roles that ask for everything in the fast tests too: who may all, and of a tenant who may most."""
 NOBODY = {"anonymous", "newcomer"}
+PEOPLE_ALONE = {"create_key", "revoke_key", "import_application_graph", "name_application"}
+"""Operations that take no key."""
 CHOICES = [
     pytest.param(("stranger", "fleet_admin"), False, id="all-and-least"),
     pytest.param(("anonymous", "newcomer", "member", "viewer"), False, id="at-their-edge"),
@@ -301,11 +303,7 @@ def test_the_rest_api_with_a_service_key(world, operations, role):
         path = reverse(f"api:{name}", kwargs=filled(reach, world))
         bearer = f"Bearer {secret}"
         answer, text = ask(Client(), method, path, sent(reach, world), as_json=True, authorization=bearer)
-        should = (
-            IN
-            if rank >= reach.least and name not in ("create_key", "revoke_key", "import_application_graph")
-            else REFUSED
-        )
+        should = IN if rank >= reach.least and name not in PEOPLE_ALONE else REFUSED
         if what_happened(answer) != should:
             wrong.append(f"{method} {path}: {what_happened(answer)}, and should: {should}")
         wrong += check(world, "viewer", f"{method} {path}", text)

@@ -140,3 +140,27 @@ def test_rows_that_commit_late_are_seen(acme):
     ledger_row(acme, id=first.pk - 1, arrived_at=now, application="review", run="two")
     services.follow_runs(now)
     assert ApplicationRun.objects.count() == 2
+
+
+def test_a_loop_that_does_not_end_is_recorded_up_to_a_bound(acme, monkeypatch):
+    monkeypatch.setattr(services, "MOST_CALLS", 20)
+    now = timezone.now()
+    write_run(acme, "endless", now - timedelta(hours=2), np.random.default_rng(1), reviews=40)
+    services.follow_runs(now)
+    run = ApplicationRun.objects.get()
+    assert (run.calls, len(run.steps), run.outcome) == (41, 20, "ended")
+
+
+def test_a_unit_that_was_never_seen_is_served_and_learned(acme, application, running):
+    """Its service is unknown, so it counts as nothing until a run with it has ended."""
+    now = timezone.now()
+    ledger_row(
+        acme, arrived_at=now - timedelta(seconds=3), application="review", run="now", unit="deploy", e2e_ms=900.0
+    )
+    services.follow_runs(now)
+    (before,) = predictions(graph_of(application), [running])
+    assert before.mean_s > 0
+    services.follow_runs(now + timedelta(minutes=5))
+    application.refresh_from_db()
+    assert "deploy" in graph_of(application).units
+    assert graph_of(application).records[-1].steps[-1].unit == "deploy"

@@ -1,11 +1,16 @@
 """Pages and REST of applications."""
 
 import json
+from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
-from controlplane.applications.models import Application
+from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.selectors import graph_of
+from controlplane.applications.services import follow_runs
+from tests.applications.conftest import learned
+from tests.console.conftest import ledger_row
 
 pytestmark = pytest.mark.django_db
 
@@ -15,8 +20,8 @@ def test_the_list_shows_runs_and_completion_times(client, operator, application,
     page = client.get("/applications/").content.decode()
     assert f'href="/applications/{application.pk}/"' in page
     rows = client.get("/applications/?format=csv").getvalue().decode().splitlines()
-    assert rows[0].startswith("Application,Tenant,Running,")
-    assert rows[1].startswith("review,acme,1,40,")
+    assert rows[0].startswith("Application,Title,Tenant,Running,")
+    assert rows[1].startswith("review,,acme,1,40,")
 
 
 def test_the_empty_list_says_how_to_begin(client, operator, db):
@@ -39,6 +44,8 @@ def test_a_run_is_a_waterfall_of_its_calls(client, operator, application):
     run = application.runs.order_by("calls").last()
     page = client.get(f"/applications/runs/{run.pk}/").content.decode()
     assert page.count('<svg viewBox="0 0 1000 14"') == run.calls
+    assert "it had no deadline" in page
+    assert page.count(", critical") == run.calls  # each waited for the one before
 
 
 def test_an_application_without_records_has_a_page(client, operator, acme):
@@ -62,3 +69,79 @@ def test_a_graph_goes_out_and_comes_in_by_rest(client, operator, application, ac
     answer = imported()
     assert (answer.status_code, "'nothing' is no unit" in answer.json()["error"]["message"]) == (422, True)
     assert imported("unknown").status_code == 403
+
+
+def test_the_verdict_names_applications_that_finish_too_late(client, operator, application):
+    application.runs.update(deadline_s=0.5)
+    client.force_login(operator)
+    page = client.get("/applications/").content.decode()
+    assert "1 application finishes too late" in page
+    assert "0 of 40 in 24 h" in page
+    assert "no deadline" not in page
+    run = application.runs.first()
+    assert f"Late by {run.duration_s - 0.5:.1f} s" in client.get(f"/applications/runs/{run.pk}/").content.decode()
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "word"), [(3600.0, "In time so far"), (0.1, "will be late"), (None, "no deadline")]
+)
+def test_running_runs_have_slack(client, operator, application, running, deadline_s, word):
+    application.runs.filter(pk=running.pk).update(deadline_s=deadline_s)
+    client.force_login(operator)
+    pages = [client.get(path).content.decode() for path in ("/applications/", f"/applications/runs/{running.pk}/")]
+    assert any(word in page for page in pages)
+
+
+def test_an_application_that_learns_says_how_many_runs_are_missing(client, operator, acme):
+    learned(acme, runs=5)
+    client.force_login(operator)
+    assert "learning, 5 of 8 runs" in client.get("/applications/").content.decode()
+
+
+def test_a_recognized_application_is_named(client, operator, acme):
+    row = Application.objects.create(tenant=acme, name="~1b2c3d4e")
+    client.force_login(operator)
+    assert 'class="recognized"' in client.get("/applications/").content.decode()
+    assert "Name it…" in client.get(f"/applications/{row.pk}/").content.decode()
+    client.post(f"/applications/{row.pk}/name/", {"title": "Weather agent", "reason": "a test"})
+    row.refresh_from_db()
+    assert (str(row), row.name) == ("Weather agent", "~1b2c3d4e")
+    named = client.post(
+        f"/api/applications/{row.pk}/name", {"title": "", "reason": "a test"}, content_type="application/json"
+    )
+    assert (named.status_code, named.json()["title"]) == (200, "")
+
+
+def test_an_application_with_marks_keeps_its_name(client, operator, application):
+    client.force_login(operator)
+    body = {"title": "another", "reason": "a test"}
+    refused = client.post(f"/api/applications/{application.pk}/name", body, content_type="application/json")
+    assert (refused.status_code, "named by its marks" in refused.json()["error"]["message"]) == (409, True)
+
+
+def test_a_run_with_its_calls_comes_by_rest(client, operator, application):
+    client.force_login(operator)
+    run = application.runs.first()
+    answer = client.get(f"/api/runs/{run.pk}").json()
+    assert (answer["run"]["run"], len(answer["calls"])) == (run.run, run.calls)
+    assert answer["calls"][0]["unit"] == "write"
+    assert client.get("/api/runs/999999").status_code == 404
+
+
+def test_the_first_call_of_a_recognized_run_is_in_it(client, operator, acme):
+    began_at = timezone.now() - timedelta(seconds=30)
+    ledger_row(acme, arrived_at=began_at, request_id="abc", e2e_ms=1000.0)
+    ledger_row(
+        acme,
+        arrived_at=began_at + timedelta(seconds=2),
+        application="~1b2c",
+        run="~abc",
+        unit="after-user",
+        e2e_ms=500.0,
+    )
+    follow_runs(timezone.now())
+    client.force_login(operator)
+    run = ApplicationRun.objects.get()
+    page = client.get(f"/applications/runs/{run.pk}/").content.decode()
+    assert run.calls == 2
+    assert page.count("matched by conversation") == 1

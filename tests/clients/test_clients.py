@@ -1,4 +1,4 @@
-"""What tenants have: OpenAI's SDKs, LiteLLM, LangChain and load generators, against a served gateway, each unchanged."""
+"""What tenants have: OpenAI's SDKs, LiteLLM, LangChain, LangGraph and load generators, against a gateway, each unchanged."""
 
 import json
 import os
@@ -7,7 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from channels.db import database_sync_to_async
+from django.utils import timezone
 
+from controlplane.applications.models import ApplicationRun
+from controlplane.applications.services import follow_runs
 from tests.clients import environments
 from tests.clients.conftest import CALLS
 
@@ -164,3 +168,28 @@ async def test_aiperf(run, emulated, tokenizer, tmp_path):
     )  # fmt: skip
     (report,) = (tmp_path / "artifacts").rglob("profile_export_aiperf.json")
     assert json.loads(report.read_text())["request_count"]["avg"] == 8
+
+
+async def test_agents_of_langgraph_are_runs_with_units(run, emulated):
+    """Nothing of the agents is ours: one is recognized by its conversation, two are marked by `metadata`."""
+    printed = await run(environments.python_of("langchain"), CALLS / "langgraph_agents.py")
+    report = json.loads(printed.splitlines()[-1])
+    rows = await emulated.rows()
+    assert {row.outcome for row in rows} == {"done"}
+    await database_sync_to_async(follow_runs)(timezone.now())
+
+    def read():
+        runs = ApplicationRun.objects.select_related("application")
+        return {run.application.name: (run.run, run.calls, run.deadline_s, run.application.recognized) for run in runs}
+
+    runs = await database_sync_to_async(read)()
+    assert len(runs) == 2
+    marked = [row for row in rows if row.application == "report"]
+    assert runs.pop("report") == ("run-1", len(marked), 120.0, False)
+    assert {row.unit for row in marked} == {"plan", "write"}
+    ((name, (recognized, calls, _, by_prompt)),) = runs.items()
+    assert (by_prompt, name[0], recognized[0]) == (True, "~", "~")
+    assert calls == len(rows) - len(marked) == report["unmarked"].count("ai")
+    units = [row.unit for row in rows if row.run == recognized]
+    assert set(units) <= {"after-user", "after-tool"}
+    assert "after-user" in units

@@ -23,6 +23,7 @@ EXCEPTIONS = {
     "controlplane/gateway/upstream/continuation.py": {"turn", "turns"},
     "controlplane/gateway/lengths/prediction.py": {"turns"},
     "tests/gateway/test_responses.py": {"turns"},
+    "tests/gateway/test_marks.py": {"turns"},
     "tests/gateway/test_as_vllm_takes.py": {"turns"},
     "scheduling/simulation/workload/traces.py": {"turn", "turns"},
     "controlplane/gateway/replay/sender.py": {"turn", "turns"},

@@ -18,14 +18,15 @@ from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, RowSchema
+from controlplane.applications.models import Application
 from controlplane.applications.selectors import graph_of
-from controlplane.applications.services import import_graph
+from controlplane.applications.services import calls_of, give_title, import_graph
 from controlplane.batches.models import Batch
 from controlplane.batches.services import speed_up, undo_speed_up
 from controlplane.events.services import record
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
-from controlplane.resources.applications import APPLICATIONS, RUNS, visible_applications
+from controlplane.resources.applications import APPLICATIONS, RUNS, visible_applications, visible_runs
 from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.requests import REQUESTS
@@ -35,6 +36,8 @@ from scheduling.applications.demand_graph import DemandGraph
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Records"])
 
 USAGE_CSV_ROWS = 1_000_000
+CALLS = 500
+"""Of one run."""
 USAGE_DEFAULT_RANGE = timedelta(hours=1)
 
 
@@ -109,24 +112,27 @@ def speed_up_batch(request: ApiRequest, public_id: str, body: SpeedUpIn) -> Batc
     return batch
 
 
+ApplicationOut = schema_of(APPLICATIONS, "ApplicationOut")
 add_list(
     router,
     APPLICATIONS,
-    schema_of(APPLICATIONS, "ApplicationOut"),
+    ApplicationOut,
     "Applications, newest first.",
     check=check_tenant,
 )
+RunOut = schema_of(RUNS, "RunOut")
+RequestOut = schema_of(REQUESTS, "RequestOut", "One request of the ledger. Never a prompt, never a completion.")
 add_list(
     router,
     RUNS,
-    schema_of(RUNS, "RunOut"),
+    RunOut,
     "Runs of applications, newest first.",
     check=check_tenant,
 )
 add_list(
     router,
     REQUESTS,
-    schema_of(REQUESTS, "RequestOut", "One request of the ledger. Never a prompt, never a completion."),
+    RequestOut,
     "Requests, newest first. A tenant's people and keys see their own, without where in the fleet these ran.",
     check=check_tenant,
 )
@@ -139,6 +145,68 @@ def get_application_graph(request: ApiRequest, application_id: int) -> HttpRespo
     if application is None:
         raise ApiError(404, "not_found", "Not found, or no access.")
     return HttpResponse(graph_of(application).to_json(), content_type="application/json")
+
+
+class ReportOut(Described):
+    """An execution of a unit that is no LLM, as its tenant reported it."""
+
+    report: str
+    unit: str
+    kind: str
+    backend: str
+    began_at: AwareDatetime
+    ended_at: AwareDatetime | None
+    failed: bool
+
+
+class RunDetailOut(Described):
+    run: RunOut  # type: ignore[valid-type]
+    calls: list[RequestOut]  # type: ignore[valid-type]
+    """The first 500, in the order in which they came."""
+    units: list[ReportOut]
+    """Reported ones."""
+
+
+@router.get("/runs/{run_id}", response=RunDetailOut)
+def get_run(request: ApiRequest, run_id: int) -> dict[str, Any]:
+    """Return one run with its calls and reported units."""
+    run = visible_runs(request.auth).filter(pk=run_id).first()
+    if run is None:
+        raise ApiError(404, "not_found", "Not found, or no access.")
+    application = run.application
+    calls = calls_of(application.tenant_id, application.name, run.run).select_related("tenant", "api_key")
+    return {"run": run, "calls": calls.order_by("arrived_at")[:CALLS], "units": run.reports.all()[:CALLS]}
+
+
+class NameIn(ActionIn):
+    title: str = Field(max_length=80, description="Empty: its recognized name again.")
+
+
+@router.post("/applications/{application_id}/name", response=ApplicationOut, auth=PEOPLE)
+def name_application(request: ApiRequest, application_id: int, body: NameIn) -> Application:
+    """Name an application that was recognized by system prompt; 409 for one that its marks name.
+
+    Requires the role operator, in the tenant or over the fleet.
+    """
+    person = request.auth.person
+    managed = tenants_with_role(person, Role.OPERATOR)
+    application = visible_applications(request.auth).filter(pk=application_id, tenant__in=managed).first()
+    if application is None:
+        raise ApiError(404, "not_found", "Not found, or no access.")
+    try:
+        before = give_title(application, body.title)
+    except ValueError as error:
+        raise ApiError(409, "conflict", str(error), "title") from error
+    record(
+        "application.named",
+        application,
+        actor=person,
+        reason=body.reason,
+        before={"title": before},
+        after={"title": application.title},
+    )
+    named: Application = application
+    return named
 
 
 class ImportIn(Schema):

@@ -186,6 +186,7 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
         lambda state, key: [row["status"] for row in _instance(state, key)],
     ),
     "queues": (_queues, _drawn_queues),
+    "applications": (lambda state, _: {}, _nothing),
     "batches": (_batches, _drawn_batches),
     "held": (_held, _nothing),
     "lengths": (_lengths, _nothing),

@@ -51,6 +51,7 @@ class RequestRecord(msgspec.Struct, eq=False):
     evictions: int = 0  # times it was taken from an instance and queued again
     asked_class: str = ""  # SLO class that it was degraded from; empty: it kept its class
     surface: str = ""  # last part of the path that was called
+    run_due_s: float | None = None  # deadline of its run, after the run began, as this call says it
 
     def values(self) -> list[Any]:
         return [getattr(self, name) for name in COLUMNS]

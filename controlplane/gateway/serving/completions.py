@@ -7,16 +7,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import orjson
 
 from controlplane.dispatch.port import Placed, ServedModel, ServedModels, Submit
 from controlplane.gateway.admission.budgets import Admission, Budgets
+from controlplane.gateway.admission.conversations import Conversations
 from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits
+from controlplane.gateway.admission.marks import marks_of
 from controlplane.gateway.admission.validation import Call, Kind, parse, with_prompt
 from controlplane.gateway.errors import STOPPING, ApiError, not_served, unknown_model
 from controlplane.gateway.ledger.accounting import Records
@@ -113,6 +115,7 @@ class Completions:
     max_depth: int  # of a body's JSON
     most_body_bytes: int  # without media
     stream_all: bool  # stream from instances even answers that tenants do not stream
+    conversations: Conversations = field(default_factory=Conversations)
 
     async def complete(
         self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind, age_s: float = 0.0
@@ -201,6 +204,11 @@ class Completions:
             ignore_eos=call.ignore_eos,
             sequences=call.sequences,
         )
+        retry = retry_number(request.headers.get(RETRY_HEADER, b""))
+        caller = grant.tenant_id, grant.key_id
+        marks = marks_of(request, call.body)
+        marks = self.conversations.complete(marks, call, caller, request.request_id, retry=retry)
+        run_due_s = (marks.due_s or terms.end_s) if marks.application and marks.run else None
         arrived_at, arrived_s = time.time(), self.clock()
         length = None
         if call.kind.generates:
@@ -241,10 +249,10 @@ class Completions:
             fingerprint=hash(call.raw),
             block_tokens=block_tokens,
             tenant=grant.tenant,
-            application=request.name(b"x-application"),
-            run=request.name(b"x-run"),
-            unit=request.name(b"x-unit"),
-            run_due_s=request.seconds(b"x-run-deadline"),
+            application=marks.application,
+            run=marks.run,
+            unit=marks.unit,
+            run_due_s=marks.due_s,
         )
         return Ticket(
             asked=asked,
@@ -252,11 +260,12 @@ class Completions:
             terms=terms,
             call=call,
             query=query,
-            retry=retry_number(request.headers.get(RETRY_HEADER, b"")),
+            retry=retry,
             length=length,
             application=asked.application,
             run=asked.run,
             unit=asked.unit,
+            run_due_s=run_due_s,
             trace_context=request.trace_context(),
             in_one_piece=in_one_piece,
             task=asyncio.current_task(),

@@ -238,6 +238,10 @@ class Cluster:
         places = {where: at for at, (name, where) in enumerate(self.endpoints) if name == model}
         return [places[to] for to in by_preference(region, places, lambda to: latency_s[self.regions.index(to)])]
 
+    def nearest(self) -> list[list[int]]:
+        """Return the endpoint that callers prefer, by model and their region; 0 where the model is served nowhere."""
+        return [[next(iter(self.candidates(model, region)), 0) for region in self.regions] for model in self.models]
+
     def engines(self) -> dict[tuple[str, str], EngineConfig]:
         """Return the engine of each model on each GPU type, for redeploying: the catalogue's, else the first instance's."""
         engines = dict(self.catalog)

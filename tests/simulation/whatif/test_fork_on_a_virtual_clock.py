@@ -232,6 +232,24 @@ def test_a_fork_has_runs_in_progress_where_they_stood(db, ordering):
     assert [number for _, number, _ in fleet] != sorted(waiting), "or order would hardly matter"
 
 
+def test_what_instances_carry_is_the_same_in_a_fork(db):
+    """Their API processes carry fewer requests than their sequences, by the lengths of those that came before the fork."""
+    make_fleet("join_shortest_queue", "fcfs", requests_ahead_limit=0)
+    PerformanceProfile.objects.update(front_end_requests_per_s=20.0, front_end_tokens_per_s=20.0)
+    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    carried = []
+
+    def note(live):
+        carried.extend(live.topology.at_once(one) for one in live.topology.replicas.values())
+
+    both = fork_and_continue(at_s=133.77, per_s=1.8, before_fork=note)
+    assert max(carried) < SEQUENCES
+    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
+    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
+    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    assert max(both.outcomes["queue_s"]) > 1.0, "or room would hardly matter"
+
+
 def test_announced_work_sets_the_pace_in_a_fork_too(db):
     """Lines that are not open yet count by their deadlines: held work leaves in time for them."""
     make_fleet("join_shortest_queue", "fcfs", requests_ahead_limit=0)

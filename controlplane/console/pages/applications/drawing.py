@@ -1,10 +1,8 @@
-"""Drawings of a demand graph and of a run: positions of SVG shapes."""
+"""Drawing of a demand graph: positions of SVG shapes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
-from controlplane.gateway.models import LedgerRow
 from scheduling.applications.demand_graph import START, DemandGraph
 
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 170, 48, 70, 26, 14
@@ -27,6 +25,7 @@ class Box:
     name: str
     x: int
     y: int
+    chosen: bool = False
 
     @property
     def text_x(self) -> int:
@@ -84,15 +83,15 @@ def _layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
     return {name: layer.get(name, last + 1) for name in names}
 
 
-def layout(graph: DemandGraph) -> Drawing:
-    """Return the drawing of *graph*: layers from left to right, loops below the boxes."""
+def layout(graph: DemandGraph, chosen: str = "") -> Drawing:
+    """Return the drawing of *graph*: layers from left to right, loops below the boxes, the *chosen* unit marked."""
     names = list(graph.units)[:MOST_UNITS]
     edges = [edge for edge in edges_of(graph) if edge.share >= LEAST_SHARE and edge.after in names]
     layer, rows, boxes = _layers(names, edges), dict[int, int](), dict[str, Box]()
     for name in sorted(names, key=lambda one: layer[one]):
         row = rows.get(layer[name], 0)
         rows[layer[name]] = row + 1
-        boxes[name] = Box(name, MARGIN + layer[name] * (WIDTH + GAP_X), MARGIN + row * (HEIGHT + GAP_Y))
+        boxes[name] = Box(name, MARGIN + layer[name] * (WIDTH + GAP_X), MARGIN + row * (HEIGHT + GAP_Y), name == chosen)
     width = max(box.x for box in boxes.values()) + WIDTH + MARGIN
     height = max(box.y for box in boxes.values()) + HEIGHT + MARGIN + GAP_Y
     lines = [_line(boxes[edge.before], boxes[edge.after], edge.share) for edge in edges if edge.before in boxes]
@@ -111,37 +110,3 @@ def _line(before: Box, after: Box, share: float) -> Line:
         middle = (x1 + x2) // 2
         path, label_x, label_y = f"M{x1} {y1} C{middle} {y1} {middle} {y2} {x2} {y2}", middle, (y1 + y2) // 2 - 5
     return Line(path, 1 + 4 * share, f"{share:.0%}" if share < 0.995 else "", label_x, label_y, loops)
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One call of a run on its time axis of 1,000 units."""
-
-    call: LedgerRow
-    x: float
-    queue: float
-    prefill: float
-    decode: float
-
-    @property
-    def prefill_x(self) -> float:
-        return self.x + self.queue
-
-    @property
-    def decode_x(self) -> float:
-        return self.x + self.queue + self.prefill
-
-
-def waterfall(calls: Sequence[LedgerRow], began_at: datetime, duration_s: float) -> list[Bar]:
-    """Return the bars of *calls*: waiting, until the first token, and from there to the end."""
-    scale = 1.0 / max(duration_s, 1e-3)  # units of the axis by millisecond
-    bars = []
-    for call in calls:
-        queue_ms, e2e_ms = call.queue_ms or 0.0, call.e2e_ms or 0.0
-        first_ms = min(e2e_ms, call.ttft_ms if call.ttft_ms is not None else e2e_ms)
-        queue_ms = min(queue_ms, first_ms)
-        x = (call.arrived_at - began_at).total_seconds() * 1000 * scale
-        bars.append(
-            Bar(call, x, queue_ms * scale, (first_ms - queue_ms) * scale, max(1.5, (e2e_ms - first_ms) * scale))
-        )
-    return bars

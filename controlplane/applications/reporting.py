@@ -1,0 +1,133 @@
+"""What tenants report of runs: that one was opened or closed, and that a unit that is no LLM began or ended.
+
+A report is a row at once. The process that owns the queues hears of it too, and ranks the run by it.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+from django.db import transaction
+
+from controlplane.accounts.models import Tenant
+from controlplane.applications.models import Application, ApplicationRun, RunOutcome, UnitReport
+from controlplane.applications.services import IDLE
+from controlplane.dispatch.runs import ApplicationRuns, RunReport
+from controlplane.gateway.errors import ApiError, invalid
+
+RUNNING, DONE, FAILED = STATES = ("running", "done", "failed")
+"""Of a unit that is reported."""
+MOST_REPORTS: Final = 4_096
+"""Units reported of one run."""
+MOST_RUNNING: Final = 10_000
+"""Runs of one tenant in progress that it opened or reported units of."""
+MOST_HELD: Final = 10_000
+REPORTS: Final[deque[RunReport]] = deque(maxlen=MOST_HELD)
+"""Reports that this process has taken and not handed over yet; they are rows already."""
+
+
+def deliver_reports(runs: ApplicationRuns) -> None:
+    """Hand the reports over, in their order."""
+    while REPORTS:
+        runs.report(REPORTS.popleft())
+
+
+def _run(tenant: Tenant, name: str, run: str, now: datetime) -> ApplicationRun:
+    """Return a run, locked; a new one begins now. Raises ApiError 429 if the tenant has too many in progress."""
+    application, _ = Application.objects.get_or_create(tenant=tenant, name=name)
+    rows = ApplicationRun.objects.select_for_update().select_related("application")
+    known = rows.filter(application=application, run=run).first()
+    if known is not None:
+        return known
+    if ApplicationRun.objects.filter(application__tenant=tenant, ended_at=None).count() >= MOST_RUNNING:
+        message = f"{MOST_RUNNING:,} runs are in progress: close some first."
+        raise ApiError(429, message, code="too_many_runs", retry_after_s=IDLE.total_seconds())
+    return rows.get_or_create(application=application, run=run, defaults={"began_at": now, "last_call_at": now})[0]
+
+
+def _report(report: RunReport) -> None:
+    transaction.on_commit(partial(REPORTS.append, report))
+
+
+@transaction.atomic
+def open_run(tenant: Tenant, name: str, run: str, deadline_s: float | None, now: datetime) -> ApplicationRun:
+    """Open a run, which its tenant will close. One that is known already stays as it is, but for a first deadline.
+
+    Raises ApiError 409 if it was closed, 429 if the tenant has too many in progress.
+    """
+    row = _run(tenant, name, run, now)
+    if row.closed_at is not None:
+        raise ApiError(409, f"The run {run!r} was closed.", code="run_closed", param="run")
+    row.opened = True
+    if row.deadline_s is None and deadline_s is not None:
+        row.deadline_s = deadline_s
+        due_s = deadline_s - (now - row.began_at).total_seconds()
+        _report(RunReport("opened", tenant.pk, name, run, due_s=due_s))
+    row.save(update_fields=["opened", "deadline_s"])
+    return row
+
+
+@transaction.atomic
+def close_run(run: ApplicationRun, outcome: RunOutcome, now: datetime) -> ApplicationRun:
+    """Close a run as its tenant says that it ended; one that was closed stays as it is."""
+    row = ApplicationRun.objects.select_for_update().select_related("application").get(pk=run.pk)
+    if row.closed_at is None:
+        row.closed_at, row.outcome, row.ended_at = now, outcome, None
+        row.save(update_fields=["closed_at", "outcome", "ended_at"])
+        _report(RunReport("closed", row.application.tenant_id, row.application.name, row.run))
+    return row
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What a tenant says of one execution of a unit that is no LLM."""
+
+    report: str
+    """Name of the execution: what is said twice counts once."""
+    unit: str
+    kind: str
+    backend: str
+    state: str
+    duration_s: float | None = None
+
+
+@transaction.atomic
+def report_unit(tenant: Tenant, name: str, run: str, execution: Execution, now: datetime) -> UnitReport:
+    """Take in an execution of a unit: it runs, or has ended. One that had ended stays as it is.
+
+    Raises ApiError 400 if the duration of an execution is unknown whose start was not reported, 409 if the run was closed,
+    429 for too many.
+    """
+    owner = _run(tenant, name, run, now)
+    row = owner.reports.filter(report=execution.report).first()
+    if row is not None and (row.ended_at is not None or execution.state == RUNNING):
+        return row
+    if owner.closed_at is not None:
+        raise ApiError(409, f"The run {run!r} was closed.", code="run_closed", param="run")
+    if row is None and owner.reports.count() >= MOST_REPORTS:
+        raise ApiError(429, f"A run has at most {MOST_REPORTS:,} reported units.", code="too_many_units")
+    duration_s = execution.duration_s
+    if row is None:
+        if execution.state != RUNNING and duration_s is None:
+            raise invalid("`duration_s` is needed: the start of this unit was not reported.", "duration_s")
+        began_at = now if execution.state == RUNNING else now - timedelta(seconds=duration_s or 0.0)
+        row = UnitReport(
+            run=owner,
+            report=execution.report,
+            unit=execution.unit,
+            kind=execution.kind,
+            backend=execution.backend,
+            began_at=began_at,
+        )
+    if execution.state != RUNNING:
+        row.ended_at = now if duration_s is None else row.began_at + timedelta(seconds=duration_s)
+        row.failed = execution.state == FAILED
+    row.save()
+    owner.began_at, owner.last_call_at = min(owner.began_at, row.began_at), max(owner.last_call_at, now)
+    owner.ended_at, owner.outcome, owner.steps = None, "", []
+    owner.save(update_fields=["began_at", "last_call_at", "ended_at", "outcome", "steps"])
+    what, took_s = ("began", None) if row.ended_at is None else ("ended", None if row.failed else row.duration_s)
+    _report(RunReport(what, tenant.pk, name, run, row.pk, row.unit, took_s))
+    return row

@@ -1,0 +1,132 @@
+"""Runs that nothing marks, recognized by conversation: a request that repeats the turns of an earlier one, then the model's
+answer, and adds something, is a call of the same run.
+
+Only hashes are kept, of the latest conversations; a hash is of this process alone and no text can be read from it. A first
+request is not known to be a call of a run before a second one extends it, so the run is named after the first one's id: what
+follows runs finds it in the ledger by that. The application is named after the system prompt. Recognized names begin with
+`RECOGNIZED`, which marks cannot, so that no run counts twice.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from hashlib import blake2b
+from typing import Any, Final
+
+from controlplane.gateway.admission.marks import Marks
+from controlplane.gateway.admission.turns import Turn
+from controlplane.gateway.admission.validation import Call
+from scheduling.applications.recording import RECOGNIZED
+
+MOST_CONVERSATIONS: Final = 50_000
+"""Hashes kept, about 10 MB: one for each request; the one that was used least lately goes first."""
+MOST_SESSIONS: Final = 10_000
+"""Sessions kept that other sessions began."""
+READ_CHARACTERS: Final = 512
+"""Of a turn count its length and so many characters at either end, which bounds the time for long prompts."""
+SYSTEM_CHARACTERS: Final = 4_096
+"""Of a system prompt count so many, without its digits: it may have a date or a time."""
+DIGITS: Final = re.compile(r"\d+")
+SYSTEM_ROLES: Final = ("system", "developer")
+AFTER_TOOL, AFTER_USER = "after-tool", "after-user"
+"""Units of calls that name none: by what the conversation ends with."""
+
+
+class _LatestNames:
+    """A bounded mapping to names that forgets what was used least lately."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._kept = most, OrderedDict[Hashable, str]()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: Hashable) -> str | None:
+        value = self._kept.get(key)
+        if value is not None:
+            self._kept.move_to_end(key)
+        return value
+
+    def put(self, key: Hashable, value: str) -> None:
+        self._kept[key] = value
+        self._kept.move_to_end(key)
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+
+class Conversations:
+    """Completes the marks of requests. *on*: whether runs are recognized by conversation."""
+
+    def __init__(self, *, on: bool = True) -> None:
+        self.on = on
+        self._runs, self._roots = _LatestNames(MOST_CONVERSATIONS), _LatestNames(MOST_SESSIONS)
+
+    def complete(self, marks: Marks, call: Call, caller: Hashable, request_id: str, *, retry: int = 0) -> Marks:
+        """Return *marks* with the run of the conversation where none is marked, and an application and unit for it.
+
+        *caller* is the key that sent it: conversations of others are not compared.
+        """
+        run = marks.run
+        if marks.parent:
+            run = self._root_of(caller, run, marks.parent)
+        elif not run and self.on and call.turns:
+            run = self._run_of(call, caller, request_id, again=retry > 0)
+        if not run or (marks.run and not marks.session):
+            return marks
+        unit = marks.unit or (AFTER_TOOL if _ends_with_tool(call) else AFTER_USER)
+        return marks._replace(application=marks.application or application_of(call.turns), run=run, unit=unit)
+
+    def _root_of(self, caller: Hashable, session: str, parent: str) -> str:
+        """Return the session that began *parent*, or one before it."""
+        root = self._roots.get((caller, parent)) or parent
+        if root != session:
+            self._roots.put((caller, session), root)
+        return root
+
+    def _run_of(self, call: Call, caller: Hashable, request_id: str, *, again: bool) -> str:
+        """Return the run of a conversation, empty for a first request; *again*: it is sent a second time."""
+        user = call.body.get("user") or call.body.get("safety_identifier")
+        hashes = list(_hashes(call.turns, hash((caller, user if isinstance(user, str) else ""))))
+        run = (self._runs.get(hashes[-1]) or "") if again else ""
+        for at in range(len(call.turns) - 1, 0, -1):
+            if run:
+                break
+            if call.turns[at][0] == "assistant":
+                run = self._runs.get(hashes[at - 1]) or ""
+        self._runs.put(hashes[-1], run or RECOGNIZED + request_id[:79])
+        return "" if run == RECOGNIZED + request_id[:79] else run
+
+
+def _ends_with_tool(call: Call) -> bool:
+    return bool(call.turns) and call.turns[-1][0] in ("tool", "function")
+
+
+def _hashes(turns: list[Turn], seed: int) -> Iterator[int]:
+    """Yield the hash of the conversation up to the end of each turn."""
+    for role, content in turns:
+        seed = hash((seed, role))
+        if role in SYSTEM_ROLES:
+            seed = hash((seed, _system_text(content)))
+        else:
+            for text in _texts(content):
+                seed = hash((seed, len(text), text[:READ_CHARACTERS], text[-READ_CHARACTERS:]))
+        yield seed
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """Yield the texts of a turn; of an image or the like, its kind."""
+    for part in content if isinstance(content, list) else [{"text": content or ""}]:
+        text = part.get("text")
+        yield text if isinstance(text, str) else f"\0{str(part.get('type'))[:40]}"
+
+
+def _system_text(content: Any) -> str:
+    return DIGITS.sub("0", "\n".join(_texts(content))[:SYSTEM_CHARACTERS])
+
+
+def application_of(turns: list[Turn]) -> str:
+    """Return the name of an application that is only known by its system prompt."""
+    prompt = next((_system_text(content) for role, content in turns if role in SYSTEM_ROLES), "")
+    if not prompt:
+        return f"{RECOGNIZED}conversation"
+    return RECOGNIZED + blake2b(prompt.encode(errors="replace"), digest_size=4).hexdigest()
