@@ -124,9 +124,9 @@ class Dispatcher:
         self.swept_s = self.clock()
         self.topology.end_rests(self.swept_s)
         self.suspects.sweep()
-        self.reorder()
         self.rank_runs()
         self.prewarm()
+        self.reorder()
         self.queue.keep_order()
         self.sweep_queues()
 

@@ -205,6 +205,9 @@ class Snapshot:
                 expected_prompt=int(queue.arrays.prompt_tokens[slot]),
                 expected_output=int(queue.arrays.output_tokens[slot]),
                 virtual_start=self._virtual_start(slot),
+                put_off_s=float(queue.arrays.deadline_s[slot] - queue.arrays.arrival_s[slot])
+                if queue.is_lost(slot)
+                else None,
                 spot=queue.at(slot).endpoint.is_spot,
             )
             for slot in slots

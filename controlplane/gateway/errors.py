@@ -7,6 +7,16 @@ from datetime import UTC, datetime
 import orjson
 
 JSON_TYPE = (b"content-type", b"application/json")
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Types of Anthropic's errors by status."""
 
 
 class ApiError(Exception):
@@ -39,7 +49,11 @@ class ApiError(Exception):
         self.earliest_at = earliest_at  # epoch seconds
         self.extra_headers = headers
 
-    def body(self) -> bytes:
+    def body(self, *, anthropic: bool = False) -> bytes:
+        """Return OpenAI's error body, or Anthropic's, which has our code and the rest too."""
+        if anthropic:
+            kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+            return orjson.dumps({"type": "error", "error": self.fields() | {"type": kind}})
         return orjson.dumps({"error": self.fields()})
 
     def fields(self) -> dict[str, object]:
@@ -70,11 +84,13 @@ class ApiError(Exception):
             ]
         return headers
 
-    def event(self, sequence_number: int | None = None) -> bytes:
+    def event(self, sequence_number: int | None = None, *, anthropic: bool = False) -> bytes:
         """Return the error as a server-sent event, for a stream whose status has already been sent.
 
         With a *sequence_number* it has the form of the Responses API, and also that of chats, by which its SDKs raise.
         """
+        if anthropic:
+            return b"event: error\ndata: " + self.body(anthropic=True) + b"\n\n"
         if sequence_number is None:
             return b"data: " + self.body() + b"\n\n"
         fields = self.fields()

@@ -96,6 +96,8 @@ class WaitingRequest(RequestState, kw_only=True):
     expected_output: int
     virtual_start: float | None = None
     """Its queue key, where tenants have shares of its queue."""
+    put_off_s: float | None = None
+    """Seconds after its arrival when it counts as due, where it can no longer be in time (`virtual_queues.put_off`)."""
     spot: bool = False
     """For a donated instance."""
 

@@ -15,7 +15,19 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
 from scheduling.queueing.fair_shares import NO_SHARES, ShareArrays, allocate_shares, cost_of, grow_shares
-from scheduling.queueing.groups import GroupArrays, allocate_groups, grow_groups, join, kind_of, quit_group
+from scheduling.queueing.groups import (
+    BY_RANK,
+    NONE,
+    GroupArrays,
+    allocate_groups,
+    grow_groups,
+    join,
+    kind_of,
+    move_member,
+    put_before,
+    quit_group,
+    unqueue,
+)
 from scheduling.queueing.ordering import VTC
 from scheduling.struct_of_arrays import struct_of_arrays
 
@@ -38,6 +50,8 @@ class WaitingArrays(NamedTuple):
     key: NDArray[np.float64]
     sequence: NDArray[np.int64]
     """Order of arrival over the whole set: the tie-break. -1 while the slot is free."""
+    rank: NDArray[np.float64]
+    """Order inside a request group by application run: queue key of the run under `hermes`; at first the arrival."""
     arrival_s: NDArray[np.float64]
     deadline_s: NDArray[np.float64]
     """Absolute time; infinity for none."""
@@ -71,6 +85,7 @@ def allocate_waiting(endpoints: int, capacity: int, instances: int = 1) -> Waiti
         endpoint=np.full(capacity, -1, np.int32),
         key=np.zeros(capacity),
         sequence=np.full(capacity, -1, np.int64),
+        rank=np.zeros(capacity),
         arrival_s=np.zeros(capacity),
         deadline_s=np.full(capacity, np.inf),
         priority=np.zeros(capacity, np.int64),
@@ -214,6 +229,7 @@ def join_group(waiting: WaitingArrays, slot: int) -> None:
         float(prompt),
         float(output),
         waiting.output_tokens,
+        waiting.rank,
         waiting.arrival_s[slot],
     )
 
@@ -279,6 +295,35 @@ def rekey(waiting: WaitingArrays, slot: int, key: float) -> bool:
 
 
 @compiled
+def rerank(waiting: WaitingArrays, slot: int, rank: float) -> None:
+    """Change the rank of *slot*, which moves inside its request group where that leaves by rank.
+
+    A group is due when the member that leaves first is. If it is due sooner now, it moves forward in its virtual queue, past
+    unpinned groups of its endpoint that are due later.
+    """
+    groups = waiting.groups
+    waiting.rank[slot] = rank
+    group = int(groups.members[slot].group)
+    if group < 0 or groups.within[waiting.endpoint[slot]] != BY_RANK:
+        return
+    this = groups.groups[group]
+    due_s = waiting.key[this.first]
+    move_member(groups, waiting.sequence, waiting.output_tokens, waiting.rank, slot)
+    queue = int(this.queue)
+    if queue < 0 or this.pinned != 0 or waiting.key[this.first] >= due_s:
+        return
+    due_s, after, at = waiting.key[this.first], NONE, int(this.preceding)
+    while at >= 0:
+        other = groups.groups[at]
+        if other.pinned != 0 or other.endpoint != this.endpoint or waiting.key[other.first] <= due_s:
+            break
+        after, at = at, int(other.preceding)
+    if after >= 0:
+        unqueue(groups, group)
+        put_before(groups, group, queue, after)
+
+
+@compiled
 def enqueue(
     waiting: WaitingArrays,
     endpoint: int,
@@ -305,7 +350,7 @@ def enqueue(
     waiting.sequence[slot] = waiting.counters[NEXT_SEQUENCE]
     waiting.counters[FREE_COUNT] = free - 1
     waiting.counters[NEXT_SEQUENCE] += 1
-    waiting.arrival_s[slot] = arrival_s
+    waiting.arrival_s[slot] = waiting.rank[slot] = arrival_s
     waiting.deadline_s[slot] = deadline_s
     waiting.priority[slot] = priority
     waiting.prompt_tokens[slot] = prompt_tokens

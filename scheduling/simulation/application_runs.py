@@ -10,8 +10,7 @@ import numpy as np
 
 from scheduling.applications.demand_graph import ServiceRate, step_service_s
 from scheduling.applications.prewarming import LikelyCall, likely_calls
-from scheduling.applications.standings import KnownGraph, RunCall, Standings, rekey_run, runs_waiting
-from scheduling.queueing.ordering import BY_RUN
+from scheduling.applications.standings import KnownGraph, RunCall, Standings, follows_runs, rekey_run, runs_waiting
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, World
 from scheduling.simulation.engine.state import SEGMENT, sequences_in_use
@@ -33,7 +32,10 @@ class ApplicationRuns:
         self._usual = cluster.nearest()
         codes = world.policies["ordering"].astype(np.int64)
         self._orderings, self._stretches = codes, world.policies["ordering_stretch"].astype(np.float64)
-        self._at_run_order = np.isin(codes, BY_RUN)
+        within = world.waiting.groups.within
+        self._at_run_order = np.array(
+            [follows_runs(*each) for each in zip(codes.tolist(), within.tolist(), strict=True)]
+        )
         rows: dict[int, list[int]] = defaultdict(list)
         for row in np.flatnonzero(requests.run >= 0).tolist():
             rows[int(requests.run[row])].append(row)

@@ -12,9 +12,10 @@ from scheduling.applications.prewarming import LRU
 from scheduling.compiled import direct
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.eviction import MOST_EVICTIONS
+from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
 from scheduling.queueing.global_scheduler import GlobalScheduler
-from scheduling.queueing.ordering import QLM
-from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, rekey
+from scheduling.queueing.ordering import QLM, VTC
+from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, rekey, settle
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.application_runs import LOOK_S as RANK_LOOK_S
@@ -367,8 +368,9 @@ class Simulation:
         grouped = lent or self.waiting.groups.limit[self.fleet.endpoint[instance]] > 0
         self.make_room(int(self.fleet.running[instance]))
         self.lives.fail(instance, float(lasts_s))
-        for request, emitted_tokens in take_out(self.world, instance):
+        for request, emitted_tokens, expected_tokens in take_out(self.world, instance):
             outcome = self.world.outcomes[request]
+            self._settle(request, emitted_tokens - expected_tokens)
             may = (grouped or not emitted_tokens) and outcome["attempts"] - outcome["evictions"] < MAX_ATTEMPTS
             if may and emitted_tokens:
                 self._room_to_keep()
@@ -377,10 +379,20 @@ class Simulation:
                 again += 1
             else:
                 self.world.outcomes[request]["state"] = Outcome.FAILED
+                if self.requests.run[request if self.requests.run.size > 1 else 0] >= 0:
+                    self.world.ended_in_runs[self._run_state.ended_in_runs] = request
+                    self._run_state.ended_in_runs += 1
                 self._run_state.failed += 1
                 self._run_state.ended += 1
         self._run_state.requeued += again
         return again
+
+    def _settle(self, request: int, more_tokens: int) -> None:
+        """Charge the tenant of *request*, whose instance failed, for *more_tokens* of output than were expected of it."""
+        shares, endpoint = self.waiting.shares, int(self.world.outcomes[request]["endpoint"])
+        if shares.ordering[endpoint] == VTC:
+            tenant = int(self.requests.tenant[request])
+            settle(self.waiting, endpoint, tenant, OUTPUT_WEIGHT * more_tokens / float(shares.weight[tenant]), -np.inf)
 
     def lose(self, instance: int, repair_s: float | None = None) -> None:
         """Lose the machine of *instance*, running or not; nothing serves there until it is back, after *repair_s*.

@@ -12,13 +12,14 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".venv-clients"
 PYTHON = {
     "openai": ("openai==3.57.0",),
+    "anthropic": ("anthropic==2.14.0",),
     "litellm": ("litellm==1.110.2",),
     "langchain": ("langchain==1.5.2", "langchain-openai==1.7.4"),
     "guidellm": ("guidellm==0.8.1",),
 }
 MORE = {"lm-eval": ("lm-eval[api]==0.4.13",), "aiperf": ("aiperf==0.13.0",)}
 """Those of tests that are for the night: they bring much."""
-NODE = ("openai@6.49.0",)
+NODE = ("openai@6.49.0", "@anthropic-ai/sdk@1.14.0")
 
 
 def python_of(name: str) -> Path:

@@ -72,6 +72,28 @@ async def test_openai_for_node(run, emulated):
     assert report["cut"]  # half a surrogate pair, as JSON.stringify writes it
 
 
+def check_messages(report):
+    assert report["message"]
+    assert (report["type"], report["by_token"], report["tool"]) == ("message", "assistant", "weather")
+    assert report["stream"]
+    assert report["usage"] <= 8
+    assert report["tokens"] > 5
+    assert report["errors"] == {name: ERRORS[name] for name in ("model", "value", "key")}
+
+
+async def test_anthropic_for_python(said, emulated):
+    check_messages(await said("anthropic"))
+    assert {row.surface for row in await emulated.rows()} == {"messages", "messages/count_tokens"}
+
+
+async def test_anthropic_for_node(run):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("there is no Node")
+    packages = environments.FOLDER / "node" / "package.json"
+    check_messages(json.loads(await run(node, CALLS / "anthropic_node.mjs", PACKAGES=str(packages))))
+
+
 async def test_litellm(said):
     check(await said("litellm"), {name: error[:2] for name, error in ERRORS.items() if name != "embeddings"})
 

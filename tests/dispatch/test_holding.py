@@ -21,9 +21,9 @@ HOUR_S = 3600.0
 class Fleet(Live):
     """One model in two regions, an instance of ten sequences in each."""
 
-    def __init__(self, by="slack", regions=("east", "west")):
+    def __init__(self, by="slack", regions=("east", "west"), slowdown=100.0):
         engine = EngineConfig(10, 64, 4, 100, "priority", 120, PROFILE)
-        policy = EndpointPolicy(ordering="priority", niw=ReleaseRule(by=by))
+        policy = EndpointPolicy(ordering="priority", niw=ReleaseRule(by=by, slowdown=slowdown))
         specs = [simulated.InstanceSpec("m", region, engine) for region in regions]
         super().__init__(simulated.Cluster(specs, policies=policy), max_hold_s=600.0)
         self.held, self.moves, self.count = [], [], 0
@@ -71,6 +71,21 @@ def test_released_work_does_not_close_its_own_gate_but_fills_no_more_than_the_ma
     assert len(fleet.look()) == 6
     fleet.dispatcher.take(port.Finished(numbers[0], 8))
     assert len(fleet.look()) == 7
+
+
+def test_no_more_is_released_than_the_slowdown_of_a_first_token_allows():
+    """Each sequence makes a step of 40 ms 3 ms longer or more: a quarter more is two requests beside one."""
+    fleet = Fleet(regions=("east",), slowdown=1.25)
+    fleet.submit(interactive=True)
+    for _ in range(9):
+        fleet.submit()
+    signal = next(iter(fleet.dispatcher.holding._read_signals()))
+    most = signal.most_requests(1.25)
+    assert (signal.prompt_tokens, signal.output_tokens) == (8, 8)
+    assert 1 < most < 6
+    assert len(fleet.look()) == most - 1
+    fleet.dispatcher.holding.read_signals()
+    assert fleet.dispatcher.holding.reason("m") == "Held: with more, first tokens would take over 1.25 times as long"
 
 
 def test_the_papers_rule_gives_two_at_each_look():

@@ -153,6 +153,7 @@ class Live:
                 model,
                 region,
                 tenant_id=1 + tenant,
+                tenant=f"t{tenant}",
                 priority=priority,
                 due_s=due,
                 end_s=end_s,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.services import follow_runs
 from controlplane.gateway.admission import conversations
-from controlplane.gateway.admission.conversations import Conversations, application_of
+from controlplane.gateway.admission.conversations import Conversations, digest_of
 from controlplane.gateway.admission.marks import Marks, marks_of
 from controlplane.gateway.admission.validation import Kind, parse
 from controlplane.gateway.errors import ApiError
@@ -113,7 +113,7 @@ class Caller:
 def test_a_request_that_extends_an_earlier_one_is_a_call_of_its_run():
     send = Caller()
     assert send(SYSTEM, USER_SAYS) == Marks()  # nothing has extended it yet
-    name = application_of(call(SYSTEM).turns)
+    name = digest_of(SYSTEM["content"])
     assert send(SYSTEM, USER_SAYS, CALLS_TOOL, RESULT) == Marks(name, "~acme-1", "after-tool")
     more = (SYSTEM, USER_SAYS, CALLS_TOOL, RESULT, ANSWER, USER_SAYS)
     assert send(*more) == Marks(name, "~acme-1", "after-user")
@@ -164,7 +164,7 @@ def test_a_request_sent_again_stays_in_its_run():
 def test_a_session_gets_an_application_and_units_and_joins_the_session_that_began_it():
     send = Caller()
     assert send(SYSTEM, USER_SAYS, marks=Marks(run="s", session=True)) == Marks(
-        application_of(call(SYSTEM).turns), "s", "after-user", session=True
+        digest_of(SYSTEM["content"]), "s", "after-user", session=True
     )
     child = Marks("opencode", "child", "subagent", parent="root", session=True)
     assert send(USER_SAYS, marks=child).run == "root"
@@ -180,10 +180,10 @@ def test_recognition_can_be_switched_off():
 
 
 def test_names_of_recognized_applications_ignore_dates():
-    today = application_of(call(SYSTEM).turns)
-    assert application_of(call(SYSTEM | {"content": "You tell the weather. Today is 28 Nov 2027."}).turns) == today
-    assert application_of(call(SYSTEM | {"content": "You write code."}).turns) != today
-    assert application_of(call(USER_SAYS).turns) == "~conversation"
+    today = digest_of(SYSTEM["content"])
+    assert digest_of("You tell the weather. Today is 28 Nov 2027.") == today
+    assert digest_of("You write code.") != today
+    assert digest_of("") == "~conversation"
 
 
 def test_memory_is_bounded_and_holds_no_text(monkeypatch):
@@ -218,7 +218,7 @@ async def test_the_ledger_has_marks_and_recognized_runs_with_their_first_call(se
     await served.chat(messages=[SYSTEM, USER_SAYS])
     await served.chat(**tool)
     rows = await served.rows()
-    name = application_of(call(SYSTEM).turns)
+    name = digest_of(SYSTEM["content"])
     assert [(row.application, row.run, row.unit, row.run_due_s) for row in rows] == [
         ("audit", "two", "read", 60.0),
         ("codex", UUID, "after-user", rows[1].run_due_s),

@@ -43,13 +43,14 @@ async def test_missing_parts_of_the_api_are_reported_in_openai_shape(served, sub
 async def test_load_is_that_of_the_tenant(served):
     async with served.http.get(f"{served.url}/load") as response:
         assert response.status == 401
-    served.backends[0].script.first_token_s = 0.5
+    served.backends[0].script.hold = asyncio.Event()
     asking = asyncio.create_task(served.chat())
     await until(lambda: served.backends[0].running)
     loads = []
     for _ in range(2):
         async with served.http.get(f"{served.url}/load", headers=served.headers) as response:
             loads.append(await response.json())
+        served.backends[0].script.hold.set()
         await (await asking).read()
     assert loads == [{"server_load": 1}, {"server_load": 0}]
 

@@ -38,6 +38,8 @@ ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("POST", "/v1/completions", service.completions),
     ("POST", "/v1/chat/completions", service.chat_completions),
     ("POST", "/v1/responses", service.responses),
+    ("POST", "/v1/messages", service.messages),
+    ("POST", "/v1/messages/count_tokens", service.count_tokens),
     ("GET", "/v1/responses/{response}", service.stored_response),
     ("POST", "/v1/responses/{response}/cancel", service.stored_response),
     ("POST", "/tokenize", service.tokenize),

@@ -6,7 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Mapping
-from typing import cast
+from typing import Literal, cast
 
 import orjson
 from aiohttp import web
@@ -17,6 +17,7 @@ from workers.emulator.bodies import (
     AdapterBody,
     AdapterName,
     ApiError,
+    Body,
     BodyKind,
     ResponseBody,
     RpcBody,
@@ -26,8 +27,9 @@ from workers.emulator.bodies import (
     read_body,
     validated,
 )
-from workers.emulator.generation import Prompt, conversation, resolve
+from workers.emulator.generation import Generation, Prompt, conversation, resolve
 from workers.emulator.instance import EmulatedInstance, SleepMode
+from workers.emulator.messages import CountBody, MessageBody, PlainMessage, StreamMessage, chat_of, error_body
 from workers.emulator.pooling import IDS, DetokenizeBody, PooledAnswer, PoolingBody, TokenizeBody
 from workers.emulator.pooling import resolve as resolve_pooling
 from workers.emulator.text import CHARACTERS_PER_TOKEN
@@ -119,6 +121,20 @@ async def responses(instance: EmulatedInstance, request: web.Request) -> web.Str
     return await _generate(instance, request, "response")
 
 
+async def messages(instance: EmulatedInstance, request: web.Request) -> web.StreamResponse:
+    return await _generate(instance, request, "message")
+
+
+async def count_tokens(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    body = validated(CountBody, decoded(await _json_body(request)))
+    try:
+        _check_alias(instance, body.model)
+    except ApiError as error:
+        return web.Response(body=error_body(error), status=error.status, content_type=JSON)
+    tokens = conversation(chat_of(body).messages).tokens
+    return json_response({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
+
+
 async def pooled(instance: EmulatedInstance, request: web.Request, path: str) -> web.StreamResponse:
     """Answer a pooling call to *path*, however it was written."""
     body = validated(PoolingBody, decoded(await _json_body(request)))
@@ -204,7 +220,14 @@ def _no_response(response_id: str) -> ApiError:
     return ApiError(404, "invalid_request_error", f"Response with id '{response_id}' not found.", "response_id")
 
 
-async def _generate(instance: EmulatedInstance, request: web.Request, kind: BodyKind) -> web.StreamResponse:
+Call = BodyKind | Literal["message"]
+ANSWERS: dict[Call, tuple[type[PlainAnswer], type[StreamAnswer]]] = {
+    "response": (PlainResponse, StreamResponse),
+    "message": (PlainMessage, StreamMessage),
+}
+
+
+async def _generate(instance: EmulatedInstance, request: web.Request, kind: Call) -> web.StreamResponse:
     if not instance.spec.enable_server_load_tracking:
         return await _answer(instance, request, kind)
     instance.server_load += 1
@@ -214,30 +237,33 @@ async def _generate(instance: EmulatedInstance, request: web.Request, kind: Body
         instance.server_load -= 1
 
 
-async def _answer(instance: EmulatedInstance, request: web.Request, kind: BodyKind) -> web.StreamResponse:
+async def _answer(instance: EmulatedInstance, request: web.Request, kind: Call) -> web.StreamResponse:
     """Check a request in vLLM's order, hand it to the engine, and send its output.
 
     When the caller disconnects, aiohttp cancels this coroutine and the engine drops the request.
     """
-    body = read_body(kind, request.content_type, await request.read())
+    body: Body
+    if kind == "message":
+        body = chat_of(validated(MessageBody, decoded(await _json_body(request))))
+    else:
+        body = read_body(kind, request.content_type, await request.read())
     _fail_at_times(instance, request)
     model = body.model or instance.spec.model
-    _check_alias(instance, model)
-    if isinstance(body, ResponseBody):
-        if body.background:
-            raise ApiError(400, "invalid_request_error", NO_BACKGROUND, "background")
-        if body.previous_response_id is not None:
-            raise _no_response(body.previous_response_id)
-    instance.admit(body.n or 1)
-    generation = resolve(body, instance.spec)
-    given_id = request.headers.get("X-Request-Id")
-    request_id = f"resp_{_random_id()}" if kind == "response" else f"{PREFIXES[kind]}-{given_id or _random_id()}"
+    try:
+        generation = _checked(instance, body, model)
+    except ApiError as error:
+        if kind != "message":
+            raise
+        return web.Response(body=error_body(error), status=error.status, content_type=JSON)
+    given_id = request.headers.get("X-Request-Id") or _random_id()
+    request_id = f"resp_{_random_id()}" if kind == "response" else f"{PREFIXES.get(kind, 'chatcmpl')}-{given_id}"
     headers = {}
     if instance.spec.enable_request_id_headers:
-        headers["X-Request-Id"] = given_id or uuid.uuid4().hex
+        headers["X-Request-Id"] = request.headers.get("X-Request-Id") or uuid.uuid4().hex
 
+    plain_kind, stream_kind = ANSWERS.get(kind, (PlainAnswer, StreamAnswer))
     if not body.stream:
-        plain = (PlainResponse if kind == "response" else PlainAnswer)(generation, request_id, model, int(time.time()))
+        plain = plain_kind(generation, request_id, model, int(time.time()))
         instance.submit(plain)
         try:
             await plain.done
@@ -252,8 +278,7 @@ async def _answer(instance: EmulatedInstance, request: web.Request, kind: BodyKi
     await response.prepare(request)
     if request.transport is None:
         raise CutError
-    streamed = StreamResponse if kind == "response" else StreamAnswer
-    stream = streamed(generation, request_id, model, int(time.time()), request.transport)
+    stream = stream_kind(generation, request_id, model, int(time.time()), request.transport)
     instance.submit(stream)
     try:
         await stream.done
@@ -261,6 +286,18 @@ async def _answer(instance: EmulatedInstance, request: web.Request, kind: BodyKi
         instance.withdraw(stream)
     await response.write_eof()
     return response
+
+
+def _checked(instance: EmulatedInstance, body: Body, model: str) -> Generation:
+    """Return the request *body* for the engine. Raises ApiError as vLLM answers."""
+    _check_alias(instance, model)
+    if isinstance(body, ResponseBody):
+        if body.background:
+            raise ApiError(400, "invalid_request_error", NO_BACKGROUND, "background")
+        if body.previous_response_id is not None:
+            raise _no_response(body.previous_response_id)
+    instance.admit(body.n or 1)
+    return resolve(body, instance.spec)
 
 
 async def sleep(instance: EmulatedInstance, request: web.Request) -> web.Response:

@@ -8,10 +8,11 @@ from scheduling.model_task import Task
 EMBEDDINGS, POOLING, CLASSIFY = "/v1/embeddings", "/pooling", "/classify"
 GENERATION = ("/v1/chat/completions", "/v1/responses", "/v1/completions")
 SCORING = ("/rerank", "/score")
+MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
 TOKENIZER = ("/tokenize", "/detokenize")
 PATHS: Mapping[Task, tuple[str, ...]] = MappingProxyType(
     {
-        Task.GENERATE: (*GENERATION, *TOKENIZER),
+        Task.GENERATE: (*GENERATION, *MESSAGES, *TOKENIZER),
         Task.EMBED: (EMBEDDINGS, POOLING, *SCORING, *TOKENIZER),
         Task.TOKEN_EMBED: (POOLING, *SCORING, *TOKENIZER),
         Task.CLASSIFY: (CLASSIFY, POOLING, *TOKENIZER),
@@ -27,5 +28,6 @@ def task_of(paths: Set[str]) -> Task | None:
 
     Of tasks whose paths it all answers, the one with most: an embedding server may have further routes.
     """
-    fitting = [task for task in Task if set(PATHS[task]) <= paths]
+    # Older servers have no Messages API.
+    fitting = [task for task in Task if set(PATHS[task]) <= paths | set(MESSAGES)]
     return max(fitting, key=lambda task: len(PATHS[task]), default=None)

@@ -22,12 +22,16 @@ MOST_CONVERSATIONS: Final = 50_000
 """Hashes kept, about 10 MB: one for each request; the one that was used least lately goes first."""
 MOST_SESSIONS: Final = 10_000
 """Sessions kept that other sessions began."""
+MOST_PROMPTS: Final = 4_096
+"""System prompts whose digests are kept, by their hashes: a digest takes 100 us."""
 READ_CHARACTERS: Final = 512
 """Of a turn count its length and so many characters at either end, which bounds the time for long prompts."""
 SYSTEM_CHARACTERS: Final = 4_096
 """Of a system prompt count so many, without its digits: it may have a date or a time."""
 DIGITS: Final = re.compile(r"\d+")
 SYSTEM_ROLES: Final = ("system", "developer")
+NO_PROMPT: Final = f"{RECOGNIZED}conversation"
+"""Application of conversations without a system prompt."""
 AFTER_TOOL, AFTER_USER = "after-tool", "after-user"
 """Units of calls that name none: by what the conversation ends with."""
 
@@ -60,6 +64,7 @@ class Conversations:
     def __init__(self, *, on: bool = True) -> None:
         self.on = on
         self._runs, self._roots = _LatestNames(MOST_CONVERSATIONS), _LatestNames(MOST_SESSIONS)
+        self._digests = _LatestNames(MOST_PROMPTS)
 
     def complete(self, marks: Marks, call: Call, caller: Hashable, request_id: str, *, retry: int = 0) -> Marks:
         """Return *marks* with the run of the conversation where none is marked, and an application and unit for it.
@@ -74,7 +79,7 @@ class Conversations:
         if not run or (marks.run and not marks.session):
             return marks
         unit = marks.unit or (AFTER_TOOL if _ends_with_tool(call) else AFTER_USER)
-        return marks._replace(application=marks.application or application_of(call.turns), run=run, unit=unit)
+        return marks._replace(application=marks.application or self._application_of(call), run=run, unit=unit)
 
     def _root_of(self, caller: Hashable, session: str, parent: str) -> str:
         """Return the session that began *parent*, or one before it."""
@@ -86,7 +91,7 @@ class Conversations:
     def _run_of(self, call: Call, caller: Hashable, request_id: str, *, again: bool) -> str:
         """Return the run of a conversation, empty for a first request; *again*: it is sent a second time."""
         user = call.body.get("user") or call.body.get("safety_identifier")
-        hashes = list(_hashes(call.turns, hash((caller, user if isinstance(user, str) else ""))))
+        hashes = list(self._hashes(call.turns, hash((caller, user if isinstance(user, str) else ""))))
         run = (self._runs.get(hashes[-1]) or "") if again else ""
         for at in range(len(call.turns) - 1, 0, -1):
             if run:
@@ -96,21 +101,30 @@ class Conversations:
         self._runs.put(hashes[-1], run or RECOGNIZED + request_id[:79])
         return "" if run == RECOGNIZED + request_id[:79] else run
 
+    def _hashes(self, turns: list[Turn], seed: int) -> Iterator[int]:
+        """Yield the hash of the conversation up to the end of each turn."""
+        for role, content in turns:
+            seed = hash((seed, role))
+            if role in SYSTEM_ROLES:
+                seed = hash((seed, self._digest(content)))
+            else:
+                for text in _texts(content):
+                    seed = hash((seed, len(text), text[:READ_CHARACTERS], text[-READ_CHARACTERS:]))
+            yield seed
+
+    def _digest(self, content: Any) -> str:
+        prompt = _system_text(content)
+        if not (digest := self._digests.get(key := hash(prompt))):
+            digest = digest_of(prompt)
+            self._digests.put(key, digest)
+        return digest
+
+    def _application_of(self, call: Call) -> str:
+        return next((self._digest(content) for role, content in call.turns if role in SYSTEM_ROLES), NO_PROMPT)
+
 
 def _ends_with_tool(call: Call) -> bool:
     return bool(call.turns) and call.turns[-1][0] in ("tool", "function")
-
-
-def _hashes(turns: list[Turn], seed: int) -> Iterator[int]:
-    """Yield the hash of the conversation up to the end of each turn."""
-    for role, content in turns:
-        seed = hash((seed, role))
-        if role in SYSTEM_ROLES:
-            seed = hash((seed, _system_text(content)))
-        else:
-            for text in _texts(content):
-                seed = hash((seed, len(text), text[:READ_CHARACTERS], text[-READ_CHARACTERS:]))
-        yield seed
 
 
 def _texts(content: Any) -> Iterator[str]:
@@ -121,12 +135,11 @@ def _texts(content: Any) -> Iterator[str]:
 
 
 def _system_text(content: Any) -> str:
-    return DIGITS.sub("0", "\n".join(_texts(content))[:SYSTEM_CHARACTERS])
+    return "\n".join(_texts(content))[:SYSTEM_CHARACTERS]
 
 
-def application_of(turns: list[Turn]) -> str:
+def digest_of(prompt: str) -> str:
     """Return the name of an application that is only known by its system prompt."""
-    prompt = next((_system_text(content) for role, content in turns if role in SYSTEM_ROLES), "")
     if not prompt:
-        return f"{RECOGNIZED}conversation"
-    return RECOGNIZED + blake2b(prompt.encode(errors="replace"), digest_size=4).hexdigest()
+        return NO_PROMPT
+    return RECOGNIZED + blake2b(DIGITS.sub("0", prompt).encode(errors="replace"), digest_size=4).hexdigest()

@@ -7,7 +7,7 @@ embeddings of both sides. Prompt tokens are summed over all of them. Only what c
 from itertools import chain
 from typing import Any
 
-from controlplane.gateway.admission.turns import characters, chat_turns
+from controlplane.gateway.admission.turns import characters, chat_turns, message_turns
 from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.errors import ApiError, invalid
 from scheduling.model_task import Task
@@ -35,6 +35,8 @@ def measure(call: Call, task: Task) -> None:
                 raise invalid("`tokens` must be a list of token ids.", "tokens", "invalid_type")
         case Kind.TOKENIZE:
             _inputs(call, "prompt")
+        case Kind.COUNT_TOKENS:
+            call.prompt_characters = characters(message_turns(call.body))
         case Kind.POOLING if "data" in call.body:  # for a plugin of the server, in a form that only it knows
             call.prompt_characters = _characters(call.body["data"])
         case _:

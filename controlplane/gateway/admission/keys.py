@@ -142,7 +142,7 @@ class Grant:
                 raise self._refused(header, "X-SLO-Class", known)
             return terms
         unknown_tier = service_tier in TIERS and service_tier not in known  # as OpenAI does where a tier is unavailable
-        if service_tier is None or service_tier in ("auto", "default") or unknown_tier:
+        if service_tier is None or service_tier in ("auto", "default", "standard_only") or unknown_tier:
             return self.default_terms
         if not isinstance(service_tier, str):
             raise invalid("`service_tier` must be a string.", "service_tier", "invalid_type")

@@ -1,4 +1,4 @@
-"""Turns of conversations: roles and contents, as messages of a chat or items of a Responses call."""
+"""Turns of conversations: roles and contents, as messages of a chat, items of a Responses call or Anthropic's messages."""
 
 from typing import Any
 
@@ -55,6 +55,41 @@ def response_turns(body: dict[str, Any]) -> list[Turn]:
     if not isinstance(items, list):
         raise invalid("`input` must be text or a list of items.", "input", "invalid_type")
     return turns + [_item(item, f"input[{index}]") for index, item in enumerate(items)]
+
+
+def message_turns(body: dict[str, Any]) -> list[Turn]:
+    """Return `system` and the messages of a *body* of Anthropic's Messages API. Raises ApiError 400."""
+    system, messages = body.get("system"), body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise invalid("`messages` must be a list of at least one message.", "messages", "missing_required_parameter")
+    turns: list[Turn] = [("system", _blocks(system, "system"))] if system else []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise invalid(f"`{where}` must be an object with a `role`.", where, "invalid_type")
+        turns.append((message["role"], _blocks(message.get("content"), f"{where}.content")))
+    return turns
+
+
+def _blocks(content: Any, where: str) -> str | list[Any] | None:
+    """Return Anthropic's *content*; what calls of tools, their results and thoughts say is text too."""
+    parts = _content(content, where)
+    return [_block(part) for part in parts] if isinstance(parts, list) else parts
+
+
+def _block(part: dict[str, Any]) -> dict[str, Any]:
+    match part.get("type"):
+        case "thinking":
+            return {"text": part.get("thinking")}
+        case "tool_use":
+            return {"text": msgspec.json.encode([part.get("name"), part.get("input")]).decode()}
+        case "tool_result":
+            result = part.get("content")
+            texts = [result] if isinstance(result, str) else result if isinstance(result, list) else []
+            said = (each.get("text") if isinstance(each, dict) else each for each in texts)
+            return {"text": "\n".join(text for text in said if isinstance(text, str))}
+        case _:
+            return part
 
 
 def _item(item: Any, where: str) -> Turn:

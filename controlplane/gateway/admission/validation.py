@@ -16,7 +16,7 @@ import orjson
 from msgspec import Struct, field
 from pydantic import Field, TypeAdapter, ValidationError
 
-from controlplane.gateway.admission.turns import Turn, characters, chat_turns, response_turns
+from controlplane.gateway.admission.turns import Turn, characters, chat_turns, message_turns, response_turns
 from controlplane.gateway.errors import ApiError, invalid, too_large
 from forecasting.lengths.query import MOST_TURNS_READ, LengthQuery, joined, read_turns
 
@@ -35,6 +35,8 @@ class Kind(StrEnum):
     CHAT = "chat/completions"
     COMPLETION = "completions"
     RESPONSE = "responses"
+    MESSAGE = "messages"
+    COUNT_TOKENS = "messages/count_tokens"
     EMBEDDING = "embeddings"
     RERANK = "rerank"
     SCORE = "score"
@@ -45,8 +47,8 @@ class Kind(StrEnum):
 
     @property
     def path(self) -> str:
-        """Return the path at an instance: OpenAI's own calls are below `/v1`."""
-        return f"/v1/{self}" if self in OPENAI else f"/{self}"
+        """Return the path at an instance: calls of OpenAI and Anthropic are below `/v1`."""
+        return f"/v1/{self}" if self in BELOW_V1 else f"/{self}"
 
     @property
     def generates(self) -> bool:
@@ -56,11 +58,14 @@ class Kind(StrEnum):
     @property
     def computes(self) -> bool:
         """Whether the engine computes anything: not for a tokenizer, which the API server has."""
-        return self not in (Kind.TOKENIZE, Kind.DETOKENIZE)
+        return self not in (Kind.TOKENIZE, Kind.DETOKENIZE, Kind.COUNT_TOKENS)
 
 
-GENERATING = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSE})
-OPENAI = GENERATING | {Kind.EMBEDDING}
+GENERATING = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSE, Kind.MESSAGE})
+ANTHROPIC = frozenset({Kind.MESSAGE, Kind.COUNT_TOKENS})
+BELOW_V1 = GENERATING | ANTHROPIC | {Kind.EMBEDDING}
+TYPED = frozenset({Kind.RESPONSE, Kind.MESSAGE})
+"""Calls whose streams have events with a type each, instead of choices."""
 
 
 class Call(Struct):
@@ -106,6 +111,11 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = No
     if kind is Kind.RESPONSE:  # usage is in its last event, requested or not
         include_usage, prompts, prompt_tokens, turns = True, 1, None, response_turns(body)
         max_tokens = _integer(body, "max_output_tokens", least=1, most=MAX_TOKENS)
+    elif kind is Kind.MESSAGE:
+        include_usage, prompts, prompt_tokens, turns = True, 1, None, message_turns(body)
+        max_tokens = _integer(body, "max_tokens", least=1, most=MAX_TOKENS)
+        if max_tokens is None:
+            raise invalid("`max_tokens` must be given.", "max_tokens", "missing_required_parameter")
     else:
         include_usage = _stream_options(body, bool(stream_asked))
         choices = _integer(body, "n", least=1, most=MAX_CHOICES) or 1
@@ -127,7 +137,7 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = No
     _number(body, "temperature", least=0.0, most=2.0)
     _number(body, "top_p", least=0.0, most=1.0)
     _integer(body, "priority", least=-MAX_PRIORITY, most=MAX_PRIORITY)
-    _stop(body)
+    _stop(body, "stop_sequences" if kind is Kind.MESSAGE else "stop")
     return Call(
         body=body,
         model=model,
@@ -281,12 +291,12 @@ def _stream_options(body: dict[str, Any], stream: bool) -> bool:
     return _boolean(options, "include_usage", "stream_options.include_usage")
 
 
-def _stop(body: dict[str, Any]) -> None:
-    if "stop" not in body:
+def _stop(body: dict[str, Any], name: str) -> None:
+    if name not in body:
         return
-    stop = _typed(body, "stop", (str, list), "a string or a list of strings")
+    stop = _typed(body, name, (str, list), "a string or a list of strings")
     if isinstance(stop, list) and not all(isinstance(word, str) for word in stop):
-        raise invalid("`stop` must be a string or a list of strings.", "stop", "invalid_type")
+        raise invalid(f"`{name}` must be a string or a list of strings.", name, "invalid_type")
 
 
 def _prompt(body: dict[str, Any]) -> tuple[int, int | None, int]:

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.gateway.admission.limits import Pace
-from controlplane.gateway.admission.validation import OPENAI, Kind
+from controlplane.gateway.admission.validation import ANTHROPIC, BELOW_V1, Kind
 from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError
 from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 
 logger = logging.getLogger(__name__)
 KINDS = {
-    path: kind for kind in Kind for path in ((kind.path,) if kind in OPENAI else (kind.path, f"/v1{kind.path}"))
+    path: kind for kind in Kind for path in ((kind.path,) if kind in BELOW_V1 else (kind.path, f"/v1{kind.path}"))
 } | {"/v2/rerank": Kind.RERANK}
-"""Calls by path. Those that are not OpenAI's are below `/v1` too, where its SDKs look for them."""
+"""Calls by path. vLLM's own are below `/v1` too, where OpenAI's SDKs look for them."""
 SERVED = f"Served are POST {', '.join(kind.path for kind in Kind)}, and GET /v1/models."
 NOT_SERVED = {
     "Cohere's embeddings are": ("v2/embed",),
@@ -97,8 +97,9 @@ class Application:
             return
         if self.stopping:
             raise STOPPING
-        path, authorization = request.path, request.headers.get(b"authorization")
+        path, authorization = request.path, _authorization(request)
         if (kind := KINDS.get(path)) is not None:
+            responder.anthropic = kind in ANTHROPIC
             request.require("POST")
             grant = await self.completions.keys.check(authorization)
             if not self.owns():
@@ -132,3 +133,9 @@ class Application:
             raise ApiError(404, f"{what} not served here. {SERVED}", code="unsupported_endpoint")
         else:
             raise ApiError(404, f"There is no {request.method} {path} here. {SERVED}", code="unknown_url")
+
+
+def _authorization(request: HttpRequest) -> bytes | None:
+    """Return the key of *request* as a bearer token; Anthropic's SDKs send it as `x-api-key`."""
+    key = request.headers.get(b"x-api-key")
+    return request.headers.get(b"authorization") or (b"Bearer " + key if key else None)

@@ -152,6 +152,8 @@ class Responder:
         self.status = 0
         self.sequence_number: int | None = None
         """Number of the next event of a stream of the Responses API; None for any other answer."""
+        self.anthropic = False
+        """Whether errors have the shape of Anthropic's API."""
         self._looked_s = asyncio.get_running_loop().time()
         self._spoke = True  # something was written since then
         self.more_headers: Callable[[], list[tuple[bytes, bytes]]] = list
@@ -214,9 +216,9 @@ class Responder:
         if self.ended:
             return
         if self.started:
-            await self.finish(error.event(self.sequence_number))
+            await self.finish(error.event(self.sequence_number, anthropic=self.anthropic))
             return
-        await self._whole(error.status, error.headers(), error.body())
+        await self._whole(error.status, error.headers(), error.body(anthropic=self.anthropic))
 
     async def _whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         headers += ((b"content-length", b"%d" % len(body)), (b"x-request-id", self._request_id))

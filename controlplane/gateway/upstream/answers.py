@@ -137,12 +137,14 @@ class Said(Struct, gc=False):
 
     choices: list[Choice] | None = None
     output: Any = None  # of a response
+    content: Any = None  # of a message
     usage: Any = None
     system_fingerprint: Any = None
     metrics: Any = None
     # Events of the Responses API
     type: Any = None
     response: Any = None
+    delta: Any = None  # of a message
     sequence_number: Any = None
     # Errors
     error: Any = None
@@ -182,6 +184,9 @@ class Said(Struct, gc=False):
         return self.response.get("usage") if isinstance(self.response, dict) else self.usage
 
 
+CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")
+
+
 class Usage:
     """Token counts of an answer, as far as its instance reported them."""
 
@@ -196,6 +201,8 @@ class Usage:
         """Take in *usage*; changes nothing where it has no counts."""
         if isinstance(usage, dict):
             prompt = _tokens(usage, "prompt_tokens", "input_tokens")
+            if prompt is not None and "input_tokens" in usage:  # Anthropic counts what was cached separately
+                prompt += sum(_tokens(usage, name) or 0 for name in CACHED)
             output = _tokens(usage, "completion_tokens", "output_tokens")
             self.prompt_tokens = self.prompt_tokens if prompt is None else prompt
             self.output_tokens = self.output_tokens if output is None else output
@@ -249,14 +256,17 @@ def whole(data: bytes, kind: Kind) -> Said:
     error = error_of(said)
     if error is not None:
         raise error
-    if said.choices is None if kind is not Kind.RESPONSE else not isinstance(said.output, list):
-        raise EngineFailed(f"a JSON object without {'output' if kind is Kind.RESPONSE else 'choices'}")
+    parts = {Kind.RESPONSE: said.output, Kind.MESSAGE: said.content}.get(kind, said.choices)
+    if not isinstance(parts, list):
+        raise EngineFailed(f"a JSON object without {PARTS.get(kind, 'choices')}")
     if said.broken_off:
         raise EngineFailed("an answer that was given up")
     return said
 
 
+PARTS = {Kind.RESPONSE: "output", Kind.MESSAGE: "content"}
 ANSWERS = {
+    Kind.COUNT_TOKENS: "input_tokens",
     Kind.EMBEDDING: "data",
     Kind.SCORE: "data",
     Kind.POOLING: "data",

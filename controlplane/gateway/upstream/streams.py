@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.admission.validation import TYPED, Kind
 from controlplane.gateway.errors import JSON_TYPE
 from controlplane.gateway.serving.http import SSE_TYPE, Responder
 from controlplane.gateway.serving.open_requests import Ticket
@@ -24,10 +24,10 @@ TEXT = re.compile(rb'(?:content|reasoning|arguments|text)":"([^"\\]*)"')
 TOKEN_ID = re.compile(rb'"token_ids":\[(\d+)\]')
 DATA = b"data: "
 DONE = b"[DONE]"  # the last event of a stream
-OPENING = frozenset({"response.created", "response.queued", "response.in_progress"})
-"""Response events that vLLM sends before its engine has the request."""
+OPENING = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
+"""Events without output that come first; vLLM sends those of a response before its engine has the request."""
 DELTA = b".delta"  # ending of the names of events with a piece of a response
-ENDED = frozenset({"response.completed", "response.incomplete"})
+ENDED = frozenset({"response.completed", "response.incomplete", "message_stop"})
 LONGEST = 200  # characters of a fingerprint
 END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in
 
@@ -153,7 +153,7 @@ class Stream:
         self._unfinished = ticket.call.sequences  # choices that have not finished
         self._open = False  # it has begun, and nothing of it is held back
         self._shapes: tuple[Shape, ...] = ()  # of events that were only a token, the latest first
-        self._shapes_left = 0 if ticket.call.kind is Kind.RESPONSE else MOST_SHAPES  # its events are numbered
+        self._shapes_left = 0 if ticket.call.kind in TYPED else MOST_SHAPES
 
     async def carry(self, connection: Connection, begun_until_s: float) -> None:
         """Pass the answer of *connection* on to its end. Raises EngineFailed, Refusal, OSError.
@@ -244,8 +244,10 @@ class Stream:
 
     def _event(self, event: SentEvent) -> bytes:
         """Return the bytes for the tenant after *event*. Raises EngineFailed, Refusal."""
-        response = self._ticket.call.kind is Kind.RESPONSE
-        if response and self._whole is not None and event.name.endswith(DELTA):  # the last event repeats all of it
+        typed = self._ticket.call.kind in TYPED
+        if (
+            typed and self._whole is not None and event.name.endswith(DELTA)
+        ):  # a response's last event repeats all of it
             if not self._has_begun:
                 self._begin()
             self._ticket.output_tokens += 1
@@ -253,11 +255,11 @@ class Stream:
         if event.data == DONE:
             if not self._has_begun:
                 raise EngineFailed("an empty stream")
-            self._usage.whole = self._usage.whole or not response  # a response has another last event
+            self._usage.whole = self._usage.whole or not typed  # which has another last event
             return self._less_usage(event, None)
         said = self._read(event)
-        if response:
-            return self._of_response(event, said)
+        if typed:
+            return self._typed(event, said)
         ticket, ends = self._ticket, said.ends
         if not self._has_begun:
             self._begin()
@@ -286,7 +288,7 @@ class Stream:
             error = error_of(said, event.name)
             if error is not None:
                 raise error
-        if self._ticket.call.kind is not Kind.RESPONSE:
+        if self._ticket.call.kind not in TYPED:
             if said.choices is None:
                 raise EngineFailed("an event without choices")
             if said.ends and said.broken_off:
@@ -300,14 +302,17 @@ class Stream:
         self._has_begun = True
         self._began(self._ticket)
 
-    def _of_response(self, event: SentEvent, said: Said) -> bytes:
-        """`_event` for the Responses API."""
+    def _typed(self, event: SentEvent, said: Said) -> bytes:
+        """`_event` for the Responses and the Messages API."""
         if not isinstance(said.type, str):
             raise EngineFailed("an event without a type")
         number = said.sequence_number
         if type(number) is int and 0 <= number < MOST_TOKENS:
             self._responder.sequence_number = number + 1
-        if self._whole is not None and said.type in ENDED:
+        message = self._ticket.call.kind is Kind.MESSAGE
+        if said.type == "message_delta" and not (isinstance(said.delta, dict) and said.delta.get("stop_reason")):
+            raise EngineFailed("an answer that was given up")
+        if self._whole is not None and (message or said.type in ENDED):
             self._whole.take(event, said)
         if not self._has_begun and said.type in OPENING:
             self._opening += event.raw + b"\n\n"
@@ -317,7 +322,7 @@ class Stream:
         opening, self._opening = self._opening, b""
         if not self._has_begun:
             self._begin()
-        self._ticket.output_tokens += said.type.endswith(".delta")
+        self._ticket.output_tokens += said.type.endswith((".delta", "block_delta"))
         self._usage.whole = self._usage.whole or said.type in ENDED
         return opening + event.raw + b"\n\n" if self._whole is None else b""
 

@@ -14,7 +14,7 @@ from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.upstream.answers import MOST_ANSWER_BYTES, EngineFailed, Said, what
 from controlplane.gateway.upstream.sse import SentEvent
 
-MOST_TOOL_CALLS = 2**12
+MOST_TOOL_CALLS = MOST_BLOCKS = 2**12
 NULL: Final = b"null"
 TEXTS: Final = frozenset({"content", "reasoning", "reasoning_content", "refusal", "text"})
 """Fields that come in pieces; of all others the last value counts, except lists of a choice."""
@@ -96,12 +96,14 @@ class _Choice:
 class WholeAnswer:
     """The answer to *call*, event by event."""
 
-    __slots__ = ("_bytes", "_call", "_choices", "_head", "_response", "last")
+    __slots__ = ("_blocks", "_bytes", "_call", "_choices", "_head", "_response", "last")
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._head: dict[str, Any] = {}
         self._choices: dict[int, _Choice] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        """Blocks of a message as they began; what came after is in `_choices`."""
         self._response: bytes | None = None
         self._bytes = 0
         self.last: tuple[bytearray, bytes] | None = None
@@ -113,10 +115,10 @@ class WholeAnswer:
             return
         try:
             self._take(event.data, said)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+        except (msgspec.MsgspecError, LookupError, ValueError, RecursionError):
             try:
                 self._take(_by_the_letter(event.data), said)
-            except (msgspec.MsgspecError, ValueError, RecursionError):
+            except (msgspec.MsgspecError, LookupError, ValueError, RecursionError):
                 raise EngineFailed(what(event.data)) from None
 
     def append(self, text: bytearray, piece: bytes) -> None:
@@ -131,6 +133,12 @@ class WholeAnswer:
             if self._response is None:
                 raise EngineFailed("a stream without a response")
             return self._response
+        if self._call.kind is Kind.MESSAGE:
+            content = [
+                block | {name: _checked(text) for name, text in self._choices[index].texts.items()}
+                for index, block in sorted(self._blocks.items())
+            ]
+            return msgspec.json.encode(self._head | {"content": content})
         chat = self._call.kind is Kind.CHAT
         usage = self._head.pop("usage", None)
         answer = {
@@ -150,6 +158,9 @@ class WholeAnswer:
 
     def _take(self, data: bytes, said: Said) -> None:
         self.last = None
+        if self._call.kind is Kind.MESSAGE:
+            self._take_message(data, said)
+            return
         if self._call.kind is Kind.RESPONSE:
             response = _fields.decode(data)["response"]
             self.append(bytearray(), response)
@@ -175,6 +186,25 @@ class WholeAnswer:
             alone = self._join(choice, choice.fields, given, texts) and alone
         if alone and len(texts) == 1:
             self.last = texts[0]
+
+    def _take_message(self, data: bytes, said: Said) -> None:
+        """Take in an event of the Messages API: blocks of text and thoughts come piece by piece."""
+        fields = _fields.decode(data)
+        match said.type:
+            case "message_start":
+                self._head = _known(fields["message"])
+            case "content_block_start":
+                index = _index.decode(fields["index"])
+                if index != len(self._blocks) or index >= MOST_BLOCKS:
+                    raise EngineFailed(f"a block {index}")
+                self._blocks[index], self._choices[index] = _fields.decode(fields["content_block"]), _Choice()
+            case "content_block_delta":
+                choice = self._choices[_index.decode(fields["index"])]
+                for name, value in _fields.decode(fields["delta"]).items():
+                    if name != "type":
+                        self.append(choice.texts[name], _inside(bytes(value)))
+            case "message_delta":
+                self._head |= _known(fields["delta"]) | {"usage": fields["usage"]}
 
     def _join(
         self, choice: _Choice, rest: dict[str, Any], given: dict[str, Raw], texts: list[tuple[bytearray, bytes]]
@@ -274,6 +304,18 @@ def _by_the_letter(data: bytes) -> bytes:
     """Return the JSON of *data* without what only Python reads: NaN, which becomes null, and lone surrogates."""
     text = json.dumps(json.loads(data, parse_constant=lambda _: None), ensure_ascii=False)
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def _known(data: Raw) -> dict[str, Raw]:
+    """Return the fields of the object *data* that are not null."""
+    return {name: value for name, value in _fields.decode(data).items() if bytes(value) != NULL}
+
+
+def _inside(value: bytes) -> bytes:
+    """Return a JSON string without its quotes. Raises EngineFailed if it is none."""
+    if not value.startswith(b'"'):
+        raise EngineFailed("a text that is none")
+    return value[1:-1]
 
 
 def _list(items: bytearray) -> Raw:

@@ -13,14 +13,18 @@ from scheduling.dispatch import dispatch, send
 from scheduling.fleet.profile import decode_time_s, service_time_s
 from scheduling.lookahead.maps import leave
 from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
+from scheduling.queueing.groups import BY_RANK
 from scheduling.queueing.ordering import (
     BY_RUN,
     FAIR,
     FCFS,
+    HERMES,
     PRIORITY,
+    QLM,
     SJF,
     SLACK,
     VTC,
+    due_in_run,
     engine_priority,
     first_due_s,
     queue_key,
@@ -28,7 +32,7 @@ from scheduling.queueing.ordering import (
     run_key,
 )
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
-from scheduling.queueing.waiting_set import charge, claim, enqueue, free_slot, peek, settle
+from scheduling.queueing.waiting_set import charge, claim, enqueue, free_slot, peek, rerank, settle
 from scheduling.routing.adapters import end_use, load_s, pass_over, pass_over_none, tier_of, use_adapter
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
@@ -373,15 +377,29 @@ def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output
         service_s = _service_s(policy, prompt_tokens, output_tokens)
         if ordering in BY_RUN:
             due_s = run_due_s(ttft_s, end_s, service_s)
-    return queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, stretch)
+    key = queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, stretch)
+    if ordering == QLM and world.waiting.groups.within[endpoint] == BY_RANK and column(arrivals.run, request) >= 0:
+        return due_in_run(key, arrival_s, world.standings[request, DUE], world.standings[request, WORST])
+    return key
 
 
 @compiled_inline
-def charge_tenant(world: World, slot: int, endpoint: int) -> None:
-    """Charge the tenant of *slot*, which has just begun to wait for *endpoint*, where tenants have shares."""
+def note_queued(world: World, slot: int, endpoint: int) -> None:
+    """Charge the tenant of *slot*, which has just begun to wait for *endpoint*, where tenants have shares; or give it its
+    rank where request groups leave by that.
+    """
     waiting, policy = world.waiting, world.policies[endpoint]
-    if int(policy.ordering) in FAIR:
-        charge(waiting, slot, _service_s(policy, int(waiting.prompt_tokens[slot]), int(waiting.output_tokens[slot])))
+    ordering = int(policy.ordering)
+    if ordering not in FAIR and (ordering != QLM or waiting.groups.within[endpoint] != BY_RANK):
+        return
+    service_s = _service_s(policy, int(waiting.prompt_tokens[slot]), int(waiting.output_tokens[slot]))
+    if ordering in FAIR:
+        charge(waiting, slot, service_s)
+        return
+    request, began_s = index(world.held[slot]), waiting.arrival_s[slot]
+    if column(world.arrivals.run, request) >= 0:
+        began_s, service_s = world.standings[request, BEGAN], world.standings[request, RANK]
+    rerank(waiting, slot, queue_key(HERMES, began_s, np.inf, 0, service_s, float(policy.ordering_stretch)))
 
 
 @compiled_internal
@@ -409,7 +427,7 @@ def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
     adapter = column(arrivals.adapter, request)
     slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, tenant, -1, run, adapter)
     world.held[slot] = request
-    charge_tenant(world, slot, endpoint)
+    note_queued(world, slot, endpoint)
     if policy.routing == LEAST_DELAY:
         note_prefix(world, slot, request)
 
@@ -430,6 +448,7 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
         done_tokens = _keep(world, instance, sequence)
         if lent and column(world.arrivals.held, request) & ENDS_ON_RECLAIM != 0:
             world.outcomes[request].state = FAILED
+            note_end_in_run(world, request)
             run_state.failed += 1
             run_state.ended += 1
             run_state.spot_ended += 1

@@ -5,7 +5,7 @@ Delays are the cluster's; spot reclaims are drawn (SageServe 7.1: median one min
 
 import math
 from dataclasses import astuple
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import astuple as struct_astuple
@@ -237,21 +237,30 @@ def _recall_from(world: World, instance: int, endpoint: int) -> int:
     return mine[0] if mine else NONE
 
 
-def take_out(world: World, instance: int) -> list[tuple[int, int]]:
-    """Empty *instance*, with up-to-date fleet arrays; return its requests, and the tokens that each has emitted.
+class TakenOut(NamedTuple):
+    """A request that an instance had, its output tokens so far, and those that were expected of it there."""
+
+    request: int
+    emitted_tokens: int
+    expected_tokens: int
+
+
+def take_out(world: World, instance: int) -> list[TakenOut]:
+    """Empty *instance*, with up-to-date fleet arrays; return its requests.
 
     They are in order of admission, then of queue key; those in transit come last.
     """
     engines = world.engines
     engine: Any = engines.instances[instance]
     iteration = int(engine.iteration + (engine.counted if engine.phase == SEGMENT else 0))
-    lost: list[tuple[int, int]] = []
+    lost: list[TakenOut] = []
     for first in (int(engine.first_running), int(engine.first_waiting), _recall(world, instance)):
         at = first
         while at != NONE:
             this: Any = engines.sequences[at]
             produced = iteration + int(this.offset) if this.decoding else int(this.produced_tokens)
-            lost.append((int(this.request), produced if this.streaming else 0))
+            expected = int(this.expected_tokens - this.expected_prompt)
+            lost.append(TakenOut(int(this.request), produced if this.streaming else 0, expected))
             counted = int(this.prompt_tokens) + produced if this.streaming else 0
             release(world.fleet, instance, int(this.expected_tokens), counted)
             if not this.streaming:

@@ -13,7 +13,7 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.applications.standings import key_in_run
+from scheduling.applications.standings import follows_runs, key_in_run
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import (
     NEVER_S,
@@ -26,13 +26,16 @@ from scheduling.fleet.state import (
     WaitingRequest,
 )
 from scheduling.policy import EndpointPolicy
+from scheduling.queueing.groups import GROUP_ORDERS
 from scheduling.queueing.ordering import (
     BY_RUN,
     FAIR,
+    HERMES,
     ORDERINGS,
     QLM,
     SLACK,
     Standing,
+    due_in_run,
     engine_priority,
     first_due_s,
     queue_key,
@@ -317,7 +320,22 @@ class _Forking:
             was = {(each.model, each.region): each.ordering for each in self.state.endpoints}
             start = one.virtual_start if isinstance(one, WaitingRequest) else None
             key = nan if start is None or was.get((one.model, one.served_in)) != ordering else start
-        return Queued(request, endpoint, key, one.expected_prompt, output_tokens)
+        rank, put_off_s = self._rank(request, endpoint, one.expected_prompt, output_tokens, one.standing), None
+        if isinstance(one, WaitingRequest) and one.put_off_s is not None and ORDERINGS[ordering] == QLM:
+            put_off_s = one.put_off_s
+            key = float(self.requests.arrival_s[request]) + put_off_s
+        return Queued(request, endpoint, key, one.expected_prompt, output_tokens, rank, put_off_s)
+
+    def _rank(
+        self, request: int, endpoint: int, prompt_tokens: int, output_tokens: int, standing: Standing | None
+    ) -> float:
+        """Return the rank of *request* inside a request group at *endpoint*."""
+        policy = self._policy(endpoint)
+        if standing is not None:
+            return key_in_run(HERMES, standing, 0, policy.ordering_stretch)
+        profile = self.cluster.reference_profile(self.cluster.endpoints[endpoint % len(self.cluster.endpoints)])
+        service_s, arrival_s = profile.service_time_s(prompt_tokens, output_tokens), self.requests.arrival_s[request]
+        return float(queue_key(HERMES, float(arrival_s), inf, 0, service_s, policy.ordering_stretch))
 
     def _policy(self, endpoint: int) -> EndpointPolicy:
         own = endpoint % len(self.cluster.endpoints)
@@ -334,13 +352,14 @@ class _Forking:
         ordering = ORDERINGS[policy.ordering]
         ttft_s, end_s = float(self.requests.deadline_s[request]), float(self.requests.end_s[request])
         priority = int(self.requests.priority[request])
-        if ordering in BY_RUN and standing is not None:
-            due_s = inf if standing.due_s >= NEVER_S else standing.due_s
-            return key_in_run(ordering, standing._replace(due_s=due_s), priority, policy.ordering_stretch)
+        if standing is not None:
+            standing = standing._replace(due_s=inf if standing.due_s >= NEVER_S else standing.due_s)
+            if ordering in BY_RUN:
+                return key_in_run(ordering, standing, priority, policy.ordering_stretch)
         due_s = first_due_s(ttft_s, end_s, profile.decode_time_s(prompt_tokens, output_tokens))
         if ordering in BY_RUN:
             due_s = run_due_s(ttft_s, end_s, profile.service_time_s(prompt_tokens, output_tokens))
-        return float(
+        own = float(
             queue_key(
                 ordering,
                 arrival_s,
@@ -350,6 +369,9 @@ class _Forking:
                 policy.ordering_stretch,
             )
         )
+        if standing is not None and follows_runs(ordering, GROUP_ORDERS[policy.group_order]):
+            return float(due_in_run(own, arrival_s, standing.due_s, standing.worst_s))
+        return own
 
     def _endpoints(self) -> list[ForkedEndpoint]:
         known = {(one.model, one.region, one.spot): one for one in self.state.endpoints}

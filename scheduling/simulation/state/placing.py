@@ -18,7 +18,7 @@ from scheduling.queueing.fair_shares import NO_SHARES
 from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, GroupArrays, put_before
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, WAITS, note_phase
-from scheduling.queueing.waiting_set import charge, claim, enqueue
+from scheduling.queueing.waiting_set import charge, claim, enqueue, rerank
 from scheduling.routing.adapters import use_adapter
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.routers import LEAST_DELAY
@@ -102,6 +102,10 @@ class Queued:
     """NaN: by the share of its tenant, which starts with nothing."""
     prompt_tokens: int
     output_tokens: int
+    rank: float = 0.0
+    """Inside its request group."""
+    put_off_s: float | None = None
+    """Seconds after its arrival when it counts as due; None: as it was promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +391,8 @@ def _place_waiting(world: World, fork: Fork) -> None:
     slots = []
     for one in fork.waiting:
         arrival_s = float(requests.arrival_s[one.request])
-        due_s = arrival_s + float(min(requests.deadline_s[one.request], requests.end_s[one.request]))
+        allowed_s = min(requests.deadline_s[one.request], requests.end_s[one.request])
+        due_s = arrival_s + float(allowed_s if one.put_off_s is None else one.put_off_s)
         tenant, fair = int(requests.tenant[one.request]), waiting.shares.ordering[one.endpoint] != NO_SHARES
         slot = enqueue(
             waiting,
@@ -403,6 +408,7 @@ def _place_waiting(world: World, fork: Fork) -> None:
             -1,
             int(requests.adapter[one.request]),
         )
+        rerank(waiting, slot, one.rank)
         if fair:
             charge(waiting, slot, _service_s(world.policies[one.endpoint], one.prompt_tokens, one.output_tokens))
             waiting.shares.clock[one.endpoint] = waiting.key[waiting.heap[one.endpoint, 0]]

@@ -45,6 +45,9 @@ class Asked:
     prompt_tokens: int
     output_tokens: int
     predicted_tokens: int
+    application: str = ""
+    run: str = ""
+    run_due_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -194,6 +197,9 @@ class VirtualFleet:
                 streamed=True,
                 prefix_hashes=(),
                 block_tokens=0,
+                application=asked.application,
+                run=asked.run,
+                run_due_s=asked.run_due_s,
             )
         )
 
@@ -302,7 +308,7 @@ class VirtualFleet:
 def _engine(row: Deployment, spec: inventory.InstanceSpec) -> EngineConfig:
     """Return the engine of an emulated server of that deployment, with the memory in *spec*."""
     block_tokens = 16
-    profile = PerformanceProfile.objects.get().coefficients()
+    profile = PerformanceProfile.objects.get()
     return EngineConfig(
         max_num_seqs=row.max_num_seqs,
         max_num_batched_tokens=row.max_num_batched_tokens,
@@ -310,5 +316,6 @@ def _engine(row: Deployment, spec: inventory.InstanceSpec) -> EngineConfig:
         kv_blocks=spec.kv_capacity_tokens // block_tokens,
         policy=row.scheduling_policy,
         max_model_len=row.model.context_tokens,
-        profile=profile,
+        profile=profile.coefficients(),
+        front_end=profile.front_end(),
     )
