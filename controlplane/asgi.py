@@ -157,9 +157,9 @@ def feeder_of(gateway: Gateway) -> Feeder:
 
 
 def graph_feeder_of(gateway: Gateway) -> GraphFeeder:
-    """What gives the dispatcher of *gateway* the demand graphs of applications."""
+    """What gives the dispatcher of *gateway* the demand graphs of applications, and their runs in progress."""
     job = gateway.jobs.add("feed-graphs", graph_feeding.LOOK_S, "database")
-    return GraphFeeder(gateway.dispatcher.runs.graphs, job)
+    return GraphFeeder(gateway.dispatcher.runs, job, gateway.owns)
 
 
 application = create_application(Gateway(floor_rows))

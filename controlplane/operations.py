@@ -16,6 +16,7 @@ from controlplane import __version__
 from controlplane.gateway.process import Gateway
 from controlplane.jobs.parts import PartState
 from controlplane.jobs.record import JobState
+from scheduling.routing.adapters import TIERS
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -143,6 +144,19 @@ class GatewayCollector:
         for key, count in records.at_door.copy().items():
             at_door.add_metric(list(key), count)
         yield at_door
+
+        adapters = CounterMetricFamily(
+            "pilothouse_adapter_requests", "Requests with a LoRA adapter, by where it was.", labels=["was"]
+        )
+        for was in TIERS:
+            adapters.add_metric([was], gateway.dispatcher.placement.adapters[was])
+        yield adapters
+        prewarmed = CounterMetricFamily(
+            "pilothouse_adapters_prewarmed", "LoRA adapters loaded early: all, used since, or unused.", labels=["fate"]
+        )
+        for fate, count in gateway.dispatcher.prewarming.counts.copy().items():
+            prewarmed.add_metric([fate], count)
+        yield prewarmed
 
         tokens = CounterMetricFamily("pilothouse_tokens", "Tokens served.", labels=[*labels, "kind"])
         for key, count in records.tokens.copy().items():

@@ -257,6 +257,12 @@ class Routing(Group):
     TENANT_WEIGHTS: str = ""
     """Weights of tenants in the orders by application and by share, as `name=weight, ...`; 1 for the others. A tenant of
     weight 2 is given twice the share, and its runs half the rank."""
+    PREWARM_BY: Annotated[Literal["lru", "epwq", "hermes"], PER_MODEL] = "hermes"
+    """How LoRA adapters are prewarmed: `lru`, not at all; `epwq`, those of the first waiting requests; `hermes`, also those
+    of the calls that application runs will probably make next."""
+    PREWARM_K: Share = 0.5
+    """Least effectiveness of prewarming for a run (Hermes' K), divided by the weight of its tenant: lower prewarms calls
+    that are less likely, and wastes more."""
     REORDER_BY: Literal[
         "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
     ] = "search"

@@ -32,7 +32,8 @@ from scheduling.queueing.waiting_set import (
     rekey,
     remove,
 )
-from scheduling.routing import predictive, requests_ahead
+from scheduling.routing import adapters, predictive, requests_ahead
+from scheduling.routing.adapters import pass_over, pass_over_none
 from scheduling.routing.candidates import COLUMNS, write_loads
 from scheduling.routing.regions import ask, better_home, choose_region, pressure
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
@@ -62,7 +63,7 @@ def dispatch(
     - Consider only the head of the heap: a request that needs more room than there is blocks those behind it; otherwise
       it could wait forever behind small ones.
     - Route it by the policy with code *policy* (`routing.POLICY_CODES`): to an instance with room, or, if there is
-      none, to one that may hold it ahead (`allowance`).
+      none, to one that may hold it ahead (`allowance`). A LoRA adapter that it uses rules some out (`adapters.pass_over`).
     - Remove it from the heap, write its instance, and place its load.
 
     Writes the inputs of the decision into *rows* (`routing.candidates`), if given. Return (slot, instance), or (-1,
@@ -73,14 +74,21 @@ def dispatch(
     if slot < 0:
         return -1, -1
     prompt_tokens, output_tokens = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
+    adapter = int(waiting.adapter[slot])
+    if adapter >= 0:
+        pass_over(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
     instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
     opened = instance < 0 and open_ahead(fleet, endpoints, endpoint)
     if opened:
+        if adapter >= 0:
+            pass_over(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
         instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
     if rows is not None and instance >= 0:
         write_loads(fleet, endpoints, endpoint, int(prompt_tokens), int(output_tokens), instance, rows)
     if opened:
         close_ahead(fleet, endpoints, endpoint)
+    if adapter >= 0:
+        pass_over_none(fleet, endpoints, endpoint)
     if instance < 0:
         return -1, -1
     send(fleet, endpoints, waiting, slot, instance)
@@ -145,6 +153,7 @@ def warm_up() -> None:
     service_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1)
     carried(fleet, 0)
     requests_ahead.warm_up(fleet, endpoints)
+    adapters.warm_up(fleet, endpoints)
     lookahead.warm_up()
     outlook.look(fleet, 0, np.zeros(1, np.int64), 0.0)
     outlook.waiting_tokens(waiting, 0)

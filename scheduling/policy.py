@@ -43,7 +43,11 @@ ORDERS: Final = {
 """In the order of the codes in `scheduling.queueing.ordering`."""
 LIVE_ORDERS: Final = tuple(name for name in ORDERS if name not in ("shortest", "sjf"))
 """Live orders exclude `shortest`, which may starve a request, and `sjf`, which needs the true output length."""
-GROUP_ORDERS: Final = {"arrival": "As they came", "length": "Shortest predicted first"}
+GROUP_ORDERS: Final = {
+    "arrival": "As they came",
+    "length": "Shortest predicted first",
+    "hermes": "Lowest Gittins rank of the application run first (Hermes)",
+}
 """In the order of the codes in `scheduling.queueing.groups`."""
 BATCHING: Final = {"continuous": "Continuous", "none": "One request at a time", "dynamic": "Whole batches"}
 NO_BOUND: Final = 1 << 62
@@ -107,7 +111,8 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
         Knob(
             choices=GROUP_ORDERS,
             setting="GROUP_ORDER",
-            help="Order in which requests leave their group: as they came, or the shortest predicted first.",
+            help="Order in which requests leave their group: as they came, the shortest predicted first, or by the Gittins "
+            "rank of their application run, which also moves its group by the slack of the run.",
         ),
     ] = "arrival"
     eviction_limit: Annotated[

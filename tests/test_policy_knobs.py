@@ -17,6 +17,7 @@ ORDINARY_WORDS = {"routing", "ordering"}
 ALLOWED = {
     "dispatch_round_trip_ms": 5,  # the comparison and a fork put in what was measured; donated instances have it too
     "eviction_limit": 5,  # the live and the simulated scheduler act on it, bundles and an experiment set it
+    "group_order": 4,  # live queue, simulator, and the ranks of a fork
     "group_batches": 5,  # live queue, first and later sizes in the simulator, and an experiment
     "ordering_stretch": 7,  # queue and runs, live and simulated, a fork's queue, and an experiment
     "queue_bound": 5,  # endpoints that are gone take none, System compares with what waits, an experiment varies it

@@ -1,36 +1,66 @@
-"""Feed demand graphs to the process that owns the queues, which ranks runs by them."""
+"""Feed application runs to the process that owns the queues: demand graphs, and the calls of runs in progress."""
 
 import asyncio
-from datetime import datetime
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final
 
 from channels.db import database_sync_to_async
 from django.db.models import Max
+from django.utils import timezone
 
 from controlplane.applications.models import Application
 from controlplane.applications.selectors import known_graph
+from controlplane.applications.services import IDLE, MOST_CALLS, calls_of
+from controlplane.dispatch.runs import ApplicationRuns, EndedCall
+from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.jobs.record import Job
 from scheduling.applications.standings import KnownGraph
 
 LOOK_S: Final = 5.0
 LEARN_AGAIN_S: Final = 60.0
 """Shortest time between two readings of the graph of one application: one takes 0.1 s of a thread."""
+FIRST_S: Final = 30.0
+"""After it took the regions, an owner reads graphs without a pause for at most so long."""
+RESUMED: Final = timedelta(minutes=15)
+"""A run in progress is resumed if a call of it came within this."""
+MOST_ROWS: Final = 20_000
+"""Latest ledger rows that are searched for runs in progress."""
+MOST_RESUMED: Final = 1_000
+"""Runs in progress that are resumed, those heard of last."""
 
 
 class GraphFeeder:
-    """*graphs* are those of the dispatcher, by (tenant id, application name)."""
+    """Feeds *runs*, those of the dispatcher, while this process *owns* the queues."""
 
-    def __init__(self, graphs: dict[Any, KnownGraph], job: Job) -> None:
-        self.graphs, self.job = graphs, job
+    def __init__(self, runs: ApplicationRuns, job: Job, owns: Callable[[], bool] = lambda: True) -> None:
+        self.runs, self.job, self.owns = runs, job, owns
         self._read: dict[int, tuple[datetime, float]] = {}
         """By application: end of the latest run that its graph knows, and when it was read."""
+        self._owned_s: float | None = None
+        """Since when this process owns the queues, and has resumed runs."""
 
     async def run(self) -> None:
         """Look every `LOOK_S` until cancelled."""
         while True:
+            now_s, more = asyncio.get_running_loop().time(), False
             with self.job:
-                await self.look(asyncio.get_running_loop().time())
-            await asyncio.sleep(LOOK_S)
+                await self.resume(now_s)
+                more = await self.look(now_s)
+            first = self._owned_s is not None and now_s - self._owned_s < FIRST_S
+            await asyncio.sleep(0.0 if more and first else LOOK_S)
+
+    async def resume(self, now_s: float) -> int:
+        """Once this process owns the queues, resume the runs in progress; return how many."""
+        if not self.owns():
+            self._owned_s = None
+            return 0
+        if self._owned_s is not None:
+            return 0
+        ended = await database_sync_to_async(calls_in_progress)(timezone.now())
+        self._owned_s = now_s
+        return self.runs.resume((application, run, calls) for (application, run), calls in ended.items())
 
     async def look(self, now_s: float) -> bool:
         """Read the graph of one application that has learned since, the one read longest ago; false if there is none."""
@@ -40,7 +70,7 @@ class GraphFeeder:
         application, latest, graph = read
         self._read[application.pk] = latest, now_s
         if graph is not None:
-            self.graphs[application.tenant_id, application.name] = graph
+            self.runs.graphs[application.tenant_id, application.name] = graph
         return True
 
     def _next(self, now_s: float) -> tuple[Application, datetime, KnownGraph | None] | None:
@@ -54,3 +84,22 @@ class GraphFeeder:
             return None
         _, _, application = min(due, key=lambda each: each[:2])
         return application, application.latest, known_graph(application)
+
+
+def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[EndedCall]]:
+    """Return the ended calls of runs that are not idle yet, by ((tenant id, application), run)."""
+    latest = LedgerRow.objects.filter(arrived_at__gt=now - RESUMED).order_by("-pk")[:MOST_ROWS]
+    heard: dict[tuple[int, str, str], datetime] = {}
+    for row in latest.only("tenant_id", "application", "run", "arrived_at", "e2e_ms"):
+        key = row.tenant_id, row.application, row.run
+        if row.application and row.run:
+            heard[key] = max(heard.get(key, row.arrived_at), row.ended_at or row.arrived_at)
+    active = sorted((key for key, at in heard.items() if now - at < IDLE), key=lambda key: heard[key], reverse=True)
+    ended: dict[tuple[tuple[int, str], str], list[EndedCall]] = defaultdict(list)
+    for tenant_id, application, run in active[:MOST_RESUMED]:
+        for row in calls_of(tenant_id, application, run).order_by("-arrived_at")[:MOST_CALLS]:
+            began_s, ended_s = ((now - at).total_seconds() for at in (row.arrived_at, row.ended_at or row.arrived_at))
+            output = row.output_tokens if row.outcome == Outcome.DONE else None
+            call = EndedCall(row.model, row.unit, began_s, ended_s, row.prompt_tokens, output)
+            ended[(tenant_id, application), run].append(call)
+    return dict(ended)

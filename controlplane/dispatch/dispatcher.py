@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from controlplane.dispatch import port
 from controlplane.dispatch.holding import HeldEstimate, Holding
-from controlplane.dispatch.kernels import note_end
+from controlplane.dispatch.kernels import drop_adapter, note_end
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
@@ -26,6 +26,7 @@ from controlplane.dispatch.suspects import Suspects
 from controlplane.dispatch.token_accounts import Outlook, TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.waits import Waits
+from scheduling.applications.prewarming import AdapterPrewarming
 from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.promises import ClassTerms, Verdict, decide
@@ -51,7 +52,8 @@ class Dispatcher:
         self.accounts = TokenAccounts(topology)
         self.suspects = Suspects(topology, clock, self._place_again)
         self.waits = Waits(topology, self.queue, clock)
-        self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver)
+        self.prewarming = AdapterPrewarming()
+        self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver, self.prewarming)
         self.runs = ApplicationRuns(topology, self.queue, self._produced)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, ask)
         self.holding = Holding(
@@ -97,7 +99,18 @@ class Dispatcher:
             )
             for name, model in topology.models.items()
         )
-        self.deliver(port.ServedModels(tuple(models)))
+        lora = {
+            endpoint.model for endpoint in topology.endpoints if endpoint.spec.max_loras and topology.serves(endpoint)
+        }
+        adapters = (
+            port.ServedModel(
+                one.name, base.context_tokens, one.created_at, one.base in lora, one.base in topology.by_prefix, base.task,
+                base=one.base,
+            )
+            for one in topology.adapters.values()
+            if (base := topology.models.get(one.base)) is not None
+        )  # fmt: skip
+        self.deliver(port.ServedModels((*models, *adapters)))
 
     def pump_all(self) -> None:
         """Give out every request that has room. Call after any change of the topology."""
@@ -111,8 +124,9 @@ class Dispatcher:
         self.swept_s = self.clock()
         self.topology.end_rests(self.swept_s)
         self.suspects.sweep()
-        self.reorder()
         self.rank_runs()
+        self.prewarm()
+        self.reorder()
         self.queue.keep_order()
         self.sweep_queues()
 
@@ -120,6 +134,10 @@ class Dispatcher:
         """Refresh the ranks of application runs that wait."""
         for endpoint in self.runs.look():
             self.placement.pump(endpoint)
+
+    def prewarm(self) -> None:
+        """Load adapters before the requests that use them."""
+        self.placement.prewarm(self.runs.likely_calls())
 
     def _produced(self, number: int) -> int:
         """Return the output tokens so far of request *number*; 0 if no instance has it."""
@@ -135,7 +153,11 @@ class Dispatcher:
         """Refuse requests held too long, and move those that are better off elsewhere."""
         now_s, max_hold_s = self.clock(), self.topology.tuned.MAX_HOLD_S
         for endpoint in self.topology.endpoints:
+            serves_adapters = not self.queue.count(endpoint) or self.topology.serves_adapters(endpoint)
             for request in self.queue.in_order(endpoint):
+                if request.adapter >= 0 and not serves_adapters and not request.has_begun:
+                    self._drop(request, _no_adapters(request.asked))
+                    continue
                 held_s = hold_s(request.asked.deadline_s or math.inf, max_hold_s)
                 if not request.has_begun and now_s - request.asked.arrived_s > held_s:
                     self._give_up(request, held_s)
@@ -166,20 +188,22 @@ class Dispatcher:
             own_region = preferred.spec.region
         spot = self.placement.spot_with_room(asked) if asked.opportunistic else None
         endpoint = spot or self.placement.choose_endpoint(self._candidates(asked))
-        suspect = self.suspects.is_suspect(asked)
+        suspect, adapter = self.suspects.is_suspect(asked), self.topology.adapter_number(asked.adapter)
         if suspect and (refusal := self.suspects.refusal(asked)) is not None:
             self.deliver(refusal)
         elif spot is None and self.holding.holds(asked) and not suspect and candidates.size:
             preferred = self.topology.endpoints[int(candidates[0])]
-            request = Request(asked, self._possible(asked), preferred, own_region=own_region)
+            request = Request(asked, self._possible(asked), preferred, own_region=own_region, adapter=adapter)
             self._requests[asked.number] = request
             self.holding.hold(request)
+        elif asked.adapter and candidates.size and (endpoint is None or not self.topology.serves_adapters(endpoint)):
+            self.deliver(_no_adapters(asked, own_region))
         elif endpoint is None:
             self.deliver(_none_serves(asked, own_region))
         elif endpoint.spec.policy.is_full(self.queue.count(endpoint)):
             self.deliver(self._full(asked, endpoint, own_region))
         else:
-            request = Request(asked, self._possible(asked), endpoint, own_region=own_region)
+            request = Request(asked, self._possible(asked), endpoint, own_region=own_region, adapter=adapter)
             self._requests[asked.number] = request
             if suspect:
                 self.suspects.wait_for_trial(request)
@@ -187,7 +211,14 @@ class Dispatcher:
                 self._enqueue(request, endpoint)
 
     def _candidates(self, asked: port.Submit) -> NDArray[np.int32]:
-        return self.topology.candidates(asked.model, asked.region, asked.opportunistic)
+        """Return the endpoints that may serve *asked*, in order of preference; for an adapter those that serve it."""
+        topology = self.topology
+        candidates = topology.candidates(asked.model, asked.region, asked.opportunistic)
+        if not asked.adapter:
+            return candidates
+        return np.array(
+            [at for at in candidates.tolist() if topology.serves_adapters(topology.endpoints[at])], np.int32
+        )
 
     def _enqueue(self, request: Request, endpoint: Endpoint) -> None:
         self.runs.come(request)
@@ -373,6 +404,8 @@ class Dispatcher:
         cut = replica is not None and left.failure == port.CUT
         if replica is not None:
             self.queue.settle(request, request.output_tokens)
+        if replica is not None and left.adapter_failed:
+            drop_adapter(self.topology.fleet, replica.slot, request.adapter)
         held = replica is not None and cut and self.suspects.was_cut(request, replica, left.again)
         self._release(request)
         if left.again:
@@ -494,6 +527,8 @@ class Dispatcher:
             if index == endpoint.index:
                 kept.add(opportunistic)
                 continue
+            if request.adapter >= 0 and not topology.serves_adapters(topology.endpoints[index]):
+                continue
             here = pressure(topology.fleet, topology.arrays, endpoint.index, queue.count(endpoint), now_s)
             target = topology.endpoints[index]
             queue.move(request, target)
@@ -609,6 +644,18 @@ def _terms_of(asked: port.Submit) -> ClassTerms:
 def _keeps_tokens(endpoint: Endpoint, queue: WaitingQueue) -> bool:
     """Whether requests on instances of *endpoint* may be evicted, so that the ids of their tokens are kept."""
     return endpoint.is_spot or queue.grouped(endpoint)
+
+
+def _no_adapters(asked: port.Submit, own_region: str = "") -> port.Refused:
+    return port.Refused(
+        asked.number,
+        503,
+        "adapters_unavailable",
+        f"No instance of {asked.model!r} serves adapters now, so {asked.adapter!r} is not available: its deployments have "
+        "max_loras = 0, or their instances were started before it was set.",
+        retry_after_s=15,
+        own_region=own_region,
+    )
 
 
 def _none_serves(asked: port.Submit, own_region: str = "") -> port.Refused:

@@ -6,7 +6,7 @@ from scheduling.lookahead import maps, outlook
 from scheduling.queueing import virtual_queues, waiting_set
 from scheduling.queueing.swapping import timeline
 from scheduling.queueing.waits import waiting_in_queues, waiting_time
-from scheduling.routing import candidates, predictive, prefix_affinity, regions, requests_ahead, routers
+from scheduling.routing import adapters, candidates, predictive, prefix_affinity, regions, requests_ahead, routers
 
 choose_region = direct(regions.choose_region)
 first_with_room = direct(regions.first_with_room)
@@ -30,5 +30,9 @@ prefilled = direct(routers.prefilled)
 release = direct(routers.release)
 note_end = direct(requests_ahead.note_end)
 note_round_trip = direct(requests_ahead.note_round_trip)
+tier_of = direct(adapters.tier_of)
+use_adapter = direct(adapters.use_adapter)
+end_use = direct(adapters.end_use)
+drop_adapter = direct(adapters.drop_adapter)
 enter_map = direct(maps.add)
 leave_map = direct(maps.finish)

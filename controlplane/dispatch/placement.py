@@ -1,6 +1,7 @@
 """The endpoint of a request, and its instance: each decision is one compiled call. Also the trace that explains it."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,15 +10,17 @@ from numpy.typing import NDArray
 from controlplane.dispatch import kernels
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import Deliver, Placed, Submit
+from controlplane.dispatch.port import Deliver, Placed, Submit, Warm
 from controlplane.dispatch.runs import trace_of
 from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import Waits
+from scheduling.applications.prewarming import LRU, AdapterPrewarming, LikelyCall
 from scheduling.compiled import uncompiled
 from scheduling.queueing.running import prefill_s
 from scheduling.routing import candidates as columns
 from scheduling.routing import routers
+from scheduling.routing.adapters import TIERS
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, POLICY_CODES
 
 NONE_LENT = np.zeros(0, np.int32)
@@ -31,9 +34,12 @@ class Placement:
     waits: Waits
     clock: Callable[[], float]
     deliver: Deliver
+    prewarming: AdapterPrewarming
 
     def __post_init__(self) -> None:
         self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
+        self.adapters: Counter[str] = Counter()
+        """Requests with an adapter, by where it was: a name of `routing.adapters.TIERS`."""
 
     def choose_endpoint(self, candidates: NDArray[np.int32]) -> Endpoint | None:
         """Return the endpoint of *candidates* that serves, soon will, or can be started, for a new request; None without."""
@@ -83,6 +89,7 @@ class Placement:
             kernels.ask(topology.fleet, topology.arrays, instance, prompt, output, request.placed_s)
             request.attempts += 1
             self.waits.placed(request, replica)
+            unload = self._use_adapter(request, instance)
             why = self._explain(request, endpoint, replica, pulled)
             self.accounts.open(request, replica)
             if replica.health.breaker is not Breaker.CLOSED:  # it takes one at a time
@@ -105,11 +112,56 @@ class Placement:
                     self._first_token_s(request, instance),
                     keep_tokens=grouped or endpoint.is_spot,
                     priority=request.asked.priority,
+                    adapter=request.asked.adapter,
+                    adapter_source=self._source(request.asked.adapter),
+                    unload=unload,
                 )
             )
 
         if grouped and queue.count(endpoint):
             kernels.insert_loose(topology.fleet, topology.arrays, queue.arrays, endpoint.index)
+
+    def _use_adapter(self, request: Request, instance: int) -> tuple[str, ...]:
+        """Let *request* use its adapter at *instance*; return the adapters to unload there."""
+        fleet, adapter = self.topology.fleet, request.adapter
+        if adapter < 0:
+            return ()
+        request.adapter_tier = kernels.tier_of(fleet, instance, adapter)
+        leaves = kernels.use_adapter(fleet, instance, adapter, 1)
+        self.adapters[TIERS[request.adapter_tier]] += 1
+        self.prewarming.use(instance, adapter)
+        return (self.topology.adapter_names[leaves],) if leaves >= 0 else ()
+
+    def prewarm(self, likely: Iterable[LikelyCall]) -> None:
+        """Load adapters before the requests that use them: those that wait, and *likely* ones. Call every second."""
+        topology = self.topology
+        if not topology.adapter_names:
+            return
+        self.queue.fit()
+        own = [each.spec.tuned.PREWARM_BY for each in topology.endpoints]
+        warmed = self.prewarming.look(
+            topology.fleet, topology.arrays, self.queue.arrays, lambda at: own[at] if at < len(own) else LRU, likely
+        )
+        for one in warmed:
+            replica, name = topology.by_slot[one.instance], topology.adapter_names[one.adapter]
+            unload = (topology.adapter_names[one.leaves],) if one.leaves >= 0 else ()
+            spec = replica.spec
+            self.deliver(
+                Warm(
+                    spec.name,
+                    spec.state_changed_at,
+                    spec.url,
+                    spec.api_key,
+                    name,
+                    self._source(name),
+                    unload,
+                    one.again,
+                )
+            )
+
+    def _source(self, adapter: str) -> str:
+        known = self.topology.adapters.get(adapter)
+        return known.source if known else ""
 
     def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
         """Return the first request of *endpoint* and its instance by the router; (-1, -1) if none has room."""
@@ -165,11 +217,21 @@ class Placement:
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
             "waiting": self.queue.count(endpoint),
             **trace_of(request),
+            **adapter_of(request),
             **explain(self.topology, endpoint, replica, self._candidates, pulled),
         }
 
 
 CANDIDATES = 8  # shown in a trace
+
+
+def adapter_of(request: Request) -> dict[str, object]:
+    """Return what the decision trace says of the adapter of *request*; nothing without one."""
+    if request.adapter < 0:
+        return {}
+    was = TIERS[request.adapter_tier]
+    return {"adapter": {"name": request.asked.adapter, "was": was, "words": f"Adapter {request.asked.adapter}: {was}."}}
+
 
 Row = list[float]
 Parts = dict[str, float]

@@ -1,9 +1,9 @@
 """Records between the HTTP side and the decision side, all serializable.
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
-`Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, and lists the available models
-in `ServedModels`. A request is identified by its *number*, unique within the gateway that submits it. Moments in `_s` are
-seconds of the machine's monotonic clock, those in `_at` epoch seconds.
+`Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, asks for adapters with `Warm`, and
+lists the available models in `ServedModels`. A request is identified by its *number*, unique within the gateway that
+submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
 import math
@@ -72,6 +72,7 @@ class Submit(Record, frozen=True):
     application: str = ""  # with `run`, the application run that it is a call of; "" for none
     run: str = ""
     unit: str = ""
+    adapter: str = ""  # LoRA adapter of the model that it asks for; "" for none
     run_due_s: float | None = None  # of the run's last call, after its first one; None: by the class
 
     @property
@@ -113,6 +114,7 @@ class Left(Record, frozen=True):
     reason: str = ""  # in words
     wait_s: float = 1.0  # until a busy instance takes requests again, as it reported
     evicted: bool = False  # as `Evict` asked
+    adapter_failed: bool = False  # its instance could not load its adapter
     kept_tokens: int = 0
     """Output tokens that it keeps: with *again*, the next instance continues there."""
 
@@ -185,12 +187,32 @@ class Placed(Record, frozen=True):
     first_token_s: float  # time limit of the first token of a stream
     keep_tokens: bool = False  # keep the ids of its output tokens: it may be evicted
     priority: int = 0  # of its class, or as the queue manager released it
+    adapter: str = ""  # LoRA adapter to load there first, unless it is loaded; "" for none
+    adapter_source: str = ""  # folder or repository
+    unload: tuple[str, ...] = ()  # adapters to unload there
 
     def __repr__(self) -> str:
         """Return the fields without the secret."""
         return (
             f"Placed(number={self.number}, attempt={self.attempt}, instance={self.instance!r}, region={self.region!r})"
         )
+
+
+class Warm(Record, frozen=True):
+    """Asks to load an adapter at an instance before a request uses it. Its fields are those of `Placed`."""
+
+    instance: str
+    ready_at: float
+    url: str
+    api_key: str
+    adapter: str
+    adapter_source: str
+    unload: tuple[str, ...] = ()
+    again: bool = False  # it is loaded, and is to come onto the GPU
+
+    def __repr__(self) -> str:
+        """Return the fields without the secret."""
+        return f"Warm(instance={self.instance!r}, adapter={self.adapter!r})"
 
 
 class PrefixWanted(Record, frozen=True):
@@ -236,6 +258,7 @@ class ServedModel(Record, frozen=True):
     has_endpoint: bool  # it is or was served somewhere
     by_prefix: bool  # some router considers the start of prompts: `Submit.prefix_hashes` is wanted
     task: str = "generate"  # `scheduling.model_task.Task`
+    base: str = ""  # of a LoRA adapter: the model that it adapts
 
 
 class ServedModels(Record, frozen=True):
@@ -246,6 +269,6 @@ class ServedModels(Record, frozen=True):
 
 FromGateway = Submit | Progress | Prefix | Finished | Left | Backlog
 OfRequest = Held | Moved | Waiting | AtDoor | Placed | PrefixWanted | Refused | Evict | Lost
-FromDispatcher = OfRequest | ServedModels
+FromDispatcher = OfRequest | ServedModels | Warm
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

@@ -1,12 +1,14 @@
 """Application runs on the live queues: whose calls came and ended, and where each run stands.
 
-The process that owns the queues follows runs in its own memory, by the records of the port; demand graphs are fed to it from
-the database (`controlplane.applications.feeding`). After a restart a run in progress begins again with its next call.
+The process that owns the queues follows runs in its own memory, by the records of the port. Demand graphs are fed to it from
+the database (`controlplane.applications.feeding`), and when it starts or takes the regions over, the calls that runs in
+progress have made.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -14,9 +16,24 @@ import numpy as np
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.demand_graph import ServiceRate
+from scheduling.applications.prewarming import LikelyCall, likely_calls, load_time_s
 from scheduling.applications.recording import NO_UNIT
-from scheduling.applications.standings import KnownGraph, RunCall, Standings, rekey_run, runs_waiting
-from scheduling.queueing.ordering import BY_RUN, ORDERINGS
+from scheduling.applications.standings import KnownGraph, PastCall, RunCall, Standings, rekey_run, runs_waiting
+from scheduling.fleet.profile import USUAL
+from scheduling.queueing.ordering import ORDERINGS
+
+
+class EndedCall(NamedTuple):
+    """A call of a run in progress, as the ledger has it; moments in seconds before now."""
+
+    model: str
+    unit: str
+    began_s: float
+    ended_s: float
+    prompt_tokens: int
+    output_tokens: int | None
+    """None: it failed."""
+
 
 MOST_UNIT_S: Final = 3600.0
 """A unit that is reported to run, and whose end is not reported, is given up after so long."""
@@ -97,6 +114,8 @@ class ApplicationRuns:
             self._rate(request),
             math.inf if due_in_s is None else due_in_s,
             queue.weight(asked),
+            adapter=request.adapter,
+            endpoint=self._endpoint(request).index,
         )
         queue.fit()
         run = self.standings.come(call, queue.since_start_s(asked.arrived_s))
@@ -106,17 +125,47 @@ class ApplicationRuns:
             self._rekey(run.number, request)
 
     def _rate(self, request: Request) -> ServiceRate:
+        return ServiceRate.of(self._endpoint(request).spec.profile)
+
+    def _endpoint(self, request: Request) -> Endpoint:
+        """Return the endpoint that the caller of *request* prefers."""
         candidates = self.topology.candidates(request.asked.model, request.asked.region)
-        endpoint = self.topology.endpoints[int(candidates[0])] if candidates.size else request.endpoint
-        return ServiceRate.of(endpoint.spec.profile)
+        return self.topology.endpoints[int(candidates[0])] if candidates.size else request.endpoint
+
+    def likely_calls(self) -> list[LikelyCall]:
+        """Return the calls with adapters that runs will probably make next."""
+        topology = self.topology
+        if not topology.adapter_names:
+            return []
+        load_s = partial(load_time_s, topology.fleet, topology.arrays)
+        return likely_calls(self.standings, self._produced, load_s, topology.tuned.PREWARM_K, self.queue.moment_s)
+
+    def resume(self, runs: Iterable[tuple[tuple[int, str], str, Sequence[EndedCall]]]) -> int:
+        """Follow *runs* in progress: (tenant id, application), run, and its ended calls. Return how many are resumed."""
+        now_s, resumed = self.queue.moment_s, 0
+        rates = {each.model: ServiceRate.of(each.spec.profile) for each in reversed(self.topology.endpoints)}
+        for application, name, ended in runs:
+            past = [
+                PastCall(
+                    one.unit or NO_UNIT,
+                    now_s - one.began_s,
+                    now_s - one.ended_s,
+                    one.prompt_tokens,
+                    one.output_tokens,
+                    rates.get(one.model, ServiceRate.of(USUAL)),
+                )
+                for one in ended
+            ]
+            run = self.standings.resume(application, name, past)
+            if run is not None:
+                resumed += 1
+                if run.calls:
+                    self._rekey(run.number)
+        return resumed
 
     def _is_ranked(self, model: str) -> bool:
         """Whether an endpoint of *model* orders by run."""
-        return any(
-            ORDERINGS[endpoint.spec.policy.ordering] in BY_RUN
-            for endpoint in self.topology.endpoints
-            if endpoint.model == model
-        )
+        return any(self.queue.follows_runs(endpoint) for endpoint in self.topology.endpoints if endpoint.model == model)
 
     def end(self, number: int, output_tokens: int | None) -> None:
         """End the call with that *number*; without *output_tokens* it failed or was given up."""
@@ -130,7 +179,7 @@ class ApplicationRuns:
         self.standings.forget(queue.moment_s)
         by_run = np.zeros(queue.arrays.size.size, np.bool_)
         for endpoint in self.topology.endpoints:
-            by_run[endpoint.index] = ORDERINGS[endpoint.spec.policy.ordering] in BY_RUN
+            by_run[endpoint.index] = self.queue.follows_runs(endpoint)
         changed = False
         for number in runs_waiting(queue.arrays, by_run) if by_run.any() else ():
             run = self.standings.by_number.get(number)

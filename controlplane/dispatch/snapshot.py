@@ -125,6 +125,7 @@ class Snapshot:
             heartbeat_s=None if replica.heartbeat_at is None else replica.heartbeat_at - wall_s,
             kv_tokens=int(fleet.kv_capacity_tokens[slot]),
             round_trips=round_trips,
+            adapters=[self.dispatcher.topology.adapter_names[at - 1] for at in fleet.adapters[slot].tolist() if at],
             given_tokens=fleet.given_tokens[slot].tolist(),
             iteration_s=self._iteration_s(replica, heard, now_s),
             ended=self._ended(replica, now_s),
@@ -161,6 +162,7 @@ class Snapshot:
             "sequences": asked.sequences,
             "attempts": request.attempts,
             "standing": self._standing(request, now_s),
+            "adapter": asked.adapter,
             "priority": None if asked.interactive else asked.priority,
         }
 
@@ -203,6 +205,9 @@ class Snapshot:
                 expected_prompt=int(queue.arrays.prompt_tokens[slot]),
                 expected_output=int(queue.arrays.output_tokens[slot]),
                 virtual_start=self._virtual_start(slot),
+                put_off_s=float(queue.arrays.deadline_s[slot] - queue.arrays.arrival_s[slot])
+                if queue.is_lost(slot)
+                else None,
                 spot=queue.at(slot).endpoint.is_spot,
             )
             for slot in slots

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controlplane.dispatch.kernels import enter_map, leave_map, prefilled, release
+from controlplane.dispatch.kernels import end_use, enter_map, leave_map, prefilled, release
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead import outlook
@@ -79,6 +79,8 @@ class TokenAccounts:
         if replica is not None:
             fleet = self.topology.fleet
             release(fleet, replica.slot, request.expected_tokens, request.counted_tokens)
+            if request.adapter >= 0:
+                end_use(fleet, replica.slot, request.adapter)
             if request.asked.sequences > 1:
                 fleet.running[replica.slot] -= request.asked.sequences - 1
             replica.endpoint.running_sequences -= request.asked.sequences

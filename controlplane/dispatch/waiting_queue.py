@@ -18,7 +18,7 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topolog
 from controlplane.dispatch.port import Submit
 from controlplane.fleet.lifecycle.states import AWAKE, COMING
 from controlplane.tunable import weights_of
-from scheduling.applications.standings import key_in_run
+from scheduling.applications.standings import follows_runs, key_in_run
 from scheduling.compiled import uncompiled
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.fair_shares import NO_SHARES, OUTPUT_WEIGHT
@@ -27,11 +27,13 @@ from scheduling.queueing.ordering import (
     BY_RUN,
     BY_SERVICE,
     FAIR,
+    HERMES,
     ORDERINGS,
     QLM,
     SLACK,
     VTC,
     Standing,
+    due_in_run,
     first_due_s,
     queue_key,
     run_due_s,
@@ -49,6 +51,7 @@ from scheduling.queueing.waiting_set import (
     push,
     rekey,
     remove,
+    rerank,
     settle,
     withdraw,
 )
@@ -75,6 +78,11 @@ class WaitingQueue:
     def grouped(self, endpoint: Endpoint) -> bool:
         """Whether requests for *endpoint* are in request groups."""
         return ORDERINGS[endpoint.spec.policy.ordering] == QLM
+
+    def follows_runs(self, endpoint: Endpoint) -> bool:
+        """Whether requests for *endpoint* are ordered by their application runs."""
+        policy = endpoint.spec.policy
+        return follows_runs(ORDERINGS[policy.ordering], GROUP_ORDERS[policy.group_order])
 
     @property
     def group_count(self) -> int:
@@ -107,6 +115,7 @@ class WaitingQueue:
             regroup(self.arrays, limits)
             for index in limits:
                 for request in self.of(self.topology.endpoints[index]):
+                    self._rank(request, self.topology.endpoints[index])
                     self._note_group(request)
         self._share_queues()
         if any_grouped:
@@ -129,6 +138,7 @@ class WaitingQueue:
         """Queue *request*, which has a slot and is in no queue, for *endpoint*."""
         push(self.arrays, endpoint.index, request.slot, self._key_at(request, endpoint))
         self._charge(request, endpoint)
+        self._rank(request, endpoint)
 
     def _charge(self, request: Request, endpoint: Endpoint) -> None:
         """Charge the tenant of *request*, which has just been queued for *endpoint*, where tenants have shares."""
@@ -136,6 +146,22 @@ class WaitingQueue:
         if arrays.shares.ordering[endpoint.index] != NO_SHARES:
             prompt, output = int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])
             charge(arrays, slot, float(endpoint.spec.profile.service_time_s(prompt, output)))
+
+    def _rank(self, request: Request, endpoint: Endpoint) -> None:
+        """Give *request*, which has just been queued for *endpoint*, its rank where request groups leave by that."""
+        if not (self.grouped(endpoint) and self.follows_runs(endpoint)):
+            return
+        arrays, slot, standing = self.arrays, request.slot, request.standing
+        began_s, rank_s = (
+            (standing.began_s, standing.rank_s)
+            if standing is not None
+            else (
+                float(arrays.arrival_s[slot]),
+                endpoint.spec.profile.service_time_s(int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])),
+            )
+        )
+        stretch = endpoint.spec.policy.ordering_stretch
+        rerank(arrays, slot, float(uncompiled(queue_key)(HERMES, began_s, math.inf, 0, rank_s, stretch)))
 
     def settle(self, request: Request, output_tokens: int) -> None:
         """Charge the tenant of *request*, which leaves its instance, for its output in place of what was expected of it."""
@@ -215,7 +241,10 @@ class WaitingQueue:
             return float(claim(self.arrays, endpoint.index, self._tenant(asked)))
         if ordering in BY_RUN and request.standing is not None:
             return key_in_run(ordering, request.standing, asked.priority, endpoint.spec.policy.ordering_stretch)
-        return _queue_key(endpoint, arrival_s, asked, prompt, output)
+        key = _queue_key(endpoint, arrival_s, asked, prompt, output)
+        if request.standing is not None and ordering == QLM and self.follows_runs(endpoint):
+            return uncompiled(due_in_run)(key, arrival_s, request.standing.due_s, request.standing.worst_s)
+        return key
 
     def may_balance(self, endpoint: Endpoint) -> bool:
         """Whether the earliest due request for *endpoint* may be given to any instance, even from another's queue."""
@@ -314,9 +343,10 @@ class WaitingQueue:
             tenant,
             -1,
             request.run,
-            -1,
+            request.adapter,
         )
         self._charge(request, endpoint)
+        self._rank(request, endpoint)
         self._held[request.slot] = request
         self._note_group(request)
         self.by_tenant[asked.tenant_id, asked.model] += 1

@@ -5,6 +5,7 @@ from typing import Final
 from controlplane.experiments.bursts import BURSTS
 from controlplane.experiments.experiment import Experiment
 from controlplane.experiments.hermes import HERMES
+from controlplane.experiments.hermes_prewarming import HERMES_PREWARMING
 from controlplane.experiments.length_models import LENGTH_MODELS
 from controlplane.experiments.preserve_routing import PRESERVE_ROUTING
 from controlplane.experiments.preserve_scaling import PRESERVE_SCALING
@@ -25,6 +26,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
         SSJF,
         QLM,
         HERMES,
+        HERMES_PREWARMING,
         LENGTH_MODELS,
         SHIPPED_LENGTHS,
         BURSTS,

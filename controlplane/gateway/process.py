@@ -25,7 +25,7 @@ from controlplane.dispatch.lease import RENEW_S, Lease
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import FromDispatcher, ServedModels
+from controlplane.dispatch.port import FromDispatcher, Placed, ServedModels, Warm
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
 from controlplane.dispatch.queues.held import HeldView
 from controlplane.dispatch.queues.operations import QueueOperations
@@ -156,7 +156,10 @@ class Gateway:
         if isinstance(record, ServedModels):
             self.catalog.take(record)
         else:
-            self.requests.take(record)
+            if isinstance(record, Warm) or (isinstance(record, Placed) and record.adapter):
+                self.upstream.adapters.note(record)
+            if not isinstance(record, Warm):
+                self.requests.take(record)
 
     @property
     def active(self) -> int:

@@ -4,7 +4,18 @@ from typing import Any, Literal
 
 from controlplane.accounts.models import Role
 from controlplane.fleet import selectors
-from controlplane.fleet.models import Deployment, Device, GpuType, Model, Node, Region, RegionLatency, SloClass, SloKind
+from controlplane.fleet.models import (
+    Adapter,
+    Deployment,
+    Device,
+    GpuType,
+    Model,
+    Node,
+    Region,
+    RegionLatency,
+    SloClass,
+    SloKind,
+)  # fmt: skip
 from controlplane.resources.filters import Hidden, Search
 from controlplane.resources.resource import Column, Filter, Resource, of_region, search_in
 from scheduling.policy import COLUMNS as POLICY
@@ -120,6 +131,18 @@ MODELS = Resource(
     row_template="console/models/row.html",
     whole=500,
 )
+ADAPTERS = Resource(
+    name="adapters",
+    noun="adapter",
+    model=Adapter,
+    rows=lambda viewer: Adapter.objects.select_related("base"),
+    columns=(
+        Column("name"),
+        Column("base", source="base.name", type=str),
+        *columns("source", "rank", "active"),
+    ),
+    filters=(Filter("base", "base__name"),),
+)
 SLO_CLASSES = Resource(
     name="slo-classes",
     noun="SLO class",
@@ -140,7 +163,8 @@ DEPLOYMENTS = Resource(
     rows=lambda viewer: selectors.deployments(),
     columns=(
         *columns("id", "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances"),
-        *columns("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", *POLICY, "vllm_args", "active"),
+        *columns("max_num_seqs", "max_num_batched_tokens", "max_loras", "max_cpu_loras", "gpu_memory_utilization"),
+        *columns(*POLICY, "vllm_args", "active"),
         Column("instances_total", type=int, about="Instances that are not stopped."),
         Column("instances_ready", type=int),
         Column("expected_kv_tokens", type=int),

@@ -5,13 +5,15 @@ which units it led to. The graph keeps the latest `MOST_RECORDS` runs; distribut
 are read from them and never stored, so a graph in JSON is its units and its records.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Struct, field
+from numpy.typing import NDArray
 
 from scheduling.fleet.profile import Profile
 
@@ -95,6 +97,15 @@ class ServiceRate(Struct, frozen=True):
         return cls(max(0.0, profile.prefill_a_s), profile.prefill_b_s_per_token, step_s)
 
 
+class CallOutlook(NamedTuple):
+    """Recorded steps of an LLM unit, one element each."""
+
+    output_tokens: NDArray[np.float64]
+    """Mean over the step's requests."""
+    gap_s: NDArray[np.float64]
+    """From its end until the first LLM call that it led to, over other units; infinity if it led to none."""
+
+
 class DemandGraph(Struct):
     """What is known of an application. Raises ValueError for a record that names an unknown unit."""
 
@@ -139,6 +150,20 @@ class DemandGraph(Struct):
     def service_s(self, record: RunRecord, rates: Mapping[str, ServiceRate]) -> float:
         """Return the service of a run in seconds, summed over its parallel requests."""
         return sum(step_service_s(step, self.units[step.unit], rates[step.unit]) for step in record.steps)
+
+    def outlooks(self) -> dict[str, CallOutlook]:
+        """Return the outlook of each LLM unit that is recorded."""
+        steps_of: dict[str, list[tuple[float, float]]] = {}
+        for record in self.records:
+            gaps = [math.inf] * len(record.steps)
+            for at in range(len(record.steps) - 1, 0, -1):  # a step comes after the one that led to it
+                step = record.steps[at]
+                is_llm = self.units[step.unit].kind == "llm"
+                gaps[step.parent] = min(gaps[step.parent], 0.0 if is_llm else step.duration_s + gaps[at])
+            for step, gap_s in zip(record.steps, gaps, strict=True):
+                if self.units[step.unit].kind == "llm":
+                    steps_of.setdefault(step.unit, []).append((step.output_tokens, gap_s))
+        return {unit: CallOutlook(*np.array(rows, np.float64).T) for unit, rows in steps_of.items()}
 
     def to_json(self) -> bytes:
         """Return the versioned JSON form."""

@@ -8,19 +8,22 @@ Calls become steps as in `recording`: those of a unit that run at once are one s
 run without a demand graph, or with a unit that its graph does not know, needs what its open calls are predicted to need.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.applications.demand_graph import DemandGraph, ServiceRate
+from scheduling.applications.demand_graph import CallOutlook, DemandGraph, ServiceRate
 from scheduling.applications.gittins import BUCKETS, MEAN, buckets, gittins_ranks
+from scheduling.applications.recording import TOGETHER_S
 from scheduling.applications.remaining import UNKNOWN, GraphArrays, Position, build, remaining_s
 from scheduling.compiled import uncompiled
-from scheduling.queueing.ordering import BY_RUN, Standing, run_key
-from scheduling.queueing.waiting_set import WaitingArrays, rekey
+from scheduling.queueing.groups import BY_RANK
+from scheduling.queueing.ordering import BY_RUN, HERMES, QLM, Standing, run_key
+from scheduling.queueing.waiting_set import WaitingArrays, rekey, rerank
 
 SAMPLES: Final = 200
 """Walks of the demand graph when a call comes."""
@@ -42,6 +45,8 @@ class KnownGraph(NamedTuple):
     """Service of the largest recorded run: the supremum of equation 2, which does not grow with the number of samples."""
     whole_s: NDArray[np.float64] | None = None
     """Services of recorded runs, if a run is predicted by these alone, whatever it has done so far; None otherwise."""
+    outlooks: Mapping[str, CallOutlook] = {}
+    """By LLM unit."""
 
     @classmethod
     def of(
@@ -54,7 +59,7 @@ class KnownGraph(NamedTuple):
         services_s = np.array([graph.service_s(record, rates) for record in graph.records])
         units = {name: number for number, name in enumerate(graph.units)}
         arrays = build(graph, rates, refined=refined)
-        return cls(units, arrays, float(services_s.max(initial=0.0)), services_s if whole else None)
+        return cls(units, arrays, float(services_s.max(initial=0.0)), services_s if whole else None, graph.outlooks())
 
     def rate(self, unit: str) -> ServiceRate:
         return ServiceRate(*self.arrays.rate[self.units[unit]].tolist())
@@ -77,6 +82,21 @@ class RunCall(NamedTuple):
     """Of its tenant."""
     total_s: float | None = None
     """Service of the whole run, where an oracle knows it."""
+    adapter: int = -1
+    """LoRA adapter, -1 for none; *endpoint* is the one that will probably serve its next call."""
+    endpoint: int = -1
+
+
+class PastCall(NamedTuple):
+    """A call of a run that ended before the run was followed. Moments are seconds of the caller's clock."""
+
+    unit: str
+    began_s: float
+    ended_s: float
+    prompt_tokens: int
+    output_tokens: int | None
+    """None: it failed."""
+    rate: ServiceRate
 
 
 @dataclass(slots=True)
@@ -107,6 +127,7 @@ class Run:
     name: Hashable
     began_s: float
     due_s: float
+    """Absolute; NaN until a call says it, for a run that was resumed."""
     weight: float
     total_s: float | None
     heard_s: float
@@ -116,6 +137,9 @@ class Run:
     """Open ones, by request."""
     last: tuple[str, Demand] = ("", NOTHING)
     """The step that ended last."""
+    last_call: RunCall | None = None
+    """The call with an adapter that ended last, and when."""
+    last_call_s: float = 0.0
     visits: dict[str, int] = field(default_factory=dict)
     done_s: float = 0.0
     """Service of steps that are in `steps` no more."""
@@ -249,11 +273,51 @@ class Standings:
             run = Run(self._numbers, call.application, call.run, now_s, due_s, call.weight, call.total_s, now_s)
             self.runs[key] = self.by_number[run.number] = run
             self._numbers += 1
-        graph = self.graphs.get(call.application)
-        rate = graph.rate(call.unit) if graph is not None and call.unit in graph.units else call.rate
-        run.come(call, rate)
+        if math.isnan(run.due_s):
+            run.due_s, run.weight = run.began_s + call.due_in_s, call.weight
+        run.come(call, self._rate(call.application, call.unit, call.rate))
         run.heard_s = now_s
         self._of_call[call.request] = run
+        return run
+
+    def _rate(self, application: Hashable, unit: str, otherwise: ServiceRate) -> ServiceRate:
+        graph = self.graphs.get(application)
+        return graph.rate(unit) if graph is not None and unit in graph.units else otherwise
+
+    def resume(self, application: Hashable, name: Hashable, calls: Sequence[PastCall]) -> Run | None:
+        """Follow a run in progress whose *calls* ended before, as after a restart; return None if nothing was learned.
+
+        Its open calls, which came since, are those of the next step. A run that has ended a step since is left as it is. The
+        due time and the weight are those of its next call, if none is open.
+        """
+        known = self.runs.get((application, name))
+        if not calls or (known is not None and (known.done_s > 0.0 or known.last[0])):
+            return None
+        began_s, heard_s = min(one.began_s for one in calls), max(one.ended_s for one in calls)
+        run = Run(self._numbers, application, name, began_s, math.nan, 1.0, None, heard_s)
+        if known is None:
+            if len(self.runs) >= MOST_RUNS:
+                return None
+            self._numbers += 1
+        else:
+            run.number, run.weight, run.total_s, run.heard_s = known.number, known.weight, known.total_s, known.heard_s
+            run.due_s = began_s + known.due_s - known.began_s
+        # A call that began slightly before an answer ended was sent after it (`recording`). Of equal moments ends are first.
+        moments = [(one.began_s, 1, at) for at, one in enumerate(calls)]
+        for at, one in enumerate(calls):
+            ended_s = one.ended_s - TOGETHER_S
+            moments.append((ended_s, 0, at) if ended_s > one.began_s else (one.began_s, 2, at))
+        for _, kind, at in sorted(moments):
+            one = calls[at]
+            if kind == 1:
+                past = RunCall(-1 - at, application, name, one.unit, one.prompt_tokens, 0, one.rate)
+                run.come(past, self._rate(application, one.unit, one.rate))
+            else:
+                run.end(-1 - at, one.output_tokens)
+        for request, (_, call, rate) in known.calls.items() if known is not None else ():
+            run.come(call, rate)
+            self._of_call[request] = run
+        self.runs[application, name] = self.by_number[run.number] = run
         return run
 
     def end(self, request: int, output_tokens: float | None, now_s: float) -> None:
@@ -262,6 +326,9 @@ class Standings:
         The output of a unit that is no LLM is its duration in seconds.
         """
         if (run := self._of_call.pop(request, None)) is not None:
+            _, call, _ = run.calls[request]
+            if output_tokens is not None and call.adapter >= 0:
+                run.last_call, run.last_call_s = call, now_s
             run.end(request, output_tokens)
             run.heard_s = now_s
 
@@ -304,19 +371,30 @@ def rekey_run(
     orderings: NDArray[np.int64],
     stretches: NDArray[np.float64],
 ) -> int:
-    """Give the waiting requests of *run* the keys of its *standing*, where orders are by run; return their number.
+    """Give the waiting requests of *run* the keys of its *standing*, or ranks inside their request groups, where orders are
+    by run; return the number that changed.
 
     *orderings* and *stretches* are those of endpoints.
     """
     slots = np.flatnonzero((waiting.run == run) & (waiting.position >= 0))
     changed = 0
     for slot in slots.tolist():
-        ordering = int(orderings[waiting.endpoint[slot]])
+        endpoint = int(waiting.endpoint[slot])
+        ordering, stretch = int(orderings[endpoint]), float(stretches[endpoint])
         if ordering in BY_RUN:
-            key = key_in_run(ordering, standing, int(waiting.priority[slot]), float(stretches[waiting.endpoint[slot]]))
+            key = key_in_run(ordering, standing, int(waiting.priority[slot]), stretch)
             changed += key != waiting.key[slot]
             rekey(waiting, slot, key)
+        elif follows_runs(ordering, int(waiting.groups.within[endpoint])):
+            rank = key_in_run(HERMES, standing, 0, stretch)
+            changed += rank != waiting.rank[slot]
+            rerank(waiting, slot, rank)
     return changed
+
+
+def follows_runs(ordering: int, within: int) -> bool:
+    """Whether an endpoint of *ordering*, whose request groups leave by *within*, orders by application run."""
+    return ordering in BY_RUN or (ordering == QLM and within == BY_RANK)
 
 
 def key_in_run(ordering: int, standing: Standing, priority: int, stretch: float) -> float:

@@ -12,6 +12,7 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
+from scheduling.fleet.adapter_memory import MOST_ADAPTERS
 from scheduling.lookahead.rule import LookAheadRule
 from scheduling.struct_of_arrays import struct_of_arrays
 
@@ -20,6 +21,9 @@ COEFFICIENTS: Final = 7
 """Coefficients of a performance profile, in the order of the fields of `profile.Profile`."""
 TRIP_COLUMNS: Final = 5
 """Columns of a row of `round_trips`; see `allowance`."""
+GPU_SLOTS: Final = 0
+MEMORY_SLOTS: Final = 1
+"""Columns of a row of `adapter_slots`."""
 
 
 @struct_of_arrays
@@ -68,6 +72,16 @@ class FleetArrays(NamedTuple):
     """Share of its recent prompt tokens that were in its prefix cache."""
     look_ahead: NDArray[np.float64]
     """instances x fields of `LookAheadRule`: the look-ahead horizon, and the limits within it."""
+    adapters: NDArray[np.int32]
+    """instances x MOST_ADAPTERS: LoRA adapters, numbers plus one, most recently used first; 0 ends them."""
+    adapter_requests: NDArray[np.int32]
+    """Of the same shape: running requests that use each."""
+    adapter_slots: NDArray[np.int32]
+    """instances x 2: adapters that fit on the GPU (vLLM's --max-loras), and in CPU memory (--max-cpu-loras); 0: none."""
+    adapter_load_s: NDArray[np.float64]
+    """instances x 2: seconds to bring an adapter onto the GPU, by tier: from storage, and from CPU memory."""
+    passed_over: NDArray[np.uint8]
+    """1 for an instance that may not take the request being decided, for its adapter; 0 except within `dispatch`."""
 
 
 @struct_of_arrays
@@ -112,6 +126,11 @@ def allocate_fleet(instances: int) -> FleetArrays:
         round_trips=np.zeros((instances, TRIP_COLUMNS)),
         cached_share=np.zeros(instances),
         look_ahead=np.tile(np.array(astuple(LookAheadRule()), np.float64), (instances, 1)),
+        adapters=np.zeros((instances, MOST_ADAPTERS), np.int32),
+        adapter_requests=np.zeros((instances, MOST_ADAPTERS), np.int32),
+        adapter_slots=np.zeros((instances, 2), np.int32),
+        adapter_load_s=np.zeros((instances, 2)),
+        passed_over=np.zeros(instances, np.uint8),
     )
 
 

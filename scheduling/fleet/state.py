@@ -54,6 +54,8 @@ class InstanceState(Struct):
     reachable: bool = True
     heartbeat_s: float | None = None
     kv_tokens: int = 0
+    adapters: list[str] = []
+    """LoRA adapters that it holds, most recently used first."""
     round_trips: list[float] = []
     """Its row of `FleetArrays.round_trips`."""
     given_tokens: list[float] = []
@@ -80,6 +82,8 @@ class RequestState(Struct, kw_only=True):
     """Prompt tokens as the dispatcher counts them."""
     tenant: str = ""
     tenant_id: int = 0
+    adapter: str = ""
+    """LoRA adapter, "" for none."""
     standing: Standing | None = None
     """Of its application run, where its queue is ordered by run; due at `NEVER_S` for never."""
     priority: int | None = None
@@ -92,6 +96,8 @@ class WaitingRequest(RequestState, kw_only=True):
     expected_output: int
     virtual_start: float | None = None
     """Its queue key, where tenants have shares of its queue."""
+    put_off_s: float | None = None
+    """Seconds after its arrival when it counts as due, where it can no longer be in time (`virtual_queues.put_off`)."""
     spot: bool = False
     """For a donated instance."""
 

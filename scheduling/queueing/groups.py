@@ -1,11 +1,12 @@
 """Request groups (QLM section 4): waiting requests by endpoint, SLO class and expected tokens, so that hundreds of
 groups are ordered instead of hundreds of thousands of requests.
 
-A group holds references: its members are slots of the waiting set, linked in the order in which they leave, first come
-first served or shortest first. A request joins the open group of its kind on arrival and leaves it on dispatch, each in
-O(1) by arrival (O(group size) by length). A group is closed after delta x B requests, or sooner where its class allows
-little time, and the next request of its kind opens another. So a group never mixes models or classes, as k-means does
-(docs/queueing.md compares them), and all groups can be rebuilt from the waiting set at any time (`regrouping`).
+A group holds references: its members are slots of the waiting set, linked in the order in which they leave: first come
+first served, shortest first, or lowest rank of the application run first. A request joins the open group of its kind on
+arrival and leaves it on dispatch, each in O(1) by arrival (O(group size) by length or rank). A group is closed after
+delta x B requests, or sooner where its class allows little time, and the next request of its kind opens another. So a
+group never mixes models or classes, as k-means does (docs/queueing.md compares them), and all groups can be rebuilt from
+the waiting set at any time (`regrouping`).
 
 Endpoints whose `limit` is 0 have no groups: their requests leave by queue key alone.
 """
@@ -41,7 +42,8 @@ MEAN_WEIGHT: Final = 0.01
 # Orders within a group.
 BY_ARRIVAL: Final = 0
 BY_LENGTH: Final = 1
-GROUP_ORDERS: Final = {"arrival": BY_ARRIVAL, "length": BY_LENGTH}
+BY_RANK: Final = 2
+GROUP_ORDERS: Final = {"arrival": BY_ARRIVAL, "length": BY_LENGTH, "hermes": BY_RANK}
 """By the name in settings and scenarios."""
 
 # Indices into `GroupArrays.counters`.
@@ -107,7 +109,7 @@ class GroupArrays(NamedTuple):
     unknown.
     """
     within: NDArray[np.uint8]
-    """By endpoint: BY_ARRIVAL or BY_LENGTH."""
+    """By endpoint: BY_ARRIVAL, BY_LENGTH or BY_RANK."""
     mean_tokens: NDArray[np.float64]
     """By endpoint: smoothed prompt and expected output tokens of a request; 0 before the first."""
     mean_output: NDArray[np.float64]
@@ -290,6 +292,46 @@ def open_group(arrays: GroupArrays, endpoint: int, kind: int, now_s: float) -> i
     return group
 
 
+@compiled_internal
+def _link_in_order(
+    arrays: GroupArrays,
+    sequence: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    ranks: NDArray[np.float64],
+    slot: int,
+    group: int,
+) -> None:
+    """Insert *slot* where it leaves *group* by the order there."""
+    this = arrays.groups[group]
+    before, within = int(this.last), arrays.within[this.endpoint]
+    while before >= 0:
+        if within == BY_LENGTH:
+            later = lengths[before] > lengths[slot]
+        elif within == BY_RANK and ranks[before] != ranks[slot]:
+            later = ranks[before] > ranks[slot]
+        else:
+            later = sequence[before] > sequence[slot]
+        if not later:
+            break
+        before = int(arrays.members[before].preceding)
+    after = int(this.first) if before < 0 else int(arrays.members[before].following)
+    _link(arrays.members, this, slot, before, after)
+
+
+@compiled
+def move_member(
+    arrays: GroupArrays,
+    sequence: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    ranks: NDArray[np.float64],
+    slot: int,
+) -> None:
+    """Move *slot*, whose rank has changed, inside its group."""
+    group = int(arrays.members[slot].group)
+    _unlink(arrays.members, arrays.groups[group], slot)
+    _link_in_order(arrays, sequence, lengths, ranks, slot, group)
+
+
 @compiled
 def join(
     arrays: GroupArrays,
@@ -300,28 +342,21 @@ def join(
     prompt_tokens: float,
     output_tokens: float,
     lengths: NDArray[np.int64],
+    ranks: NDArray[np.float64],
     now_s: float,
 ) -> int:
     """Add *slot* to the open group of its *kind* at *endpoint*, opening one if needed; return the group.
 
     A request that returns goes before those that arrived after it: *sequence* is the order of arrival by slot,
-    *lengths* the expected output.
+    *lengths* the expected output, *ranks* the ranks of application runs.
     """
     note_tokens(arrays, endpoint, prompt_tokens, output_tokens, now_s)
     group = int(arrays.open[endpoint, kind])
     if group < 0 or _is_full(arrays, group):
         group = open_group(arrays, endpoint, kind, now_s)
     this = arrays.groups[group]
-    before = int(this.last)
-    if arrays.within[endpoint] == BY_LENGTH:
-        while before >= 0 and lengths[before] > lengths[slot]:
-            before = int(arrays.members[before].preceding)
-    else:
-        while before >= 0 and sequence[before] > sequence[slot]:
-            before = int(arrays.members[before].preceding)
-    after = int(this.first) if before < 0 else int(arrays.members[before].following)
     arrays.members[slot].group = group
-    _link(arrays.members, this, slot, before, after)
+    _link_in_order(arrays, sequence, lengths, ranks, slot, group)
     this.count += 1
     this.joined += 1
     this.prompt_tokens += prompt_tokens

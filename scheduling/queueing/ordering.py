@@ -50,7 +50,8 @@ ORDERINGS: Final[dict[str, int]] = {
 `ssjf` is speculative shortest job first with aging (SSJF section 6; Shadmi 2022), `shortest` the same without aging, as
 in the paper, and `sjf` its oracle by actual output, known only to a simulation. `deadline` is earliest deadline first
 and `slack` least slack first. `qlm` orders request groups in virtual queues (QLM); its keys are those of `deadline`,
-which apply where the groups decide nothing. A deployment cannot have `shortest`, which may starve a request, nor `sjf`.
+which apply where the groups decide nothing, and inside groups requests may follow their runs (`groups.BY_RANK`). A
+deployment cannot have `shortest`, which may starve a request, nor `sjf`.
 
 `application` is first come, first served by application run (Parrot), `srpt` shortest expected remaining work of the run
 first, `hermes` lowest Gittins rank first (Hermes equation 1), `run_deadline` and `run_slack` earliest deadline and least
@@ -144,6 +145,17 @@ def run_key(
     """
     service_s = rank_s if ordering == HERMES else mean_s if ordering == SRPT else worst_s
     return queue_key(ordering, began_s, due_s, priority, service_s, stretch)
+
+
+@compiled
+def due_in_run(key: float, arrival_s: float, due_s: float, worst_s: float) -> float:
+    """Return the queue key, under `qlm`, of a request that is due at *key* as such, and whose run is due at *due_s*.
+
+    It is due when the rest of the run must begin, if that takes *worst_s*, where that is earlier (Hermes equation 2). A run
+    that was late when the request arrived makes it no more urgent.
+    """
+    slack_s = due_s - worst_s
+    return slack_s if arrival_s <= slack_s < key else key
 
 
 @compiled

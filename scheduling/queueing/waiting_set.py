@@ -15,7 +15,19 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
 from scheduling.queueing.fair_shares import NO_SHARES, ShareArrays, allocate_shares, cost_of, grow_shares
-from scheduling.queueing.groups import GroupArrays, allocate_groups, grow_groups, join, kind_of, quit_group
+from scheduling.queueing.groups import (
+    BY_RANK,
+    NONE,
+    GroupArrays,
+    allocate_groups,
+    grow_groups,
+    join,
+    kind_of,
+    move_member,
+    put_before,
+    quit_group,
+    unqueue,
+)
 from scheduling.queueing.ordering import VTC
 from scheduling.struct_of_arrays import struct_of_arrays
 
@@ -38,6 +50,8 @@ class WaitingArrays(NamedTuple):
     key: NDArray[np.float64]
     sequence: NDArray[np.int64]
     """Order of arrival over the whole set: the tie-break. -1 while the slot is free."""
+    rank: NDArray[np.float64]
+    """Order inside a request group by application run: queue key of the run under `hermes`; at first the arrival."""
     arrival_s: NDArray[np.float64]
     deadline_s: NDArray[np.float64]
     """Absolute time; infinity for none."""
@@ -49,8 +63,9 @@ class WaitingArrays(NamedTuple):
     tenant: NDArray[np.int64]
     application: NDArray[np.int64]
     run: NDArray[np.int64]
-    unit: NDArray[np.int64]
-    """Row numbers of the tenant, the application, its run and the unit of its demand graph; -1 for none."""
+    """Row numbers of the tenant, the application and its run; -1 for none."""
+    adapter: NDArray[np.int64]
+    """Number of its LoRA adapter, -1 for none."""
     instance: NDArray[np.int32]
     """Instance that it was dispatched to; -1 while it waits."""
     free_slots: NDArray[np.int32]
@@ -70,6 +85,7 @@ def allocate_waiting(endpoints: int, capacity: int, instances: int = 1) -> Waiti
         endpoint=np.full(capacity, -1, np.int32),
         key=np.zeros(capacity),
         sequence=np.full(capacity, -1, np.int64),
+        rank=np.zeros(capacity),
         arrival_s=np.zeros(capacity),
         deadline_s=np.full(capacity, np.inf),
         priority=np.zeros(capacity, np.int64),
@@ -78,7 +94,7 @@ def allocate_waiting(endpoints: int, capacity: int, instances: int = 1) -> Waiti
         tenant=np.full(capacity, -1, np.int64),
         application=np.full(capacity, -1, np.int64),
         run=np.full(capacity, -1, np.int64),
-        unit=np.full(capacity, -1, np.int64),
+        adapter=np.full(capacity, -1, np.int64),
         instance=np.full(capacity, -1, np.int32),
         free_slots=np.arange(capacity - 1, -1, -1, dtype=np.int32),
         counters=np.array([capacity, 0], np.int64),
@@ -213,6 +229,7 @@ def join_group(waiting: WaitingArrays, slot: int) -> None:
         float(prompt),
         float(output),
         waiting.output_tokens,
+        waiting.rank,
         waiting.arrival_s[slot],
     )
 
@@ -278,6 +295,35 @@ def rekey(waiting: WaitingArrays, slot: int, key: float) -> bool:
 
 
 @compiled
+def rerank(waiting: WaitingArrays, slot: int, rank: float) -> None:
+    """Change the rank of *slot*, which moves inside its request group where that leaves by rank.
+
+    A group is due when the member that leaves first is. If it is due sooner now, it moves forward in its virtual queue, past
+    unpinned groups of its endpoint that are due later.
+    """
+    groups = waiting.groups
+    waiting.rank[slot] = rank
+    group = int(groups.members[slot].group)
+    if group < 0 or groups.within[waiting.endpoint[slot]] != BY_RANK:
+        return
+    this = groups.groups[group]
+    due_s = waiting.key[this.first]
+    move_member(groups, waiting.sequence, waiting.output_tokens, waiting.rank, slot)
+    queue = int(this.queue)
+    if queue < 0 or this.pinned != 0 or waiting.key[this.first] >= due_s:
+        return
+    due_s, after, at = waiting.key[this.first], NONE, int(this.preceding)
+    while at >= 0:
+        other = groups.groups[at]
+        if other.pinned != 0 or other.endpoint != this.endpoint or waiting.key[other.first] <= due_s:
+            break
+        after, at = at, int(other.preceding)
+    if after >= 0:
+        unqueue(groups, group)
+        put_before(groups, group, queue, after)
+
+
+@compiled
 def enqueue(
     waiting: WaitingArrays,
     endpoint: int,
@@ -290,7 +336,7 @@ def enqueue(
     tenant: int,
     application: int,
     run: int,
-    unit: int,
+    adapter: int,
 ) -> int:
     """Take a slot for a new request that waits for *endpoint*; return it, or -1 if all are taken (then grow).
 
@@ -304,7 +350,7 @@ def enqueue(
     waiting.sequence[slot] = waiting.counters[NEXT_SEQUENCE]
     waiting.counters[FREE_COUNT] = free - 1
     waiting.counters[NEXT_SEQUENCE] += 1
-    waiting.arrival_s[slot] = arrival_s
+    waiting.arrival_s[slot] = waiting.rank[slot] = arrival_s
     waiting.deadline_s[slot] = deadline_s
     waiting.priority[slot] = priority
     waiting.prompt_tokens[slot] = prompt_tokens
@@ -312,7 +358,7 @@ def enqueue(
     waiting.tenant[slot] = tenant
     waiting.application[slot] = application
     waiting.run[slot] = run
-    waiting.unit[slot] = unit
+    waiting.adapter[slot] = adapter
     waiting.shares.cost[slot] = 0.0
     push(waiting, endpoint, slot, key)
     return int(slot)

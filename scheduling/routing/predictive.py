@@ -38,6 +38,7 @@ from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead.maps import LookAhead, peak_tokens, tokens_now
 from scheduling.lookahead.rule import BETA, ITERATIONS, MEMORY_ABOVE
 from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue, free_slot, leave, peek
+from scheduling.routing.adapters import pass_over, pass_over_none
 from scheduling.routing.candidates import (
     CACHED,
     COLUMNS,
@@ -346,14 +347,21 @@ def dispatch_ahead(
     if slot < 0:
         return -1, -1
     prompt_tokens, output_tokens = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
+    adapter = int(waiting.adapter[slot])
+    if adapter >= 0:
+        pass_over(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
     instance = route_ahead(
         fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens), rows
     )
     if instance < 0 and open_ahead(fleet, endpoints, endpoint):
+        if adapter >= 0:
+            pass_over(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
         instance = route_ahead(
             fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens), rows
         )
         close_ahead(fleet, endpoints, endpoint)
+    if adapter >= 0:
+        pass_over_none(fleet, endpoints, endpoint)
     if instance < 0:
         return -1, -1
     leave(waiting, slot)

@@ -38,7 +38,7 @@ def has_room(fleet: FleetArrays, instance: int, prompt_tokens: int, output_token
     Or, if an allowance is open (`allowance.open_ahead`), whether it holds no more requests ahead than that, including
     this one. A request that it could never hold never has room.
     """
-    if fleet.accepting[instance] == 0:
+    if fleet.accepting[instance] == 0 or fleet.passed_over[instance] != 0:
         return False
     running, allowed = fleet.running[instance], fleet.ahead_open[instance]
     tokens, capacity = prompt_tokens + output_tokens, fleet.kv_capacity_tokens[instance]

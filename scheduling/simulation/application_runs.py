@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from scheduling.applications.demand_graph import ServiceRate, step_service_s
-from scheduling.applications.standings import KnownGraph, RunCall, Standings, rekey_run, runs_waiting
-from scheduling.queueing.ordering import BY_RUN
+from scheduling.applications.prewarming import LikelyCall, likely_calls
+from scheduling.applications.standings import KnownGraph, RunCall, Standings, follows_runs, rekey_run, runs_waiting
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, World
 from scheduling.simulation.engine.state import SEGMENT, sequences_in_use
@@ -32,7 +32,10 @@ class ApplicationRuns:
         self._usual = cluster.nearest()
         codes = world.policies["ordering"].astype(np.int64)
         self._orderings, self._stretches = codes, world.policies["ordering_stretch"].astype(np.float64)
-        self._at_run_order = np.isin(codes, BY_RUN)
+        within = world.waiting.groups.within
+        self._at_run_order = np.array(
+            [follows_runs(*each) for each in zip(codes.tolist(), within.tolist(), strict=True)]
+        )
         rows: dict[int, list[int]] = defaultdict(list)
         for row in np.flatnonzero(requests.run >= 0).tolist():
             rows[int(requests.run[row])].append(row)
@@ -145,6 +148,8 @@ class ApplicationRuns:
             to_come.due_in_s,
             weights[tenant] if tenant < len(weights) else 1.0,
             total_s,
+            int(requests.adapter[request]),
+            self._usual[requests.model[request]][requests.region[request]],
         )
         run = self._standings.come(call, now_s)
         if not self.by_run:
@@ -200,6 +205,10 @@ class ApplicationRuns:
                 standing = self._standings.stand(run, produced)
                 changed |= rekey_run(world.waiting, number, standing, self._orderings, self._stretches) > 0
         return np.flatnonzero(self._at_run_order & (world.waiting.size > 0)).tolist() if changed else []
+
+    def likely_calls(self, world: World, warm_s: Callable[[int], float], k: float, now_s: float) -> list[LikelyCall]:
+        """Return the calls with adapters that runs will probably make next (`prewarming.likely_calls`)."""
+        return likely_calls(self._standings, _produced(world).__getitem__, warm_s, k, now_s)
 
     def outcomes(self) -> RunOutcomes:
         runs = self._runs.runs

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.applications.prewarming import LRU
 from scheduling.compiled import direct
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.eviction import MOST_EVICTIONS
+from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
 from scheduling.queueing.global_scheduler import GlobalScheduler
-from scheduling.queueing.ordering import QLM
-from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, rekey
+from scheduling.queueing.ordering import QLM, VTC
+from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, rekey, settle
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.application_runs import LOOK_S as RANK_LOOK_S
@@ -26,6 +28,7 @@ from scheduling.simulation.cluster.lifecycle import Lives, take_out
 from scheduling.simulation.cluster.state_changes import ARRIVE, EVICT, NOTHING
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, Outcome, State, World
 from scheduling.simulation.engine.state import (
+    ADAPTERS,
     ITERATIONS,
     LEAVING,
     NONE,
@@ -37,6 +40,7 @@ from scheduling.simulation.engine.state import (
 from scheduling.simulation.global_scheduling import Scheduling
 from scheduling.simulation.holding import Holding
 from scheduling.simulation.measures.samples import Samples
+from scheduling.simulation.prewarming import SimulatedPrewarming
 from scheduling.simulation.result import Result
 from scheduling.simulation.state.placing import Fork, place, resume_scheduler
 from scheduling.simulation.workload.following import follow
@@ -106,6 +110,9 @@ class Simulation:
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
         self.runs = None if runs is None else ApplicationRuns(cluster, requests, runs, world)
         """Application runs, if there are any."""
+        prewarms = cluster.prewarming != LRU and bool((requests.adapter >= 0).any())
+        self.prewarming = SimulatedPrewarming(cluster, requests) if prewarms else None
+        """Prewarming of LoRA adapters, if any request has one."""
         if state is not None:
             self._begin(state)
         self.control()  # compiles everything before time is measured
@@ -170,7 +177,12 @@ class Simulation:
                 look_s = self.looked_s + GlobalScheduler.EVERY_S if comes else np.inf
             rank_s, comes_s = self._runs_s()
             held_s = self.holding.next_s(self.world, self.now_s) if self.holding is not None else np.inf
-            stop_s = min(until_s, sample_s, look_s, held_s, rank_s, comes_s)
+            warm_s = np.inf
+            if self.prewarming is not None and (
+                comes_s < np.inf or self.world.events.time_s.item(1) < np.inf or self._arrived.item() < count
+            ):
+                warm_s = max(self.prewarming.next_s, self.now_s)
+            stop_s = min(until_s, sample_s, look_s, held_s, rank_s, comes_s, warm_s)
             reason = self._enter(self.world, float(stop_s), NONE, NONE, loop.TIME, NOTHING, NONE, NONE)
             if reason == loop.FULL:
                 self._grow()
@@ -191,6 +203,9 @@ class Simulation:
                 self.control()
                 for endpoint in self.runs.look(self.world, self.now_s):
                     self.control(endpoint)
+            elif reason == loop.UNTIL and self.prewarming is not None and warm_s < np.inf and stop_s == warm_s:
+                self.control()
+                self.prewarming.look(self.world, self.runs, self.now_s)
             elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
                 self.holding.look(self.world, self.now_s, self._release)
             elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:
@@ -353,8 +368,9 @@ class Simulation:
         grouped = lent or self.waiting.groups.limit[self.fleet.endpoint[instance]] > 0
         self.make_room(int(self.fleet.running[instance]))
         self.lives.fail(instance, float(lasts_s))
-        for request, emitted_tokens in take_out(self.world, instance):
+        for request, emitted_tokens, expected_tokens in take_out(self.world, instance):
             outcome = self.world.outcomes[request]
+            self._settle(request, emitted_tokens - expected_tokens)
             may = (grouped or not emitted_tokens) and outcome["attempts"] - outcome["evictions"] < MAX_ATTEMPTS
             if may and emitted_tokens:
                 self._room_to_keep()
@@ -363,10 +379,20 @@ class Simulation:
                 again += 1
             else:
                 self.world.outcomes[request]["state"] = Outcome.FAILED
+                if self.requests.run[request if self.requests.run.size > 1 else 0] >= 0:
+                    self.world.ended_in_runs[self._run_state.ended_in_runs] = request
+                    self._run_state.ended_in_runs += 1
                 self._run_state.failed += 1
                 self._run_state.ended += 1
         self._run_state.requeued += again
         return again
+
+    def _settle(self, request: int, more_tokens: int) -> None:
+        """Charge the tenant of *request*, whose instance failed, for *more_tokens* of output than were expected of it."""
+        shares, endpoint = self.waiting.shares, int(self.world.outcomes[request]["endpoint"])
+        if shares.ordering[endpoint] == VTC:
+            tenant = int(self.requests.tenant[request])
+            settle(self.waiting, endpoint, tenant, OUTPUT_WEIGHT * more_tokens / float(shares.weight[tenant]), -np.inf)
 
     def lose(self, instance: int, repair_s: float | None = None) -> None:
         """Lose the machine of *instance*, running or not; nothing serves there until it is back, after *repair_s*.
@@ -490,11 +516,16 @@ class Simulation:
                 "preemptions": int(world.engines.counters[PREEMPTIONS]),
                 "prefix_queried_tokens": int(world.engines.counters[PREFIX_QUERIED_TOKENS]),
                 "prefix_hit_tokens": int(world.engines.counters[PREFIX_HIT_TOKENS]),
+                **{
+                    f"adapter_{name}": int(world.engines.counters[ADAPTERS + tier])
+                    for tier, name in enumerate(("not_loaded", "in_memory", "on_gpu"))
+                },
                 "redeploys": self.lives.redeploys,
                 "swaps": self.lives.swaps,
                 "reorderings": self.scheduling.reorderings if self.scheduling else 0,
                 "released": self.holding.released if self.holding else 0,
             }
+            | (self.prewarming.counters() if self.prewarming else {})
             | (self.door.counters() if self.door else {}),
             runs=self.runs.outcomes() if self.runs else None,
             asked_class=self.door.asked_class if self.door else None,

@@ -14,6 +14,7 @@ from controlplane.applications.models import Application
 from controlplane.batches.models import Batch, StoredFile
 from controlplane.events.services import record
 from controlplane.fleet.models import (
+    Adapter,
     Deployment,
     Donation,
     InstanceCommand,
@@ -168,6 +169,7 @@ class World:
         self.plan = planning_rows.plan(deployment.model, now, "advice")
         west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]
         RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
+        self.adapter = Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
         Weights.objects.create(model=deployment.model, region=deployment.region)
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
@@ -190,6 +192,7 @@ class World:
             "SIMULATION": self.simulation.pk,
             "WHAT_IF": self.what_if.pk,
             "MODEL": self.deployment.model.name,
+            "ADAPTER": self.adapter.name,
             "MODEL_ID": self.deployment.model.pk,
             "DEPLOYMENT": self.deployment.pk,
             "REGION_ID": self.deployment.region_id,

@@ -230,3 +230,19 @@ def test_latencies_between_regions(sign_in, region):
         ("region_latency.changed", ""),
         ("region_latency.deleted", ""),
     ]
+
+
+def test_adapters_are_rows_as_others(sign_in, deployment):
+    admin = sign_in("fleet_admin")
+    base = deployment.model.name
+    answer = admin.post("adapters", name="sql", base=base, source="acme/sql", rank=16)
+    assert answer.json() == {"name": "sql", "base": base, "source": "acme/sql", "rank": 16, "active": True}
+    assert admin.patch("adapters/sql", rank=8).json()["rank"] == 8
+    assert [row["name"] for row in sign_in("viewer").get("adapters", base=base).json()["items"]] == ["sql"]
+    assert error(admin.post("adapters", name=base, base=base, source="x"))["field"] == "name"
+    assert error(admin.post("models", **MODEL | {"name": "sql"}, source="org/m"))["field"] == "name"
+    assert error(admin.post("adapters", name="poet", base="nothing", source="x"))["field"] == "base"
+    few = admin.patch(f"deployments/{deployment.pk}", max_loras=4, max_cpu_loras=2)
+    assert error(few)["field"] == "max_cpu_loras"
+    assert admin.patch(f"deployments/{deployment.pk}", max_loras=4, max_cpu_loras=8).json()["max_loras"] == 4
+    assert delete(admin, "adapters/sql").status_code == 204

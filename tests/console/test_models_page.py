@@ -11,7 +11,7 @@ from controlplane.console.formats import percent
 from controlplane.console.pages.models.details import classes_of, parts_of, promise_of
 from controlplane.console.pages.models.selectors import TIMES, model_rows
 from controlplane.events.models import Event
-from controlplane.fleet.models import Deployment, Model, Region, SloClass
+from controlplane.fleet.models import Adapter, Deployment, Model, Region, SloClass
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import services
 from scheduling.bundles import BUNDLES
@@ -200,3 +200,14 @@ def test_on_the_first_day_it_says_how_to_begin(reader):
     html = page(reader)
     assert "No models yet." in html
     assert "manage.py seed_demo" in html
+
+
+def test_an_open_row_lists_the_adapters_of_its_model(two_regions, reader, deployment):
+    assert "LoRA adapters" not in page(reader, open=deployment.model.name)
+    Adapter.objects.create(name="llama-sql", base=deployment.model, source="acme/llama-sql", rank=16)
+    Adapter.objects.create(name="llama-old", base=deployment.model, source="acme/llama-old", active=False)
+    html = page(reader, open=deployment.model.name)
+    section = html[html.index("adapters-title") :]
+    assert re.search(r"llama-sql</th><td[^>]*>acme/llama-sql</td><td[^>]*>16</td><td>yes", section)
+    assert re.search(r"llama-old</th><td[^>]*>acme/llama-old</td><td[^>]*>8</td><td>no", section)
+    assert "LoRA adapters" not in page(reader)

@@ -2,6 +2,7 @@
 
 import heapq
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,6 +16,8 @@ from tests.dispatch.test_twin import NEVER, Live, simulated_fleet
 from tests.examples import at_night_but
 
 RUNS = 50
+WEIGHTS = (1.0, 2.0, 0.5)
+"""Of tenants. Powers of two: sums are exact."""
 UNITS = {name: Backend("llm", "m") for name in ("plan", "work", "check")}
 
 
@@ -32,6 +35,18 @@ def drawn_record(random, loops):
 
 class RunsLive(Live):
     """The live dispatcher, with calls that come once the steps before them have ended."""
+
+    def weigh(self, weights):
+        """Give tenants their weights, by number."""
+        named = ", ".join(f"t{number}={weight}" for number, weight in enumerate(weights))
+        self.topology.tuned = self.topology.tuned.model_copy(update={"TENANT_WEIGHTS": named})
+
+    @staticmethod
+    def promised(requests, row):
+        """Return the priority, and the promised seconds until the first and the last token; None for no promise."""
+        columns = (np.broadcast_to(each, requests.run.shape) for each in (requests.deadline_s, requests.end_s))
+        promises = (None if each[row] == NEVER else float(each[row]) for each in columns)
+        return int(np.broadcast_to(requests.priority, requests.run.shape)[row]), *promises
 
     def serve(self, fleet, requests, runs):
         rows = [np.flatnonzero(requests.run == number).tolist() for number in range(len(runs.runs))]
@@ -60,6 +75,8 @@ class RunsLive(Live):
             if look_s < come_s and look_s <= event_s:
                 self.now_s = look_s
                 self.dispatcher.rank_runs()
+                self.dispatcher.prewarm()
+                self.dispatcher.reorder()
                 self.give()
                 continue
             if come_s <= event_s:
@@ -70,9 +87,11 @@ class RunsLive(Live):
                     step_of[row] = number, at
                     self.arrive(
                         row, "m", fleet.regions[requests.region[row]], int(requests.prompt_tokens[row]),
-                        int(requests.predicted_tokens[row]), int(requests.output_tokens[row]), 0, None, None, None,
-                        tenant=int(requests.tenant[row]), application=f"a{run.application}", run=str(number),
-                        unit=run.record.steps[at].unit, run_due_s=run.due_in_s,
+                        int(requests.predicted_tokens[row]), int(requests.output_tokens[row]),
+                        *self.promised(requests, row), None, tenant=int(requests.tenant[row]),
+                        application=f"a{run.application}", run=str(number), unit=run.record.steps[at].unit,
+                        run_due_s=run.due_in_s,
+                        adapter=f"a{requests.adapter[row]}" if requests.adapter[row] >= 0 else "",
                     )  # fmt: skip
                 continue
             self.now_s = event_s
@@ -87,13 +106,17 @@ class RunsLive(Live):
             ended.clear()
 
 
-ORDERS = ("application", "srpt", "hermes", "run_deadline", "run_slack", "vtc", "wfq")
+ORDERS = ("application", "srpt", "hermes", "run_deadline", "run_slack", "vtc", "wfq", "qlm by hermes", "qlm by arrival")
+CLASSES = ((0, 3.0, NEVER), (1, NEVER, 30.0), (2, NEVER, NEVER))
+"""Priority, promised first token and promised end, by tenant, where requests are in groups."""
 
 
-@pytest.mark.parametrize("ordering", at_night_but(["hermes", "run_slack", "vtc"], ORDERS))
+@pytest.mark.parametrize("ordering", at_night_but(["hermes", "run_slack", "vtc", "qlm by hermes"], ORDERS))
 async def test_both_clocks_serve_runs_alike(ordering):
+    ordering, _, within = ordering.partition(" by ")
     random = np.random.default_rng([7, len(ordering)])
     fleet = simulated_fleet(random, "join_shortest_queue", ordering)
+    fleet.policies = msgspec.structs.replace(fleet.policies, group_order=within or "arrival", group_batches=1.0)
     rates = dict.fromkeys(UNITS, ServiceRate(0.04, 1e-3, 0.04))
     applications, graphs = [], []
     for number, loops in enumerate((0, 6)):
@@ -122,11 +145,16 @@ async def test_both_clocks_serve_runs_alike(ordering):
     run_of, arrival_s, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
     region, tenant = random.integers(0, 3, RUNS)[run_of], random.integers(0, 3, RUNS)[run_of]
     predicted = np.clip(output + random.integers(-15, 15, output.size), 1, None)
+    classes = CLASSES if within else [(0, NEVER, NEVER)] * 3
+    priority, due_s, end_s = (np.array(column)[tenant] for column in zip(*classes, strict=True))
     requests = make_requests(
-        arrival_s, prompt, output, predicted_tokens=predicted, region=region, tenant=tenant, run=run_of
+        arrival_s, prompt, output, predicted_tokens=predicted, region=region, tenant=tenant, run=run_of,
+        priority=priority, deadline_s=due_s, end_s=end_s,
     )  # fmt: skip
 
+    fleet.tenant_weights = WEIGHTS
     live = RunsLive(fleet)
+    live.weigh(WEIGHTS)
     live.dispatcher.runs.graphs.update(
         {(1 + who, each.name): graph for who in range(3) for each, graph in zip(applications, graphs, strict=True)}
     )

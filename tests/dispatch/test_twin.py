@@ -13,9 +13,10 @@ import pytest
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Evict, Finished, Left, Moved, Placed, Progress, Refused, Submit
+from controlplane.dispatch.port import Evict, Finished, Left, Moved, Placed, Progress, Refused, Submit, Warm
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.client import upstream_priority
+from controlplane.tuning.selectors import without_rows
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
@@ -23,6 +24,7 @@ from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS, hold_s
 from scheduling.queueing.release_rule import ReleaseRule
+from scheduling.routing.adapters import load_s
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.scaling import make_strategy
@@ -61,6 +63,8 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
         endpoints=tuple(
             EndpointSpec(
                 model, region, fleet.policy((model, region)), profile=fleet.reference_profile((model, region)),
+                max_loras=max(spec.engine.max_loras for spec in fleet.instances),
+                tuned=without_rows().model_copy(update={"PREWARM_BY": fleet.prewarming}),
                 front_end=fleet.reference_engine((model, region)).front_end,
             )
             for model, region in fleet.endpoints
@@ -70,6 +74,7 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
                 number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, spec.model,
                 spec.region, "", spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
                 profile=spec.engine.profile, front_end=spec.engine.front_end,
+                adapter_slots=(spec.engine.max_loras, spec.engine.max_cpu_loras),
             )
             for number, spec in enumerate(fleet.instances)
         ),
@@ -82,7 +87,7 @@ class Live:
 
     def __init__(self, fleet: simulated.Cluster, max_tokens: int | None = None, max_hold_s: float = NEVER):
         self.max_tokens = max_tokens
-        self.moved = 0
+        self.moved = self.warmed = 0
         self.hashes = {}
         """Of the leading blocks of prompts, by number of the request."""
         self.now_s = 0.0
@@ -91,7 +96,7 @@ class Live:
         self.round_trip_s = fleet.policy(fleet.endpoints[0]).round_trip_s
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
         self.topology.tuned = self.topology.tuned.model_copy(
-            update={"MAX_HOLD_S": max_hold_s, "REORDER_BY": fleet.reordering}
+            update={"MAX_HOLD_S": max_hold_s, "REORDER_BY": fleet.reordering, "PREWARM_K": fleet.prewarm_k}
         )
         self.dispatcher = RecordingDispatcher(self.topology, lambda: self.now_s, deliver=self.take)
         self.dispatcher.queue.keep_order()
@@ -137,7 +142,7 @@ class Live:
         deadline_s,
         held=0,
         tenant=0,
-        **of_run,
+        **more,
     ):
         hashes = self.hashes.get(number, ())
         self.output[number], self.came[number] = output, 0
@@ -148,6 +153,7 @@ class Live:
                 model,
                 region,
                 tenant_id=1 + tenant,
+                tenant=f"t{tenant}",
                 priority=priority,
                 due_s=due,
                 end_s=end_s,
@@ -167,7 +173,7 @@ class Live:
                 interactive=not held,
                 opportunistic=bool(held & OPPORTUNISTIC),
                 ends_on_reclaim=bool(held & ENDS_ON_RECLAIM),
-                **of_run,
+                **more,
             )
         )
         self.give()
@@ -180,6 +186,8 @@ class Live:
             self.moved += bool(record.came_from)
         elif isinstance(record, Placed):
             self.placed[record.number] = record
+        elif isinstance(record, Warm):
+            self.warmed += 1
         elif isinstance(record, Evict):
             self.leaving.add(record.number)
 
@@ -191,7 +199,10 @@ class Live:
             priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, None, placed.queue_key_s)
             output = self.output[asked.number] - decided.kept_tokens
             hashes = self.hashes.get(asked.number, ())
-            request = EngineRequest(asked.request_id, asked.prompt_tokens, output, priority, self.now_s, tuple(hashes))
+            load = load_s(self.topology.fleet, slot, decided.adapter_tier) if decided.adapter >= 0 else 0.0
+            request = EngineRequest(
+                asked.request_id, asked.prompt_tokens, output, priority, self.now_s, tuple(hashes), load
+            )
             if self.round_trip_s:
                 self.sent.append((self.now_s + self.round_trip_s, slot, request))
             else:
@@ -280,6 +291,7 @@ class Live:
                     None if deadlines is None else deadlines[arrived],
                     int(requests.held[arrived]),
                     int(requests.tenant[arrived]),
+                    adapter=f"a{adapter}" if (adapter := int(requests.adapter[arrived])) >= 0 else "",
                 )
                 arrived += 1
             elif event_s == next_s:

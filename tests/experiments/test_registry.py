@@ -12,6 +12,7 @@ from controlplane.experiments.registry import EXPERIMENTS
 def test_every_experiment_says_what_it_is():
     assert list(EXPERIMENTS) == [
         "sageserve", "sageserve-mixed", "preserve-scaling", "preserve-routing", "ssjf", "qlm", "hermes",
+        "hermes-prewarming",
         "lengths",
         "lengths-shipped", "bursts", "promises",
     ]  # fmt: skip

@@ -38,6 +38,8 @@ class Script:
     running: int | None = None  # reported by /metrics, independent of what runs
     models: tuple[str, ...] | None = ("m",)  # reported by /v1/models; None: no such page, nor /version
     kv_cache_tokens: int = 100_000
+    lora_status: int = 200  # of its answer to a call that loads an adapter
+    lora_s: float = 0.0  # duration of one
     hold: asyncio.Event | None = None  # answers wait for it
     plays: list[bytes] = field(default_factory=list)  # instead of any answer: raw pieces, then the end
     piece_s: float = 0.0
@@ -55,6 +57,8 @@ class Backend:
     generated: int = 0  # output tokens, while answers are made
     aborted: int = 0
     killed: bool = False  # engine is dead
+    adapters: list[str] = field(default_factory=list)  # loaded ones
+    lora_calls: list[str] = field(default_factory=list)  # "+name" and "-name", in order
     ended: asyncio.Task | None = None
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -64,6 +68,8 @@ class Backend:
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/responses", self._complete)
+        app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
+        app.router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
@@ -88,6 +94,24 @@ class Backend:
         if self.script.models is None:
             return web.Response(status=404)
         return web.json_response({"object": "list", "data": [{"id": name} for name in self.script.models]})
+
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        await asyncio.sleep(self.script.lora_s)
+        if self.script.lora_status != 200:
+            error = {"message": "No adapter found", "type": "NotFoundError", "param": None, "code": 404}
+            return web.json_response({"error": error}, status=self.script.lora_status)
+        if body["lora_name"] in self.adapters:
+            return web.json_response({"error": {"message": "has already been loaded"}}, status=400)
+        self.adapters.append(body["lora_name"])
+        self.lora_calls.append(f"+{body['lora_name']}")
+        return web.Response(text=f"loaded from {body['lora_path']}")
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        self.lora_calls.append(f"-{name}")
+        self.adapters.remove(name)
+        return web.Response(text="unloaded")
 
     async def _metrics(self, request: web.Request) -> web.Response:
         await asyncio.sleep(self.script.metrics_s)
@@ -151,6 +175,9 @@ class Backend:
             return web.json_response({"error": error}, status=script.status, headers=headers)
         if request.path.endswith("/responses"):
             return await self._respond(request)
+        if body["model"] not in {*(script.models or ("m",)), *self.adapters}:
+            error = {"message": "The model does not exist.", "type": "NotFoundError", "param": "model", "code": 404}
+            return web.json_response({"error": error}, status=404)
         chat = request.path.endswith("chat/completions")
         tokens = min(script.tokens, body.get("max_tokens") or script.tokens)
         usage = {"prompt_tokens": 7, "total_tokens": 7 + tokens, "completion_tokens": tokens}

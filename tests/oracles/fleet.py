@@ -167,7 +167,11 @@ class ReferenceFleet:
         key = self.cluster.endpoints[held.endpoint]
         outcome = self.outcomes[number]
         outcome["state"], outcome["endpoint"] = Outcome.WAITING, held.endpoint
-        if bounded and not kept_tokens and self.cluster.policy(key).is_full(len(self._queues[held.endpoint].entries)):
+        if (
+            bounded
+            and not outcome["attempts"]
+            and self.cluster.policy(key).is_full(len(self._queues[held.endpoint].entries))
+        ):
             self._end(held, Outcome.REFUSED)
             return
         prompt, output = self._prompt_tokens(number), max(1, int(requests.predicted_tokens[number]) - kept_tokens)

@@ -1,5 +1,6 @@
 """A real vLLM server behind the gateway, used with the real `openai` SDK."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.fleet.models import Instance
+from controlplane.fleet.models import Adapter, Deployment, Instance, Model
 from tests.gateway.conftest import until
 from tests.gateway.rows import SECRET
 from tests.vllm.conftest import CONTRACT, MAX_MODEL_LEN, MAX_NUM_SEQS, MODEL, VllmFleet
@@ -122,3 +123,40 @@ async def test_metrics_are_read(served, client):
     row = await database_sync_to_async(Instance.objects.get)(name=CONTRACT)
     assert row.state == "ready"
     assert row.kv_capacity_tokens == replicas[0].metrics.kv_cache_size_tokens
+
+
+async def test_adapters_are_models_that_are_loaded_and_unloaded(served, client, adapter, vllm_server):
+    """Two fit into memory: the one that was not used for longest is unloaded for a third, and loaded again when used."""
+    names = ("poet", "lawyer", "cook")
+
+    def make_rows() -> None:
+        Deployment.objects.update(max_loras=1, max_cpu_loras=2)
+        for name in names:
+            Adapter.objects.create(name=name, base=Model.objects.get(name=MODEL), source=str(adapter))
+
+    await database_sync_to_async(make_rows)()
+    await served.gateway.read_inventory()
+    listed = {model.id: model.parent for model in (await client.models.list()).data}
+    assert listed == {MODEL: None} | dict.fromkeys(names, MODEL)
+
+    async def loaded() -> set[str]:
+        async with served.http.get(f"{vllm_server.url}/v1/models") as response:
+            return {card["id"] for card in (await response.json())["data"]} & set(names)
+
+    try:
+        for name in ("poet", "lawyer", "poet", "cook"):
+            answer = await client.chat.completions.create(model=name, messages=MESSAGES, **exactly(5))
+            assert (answer.model, answer.usage.completion_tokens) == (name, 5)
+        while "lawyer" in await loaded():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert await loaded() == {"poet", "cook"}
+        streamed = await client.completions.create(model="lawyer", prompt="I", stream=True, **exactly(5))
+        assert {chunk.model async for chunk in streamed} == {"lawyer"}
+    finally:
+        for name in await loaded():
+            await served.http.post(f"{vllm_server.url}/v1/unload_lora_adapter", json={"lora_name": name})
+    rows = await served.rows()
+    assert [row.trace[0]["adapter"]["was"] for row in rows] == [
+        "not loaded", "not loaded", "in CPU memory", "not loaded", "not loaded"
+    ]  # fmt: skip
+    assert {row.model for row in rows} == {MODEL}

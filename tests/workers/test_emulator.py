@@ -179,3 +179,22 @@ async def test_wrong_sleep(emulator: Emulator, query: str) -> None:
     status, answer = await emulator.call("POST", f"/one/sleep?{query}")
     assert status == 400
     assert answer["error"]["param"] == f"query.{query.split('=')[0]}"
+
+
+async def test_adapters_take_their_place_in_memory_and_their_time(emulator: Emulator) -> None:
+    """One on the GPU, two in memory: as vLLM the server loads again what it had to drop, within the request."""
+    await emulator.ready(max_loras=1, max_cpu_loras=2, adapter_storage_s=0.2, adapter_memory_s=0.1)
+    took_s = {}
+    for name in ("a", "b", "c"):
+        began_s = time.perf_counter()
+        status, _ = await emulator.call("POST", "/one/v1/load_lora_adapter", {"lora_name": name, "lora_path": "acme/x"})
+        took_s[f"load {name}"] = time.perf_counter() - began_s
+        assert status == 200
+    for name in ("c", "b", "a"):
+        began_s = time.perf_counter()
+        call = {"model": name, "prompt": "hi", "max_tokens": 1}
+        assert (await emulator.call("POST", "/one/v1/completions", call))[0] == 200
+        took_s[name] = time.perf_counter() - began_s
+    assert took_s["load a"] >= 0.2
+    assert took_s["c"] < 0.1 <= took_s["b"]
+    assert took_s["a"] >= 0.2

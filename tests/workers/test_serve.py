@@ -140,3 +140,14 @@ def test_the_version_of_the_cpu_build_counts_as_vllms(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.split() == ["0.32.0", "vllm", "bench", "serve"], done.stderr
+
+
+def test_adapters(python: Path) -> None:
+    line = arguments(str(python), spec(max_loras=4, max_cpu_loras=20, max_lora_rank=12), 81)
+    at = line.index("--enable-lora")
+    flags = ["--max-loras", "4", "--max-cpu-loras", "20", "--max-lora-rank", "16"]
+    assert line[at + 1 : at + 7] == flags
+    assert environment(spec(max_loras=4), ())["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert "--enable-lora" not in arguments(str(python), spec(), 81)
+    own = spec(max_loras=4, extra_args=("--enable-lora", "--max-loras", "2"))
+    assert arguments(str(python), own, 81).count("--enable-lora") == 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
+from workers.emulator.adapters import AdapterCache
 from workers.emulator.answers import RequestAnswer, Sequence, StreamAnswer
 from workers.emulator.bodies import ApiError
 from workers.emulator.content import Content
@@ -50,7 +51,7 @@ class EmulatedInstance:
         self.name = name
         self.spec = spec
         self.fault = Fault()
-        self.adapters: dict[str, str] = {}  # name -> path
+        self.adapters = AdapterCache(spec.max_loras, spec.max_cpu_loras, spec.adapter_storage_s, spec.adapter_memory_s)
         self.server_load = 0
         self.created_s = int(time.time())
         self._content = Content(name, spec, seed)
@@ -218,6 +219,7 @@ class EmulatedInstance:
                 output_tokens=sequence.output_tokens - sequence.produced,
                 priority=sequence.answer.generation.body.priority,
                 arrival_s=sequence.arrival_s,
+                load_s=self.adapters.use(sequence.answer.model),
                 prefix_hashes=sequence.prompt.prefix_hashes(self.spec.block_size_tokens)
                 if self.spec.enable_prefix_caching
                 else (),

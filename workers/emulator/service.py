@@ -76,7 +76,7 @@ async def metrics(instance: EmulatedInstance, request: web.Request) -> web.Respo
 async def models(instance: EmulatedInstance, request: web.Request) -> web.Response:
     spec = instance.spec
     cards = [_card(instance, spec.model, spec.model, None, spec.max_model_len)]
-    cards += [_card(instance, name, path, spec.model, None) for name, path in instance.adapters.items()]
+    cards += [_card(instance, name, path, spec.model, None) for name, path in instance.adapters.paths.items()]
     return json_response({"object": "list", "data": cards})
 
 
@@ -196,7 +196,7 @@ async def _json_body(request: web.Request) -> bytes:
 
 
 def _check_alias(instance: EmulatedInstance, model: str | None) -> None:
-    if model is not None and model != instance.spec.model and model not in instance.adapters:
+    if model is not None and model != instance.spec.model and model not in instance.adapters.paths:
         message = f"The model `{model}` does not exist. Valid aliases: {instance.spec.model}."
         raise ApiError(404, "NotFoundError", message, "model")
 
@@ -351,7 +351,7 @@ async def load_lora_adapter(instance: EmulatedInstance, request: web.Request) ->
         raise ApiError(400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided.")
     if name == instance.spec.model:
         raise ApiError(400, "InvalidUserInput", f"The lora adapter '{name}' conflicts with a served base model.")
-    if name in instance.adapters and not body.load_inplace:
+    if name in instance.adapters.paths and not body.load_inplace:
         raise ApiError(
             400,
             "InvalidUserInput",
@@ -360,7 +360,8 @@ async def load_lora_adapter(instance: EmulatedInstance, request: web.Request) ->
         )
     if path.startswith("/") and not os.access(path, os.R_OK):
         raise ApiError(404, "NotFoundError", f"Loading lora {name} failed: No adapter found for {path}")
-    instance.adapters[name] = path
+    instance.adapters.paths[name] = path
+    await asyncio.sleep(instance.adapters.use(name))
     return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.", content_type=None)
 
 
@@ -368,7 +369,7 @@ async def unload_lora_adapter(instance: EmulatedInstance, request: web.Request) 
     name = validated(AdapterName, decoded(await request.read() or b"{}")).lora_name
     if not name:
         raise ApiError(400, "InvalidUserInput", "'lora_name' needs to be provided to unload a LoRA adapter.")
-    if instance.adapters.pop(name, None) is None:
+    if not instance.adapters.unload(name):
         raise ApiError(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
     return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.", content_type=None)
 

@@ -108,8 +108,10 @@ class VllmClient:
         """Drop cached prefixes: they were computed with other weights, or are gone."""
         await self._call("POST", "/reset_prefix_cache")
 
-    async def load_lora_adapter(self, name: str, path: str) -> None:
-        await self._call("POST", "/v1/load_lora_adapter", body={"lora_name": name, "lora_path": path})
+    async def load_lora_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
+        """Load an adapter onto the GPU, *in_place* even if it is loaded."""
+        body: dict[str, object] = {"lora_name": name, "lora_path": path} | ({"load_inplace": True} if in_place else {})
+        await self._call("POST", "/v1/load_lora_adapter", body=body)
 
     async def unload_lora_adapter(self, name: str) -> None:
         await self._call("POST", "/v1/unload_lora_adapter", body={"lora_name": name})

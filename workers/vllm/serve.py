@@ -19,6 +19,9 @@ KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 KV_BYTES = "--kv-cache-memory-bytes"
 RUNNER = "--runner"
 SLEEP_MODE = "--enable-sleep-mode"
+LORA = "--enable-lora"
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's --max-lora-rank."""
 
 
 def command(vllm_python: str) -> list[str]:
@@ -50,6 +53,7 @@ def environment(spec: LaunchSpec, gpus: Sequence[str]) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # sleep and wake-up; keep the port inside your own network
+        **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if spec.max_loras else {}),
         **({"VLLM_API_KEY": spec.api_key} if spec.api_key else {}),
         **spec.environment,
     }
@@ -105,6 +109,11 @@ def _own_flags(spec: LaunchSpec, port: int) -> list[str]:
         flags += ["--tensor-parallel-size", str(spec.tensor_parallel)]
     if spec.sleep_mode and SLEEP_MODE not in spec.extra_args:
         flags.append(SLEEP_MODE)
+    if spec.max_loras and LORA not in spec.extra_args:
+        in_memory = max(spec.max_loras, spec.max_cpu_loras)
+        rank = next((each for each in LORA_RANKS if each >= spec.max_lora_rank), LORA_RANKS[-1])
+        flags += [LORA, "--max-loras", str(spec.max_loras), "--max-cpu-loras", str(in_memory)]
+        flags += ["--max-lora-rank", str(rank)]
     if spec.max_num_queued_reqs is not None:
         flags += ["--max-num-queued-reqs", str(spec.max_num_queued_reqs)]
     return flags

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
+from scheduling.fleet.adapter_memory import MOST_ADAPTERS
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.model_task import Task
@@ -31,6 +32,8 @@ class ServerSpec(BaseModel):
     max_num_batched_tokens: Size = 8192
     max_model_len: Size = 8192
     scheduling_policy: Literal["fcfs", "priority"] = "priority"
+    max_loras: Annotated[int, Field(ge=0, le=MOST_ADAPTERS)] = 0  # LoRA adapters on the GPUs; 0: no limit is known
+    max_cpu_loras: Annotated[int, Field(ge=0, le=MOST_ADAPTERS)] = 0  # in CPU memory; 0: as many as on the GPUs
     max_num_queued_reqs: Annotated[int | None, Field(ge=0)] = None
     # For an emulated instance:
     profile: Profile | None = None
@@ -46,6 +49,10 @@ class ServerSpec(BaseModel):
     """Time until its weights are back from CPU memory."""
     reload_s: Seconds = 0.0
     """Time until its weights are read from storage (after level 2)."""
+    adapter_storage_s: Seconds = 0.0
+    """Time to bring an adapter onto the GPU that is not loaded."""
+    adapter_memory_s: Seconds = 0.0
+    """The same from CPU memory."""
 
     @field_serializer("front_end")
     def _known_limits(self, front_end: FrontEnd | None) -> dict[str, float] | None:
@@ -65,6 +72,7 @@ class LaunchSpec(ServerSpec):
     tensor_parallel: int = 1
     gpus: int = 0  # of the machine; 0: unknown, and the process launcher leaves the choice to vLLM
     shares_gpus_with: tuple[str, ...] = ()  # servers of these names have the same GPUs; one at most is awake
+    max_lora_rank: int = 0  # of the adapters that it may load; 0: none
     sleep_mode: bool = False  # whether it can give its GPUs' memory back while it sleeps
     gpu_memory_utilization: float = 0.9
     cpu_kv_bytes: int | None = None  # the KV cache on CPUs; None: on GPUs

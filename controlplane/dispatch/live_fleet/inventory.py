@@ -13,6 +13,7 @@ from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.start_times import StartTimes
 from controlplane.fleet.lifecycle.states import AWAKE, COMING, InstanceState
 from controlplane.fleet.models import (
+    Adapter,
     Deployment,
     Instance,
     Launcher,
@@ -48,6 +49,8 @@ class EndpointSpec:
     """Instances missing from the deployments' minimum: neither serving nor starting, though they may be started."""
     launches: bool = False
     """Whether Pilothouse has started instances of the model, and so can start one here."""
+    max_loras: int = 0
+    """LoRA adapters on the GPUs of an instance, of the deployment with the most; 0: no adapter is served."""
     shares_gpus: bool = False
     """Whether a swap on shared GPUs can bring an instance up."""
     profile: Profile = USUAL
@@ -70,6 +73,7 @@ class InstanceSpec:
     gpu_type: str
     max_num_seqs: int
     kv_capacity_tokens: int
+    adapter_slots: tuple[int, int] = (0, 0)  # LoRA adapters on its GPUs and in its CPU memory
     launched: bool = False  # by Pilothouse, which could start it again
     failures: int = 0  # in a row
     swap_group: str = ""  # group that shares its GPUs; "" for none
@@ -130,6 +134,16 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """A LoRA adapter, which is asked for as a model."""
+
+    name: str
+    base: str
+    source: str
+    created_at: int  # epoch seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
     models: dict[str, ModelSpec]
     endpoints: tuple[EndpointSpec, ...]
@@ -140,10 +154,11 @@ class Inventory:
     values: Values = field(default_factory=Values)
     """Settings in force."""
     swap_groups: tuple[SwapGroupSpec, ...] = ()
+    adapters: tuple[AdapterSpec, ...] = ()
 
 
 def read() -> Inventory:
-    """Read the active inventory in nine queries (more where GPUs are shared or an instance is starting), ordered by name."""
+    """Read the active inventory in ten queries (more where GPUs are shared or an instance is starting), ordered by name."""
     models = {row.name: row for row in Model.objects.filter(active=True)}
     # A stopped instance counts only where a swap may start it: it has a place in the virtual queue of its GPUs.
     rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED, swap_group=None)
@@ -179,6 +194,7 @@ def read() -> Inventory:
             missing_instances=max(0, least - present[row.pk]) + (known.missing_instances if known else 0),
             launches=(most > 0 and row.model_id in launched_models) or bool(known and known.launches),
             tuned=values.of(row.model.name),
+            max_loras=max(row.max_loras, known.max_loras if known else 0),
             shares_gpus=key in sharing,
             profile=known.profile if known else _measured(profile) or USUAL,
             front_end=known.front_end if known else _front_end(profile),
@@ -200,6 +216,7 @@ def read() -> Inventory:
                 region=row.deployment.region.name,
                 gpu_type=row.deployment.gpu_type.name,
                 max_num_seqs=row.max_num_seqs,
+                adapter_slots=row.adapter_slots,
                 kv_capacity_tokens=row.kv_capacity_tokens,
                 launched=row.launcher != Launcher.EXTERNAL,
                 api_key=row.token,
@@ -223,6 +240,10 @@ def read() -> Inventory:
         values=values,
         latency_ms=region_latencies_ms(),
         swap_groups=swap_groups,
+        adapters=tuple(
+            AdapterSpec(row.name, row.base.name, row.source, int(row.created_at.timestamp()))
+            for row in Adapter.objects.filter(active=True, base__active=True).select_related("base")
+        ),
     )
 
 

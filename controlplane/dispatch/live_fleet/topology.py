@@ -15,12 +15,20 @@ from msgspec.structs import astuple as struct_astuple
 from numpy.typing import NDArray
 
 from controlplane.dispatch.live_fleet.health import Breaker, Health, Notice, RoundTrip
-from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec, SwapGroupSpec
+from controlplane.dispatch.live_fleet.inventory import (
+    AdapterSpec,
+    EndpointSpec,
+    InstanceSpec,
+    Inventory,
+    ModelSpec,
+    SwapGroupSpec,
+)  # fmt: skip
 from controlplane.dispatch.port import Submit
 from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.tuning.selectors import Values
 from scheduling.compiled import uncompiled
+from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S
 from scheduling.fleet.arrays import (
     EMPTY,
     allocate_endpoints,
@@ -35,6 +43,7 @@ from scheduling.fleet.state import EndedRequest
 from scheduling.policy import EndpointPolicy, array_value
 from scheduling.queueing.ordering import Standing
 from scheduling.queueing.waits.waiting_time import Wait
+from scheduling.routing.adapters import forget_adapters
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.regions import by_preference, latency_ms
 from scheduling.routing.requests_ahead import ROUND_TRIP_S, requests_ahead
@@ -69,6 +78,8 @@ class Request(Struct, eq=False):
     slot: int = -1  # in the waiting set, while waiting
     group: int = -1  # number of its last request group
     run: int = -1  # number of its application run, -1 for none
+    adapter: int = -1  # number of its LoRA adapter, -1 for none
+    adapter_tier: int = 0  # where that was when it was placed last: `routing.adapters`
     standing: Standing | None = None  # of its run, as of when it was queued or the run's rank was refreshed
     queue_key_s: float = 0.0  # there, on the clock of `Submit.arrived_at`
     replica: Replica | None = None
@@ -203,6 +214,10 @@ class Topology:
         self.tuned = self.values.of()
         self.latency_ms: Mapping[tuple[str, str], float] = {}
         self.swap_groups: tuple[SwapGroupSpec, ...] = ()
+        self.adapters: dict[str, AdapterSpec] = {}
+        self.adapter_names: list[str] = []
+        """By number; an adapter keeps its number."""
+        self._adapter_numbers: dict[str, int] = {}
         self.endpoints: list[Endpoint] = []
         self.replicas: dict[int, Replica] = {}  # by instance id
         self.by_slot: dict[int, Replica] = {}
@@ -253,6 +268,24 @@ class Topology:
         candidates = self.candidates(model, region)
         return self.endpoints[int(candidates[0])].region if candidates.size else ""
 
+    def adapter_number(self, name: str) -> int:
+        """Return the number of the adapter *name*, -1 for ""."""
+        if not name:
+            return -1
+        if name not in self._adapter_numbers:
+            self._adapter_numbers[name] = len(self.adapter_names)
+            self.adapter_names.append(name)
+        return self._adapter_numbers[name]
+
+    def serves_adapters(self, endpoint: Endpoint) -> bool:
+        """Whether *endpoint* can serve a request with an adapter, now or soon.
+
+        Not while all of its instances that accept work were started without: the request would hold up others.
+        """
+        slots, accepting = self.fleet.adapter_slots, self.fleet.accepting
+        taking = [one for one in self.members(endpoint) if accepting[one.slot]]
+        return endpoint.spec.max_loras > 0 and (not taking or any(slots[one.slot, 0] > 0 for one in taking))
+
     def lent(self, model: str, region: str) -> NDArray[np.int32]:
         """Return the endpoints of donated instances of *model*, in the order that a caller in *region* prefers."""
         candidates = self.candidates(model, region, opportunistic=True)
@@ -278,6 +311,7 @@ class Topology:
         self.models, self.ttft_slo_ms, self.latency_ms = inventory.models, inventory.ttft_slo_ms, inventory.latency_ms
         self.values, self.tuned = inventory.values, inventory.values.of()
         self.swap_groups = inventory.swap_groups
+        self.adapters = {one.name: one for one in inventory.adapters}
         active = {(spec.model, spec.region): spec for spec in inventory.endpoints}
         for key, endpoint_spec in active.items():
             known = self._endpoint_of.get(key)
@@ -455,8 +489,11 @@ class Topology:
             if was_wedged:
                 replica.health.try_one("after it was wedged")
             forget(self.fleet, replica.slot)  # restarted, or was asleep: nothing is cached there
+            forget_adapters(self.fleet, replica.slot)
         replica.spec = spec
         self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs
+        self.fleet.adapter_slots[replica.slot] = spec.adapter_slots
+        self.fleet.adapter_load_s[replica.slot] = FROM_STORAGE_S, FROM_MEMORY_S
         policy = replica.endpoint.spec.policy
         self.fleet.ahead_limit[replica.slot] = array_value(policy, "requests_ahead_limit")
         self.fleet.profile[replica.slot] = astuple(spec.profile) if spec.profile else 0.0

@@ -13,7 +13,7 @@ from controlplane.fleet import services
 from controlplane.fleet.admin.base import Deleted, InventoryAdmin
 from controlplane.fleet.admin.forms import DeploymentForm, LanguageModelForm
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, PerformanceProfile, SloClass
+from controlplane.fleet.models import Adapter, Deployment, PerformanceProfile, SloClass
 from controlplane.fleet.models import Model as LanguageModel
 from scheduling.policy import COLUMNS
 
@@ -59,6 +59,15 @@ class ModelAdmin(InventoryAdmin[LanguageModel]):
     @admin.display(description="KV per token", ordering="kv_bytes_per_token")
     def kv_per_token(self, model: LanguageModel) -> str:
         return f"{model.kv_bytes_per_token / 1024:.0f} KiB"
+
+
+@admin.register(Adapter)
+class AdapterAdmin(InventoryAdmin[Adapter]):
+    list_display = ["name", "base", "source", "rank", "active"]
+    list_filter = ["base", "active"]
+    list_select_related = ["base"]
+    search_fields = ["name", "base__name", "source"]
+    autocomplete_fields = ["base"]
 
 
 @admin.register(PerformanceProfile)
@@ -148,7 +157,18 @@ class DeploymentAdmin(InventoryAdmin[Deployment]):
         (None, {"fields": ["model", "region", "active"]}),
         ("Hardware", {"fields": ["gpu_type", "tensor_parallel", "gpu_memory_utilization", "kv_cache"]}),
         ("Instances", {"fields": [("min_instances", "max_instances")]}),
-        ("Engine", {"fields": ["max_num_seqs", "max_num_batched_tokens", "vllm_args", "environment"]}),
+        (
+            "Engine",
+            {
+                "fields": [
+                    "max_num_seqs",
+                    "max_num_batched_tokens",
+                    ("max_loras", "max_cpu_loras"),
+                    "vllm_args",
+                    "environment",
+                ]
+            },
+        ),
         (
             "Secrets",
             {

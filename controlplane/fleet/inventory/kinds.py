@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import (
+    Adapter,
     Deployment,
     GpuType,
     Instance,
@@ -178,6 +179,7 @@ REGION_LATENCY = Kind("region_latencies", RegionLatency, key=("origin", "target"
 GPU_TYPE = Kind("gpu_types", GpuType)
 NODE = Kind("nodes", Node)
 MODEL = Kind("models", Model, optional=frozenset({"title", "weights_bytes", "kv_bytes_per_token", "context_tokens"}))
+ADAPTER = Kind("adapters", Adapter, fixed=("base",))
 PROFILE = Kind("profiles", PerformanceProfile, key=("model", "gpu_type", "tensor_parallel"))
 WEIGHTS = Kind("weights", Weights, key=("model", "region"), only=("state",))
 SLO_CLASS = Kind("slo_classes", SloClass)
@@ -241,6 +243,7 @@ KINDS: tuple[Kind, ...] = (
     GPU_TYPE,
     NODE,
     MODEL,
+    ADAPTER,
     PROFILE,
     WEIGHTS,
     SLO_CLASS,

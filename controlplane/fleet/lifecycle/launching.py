@@ -7,6 +7,7 @@ from django.conf import settings
 from controlplane.fleet.models import Deployment, Device, Instance, Launcher, PerformanceProfile, Tier
 from controlplane.fleet.swaps.times import usual_load_s, usual_sleep_s
 from controlplane.fleet.weights.selectors import pull_s
+from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S
 from scheduling.model_task import Task
 from workers.vllm.launcher import CHECKED, LaunchError
 from workers.vllm.serve import problem_with
@@ -50,6 +51,10 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
         sleep_s=usual_sleep_s(deployment, Tier.CPU),
         wake_s=usual_load_s(deployment, Tier.CPU),
         reload_s=usual_load_s(deployment, Tier.STORAGE),
+        max_loras=deployment.max_loras,
+        max_cpu_loras=deployment.max_cpu_loras,
+        adapter_storage_s=FROM_STORAGE_S,
+        adapter_memory_s=FROM_MEMORY_S,
     )
 
 
@@ -66,6 +71,9 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
         max_num_batched_tokens=deployment.max_num_batched_tokens,
         max_model_len=deployment.model.context_tokens,
         scheduling_policy=deployment.scheduling_policy,
+        max_loras=deployment.max_loras,
+        max_cpu_loras=deployment.max_cpu_loras,
+        max_lora_rank=deployment.lora_rank,
         source=deployment.model.source,
         host=node.address if node else "127.0.0.1",
         tensor_parallel=deployment.tensor_parallel,

@@ -144,6 +144,14 @@ class Instance(models.Model):
         """Maximum concurrent requests that its server was started with, else its deployment's."""
         return int(self.launched_with.get("max_num_seqs", self.deployment.max_num_seqs))
 
+    @property
+    def adapter_slots(self) -> tuple[int, int]:
+        """LoRA adapters that fit on its GPUs and in its CPU memory, as its server was started, else by its deployment."""
+        of = self.deployment
+        on_gpu = int(self.launched_with.get("max_loras", 0) if self.launched_with else of.max_loras)
+        in_memory = int(self.launched_with.get("max_cpu_loras", 0) if self.launched_with else of.max_cpu_loras)
+        return on_gpu, max(on_gpu, in_memory)
+
     def clean(self) -> None:
         errors = {}
         if self.launcher == Launcher.EXTERNAL and not self.url:

@@ -17,6 +17,7 @@ from controlplane.fleet.validators import (
     validate_token,
     validate_vllm_args,
 )
+from scheduling.fleet.adapter_memory import MOST_ADAPTERS
 from scheduling.knob import Declared
 from scheduling.model_task import Task
 from scheduling.policy import COLUMNS, LIVE_CHOICES, EndpointPolicy
@@ -125,6 +126,48 @@ class Model(models.Model):
     def pools(self) -> bool:
         """Whether its requests are prefill alone."""
         return Task(self.task).pools
+
+    def clean(self) -> None:
+        if Adapter.objects.filter(name=self.name).exists():
+            raise ValidationError({"name": f"{self.name} is the name of an adapter."})
+
+
+class Adapter(models.Model):
+    """A LoRA adapter, which tenants ask for by its name as for a model; instances of its base model serve it."""
+
+    name = models.CharField(
+        max_length=160,
+        unique=True,
+        validators=[validate_model_name],
+        help_text="The name in requests, such as llama-3.1-8b-sql; no model has it.",
+    )
+    base = models.ForeignKey(
+        Model, verbose_name="base model", on_delete=models.CASCADE, related_name="adapters", help_text="What it adapts."
+    )
+    source = models.CharField(
+        max_length=255,
+        validators=[validate_model_source],
+        help_text="Folder or repository that vLLM loads, the same on every node.",
+    )
+    rank = models.PositiveSmallIntegerField(
+        default=8,
+        validators=[MinValueValidator(1), MaxValueValidator(512)],
+        help_text="Its LoRA rank; servers are started with the largest of their model (vLLM's --max-lora-rank).",
+    )
+    active = models.BooleanField(default=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def clean(self) -> None:
+        if Model.objects.filter(name=self.name).exists():
+            raise ValidationError({"name": f"{self.name} is the name of a model."})
+        if self.base_id and self.base.pools:
+            raise ValidationError({"base": f"{self.base} does not generate text, and adapters of it are not served."})
 
 
 class PerformanceProfile(models.Model):
@@ -266,6 +309,18 @@ class Deployment(EndpointPolicyColumns):
         validators=[MinValueValidator(0.1), MaxValueValidator(1.0)],
         help_text="vLLM's flag of that name.",
     )
+    max_loras = models.PositiveSmallIntegerField(
+        "adapters on the GPU",
+        default=0,
+        validators=[MaxValueValidator(MOST_ADAPTERS)],
+        help_text="vLLM's --max-loras: LoRA adapters that one step may use; 0: no adapter is served.",
+    )
+    max_cpu_loras = models.PositiveSmallIntegerField(
+        "adapters in memory",
+        default=0,
+        validators=[MaxValueValidator(MOST_ADAPTERS)],
+        help_text="vLLM's --max-cpu-loras: adapters in CPU memory, those on the GPU included; 0: as many as on the GPU.",
+    )
     vllm_args = models.CharField(
         "further vLLM flags",
         max_length=500,
@@ -330,6 +385,14 @@ class Deployment(EndpointPolicyColumns):
         """The knobs that its columns hold; the others have their defaults."""
         return EndpointPolicy(**{declared.name: getattr(self, name) for name, declared in COLUMNS.items()})
 
+    @property
+    def lora_rank(self) -> int:
+        """Largest rank of the adapters that its servers load; 0 where they load none."""
+        if not self.max_loras:
+            return 0
+        ranks = Adapter.objects.filter(base=self.model_id, active=True).values_list("rank", flat=True)
+        return max(ranks, default=8)
+
     def profile(self) -> PerformanceProfile | None:
         """The measured coefficients for this model on these GPUs, if there are any."""
         return PerformanceProfile.objects.filter(
@@ -340,6 +403,8 @@ class Deployment(EndpointPolicyColumns):
         errors = {}
         if None not in (self.min_instances, self.max_instances) and self.min_instances > self.max_instances:
             errors["max_instances"] = f"Not below the minimum of {self.min_instances} instances."
+        if None not in (self.max_loras, self.max_cpu_loras) and 0 < self.max_cpu_loras < self.max_loras:
+            errors["max_cpu_loras"] = f"Not below the {self.max_loras} adapters on the GPU, which are in memory too."
         same = Deployment.objects.filter(model=self.model_id, region=self.region_id, gpu_type=self.gpu_type_id)
         if same.exclude(pk=self.pk).exists():
             errors["gpu_type"] = "This model is deployed in this region on this GPU type already."

@@ -61,7 +61,7 @@ class Records:
         done = outcome is Outcome.DONE
         ticket.finished_s, ticket.outcome = now_s, outcome.value
         ticket.tenant_id, ticket.api_key_id = grant.tenant_id, grant.key_id
-        ticket.model, ticket.slo_class, ticket.streamed = call.model, terms.name, call.stream
+        ticket.model, ticket.slo_class, ticket.streamed = ticket.asked.model, terms.name, call.stream
         ticket.status_code = ticket.status or status
         ticket.surface = call.kind.value
         ticket.predicted_output_tokens = int(ticket.predicted_tokens) if call.kind.generates else 0

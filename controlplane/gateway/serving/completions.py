@@ -76,8 +76,8 @@ def _card(model: ServedModel) -> dict[str, object]:
         "object": "model",
         "created": model.created_at,
         "owned_by": "pilothouse",
-        "root": model.name,
-        "parent": None,
+        "root": model.base or model.name,
+        "parent": model.base or None,
         "max_model_len": model.context_tokens,
         "permission": [_PERMISSION | {"id": f"modelperm-{model.name}", "created": model.created_at}],
         "task": model.task,
@@ -127,9 +127,9 @@ class Completions:
             measure(call, Task(model.task))
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
-        ticket = await self._ticket(grant, terms, call, region, request, age_s, by_prefix=model.by_prefix)
+        ticket = await self._ticket(grant, terms, call, region, request, age_s, model)
         predicted_tokens = ticket.expected_tokens
-        self.records.arrived(call.model)
+        self.records.arrived(ticket.asked.model)
         try:
             admission = self._admit(ticket, predicted_tokens)
         except ApiError as error:
@@ -163,7 +163,7 @@ class Completions:
         """Count *ticket* towards its budgets and its tenant's limits. Raises ApiError 429; then nothing is counted."""
         grant = ticket.grant
         admission = self.budgets.enter(
-            grant.tenant_id, grant.key_id, ticket.call.model, predicted_tokens, rates=grant.rates
+            grant.tenant_id, grant.key_id, ticket.asked.model, predicted_tokens, rates=grant.rates
         )
         try:
             self.limits.enter(
@@ -187,16 +187,16 @@ class Completions:
         region: str,
         request: HttpRequest,
         age_s: float,
-        *,
-        by_prefix: bool,
+        served: ServedModel,
     ) -> Ticket:
+        base = served.base or served.name  # an adapter is predicted, counted and queued as its model
         prompt_tokens = call.prompt_tokens if call.kind.computes else 1
         if prompt_tokens is None:
-            prompt_tokens = self.lengths.prior.prompt_tokens(call.model, call.prompt_characters)
+            prompt_tokens = self.lengths.prior.prompt_tokens(base, call.prompt_characters)
         query = LengthQuery(
             text="",
             prompt_tokens=prompt_tokens,
-            model=call.model,
+            model=base,
             tenant=grant.tenant,
             slo_class=terms.name,
             max_tokens=call.max_tokens,
@@ -217,12 +217,12 @@ class Completions:
         streamed = not in_one_piece
         hashes: list[int] = []
         block_tokens = 0
-        if by_prefix:
+        if served.by_prefix:
             hashes, block_tokens = leading_hashes(call, prompt_tokens)
         asked = Submit(
             number=self.requests.next_number(),
             request_id=request.request_id,
-            model=call.model,
+            model=base,
             region=region,
             tenant_id=grant.tenant_id,
             priority=terms.priority,
@@ -252,6 +252,7 @@ class Completions:
             application=marks.application,
             run=marks.run,
             unit=marks.unit,
+            adapter=served.name if served.base else "",
             run_due_s=marks.due_s,
         )
         return Ticket(

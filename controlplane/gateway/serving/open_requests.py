@@ -96,6 +96,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     leave_instance: Callable[[], None] | None = None  # while an instance answers, as is the next one
     connection: Connection | None = None
     busy: ApiError | None = None  # from the last busy instance
+    adapter_failed: bool = False  # its instance could not load its adapter
 
     def __post_init__(self) -> None:
         asked = self.asked
@@ -262,7 +263,8 @@ class OpenRequests:
     def leave(self, ticket: Ticket, failure: str = "", reason: str = "") -> None:
         """End *ticket* before it is answered. Does nothing to one that was closed, or never submitted."""
         if self._close(ticket):
-            self._send(port.Left(ticket.asked.number, failure=failure, reason=reason))
+            failed = ticket.adapter_failed
+            self._send(port.Left(ticket.asked.number, failure=failure, reason=reason, adapter_failed=failed))
 
     def _close(self, ticket: Ticket) -> bool:
         self.streaming.discard(ticket)

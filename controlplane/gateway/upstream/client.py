@@ -19,6 +19,7 @@ from controlplane.gateway.errors import JSON_TYPE, ApiError
 from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket
 from controlplane.gateway.upstream import answers
+from controlplane.gateway.upstream.adapters import Adapters, AdapterUnavailable
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
 from controlplane.gateway.upstream.streams import KeptStream, Stream
 from controlplane.gateway.upstream.whole_answer import WholeAnswer
@@ -63,6 +64,7 @@ class Upstream:
         self.requests = requests
         self.silence_s = silence_s
         self.connections = Connections(connect_s)
+        self.adapters = Adapters(lambda: self.session)
         self._servers: dict[tuple[str, float, str], Server] = {}  # by instance, start and address
         self._session: aiohttp.ClientSession | None = None
 
@@ -76,6 +78,7 @@ class Upstream:
 
     async def stop(self) -> None:
         self.connections.close()
+        await self.adapters.stop()
         if self._session:
             await self._session.close()
 
@@ -107,6 +110,8 @@ class Upstream:
         connection: Connection | None = None
         was_sent = False
         try:
+            if placed.adapter:
+                await self.adapters.ready(placed)
             while connection is None:
                 connection = await self.connections.get(server.origin)
                 if ticket.evicting:
@@ -139,6 +144,10 @@ class Upstream:
                 usage.take(said.usage)
                 self.requests.came_whole(ticket, said.first_token_s)
                 await responder.whole(200, JSON_TYPE[1], answer)
+        except AdapterUnavailable as error:
+            ticket.adapter_failed = True
+            ticket.steps[-1]["lost"] = f"{placed.instance}: {error.message}"
+            raise
         except answers.Refusal as refusal:  # vLLM's refusal of a bad request is the tenant's answer
             await responder.error(refusal)
             raise answers.RefusedByInstance(
@@ -227,6 +236,9 @@ class Upstream:
         reason = f"{placed.instance}: answered {status}{message and f': {message}'}"
         if status == 429 or (status == 503 and connection.retry_after):
             raise answers.InstanceBusy(reason, status, message, _seconds(connection.retry_after))
+        if status == 404 and placed.adapter:  # its server has lost it
+            self.adapters.forget(placed)
+            raise answers.InstanceLost(reason, ERROR)
         error = answers.refusal(status, answer)
         if error is not None:
             raise error

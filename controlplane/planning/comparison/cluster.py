@@ -80,6 +80,8 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "kv_tokens": max(BLOCK_TOKENS, row.expected_kv_tokens),
             "max_num_seqs": row.max_num_seqs,
             "max_num_batched_tokens": max(row.max_num_batched_tokens, row.max_num_seqs),
+            "max_loras": row.max_loras,
+            "max_cpu_loras": row.max_cpu_loras,
             "block_size_tokens": BLOCK_TOKENS,
             "queue": row.scheduling_policy,
             # A released instance is stopped, and restarts like any other, unless it is donated.
@@ -115,6 +117,8 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             **to_builtins(live_policy(partial(getattr, tuned()))),
             "max_hold_s": tuned().MAX_HOLD_S,
             "reordering": tuned().REORDER_BY,
+            "prewarming": tuned().PREWARM_BY,
+            "prewarm_k": tuned().PREWARM_K,
             "share_spot": shares_spot,
         },
     }

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec.structs import astuple as struct_astuple
 from numpy.typing import NDArray
 
-from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
+from scheduling.fleet.arrays import FleetArrays, allocate_endpoints, allocate_fleet, index_members
 from scheduling.fleet.carried import set_front_end
 from scheduling.fleet.front_end import NO_LIMIT
 from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
@@ -36,6 +36,7 @@ from scheduling.simulation.cluster.world import (
     State,
     World,
 )
+from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.engine.state import allocate_engines
 from scheduling.simulation.workload.requests import OPPORTUNISTIC, Requests, check_prefixes, check_requests
 
@@ -48,6 +49,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     came_s = requests.arrival_s if not held else np.maximum(requests.arrival_s, 0.0)
     check_requests(requests._replace(arrival_s=came_s), cluster.models, cluster.regions, cluster.longest_tokens())
     check_prefixes(requests, cluster.cached_block_sizes())
+    check_adapters(requests, cluster)
     specs, keys = cluster.instances, cluster.endpoints
     instances, own, regions = len(specs), len(keys), len(cluster.regions)
     count = int(requests.arrival_s.size)
@@ -71,6 +73,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         fleet.kv_capacity_tokens[at] = spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens
         fleet.memory_tokens[at] = spec.engine.kv_capacity_tokens
         fleet.profile[at] = astuple(spec.engine.profile)
+        give_adapter_slots(fleet, at, spec.engine)
         front_end = NO_LIMIT if spec.dispatch_max_num_seqs else spec.engine.front_end
         set_front_end(fleet, at, front_end, policy.room_margin)
         fleet.look_ahead[at], fleet.round_trips[at, ROUND_TRIP_S] = (
@@ -147,6 +150,20 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         affinity=_affinity(cluster, policies, slots),
         run_state=_run_state(cluster, nodes if sweeps else -1),
     )
+
+
+def give_adapter_slots(fleet: FleetArrays, instance: int, engine: EngineConfig) -> None:
+    """Give *instance* the adapter slots and load times of *engine*."""
+    fleet.adapter_slots[instance] = engine.max_loras, max(engine.max_loras, engine.max_cpu_loras)
+    fleet.adapter_load_s[instance] = engine.adapter_storage_s, engine.adapter_memory_s
+
+
+def check_adapters(requests: Requests, cluster: Cluster) -> None:
+    """Raise ValueError if a request has an adapter, and an instance of its model serves none."""
+    with_adapter = {cluster.models[at] for at in np.unique(requests.model[requests.adapter >= 0]).tolist()}
+    for spec in cluster.instances:
+        if spec.model in with_adapter and not spec.engine.max_loras:
+            raise ValueError(f"requests for {spec.model} have adapters, and its instance {spec.name} has max_loras = 0")
 
 
 def _affinity(cluster: Cluster, policies: NDArray[np.void], slots: int) -> Affinity:

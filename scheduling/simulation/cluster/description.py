@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scheduling.applications.prewarming import LRU, USUAL_K, Prewarming
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.promises import ClassTerms
@@ -113,6 +114,9 @@ class Cluster:
     """Of all endpoints, or by endpoint."""
     reordering: str = SEARCH
     """For the order `qlm`: the global scheduler's rule, the search or a rule of `reordering.rules`."""
+    prewarming: Prewarming = LRU
+    """How LoRA adapters are prewarmed, with the least effectiveness *prewarm_k* for application runs."""
+    prewarm_k: float = USUAL_K
     sweeps: bool = False
     """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
     waiting longer than `Requests.hold_s`.

@@ -13,14 +13,18 @@ from scheduling.dispatch import dispatch, send
 from scheduling.fleet.profile import decode_time_s, service_time_s
 from scheduling.lookahead.maps import leave
 from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
+from scheduling.queueing.groups import BY_RANK
 from scheduling.queueing.ordering import (
     BY_RUN,
     FAIR,
     FCFS,
+    HERMES,
     PRIORITY,
+    QLM,
     SJF,
     SLACK,
     VTC,
+    due_in_run,
     engine_priority,
     first_due_s,
     queue_key,
@@ -28,7 +32,8 @@ from scheduling.queueing.ordering import (
     run_key,
 )
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
-from scheduling.queueing.waiting_set import charge, claim, enqueue, free_slot, peek, settle
+from scheduling.queueing.waiting_set import charge, claim, enqueue, free_slot, peek, rerank, settle
+from scheduling.routing.adapters import end_use, load_s, pass_over, pass_over_none, tier_of, use_adapter
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import ask, note_cached
@@ -52,7 +57,7 @@ from scheduling.simulation.cluster.world import (
 )
 from scheduling.simulation.engine.batch import give
 from scheduling.simulation.engine.sequences import free_sequence, take_sequence
-from scheduling.simulation.engine.state import GIVEN, NONE
+from scheduling.simulation.engine.state import ADAPTERS, GIVEN, NONE
 from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM
 
 
@@ -81,6 +86,7 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     this.produced_tokens = this.computed_tokens = 0
     this.decoding = this.streaming = this.again = this.evicted = 0
     this.published = 0
+    this.load_s = _load_adapter(world, instance, column(arrivals.adapter, request))
     this.origin_s = arrivals.arrival_s[request] - back_s
     this.number = engines.counters[GIVEN]
     engines.counters[GIVEN] += 1
@@ -104,6 +110,17 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     update_totals(world.fleet, engines, instance)
     if event_s >= 0.0:
         set_time(world.events, instance, event_s)
+
+
+@compiled_inline
+def _load_adapter(world: World, instance: int, adapter: int) -> float:
+    """Let a request use *adapter* at *instance*; return the seconds until it is on the GPU."""
+    if adapter < 0:
+        return 0.0
+    tier = tier_of(world.fleet, instance, adapter)
+    world.engines.counters[ADAPTERS + tier] += 1
+    use_adapter(world.fleet, instance, adapter, 1)
+    return load_s(world.fleet, instance, tier)
 
 
 @compiled_inline
@@ -145,8 +162,13 @@ def land(world: World, endpoint: int, now_s: float) -> None:
 @compiled_inline
 def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
     """Return `choices.shortest` when no instance that may hold requests ahead has room."""
-    opened = False
+    opened, adapter = False, int(world.waiting.adapter[slot])
+    prompt, output = int(world.waiting.prompt_tokens[slot]), int(world.waiting.output_tokens[slot])
     while True:
+        if adapter >= 0:
+            if not opened:
+                observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+            pass_over(world.fleet, world.endpoints, endpoint, adapter, prompt, output)
         instance = shortest(world, endpoint, slot, now_s, source)
         if instance >= 0 or opened or world.policies[endpoint].dispatch_round_trip_ms == 0.0:
             break
@@ -155,6 +177,8 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
             break
     if opened:
         close_ahead(world.fleet, world.endpoints, endpoint)
+    if adapter >= 0:
+        pass_over_none(world.fleet, world.endpoints, endpoint)
     return instance
 
 
@@ -353,15 +377,29 @@ def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output
         service_s = _service_s(policy, prompt_tokens, output_tokens)
         if ordering in BY_RUN:
             due_s = run_due_s(ttft_s, end_s, service_s)
-    return queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, stretch)
+    key = queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, stretch)
+    if ordering == QLM and world.waiting.groups.within[endpoint] == BY_RANK and column(arrivals.run, request) >= 0:
+        return due_in_run(key, arrival_s, world.standings[request, DUE], world.standings[request, WORST])
+    return key
 
 
 @compiled_inline
-def charge_tenant(world: World, slot: int, endpoint: int) -> None:
-    """Charge the tenant of *slot*, which has just begun to wait for *endpoint*, where tenants have shares."""
+def note_queued(world: World, slot: int, endpoint: int) -> None:
+    """Charge the tenant of *slot*, which has just begun to wait for *endpoint*, where tenants have shares; or give it its
+    rank where request groups leave by that.
+    """
     waiting, policy = world.waiting, world.policies[endpoint]
-    if int(policy.ordering) in FAIR:
-        charge(waiting, slot, _service_s(policy, int(waiting.prompt_tokens[slot]), int(waiting.output_tokens[slot])))
+    ordering = int(policy.ordering)
+    if ordering not in FAIR and (ordering != QLM or waiting.groups.within[endpoint] != BY_RANK):
+        return
+    service_s = _service_s(policy, int(waiting.prompt_tokens[slot]), int(waiting.output_tokens[slot]))
+    if ordering in FAIR:
+        charge(waiting, slot, service_s)
+        return
+    request, began_s = index(world.held[slot]), waiting.arrival_s[slot]
+    if column(world.arrivals.run, request) >= 0:
+        began_s, service_s = world.standings[request, BEGAN], world.standings[request, RANK]
+    rerank(waiting, slot, queue_key(HERMES, began_s, np.inf, 0, service_s, float(policy.ordering_stretch)))
 
 
 @compiled_internal
@@ -386,9 +424,10 @@ def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
     deadline_s = arrival_s + _allowed_s(world, request)
     key = key_of(world, request, endpoint, prompt, output)
     tenant, run = column(arrivals.tenant, request), column(arrivals.run, request)
-    slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, tenant, -1, run, -1)
+    adapter = column(arrivals.adapter, request)
+    slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, tenant, -1, run, adapter)
     world.held[slot] = request
-    charge_tenant(world, slot, endpoint)
+    note_queued(world, slot, endpoint)
     if policy.routing == LEAST_DELAY:
         note_prefix(world, slot, request)
 
@@ -409,6 +448,7 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
         done_tokens = _keep(world, instance, sequence)
         if lent and column(world.arrivals.held, request) & ENDS_ON_RECLAIM != 0:
             world.outcomes[request].state = FAILED
+            note_end_in_run(world, request)
             run_state.failed += 1
             run_state.ended += 1
             run_state.spot_ended += 1
@@ -429,6 +469,8 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
         if world.policies[index(world.fleet.endpoint[instance])].dispatch_round_trip_ms > 0.0:
             note_end(world.fleet, instance, now_s)
     release(world.fleet, instance, int(this.expected_tokens), done_tokens)
+    if column(world.arrivals.adapter, request) >= 0:
+        end_use(world.fleet, instance, column(world.arrivals.adapter, request))
     update_totals(world.fleet, engines, instance)
     if engines.ahead.clock.size > 0:
         leave(engines.ahead, sequence)

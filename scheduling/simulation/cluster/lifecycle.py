@@ -5,7 +5,7 @@ Delays are the cluster's; spot reclaims are drawn (SageServe 7.1: median one min
 
 import math
 from dataclasses import astuple
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import astuple as struct_astuple
@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from scheduling.fleet.arrays import assign_endpoint
 from scheduling.fleet.carried import set_front_end
 from scheduling.lookahead.maps import leave
+from scheduling.routing.adapters import forget_adapters
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import prefilled, release
 from scheduling.scaling.spot import Donated, first_to_redeploy, redeploy_s
+from scheduling.simulation.cluster.build import give_adapter_slots
 from scheduling.simulation.cluster.description import Cluster, Delays
 from scheduling.simulation.cluster.event_queue import reset_time
 from scheduling.simulation.cluster.loop import change
@@ -129,6 +131,7 @@ class Lives:
         fleet.max_num_seqs[instance] = 1 if policy.batching.mode == "none" else config.max_num_seqs
         fleet.kv_capacity_tokens[instance] = fleet.memory_tokens[instance] = config.kv_capacity_tokens
         fleet.profile[instance] = astuple(config.profile)
+        give_adapter_slots(fleet, instance, config)
         fleet.given_tokens[instance] = 0.0
         set_front_end(fleet, instance, config.front_end, policy.room_margin)
         fleet.look_ahead[instance] = struct_astuple(policy.look_ahead)
@@ -234,21 +237,30 @@ def _recall_from(world: World, instance: int, endpoint: int) -> int:
     return mine[0] if mine else NONE
 
 
-def take_out(world: World, instance: int) -> list[tuple[int, int]]:
-    """Empty *instance*, with up-to-date fleet arrays; return its requests, and the tokens that each has emitted.
+class TakenOut(NamedTuple):
+    """A request that an instance had, its output tokens so far, and those that were expected of it there."""
+
+    request: int
+    emitted_tokens: int
+    expected_tokens: int
+
+
+def take_out(world: World, instance: int) -> list[TakenOut]:
+    """Empty *instance*, with up-to-date fleet arrays; return its requests.
 
     They are in order of admission, then of queue key; those in transit come last.
     """
     engines = world.engines
     engine: Any = engines.instances[instance]
     iteration = int(engine.iteration + (engine.counted if engine.phase == SEGMENT else 0))
-    lost: list[tuple[int, int]] = []
+    lost: list[TakenOut] = []
     for first in (int(engine.first_running), int(engine.first_waiting), _recall(world, instance)):
         at = first
         while at != NONE:
             this: Any = engines.sequences[at]
             produced = iteration + int(this.offset) if this.decoding else int(this.produced_tokens)
-            lost.append((int(this.request), produced if this.streaming else 0))
+            expected = int(this.expected_tokens - this.expected_prompt)
+            lost.append(TakenOut(int(this.request), produced if this.streaming else 0, expected))
             counted = int(this.prompt_tokens) + produced if this.streaming else 0
             release(world.fleet, instance, int(this.expected_tokens), counted)
             if not this.streaming:
@@ -270,5 +282,6 @@ def take_out(world: World, instance: int) -> list[tuple[int, int]]:
     engine.free_blocks = engine.kv_blocks
     engines.residues[instance] = 0
     clear_cache(engines, instance)
+    forget_adapters(world.fleet, instance)
     reset_time(world.events, instance, np.inf)
     return lost

@@ -172,7 +172,7 @@ def _reach_region(world: World, link: int, source: int, now_s: float) -> int:
 @compiled_internal
 def _join(world: World, request: int, endpoint: int, now_s: float, source: int) -> None:
     """Queue *request* at *endpoint*, and dispatch there."""
-    bounded = column(world.kept_tokens, request) == 0 and column(world.arrivals.held, request) & HELD == 0
+    bounded = world.outcomes[request].attempts == 0 and column(world.arrivals.held, request) & HELD == 0
     queue(world, request, endpoint, bounded)
     if world.run_state[0].sweep_node >= 0:
         expect_end(world, request, endpoint)

@@ -13,6 +13,7 @@ from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
 from scheduling.queueing.groups import NEXT_NUMBER
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, note_phase
 from scheduling.queueing.virtual_queues import reassign
+from scheduling.routing.adapters import forget_adapters
 from scheduling.routing.prefix_affinity import forget
 from scheduling.scaling.ranking import Source, addition_rank, drain_rank
 from scheduling.simulation.cluster.event_queue import set_time
@@ -180,6 +181,7 @@ def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) 
     world.policies[endpoint].serving += _serves(life, after) - _serves(life, before)
     if after not in (READY, DRAINING):  # only a serving instance keeps its cache
         forget(fleet, instance)
+        forget_adapters(fleet, instance)
         if run_state.caches != 0:
             empty_cache(world.engines, instance)
     set_time(world.events, fleet.endpoint.size + instance, now_s + lasts_s)

@@ -13,7 +13,7 @@ from scheduling.queueing.waiting_set import free_slot, peek, push, remove, withd
 from scheduling.routing.regions import SWEEP_S, better_home
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.cluster.choices import candidates_of, column, is_opportunistic
-from scheduling.simulation.cluster.dispatcher import charge_tenant, key_of, note_prefix, refuse
+from scheduling.simulation.cluster.dispatcher import key_of, note_prefix, note_queued, refuse
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_memory
 from scheduling.simulation.cluster.world import World
@@ -143,7 +143,7 @@ def _rehome_kind(world: World, endpoint: int, now_s: float, source: int, opportu
         withdraw(waiting, slot)
         remove(waiting, slot)
         push(waiting, target, slot, key_of(world, request, target, prompt, output))
-        charge_tenant(world, slot, target)
+        note_queued(world, slot, target)
         world.outcomes[request].endpoint = target
         world.run_state[0].rehomed += 1
         expect_end(world, request, target)

@@ -246,6 +246,7 @@ class Arrivals(NamedTuple):
     held: NDArray[np.int8]
     tenant: NDArray[np.int32]
     run: NDArray[np.int32]
+    adapter: NDArray[np.int32]
 
 
 @struct_of_arrays

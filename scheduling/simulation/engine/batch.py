@@ -102,7 +102,7 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
         else:
             prefill += chunk
         budget -= chunk
-    admitted = begun = 0
+    admitted, begun, load_s = 0, 0, 0.0
     while budget > 0 and engine.waiting > 0 and engine.running < engine.max_num_seqs:
         sequence = index(engine.first_waiting)
         this = engines.sequences[sequence]
@@ -127,10 +127,12 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
         budget -= tokens
         admitted += 1
         begun += this.produced_tokens == 0 and this.arrival >= engine.read_idle
+        load_s += this.load_s
+        this.load_s = 0.0
     engine.step_decodes, engine.step_within = engine.decoding, engine.within
     if chunk > 0 or admitted > 0:
         engine.free_blocks = free
-        return start_step(engines, instance, now_s, prefill, decodes, context, begun)
+        return start_step(engines, instance, now_s, prefill, decodes, context, begun, load_s)
     batch = engine.decoding
     engine.phase = SEGMENT
     engines.exceeding[instance] = engine.step_within < engine.step_decodes

@@ -114,9 +114,16 @@ def compute(engines: EngineArrays, instance: int, sequence: int, tokens: int) ->
 
 @compiled_inline
 def start_step(
-    engines: EngineArrays, instance: int, now_s: float, prefill: int, decodes: int, context: int, begun: int
+    engines: EngineArrays,
+    instance: int,
+    now_s: float,
+    prefill: int,
+    decodes: int,
+    context: int,
+    begun: int,
+    load_s: float,
 ) -> float:
-    """Start one iteration that admits *begun* requests for the first time; return its end."""
+    """Start one iteration that admits *begun* new requests and loads adapters for *load_s*; return its end."""
     engine = engines.instances[instance]
     engine.phase = STEP
     engine.started_s = now_s
@@ -138,6 +145,7 @@ def start_step(
             tokens += 1
             sequence = int(engines.sequences[sequence].next_joining)
         engine.linear_s = max(engine.linear_s, tokens / engine.tokens_per_s + begun / engine.requests_per_s)
+    engine.linear_s += load_s
     engine.quadratic_s = 0.0
     engine.steps, engine.counted = 1, 0
     engine.next_s = math.inf

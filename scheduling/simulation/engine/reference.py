@@ -6,9 +6,11 @@ request admitted only when all that it has to compute fits the free blocks, no w
 asynchronous scheduling). A test runs both on the same requests and finds the same decisions in every iteration.
 """
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S, MOST_ADAPTERS
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.engine.block_pool import Block, BlockPool
@@ -33,6 +35,14 @@ class EngineConfig:
     prefix_caching: bool = False
     front_end: FrontEnd = NO_LIMIT
     """No limit where none is known."""
+    max_loras: int = 0
+    """LoRA adapters on its GPUs at once; 0: it serves none."""
+    max_cpu_loras: int = 0
+    """Adapters in its CPU memory, those on the GPUs included; at least as many as these."""
+    adapter_storage_s: float = FROM_STORAGE_S
+    """Time to bring an adapter onto the GPU that is not loaded,"""
+    adapter_memory_s: float = FROM_MEMORY_S
+    """and one that is in CPU memory."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size_tokens", "kv_blocks", "max_model_len"):
@@ -43,6 +53,12 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
                 f" max_num_seqs ({self.max_num_seqs}), or running requests would starve"
             )
+        for name in ("max_loras", "max_cpu_loras"):
+            if not 0 <= getattr(self, name) <= MOST_ADAPTERS:
+                raise ValueError(f"{name} must be from 0 to {MOST_ADAPTERS}, not {getattr(self, name)}")
+        for name in ("adapter_storage_s", "adapter_memory_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number from 0 up, not {getattr(self, name)}")
         if self.policy not in QUEUES:
             raise ValueError(f"policy must be one of {', '.join(QUEUES)}, not {self.policy!r}")
 
@@ -67,6 +83,8 @@ class EngineRequest:
     arrival_s: float = 0.0
     prefix_hashes: tuple[Hashable, ...] = ()
     """One for each leading full block of the prompt that others may share; each identifies all tokens up to its end."""
+    load_s: float = 0.0
+    """Time to bring its LoRA adapter onto the GPU, by which the iteration that admits it is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +112,9 @@ class StepResult:
 class _Sequence:
     """A request in the engine, with its progress and its blocks."""
 
-    __slots__ = ("blocks", "computed_tokens", "number", "produced_tokens", "published", "request", "total_tokens")
+    __slots__ = (
+        "blocks", "computed_tokens", "load_s", "number", "produced_tokens", "published", "request", "total_tokens",
+    )  # fmt: skip
 
     def __init__(self, request: EngineRequest, number: int) -> None:
         self.request = request
@@ -103,6 +123,7 @@ class _Sequence:
         self.computed_tokens = 0  # of these, those whose KV is in the cache
         self.produced_tokens = 0
         self.blocks = 0
+        self.load_s = request.load_s  # until it was loaded
         self.published: list[Block] = []  # its leading blocks that are full and findable; only with prefix caching
 
     @property
@@ -295,6 +316,9 @@ class ReferenceEngine:
     def _execute(self, batch: _Batch, preempted: list[_Sequence], now_s: float) -> StepResult:
         prefill_tokens = decode_sequences = context_tokens = 0
         begun = sum(s.produced_tokens == 0 and s.number >= self._read_idle for s in batch.admitted)
+        load_s = sum(sequence.load_s for sequence in batch.admitted)
+        for sequence in batch.admitted:
+            sequence.load_s = 0.0
         emitted: list[str] = []
         finished: list[str] = []
         cached_tokens = {sequence.request.request_id: sequence.computed_tokens for sequence in batch.admitted}
@@ -314,7 +338,7 @@ class ReferenceEngine:
         for request_id in finished:
             del self._sequences[request_id]
             self._free(self._running.pop(request_id))
-        duration_s = max(
+        duration_s = load_s + max(
             self.config.profile.step_time_s(prefill_tokens, decode_sequences, context_tokens),
             self.config.front_end.time_s(len(emitted), begun),
         )

@@ -33,7 +33,8 @@ GIVEN: Final = 3
 PREFIX_QUERIED_TOKENS: Final = 4
 PREFIX_HIT_TOKENS: Final = 5
 LEAVING: Final = 6  # sequences to leave at the end of an iteration
-COUNTERS: Final = 7
+ADAPTERS: Final = 7  # requests with an adapter, by where it was: not loaded, in CPU memory, on the GPU
+COUNTERS: Final = 10
 
 
 INSTANCE = record(
@@ -159,6 +160,7 @@ SEQUENCE = record(
         ("step_tokens", np.int32),  # scratch of a step that is short of blocks
         ("arrival", np.int64),  # number of requests that reached its instance earlier
         ("reaches_s", np.float64),  # its instance; set while it is in transit
+        ("load_s", np.float64),  # of its adapter, until it is admitted
     ]
 )
 """One request on an instance."""

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S, MOST_ADAPTERS
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable, Size
 
 
@@ -107,6 +108,14 @@ class Group(ScenarioTable):
     queue: Literal["fcfs", "priority"] = "fcfs"
     """vLLM's own waiting order."""
     prefix_caching: bool = False
+    max_loras: Annotated[int, Field(ge=0, le=MOST_ADAPTERS)] = 0
+    """LoRA adapters on the GPUs of an instance at once; 0: it serves none."""
+    max_cpu_loras: Annotated[int, Field(ge=0, le=MOST_ADAPTERS)] = 0
+    """Adapters in its CPU memory, those on the GPUs included; 0: as many as on the GPUs."""
+    adapter_storage_s: AtLeast0 = FROM_STORAGE_S
+    """Time to bring an adapter onto the GPU that is not loaded."""
+    adapter_memory_s: AtLeast0 = FROM_MEMORY_S
+    """The same from CPU memory."""
     takes_all: bool = False
     """Whether the dispatcher gives it every request at once, so that it queues by itself, as in the papers; otherwise only
     what it has room for.

@@ -125,9 +125,21 @@ class EndpointOf(PolicyOverrides):
         return self
 
 
+class AdaptersOf(ScenarioTable):
+    """LoRA adapters of a model, drawn for its requests."""
+
+    count: Annotated[int, Field(ge=1, le=1_000_000)]
+    share: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
+    """Share of the model's requests that use one."""
+    zipf: AtLeast0 = 0.0
+    """Exponent of their popularity: the n-th is asked for in proportion to 1 / n to this power; 0: all alike."""
+
+
 class ModelOf(ScenarioTable):
     context_tokens: Size
     """Prompt and output together."""
+    adapters: AdaptersOf | None = None
+    """None: its requests use no adapter."""
     task: Annotated[Task, Field(strict=False)] = Task.GENERATE
     """By vLLM's names. Requests to a model with any other task end with their prefill, and have no output."""
     bundle: BundleName | None = None
@@ -149,6 +161,10 @@ class Policies(PolicyKeys):
     """Default for models without a bundle; keys given here, in `[scaling]`, `[planner]` or `[forecast]` take precedence."""
     reordering: Reordering = SEARCH
     """Of `qlm`: the global scheduler's search, or a simple rule instead."""
+    prewarming: Literal["lru", "epwq", "hermes"] = "hermes"
+    """How LoRA adapters are prewarmed (`applications.prewarming`)."""
+    prewarm_k: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
+    """Least effectiveness of prewarming for an application run (Hermes' K)."""
     sweeps: bool = True
     """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
     `max_hold_s`.

@@ -80,6 +80,10 @@ def cluster_of(scenario: Scenario) -> Cluster:
             max_model_len=scenario.models[group.model].context_tokens + (group.model in scenario.pooling),
             profile=profiles[group.model, group.gpu, group.tensor_parallel],
             prefix_caching=group.prefix_caching,
+            max_loras=group.max_loras,
+            max_cpu_loras=group.max_cpu_loras,
+            adapter_storage_s=group.adapter_storage_s,
+            adapter_memory_s=group.adapter_memory_s,
             front_end=front_ends[group.model, group.gpu, group.tensor_parallel],
         )
         states = [State.READY] * group.instances + [State.ASLEEP] * group.asleep
@@ -127,6 +131,8 @@ def cluster_of(scenario: Scenario) -> Cluster:
             policies={key: scenario.policy(*key) for key in ready},
             sweeps=scenario.policies.sweeps,
             reordering=scenario.policies.reordering,
+            prewarming=scenario.policies.prewarming,
+            prewarm_k=scenario.policies.prewarm_k,
             delays=delays,
             share_spot=scenario.policies.share_spot,
             swap_memory_bytes=_swap_memory(scenario, instances),

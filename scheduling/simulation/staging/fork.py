@@ -13,7 +13,7 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.applications.standings import key_in_run
+from scheduling.applications.standings import follows_runs, key_in_run
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import (
     NEVER_S,
@@ -26,13 +26,16 @@ from scheduling.fleet.state import (
     WaitingRequest,
 )
 from scheduling.policy import EndpointPolicy
+from scheduling.queueing.groups import GROUP_ORDERS
 from scheduling.queueing.ordering import (
     BY_RUN,
     FAIR,
+    HERMES,
     ORDERINGS,
     QLM,
     SLACK,
     Standing,
+    due_in_run,
     engine_priority,
     first_due_s,
     queue_key,
@@ -79,6 +82,8 @@ class _Forking:
         known = [one for one in state.requests if (one.model, one.served_in) in self.endpoint_of]
         known.sort(key=lambda one: one.arrival_s)
         self.rows = {id(one): at for at, one in enumerate(known)}
+        self.adapters: dict[str, int] = {}
+        """Numbers of adapters by name."""
         self.requests = self._requests(known, tenants, seed)
         self.outcomes = np.zeros(len(known), OUTCOME)
         for name in ("ttft_s", "e2e_s", "queue_s"):
@@ -127,12 +132,22 @@ class _Forking:
             predicted_tokens=np.array([max(1, one.predicted_tokens) for one in known], np.int32),
         )
         requests = requests_of(self.scenario, self.cluster, workload, seed)
+        serve = {spec.model for spec in self.cluster.instances} - {
+            spec.model for spec in self.cluster.instances if not spec.engine.max_loras
+        }
+        adapters = [self._adapter(one.adapter) if one.model in serve else -1 for one in known]
+        requests = requests._replace(adapter=np.array(adapters, np.int32))
         released = [(at, one.priority) for at, one in enumerate(known) if one.priority is not None]
         if released:
             requests = requests._replace(priority=np.array(requests.priority))
             for at, priority in released:
                 requests.priority[at] = priority
         return requests
+
+    def _adapter(self, name: str) -> int:
+        """Return the number of an adapter, -1 for none; beyond those that the scenario draws for requests to come."""
+        drawn = sum(model.adapters.count for model in self.scenario.models.values() if model.adapters)
+        return self.adapters.setdefault(name, drawn + len(self.adapters)) if name else -1
 
     def _output(self, one: RequestState) -> int:
         """Return output tokens of *one*: known, or drawn from recent ratios to the prediction, beyond those emitted."""
@@ -179,6 +194,7 @@ class _Forking:
             sharing = self.cluster.instances[place].sharing
             if seen.leaves and sharing is not None:
                 instance.goal, instance.goal_s = int(State.FALLING_ASLEEP), sharing.sleep_s
+        instance.adapters = [self._adapter(name) for name in seen.adapters]
         instance.round_trips = np.array(seen.round_trips, np.float64)
         instance.round_trips[ROUND_TRIP_S] = self._round_trip_s(place)
         instance.given_tokens = seen.given_tokens
@@ -304,7 +320,22 @@ class _Forking:
             was = {(each.model, each.region): each.ordering for each in self.state.endpoints}
             start = one.virtual_start if isinstance(one, WaitingRequest) else None
             key = nan if start is None or was.get((one.model, one.served_in)) != ordering else start
-        return Queued(request, endpoint, key, one.expected_prompt, output_tokens)
+        rank, put_off_s = self._rank(request, endpoint, one.expected_prompt, output_tokens, one.standing), None
+        if isinstance(one, WaitingRequest) and one.put_off_s is not None and ORDERINGS[ordering] == QLM:
+            put_off_s = one.put_off_s
+            key = float(self.requests.arrival_s[request]) + put_off_s
+        return Queued(request, endpoint, key, one.expected_prompt, output_tokens, rank, put_off_s)
+
+    def _rank(
+        self, request: int, endpoint: int, prompt_tokens: int, output_tokens: int, standing: Standing | None
+    ) -> float:
+        """Return the rank of *request* inside a request group at *endpoint*."""
+        policy = self._policy(endpoint)
+        if standing is not None:
+            return key_in_run(HERMES, standing, 0, policy.ordering_stretch)
+        profile = self.cluster.reference_profile(self.cluster.endpoints[endpoint % len(self.cluster.endpoints)])
+        service_s, arrival_s = profile.service_time_s(prompt_tokens, output_tokens), self.requests.arrival_s[request]
+        return float(queue_key(HERMES, float(arrival_s), inf, 0, service_s, policy.ordering_stretch))
 
     def _policy(self, endpoint: int) -> EndpointPolicy:
         own = endpoint % len(self.cluster.endpoints)
@@ -321,13 +352,14 @@ class _Forking:
         ordering = ORDERINGS[policy.ordering]
         ttft_s, end_s = float(self.requests.deadline_s[request]), float(self.requests.end_s[request])
         priority = int(self.requests.priority[request])
-        if ordering in BY_RUN and standing is not None:
-            due_s = inf if standing.due_s >= NEVER_S else standing.due_s
-            return key_in_run(ordering, standing._replace(due_s=due_s), priority, policy.ordering_stretch)
+        if standing is not None:
+            standing = standing._replace(due_s=inf if standing.due_s >= NEVER_S else standing.due_s)
+            if ordering in BY_RUN:
+                return key_in_run(ordering, standing, priority, policy.ordering_stretch)
         due_s = first_due_s(ttft_s, end_s, profile.decode_time_s(prompt_tokens, output_tokens))
         if ordering in BY_RUN:
             due_s = run_due_s(ttft_s, end_s, profile.service_time_s(prompt_tokens, output_tokens))
-        return float(
+        own = float(
             queue_key(
                 ordering,
                 arrival_s,
@@ -337,6 +369,9 @@ class _Forking:
                 policy.ordering_stretch,
             )
         )
+        if standing is not None and follows_runs(ordering, GROUP_ORDERS[policy.group_order]):
+            return float(due_in_run(own, arrival_s, standing.due_s, standing.worst_s))
+        return own
 
     def _endpoints(self) -> list[ForkedEndpoint]:
         known = {(one.model, one.region, one.spot): one for one in self.state.endpoints}

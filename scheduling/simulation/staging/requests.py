@@ -87,6 +87,7 @@ def requests_of(
         hold_s=column(held_s),
         judged=column(judged),
         held=_held(scenario, cluster, workload, slo_class),
+        adapter=_adapters(scenario, workload, seed, run),
         run=-1 if run is None else run,
     )
     return _with_prefixes(scenario, workload, requests)
@@ -105,6 +106,34 @@ def _held(
     holds = np.array([name in models for name in workload.model.names])
     held = np.array(kinds, np.int8)[slo_class]
     return np.where(holds[workload.model.codes], held, held & ~HELD).astype(np.int8)
+
+
+def _adapters(
+    scenario: Scenario, workload: Workload, seed: int, run: NDArray[np.int32] | None
+) -> NDArray[np.int32] | int:
+    """Return the LoRA adapter of each request, drawn by `[models.*.adapters]`; -1 for none. Raise ScenarioProblem.
+
+    All requests of an application run for a model use the same (Hermes section 5.4).
+    """
+    adapter, first = np.full(len(workload), -1, np.int32), 0
+    for number, (name, model) in enumerate(scenario.models.items()):
+        if (known := model.adapters) is None:
+            continue
+        for at, group in enumerate(scenario.fleet):
+            if group.model == name and not group.max_loras:
+                raise ScenarioProblem(("fleet", at), f"has no max_loras, and {name} has adapters")
+        names = list(workload.model.names)
+        rows = np.flatnonzero(workload.model.codes == names.index(name)) if name in names else np.zeros(0, np.int64)
+        random = np.random.default_rng([seed, 4, number])
+        weights = np.arange(1, known.count + 1) ** -float(known.zipf)
+        # One draw for each run, and one for each request of none.
+        of = np.arange(rows.size) if run is None else np.where(run[rows] >= 0, run[rows], run.max() + 1 + rows)
+        _, draw = np.unique(of, return_inverse=True)
+        count = int(draw.max(initial=-1)) + 1
+        drawn, uses = random.choice(known.count, count, p=weights / weights.sum()), random.random(count) < known.share
+        adapter[rows] = np.where(uses, first + drawn, -1)[draw]
+        first += known.count
+    return adapter if first else -1
 
 
 def _predicted(scenario: Scenario, cluster: Cluster, workload: Workload, seed: int) -> NDArray[np.int32] | None:

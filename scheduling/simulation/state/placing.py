@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.fleet.arrays import index_members
+from scheduling.fleet.arrays import MEMORY_SLOTS, index_members
 from scheduling.fleet.carried import carried
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import BacklogState, GroupState
@@ -18,7 +18,8 @@ from scheduling.queueing.fair_shares import NO_SHARES
 from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, GroupArrays, put_before
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, WAITS, note_phase
-from scheduling.queueing.waiting_set import charge, claim, enqueue
+from scheduling.queueing.waiting_set import charge, claim, enqueue, rerank
+from scheduling.routing.adapters import use_adapter
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.scaling.owner import UNCHANGED, Change
@@ -85,6 +86,8 @@ class ForkedInstance:
     """Of the requests that it was given; empty before the first."""
     requests: list[ForkedRequest] = field(default_factory=list)
     """Running ones in order of admission, then waiting ones in order, then those on their way."""
+    adapters: list[int] = field(default_factory=list)
+    """LoRA adapters that it holds, most recently used first."""
     begins_s: float = 0.0
     """When the iteration in progress began, with the requests that had arrived by then."""
 
@@ -99,6 +102,10 @@ class Queued:
     """NaN: by the share of its tenant, which starts with nothing."""
     prompt_tokens: int
     output_tokens: int
+    rank: float = 0.0
+    """Inside its request group."""
+    put_off_s: float | None = None
+    """Seconds after its arrival when it counts as due; None: as it was promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +256,7 @@ class _Engines:
         for at, instance in enumerate(self.fork.instances):
             listed = [(one, self._take(at, one)) for one in instance.requests]
             self._place_loads(at, listed)
+            self._place_adapters(at, instance)
             self._place_maps(at, listed)
             self._link_running(at, [each for each in listed if each[0].where is Where.RUNNING])
             self._begin(at, instance, [slot for one, slot in listed if one.where is Where.WAITING])
@@ -270,7 +278,7 @@ class _Engines:
         ):  # fmt: skip
             this[name] = getattr(one, name)
         this.streaming, this.offset = one.decoding, one.produced_tokens
-        this.instance, this.again, this.published, this.evicted = at, 0, 0, 0
+        this.instance, this.again, this.published, this.evicted, this.load_s = at, 0, 0, 0, 0.0
         this.prompt_tokens = requests.prompt_tokens[one.request]
         this.output_tokens = requests.output_tokens[one.request]
         region = int(self.world.policies[self.world.fleet.endpoint[at]]["region"])
@@ -287,6 +295,14 @@ class _Engines:
             fleet.kv_tokens[at] += max(one.expected_tokens, done)
             fleet.remaining_tokens[at] += max(one.expected_tokens - done, 0)
             fleet.queued_prompt_tokens[at] += 0 if one.decoding else one.expected_prompt
+
+    def _place_adapters(self, at: int, instance: ForkedInstance) -> None:
+        fleet, most = self.world.fleet, int(self.world.fleet.adapter_slots[at, MEMORY_SLOTS])
+        for adapter in reversed(instance.adapters[:most]):
+            use_adapter(fleet, at, adapter, 0)
+        for one in instance.requests:
+            if (adapter := int(self.fork.requests.adapter[one.request])) >= 0:
+                use_adapter(fleet, at, adapter, 1)
 
     def _place_maps(self, at: int, listed: list[tuple[ForkedRequest, int]]) -> None:
         maps, sequences = self.world.engines.ahead, self.world.engines.sequences
@@ -375,7 +391,8 @@ def _place_waiting(world: World, fork: Fork) -> None:
     slots = []
     for one in fork.waiting:
         arrival_s = float(requests.arrival_s[one.request])
-        due_s = arrival_s + float(min(requests.deadline_s[one.request], requests.end_s[one.request]))
+        allowed_s = min(requests.deadline_s[one.request], requests.end_s[one.request])
+        due_s = arrival_s + float(allowed_s if one.put_off_s is None else one.put_off_s)
         tenant, fair = int(requests.tenant[one.request]), waiting.shares.ordering[one.endpoint] != NO_SHARES
         slot = enqueue(
             waiting,
@@ -389,8 +406,9 @@ def _place_waiting(world: World, fork: Fork) -> None:
             tenant,
             -1,
             -1,
-            -1,
+            int(requests.adapter[one.request]),
         )
+        rerank(waiting, slot, one.rank)
         if fair:
             charge(waiting, slot, _service_s(world.policies[one.endpoint], one.prompt_tokens, one.output_tokens))
             waiting.shares.clock[one.endpoint] = waiting.key[waiting.heap[one.endpoint, 0]]

@@ -45,6 +45,8 @@ class Requests(NamedTuple):
     """Of classes that are not interactive: `HELD`, `OPPORTUNISTIC` and `ENDS_ON_RECLAIM`, added; 0 for interactive ones."""
     run: NDArray[np.int32]
     """Number of its application run (`workload.runs`), -1 for none; it comes once the steps before it have ended."""
+    adapter: NDArray[np.int32]
+    """Number of its LoRA adapter, -1 for none."""
     prefix_first: NDArray[np.int64]
     """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
     tokens up to its end. Empty when no prompts share a prefix."""
@@ -72,6 +74,7 @@ def make_requests(
     judged: ArrayLike = 0,
     held: ArrayLike = 0,
     run: ArrayLike = -1,
+    adapter: ArrayLike = -1,
     prefix_blocks: Sequence[Sequence[int]] | None = None,
 ) -> Requests:
     """Return requests from arrays or scalars; scalars hold for all and take no memory. *predicted_tokens* default to the
@@ -118,6 +121,7 @@ def make_requests(
         "judged": column("judged", judged, np.int8),
         "held": column("held", held, np.int8),
         "run": column("run", run, np.int32),
+        "adapter": column("adapter", adapter, np.int32),
     }
     predicted = columns["output_tokens"]
     if predicted_tokens is not None:
@@ -186,6 +190,7 @@ def check_requests(
         refuse("deadline_s", ~(requests.deadline_s[part] > 0), "a deadline is after arrival")
         refuse("end_s", ~(requests.end_s[part] > 0), "an end is after arrival")
         refuse("hold_s", ~(requests.hold_s[part] >= 0), "a time is not below 0")
+        refuse("adapter", requests.adapter[part] < -1, "it is a number from 0 up, or -1 for none")
         refuse("held", (requests.held[part] < 0) | (requests.held[part] > MOST_HELD), f"it is from 0 to {MOST_HELD}")
         model, region = requests.model[part], requests.region[part]
         refuse("model", (model < 0) | (model >= len(models)), f"there are {len(models)} models")

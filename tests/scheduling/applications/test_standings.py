@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
-from scheduling.applications.standings import IDLE_S, KnownGraph, RunCall, Standings, rekey_run, runs_waiting
+from scheduling.applications.standings import (
+    IDLE_S,
+    KnownGraph,
+    PastCall,
+    RunCall,
+    Standings,
+    rekey_run,
+    runs_waiting,
+)
 from scheduling.queueing.ordering import HERMES, ORDERINGS, SRPT, Standing, run_key
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, in_order
 
@@ -119,6 +127,40 @@ def test_whatever_a_run_does_its_standing_is_finite_and_its_service_adds_up(step
             runs.end(each, None if fails else 4, float(request))
             total += 0.0 if fails else 4.0
         request += count
+
+
+@given(loops)
+def test_a_run_that_is_resumed_from_its_calls_stands_where_it_stood(steps):
+    followed, resumed, past, request, now_s = standings(), standings(), [], 0, 5.0
+    for unit, count, fails in steps:
+        opened = range(request, request + count)
+        for each in opened:
+            followed.come(call(each, unit, due_in_s=60.0, weight=2.0), now_s)
+        for each in opened:
+            followed.end(each, None if fails else 4, now_s + 1.0)
+            past.append(PastCall(unit, now_s, now_s + 1.0, 1, None if fails else 4, RATE))
+        request, now_s = request + count, now_s + 1.0
+    assert resumed.resume("a", "r", past[::-1]) is not None
+    assert resumed.resume("a", "r", past) is None or not any(one.output_tokens for one in past)
+    runs = [each.come(call(999, "plan", due_in_s=60.0, weight=2.0), now_s) for each in (followed, resumed)]
+    assert [runs[1].attained_s(), runs[1].steps, runs[1].last, runs[1].visits] == [
+        runs[0].attained_s(), runs[0].steps, runs[0].last, runs[0].visits
+    ]  # fmt: skip
+    runs[1].draws = runs[0].draws  # walks are numbered
+    assert resumed.stand(runs[1]) == followed.stand(runs[0])
+
+
+def test_a_run_with_open_calls_is_resumed_and_one_that_ended_a_step_since_is_not():
+    runs = standings()
+    run = runs.come(call(1, "check", due_in_s=60.0, weight=2.0), 50.0)
+    past = [PastCall("plan", 10.0, 12.0, 1, 2, RATE), PastCall("work", 12.0, 17.0, 1, 5, RATE)]
+    resumed = runs.resume("a", "r", past)
+    assert runs.stand(resumed).attained_s == 7.0
+    assert (resumed.number, resumed.began_s, resumed.due_s, resumed.weight) == (run.number, 10.0, 70.0, 2.0)
+    runs.end(1, 4, 55.0)
+    assert resumed.attained_s() == 11.0
+    assert runs.resume("a", "r", past) is None
+    assert runs.runs["a", "r"] is resumed
 
 
 def test_a_rank_changes_the_keys_of_what_waits_of_its_run_alone():

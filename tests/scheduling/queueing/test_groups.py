@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
 from scheduling.queueing.groups import (
     BY_LENGTH,
+    BY_RANK,
     CLASSES,
     FREE_GROUPS,
     GROUP,
@@ -34,6 +35,7 @@ from scheduling.queueing.waiting_set import (
     pop,
     push,
     remove,
+    rerank,
 )
 from tests.examples import costly
 from tests.oracles.groups import PlainGroups
@@ -410,3 +412,36 @@ def test_waiting_requests_are_due_later_than_now_unless_held_or_pinned(rows, now
     assert sorted(
         slot for queue in (0, 1) for group in queue_of(waiting, queue) for slot in members(waiting, group)
     ) == sorted(slots)
+
+
+ranked = st.tuples(st.sampled_from([5.0, 20.0, 60.0]), st.sampled_from([1, INPUT_EDGES[0]]), st.integers(0, 9))
+
+
+@given(
+    st.lists(ranked, min_size=2, max_size=20), st.lists(st.tuples(st.integers(0, 19), st.integers(0, 9)), max_size=15)
+)
+def test_members_leave_by_rank_and_their_group_moves_forward_when_it_is_due_sooner(asked, changes):
+    fleet, endpoints = fleet_of(1)
+    waiting = allocate_waiting(1, 32, 1)
+    waiting.groups.limit[0], waiting.groups.within[0] = LIMIT, BY_RANK
+    slots = []
+    for at, (due_s, prompt, _) in enumerate(asked):
+        slots.append(ask(waiting, due_s, float(at), prompt))
+        insert_loose(fleet, endpoints, waiting, 0)
+    moves = [(at, rank) for at, (*_, rank) in enumerate(asked)] + [(at % len(asked), rank) for at, rank in changes]
+    for at, rank in moves:
+        slot = slots[at]
+        group = int(waiting.groups.members[slot]["group"])
+        before_s = due_at(waiting, group)
+        queue = queue_of(waiting, 0)
+        rerank(waiting, slot, float(rank))
+        after = queue_of(waiting, 0)
+        assert sorted(after) == sorted(queue) == sorted(living(waiting))
+        assert [one for one in after if one != group] == [one for one in queue if one != group]
+        if due_at(waiting, group) >= before_s:
+            assert after == queue
+        elif (place := after.index(group)) > 0:
+            assert due_at(waiting, after[place - 1]) <= due_at(waiting, group)
+    for group in living(waiting):
+        slots_here = members(waiting, group)
+        assert slots_here == sorted(slots_here, key=lambda slot: (waiting.rank[slot], waiting.sequence[slot]))

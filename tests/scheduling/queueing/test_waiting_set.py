@@ -159,7 +159,7 @@ def test_fields_say_what_was_enqueued():
         "tenant": 7,
         "application": 8,
         "run": 9,
-        "unit": 10,
+        "adapter": 10,
         "instance": -1,
     }
 

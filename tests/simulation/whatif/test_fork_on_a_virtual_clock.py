@@ -4,7 +4,7 @@ Both run on virtual clocks, so that the answer is the same on every machine. `te
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,8 @@ from controlplane.gateway.models import LedgerRow
 from controlplane.simulation.whatif.fork import fork_of
 from controlplane.simulation.whatif.start import Start, stage_start
 from controlplane.tuning.services import put
+from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
+from scheduling.applications.standings import KnownGraph
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from tests.examples import at_night_but
@@ -175,6 +177,59 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
     for percentile in (50, 95):
         assert abs(both.ttft_off(percentile)) < 1e-4
+
+
+RUN_ORDERS = ("application", "srpt", "hermes", "run_deadline", "run_slack", "qlm")
+
+
+@pytest.mark.parametrize("ordering", at_night_but(["hermes", "qlm"], RUN_ORDERS))
+def test_a_fork_has_runs_in_progress_where_they_stood(db, ordering):
+    """Runs of two applications, of which one has a demand graph: what waits at the fork leaves as it does in the fleet."""
+    make_fleet("join_shortest_queue", ordering, requests_ahead_limit=0, ordering_stretch=3.0)
+    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    put("GROUP_ORDER", "hermes", "test")
+    random, at_s = np.random.default_rng(2), 60.3
+    asked = [
+        replace(
+            each,
+            application=f"a{at % 2}",
+            run=f"r{at}",
+            slo_class="interactive",
+            run_due_s=float(random.choice([20.0, 90.0])) if at % 3 else None,
+        )
+        for at, each in enumerate(requests(at_s, 4.5))
+    ]
+    live = VirtualFleet("m", ROUND_TRIP_S)
+    records = [RunRecord((Step("request", -1, 100, int(length)),)) for length in random.choice([20, 60, 400], 40)]
+    graph = KnownGraph.of(DemandGraph("a0", {"request": Backend("llm", "m")}, records), {"request": ServiceRate()})
+    live.dispatcher.runs.graphs[live.tenant.pk, "a0"] = graph
+    live.run(asked, at_s)
+    start = Start.model_validate_json(fork_of(live.seen(), AFTER_S).model_dump_json())
+    assert start.state is not None
+    waiting = {int(one.request_id[1:]): one for one in start.state.waiting}
+    assert len(waiting) > 30
+    assert all(one.standing is not None and one.standing.rank_s > 0 for one in waiting.values())
+
+    live.run([Asked(at_s + AFTER_S - 1.0, "east", "interactive", 20, 5, 5)])  # a simulation needs one that comes
+    live.write_ledger()
+    came = {
+        "kind": "ledger",
+        "since": start.at.isoformat(),
+        "until": (start.at + timedelta(seconds=AFTER_S)).isoformat(),
+    }
+    result = simulate(start.model_copy(update={"arrivals": came}))
+    both = Both(
+        live,
+        list(LedgerRow.objects.filter(arrived_at__gte=start.at)),
+        result,
+        sorted(int(one.request_id[1:]) for one in start.state.requests),
+        [],
+    )
+    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
+    assert {number for _, number, _ in fleet} == {*waiting, len(asked)}
+    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
+    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    assert [number for _, number, _ in fleet] != sorted(waiting), "or order would hardly matter"
 
 
 def test_what_instances_carry_is_the_same_in_a_fork(db):

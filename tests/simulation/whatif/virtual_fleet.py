@@ -45,6 +45,9 @@ class Asked:
     prompt_tokens: int
     output_tokens: int
     predicted_tokens: int
+    application: str = ""
+    run: str = ""
+    run_due_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -194,6 +197,9 @@ class VirtualFleet:
                 streamed=True,
                 prefix_hashes=(),
                 block_tokens=0,
+                application=asked.application,
+                run=asked.run,
+                run_due_s=asked.run_due_s,
             )
         )
 

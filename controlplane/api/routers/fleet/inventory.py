@@ -28,6 +28,7 @@ from controlplane.fleet.inventory.kinds import Kind
 from controlplane.fleet.models import Deployment, Model, Node, Region, RegionLatency
 from controlplane.resources.instances import INSTANCES
 from controlplane.resources.inventory import (
+    ADAPTERS,
     DEPLOYMENTS,
     GPU_TYPES,
     MODELS,
@@ -81,6 +82,7 @@ WRITTEN = (
         "ModelOut",
         "Models of the inventory. Tenants find the models that they can ask for in `/v1/models`.",
     ),
+    listed(kinds.ADAPTER, ADAPTERS, "AdapterOut", "List LoRA adapters, which tenants ask for as for models."),
     listed(kinds.SLO_CLASS, SLO_CLASSES, "SloClassOut", "List SLO classes."),
     Written(kinds.TENANT, TENANTS, accounts.TenantOut, accounts.router),
     Written(kinds.INSTANCE, INSTANCES, instances.InstanceOut, instances.router),

@@ -1,0 +1,98 @@
+"""Runs in progress are followed on from the ledger after a restart, and by a process that takes the regions over."""
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.utils import timezone
+
+from controlplane.applications import feeding
+from controlplane.applications.feeding import GraphFeeder, calls_in_progress
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.runs import EndedCall
+from controlplane.jobs.record import Job
+from scheduling.applications.demand_graph import ServiceRate
+from scheduling.applications.standings import RunCall
+from tests.applications.conftest import write_run
+from tests.console.conftest import ledger_row
+
+pytestmark = pytest.mark.django_db
+RATE = ServiceRate(0.0, 0.0, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def one_connection(monkeypatch):
+    """Reads keep the connection of the test, which has its rows, open."""
+    monkeypatch.setattr(feeding, "database_sync_to_async", sync_to_async)
+
+
+def dispatcher():
+    return Dispatcher(Topology(), lambda: 100.0, deliver=lambda record: None)
+
+
+def feeder(dispatcher, owns=lambda: True):
+    return GraphFeeder(dispatcher.runs, Job("feed-graphs", "gateway", 5.0), owns)
+
+
+def test_a_second_process_goes_by_what_the_first_one_saw(acme, application, running):
+    first, second = dispatcher(), dispatcher()
+    (ended,) = calls_in_progress(timezone.now()).values()
+    (written,) = ended
+    assert (written.unit, written.output_tokens > 0) == ("write", True)
+    for each in (first, second):
+        async_to_sync(feeder(each).look)(0.0)
+    key, runs = (acme.pk, "review"), first.runs.standings
+    assert key in second.runs.graphs
+    runs.come(RunCall(0, key, "now", "write", 300, 9, RATE), -written.began_s)
+    runs.end(0, written.output_tokens, -written.ended_s)
+
+    assert async_to_sync(feeder(second).resume)(0.0) == 1
+    before, after = (
+        each.runs.standings.stand(
+            each.runs.standings.come(RunCall(1, key, "now", "review", 2 * written.output_tokens, 9, RATE, 600.0), 0.0)
+        )
+        for each in (first, second)
+    )
+    assert after.attained_s == before.attained_s > 0.0
+    assert after.rank_s == pytest.approx(before.rank_s, rel=0.2)  # other walks of the graph
+    assert after.began_s == pytest.approx(-written.began_s, abs=2.0)
+    assert after.due_s == after.began_s + 600.0
+
+
+def test_runs_are_resumed_when_a_process_takes_the_regions_and_not_before(acme, running):
+    owner, owned = dispatcher(), False
+    resume = async_to_sync(feeder(owner, lambda: owned).resume)
+    assert resume(1.0) == 0
+    assert not owner.runs.standings.runs
+    owned = True
+    assert resume(2.0) == 1
+    assert resume(3.0) == 0, "once"
+    owned = False
+    resume(4.0)
+    owner.runs.standings.runs.clear()
+    owned = True
+    assert resume(5.0) == 1, "it took them again"
+
+
+def test_only_runs_that_are_not_idle_and_calls_that_ended_count(acme):
+    now = timezone.now()
+    write_run(acme, "old", now - timedelta(minutes=8), np.random.default_rng(1), reviews=0)
+    values = {"application": "review", "run": "new"}
+    ledger_row(acme, arrived_at=now - timedelta(seconds=60), unit="write", **values)
+    ledger_row(acme, arrived_at=now - timedelta(seconds=30), unit="review", outcome="failed", e2e_ms=None, **values)
+    ledger_row(acme, arrived_at=now - timedelta(seconds=30))
+    ended = calls_in_progress(now)
+    assert list(ended) == [((acme.pk, "review"), "new")]
+    assert [(one.unit, one.output_tokens) for one in ended[(acme.pk, "review"), "new"]] == [
+        ("review", None),
+        ("write", 40),
+    ]
+
+
+def test_a_call_of_a_model_that_is_served_no_longer_counts_by_a_usual_profile():
+    owner = dispatcher()
+    call = EndedCall("gone", "write", 30.0, 20.0, 100, 50)
+    assert owner.runs.resume([((1, "review"), "now", [call])]) == 1
+    assert owner.runs.standings.runs[(1, "review"), "now"].attained_s() > 0.0

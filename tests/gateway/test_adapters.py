@@ -1,0 +1,180 @@
+"""LoRA adapters as models: listed, routed to where they are, loaded there first, unloaded when others need the memory."""
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+from channels.db import database_sync_to_async
+
+from controlplane.fleet.models import Adapter, Deployment, Model
+from scheduling.fleet.arrays import GPU_SLOTS
+from tests.gateway.conftest import until
+
+ADAPTERS = ("sql", "poet", "legal", "chess")
+
+
+def make_adapters(max_loras: int, max_cpu_loras: int) -> None:
+    Deployment.objects.update(max_loras=max_loras, max_cpu_loras=max_cpu_loras)
+    base = Model.objects.get(name="m")
+    for name in ADAPTERS:
+        Adapter.objects.create(name=name, base=base, source=f"acme/{name}")
+
+
+@pytest_asyncio.fixture
+async def adapted(served):
+    await database_sync_to_async(make_adapters)(1, 2)
+    await served.gateway.read_inventory()
+    return served
+
+
+async def status_of(served, model, **body):
+    response = await served.chat(model=model, **body)
+    return response.status, await response.json()
+
+
+async def test_an_adapter_is_a_model_of_the_api(adapted):
+    async with adapted.http.get(f"{adapted.url}/v1/models", headers=adapted.headers) as response:
+        cards = {card["id"]: (card["root"], card["parent"]) for card in (await response.json())["data"]}
+    assert cards == {"m": ("m", None)} | dict.fromkeys(ADAPTERS, ("m", "m"))
+
+    status, answer = await status_of(adapted, "sql")
+    assert (status, answer["model"]) == (200, "sql")
+    (backend,) = adapted.backends
+    assert (backend.lora_calls, backend.bodies[-1]["model"]) == (["+sql"], "sql")
+    row = await adapted.new_row()
+    assert (row.model, row.outcome) == ("m", "done")  # counted, predicted and billed as its model
+    assert row.trace[0]["adapter"] == {"name": "sql", "was": "not loaded", "words": "Adapter sql: not loaded."}
+    await status_of(adapted, "sql")
+    assert (await adapted.new_row()).trace[0]["adapter"]["was"] == "on the GPU"
+    assert backend.lora_calls == ["+sql"]
+
+
+async def test_the_least_recently_used_adapter_is_unloaded(adapted):
+    for name in ("sql", "poet", "sql", "legal", "poet"):
+        assert (await status_of(adapted, name))[0] == 200
+    (backend,) = adapted.backends
+    await until(lambda: backend.lora_calls.count("-sql") == 1)
+    calls = backend.lora_calls
+    assert sorted(calls) == sorted(["+sql", "+poet", "+legal", "-poet", "+poet", "-sql"])
+    assert sorted(backend.adapters) == ["legal", "poet"]
+    assert calls.index("-poet") < len(calls) - 1 - calls[::-1].index("+poet")
+
+
+async def test_calls_of_one_adapter_wait_for_one_load(adapted):
+    (backend,) = adapted.backends
+    backend.script.lora_s = 0.2
+    statuses = await asyncio.gather(*(status_of(adapted, "sql") for _ in range(4)))
+    assert [status for status, _ in statuses] == [200] * 4
+    assert backend.lora_calls == ["+sql"]
+
+
+async def test_an_adapter_in_use_keeps_its_place_on_the_gpu(adapted):
+    """With one slot on the GPU, a second adapter waits until the first is not in use; the base model does not."""
+    (backend,) = adapted.backends
+    backend.script.hold = asyncio.Event()
+    first = asyncio.create_task(status_of(adapted, "sql"))
+    await until(lambda: backend.running == 1)
+    second, plain = (asyncio.create_task(status_of(adapted, name)) for name in ("poet", "sql"))
+    await asyncio.sleep(0.1)
+    assert backend.lora_calls == ["+sql"]
+    backend.script.hold.set()
+    assert [status for status, _ in await asyncio.gather(first, second, plain)] == [200] * 3
+    assert backend.lora_calls == ["+sql", "+poet"]
+
+
+async def test_one_that_cannot_be_loaded_is_unavailable(adapted):
+    (backend,) = adapted.backends
+    backend.script.lora_status = 404
+    status, answer = await status_of(adapted, "sql")
+    assert (status, answer["error"]["code"]) == (503, "adapter_unavailable")
+    assert "No adapter found" in answer["error"]["message"]
+    row = await adapted.new_row()
+    assert (row.error_code, row.status_code) == ("adapter_unavailable", 503)
+    assert not adapted.gateway.topology.fleet.adapters.any()
+    backend.script.lora_status = 200
+    assert (await status_of(adapted, "sql"))[0] == 200
+
+
+async def test_one_that_the_server_has_lost_is_loaded_again(adapted):
+    (backend,) = adapted.backends
+    assert (await status_of(adapted, "sql"))[0] == 200
+    backend.adapters.clear()
+    assert (await status_of(adapted, "sql"))[0] == 200
+    assert backend.lora_calls == ["+sql", "+sql"]
+
+
+async def test_none_is_served_where_servers_were_started_without(adapted):
+    def without():
+        Deployment.objects.update(max_loras=0, max_cpu_loras=0)
+
+    await database_sync_to_async(without)()
+    await adapted.gateway.read_inventory()
+    status, answer = await status_of(adapted, "sql")
+    assert (status, answer["error"]["code"]) == (503, "adapters_unavailable")
+    assert (await status_of(adapted, "m"))[0] == 200
+    assert (await status_of(adapted, "nothing"))[0] == 404
+
+
+async def test_a_waiting_one_does_not_hold_up_others_when_the_last_server_with_adapters_goes(adapted):
+    (backend,) = adapted.backends
+    backend.script.hold = asyncio.Event()
+    first = asyncio.create_task(status_of(adapted, "sql"))
+    await until(lambda: backend.running == 1)
+    second = asyncio.create_task(status_of(adapted, "poet"))
+    await until(lambda: len(adapted.gateway.dispatcher.queue) == 1)
+    adapted.gateway.topology.fleet.adapter_slots[:, GPU_SLOTS] = 0
+    adapted.gateway.dispatcher.sweep_queues()
+    status, answer = await second
+    assert (status, answer["error"]["code"]) == (503, "adapters_unavailable")
+    backend.script.hold.set()
+    assert (await first)[0] == 200
+
+
+@pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}])
+async def test_requests_follow_their_adapter(served, gateway_options):
+    await database_sync_to_async(make_adapters)(1, 2)
+    await served.gateway.read_inventory()
+    for _ in range(3):
+        for name in ("sql", "poet"):
+            assert (await status_of(served, name))[0] == 200
+    assert sorted(backend.lora_calls for backend in served.backends) in ([["+poet"], ["+sql"]], [[], ["+sql", "+poet"]])
+    used = [{body["model"] for body in backend.bodies} for backend in served.backends]
+    assert sum("sql" in names for names in used) == sum("poet" in names for names in used) == 1
+
+
+async def test_adapters_of_waiting_requests_are_loaded_meanwhile(adapted):
+    """One slot for requests: what waits is loaded meanwhile, and finds its adapter on the GPU."""
+    (backend,) = adapted.backends
+    await database_sync_to_async(Deployment.objects.update)(max_loras=2, max_cpu_loras=3, max_num_seqs=1)
+    await adapted.gateway.read_inventory()
+    backend.script.hold = asyncio.Event()
+    first = asyncio.create_task(status_of(adapted, "sql"))
+    await until(lambda: backend.running == 1)
+    second = asyncio.create_task(status_of(adapted, "poet"))
+    await until(lambda: len(adapted.gateway.dispatcher.queue) == 1)
+    adapted.gateway.dispatcher.prewarm()
+    await until(lambda: backend.lora_calls == ["+sql", "+poet"])
+    backend.script.hold.set()
+    assert [status for status, _ in await asyncio.gather(first, second)] == [200] * 2
+    rows = {row.trace[0]["adapter"]["name"]: row.trace[0]["adapter"]["was"] for row in await adapted.rows()}
+    assert rows == {"sql": "not loaded", "poet": "on the GPU"}
+    counts = adapted.gateway.dispatcher.prewarming.counts
+    assert (counts["warmed"], counts["used"], counts["wasted"]) == (1, 1, 0)
+
+
+async def test_one_that_cannot_be_prewarmed_is_tried_again_by_its_request(adapted):
+    (backend,) = adapted.backends
+    await database_sync_to_async(Deployment.objects.update)(max_loras=2, max_cpu_loras=3, max_num_seqs=1)
+    await adapted.gateway.read_inventory()
+    backend.script.hold = asyncio.Event()
+    first = asyncio.create_task(status_of(adapted, "m"))
+    await until(lambda: backend.running == 1)
+    second = asyncio.create_task(status_of(adapted, "poet"))
+    await until(lambda: len(adapted.gateway.dispatcher.queue) == 1)
+    backend.script.lora_status = 500
+    adapted.gateway.dispatcher.prewarm()
+    await asyncio.sleep(0.2)
+    backend.script.lora_status = 200
+    backend.script.hold.set()
+    assert [status for status, _ in await asyncio.gather(first, second)] == [200] * 2
+    assert backend.lora_calls == ["+poet"]

@@ -1,0 +1,187 @@
+"""When prewarming starts (Hermes equation 3), which adapters it brings where, and what is counted."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
+from scheduling.applications.prewarming import (
+    EPWQ,
+    HERMES,
+    LRU,
+    AdapterPrewarming,
+    LikelyCall,
+    Warmed,
+    likely_calls,
+    start_in_s,
+)
+from scheduling.applications.standings import KnownGraph, RunCall, Standings
+from scheduling.queueing.waiting_set import allocate_waiting, enqueue
+from scheduling.routing.adapters import IN_MEMORY, NOT_LOADED, ON_GPU, tier_of, use_adapter
+from tests.scheduling.routing.test_adapters import fleet_of
+
+TENTHS = np.arange(1.0, 11.0)
+"""Ends after 1, 2 ... 10 s, each as likely."""
+
+
+@pytest.mark.parametrize(
+    ("probability", "warm_s", "k", "start_s"),
+    [
+        (1.0, 2.0, 0.5, 4.0),  # half end after 6 s or later: warm by then
+        (1.0, 2.0, 0.2, 7.0),
+        (1.0, 2.0, 0.9, 0.0),  # it would have to be warm after 2 s
+        (0.6, 1.0, 0.5, 1.0),  # 9 of 10 have to end later: 0.6 * 0.9 >= 0.5
+        (1.0, 20.0, 0.5, 0.0),  # too late whenever it starts, yet the call is likely
+        (0.4, 2.0, 0.5, None),
+        (1.0, 2.0, 0.0, 8.0),
+    ],
+)
+def test_start(probability, warm_s, k, start_s):
+    assert start_in_s(TENTHS, probability, warm_s, k) == start_s
+
+
+@given(
+    ends=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40),
+    probability=st.floats(0.05, 1.0),
+    warm_s=st.floats(0.0, 30.0),
+    k=st.floats(0.01, 1.0),
+)
+def test_it_is_the_latest_start_that_is_effective_enough(ends, probability, warm_s, k):
+    ends_s = np.sort(ends)
+    start_s = start_in_s(ends_s, probability, warm_s, k)
+    if probability < k:
+        assert start_s is None
+        return
+
+    def effectiveness(at_s):
+        return probability * np.mean(ends_s >= at_s + warm_s)
+
+    candidates = [0.0, *(end - warm_s for end in ends_s if end >= warm_s)]
+    enough = [at for at in candidates if effectiveness(at + 0.0) >= k - 1e-9 or ends_s.max() < warm_s]
+    assert start_s == pytest.approx(max(enough, default=0.0), abs=1e-9)
+
+
+@given(ends=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40), warm_s=st.floats(0.0, 30.0))
+def test_a_smaller_k_prewarms_more_calls_and_each_of_them_later(ends, warm_s):
+    """The two effects of K in the paper's text and formula."""
+    ends_s = np.sort(ends)
+    starts = [[start_in_s(ends_s, p, warm_s, k) for p in np.linspace(0.1, 1.0, 10)] for k in (0.2, 0.5, 0.8)]
+    made = [sum(start is not None for start in each) for each in starts]
+    assert made == sorted(made, reverse=True)
+    for smaller, larger in itertools.pairwise(starts):
+        assert all(a is not None and a >= b for a, b in zip(smaller, larger, strict=True) if b is not None)
+
+
+RATE = ServiceRate(0.5, 0.01, 0.1)
+UNITS = {"plan": Backend("llm", "m"), "write": Backend("llm", "m"), "test": Backend("container", "python")}
+
+
+def standings():
+    """After a plan text is written in three runs of four, once a container has run for 2 or 6 s; then nothing follows."""
+    longer = [
+        RunRecord((
+            Step("plan", output_tokens=20), Step("test", 0, duration_s=lasts_s), Step("write", 1, output_tokens=50),
+            Step("test", 2, duration_s=2),
+        ))
+        for lasts_s in (2.0, 2.0, 6.0)
+    ]  # fmt: skip
+    shorter = RunRecord((Step("plan", output_tokens=10), Step("test", 0, duration_s=2)))
+    graph = DemandGraph("a", UNITS, [*longer, shorter] * 3)
+    return Standings({"a": KnownGraph.of(graph, dict.fromkeys(UNITS, RATE))})
+
+
+def call(request, unit, adapter=5, weight=1.0, run="r"):
+    return RunCall(request, "a", run, unit, 100, 20, RATE, weight=weight, adapter=adapter, endpoint=0)
+
+
+def starts_of(known, produced=0, k=0.5, now_s=0.0):
+    return likely_calls(known, lambda request: produced, lambda endpoint: 0.1, k, now_s)
+
+
+def test_the_next_call_of_a_run_is_expected_by_its_graph():
+    known = standings()
+    known.come(call(1, "plan"), 0.0)
+    # 3 of 4 continue, and 2 of 3 have to come later: 1.5 s of prefill, 20 tokens, 2 s of another unit
+    (likely,) = starts_of(known)
+    assert likely == LikelyCall(0, 5, pytest.approx(1.5 + 2.0 + 2.0 - 0.1))
+    assert starts_of(known, produced=15)[0].start_in_s == pytest.approx(0.5 + 2.0 - 0.1)
+    assert starts_of(known, k=0.8) == []
+    known.end(1, 20, 3.0)
+    assert starts_of(known, now_s=4.0)[0].start_in_s == pytest.approx(1.0 - 0.1)
+    (late,) = starts_of(known, now_s=6.0)  # only the longest are left
+    assert late.start_in_s == pytest.approx(3.0 - 0.1)
+    assert starts_of(known, now_s=20.0) == []
+    known.come(call(2, "write"), 6.0)
+    assert starts_of(known, now_s=6.0) == []  # a container follows, and nothing else
+
+
+def test_a_weightier_tenant_has_less_likely_calls_prewarmed():
+    known = standings()
+    known.come(call(1, "plan", weight=2.0), 0.0)
+    assert len(starts_of(known, k=1.0)) == 1
+
+
+def test_a_call_longer_than_any_recorded_may_end_now():
+    known = standings()
+    known.come(call(1, "plan"), 0.0)
+    assert starts_of(known, produced=60)[0].start_in_s == pytest.approx(2.0 - 0.1)
+
+
+@pytest.mark.parametrize("unit", ["unknown", "plan"])
+def test_what_is_not_known_is_not_expected(unit):
+    known = standings()
+    known.come(call(1, unit, adapter=-1 if unit == "plan" else 5), 0.0)
+    assert starts_of(known) == []
+
+
+def waiting_for(*adapters):
+    waiting = allocate_waiting(1, 16)
+    for at, adapter in enumerate(adapters):
+        enqueue(waiting, 0, float(at), float(at), np.inf, 0, 10, 10, -1, -1, -1, adapter)
+    return waiting
+
+
+@pytest.mark.parametrize(("by", "warmed"), [(LRU, []), (EPWQ, [2, 1]), (HERMES, [3, 2, 1])])
+def test_who_is_prewarmed(by, warmed):
+    fleet, endpoints = fleet_of(1, 2, 4)
+    likely = [LikelyCall(0, 3, 0.5), LikelyCall(0, 4, 30.0)]
+    loaded = AdapterPrewarming().look(fleet, endpoints, waiting_for(1, -1, 2, 1), lambda endpoint: by, likely)
+    assert [each.adapter for each in loaded] == warmed
+    if by != LRU:
+        assert tier_of(fleet, 0, 1) == tier_of(fleet, 0, 2) == ON_GPU, "the first to be used is on the GPU"
+        assert tier_of(fleet, 0, 3) == (IN_MEMORY if by == HERMES else NOT_LOADED)
+
+
+def test_it_goes_where_it_is_nearest_then_where_the_fewest_run():
+    fleet, endpoints = fleet_of(3, 1, 2)
+    fleet.running[:] = 5, 1, 2
+    prewarming, by = AdapterPrewarming(), lambda endpoint: EPWQ
+    assert prewarming.look(fleet, endpoints, waiting_for(7), by) == [Warmed(1, 7, -1, False)]
+    assert prewarming.look(fleet, endpoints, waiting_for(7), by) == []  # it is there
+    use_adapter(fleet, 1, 8, 0)
+    assert tier_of(fleet, 1, 7) == IN_MEMORY
+    assert prewarming.look(fleet, endpoints, waiting_for(7), by) == [Warmed(1, 7, -1, True)]
+    fleet.accepting[1] = 0
+    assert [each.instance for each in prewarming.look(fleet, endpoints, waiting_for(7), by)] == [2]
+
+
+def test_used_and_wasted_ones_are_counted():
+    fleet, endpoints = fleet_of(1, 1, 2)
+    prewarming, by = AdapterPrewarming(), lambda endpoint: EPWQ
+    prewarming.look(fleet, endpoints, waiting_for(1, 2), by)
+    prewarming.use(0, 1)
+    prewarming.use(0, 1)
+    prewarming.look(fleet, endpoints, waiting_for(3, 4), by)
+    prewarming.look(fleet, endpoints, waiting_for(), by)
+    assert dict(prewarming.counts) == {"warmed": 4, "used": 1, "wasted": 1}
+
+
+def test_adapters_in_use_are_not_pushed_out():
+    fleet, endpoints = fleet_of(1, 2, 2)
+    for adapter in (1, 2):
+        use_adapter(fleet, 0, adapter, 1)
+    assert AdapterPrewarming().look(fleet, endpoints, waiting_for(3), lambda endpoint: EPWQ) == []
+    assert tier_of(fleet, 0, 1) == tier_of(fleet, 0, 2) == ON_GPU
