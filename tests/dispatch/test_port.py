@@ -17,6 +17,7 @@ RECORDS = [
     port.Progress(tokens=((7, 11), (8, 0)), headers=((7, 0.125),)),
     port.Prefix(7, (-(2**63), 2**63 - 1), 64),
     port.PrefixWanted(7),
+    port.Warm("i", 3.5, "http://i", "secret", "sql", "acme/sql", ("poet",), True),
     port.Finished(7, 40),
     port.Left(7, again=True, failure=port.DEAD, evicted=True, kept_tokens=12),
     port.Waiting(7, 3, 1.5, None),

@@ -235,6 +235,7 @@ def test_the_explanation_is_what_the_decision_saw(policy):
     note(affinity, slot, np.arange(1, 9, dtype=np.int64), 0, 8, 50)
     learn(fleet, affinity, 0, slot, 0)
     before = [array.copy() for array in fleet]
+    was = FleetArrays(*before)
     alone = [array.copy() for array in before], [array.copy() for array in endpoints]
     rows = np.full((4, COLUMNS), np.nan)
     taken, chosen = dispatch_ahead(fleet, endpoints, waiting, ahead, affinity, 0, policy, rows)
@@ -247,7 +248,9 @@ def test_the_explanation_is_what_the_decision_saw(policy):
     rows = rows[np.argsort(rows[:3, INSTANCE])]
     assert (rows[:, IN_SECONDS] == (policy == LEAST_DELAY)).all()
     assert rows[:, ROOM].tolist() == [1, 1, 0]
-    for column, loads in ((RUNNING, before[4]), (KV, before[6]), (REMAINING, before[8]), (QUEUED, before[10])):
+    for column, loads in (
+        (RUNNING, was.running), (KV, was.kv_tokens), (REMAINING, was.remaining_tokens), (QUEUED, was.queued_prompt_tokens),
+    ):  # fmt: skip
         assert rows[:, column].tolist() == loads[:3].tolist(), "without this request"
     able = rows[:2]
     assert int(np.argmin(able[:, SCORE])) == chosen
@@ -255,9 +258,9 @@ def test_the_explanation_is_what_the_decision_saw(policy):
     plain = PlainFleet(
         [
             PlainInstance(
-                endpoint=0, accepting=True, running=int(before[4][at]), max_num_seqs=64, kv_tokens=int(before[6][at]),
-                kv_capacity_tokens=10_000, remaining_tokens=int(before[8][at]), profile=SLOW,
-                queued_prompt_tokens=int(before[10][at]),
+                endpoint=0, accepting=True, running=int(was.running[at]), max_num_seqs=64, kv_tokens=int(was.kv_tokens[at]),
+                kv_capacity_tokens=10_000, remaining_tokens=int(was.remaining_tokens[at]), profile=SLOW,
+                queued_prompt_tokens=int(was.queued_prompt_tokens[at]),
             )
             for at in range(2)
         ]
