@@ -6,6 +6,7 @@ Every non-secret variable becomes a setting of the same name, without its prefix
 import socket
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
@@ -224,7 +225,7 @@ PERIODIC_TASKS: dict[str, tuple[str, float]] = {
     "prune-lengths": ("lengths.prune_lengths", 3600.0),
 }
 """Name of each periodic task: its function below `workers.tasks`, and its period in seconds."""
-CELERY_BEAT_SCHEDULE = {  # `expires`: messages must not pile up while no worker runs
+CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {  # `expires`: messages must not pile up while no worker runs
     name: {"task": f"workers.tasks.{task}", "schedule": period_s, "options": {"expires": period_s}}
     for name, (task, period_s) in PERIODIC_TASKS.items()
 }

@@ -128,6 +128,6 @@ def report_unit(tenant: Tenant, name: str, run: str, execution: Execution, now: 
     owner.began_at, owner.last_call_at = min(owner.began_at, row.began_at), max(owner.last_call_at, now)
     owner.ended_at, owner.outcome, owner.steps = None, "", []
     owner.save(update_fields=["began_at", "last_call_at", "ended_at", "outcome", "steps"])
-    what, took_s = ("began", None) if row.ended_at is None else ("ended", None if row.failed else row.duration_s)
-    _report(RunReport(what, tenant.pk, name, run, row.pk, row.unit, took_s))
+    took_s = None if row.ended_at is None or row.failed else row.duration_s
+    _report(RunReport("began" if row.ended_at is None else "ended", tenant.pk, name, run, row.pk, row.unit, took_s))
     return row

@@ -208,7 +208,7 @@ class OpenRequests:
         self.streaming.discard(ticket)
         ticket.placement = asyncio.get_running_loop().create_future()
         number, kept_tokens = ticket.asked.number, ticket.output_tokens
-        self._send(port.Left(number, True, failure, reason, wait_s, evicted, kept_tokens))
+        self._send(port.Left(number, True, failure, reason, wait_s, evicted, kept_tokens=kept_tokens))
 
     def expect(self, model: str, due: Iterable[tuple[float, int]]) -> None:
         """Announce work of *model* that will be submitted once there is room: (deadline on the clock, requests)."""
