@@ -13,6 +13,7 @@ from controlplane.accounts.models import ApiKey, Budget, Tenant
 from controlplane.events.models import Event
 from controlplane.events.services import record
 from controlplane.fleet.models import (
+    Adapter,
     CommandVerb,
     Instance,
     InstanceCommand,
@@ -73,6 +74,7 @@ def build(inventory: Inventory) -> None:
         status_code=200,
     )
     MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="interactive")
+    Adapter.objects.create(name="llama-sql", base=inventory.deployment.model, source="acme/llama-sql")
     place = {"model": "llama-3.1-8b", "region": "us-east"}
     Forecast.objects.create(**place, quantity="prompt", forecaster="blend", window_s=60, start_at=now)
     Backtest.objects.create(source="ledger", window_s=600)
