@@ -19,7 +19,7 @@ ALLOWED = {
     "eviction_limit": 5,  # the live and the simulated scheduler act on it, bundles and an experiment set it
     "group_order": 4,  # live queue, simulator, and the ranks of a fork
     "group_batches": 5,  # live queue, first and later sizes in the simulator, and an experiment
-    "ordering_stretch": 7,  # queue and runs, live and simulated, a fork's queue, and an experiment
+    "ordering_stretch": 8,  # queue and runs, live and simulated, a fork's queue, and two experiments
     "queue_bound": 5,  # endpoints that are gone take none, System compares with what waits, an experiment varies it
     "region_threshold": 7,  # routing and moving, live and simulated, of donated instances too; bundles set it
     "requests_ahead_limit": 6,  # live, at the start of a simulation, when an instance changes its model or is donated
