@@ -358,9 +358,7 @@ async def test_lines_in_memory_are_bounded_for_each_model_of_a_batch(served, cli
     (sources,) = again._sources.values()
     assert {source.model: source.unread for source in sources} == {"m": 17, "other": 3}
     await again.close()
-    await database_sync_to_async(of_other.update)(model="m")
     served.backends[0].script.hold.set()
-    await ended(client, batch)
 
 
 async def test_lines_wait_while_their_file_cannot_be_read(served, client, monkeypatch):

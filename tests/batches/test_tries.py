@@ -11,9 +11,12 @@ import pytest
 from django.core.files.base import ContentFile
 from django.test import Client
 from django.urls import URLPattern, get_resolver
+from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.api.urls import api
+from controlplane.applications.models import ApplicationRun
+from controlplane.applications.reporting import open_run
 from controlplane.batches import services
 from controlplane.batches.models import Batch, StoredFile
 from tests.gateway.rows import make_rows
@@ -28,6 +31,9 @@ TRIES = {
     "/v1/batches/{}": ("batch", ("GET",)),
     "/v1/batches/{}/cancel": ("batch", ("POST",)),
     "/v1/models/{}": None,  # models are the same for all tenants
+    "/v1/runs/{}?application=review": ("run", ("GET",)),
+    "/v1/runs/{}/close": ("run", ("POST",)),
+    "/v1/runs/{}/units": None,  # a report begins a run of the tenant's own, whatever runs others have by that name
 }
 LISTS = ("/v1/files", "/v1/batches")
 
@@ -53,7 +59,8 @@ def objects():
     line = {"custom_id": MARK, "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}
     file = services.create_file(key.tenant, ContentFile(json.dumps(line).encode(), "in"), f"{MARK}.jsonl", "batch")
     batch = services.create_batch(key, file, "/v1/chat/completions", "24h", metadata={"mark": MARK})
-    return {"file": file.pk, "batch": batch.public_id}
+    run = open_run(key.tenant, "review", f"{MARK}-run", None, timezone.now())
+    return {"file": file.pk, "batch": batch.public_id, "run": run.run}
 
 
 def ask(method, path, body=None):
@@ -62,7 +69,7 @@ def ask(method, path, body=None):
 
 
 def test_every_path_that_names_an_object_has_an_entry():
-    assert paths_with_objects() == set(TRIES)
+    assert paths_with_objects() == {path.partition("?")[0] for path in TRIES}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +77,8 @@ def test_every_path_that_names_an_object_has_an_entry():
 )
 def test_the_object_of_another_tenant_is_as_one_that_does_not_exist(objects, path, method):
     kind = TRIES[path][0]
-    tried, nowhere = (ask(method, path.format(name)) for name in (objects[kind], f"{kind}-nowhere"))
+    body = {"application": "review"} if kind == "run" and method == "POST" else None
+    tried, nowhere = (ask(method, path.format(name), body) for name in (objects[kind], f"{kind}-nowhere"))
     assert tried.status_code == nowhere.status_code == 404
     answers = [response.content.decode().replace(name, "NAME")
                for response, name in ((tried, objects[kind]), (nowhere, f"{kind}-nowhere"))]  # fmt: skip
@@ -78,6 +86,7 @@ def test_the_object_of_another_tenant_is_as_one_that_does_not_exist(objects, pat
     assert MARK not in answers[0]
     assert StoredFile.objects.filter(pk=objects["file"]).exists()
     assert Batch.objects.get().status == "validating"
+    assert ApplicationRun.objects.get().closed_at is None
 
 
 def test_lists_and_bodies_lead_to_nothing_of_another_tenant(objects):

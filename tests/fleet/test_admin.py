@@ -107,7 +107,7 @@ class TestSecrets:
     def values(self, deployment, **changes):
         form = self.page.context["adminform"].form
         fields = {name: form.initial.get(name) for name in form.fields}
-        plain = {name: value for name, value in fields.items() if value not in (None, "", {}, False)}
+        plain = {name: value for name, value in fields.items() if value is not False and value not in (None, "", {})}
         return {**plain, "environment": "{}", "secrets": "", "api_key": "", **changes}
 
     @pytest.fixture(autouse=True)

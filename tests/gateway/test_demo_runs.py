@@ -25,6 +25,8 @@ async def test_runs_of_the_demo_become_applications(served, monkeypatch):
         sleep=lambda seconds: asyncio.sleep(min(seconds, 0.1)), gather=asyncio.gather, TaskGroup=asyncio.TaskGroup
     )
     monkeypatch.setattr(runs, "asyncio", quick)
+    for backend in served.backends:  # calls of a step are at their instances together
+        backend.script.first_token_s = 0.3
     stream = Stream("m", "east", "interactive", served.secret, 8192, 0.0, KINDS["interactive"])
     waves = Waves(f"{served.url}/v1", [], seed=1)
     sender = RunSender(waves.post, seed=1)

@@ -82,7 +82,7 @@ def test_tables_are_written(scenario: Path, tmp_path: Path) -> None:
     answer = json.loads(run(scenario, "--out", str(out), "--requests", "--json"))
     assert sorted(path.name for path in out.iterdir()) == [
         "changes.csv", "counters.csv", "hours.csv", "measures.csv", "moves.csv", "plans.csv", "requests.csv", "result.json",
-        "series.csv",
+        "runs.csv", "series.csv",
     ]  # fmt: skip
     rows = list(csv.DictReader((out / "requests.csv").read_text().splitlines()))
     assert len(rows) == answer["requests"]

@@ -160,6 +160,7 @@ def test_fields_say_what_was_enqueued():
         "application": 8,
         "run": 9,
         "adapter": 10,
+        "rank": 4.0,
         "instance": -1,
     }
 
