@@ -72,9 +72,15 @@ def shell(address, code, **values):
 
 
 def kill(address, part):
-    """End *part* at once; the supervisor starts it again."""
-    parts = json.loads((Path(address.environment["PILOTHOUSE_STATE_DIR"]) / PARTS_FILE).read_text())["parts"]
-    (process_id,) = [one["process_id"] for one in parts if one["name"] == part]
+    """End *part* at once, as soon as it runs; the supervisor starts it again."""
+    until_s = time.monotonic() + 60
+    while True:
+        parts = json.loads((Path(address.environment["PILOTHOUSE_STATE_DIR"]) / PARTS_FILE).read_text())["parts"]
+        (process_id,) = [one["process_id"] for one in parts if one["name"] == part]
+        if process_id is not None:
+            break
+        assert time.monotonic() < until_s, f"{part} was not started again"
+        time.sleep(0.1)
     os.kill(process_id, signal.SIGKILL)
 
 
