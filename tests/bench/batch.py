@@ -47,8 +47,8 @@ class Load(NamedTuple):
 
 
 LOADS: Final = {
-    "llama-2-70b": Load(4_096, 2.9, 0.57, 45),
-    "bloom-176b": Load(2_048, 4.8, 0.43, 50),
+    "llama-2-70b": Load(4_096, 2.9, 0.41, 45),
+    "bloom-176b": Load(2_048, 4.8, 0.59, 50),
 }
 """Set so that interactive requests use about 35% of the fleet, and that the lines take as long for both models.
 
