@@ -136,9 +136,7 @@ class ApplicationRuns:
         topology = self.topology
         if not topology.adapter_names:
             return []
-        return likely_calls(
-            self.standings, self._produced, self._needs, topology.tuned.PREWARM_K, self.queue.moment_s
-        )
+        return likely_calls(self.standings, self._produced, self._needs, topology.tuned.PREWARM_K, self.queue.moment_s)
 
     def _needs(self, before: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
         """Yield what a call that follows *before* at *backend* needs warm, and how long it takes to warm."""
