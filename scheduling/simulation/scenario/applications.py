@@ -39,6 +39,10 @@ class ApplicationOf(ScenarioTable):
     """Coefficient of variation of the gaps between two runs."""
     arrivals: LengthsTrace | None = None
     """A trace: so many of its arrivals in a row, from a random one on, are when runs begin, stretched to the window."""
+    prompts: Size | None = None
+    """Versions of the system prompts of the suite's units, among which runs are drawn: what calls of a unit and a version
+    share. None: calls share nothing.
+    """
     deadline_factor: Annotated[list[Positive], Field(min_length=1)] | None = None
     """Deadlines as multiples of the time that a run takes alone, drawn for each run; None for no deadlines."""
 
@@ -62,6 +66,8 @@ class ApplicationOf(ScenarioTable):
             raise ValueError("give runs or runs_per_h, and not both")
         if self.suite == MIXED and self.name is not None:
             raise ValueError("the mix has the names of the suite: give no name")
+        if self.suite is None and self.prompts is not None:
+            raise ValueError("prompts are those of the suite; a demand graph does not say how long its prompts are")
         return self
 
 
