@@ -87,8 +87,8 @@ def allow_models(key: ApiKey, names: Collection[str], actor: User | str, reason:
     before, row.allowed_models = row.allowed_models, sorted(set(names))
     if row.allowed_models != before:
         row.save(update_fields=["allowed_models"])
-        changed = {"before": {"allowed_models": before}, "after": {"allowed_models": row.allowed_models}}
-        record("api_key.changed", row, actor=actor, reason=reason, **changed)
+        after = {"allowed_models": row.allowed_models}
+        record("api_key.changed", row, actor=actor, reason=reason, before={"allowed_models": before}, after=after)
     return row
 
 

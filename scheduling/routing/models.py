@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from hashlib import blake2b
 from math import inf
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +33,8 @@ def targets(weights: NDArray[np.float64], draws: NDArray[np.float64]) -> NDArray
     wins. So a target has its share of rows, and a changed weight moves rows only to or from its target.
     """
     with np.errstate(divide="ignore"):
-        return np.argmin(-np.log(draws) / weights, axis=1)
+        chosen: NDArray[np.intp] = np.argmin(-np.log(draws) / weights, axis=1)
+    return chosen
 
 
 def target_of(weights: Mapping[str, float], sticky: str) -> str:
@@ -44,8 +44,7 @@ def target_of(weights: Mapping[str, float], sticky: str) -> str:
         raise ValueError("no target has a weight above 0")
     digests = (blake2b(f"{name}\0{sticky}".encode(errors="surrogatepass"), digest_size=8).digest() for name in names)
     draws = [[(int.from_bytes(digest) + 0.5) / 2.0**64 for digest in digests]]
-    chosen: Any = targets(np.array([weights[name] for name in names]), np.array(draws))
-    return names[int(chosen[0])]
+    return names[int(targets(np.array([weights[name] for name in names]), np.array(draws))[0])]
 
 
 def fallback_rule(*, serves: bool, wait_s: float, most_wait_s: float | None, there_s: float) -> ModelRule | None:
