@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0024_adapters'),
+        ('fleet', '0025_transcription'),
     ]
 
     operations = [
