@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 
@@ -95,6 +96,7 @@ class Records:
             ticket.steps[0]["length"] = ticket.length.explained()
         if ticket.in_one_piece and ticket.steps:
             ticket.steps[0]["in_one_piece"] = ticket.in_one_piece
+        ticket.expected_cached_tokens = _expected_cached(ticket.steps)
         ticket.trace = orjson.dumps(ticket.steps).decode()
         ticket.unserved, ticket.repeated = self._demand(ticket)
         self._measure(ticket, outcome)
@@ -143,6 +145,13 @@ class Records:
         """Count an arrival for the fleet and *model*; its region is not known yet."""
         self.windows.advance(self.clock())
         self.windows.count(self.groups(model, "", ""), Count.REQUESTS)
+
+
+def _expected_cached(steps: list[dict[str, Any]]) -> int | None:
+    """Return the prompt tokens that the router expected in the cache of the last instance; None if it weighs none."""
+    placed = next((step for step in reversed(steps) if "seen" in step), {})
+    chosen = (row["parts"] for row in placed.get("seen", ()) if row["instance"] == placed["instance"])
+    return next(chosen, {}).get("affinity_tokens")
 
 
 def _at_door(ticket: Ticket) -> str:
