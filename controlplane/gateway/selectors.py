@@ -94,13 +94,13 @@ def prefix_hits(since: datetime, **names: str) -> PrefixHits:
     rows = narrowed(LedgerRow.objects.filter(arrived_at__gte=since, cached_tokens__isnull=False), **names)
     known = Q(expected_cached_tokens__isnull=False)
     sums = rows.order_by().aggregate(
-        requests=Count("pk"),
-        prompt_tokens=Sum("prompt_tokens", default=0),
-        cached_tokens=Sum("cached_tokens", default=0),
-        expected_tokens=Sum("expected_cached_tokens", default=0),
-        of_tokens=Sum("cached_tokens", filter=known, default=0),
+        sum_requests=Count("pk"),
+        sum_prompt=Sum("prompt_tokens", default=0),
+        sum_cached=Sum("cached_tokens", default=0),
+        sum_expected=Sum("expected_cached_tokens", default=0),
+        sum_of=Sum("cached_tokens", filter=known, default=0),
     )
-    return PrefixHits(**sums)
+    return PrefixHits(*sums.values())
 
 
 MOST_WAITS = 5_000

@@ -42,6 +42,6 @@ def test_the_experiment_compares_routers(tmp_path):
     assert result["about"] == {"requests": 60, "sessions": 6, "continued": 1.0}
     assert {row["router"] for row in result["rows"]} == set(ROUTERS)
     busiest = {row["busiest"] for row in result["rows"] if row["router"] == "sticky"}
-    assert busiest == {pytest.approx(2 / 6 * 4, abs=1e-4)}  # six sessions on four instances
+    assert [*busiest] == [pytest.approx(2 / 6 * 4, abs=1e-3)]  # six sessions on four instances
     with pytest.raises(ValueError, match="mooncake"):
         experiment.run(experiment.settings({"data": tmp_path / "nothing"}), lambda *_: None)

@@ -142,4 +142,4 @@ def test_a_short_prompt_is_known_by_its_session():
     assert of("s1", picture("a" * 9000, "And this?"))[0] == one
     assert of("s2", picture("a" * 9000))[0] != one
     assert of("", picture("a" * 9000)) == ([], 256 * 900 // len("What is this?"))
-    assert of("s1", chat(SYSTEM)) == hashes(chat(SYSTEM), prompt_tokens=900)  # the text can tell
+    assert of("s1", chat(SYSTEM)) == hashes(chat(SYSTEM), prompt_tokens=900)  # its text says enough

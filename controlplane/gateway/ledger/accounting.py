@@ -1,7 +1,7 @@
 """Accounting of a request that ended: ledger row, metrics, and the data from which length predictors learn."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -149,9 +149,9 @@ class Records:
 
 def _expected_cached(steps: list[dict[str, Any]]) -> int | None:
     """Return the prompt tokens that the router expected in the cache of the last instance; None if it weighs none."""
-    placed = next((step for step in reversed(steps) if "seen" in step), {})
-    chosen = (row["parts"] for row in placed.get("seen", ()) if row["instance"] == placed["instance"])
-    return next(chosen, {}).get("affinity_tokens")
+    placed: dict[str, Any] = next((step for step in reversed(steps) if "seen" in step), {"seen": ()})
+    parts: Iterator[dict[str, int]] = (row["parts"] for row in placed["seen"] if row["instance"] == placed["instance"])
+    return next(parts, {}).get("affinity_tokens")
 
 
 def _at_door(ticket: Ticket) -> str:
