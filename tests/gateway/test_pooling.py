@@ -212,6 +212,15 @@ async def test_what_a_model_does_not_serve_is_one_clear_error(emulated, path, mo
     assert await emulated.rows() == []
 
 
+async def test_an_instance_that_renders_nothing_says_so(emulated):  # noqa: F811
+    instance = emulated.extra["instance"]
+    instance.spec = instance.spec.model_copy(update={"enable_scale_out": False})
+    status, said = await call(emulated, "/v1/completions/render", model="m", prompt="a")
+    assert (status, said["error"]["code"]) == (404, "unsupported_endpoint")
+    assert "--enable-scale-out" in said["error"]["message"]
+    assert (await emulated.new_row()).outcome == "failed"
+
+
 async def test_prompts_are_rendered_each(emulated):  # noqa: F811
     status, said = await call(emulated, "/v1/completions/render", model="m", prompt=["a b", "c"])
     assert status == 200

@@ -275,7 +275,7 @@ def whole(data: bytes, kind: Kind) -> Said:
 PARTS = {Kind.RESPONSE: "output", Kind.MESSAGE: "content", Kind.TRANSCRIPTION: "text", Kind.TRANSLATION: "text"}
 ANSWERS = {
     Kind.COUNT_TOKENS: "input_tokens",
-    Kind.INPUT_TOKENS: "token_ids",
+    Kind.INPUT_TOKENS: "count",
     Kind.RENDER_CHAT: "token_ids",
     Kind.RENDER_RESPONSE: "token_ids",
     Kind.RENDER_MESSAGE: "token_ids",
@@ -307,11 +307,11 @@ def without_output(data: bytes, kind: Kind) -> Any:
 
 
 def input_tokens(data: bytes) -> bytes:
-    """Return OpenAI's count of the tokens of a rendered response *data*. Raises EngineFailed."""
-    ids = _fields_decoder.decode(data)["token_ids"]
-    if not isinstance(ids, list):
-        raise EngineFailed("token ids that are no list")
-    return orjson.dumps({"object": "response.input_tokens", "input_tokens": len(ids)})
+    """Return OpenAI's count of input tokens, of vLLM's answer *data* to a tokenized chat. Raises EngineFailed."""
+    count = _fields_decoder.decode(data)["count"]
+    if type(count) is not int:
+        raise EngineFailed("a count that is no number")
+    return orjson.dumps({"object": "response.input_tokens", "input_tokens": count})
 
 
 def sound_usage(said: Said, estimated: int) -> dict[str, int]:
