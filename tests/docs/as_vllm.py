@@ -201,6 +201,12 @@ BEHAVIOURS = (
         ("test_images_have_a_separate_limit",),
     ),
     Behaviour(
+        "400 for more tokens than the context has",
+        "The same, with `context_length_exceeded` as its `code`",
+        "OpenAI's clients know it by that",
+        ("test_more_tokens_than_the_context_has_are_refused_by_a_code_that_clients_know",),
+    ),
+    Behaviour(
         "Errors with `code` a number",
         "Our own have a word; vLLM's keep their number. `x-should-retry` says whether a retry makes sense",
         "SDKs obey it",

@@ -179,6 +179,7 @@ async def test_an_answer_passes_byte_for_byte(emulated, encoding):  # noqa: F811
     ],
 )
 async def test_each_call_is_answered_and_counted(emulated, path, body, field):  # noqa: F811
+    """C63."""
     status, said = await call(emulated, path, **body)
     assert (status, field in said) == (200, True), said
     (row,) = await emulated.rows()

@@ -104,6 +104,7 @@ async def test_a_streamed_response_has_typed_events_in_order(emulated, client):
 
 
 async def test_a_conversation_with_a_tool_through_responses(emulated, client):
+    """C66."""
     called = await client.responses.create(model="m", input=ASKED, tools=TOOLS, tool_choice="required")
     (call,) = called.output
     assert (call.type, call.name) == ("function_call", "weather")

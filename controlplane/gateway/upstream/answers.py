@@ -122,6 +122,8 @@ JSON_KINDS = {
 OF_THE_REQUEST = frozenset({"badrequesterror", "invalid_request_error", "notfounderror", "unprocessableentityerror"})
 """Types of errors without a number that are about the request."""
 NOT_IMPLEMENTED = 501  # a part of the API that is disabled on this server
+TOO_LONG = re.compile("maximum context length|cannot be greater than max_model_len")
+"""vLLM's words for more tokens than a context has, which OpenAI and its clients know by a code."""
 NO_ROUTE = "Not Found"
 """FastAPI's answer to a path that it does not have."""
 NOT_OF_THE_REQUEST = BUSY_STATUSES | {403, 405, 407, 408}
@@ -400,10 +402,12 @@ def _fields(said: Said, name: bytes = b"") -> dict[str, Any] | None:
 
 def _refusal(status: int, error: dict[str, Any]) -> Refusal:
     """Return *error* in OpenAI's shape."""
-    code = error.get("code")
+    code, message = error.get("code"), _text(error.get("message"))[:MOST_CHARACTERS]
+    if status == 400 and TOO_LONG.search(message):
+        code = "context_length_exceeded"
     return Refusal(
         status,
-        _text(error.get("message"))[:MOST_CHARACTERS],
+        message,
         type=_word(error.get("type")) or "invalid_request_error",
         param=_word(error.get("param")),
         code=_word(code) or str(status),
