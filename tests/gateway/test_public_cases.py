@@ -146,7 +146,7 @@ TWO = pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}]
 
 @TWO
 async def test_a_client_that_gives_up_and_asks_again_stops_the_work_each_time(served):
-    """C29: the instance is told within a second, and the ledger says that it is one request."""
+    """C29: the instance hears of it within a second, and the ledger says that it is one request."""
     for backend in served.backends:
         backend.script.first_token_s = 300.0
     for attempt in range(5):
