@@ -61,6 +61,7 @@ class Interrupt(Enum):
     DISCONNECT = "the client went away"
     INSTANCE_LOST = "the instance stopped answering"
     RECLAIMED = "the donated instance was reclaimed"
+    STOPPED = "its run was stopped"
 
 
 class Ticket(RequestRecord, eq=False, kw_only=True):
@@ -326,14 +327,17 @@ class OpenRequests:
             case port.Evict():
                 ticket.evict()
             case port.Lost():
-                ticket.interrupt(Interrupt.RECLAIMED if record.reclaimed else Interrupt.INSTANCE_LOST)
+                ends = Interrupt.STOPPED if record.stopped else Interrupt.RECLAIMED if record.reclaimed else None
+                ticket.interrupt(ends or Interrupt.INSTANCE_LOST)
 
 
 def _as_error(refused: port.Refused) -> ApiError:
     return ApiError(
         refused.status,
         refused.message,
-        type={422: "invalid_request_error", 429: "rate_limit_error"}.get(refused.status, "server_error"),
+        type={409: "invalid_request_error", 422: "invalid_request_error", 429: "rate_limit_error"}.get(
+            refused.status, "server_error"
+        ),
         code=refused.code,
         retry_after_s=refused.retry_after_s,
         estimated_wait_s=refused.estimated_wait_s,
