@@ -207,11 +207,14 @@ def _graph_asked(request: HttpRequest, row: Application, name: str) -> tuple[Gra
 def orders_of(graph: DemandGraph) -> list[tuple[Model, str]]:
     """Return the models that the units of *graph* ask, with the orders of their deployments."""
     names = {unit.name for unit in graph.units.values() if unit.kind == "llm"}
-    rows = Deployment.objects.filter(model__name__in=names, active=True).select_related("model").order_by("model__name")
-    orders: dict[Model, list[str]] = {}
-    for row in rows:
-        orders.setdefault(row.model, []).append(row.ordering_policy)
-    return [(model, ", ".join(sorted(set(each)))) for model, each in orders.items()]
+    rows = (
+        Deployment.objects.filter(model__name__in=names, active=True).values_list("model", "ordering_policy").distinct()
+    )
+    orders: dict[int, list[str]] = {}
+    for model, order in rows.order_by("ordering_policy"):
+        orders.setdefault(model, []).append(order)
+    models = Model.objects.filter(pk__in=orders).order_by("name")
+    return [(model, ", ".join(orders[model.pk])) for model in models]
 
 
 @require_safe
@@ -260,7 +263,7 @@ def replay(request: HttpRequest, pk: int) -> HttpResponse:
     """Submit a what-if that replays recorded runs with other orders."""
     row = application_of(request, pk)
     hours = number(request.POST.get("hours", "")) or 1
-    run = row.runs.filter(pk=number(request.POST.get("run", ""))).first()
+    run = row.runs.filter(pk=number(request.POST.get("run", "")) or 0).first()
     now, orders = timezone.now(), request.POST.getlist("order")
     try:
         made = replay_orders(row, orders, now - timedelta(hours=min(hours, 24)), now, user_of(request), run)
