@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
 
 
 def messages(tokens: int, seed: int) -> list[dict[str, str]]:
-    """Return a conversation of *tokens*, four characters each, in turns of 2,000: the length of an agent's."""
+    """Return a conversation of *tokens*, four characters each, in messages of 2,000: as long as those of agents."""
     if not tokens:
         return [{"role": "user", "content": "Say hello to the fleet."}]
     rng = random.Random(seed)
