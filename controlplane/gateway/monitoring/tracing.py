@@ -82,6 +82,7 @@ class Tracing:
 
     def begin(self, headers: tuple[tuple[str, str], ...]) -> OpenSpan:
         """Return the span of a request with the W3C trace context *headers*, sampled or not as the environment says."""
+        from opentelemetry.sdk.trace.sampling import Decision
         from opentelemetry.trace import SpanKind
 
         given = dict(headers)
@@ -91,7 +92,7 @@ class Tracing:
         trace_id = trace_id or random.getrandbits(128) or 1
         chosen = self._sampler.should_sample(parent, trace_id, "request", SpanKind.SERVER, {})
         ids = random.getrandbits(64) or 1, random.getrandbits(64) or 1
-        return OpenSpan(trace_id, *ids, parent_id, state, chosen.decision.is_sampled())
+        return OpenSpan(trace_id, *ids, parent_id, state, chosen.decision is Decision.RECORD_AND_SAMPLE)
 
     def end(self, ticket: Ticket) -> None:
         """Export the spans of *ticket*, which has ended. Never raises: its ledger row counts."""
