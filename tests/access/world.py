@@ -24,6 +24,7 @@ from controlplane.fleet.models import (
     Rollout,
     Swap,
     SwapGroup,
+    WeightedTarget,
     Weights,
 )
 from controlplane.lengths import training
@@ -172,6 +173,7 @@ class World:
         west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]
         RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
         self.adapter = Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
+        WeightedTarget.objects.create(name="zephyr-chat", target=deployment.model.name)
         Weights.objects.create(model=deployment.model, region=deployment.region)
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)

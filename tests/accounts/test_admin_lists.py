@@ -25,6 +25,7 @@ from controlplane.fleet.models import (
     Swap,
     SwapGroup,
     Tier,
+    WeightedTarget,
 )
 from controlplane.fleet.models.weights import Weights
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
@@ -77,6 +78,7 @@ def build(inventory: Inventory) -> None:
         status_code=200,
     )
     MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="interactive")
+    WeightedTarget.objects.create(name="chat", target="llama-3.1-8b")
     Adapter.objects.create(name="llama-sql", base=inventory.deployment.model, source="acme/llama-sql")
     place = {"model": "llama-3.1-8b", "region": "us-east"}
     Forecast.objects.create(**place, quantity="prompt", forecaster="blend", window_s=60, start_at=now)

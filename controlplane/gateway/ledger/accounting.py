@@ -14,6 +14,7 @@ from controlplane.gateway.monitoring.windows import Count, Lately, Latency, Serv
 from controlplane.gateway.serving.open_requests import Ticket, TicketState
 from controlplane.lengths.length_service import LengthService
 from scheduling.queueing.promises import UNREACHABLE
+from scheduling.routing.models import ModelRule
 
 OUTCOMES = {
     TicketState.DONE: Outcome.DONE,
@@ -66,7 +67,7 @@ class Records:
         ticket.tenant_id, ticket.api_key_id = grant.tenant_id, grant.key_id
         ticket.model, ticket.slo_class, ticket.streamed = ticket.asked.model, terms.name, call.stream
         ticket.status_code = ticket.status or status
-        ticket.surface = call.kind.value
+        ticket.surface, ticket.adapter = call.kind.value, ticket.asked.adapter
         ticket.predicted_output_tokens = int(ticket.predicted_tokens) if call.kind.generates else 0
         ticket.output_tokens = max(0, ticket.output_tokens)
         if not call.kind.computes:
@@ -91,7 +92,8 @@ class Records:
 
         if done:
             self.lengths.prior.learn(ticket.query, ticket.output_tokens, call.prompt_characters, ticket.prompt_tokens)
-            self.lengths.learn(ticket.length, grant.tenant_id, ticket.output_tokens)
+            if ticket.model_rule in ("", ModelRule.WEIGHTS):  # else another model answered than was predicted
+                self.lengths.learn(ticket.length, grant.tenant_id, ticket.output_tokens)
         if ticket.length is not None and ticket.steps:
             ticket.steps[0]["length"] = ticket.length.explained()
         if ticket.in_one_piece and ticket.steps:

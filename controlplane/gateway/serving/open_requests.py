@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from enum import Enum, IntEnum
 from itertools import count
 
-import msgspec
+from msgspec import Struct, structs
 
 from controlplane.dispatch import port
 from controlplane.gateway.admission.keys import Grant, SloTerms
@@ -65,7 +66,7 @@ class Interrupt(Enum):
     RECLAIMED = "the donated instance was reclaimed"
 
 
-class OpenSpan(msgspec.Struct):
+class OpenSpan(Struct):
     """Ids of the trace of a request (`gateway.monitoring.tracing`): its span and that of its instance, and of its caller's
     span (0: none)."""
 
@@ -118,6 +119,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     connection: Connection | None = None
     busy: ApiError | None = None  # from the last busy instance
     adapter_failed: bool = False  # its instance could not load its adapter
+    response_id: str = ""  # of a response, as its instance named it
 
     def __post_init__(self) -> None:
         asked = self.asked
@@ -136,8 +138,10 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
         self.error_code, self.error_message, self.status = error.code, error.message[:500], error.status
 
     def wait_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return headers for the tenant: its wait, as estimated on arrival."""
+        """Return headers for the tenant: which other model serves it, and its wait, as estimated on arrival."""
         headers = [(b"x-budget-warning", each.encode("ascii", "replace")) for each in self.budget_warnings]
+        if self.asked_model:
+            headers += [(b"x-served-model", self.call.model.encode()), (b"x-model-rule", self.model_rule.encode())]
         if self.queue_position is None:
             return headers
         headers.append((b"x-queue-position", b"%d" % self.queue_position))
@@ -146,6 +150,23 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
         if self.estimated_wait_s is not None:
             headers.append((b"x-estimated-wait-s", b"%.3f" % self.estimated_wait_s))
         return headers
+
+    def fall_back(self, record: port.FellBack) -> None:
+        """Become a request of the fallback of its model: predicted, counted and billed as that."""
+        asked, self.asked_model = self.asked, self.asked_model or self.call.model
+        self.asked = structs.replace(asked, model=record.model, fallback="", adapter="")
+        self.query = replace(self.query, model=record.model)
+        self.call.rename(record.model)
+        self.region, self.predicted_tokens, self.model_rule = record.region, record.predicted_tokens, record.rule
+        self.note_model(record.why)
+        if self.state not in (TicketState.ACCEPTED, TicketState.WAITING):
+            self.move(TicketState.WAITING)
+
+    def note_model(self, why: str) -> None:
+        """Note in the decision trace that another model serves it than it asked for."""
+        self.steps.append(
+            {"model_rule": self.model_rule, "model": self.call.model, "asked": self.asked_model, "why": why}
+        )
 
     def at_door(self, decided: port.AtDoor) -> None:
         """Note that its promise could not be kept when it came: it waits anyway, or in another class."""
@@ -329,6 +350,8 @@ class OpenRequests:
                     ticket.move(TicketState.WAITING)
                     if ticket.queue_position is None:  # `Waiting` comes if it does wait
                         ticket.queue_position, ticket.estimated_wait_s, ticket.estimated_wait_p99_s = 0, 0.0, 0.0
+            case port.FellBack():
+                ticket.fall_back(record)
             case port.Waiting():
                 ticket.queue_position = record.position
                 ticket.estimated_wait_s = record.estimated_wait_s
