@@ -52,6 +52,7 @@ TENANTS = (
 API = Entry("api-docs", "API", "api", "c")
 SYSTEM = (
     Entry("system", "System", "system", "y"),
+    Entry("alerts", "Alerts", "alerts", "n"),
     Entry("settings", "Settings", "settings", "t"),
     Entry("events", "Events", "events", "e", ("event",)),
     API,
@@ -74,6 +75,7 @@ BADGES = {
     "system": "system",
     "queues": "queues",
     "batches": "batches",
+    "alerts": "alerts",
 }
 """Fragment that counts problems, by navigation entry."""
 

@@ -10,6 +10,7 @@ from controlplane.console.lists import list_view
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
 from controlplane.console.pages.about import views as about
+from controlplane.console.pages.alerts import views as alerts
 from controlplane.console.pages.applications import views as applications
 from controlplane.console.pages.batches import views as batches
 from controlplane.console.pages.deploy import views as deploy
@@ -115,6 +116,9 @@ urlpatterns = [
     path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
     path("keys/<int:pk>/models/", keys.models, name="key-models"),
     path("system/", system.system, name="system"),
+    path("alerts/", alerts.alerts, name="alerts"),
+    path("alerts/<int:pk>/<slug:action>/", alerts.act, name="alert-act"),
+    path("alerts/rules/<int:pk>/test/", alerts.test_webhook, name="test-webhook"),
     path("settings/", settings.settings, name="settings"),
     path("settings/<str:name>/", settings.change, name="setting"),
     path("events/", events.events, name="events"),

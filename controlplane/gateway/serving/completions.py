@@ -264,9 +264,15 @@ class Completions:
         caller = grant.tenant_id, grant.key_id
         run_due_s = (marks.due_s or terms.end_s) if marks.application and marks.run else None
         arrived_at, arrived_s = time.time(), self.clock()
+        trace_context, span = request.trace_context(), None
+        if self.records.tracing is not None:
+            span = self.records.tracing.begin(trace_context)
+            trace_context = span.headers()
         length = None
         if call.kind.generates:
             length = await self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
+        if span is not None:
+            span.queued_s = self.clock()
         in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
         streamed = not in_one_piece
         hashes: list[int] = []
@@ -326,7 +332,8 @@ class Completions:
             run=asked.run,
             unit=asked.unit,
             run_due_s=run_due_s,
-            trace_context=request.trace_context(),
+            trace_context=trace_context,
+            span=span,
             in_one_piece=in_one_piece,
             task=asyncio.current_task(),
         )

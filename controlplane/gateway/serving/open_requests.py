@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum, IntEnum
 from itertools import count
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from controlplane.dispatch import port
 from controlplane.gateway.admission.keys import Grant, SloTerms
@@ -67,6 +67,24 @@ class Interrupt(Enum):
     STOPPED = "its run was stopped"
 
 
+class OpenSpan(Struct):
+    """Ids of the trace of a request (`gateway.monitoring.tracing`): its span and that of its instance, and of its caller's
+    span (0: none)."""
+
+    trace_id: int
+    span_id: int
+    instance_span_id: int
+    parent_id: int
+    state: str  # the caller's tracestate
+    sampled: bool
+    queued_s: float = 0.0  # when its length was predicted
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Return the W3C trace context for the instance."""
+        parent = f"00-{self.trace_id:032x}-{self.instance_span_id:016x}-{int(self.sampled):02x}"
+        return (("traceparent", parent), *((("tracestate", self.state),) if self.state else ()))
+
+
 class Ticket(RequestRecord, eq=False, kw_only=True):
     """One request on the HTTP side, from its arrival to its ledger row. Times are seconds of the event loop's clock."""
 
@@ -77,6 +95,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     query: LengthQuery
     length: Prediction | None = None
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
+    span: OpenSpan | None = None  # None: it is not traced
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
     in_one_piece: str = ""  # why its instance does not stream it
 
