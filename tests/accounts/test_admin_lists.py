@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from controlplane.accounts import services
 from controlplane.accounts.models import ApiKey, Budget, Tenant
+from controlplane.alerts.models import Alert, AlertRule
 from controlplane.events.models import Event
 from controlplane.events.services import record
 from controlplane.fleet.models import (
@@ -58,6 +59,8 @@ def build(inventory: Inventory) -> None:
     Rollout.objects.create(deployment=inventory.deployment, actor="test")
     Weights.objects.create(model=inventory.deployment.model, region=west)
     Budget.objects.create(tenant=inventory.acme, kind="usd_per_month", hard=400)
+    rule = AlertRule.objects.create(name="Instance down", condition="instance")
+    Alert.objects.create(rule=rule, subject=instance.name, since=now, opened_at=now, seen_at=now)
     group = SwapGroup.objects.create(name="shared")
     Swap.objects.create(group=group, instance=instance, tier=Tier.CPU, actor="test")
     key, _ = services.create_api_key(inventory.acme, "laptop", inventory.fleet_admin)

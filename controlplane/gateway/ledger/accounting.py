@@ -10,6 +10,7 @@ from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import Outcome
+from controlplane.gateway.monitoring.tracing import Tracing
 from controlplane.gateway.monitoring.windows import Count, Lately, Latency, ServiceLevels, Windows
 from controlplane.gateway.serving.open_requests import Ticket, TicketState
 from controlplane.lengths.length_service import LengthService
@@ -39,7 +40,9 @@ class Records:
         self.at_door: Counter[tuple[str, str, str, str]] = Counter()
         """Requests whose promise was unreachable by (model, region, class asked for, decision), since the start."""
         self.lately_at_door = Lately(clock)
+        self.judged: Counter[tuple[str, str, bool]] = Counter()  # verdicts by (model, class, met), since the start
         self.errors: Counter[tuple[int, str]] = Counter()  # error answers by (status, code)
+        self.tracing: Tracing | None = None
         self._groups: dict[tuple[str, str, str], tuple[int, ...]] = {}
 
     def count_error(self, error: ApiError) -> None:
@@ -103,6 +106,8 @@ class Records:
         if ticket.own_region == ticket.region:
             ticket.own_region = ""
         self.ledger.add(ticket.ended())
+        if self.tracing is not None:
+            self.tracing.end(ticket)
         return ticket.prompt_tokens + ticket.output_tokens
 
     def _demand(self, ticket: Ticket) -> tuple[bool, bool]:
@@ -130,6 +135,7 @@ class Records:
         if outcome in (Outcome.FAILED, Outcome.REJECTED):
             windows.count(groups, Count.ERRORS)
         if ticket.slo_met is not None:
+            self.judged[model, slo_class, ticket.slo_met] += 1
             self.service_levels.judge(scopes_of(model, region), slo_class, ticket.terms.objective, ticket.slo_met)
         times_ms = (ticket.queue_ms, ticket.ttft_ms, ticket.itl_ms, ticket.e2e_ms)
         # A backlog that waits for a trough says nothing of how fast instances answer: TTFT counts from its release.

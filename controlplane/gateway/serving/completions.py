@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from zlib import crc32
 
 import orjson
 
@@ -128,6 +129,14 @@ _PERMISSION: dict[str, object] = {
     "is_blocking": False,
 }
 """As vLLM says it of every model."""
+
+
+ENDS_BYTES = 2_048
+
+
+def _fingerprint(raw: bytes) -> int:
+    """Return a number that the same body has again: a checksum with the ends, a quarter of the time of a hash of it all."""
+    return hash((len(raw), crc32(raw), raw[:ENDS_BYTES], raw[-ENDS_BYTES:]))
 
 
 @dataclass(eq=False)
@@ -255,9 +264,15 @@ class Completions:
         caller = grant.tenant_id, grant.key_id
         run_due_s = (marks.due_s or terms.end_s) if marks.application and marks.run else None
         arrived_at, arrived_s = time.time(), self.clock()
+        trace_context, span = request.trace_context(), None
+        if self.records.tracing is not None:
+            span = self.records.tracing.begin(trace_context)
+            trace_context = span.headers()
         length = None
         if call.kind.generates:
             length = await self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
+        if span is not None:
+            span.queued_s = self.clock()
         in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
         streamed = not in_one_piece
         session = marks.run if marks.session or marks.run.startswith(RECOGNIZED) else ""
@@ -295,7 +310,7 @@ class Completions:
             sequences=call.sequences,
             streamed=streamed,
             prefix_hashes=tuple(hashes),
-            fingerprint=hash(call.raw),
+            fingerprint=_fingerprint(call.raw),
             block_tokens=block_tokens,
             tenant=grant.tenant,
             application=marks.application,
@@ -319,7 +334,8 @@ class Completions:
             unit=asked.unit,
             run_due_s=run_due_s,
             session=session,
-            trace_context=request.trace_context(),
+            trace_context=trace_context,
+            span=span,
             in_one_piece=in_one_piece,
             task=asyncio.current_task(),
         )

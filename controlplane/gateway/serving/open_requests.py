@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum, IntEnum
 from itertools import count
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from controlplane.dispatch import port
 from controlplane.gateway.admission.keys import Grant, SloTerms
@@ -64,6 +64,25 @@ class Interrupt(Enum):
     DISCONNECT = "the client went away"
     INSTANCE_LOST = "the instance stopped answering"
     RECLAIMED = "the donated instance was reclaimed"
+    STOPPED = "its run was stopped"
+
+
+class OpenSpan(Struct):
+    """Ids of the trace of a request (`gateway.monitoring.tracing`): its span and that of its instance, and of its caller's
+    span (0: none)."""
+
+    trace_id: int
+    span_id: int
+    instance_span_id: int
+    parent_id: int
+    state: str  # the caller's tracestate
+    sampled: bool
+    queued_s: float = 0.0  # when its length was predicted
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Return the W3C trace context for the instance."""
+        parent = f"00-{self.trace_id:032x}-{self.instance_span_id:016x}-{int(self.sampled):02x}"
+        return (("traceparent", parent), *((("tracestate", self.state),) if self.state else ()))
 
 
 class Ticket(RequestRecord, eq=False, kw_only=True):
@@ -77,6 +96,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     length: Prediction | None = None
     session: str = ""  # marked or recognized; "" for none
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
+    span: OpenSpan | None = None  # None: it is not traced
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
     in_one_piece: str = ""  # why its instance does not stream it
 
@@ -352,14 +372,17 @@ class OpenRequests:
             case port.Evict():
                 ticket.evict()
             case port.Lost():
-                ticket.interrupt(Interrupt.RECLAIMED if record.reclaimed else Interrupt.INSTANCE_LOST)
+                ends = Interrupt.STOPPED if record.stopped else Interrupt.RECLAIMED if record.reclaimed else None
+                ticket.interrupt(ends or Interrupt.INSTANCE_LOST)
 
 
 def _as_error(refused: port.Refused) -> ApiError:
     return ApiError(
         refused.status,
         refused.message,
-        type={422: "invalid_request_error", 429: "rate_limit_error"}.get(refused.status, "server_error"),
+        type={409: "invalid_request_error", 422: "invalid_request_error", 429: "rate_limit_error"}.get(
+            refused.status, "server_error"
+        ),
         code=refused.code,
         retry_after_s=refused.retry_after_s,
         estimated_wait_s=refused.estimated_wait_s,
