@@ -26,6 +26,9 @@ django_application = get_asgi_application()  # sets Django up: modules that need
 
 from servestatic import ServeStaticASGI
 
+from controlplane.alerts import watch as alert_watch
+from controlplane.alerts.conditions import Signals
+from controlplane.alerts.watch import AlertWatch
 from controlplane.applications import feeding as graph_feeding
 from controlplane.applications.api import MOST_BODY_BYTES
 from controlplane.applications.api import PATH as RUNS_PATH
@@ -36,9 +39,10 @@ from controlplane.batches.services import MOST_FILE_BYTES
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.gateway.admission.conversations import Conversations
 from controlplane.gateway.admission.limits import Limits
+from controlplane.gateway.admission.validation import PATH_KINDS
 from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway
-from controlplane.gateway.serving.application import KINDS, PATHS_NOT_SERVED
+from controlplane.gateway.serving.application import PATHS_NOT_SERVED
 from controlplane.operations import Application, Operations, Receive, Scope, Send
 from controlplane.planning.execution import floor as floor_rows
 
@@ -115,7 +119,7 @@ def _of_api_client(scope: Scope, path: str) -> bool:
         return False
     keys = (value for name, value in scope["headers"] if name == b"authorization")
     return (
-        path in KINDS
+        path in PATH_KINDS
         or path == "/load"
         or path in PATHS_NOT_SERVED
         or any(value[:7].lower() == b"bearer " for value in keys)
@@ -133,7 +137,8 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
-            feeding = asyncio.gather(feeder_of(gateway).run(), graph_feeder_of(gateway).run())
+            jobs = (feeder_of(gateway), graph_feeder_of(gateway), alert_watch_of(gateway))
+            feeding = asyncio.gather(*(job.run() for job in jobs))
             await send({"type": "lifespan.startup.complete"})
         else:
             if feeding is not None:
@@ -160,6 +165,16 @@ def graph_feeder_of(gateway: Gateway) -> GraphFeeder:
     """What gives the dispatcher of *gateway* the demand graphs of applications, and their runs in progress."""
     job = gateway.jobs.add("feed-graphs", graph_feeding.LOOK_S, "database")
     return GraphFeeder(gateway.dispatcher.runs, job, gateway.owns)
+
+
+def alert_watch_of(gateway: Gateway) -> AlertWatch:
+    """What judges the alert rules by rows and by the memory of *gateway*."""
+
+    def signals() -> Signals:
+        troubles = {one.name: one.trouble for one in gateway.topology.replicas.values() if one.trouble}
+        return Signals(gateway.monitor.report(), troubles)
+
+    return AlertWatch(gateway.jobs.add("alerts", alert_watch.LOOK_S, "database"), signals, gateway.owns)
 
 
 application = create_application(Gateway(floor_rows))

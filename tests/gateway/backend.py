@@ -38,6 +38,7 @@ class Script:
     running: int | None = None  # reported by /metrics, independent of what runs
     models: tuple[str, ...] | None = ("m",)  # reported by /v1/models; None: no such page, nor /version
     kv_cache_tokens: int = 100_000
+    cached_tokens: int | None = None  # of each prompt, as its usage says; None: it does not
     lora_status: int = 200  # of its answer to a call that loads an adapter
     lora_s: float = 0.0  # duration of one
     hold: asyncio.Event | None = None  # answers wait for it
@@ -68,6 +69,7 @@ class Backend:
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/responses", self._complete)
+        app.router.add_post("/v1/audio/{call}", self._complete)
         app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
         app.router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
         app.router.add_get("/metrics", self._metrics)
@@ -134,7 +136,7 @@ class Backend:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
-        body = json.loads(raw)
+        body = json.loads(raw) if request.content_type == "application/json" else {}
         self.raw.append(raw)
         self.bodies.append(body)
         self.headers.append(request.headers.copy())
@@ -181,6 +183,8 @@ class Backend:
         chat = request.path.endswith("chat/completions")
         tokens = min(script.tokens, body.get("max_tokens") or script.tokens)
         usage = {"prompt_tokens": 7, "total_tokens": 7 + tokens, "completion_tokens": tokens}
+        if script.cached_tokens is not None:  # with --enable-prompt-tokens-details
+            usage["prompt_tokens_details"] = {"cached_tokens": script.cached_tokens}
         if not body.get("stream"):
             await asyncio.sleep(script.first_token_s + tokens * script.token_s)
             return web.json_response({"id": "x", "object": "o", "model": body["model"], "choices": [], "usage": usage})

@@ -9,6 +9,7 @@ from tests.gateway.conftest import until
 
 
 async def test_health_and_version_without_a_key(served):
+    """C10."""
     for path in ("/health", "/v1/health", "/ping", "/healthz"):
         for method in ("GET", "HEAD", "POST"):
             async with served.http.request(method, served.url + path) as response:
@@ -22,10 +23,11 @@ async def test_health_and_version_without_a_key(served):
 
 
 MISSING = [
-    ("GET", "/v1"), ("POST", "/v1/"), ("POST", "/v2/embed"), ("GET", "/tokenizer_info"), ("POST", "/v3/rerank"),
-    ("GET", "/server_info"), ("POST", "/v1/images/generations"), ("POST", "/v1/moderations"), ("POST", "/embeddings"),
-    ("POST", "/chat/completions"), ("POST", "/v1/v1/chat/completions"), ("GET", "//v1/models"), ("GET", "/models/none"),
-    ("POST", "/v1/responses/compact"), ("POST", "/v1/responses/input_tokens"), ("POST", "/v1/audio/transcriptions"),
+    ("GET", "/v1"), ("POST", "/v1/"), ("POST", "/v1/v2/embed"), ("POST", "/cohere/v2/chat"), ("POST", "/v1/systemone"),
+    ("GET", "/tokenizer_info"), ("POST", "/v3/rerank"), ("GET", "/server_info"), ("POST", "/v1/images/generations"),
+    ("POST", "/v1/moderations"), ("POST", "/embeddings"), ("POST", "/chat/completions"),
+    ("POST", "/v1/v1/chat/completions"), ("GET", "//v1/models"), ("GET", "/models/none"),
+    ("POST", "/v1/responses/compact"), ("POST", "/inference/v1/generate"), ("POST", "/v1/audio/speech"),
 ]  # fmt: skip
 
 
@@ -56,6 +58,7 @@ async def test_load_is_that_of_the_tenant(served):
 
 
 async def test_models_may_be_asked_for_by_head(served):
+    """E5."""
     async with served.http.head(f"{served.url}/v1/models", headers=served.headers) as response:
         assert response.status == 200
     async with served.http.head(f"{served.url}/v1/chat/completions", headers=served.headers) as response:
@@ -89,6 +92,7 @@ def origins(monkeypatch, request):
 
 @pytest.mark.parametrize("origins", [["https://chat.example"], ["*"]], indirect=True)
 async def test_an_origin_that_is_named_may_call(origins, served):
+    """C12."""
     async with served.http.options(f"{served.url}/v1/chat/completions", headers=PREFLIGHT) as response:
         assert response.status == 204
         assert response.headers["access-control-allow-origin"] == "https://chat.example"

@@ -16,6 +16,8 @@ from msgspec import UNSET, Struct, UnsetType
 from controlplane.dispatch.port import BUSY
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import ApiError
+from forecasting.lengths.online import CHARACTERS_PER_TOKEN
+from workers.vllm.sound import TOKENS_PER_S, sound_tokens
 
 ENGINE_DEAD = b"EngineCore encountered an issue"  # vLLM's EngineDeadError: its API server answers a few seconds longer
 BUSY_STATUSES = frozenset({401, 500, 502, 503, 504})
@@ -77,6 +79,15 @@ class Reclaimed(Interrupted):
         )
 
 
+class RunStopped(Interrupted):
+    """An operator has stopped the application run of the request while an instance served it."""
+
+    def __init__(self) -> None:
+        super().__init__("", "its run was stopped")
+        self.status, self.code, self.type = 409, "run_stopped", "invalid_request_error"
+        self.message, self.retry_after_s = "An operator has stopped this run.", None
+
+
 class EngineFailed(Exception):
     """An instance gave no answer to the request. *reason*: what came instead; *dead*: it will answer no other either."""
 
@@ -120,6 +131,10 @@ JSON_KINDS = {
 OF_THE_REQUEST = frozenset({"badrequesterror", "invalid_request_error", "notfounderror", "unprocessableentityerror"})
 """Types of errors without a number that are about the request."""
 NOT_IMPLEMENTED = 501  # a part of the API that is disabled on this server
+TOO_LONG = re.compile("maximum context length|cannot be greater than max_model_len")
+"""vLLM's words for more tokens than a context has, which OpenAI and its clients know by a code."""
+NO_ROUTE = "Not Found"
+"""FastAPI's answer to a path that it does not have."""
 NOT_OF_THE_REQUEST = BUSY_STATUSES | {403, 405, 407, 408}
 """Statuses that say nothing about the request: the address, our token, a proxy or the engine is at fault."""
 
@@ -137,7 +152,11 @@ class Said(Struct, gc=False):
 
     choices: list[Choice] | None = None
     output: Any = None  # of a response
+    id: Any = None  # of a response
     content: Any = None  # of a message
+    text: Any = None  # of a sound
+    duration: Any = None  # of a sound, in seconds
+    meta: Any = None  # of Cohere's vectors
     usage: Any = None
     system_fingerprint: Any = None
     metrics: Any = None
@@ -190,12 +209,16 @@ CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")
 class Usage:
     """Token counts of an answer, as far as its instance reported them."""
 
-    __slots__ = ("output_tokens", "prompt_tokens", "whole")
+    __slots__ = ("cached_tokens", "output_tokens", "prompt_tokens", "whole")
 
     def __init__(self) -> None:
         self.whole = False  # a stream's last event was passed on
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        """Of the prompt, found in the prefix cache; None where the server does not say it: vLLM does with
+        --enable-prompt-tokens-details.
+        """
 
     def take(self, usage: Any) -> None:
         """Take in *usage*; changes nothing where it has no counts."""
@@ -204,6 +227,11 @@ class Usage:
             if prompt is not None and "input_tokens" in usage:  # Anthropic counts what was cached separately
                 prompt += sum(_tokens(usage, name) or 0 for name in CACHED)
             output = _tokens(usage, "completion_tokens", "output_tokens")
+            details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+            if isinstance(details, dict):
+                self.cached_tokens = _tokens(details, "cached_tokens")
+            elif "cache_read_input_tokens" in usage:
+                self.cached_tokens = _tokens(usage, "cache_read_input_tokens")
             self.prompt_tokens = self.prompt_tokens if prompt is None else prompt
             self.output_tokens = self.output_tokens if output is None else output
 
@@ -256,18 +284,23 @@ def whole(data: bytes, kind: Kind) -> Said:
     error = error_of(said)
     if error is not None:
         raise error
-    parts = {Kind.RESPONSE: said.output, Kind.MESSAGE: said.content}.get(kind, said.choices)
-    if not isinstance(parts, list):
-        raise EngineFailed(f"a JSON object without {PARTS.get(kind, 'choices')}")
+    part = PARTS.get(kind, "choices")
+    if not isinstance(getattr(said, part), str if part == "text" else list):
+        raise EngineFailed(f"a JSON object without {part}")
     if said.broken_off:
         raise EngineFailed("an answer that was given up")
     return said
 
 
-PARTS = {Kind.RESPONSE: "output", Kind.MESSAGE: "content"}
+PARTS = {Kind.RESPONSE: "output", Kind.MESSAGE: "content", Kind.TRANSCRIPTION: "text", Kind.TRANSLATION: "text"}
 ANSWERS = {
     Kind.COUNT_TOKENS: "input_tokens",
+    Kind.INPUT_TOKENS: "count",
+    Kind.RENDER_CHAT: "token_ids",
+    Kind.RENDER_RESPONSE: "token_ids",
+    Kind.RENDER_MESSAGE: "token_ids",
     Kind.EMBEDDING: "data",
+    Kind.COHERE_EMBED: "embeddings",
     Kind.SCORE: "data",
     Kind.POOLING: "data",
     Kind.CLASSIFY: "data",
@@ -280,13 +313,38 @@ ANSWERS = {
 
 def without_output(data: bytes, kind: Kind) -> Any:
     """Return the raw usage of the answer *data* to a call without output. Raises Refusal for an error about the call."""
+    if kind is Kind.RENDER_COMPLETION and what(data) == "a JSON array":  # of requests, one for each prompt
+        return None
     said = read(data)
     error = error_of(said)
     if error is not None:
         raise error
-    if ANSWERS[kind] not in _fields_of(data):
-        raise EngineFailed(f"a JSON object without {ANSWERS[kind]}")
+    if kind not in ANSWERS or ANSWERS[kind] not in _fields_of(data):
+        raise EngineFailed(f"a JSON object without {ANSWERS.get(kind, 'a list')}")
+    if kind is Kind.COHERE_EMBED:
+        return said.meta.get("billed_units") if isinstance(said.meta, dict) else None
     return said.usage
+
+
+def input_tokens(data: bytes) -> bytes:
+    """Return OpenAI's count of input tokens, of vLLM's answer *data* to a tokenized chat. Raises EngineFailed."""
+    count = _fields_decoder.decode(data)["count"]
+    if type(count) is not int:
+        raise EngineFailed("a count that is no number")
+    return orjson.dumps({"object": "response.input_tokens", "input_tokens": count})
+
+
+def sound_usage(said: Said, estimated: int) -> dict[str, int]:
+    """Return the usage of the transcription *said*, whose server counts no tokens: those of its seconds and its text.
+
+    vLLM rounds seconds up: where they agree with the *estimated* prompt tokens, those stay.
+    """
+    seconds = said.usage.get("seconds") if isinstance(said.usage, dict) else said.duration
+    usage = {"completion_tokens": round(len(said.text) / CHARACTERS_PER_TOKEN)}
+    if not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 <= seconds < MOST_TOKENS / TOKENS_PER_S:
+        tokens = sound_tokens(seconds)
+        usage["prompt_tokens"] = estimated if 0 <= tokens - estimated < TOKENS_PER_S else tokens
+    return usage
 
 
 def usage_in(metadata: bytes) -> Any:
@@ -314,6 +372,9 @@ def refusal(status: int, data: bytes) -> Refusal | None:
     except EngineFailed:
         said = None
     error = _fields(said) if said is not None else None
+    if error is not None and status == 404 and error.get("message") == NO_ROUTE:
+        message = "The server that the request was given to does not serve this call."
+        error = {"message": message, "code": "unsupported_endpoint"}
     if error is None:
         if status == 404:  # not about the model: no vLLM is there
             return None
@@ -359,10 +420,12 @@ def _fields(said: Said, name: bytes = b"") -> dict[str, Any] | None:
 
 def _refusal(status: int, error: dict[str, Any]) -> Refusal:
     """Return *error* in OpenAI's shape."""
-    code = error.get("code")
+    code, message = error.get("code"), _text(error.get("message"))[:MOST_CHARACTERS]
+    if status == 400 and TOO_LONG.search(message):
+        code = "context_length_exceeded"
     return Refusal(
         status,
-        _text(error.get("message"))[:MOST_CHARACTERS],
+        message,
         type=_word(error.get("type")) or "invalid_request_error",
         param=_word(error.get("param")),
         code=_word(code) or str(status),

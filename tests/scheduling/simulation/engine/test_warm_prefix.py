@@ -37,13 +37,13 @@ def warm(pool, contents):
     """Do what a request of one token does; return how many of *contents* were missing, -1 if there is no room."""
     if len(contents) >= pool.free:
         return -1
-    found = pool.find(contents)
-    missing = contents[len(found) :]
-    pool.share(found)
+    known = pool.find(contents)
+    missing = contents[len(known) :]
+    pool.share(known)
     if missing:
         assert pool.take(len(missing) + 1)
         pool.give_back(1)
-    pool.release(found + [pool.publish(each) for each in missing])
+    pool.release(known + [pool.publish(each) for each in missing])
     return len(missing)
 
 
