@@ -86,7 +86,7 @@ CLIENTS = (
     ),
     Client(
         "Vercel AI SDK", ("ai@7.0.173", "@ai-sdk/openai@4.0.118", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"), "node",
-        '`createOpenAI` or `createOpenAICompatible({ name, baseURL: "URL/v1", apiKey: "KEY" })`',
+        '`createOpenAI` or `createOpenAICompatible({ name, baseURL: "URL/v1", apiKey: "KEY", includeUsage: true })`',
         "`streamText` with tools and `generateObject`, by chat and by Responses", "test_vercel_ai",
     ),
     Client(

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from pathlib import Path
-from socket import SO_RCVBUF, SOL_SOCKET, create_server
+from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET, create_server
 from socket import socket as Connection
 
 import pytest
@@ -242,11 +242,13 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.nightly
 async def test_browsers_that_never_read_cost_no_memory(live, fleet_feed, viewer, monkeypatch):
     """C41: fifty of them, on real sockets, while the state changes as often as it is sent."""
     monkeypatch.setattr(consumers, "SEND_TIMEOUT_S", 0.5)
     cookies = await database_sync_to_async(cookies_of)(viewer)
     listener = create_server(("127.0.0.1", 0))
+    listener.setsockopt(SOL_SOCKET, SO_SNDBUF, 4096)  # the kernel would take megabytes for each
     address = listener.getsockname()[:2]
     server = uvicorn.Server(uvicorn.Config(websockets, log_level="warning", lifespan="off", ws="auto"))
     server.install_signal_handlers = lambda: None

@@ -10,7 +10,7 @@ client = anthropic.Anthropic(base_url=address, api_key=os.environ["KEY"], max_re
 messages = [{"role": "user", "content": "Is it windy in Oslo?"}]
 schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 tools = [{"name": "weather", "input_schema": schema}]
-given = {"model": "m", "messages": messages, "temperature": 0}
+given = {"model": "m", "messages": messages, "extra_body": {"temperature": 0}}
 answer = client.messages.create(max_tokens=8, **given)
 said: dict = {"message": answer.content[0].text, "type": answer.type, "stop_reason": answer.stop_reason}
 with client.messages.stream(max_tokens=8, system="Be brief.", **given) as stream:

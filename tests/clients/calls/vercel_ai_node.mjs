@@ -7,7 +7,7 @@ const { createOpenAI } = load("@ai-sdk/openai");
 const { createOpenAICompatible } = load("@ai-sdk/openai-compatible");
 const given = { baseURL: process.env.BASE_URL, apiKey: process.env.KEY };
 const openai = createOpenAI(given);
-const compatible = createOpenAICompatible({ name: "pilothouse", supportsStructuredOutputs: true, ...given });
+const compatible = createOpenAICompatible({ name: "pilothouse", includeUsage: true, supportsStructuredOutputs: true, ...given });
 const schema = jsonSchema({
   type: "object",
   properties: { city: { type: "string" } },
