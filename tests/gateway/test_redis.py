@@ -120,8 +120,8 @@ class TestWithRedis:
         """C75: asked for its models from its first moment, the next owner names all or says that it does not serve yet."""
         monkeypatch.setattr("controlplane.dispatch.lease.LEASE_S", 1)
         monkeypatch.setattr("controlplane.dispatch.lease.RENEW_S", 0.1)
-        for name in ("n", "o"):
-            await database_sync_to_async(make_model)(name, served.backends[0].url)
+        for port, name in enumerate(("n", "o"), 1):  # nothing answers there
+            await database_sync_to_async(make_model)(name, f"http://127.0.0.1:{port}")
         await until(lambda: served.gateway.lease.held)
         owner = served.gateway
         async with AsyncExitStack() as stack:
