@@ -26,6 +26,9 @@ django_application = get_asgi_application()  # sets Django up: modules that need
 
 from servestatic import ServeStaticASGI
 
+from controlplane.alerts import watch as alert_watch
+from controlplane.alerts.conditions import Signals
+from controlplane.alerts.watch import AlertWatch
 from controlplane.applications import feeding as graph_feeding
 from controlplane.applications.api import MOST_BODY_BYTES
 from controlplane.applications.api import PATH as RUNS_PATH
@@ -133,7 +136,8 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
-            feeding = asyncio.gather(feeder_of(gateway).run(), graph_feeder_of(gateway).run())
+            jobs = (feeder_of(gateway), graph_feeder_of(gateway), alert_watch_of(gateway))
+            feeding = asyncio.gather(*(job.run() for job in jobs))
             await send({"type": "lifespan.startup.complete"})
         else:
             if feeding is not None:
@@ -160,6 +164,16 @@ def graph_feeder_of(gateway: Gateway) -> GraphFeeder:
     """What gives the dispatcher of *gateway* the demand graphs of applications, and their runs in progress."""
     job = gateway.jobs.add("feed-graphs", graph_feeding.LOOK_S, "database")
     return GraphFeeder(gateway.dispatcher.runs, job, gateway.owns)
+
+
+def alert_watch_of(gateway: Gateway) -> AlertWatch:
+    """What judges the alert rules by rows and by the memory of *gateway*."""
+
+    def signals() -> Signals:
+        troubles = {one.name: one.trouble for one in gateway.topology.replicas.values() if one.trouble}
+        return Signals(gateway.monitor.report(), troubles)
+
+    return AlertWatch(gateway.jobs.add("alerts", alert_watch.LOOK_S, "database"), signals, gateway.owns)
 
 
 application = create_application(Gateway(floor_rows))

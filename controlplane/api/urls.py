@@ -17,6 +17,7 @@ from controlplane.api import errors
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.routers import (
     accounts,
+    alerts,
     budgets,
     lengths,
     planning,
@@ -61,7 +62,12 @@ class PilothouseApi(NinjaAPI):
                 operation["summary"] = operation["summary"].capitalize()
                 operation["responses"]["default"] = {"description": "An error", "content": content}
         inference = json.loads(INFERENCE.read_text())
-        schema["paths"] = inference["paths"] | schema["paths"]
+        common = inference["call"]  # of all calls that instances answer
+        calls = {
+            path: {"post": common | call | {"responses": common["responses"] | call["responses"]}}
+            for path, call in inference["calls"].items()
+        }
+        schema["paths"] = calls | inference["paths"] | schema["paths"]
         for kind, parts in inference["components"].items():
             schema["components"][kind] = schema["components"].get(kind, {}) | parts
         return schema
@@ -79,7 +85,7 @@ errors.install(api)
 ROUTERS = (
     *(instances.router, swaps.router, spot.router, inventory.router, deploy.router, accounts.router, budgets.router),
     *(records.router, planning.router, queues.router, lengths.router, settings.router, what_ifs.simulations),
-    *(system.router, usage.router, waiting.router, what_ifs.router),
+    *(system.router, alerts.router, usage.router, waiting.router, what_ifs.router),
 )
 for router in ROUTERS:
     api.add_router("", router)

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.applications.demand_graph import CallOutlook, DemandGraph, ServiceRate
+from scheduling.applications.demand_graph import Backend, DemandGraph, ServiceRate, UnitOutlook
 from scheduling.applications.gittins import BUCKETS, MEAN, buckets, gittins_ranks
-from scheduling.applications.recording import TOGETHER_S
+from scheduling.applications.recording import IDLE_S, SESSION_IDLE_S, SESSION_UNITS, TOGETHER_S
 from scheduling.applications.remaining import UNKNOWN, GraphArrays, Position, build, remaining_s
 from scheduling.compiled import uncompiled
 from scheduling.queueing.groups import BY_RANK
@@ -27,10 +27,12 @@ from scheduling.queueing.waiting_set import WaitingArrays, rekey, rerank
 
 SAMPLES: Final = 200
 """Walks of the demand graph when a call comes."""
-IDLE_S: Final = 120.0
-"""A run without an open call for so long has ended."""
 MOST_RUNS: Final = 100_000
 """Runs followed at once; a further one pushes out the one that was heard of least lately."""
+
+FIRST_S: Final = -5e8
+"""When a run began and is due, for its order, that an operator has moved first: before all others of its class, and behind
+none by its rank (`ordering.LONGEST_STRETCHED_S`)."""
 
 Demand = tuple[float, float, float]
 NOTHING: Final[Demand] = (0.0, 0.0, 0.0)
@@ -45,8 +47,8 @@ class KnownGraph(NamedTuple):
     """Service of the largest recorded run: the supremum of equation 2, which does not grow with the number of samples."""
     whole_s: NDArray[np.float64] | None = None
     """Services of recorded runs, if a run is predicted by these alone, whatever it has done so far; None otherwise."""
-    outlooks: Mapping[str, CallOutlook] = {}
-    """By LLM unit."""
+    outlooks: Mapping[str, UnitOutlook] = {}
+    backends: Mapping[str, Backend] = {}
 
     @classmethod
     def of(
@@ -59,7 +61,8 @@ class KnownGraph(NamedTuple):
         services_s = np.array([graph.service_s(record, rates) for record in graph.records])
         units = {name: number for number, name in enumerate(graph.units)}
         arrays = build(graph, rates, refined=refined)
-        return cls(units, arrays, float(services_s.max(initial=0.0)), services_s if whole else None, graph.outlooks())
+        largest_s = float(services_s.max(initial=0.0))
+        return cls(units, arrays, largest_s, services_s if whole else None, graph.outlooks(), graph.units)
 
     def rate(self, unit: str) -> ServiceRate:
         return ServiceRate(*self.arrays.rate[self.units[unit]].tolist())
@@ -83,8 +86,9 @@ class RunCall(NamedTuple):
     total_s: float | None = None
     """Service of the whole run, where an oracle knows it."""
     adapter: int = -1
-    """LoRA adapter, -1 for none; *endpoint* is the one that will probably serve its next call."""
+    """LoRA adapter, -1 for none."""
     endpoint: int = -1
+    """The one that will probably serve its next call; -1 for a unit that is no LLM."""
 
 
 class PastCall(NamedTuple):
@@ -94,8 +98,8 @@ class PastCall(NamedTuple):
     began_s: float
     ended_s: float
     prompt_tokens: int
-    output_tokens: int | None
-    """None: it failed."""
+    output_tokens: float | None
+    """Seconds of a unit that is no LLM. None: it failed."""
     rate: ServiceRate
 
 
@@ -104,6 +108,7 @@ class _Step:
     unit: str
     before: str
     known_before: Demand
+    began_s: float
     calls: int = 0
     open: int = 0
     input_tokens: int = 0
@@ -137,9 +142,14 @@ class Run:
     """Open ones, by request."""
     last: tuple[str, Demand] = ("", NOTHING)
     """The step that ended last."""
-    last_call: RunCall | None = None
-    """The call with an adapter that ended last, and when."""
-    last_call_s: float = 0.0
+    last_s: float = 0.0
+    """When it ended."""
+    latest: RunCall | None = None
+    """The LLM call that came last."""
+    idle_s: float = IDLE_S
+    """Without an open call for so long it has ended."""
+    first: bool = False
+    """An operator has moved it first."""
     visits: dict[str, int] = field(default_factory=dict)
     done_s: float = 0.0
     """Service of steps that are in `steps` no more."""
@@ -152,23 +162,27 @@ class Run:
     changed: bool = True
     """Whether a step has ended since its service was drawn."""
 
-    def come(self, call: RunCall, rate: ServiceRate) -> None:
+    def come(self, call: RunCall, rate: ServiceRate, now_s: float) -> None:
         """Take in *call*, which opens a step or joins one."""
+        if call.unit in SESSION_UNITS:
+            self.idle_s = SESSION_IDLE_S
         step = next((one for one in self.steps if one.unit == call.unit and one.open), None)
         if step is None:
             for ended in [one for one in self.steps if not one.open]:  # one of them led to it, the others to nothing
                 self.steps.remove(ended)
                 self.done_s += ended.service_s
                 self.visits[ended.unit] = self.visits.get(ended.unit, 0) + 1
-            step = _Step(call.unit, *self.last)
+            step = _Step(call.unit, *self.last, now_s)
             self.steps.append(step)
         step.calls += 1
         step.open += 1
         step.input_tokens += call.prompt_tokens
         self.calls[call.request] = step, call, rate
         self.changed = True
+        if call.endpoint >= 0:
+            self.latest = call
 
-    def end(self, request: int, output_tokens: float | None) -> None:
+    def end(self, request: int, output_tokens: float | None, now_s: float) -> None:
         """Take in the end of an open call; without *output_tokens* it failed, and teaches nothing."""
         step, call, rate = self.calls.pop(request)
         step.open -= 1
@@ -183,7 +197,7 @@ class Run:
             step.output_tokens += output_tokens
             step.service_s += _service_s(rate, call.prompt_tokens, output_tokens)
         if not step.open:
-            self.last = step.unit, step.demand
+            self.last, self.last_s = (step.unit, step.demand), now_s
 
     def attained_s(self, produced: Callable[[int], int] | None = None) -> float:
         """Return its service so far; *produced* gives the output tokens of an open call."""
@@ -240,7 +254,8 @@ class Run:
         self.refresh_s = float(refresh[0])
         mean_s = max(0.0, float(self.whole_s[MEAN].mean()) - attained_s)
         worst_s = max(0.0, (self.largest_s or float(self.whole_s.max())) - attained_s)
-        return Standing(self.began_s, self.due_s, float(rank[0]), mean_s / self.weight, worst_s, attained_s)
+        began_s, due_s = (FIRST_S, FIRST_S) if self.first else (self.began_s, self.due_s)
+        return Standing(began_s, due_s, float(rank[0]), mean_s / self.weight, worst_s, attained_s)
 
 
 def _service_s(rate: ServiceRate, prompt_tokens: int, output_tokens: float) -> float:
@@ -275,7 +290,7 @@ class Standings:
             self._numbers += 1
         if math.isnan(run.due_s):
             run.due_s, run.weight = run.began_s + call.due_in_s, call.weight
-        run.come(call, self._rate(call.application, call.unit, call.rate))
+        run.come(call, self._rate(call.application, call.unit, call.rate), now_s)
         run.heard_s = now_s
         self._of_call[call.request] = run
         return run
@@ -307,15 +322,15 @@ class Standings:
         for at, one in enumerate(calls):
             ended_s = one.ended_s - TOGETHER_S
             moments.append((ended_s, 0, at) if ended_s > one.began_s else (one.began_s, 2, at))
-        for _, kind, at in sorted(moments):
+        for moment_s, kind, at in sorted(moments):
             one = calls[at]
             if kind == 1:
                 past = RunCall(-1 - at, application, name, one.unit, one.prompt_tokens, 0, one.rate)
-                run.come(past, self._rate(application, one.unit, one.rate))
+                run.come(past, self._rate(application, one.unit, one.rate), moment_s)
             else:
-                run.end(-1 - at, one.output_tokens)
-        for request, (_, call, rate) in known.calls.items() if known is not None else ():
-            run.come(call, rate)
+                run.end(-1 - at, one.output_tokens, one.ended_s)
+        for request, (step, call, rate) in known.calls.items() if known is not None else ():
+            run.come(call, rate, step.began_s)
             self._of_call[request] = run
         self.runs[application, name] = self.by_number[run.number] = run
         return run
@@ -326,10 +341,7 @@ class Standings:
         The output of a unit that is no LLM is its duration in seconds.
         """
         if (run := self._of_call.pop(request, None)) is not None:
-            _, call, _ = run.calls[request]
-            if output_tokens is not None and call.adapter >= 0:
-                run.last_call, run.last_call_s = call, now_s
-            run.end(request, output_tokens)
+            run.end(request, output_tokens, now_s)
             run.heard_s = now_s
 
     def close(self, application: Hashable, name: Hashable) -> None:
@@ -354,8 +366,8 @@ class Standings:
         return run.changed or run.attained_s(produced) >= run.refresh_s
 
     def forget(self, now_s: float) -> None:
-        """Forget runs that have been idle for `IDLE_S`."""
-        for run in [each for each in self.runs.values() if not each.calls and now_s - each.heard_s > IDLE_S]:
+        """Forget runs that have been idle for `Run.idle_s`."""
+        for run in [each for each in self.runs.values() if not each.calls and now_s - each.heard_s > each.idle_s]:
             self._forget(run)
 
     def _forget(self, run: Run) -> None:

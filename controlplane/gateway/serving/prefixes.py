@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from controlplane.gateway.admission.validation import Call
+from controlplane.gateway.admission.validation import SPEECH, Call
 from scheduling.compiled import uncompiled
 from scheduling.routing.prefix_affinity import MOST_NOTED, covered
 
@@ -26,7 +26,7 @@ LONGEST = PLACES[-1] * BLOCK_CHARACTERS
 
 def leading_hashes(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
     """Return hashes of the noted blocks of *call*'s prompt, and tokens per block; *prompt_tokens*: of the whole prompt."""
-    if not call.kind.generates:
+    if not call.kind.generates or call.kind in SPEECH:
         return [], 0
     prompt = call.body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
