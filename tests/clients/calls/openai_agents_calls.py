@@ -35,8 +35,8 @@ def agent(kind: type, model: str = "m", key: str = os.environ["KEY"]) -> Agent:
 async def main() -> dict:
     asked, said = "Is it windy in Oslo?", {"errors": {}}
     for name, kind in (("chat", OpenAIChatCompletionsModel), ("responses", OpenAIResponsesModel)):
-        result = await Runner.run(agent(kind), asked, max_turns=6)
-        streamed = Runner.run_streamed(agent(kind), asked, max_turns=6)
+        result = await Runner.run(agent(kind), asked)
+        streamed = Runner.run_streamed(agent(kind), asked)
         kinds = [event.type async for event in streamed.stream_events()]
         said[name] = {
             "said": result.final_output,
