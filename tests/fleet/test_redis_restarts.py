@@ -55,22 +55,21 @@ def shell(address: Address, code: str) -> object:
     return json.loads(said.stdout.strip().splitlines()[-1])
 
 
-def ask(address: Address, verb: str, count: int, state: str) -> list[str]:
-    """Ask for *verb* of *count* instances in *state*, and return their names."""
+def ask(address: Address, verb: str, state: str, chosen: str) -> list[str]:
+    """Ask for *verb* of the instances *chosen* in *state*, and return their names."""
     names = shell(
         address,
         f"""
         import json
         from controlplane.fleet import services
         from controlplane.fleet.models import Instance
-        chosen = list(Instance.objects.filter(state={state!r}).order_by("name")[:{count}])
+        chosen = list(Instance.objects.filter(state={state!r}).order_by("name"){chosen})
         for instance in chosen:
             services.{verb}(instance, "test", "Redis restarts")
         print(json.dumps([instance.name for instance in chosen]))
         """,
     )
     assert isinstance(names, list)
-    assert len(names) == count
     return names
 
 
@@ -96,13 +95,13 @@ def restart_often(server: RedisServer) -> None:
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "with tasks running"])
 def test_a_start_is_done_after_four_restarts_of_redis(stack, address, redis_server, busy):
     """C39."""
-    stopped = ask(address, "stop", 2, "ready")
+    stopped = ask(address, "stop", "ready", "[:2]")
     if not busy:
         until_state(address, stopped, "stopped")
     restart_often(redis_server)
     until_state(address, stopped, "stopped")
-    started = ask(address, "start", 2, "stopped")
-    until_state(address, started, "ready")
+    ask(address, "start", "stopped", f".filter(name__in={stopped!r})")  # one may be started by a plan already
+    until_state(address, stopped, "ready")
     redis_server.stop()
     stack.wait_for("Redis to be shown as down", lambda: "redis" in down_parts(stack, address), DONE_WITHIN_S)
     redis_server.start()
