@@ -11,10 +11,14 @@ from typing import Final
 
 from django.db import transaction
 
-from controlplane.accounts.models import Tenant
+from controlplane.accounts.models import Tenant, User
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome, UnitReport
 from controlplane.applications.services import IDLE
+from controlplane.dispatch.queues.commands import ask_of_run
+from controlplane.dispatch.queues.runs import RunAction, RunPrice
 from controlplane.dispatch.runs import ApplicationRuns, RunReport
+from controlplane.events.services import record
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError, invalid
 
 RUNNING, DONE, FAILED = STATES = ("running", "done", "failed")
@@ -78,6 +82,34 @@ def close_run(run: ApplicationRun, outcome: RunOutcome, now: datetime) -> Applic
         row.save(update_fields=["closed_at", "outcome", "ended_at"])
         _report(RunReport("closed", row.application.tenant_id, row.application.name, row.run))
     return row
+
+
+def act_on_run(run: ApplicationRun, action: RunAction, actor: User, reason: str, now: datetime) -> RunPrice:
+    """Move a run first, stop it, or undo that; return the price as before it.
+
+    Raises ActionError for a run that has ended and when the gateway objects, GatewaySilent (an ActionError) when none
+    answers; then nothing is recorded.
+    """
+    if action != RunAction.UNDO and run.state != "running":
+        raise ActionError(f"Run {run.run} has ended")
+    stopped = run.outcome == RunOutcome.STOPPED
+    price = ask_of_run(run.application.tenant_id, run.application.name, run.run, action)
+    rows = ApplicationRun.objects.filter(pk=run.pk)
+    if action == RunAction.STOP:
+        rows.update(closed_at=now, outcome=RunOutcome.STOPPED)
+    elif action == RunAction.UNDO and stopped:
+        rows.update(closed_at=None, ended_at=None, outcome="", steps=[])
+    kind = {RunAction.FIRST: "run.moved_first", RunAction.STOP: "run.stopped", RunAction.UNDO: "run.restored"}[action]
+    record(
+        kind,
+        run.application,
+        actor=actor,
+        reason=reason,
+        before={"first": price.first, "stopped": stopped},
+        after={"first": action == RunAction.FIRST, "stopped": action == RunAction.STOP},
+        inputs={"run": run.run, "waiting": price.waiting, "running": price.running, "overtaken": price.overtaken},
+    )
+    return price
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from datetime import datetime
 import msgspec
 import numpy as np
 
-from controlplane.applications.models import Application, ApplicationRun
+from controlplane.applications.models import Application, ApplicationRun, learned
 from controlplane.applications.services import backends, done_calls
 from controlplane.fleet.models import PerformanceProfile
 from scheduling.applications.demand_graph import (
@@ -44,7 +44,7 @@ UNKNOWN_RATE = ServiceRate(0.02, 2e-5, 0.02)
 
 def graph_of(application: Application) -> DemandGraph:
     """Return the graph of the latest records, oldest first."""
-    latest = application.runs.exclude(steps=[]).values_list("steps", flat=True)[:MOST_RECORDS]
+    latest = application.runs.filter(learned()).values_list("steps", flat=True)[:MOST_RECORDS]
     records = [RunRecord(msgspec.convert(steps, tuple[Step, ...])) for steps in reversed(latest)]
     return DemandGraph(application.name, backends(application), records)
 

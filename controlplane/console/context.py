@@ -37,7 +37,7 @@ SERVE = (
     Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("queues", "Queues", "queues", "q"),
     Entry("batches", "Batches", "batches", "b", ("batch", "batch-list", "held-work", "spot", "donations", "weights")),
-    Entry("applications", "Applications", "applications", "a", ("application", "run")),
+    Entry("applications", "Applications", "applications", "a", ("application", "run", "compare-graphs")),
 )
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),

@@ -35,6 +35,7 @@ from scheduling.routing.models import ModelRule, fallback_rule
 from scheduling.routing.regions import better_home, pressure
 
 MAX_ATTEMPTS = 3
+RUN_STOPPED = 409, "run_stopped", "An operator has stopped this run."
 WHY_FALLBACK = {
     ModelRule.UNAVAILABLE: "no instance of that takes it now",
     ModelRule.WAIT: "it would have waited too long for that",
@@ -191,6 +192,9 @@ class Dispatcher:
 
         Refused with 503 if nothing serves its model or soon will, with 429 if the queue is full.
         """
+        if self.runs.is_stopped(asked):
+            self.deliver(port.Refused(asked.number, *RUN_STOPPED, None))
+            return
         candidates, own_region = self.topology.candidates(asked.model, asked.region), ""
         if candidates.size:
             preferred = self.topology.endpoints[int(candidates[0])]
@@ -650,6 +654,27 @@ class Dispatcher:
         request.evicting_s = self.clock()
         self.deliver(port.Evict(number))
         return request.asked.prompt_tokens + request.output_tokens
+
+    def calls_of(self, application: tuple[int, str], run: str) -> list[Request]:
+        """Return the open calls of a run."""
+        return [
+            each
+            for each in self._requests.values()
+            if each.asked.run == run and (each.asked.tenant_id, each.asked.application) == application
+        ]
+
+    def stop_run(self, application: tuple[int, str], run: str) -> tuple[int, int]:
+        """End all open calls of a run, and refuse later ones; return how many waited and how many ran."""
+        self.runs.stop(application, run)
+        waited = ran = 0
+        for request in self.calls_of(application, run):
+            if request.replica is None:
+                self._drop(request, port.Refused(request.asked.number, *RUN_STOPPED, None))
+                waited += 1
+            else:
+                self.deliver(port.Lost(request.asked.number, stopped=True))
+                ran += 1
+        return waited, ran
 
     def reclaim(self, replica: Replica, *, late: bool) -> tuple[int, int]:
         """Take the requests off *replica*, which is donated and reclaimed; return how many wait again, and how many ended.

@@ -239,7 +239,7 @@ class Refused(Record, frozen=True):
     """The request will not be served."""
 
     number: int
-    status: int  # of HTTP: 422, 429, 502, 503
+    status: int  # of HTTP: 409, 422, 429, 502, 503
     code: str
     message: str
     retry_after_s: float | None  # None: a retry makes no sense
@@ -263,6 +263,7 @@ class Lost(Record, frozen=True):
 
     number: int
     reclaimed: bool = False  # a donated instance was reclaimed, and the request ends
+    stopped: bool = False  # an operator has stopped its application run, and the request ends
 
 
 class ServedModel(Record, frozen=True):

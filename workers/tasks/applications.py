@@ -3,7 +3,7 @@
 from celery import shared_task
 from django.utils import timezone
 
-from controlplane.applications import services
+from controlplane.applications import services, versions
 from workers.tasks.planning import only_one
 
 
@@ -16,5 +16,6 @@ def follow_runs() -> int:
 
 @shared_task
 def prune_runs() -> int:
-    """Delete old runs that no demand graph needs; returns how many."""
+    """Keep a version of each demand graph a day, and delete old runs that none needs; returns how many."""
+    versions.keep_daily(timezone.now())
     return services.prune_runs(timezone.now())

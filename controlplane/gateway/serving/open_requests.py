@@ -64,6 +64,7 @@ class Interrupt(Enum):
     DISCONNECT = "the client went away"
     INSTANCE_LOST = "the instance stopped answering"
     RECLAIMED = "the donated instance was reclaimed"
+    STOPPED = "its run was stopped"
 
 
 class OpenSpan(Struct):
@@ -93,6 +94,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     call: Call
     query: LengthQuery
     length: Prediction | None = None
+    session: str = ""  # marked or recognized; "" for none
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     span: OpenSpan | None = None  # None: it is not traced
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
@@ -359,7 +361,7 @@ class OpenRequests:
             case port.AtDoor():
                 ticket.at_door(record)
             case port.PrefixWanted():
-                hashes, block_tokens = leading_hashes(ticket.call, ticket.asked.prompt_tokens)
+                hashes, block_tokens = leading_hashes(ticket.call, ticket.asked.prompt_tokens, ticket.session)
                 self._send(port.Prefix(record.number, tuple(hashes), block_tokens))
             case port.Refused():
                 ticket.region = record.region or ticket.region
@@ -370,14 +372,17 @@ class OpenRequests:
             case port.Evict():
                 ticket.evict()
             case port.Lost():
-                ticket.interrupt(Interrupt.RECLAIMED if record.reclaimed else Interrupt.INSTANCE_LOST)
+                ends = Interrupt.STOPPED if record.stopped else Interrupt.RECLAIMED if record.reclaimed else None
+                ticket.interrupt(ends or Interrupt.INSTANCE_LOST)
 
 
 def _as_error(refused: port.Refused) -> ApiError:
     return ApiError(
         refused.status,
         refused.message,
-        type={422: "invalid_request_error", 429: "rate_limit_error"}.get(refused.status, "server_error"),
+        type={409: "invalid_request_error", 422: "invalid_request_error", 429: "rate_limit_error"}.get(
+            refused.status, "server_error"
+        ),
         code=refused.code,
         retry_after_s=refused.retry_after_s,
         estimated_wait_s=refused.estimated_wait_s,

@@ -15,7 +15,7 @@ from yarl import URL
 from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
 from controlplane.gateway.admission.forms import with_field
 from controlplane.gateway.admission.keys import TIERS
-from controlplane.gateway.admission.validation import SPEECH, Call, Kind
+from controlplane.gateway.admission.validation import RENDERING, SPEECH, Call, Kind
 from controlplane.gateway.errors import JSON_TYPE, ApiError
 from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket
@@ -177,11 +177,12 @@ class Upstream:
                 if task is not None:
                     task.uncancel()
                 return usage
-            if ticket.interrupted is Interrupt.RECLAIMED:
+            if ticket.interrupted in (Interrupt.RECLAIMED, Interrupt.STOPPED):
                 if task is not None:
                     task.uncancel()
-                ticket.steps[-1]["reclaimed"] = {"tokens_seen": ticket.output_tokens}
-                raise answers.Reclaimed() from None
+                stopped = ticket.interrupted is Interrupt.STOPPED
+                ticket.steps[-1]["stopped" if stopped else "reclaimed"] = {"tokens_seen": ticket.output_tokens}
+                raise (answers.RunStopped() if stopped else answers.Reclaimed()) from None
             if ticket.interrupted is Interrupt.INSTANCE_LOST:
                 if task is not None:
                     task.uncancel()
@@ -246,6 +247,10 @@ class Upstream:
         if status == 404 and placed.adapter:  # its server has lost it
             self.adapters.forget(placed)
             raise answers.InstanceLost(reason, ERROR)
+        if status == 403 and ticket.call.kind in RENDERING:  # it was not started with --enable-scale-out
+            raise answers.Refusal(
+                404, message, type="not_found_error", param=None, code="unsupported_endpoint", number=None
+            )
         error = answers.refusal(status, answer)
         if error is not None:
             raise error
