@@ -1,4 +1,4 @@
-"""Three applications with LoRA adapters on real vLLM: completion times under Hermes and under FCFS, in turn.
+"""Three applications with LoRA adapters on real vLLM: completion times under Hermes and under FCFS, one after the other.
 
 Each round sends the same runs at the same moments. Runs of an application use its adapter, of which the server holds two,
 and report a tool between two LLM units. Demand graphs are learned from other runs. The figures are printed (`-s`), and kept
