@@ -131,6 +131,8 @@ JSON_KINDS = {
 OF_THE_REQUEST = frozenset({"badrequesterror", "invalid_request_error", "notfounderror", "unprocessableentityerror"})
 """Types of errors without a number that are about the request."""
 NOT_IMPLEMENTED = 501  # a part of the API that is disabled on this server
+TOO_LONG = re.compile("maximum context length|cannot be greater than max_model_len")
+"""vLLM's words for more tokens than a context has, which OpenAI and its clients know by a code."""
 NO_ROUTE = "Not Found"
 """FastAPI's answer to a path that it does not have."""
 NOT_OF_THE_REQUEST = BUSY_STATUSES | {403, 405, 407, 408}
@@ -207,12 +209,16 @@ CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")
 class Usage:
     """Token counts of an answer, as far as its instance reported them."""
 
-    __slots__ = ("output_tokens", "prompt_tokens", "whole")
+    __slots__ = ("cached_tokens", "output_tokens", "prompt_tokens", "whole")
 
     def __init__(self) -> None:
         self.whole = False  # a stream's last event was passed on
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        """Of the prompt, found in the prefix cache; None where the server does not say it: vLLM does with
+        --enable-prompt-tokens-details.
+        """
 
     def take(self, usage: Any) -> None:
         """Take in *usage*; changes nothing where it has no counts."""
@@ -221,6 +227,11 @@ class Usage:
             if prompt is not None and "input_tokens" in usage:  # Anthropic counts what was cached separately
                 prompt += sum(_tokens(usage, name) or 0 for name in CACHED)
             output = _tokens(usage, "completion_tokens", "output_tokens")
+            details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+            if isinstance(details, dict):
+                self.cached_tokens = _tokens(details, "cached_tokens")
+            elif "cache_read_input_tokens" in usage:
+                self.cached_tokens = _tokens(usage, "cache_read_input_tokens")
             self.prompt_tokens = self.prompt_tokens if prompt is None else prompt
             self.output_tokens = self.output_tokens if output is None else output
 
@@ -284,7 +295,7 @@ def whole(data: bytes, kind: Kind) -> Said:
 PARTS = {Kind.RESPONSE: "output", Kind.MESSAGE: "content", Kind.TRANSCRIPTION: "text", Kind.TRANSLATION: "text"}
 ANSWERS = {
     Kind.COUNT_TOKENS: "input_tokens",
-    Kind.INPUT_TOKENS: "token_ids",
+    Kind.INPUT_TOKENS: "count",
     Kind.RENDER_CHAT: "token_ids",
     Kind.RENDER_RESPONSE: "token_ids",
     Kind.RENDER_MESSAGE: "token_ids",
@@ -316,11 +327,11 @@ def without_output(data: bytes, kind: Kind) -> Any:
 
 
 def input_tokens(data: bytes) -> bytes:
-    """Return OpenAI's count of the tokens of a rendered response *data*. Raises EngineFailed."""
-    ids = _fields_decoder.decode(data)["token_ids"]
-    if not isinstance(ids, list):
-        raise EngineFailed("token ids that are no list")
-    return orjson.dumps({"object": "response.input_tokens", "input_tokens": len(ids)})
+    """Return OpenAI's count of input tokens, of vLLM's answer *data* to a tokenized chat. Raises EngineFailed."""
+    count = _fields_decoder.decode(data)["count"]
+    if type(count) is not int:
+        raise EngineFailed("a count that is no number")
+    return orjson.dumps({"object": "response.input_tokens", "input_tokens": count})
 
 
 def sound_usage(said: Said, estimated: int) -> dict[str, int]:
@@ -409,10 +420,12 @@ def _fields(said: Said, name: bytes = b"") -> dict[str, Any] | None:
 
 def _refusal(status: int, error: dict[str, Any]) -> Refusal:
     """Return *error* in OpenAI's shape."""
-    code = error.get("code")
+    code, message = error.get("code"), _text(error.get("message"))[:MOST_CHARACTERS]
+    if status == 400 and TOO_LONG.search(message):
+        code = "context_length_exceeded"
     return Refusal(
         status,
-        _text(error.get("message"))[:MOST_CHARACTERS],
+        message,
         type=_word(error.get("type")) or "invalid_request_error",
         param=_word(error.get("param")),
         code=_word(code) or str(status),
