@@ -250,10 +250,11 @@ def against(row: Row, base: Row | None, name: str) -> Interval | None:
 
 
 def _changed(interval: Interval | None) -> str:
-    """Format a change with half its interval."""
+    """Format a change with half its interval, if there is one: not of one seed, nor of the first system."""
     if interval is None:
         return "-"
-    return f"{percent(interval.mean)} ±{100 * (interval.high - interval.mean):.1f}"
+    half = f" ±{100 * (interval.high - interval.mean):.1f}" if interval.high > interval.mean else ""
+    return percent(interval.mean) + half
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from controlplane.experiments.experiment import Result, Row
+from controlplane.experiments.hermes import QUANTILES
 from controlplane.experiments.sageserve_mixed import BIN_S, SAMPLE_S
 from tests.docs.results import KEPT
 
@@ -30,6 +33,8 @@ class Panel(NamedTuple):
     """Of the values, after the largest one."""
     step_s: float = 0.0
     """Of courses; 0 for that of the part's samples."""
+    span_s: float = 0.0
+    """Of the axis of courses; 0 for the hours of a day."""
 
 
 class Plot(NamedTuple):
@@ -59,6 +64,45 @@ def completion_times(_: Result, rows: list[Row]) -> Iterator[Panel]:
     for title, name in (("mean", "mean_s"), ("95th percentile", "p95_s")):
         bars = [[sum(of[name]) / len(of[name]) for of in row["by"].values()] for row in rows]
         yield Panel(title, bars, labels=list(rows[0]["by"]), unit=" s")
+
+
+def distribution(_: Result, rows: list[Row]) -> Iterator[Panel]:
+    """Yield the share of runs that have completed after a time, of the first seed."""
+    of = [next(iter(row["by"].values()))["quantiles_s"][0] for row in rows]
+    span_s = max(each[-1] for each in of)
+    moments_s = np.linspace(0.0, span_s, 101)
+    courses = [np.interp(moments_s, [0.0, *each], [0.0, *QUANTILES], right=100.0).tolist() for each in of]
+    yield Panel("runs completed", courses, unit="%", step_s=span_s / 100, span_s=span_s)
+
+
+def by_setting(rows: list[Row]) -> list[Row]:
+    """Return a row for each system, with its rows by setting."""
+    systems = dict.fromkeys(row["system"] for row in rows)
+    return [
+        {"strategy": system, "by": {row["setting"]: row for row in rows if row["system"] == system}}
+        for system in systems
+    ]
+
+
+def hits(_: Result, rows: list[Row]) -> Iterator[Panel]:
+    """Yield the share of calls whose system prompt is cached when they come, and when they begin."""
+    for title, name in (("cached when the call comes", "came_hits"), ("cached when it begins", "hits")):
+        bars = [[100 * each[name] for each in row["by"].values()] for row in rows]
+        yield Panel(title, bars, labels=list(rows[0]["by"]), unit=" %")
+
+
+def by_knob(rows: list[Row]) -> list[Row]:
+    """Return a row for each kind of backend that is no adapter, with its rows by system."""
+    kinds = [name for name in dict.fromkeys(row["setting"] for row in rows) if name != "adapters"]
+    return [{"strategy": kind, "by": {row["system"]: row for row in rows if row["setting"] == kind}} for kind in kinds]
+
+
+def waiting_and_idle(_: Result, rows: list[Row]) -> Iterator[Panel]:
+    """Yield what a run waits for cold backends less than without prewarming, and for how long warm ones are idle more."""
+    ks = [name for name in rows[0]["by"] if name.startswith("K = ")]
+    for title, name, sign in (("waited less a run", "waited_s", -1), ("idle longer a run", "idle_s", 1)):
+        bars = [[max(0.0, sign * (row["by"][k][name] - row["by"]["LRU"][name])) for k in ks] for row in rows]
+        yield Panel(title, bars, labels=[k.removeprefix("K = ") for k in ks], unit=" s")
 
 
 def deadlines_met(_: Result, rows: list[Row]) -> Iterator[Panel]:
@@ -165,9 +209,30 @@ PLOTS: Final = {
     "hermes-70b": Plot(
         "hermes-70b",
         "rows",
-        "600 runs on two instances of Llama-3-70B in 2 minutes: completion times (figure 10a)",
+        "1,500 runs on two instances of Llama-3-70B in 5 minutes: completion times (figure 10a)",
         completion_times,
         strategies=by_system,
+    ),
+    "hermes-70b-distribution": Plot(
+        "hermes-70b",
+        "rows",
+        "1,500 runs on two instances of Llama-3-70B in 5 minutes: completed after seconds (figure 10b)",
+        distribution,
+        strategies=by_system,
+    ),
+    "hermes-prewarming-kv": Plot(
+        "hermes-prewarming-kv",
+        "rows",
+        "Calls whose system prompt is in the prefix cache, by memory for keys and values (figure 13a)",
+        hits,
+        strategies=by_setting,
+    ),
+    "hermes-prewarming-k": Plot(
+        "hermes-prewarming-k",
+        "rows",
+        "Prewarming by the knob K, against LRU (figure 14)",
+        waiting_and_idle,
+        strategies=by_knob,
     ),
     "hermes-deadlines": Plot(
         "hermes-deadlines",
@@ -228,15 +293,17 @@ def _panel(x: int, wide: int, panel: Panel, step_s: float, colours: Sequence[str
     ]
     if panel.labels:
         return lines + _bars(x, wide, panel, most, colours)
-    for hour in (6, 12, 18):
-        at = x + wide * hour / 24
+    span_s = panel.span_s or DAY_S
+    for quarter in (1, 2, 3):
+        at = x + wide * quarter / 4
+        label = f"{span_s * quarter / 4:,.0f} s" if panel.span_s else f"{6 * quarter}:00"
         lines.append(
-            f'<text x="{at:g}" y="{TOP + HEIGHT + 13}" text-anchor="middle" fill="#59636e">{hour}:00</text>'
+            f'<text x="{at:g}" y="{TOP + HEIGHT + 13}" text-anchor="middle" fill="#59636e">{label}</text>'
             f'<line x1="{at:g}" y1="{TOP}" x2="{at:g}" y2="{TOP + HEIGHT}" stroke="#eaeef2"/>'
         )
     for number, course in enumerate(panel.values):
         points = " ".join(
-            f"{x + wide * step * step_s / DAY_S:.1f},{TOP + HEIGHT * (1 - value / most):.1f}"
+            f"{x + wide * step * step_s / span_s:.1f},{TOP + HEIGHT * (1 - value / most):.1f}"
             for step, value in enumerate(course)
         )
         lines.append(f'<polyline points="{points}" fill="none" stroke="{colours[number]}" stroke-width="1.5"/>')
