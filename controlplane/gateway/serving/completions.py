@@ -275,10 +275,11 @@ class Completions:
             span.queued_s = self.clock()
         in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
         streamed = not in_one_piece
+        session = marks.run if marks.session or marks.run.startswith(RECOGNIZED) else ""
         hashes: list[int] = []
         block_tokens = 0
         if served.by_prefix:
-            hashes, block_tokens = leading_hashes(call, prompt_tokens)
+            hashes, block_tokens = leading_hashes(call, prompt_tokens, session)
         fallback = "" if served.base else self.catalog.fallback(served, call.kind, prompt_tokens)
         if fallback and (not grant.may_ask(fallback) or self.budgets.spent(*caller, fallback)):
             fallback = ""
@@ -332,6 +333,7 @@ class Completions:
             run=asked.run,
             unit=asked.unit,
             run_due_s=run_due_s,
+            session=session,
             trace_context=trace_context,
             span=span,
             in_one_piece=in_one_piece,
@@ -413,3 +415,4 @@ class Completions:
         self.requests.finished(ticket)
         if usage.prompt_tokens is not None:
             ticket.prompt_tokens = usage.prompt_tokens
+        ticket.cached_tokens = usage.cached_tokens

@@ -2,7 +2,8 @@
 
 Text is cut every `BLOCK_CHARACTERS`, token ids every `BLOCK_IDS`; only the blocks that `scheduling.routing.prefix_affinity`
 notes are hashed, each with everything before it, so a prompt of any length costs at most 64 hashes of 61,440 characters.
-Equal hashes mean equal prefixes, in whichever process they were computed.
+Equal hashes mean equal prefixes, in whichever process they were computed. Images and sounds count by their length and ends.
+A prompt without a whole block, such as an image with a short question, is known by its session instead, where it has one.
 """
 
 from array import array
@@ -21,11 +22,24 @@ BLOCK_CHARACTERS = 256
 BLOCK_IDS = 64
 PLACES = tuple(uncompiled(covered)(number) for number in range(MOST_NOTED + 1))
 """Ends of the noted blocks, in blocks."""
+READ_CHARACTERS = 4096
+"""Of an image or a sound count so many at either end, which bounds the time."""
 LONGEST = PLACES[-1] * BLOCK_CHARACTERS
 
 
-def leading_hashes(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
-    """Return hashes of the noted blocks of *call*'s prompt, and tokens per block; *prompt_tokens*: of the whole prompt."""
+def leading_hashes(call: Call, prompt_tokens: int, session: str = "") -> tuple[list[int], int]:
+    """Return hashes of the noted blocks of *call*'s prompt, and tokens per block; *prompt_tokens*: of the whole prompt.
+
+    Without a block, the one of its *session*, of any length.
+    """
+    hashes, block_tokens = _of_prompt(call, prompt_tokens)
+    if hashes or not session or not call.kind.generates:
+        return hashes, block_tokens
+    digest = blake2b(f"{call.model}\0session\0{session}".encode(errors="surrogatepass"), digest_size=8).digest()
+    return [int.from_bytes(digest, "little", signed=True)], max(1, prompt_tokens)
+
+
+def _of_prompt(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
     if not call.kind.generates or call.kind in SPEECH:
         return [], 0
     prompt = call.body.get("prompt")
@@ -56,7 +70,20 @@ def _pieces(call: Call) -> Iterator[str]:
         yield f"\n{role}\n"
         for part in content if isinstance(content, list) else [{"text": content}]:
             text = part.get("text")
-            yield text if isinstance(text, str) else "\0"
+            yield text if isinstance(text, str) else f"\0{_digest(part)}"
+
+
+def _digest(part: Any) -> str:
+    """Return a digest of a part of another kind: of the length and the ends of each text in it."""
+    state, left = blake2b(digest_size=8), [part]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, str):
+            ends = value if len(value) <= 2 * READ_CHARACTERS else value[:READ_CHARACTERS] + value[-READ_CHARACTERS:]
+            state.update(f"{len(value)}\0{ends}".encode(errors="surrogatepass"))
+    return state.hexdigest()
 
 
 def _chain(model: str, prompt: Sequence[Any], block: int) -> list[int]:
