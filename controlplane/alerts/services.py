@@ -35,8 +35,8 @@ Seen = dict[tuple[int, str], datetime]
 def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: datetime, began: datetime) -> None:
     """Open and resolve the alerts of every rule by its present *problems*, and update *seen*.
 
-    A rule that is not in *problems* resolves its alerts. *began* is when this process began to judge: what it has not noticed yet
-    may still hold.
+    A rule that is not in *problems* resolves its alerts. *began* is when this process began to judge: what it has not
+    noticed yet may still hold.
     """
     known = {(alert.rule_id, alert.subject): alert for alert in Alert.objects.open().select_related("rule")}
     present = {(rule.pk, each.subject[:200]): (rule, each) for rule, of_rule in problems.items() for each in of_rule}
