@@ -25,7 +25,7 @@ from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket, TicketState
-from controlplane.gateway.serving.prefixes import leading_hashes
+from controlplane.gateway.serving.prefixes import LeadingBlocks, leading_hashes
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.client import Upstream, payload, upstream_priority
 from controlplane.gateway.upstream.continuation import Kept, evictable
@@ -35,6 +35,9 @@ from forecasting.lengths import LengthQuery
 from scheduling.model_task import Task
 from scheduling.queueing.ordering import ORDERINGS
 from workers.vllm.tasks import PATHS
+
+
+NO_BLOCKS = LeadingBlocks([], 0)
 
 
 class Catalog:
@@ -215,10 +218,9 @@ class Completions:
             length = await self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
         in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
         streamed = not in_one_piece
-        hashes: list[int] = []
-        block_tokens = 0
-        if served.by_prefix:
-            hashes, block_tokens = leading_hashes(call, prompt_tokens)
+        blocks = leading_hashes(call, prompt_tokens) if served.by_prefix else NO_BLOCKS
+        if blocks.system_blocks:
+            self.upstream.prefixes.note(blocks.hashes[blocks.system_blocks - 1], call)
         asked = Submit(
             number=self.requests.next_number(),
             request_id=request.request_id,
@@ -245,9 +247,10 @@ class Completions:
             max_tokens=call.max_tokens,
             sequences=call.sequences,
             streamed=streamed,
-            prefix_hashes=tuple(hashes),
+            prefix_hashes=tuple(blocks.hashes),
             fingerprint=hash(call.raw),
-            block_tokens=block_tokens,
+            block_tokens=blocks.block_tokens,
+            system_blocks=blocks.system_blocks,
             tenant=grant.tenant,
             application=marks.application,
             run=marks.run,
