@@ -1,8 +1,9 @@
 """Warm backends of units that are no LLM: started before runs will probably need them, and handed to their units.
 
-The process that owns the queues keeps them, as it follows the runs. A start takes a thread each; the event loop decides, and
-reports of tenants take what is warm from other threads. A container belongs to one execution and is stopped after it; a DNN
-server holds nothing of a tenant, so that it serves the next one.
+`scheduling.applications.warm_pool` says what starts and what leaves, as in simulations; this has actuators do it. The process
+that owns the queues keeps them, as it follows the runs. A start takes a thread each; the event loop decides, and reports of
+tenants take what is warm from other threads. A DNN server is shared. A container is one execution's, and is stopped after it
+unless its row says that it is reused: it may hold what its tenant left there.
 """
 
 import statistics
@@ -12,11 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
 from typing import Final, NamedTuple
 
 from controlplane.applications.models import BackendKind, UnitBackend
-from controlplane.dispatch.prewarming_log import CalledBy, Fate, Prewarm, PrewarmLog
+from controlplane.dispatch.prewarming_log import CalledBy, Prewarm, PrewarmLog
 from controlplane.dispatch.runs import MOST_UNIT_S
+from scheduling.applications.warm_pool import WarmBackend, WarmPool
 from workers.backends.actuators import Actuator, ActuatorError, BackendSpec, Started, has_docker, owner_of
 from workers.backends.docker import Docker
 from workers.backends.processes import Processes
@@ -28,14 +31,18 @@ MOST_TRIES: Final = 3
 """Starts in a row that fail before a backend rests."""
 RETRY_S: Final = 5.0
 REST_S: Final = 300.0
+JOIN_S: Final = 5.0
+DIED: Final = "It ended before it was used."
 
 
 class LikelyUnit(NamedTuple):
-    """A unit of a run that will probably begin, on a backend that is no LLM."""
+    """Units of a run that will probably begin, on a backend that is no LLM."""
 
     backend: str
     why: str
     called_by: CalledBy
+    count: int = 1
+    """Executions at once."""
 
 
 class Failure(NamedTuple):
@@ -49,26 +56,22 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A backend that runs."""
+    """A backend that was started, and its record until it is used."""
 
     started: Started
     actuator: Actuator
-    since_s: float
-    """Since it is idle, or in use."""
     record: Prewarm | None
-    """Of its start, until it is used."""
-    unit: int = 0
-    """Row of the unit that has it."""
 
 
 @dataclass(slots=True)
-class Pool:
+class Kept:
     """All of one backend. *row* is as it was read last."""
 
     row: UnitBackend
-    idle: list[Running] = field(default_factory=list)
-    used: list[Running] = field(default_factory=list)
-    starting: int = 0
+    pool: WarmPool
+    running: dict[WarmBackend, Running] = field(default_factory=dict)
+    used_by: dict[int, tuple[WarmBackend, float]] = field(default_factory=dict)
+    """By row of the unit that has it, with the time since when."""
     tries: int = 0
     """Starts in a row that failed."""
     not_before_s: float = 0.0
@@ -80,19 +83,19 @@ class Pool:
         return statistics.median(self.took_s) if self.took_s else FIRST_START_S
 
     @property
-    def room(self) -> int:
-        return self.row.capacity - self.starting - len(self.idle) - len(self.used)
+    def reused(self) -> bool:
+        return self.row.kind == BackendKind.DNN or self.row.reused
 
 
 class Handed(NamedTuple):
-    """What a unit was handed: *address* is empty if it is cold."""
+    """What a unit was handed: *address* is empty if it is cold, or has no port."""
 
     warm: bool
     address: str = ""
 
 
 class Backends:
-    """Keeps backends for the units of *log*. *docker_socket* is the path of Docker's socket, "" for none."""
+    """Keeps backends and records what becomes of them in *log*. *docker_socket* is the path of Docker's socket, "" for none."""
 
     def __init__(
         self, log: PrewarmLog, installation: str, docker_socket: str, clock: Callable[[], float] = time.monotonic
@@ -102,34 +105,35 @@ class Backends:
         self.processes: Actuator = Processes(owner)
         self.docker: Actuator | None = Docker(docker_socket, owner) if has_docker(docker_socket) else None
         self.failures: deque[Failure] = deque(maxlen=100)
-        self.pools: dict[str, Pool] = {}
-        self._lock = threading.Lock()
+        self.kept: dict[str, Kept] = {}
+        self._lock = threading.RLock()
         self._threads: set[threading.Thread] = set()
         self._swept = self._stopped = False
 
     def apply(self, rows: Sequence[UnitBackend]) -> None:
-        """Keep the backends of *rows* from now on; what others have idle is stopped."""
+        """Keep the backends of *rows* from now on; others, and those that are started in another way now, leave."""
         if rows and not self._swept:
             self._swept = True
             self._in_thread(self._sweep)
         with self._lock:
-            known = {row.name: row for row in rows if row.active}
-            for name, row in known.items():
-                if name not in self.pools:
-                    self.pools[name] = Pool(row)
-                elif self.pools[name].row.spec != row.spec:
-                    self._stop(self.pools[name], self.pools[name].idle)
-                    self.pools[name].tries, self.pools[name].not_before_s = 0, 0.0
-                self.pools[name].row = row
-            for name in [name for name in self.pools if name not in known]:
-                self._stop(self.pools[name], self.pools[name].idle)
-                if not self.pools[name].used and not self.pools[name].starting:
-                    del self.pools[name]
+            now = {row.name: row for row in rows if row.active}
+            for name, kept in list(self.kept.items()):
+                if name not in now or (kept.row.spec, kept.row.kind) != (now[name].spec, now[name].kind):
+                    del self.kept[name]
+                    for one in list(kept.running):
+                        self._stop(kept, one)
+            for name, row in now.items():
+                kept = self.kept.get(name)
+                if kept is None:
+                    pool = WarmPool(row.capacity, row.keep_alive_s, shared=row.kind == BackendKind.DNN)
+                    kept = self.kept[name] = Kept(row, pool)
+                    pool.leave = lambda one, kept=kept: self._stop(kept, one)  # type: ignore[misc]
+                kept.row, kept.pool.capacity, kept.pool.keep_alive_s = row, row.capacity, row.keep_alive_s
 
     def start_s(self, backend: str) -> float | None:
         """Return the usual time to start *backend*, None if it is not kept warm."""
-        pool = self.pools.get(backend)
-        return None if pool is None else pool.start_s
+        kept = self.kept.get(backend)
+        return None if kept is None else kept.start_s
 
     def look(self, likely: Iterable[LikelyUnit]) -> None:
         """Start what *likely* units lack, and stop what was idle or used for too long. Call every second."""
@@ -138,107 +142,116 @@ class Backends:
             wanted.setdefault(unit.backend, []).append(unit)
         with self._lock:
             now_s = self.clock()
-            for name, pool in self.pools.items():
-                self._tidy(pool, now_s)
-                units = wanted.get(name, [])
-                while len(units) > len(pool.idle) + pool.starting and pool.room > 0 and now_s >= pool.not_before_s:
-                    self._start(pool, units[len(pool.idle) + pool.starting])
+            for name, kept in self.kept.items():
+                kept.pool.look(now_s)
+                for one in [each for each in kept.running if not self._lives(kept, each)]:
+                    self._gone(kept, one)
+                self.give_back([unit for unit, (_, since_s) in kept.used_by.items() if now_s - since_s > MOST_UNIT_S])
+                units = wanted.get(name)
+                if units and now_s >= kept.not_before_s:
+                    count = sum(unit.count for unit in units)
+                    for at, one in enumerate(kept.pool.warm(name, inf, now_s, count)):
+                        self._start(kept, one, units[min(at, len(units) - 1)])
 
     def take(self, backend: str, unit: int, came_at: float, called_by: CalledBy) -> Handed | None:
         """Hand a warm *backend* to *unit*, the row of an execution; None if that backend is not kept."""
         with self._lock:
-            pool = self.pools.get(backend)
-            if pool is None:
+            kept = self.kept.get(backend)
+            if kept is None:
                 return None
-            while pool.idle:
-                one = pool.idle.pop()
-                if not one.actuator.runs(one.started.handle):
-                    self._settle(one, "failed", "It ended before it was used.")
-                    continue
-                if one.record is not None:
-                    self.log.use(one.record.kind, backend, one.record.place, came_at)
-                one.record, one.unit, one.since_s = None, unit, self.clock()
-                pool.used.append(one)
-                return Handed(True, one.started.address)
-            why = "It was still being started." if pool.starting else "None was warm."
-            self.log.miss(_kind(pool), backend, "", why, called_by)
-            return Handed(False)
+            now_s = self.clock()
+            ready = [one for one in kept.running if one.ready_s <= now_s and (kept.pool.shared or not one.users)]
+            for one in [each for each in ready if not self._lives(kept, each)]:
+                self._gone(kept, one)
+                ready.remove(one)
+            if not ready:
+                late = len(kept.pool.backends) > len(kept.running)
+                kept.pool.counts["miss"] += 1
+                why = "One was still being started." if late else "None was warm."
+                self.log.miss(str(kept.row.kind), backend, "", why, called_by)
+                return Handed(False)
+            one = kept.pool.take(backend, inf, now_s)
+            running = kept.running[one]
+            kept.used_by[unit] = one, now_s
+            if running.record is not None:
+                self.log.use(running.record.kind, backend, running.record.place, came_at)
+                running.record = None
+            return Handed(True, running.started.address)
 
     def give_back(self, units: Iterable[int]) -> None:
-        """Take back what the executions of *units* had: a container is stopped, a DNN server is warm for the next one."""
-        ended = set(units)
+        """Take back what the executions of *units* had: it serves the next one, or is stopped."""
         with self._lock:
-            for pool in self.pools.values():
-                back = [one for one in pool.used if one.unit in ended]
-                if pool.row.kind == BackendKind.DNN:
-                    for one in back:
-                        pool.used.remove(one)
-                        one.unit, one.since_s = 0, self.clock()
-                        pool.idle.insert(0, one)
-                else:
-                    self._stop(pool, pool.used, back)
+            now_s = self.clock()
+            for kept in self.kept.values():
+                for unit in [each for each in units if each in kept.used_by]:
+                    one, _ = kept.used_by.pop(unit)
+                    kept.pool.give_back(one, now_s)
+                    if not kept.reused:
+                        kept.pool.fail(one)
+                        self._stop(kept, one)
 
     def stop(self) -> None:
-        """Stop all. Blocks for a few seconds at most for each."""
-        self._stopped = True
+        """Stop all, and wait a few seconds for their ends."""
         with self._lock:
-            for pool in self.pools.values():
-                self._stop(pool, pool.idle)
-                self._stop(pool, pool.used)
+            self._stopped = True
+            for kept in self.kept.values():
+                for one in list(kept.running):
+                    self._stop(kept, one)
+        until_s = time.monotonic() + JOIN_S
         for thread in list(self._threads):
-            thread.join(timeout=5.0)
+            thread.join(max(0.0, until_s - time.monotonic()))
 
-    def _tidy(self, pool: Pool, now_s: float) -> None:
-        dead = [one for one in pool.idle if not one.actuator.runs(one.started.handle)]
-        for one in dead:
-            pool.idle.remove(one)
-            self._settle(one, "failed", "It ended before it was used.")
-        kept_s = pool.row.keep_alive_s
-        self._stop(pool, pool.idle, [one for one in pool.idle if now_s - one.since_s > kept_s])
-        self._stop(pool, pool.used, [one for one in pool.used if now_s - one.since_s > MOST_UNIT_S])
+    def _start(self, kept: Kept, one: WarmBackend, unit: LikelyUnit) -> None:
+        spec = kept.row.spec
+        record = self.log.begin(str(kept.row.kind), spec.name, f"start {id(one):x}", unit.why, unit.called_by)
+        self._in_thread(lambda: self._run(kept, one, spec, record))
 
-    def _start(self, pool: Pool, unit: LikelyUnit) -> None:
-        pool.starting += 1
-        self._in_thread(lambda: self._run(pool, pool.row.spec, unit))
-
-    def _run(self, pool: Pool, spec: BackendSpec, unit: LikelyUnit) -> None:
+    def _run(self, kept: Kept, one: WarmBackend, spec: BackendSpec, record: Prewarm) -> None:
         """Start a backend, in a thread: warm from then on, or a failure."""
-        record = self.log.begin(_kind(pool), spec.name, f"start {id(unit):x}", unit.why, unit.called_by)
         began_s = self.clock()
         try:
             actuator = self.docker if self.docker is not None and spec.image else self.processes
-            if not spec.command and actuator is self.processes:
-                raise ActuatorError("there is no Docker here, and no command to run without it")
+            if actuator is self.processes and not spec.command:
+                raise ActuatorError(f"{spec.name} has an image alone, and there is no Docker here")
             started = actuator.start(spec)
         except ActuatorError as error:
             with self._lock:
-                pool.starting -= 1
-                pool.tries += 1
-                rests_s = REST_S if pool.tries % MOST_TRIES == 0 else RETRY_S
-                pool.not_before_s = self.clock() + rests_s
-                self.failures.append(Failure(spec.name, str(error), pool.tries, rests_s))
+                kept.pool.fail(one)
+                kept.tries += 1
+                rests_s = REST_S if kept.tries % MOST_TRIES == 0 else RETRY_S
+                kept.not_before_s = self.clock() + rests_s
+                self.failures.append(Failure(spec.name, str(error), kept.tries, rests_s))
             self.log.settle(record, "failed", f"{str(error)[:200]}.")
             return
         with self._lock:
-            pool.starting -= 1
-            one = Running(started, actuator, self.clock(), record)
+            now_s = self.clock()
+            kept.tries, one.ready_s, one.asked_s, one.idle_from_s = 0, now_s, now_s, now_s
+            kept.took_s.append(now_s - began_s)
+            kept.running[one] = Running(started, actuator, record)
             self.log.warm(record, started.address or started.handle[:12])
-            pool.tries = 0
-            pool.took_s.append(self.clock() - began_s)
-            pool.idle.append(one)
-            if self._stopped or pool.row.spec != spec:
-                self._stop(pool, pool.idle, [one])
+            if self._stopped or one not in kept.pool.backends or self.kept.get(spec.name) is not kept:
+                self._stop(kept, one)  # it has left meanwhile
 
-    def _stop(self, pool: Pool, among: list[Running], some: Sequence[Running] | None = None) -> None:
-        """Stop *some* of *among*, a list of *pool*; all by default. Takes no time: a thread waits for their ends."""
-        for one in list(among if some is None else some):
-            among.remove(one)
-            self._settle(one, "waste")
-            self._in_thread(lambda one=one: one.actuator.stop(one.started.handle))
+    def _lives(self, kept: Kept, one: WarmBackend) -> bool:
+        running = kept.running[one]
+        return running.actuator.runs(running.started.handle)
 
-    def _settle(self, one: Running, fate: Fate, why: str = "") -> None:
-        if one.record is not None:
-            self.log.settle(one.record, fate, why)
+    def _gone(self, kept: Kept, one: WarmBackend) -> None:
+        """Forget a backend that has ended by itself."""
+        running = kept.running.pop(one)
+        kept.pool.fail(one)
+        if running.record is not None:
+            self.log.settle(running.record, "failed", DIED)
+            self.failures.append(Failure(kept.row.name, DIED, 1, 0.0))
+
+    def _stop(self, kept: Kept, one: WarmBackend) -> None:
+        """Stop a backend. Takes no time: a thread waits for its end. One that is being started stops once it has."""
+        running = kept.running.pop(one, None)
+        if running is None:
+            return
+        if running.record is not None:
+            self.log.settle(running.record, "waste")
+        self._in_thread(lambda: running.actuator.stop(running.started.handle))
 
     def _sweep(self) -> None:
         for actuator in filter(None, (self.processes, self.docker)):
@@ -257,10 +270,6 @@ class Backends:
         thread = threading.Thread(target=run, name="backends", daemon=True)
         self._threads.add(thread)
         thread.start()
-
-
-def _kind(pool: Pool) -> str:
-    return str(pool.row.kind)
 
 
 current: Backends | None = None

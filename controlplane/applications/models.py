@@ -137,8 +137,8 @@ class UnitReport(models.Model):
 
 
 class BackendKind(models.TextChoices):
-    CONTAINER = "container", "Container"  # of one execution: it holds a tenant's files
-    DNN = "dnn", "DNN model"  # of many, one after the other
+    CONTAINER = "container", "Container"  # of one execution at a time
+    DNN = "dnn", "DNN model"  # of any number at once
 
 
 class UnitBackend(models.Model):
@@ -175,6 +175,9 @@ class UnitBackend(models.Model):
     )
     start_limit_s = models.FloatField(
         default=60.0, validators=[MinValueValidator(1.0), MaxValueValidator(600.0)], help_text="Longest start."
+    )
+    reused = models.BooleanField(
+        default=False, help_text="A container serves the next execution, of any tenant; a DNN model always does."
     )
     active = models.BooleanField(default=True)
 

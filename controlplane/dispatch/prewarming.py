@@ -29,6 +29,7 @@ from scheduling.applications.prewarming import (
     AdapterPrewarming,
     LikelyCall,
     Warmable,
+    WarmKind,
     due,
     load_time_s,
 )
@@ -125,9 +126,9 @@ class Prewarming:
         self._warm_prefixes()
         self._look_at_models()
 
-    def due_now(self, *kinds: str) -> list[LikelyCall]:
+    def due_now(self, *kinds: WarmKind) -> list[LikelyCall]:
         """Return the likely calls whose *kinds* of backends are to be warmed now."""
-        return due(self.likely, *kinds)  # type: ignore[arg-type]
+        return due(self.likely, *kinds)
 
     def called_by(self, call: LikelyCall) -> CalledBy:
         """Return whose call *call* will be."""

@@ -97,13 +97,17 @@ class ServiceRate(Struct, frozen=True):
         return cls(max(0.0, profile.prefill_a_s), profile.prefill_b_s_per_token, step_s)
 
 
-class CallOutlook(NamedTuple):
-    """Recorded steps of an LLM unit, one element each."""
+class UnitOutlook(NamedTuple):
+    """Recorded steps of a unit, one row each, and what followed them."""
 
-    output_tokens: NDArray[np.float64]
-    """Mean over the step's requests."""
+    output: NDArray[np.float64]
+    """(S,): output tokens, the mean over the step's requests; seconds of a unit that is no LLM."""
+    next_units: tuple[str, ...]
+    """Units that followed, the most frequent first: at once, or after units between that are no LLM."""
     gap_s: NDArray[np.float64]
-    """From its end until the first LLM call that it led to, over other units; infinity if it led to none."""
+    """(S, N): from the step's end until the first call of each of them; infinity if it did not follow."""
+    parallelism: int
+    """Median of the step's requests at once."""
 
 
 class DemandGraph(Struct):
@@ -151,19 +155,23 @@ class DemandGraph(Struct):
         """Return the service of a run in seconds, summed over its parallel requests."""
         return sum(step_service_s(step, self.units[step.unit], rates[step.unit]) for step in record.steps)
 
-    def outlooks(self) -> dict[str, CallOutlook]:
-        """Return the outlook of each LLM unit that is recorded."""
-        steps_of: dict[str, list[tuple[float, float]]] = {}
+    def outlooks(self) -> dict[str, UnitOutlook]:
+        """Return the outlook of each unit that is recorded."""
+        steps_of: dict[str, list[tuple[float, dict[str, float], int]]] = {}
         for record in self.records:
-            gaps = [math.inf] * len(record.steps)
-            for at in range(len(record.steps) - 1, 0, -1):  # a step comes after the one that led to it
-                step = record.steps[at]
-                is_llm = self.units[step.unit].kind == "llm"
-                gaps[step.parent] = min(gaps[step.parent], 0.0 if is_llm else step.duration_s + gaps[at])
-            for step, gap_s in zip(record.steps, gaps, strict=True):
-                if self.units[step.unit].kind == "llm":
-                    steps_of.setdefault(step.unit, []).append((step.output_tokens, gap_s))
-        return {unit: CallOutlook(*np.array(rows, np.float64).T) for unit, rows in steps_of.items()}
+            gaps: list[dict[str, float]] = [{} for _ in record.steps]
+            for at in range(len(record.steps) - 1, -1, -1):  # a step comes after the one that led to it
+                step, after_s = record.steps[at], gaps[at]
+                _, output, _ = demand(step, self.units[step.unit])
+                steps_of.setdefault(step.unit, []).append((output, after_s, step.parallelism))
+                if step.parent < 0:
+                    continue
+                comes_s = {step.unit: 0.0}
+                if self.units[step.unit].kind != "llm":
+                    comes_s = {unit: output + gap_s for unit, gap_s in after_s.items()} | comes_s
+                before = gaps[step.parent]
+                before |= {unit: min(gap_s, before.get(unit, math.inf)) for unit, gap_s in comes_s.items()}
+        return {unit: _outlook(rows) for unit, rows in steps_of.items()}
 
     def to_json(self) -> bytes:
         """Return the versioned JSON form."""
@@ -176,6 +184,14 @@ class DemandGraph(Struct):
         if not isinstance(value, dict) or value.pop("version", None) != VERSION:
             raise ValueError(f"version: must be {VERSION}")
         return msgspec.convert(value, cls)
+
+
+def _outlook(rows: list[tuple[float, dict[str, float], int]]) -> UnitOutlook:
+    outputs, gaps_of, parallel = zip(*rows, strict=True)
+    followed = Counter(unit for gaps in gaps_of for unit in gaps)
+    next_units = tuple(unit for unit, _ in followed.most_common())
+    gap_s = np.array([[gaps.get(unit, math.inf) for unit in next_units] for gaps in gaps_of], np.float64)
+    return UnitOutlook(np.array(outputs), next_units, gap_s.reshape(len(rows), -1), int(np.median(parallel)))
 
 
 def demand(step: Step, backend: Backend) -> tuple[float, float, float]:

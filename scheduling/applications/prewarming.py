@@ -1,12 +1,17 @@
-"""Prewarming (Hermes section 3.4): LoRA adapters come onto the GPU of an instance before the requests that use them.
+"""Prewarming (Hermes section 3.4): backends are warm before the calls that use them, whatever their kind (`Warmable`).
 
 What will be used is known from two sources: requests that wait, and runs of applications, whose demand graphs say what is
-likely to follow a call and when it ends. The least recently used adapters leave for those that are prewarmed, as for others.
+likely to follow a unit and when it ends. What was used least recently leaves for what is prewarmed, as for all else.
 
-- `lru`: no prewarming; an adapter is loaded with the request that uses it.
-- `epwq`: adapters of the first waiting requests are loaded, and kept (CachedAttention's eviction and prefetching by the
+- `lru`: no prewarming; a backend is warmed by the call that uses it.
+- `epwq`: what the first waiting requests use is warmed, and kept (CachedAttention's eviction and prefetching by the
   waiting queue, the paper's baseline).
-- `hermes`: these, and those of the calls that runs will probably make next.
+- `hermes`: this, and what the calls use that runs will probably make next.
+- `eager`: as `hermes`, for every call that a demand graph has next, as soon as the unit before it begins. The simplest
+  rule that knows runs, for simulations.
+
+`likely_calls` with `start_in_s` is the rule for every kind and under both clocks; `AdapterPrewarming` carries it out for
+adapters, and `warm_pool.WarmPool` for what is warm in a number of places: containers and DNN models.
 
 The paper's text and its formula differ: a smaller K is to prewarm more aggressively, and prewarming starts "at the time such
 that p_e = K". But the effectiveness p_e = p_s P(t_c > t_s + t_p) (equation 3), the probability that the call comes and finds
@@ -17,21 +22,24 @@ not at all if p_s < K. So a smaller K prewarms less likely calls, and starts lat
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.applications.standings import Run, RunCall, Standings
+from scheduling.applications.demand_graph import Backend, ServiceRate
+from scheduling.applications.standings import KnownGraph, Run, RunCall, Standings
 from scheduling.fleet.arrays import MEMORY_SLOTS, EndpointArrays, FleetArrays
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.adapters import NOT_LOADED, ON_GPU, takes_adapter, tier_of, use_adapter
 
-Prewarming = Literal["lru", "epwq", "hermes"]
+Prewarming = Literal["lru", "epwq", "hermes", "eager"]
 LRU: Final = "lru"
 EPWQ: Final = "epwq"
 HERMES: Final = "hermes"
+EAGER: Final = "eager"
+WarmKind = Literal["adapter", "prefix", "model", "container", "dnn"]
 USUAL_K: Final = 0.5
 """The paper's default."""
 LOOK_S: Final = 1.0
@@ -52,60 +60,123 @@ def start_in_s(ends_in_s: NDArray[np.float64], probability: float, warm_s: float
     return max(0.0, float(ends_in_s[ends_in_s.size - enough]) - warm_s)
 
 
-class LikelyCall(NamedTuple):
-    """A call that a run will probably make: for an endpoint, with an adapter, and when to start prewarming."""
+class Warmable(NamedTuple):
+    """A backend that a call finds warm or cold, of one of the paper's kinds (Hermes section 3.4).
 
-    endpoint: int
-    adapter: int
+    | kind | name | endpoint | warm when |
+    |---|---|---|---|
+    | `adapter` | LoRA adapter, by number | its instances | it is on the GPU |
+    | `prefix` | system prompt, by digest | its instances | its keys and values are in the prefix cache |
+    | `model` | model | its instances | one of them is awake |
+    | `container`, `dnn` | image or DNN model | -1 | one is started and free, or has room |
+    """
+
+    kind: WarmKind
+    name: Hashable
+    endpoint: int = -1
+
+
+Needs = Callable[[RunCall, Backend], Iterable[tuple[Warmable, float]]]
+"""Returns what a call that follows the given one at a backend needs, each with the seconds that it takes to warm. All that
+differs between kinds is here: a kind that a clock cannot warm is not among them, nor a model that is awake.
+"""
+
+
+class LikelyCall(NamedTuple):
+    """A call that a run will probably make: what it needs, and when to start warming it."""
+
+    target: Warmable
     start_in_s: float
+    """0: at once."""
+    run: int = -1
+    """Number of the run (`Standings.by_number`)."""
+    unit: str = ""
+    """The likeliest of its units that need *target* next."""
+    count: int = 1
+    """Calls of it at once, by which as many containers are needed."""
+
+
+def due(likely: Iterable[LikelyCall], *kinds: WarmKind) -> list[LikelyCall]:
+    """Return the calls whose warming starts before the next look, the first to start first."""
+    now = [call for call in likely if call.target.kind in kinds and call.start_in_s <= LOOK_S]
+    return sorted(now, key=lambda call: (call.start_in_s, call.run, str(call.target)))
 
 
 def likely_calls(
-    standings: Standings, produced: Callable[[int], int], warm_s: Callable[[int], float], k: float, now_s: float
+    standings: Standings,
+    produced: Callable[[int], int],
+    needs: Needs,
+    k: float,
+    now_s: float,
+    *,
+    eager: bool = False,
 ) -> list[LikelyCall]:
-    """Return the calls that runs will probably make next, with the adapters of their latest ones.
+    """Return the calls that runs will probably make next, of each run one for each backend that is needed.
 
-    After each open call, and where none is open, after the last one: other units may come between. *produced* gives the
-    output tokens so far of an open call, *warm_s* the time to load an adapter at an endpoint; *k* is divided by the weight
-    of a run's tenant. A call is taken to run alone: under load it ends later, and the adapter of the next one waits.
+    They follow the open steps of a run, and where none is open, its last one; units that are no LLM may come between.
+    *produced* gives the output tokens so far of an open call, *needs* what is needed and how long it takes to warm; *k* is
+    divided by the weight of a run's tenant. A step is taken to end with its call that has produced least, and a call to
+    run alone: under load it ends later, and what the next one needs waits. *eager* is the simplest rule instead: at once,
+    however unlikely the call is.
     """
     calls = []
     for run in standings.runs.values():
         graph = standings.graphs.get(run.application)
-        last = run.last_call
-        starts: dict[tuple[int, int], float] = {}
-
-        def note(
-            call: RunCall,
-            comes_in_s: NDArray[np.float64],
-            run: Run = run,
-            starts: dict[tuple[int, int], float] = starts,
-        ) -> None:
-            comes_s = np.sort(comes_in_s[np.isfinite(comes_in_s)])
-            probability = comes_s.size / max(1, comes_in_s.size)
-            start_s = start_in_s(comes_s, probability, warm_s(call.endpoint), min(1.0, k / run.weight))
-            if start_s is not None:  # a step ends with the last of its calls
-                key = call.endpoint, call.adapter
-                starts[key] = max(starts.get(key, 0.0), start_s)
-
         if graph is None:
             continue
-        for request, (step, call, rate) in run.calls.items():
-            if call.adapter < 0 or (outlook := graph.outlooks.get(step.unit)) is None:
-                continue
-            made = produced(request)
-            there = outlook.output_tokens > made
-            if there.any():
-                begins_s = 0.0 if made else rate.base_s + rate.input_s * call.prompt_tokens
-                note(call, begins_s + rate.output_s * (outlook.output_tokens[there] - made) + outlook.gap_s[there])
-            else:  # it is longer than any that was recorded
-                note(call, outlook.gap_s)
-        open_llm = any(step.unit in graph.outlooks for step, _, _ in run.calls.values())
-        if not open_llm and last is not None and last.unit in graph.outlooks:
-            gap_s = graph.outlooks[last.unit].gap_s - (now_s - run.last_call_s)
-            note(last, gap_s[gap_s > 0.0])
-        calls += [LikelyCall(endpoint, adapter, start_s) for (endpoint, adapter), start_s in starts.items()]
+        least = 0.0 if eager else min(1.0, k / run.weight)
+        starts: dict[Warmable, tuple[float, str]] = {}
+        for before, unit, ends_in_s, gap_s in _unfinished(run, graph, produced, now_s):
+            outlook = graph.outlooks[unit]
+            columns: dict[tuple[Warmable, float], list[int]] = {}
+            for at, following in enumerate(outlook.next_units):
+                for need in needs(before, graph.backends[following]):
+                    columns.setdefault(need, []).append(at)
+            for (target, warm_s), of in columns.items():
+                comes_s = ends_in_s + gap_s[:, of].min(axis=1)
+                comes_s = comes_s[comes_s >= 0.0]  # later than now, or never
+                finite_s = np.sort(comes_s[np.isfinite(comes_s)])
+                start_s = start_in_s(finite_s, finite_s.size / max(1, comes_s.size), warm_s, least)
+                if start_s is None:
+                    continue
+                start_s = 0.0 if eager else start_s
+                if target not in starts or start_s < starts[target][0]:
+                    starts[target] = start_s, outlook.next_units[of[0]]
+        for target, (start_s, unit) in starts.items():
+            parallel = graph.outlooks[unit].parallelism if unit in graph.outlooks else 1
+            calls.append(LikelyCall(target, start_s, run.number, unit, parallel))
     return calls
+
+
+Floats = NDArray[np.float64]
+
+
+def _unfinished(
+    run: Run, graph: KnownGraph, produced: Callable[[int], int], now_s: float
+) -> Iterator[tuple[RunCall, str, Floats, Floats]]:
+    """Yield for each open step, or the last one, the run's latest call, the unit, and of its recorded steps that may be
+    like it the seconds until they end and their gaps.
+    """
+    slowest: dict[int, tuple[float, RunCall, ServiceRate, str]] = {}
+    for request, (step, call, rate) in run.calls.items():
+        if (backend := graph.backends.get(step.unit)) is None or step.unit not in graph.outlooks:
+            continue
+        made = float(produced(request)) if backend.kind == "llm" else now_s - step.began_s
+        if id(step) not in slowest or made < slowest[id(step)][0]:
+            slowest[id(step)] = made, call, rate, step.unit
+    for made, call, rate, unit in slowest.values():
+        outlook, latest = graph.outlooks[unit], run.latest or call
+        there = outlook.output > made
+        if there.any():
+            begins_s = 0.0 if made else rate.base_s + rate.input_s * call.prompt_tokens
+            yield latest, unit, begins_s + rate.output_s * (outlook.output[there] - made), outlook.gap_s[there]
+        else:  # it is longer than any that was recorded
+            yield latest, unit, np.zeros(outlook.output.size), outlook.gap_s
+    unit, _ = run.last
+    if not slowest and run.latest is not None and unit in graph.outlooks:
+        gap_s = graph.outlooks[unit].gap_s
+        passed_s = np.nextafter(now_s - run.last_s, math.inf)  # what follows at once has not come
+        yield run.latest, unit, np.full(len(gap_s), -passed_s), gap_s
 
 
 def load_time_s(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> float:
@@ -153,16 +224,15 @@ class AdapterPrewarming:
         """Return the adapters to load now, which are counted as loaded; *by* is the prewarming of each endpoint."""
         self._note_waste(fleet)
         warmed: list[Warmed] = []
-        of: dict[int, list[LikelyCall]] = {}
-        for call in likely:
-            if by(call.endpoint) == HERMES and call.start_in_s <= LOOK_S:
-                of.setdefault(call.endpoint, []).append(call)
+        of: dict[int, list[int]] = {}
+        for call in due(likely, "adapter"):
+            if by(call.target.endpoint) in (HERMES, EAGER) and isinstance(call.target.name, int):
+                of.setdefault(call.target.endpoint, []).append(call.target.name)
         for endpoint in range(endpoints.cursor.size):
             if by(endpoint) == LRU or endpoint >= waiting.size.size:
                 continue
             # What is used first is made the most recently used one last.
-            calls = sorted(of.get(endpoint, ()), key=lambda call: (call.start_in_s, call.adapter))
-            adapters = [*first_adapters(waiting, endpoint), *(call.adapter for call in calls)]
+            adapters = [*first_adapters(waiting, endpoint), *of.get(endpoint, ())]
             members = endpoints.members[endpoints.first[endpoint] : endpoints.first[endpoint + 1]]
             room = int(fleet.adapter_slots[members, MEMORY_SLOTS].sum())
             soonest = list(dict.fromkeys(adapters))[:room]

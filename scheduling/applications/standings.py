@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.applications.demand_graph import CallOutlook, DemandGraph, ServiceRate
+from scheduling.applications.demand_graph import Backend, DemandGraph, ServiceRate, UnitOutlook
 from scheduling.applications.gittins import BUCKETS, MEAN, buckets, gittins_ranks
 from scheduling.applications.recording import TOGETHER_S
 from scheduling.applications.remaining import UNKNOWN, GraphArrays, Position, build, remaining_s
@@ -45,8 +45,8 @@ class KnownGraph(NamedTuple):
     """Service of the largest recorded run: the supremum of equation 2, which does not grow with the number of samples."""
     whole_s: NDArray[np.float64] | None = None
     """Services of recorded runs, if a run is predicted by these alone, whatever it has done so far; None otherwise."""
-    outlooks: Mapping[str, CallOutlook] = {}
-    """By LLM unit."""
+    outlooks: Mapping[str, UnitOutlook] = {}
+    backends: Mapping[str, Backend] = {}
 
     @classmethod
     def of(
@@ -59,7 +59,8 @@ class KnownGraph(NamedTuple):
         services_s = np.array([graph.service_s(record, rates) for record in graph.records])
         units = {name: number for number, name in enumerate(graph.units)}
         arrays = build(graph, rates, refined=refined)
-        return cls(units, arrays, float(services_s.max(initial=0.0)), services_s if whole else None, graph.outlooks())
+        largest_s = float(services_s.max(initial=0.0))
+        return cls(units, arrays, largest_s, services_s if whole else None, graph.outlooks(), graph.units)
 
     def rate(self, unit: str) -> ServiceRate:
         return ServiceRate(*self.arrays.rate[self.units[unit]].tolist())
@@ -83,8 +84,9 @@ class RunCall(NamedTuple):
     total_s: float | None = None
     """Service of the whole run, where an oracle knows it."""
     adapter: int = -1
-    """LoRA adapter, -1 for none; *endpoint* is the one that will probably serve its next call."""
+    """LoRA adapter, -1 for none."""
     endpoint: int = -1
+    """The one that will probably serve its next call; -1 for a unit that is no LLM."""
 
 
 class PastCall(NamedTuple):
@@ -104,6 +106,7 @@ class _Step:
     unit: str
     before: str
     known_before: Demand
+    began_s: float
     calls: int = 0
     open: int = 0
     input_tokens: int = 0
@@ -137,9 +140,10 @@ class Run:
     """Open ones, by request."""
     last: tuple[str, Demand] = ("", NOTHING)
     """The step that ended last."""
-    last_call: RunCall | None = None
-    """The call with an adapter that ended last, and when."""
-    last_call_s: float = 0.0
+    last_s: float = 0.0
+    """When it ended."""
+    latest: RunCall | None = None
+    """The LLM call that came last."""
     visits: dict[str, int] = field(default_factory=dict)
     done_s: float = 0.0
     """Service of steps that are in `steps` no more."""
@@ -152,7 +156,7 @@ class Run:
     changed: bool = True
     """Whether a step has ended since its service was drawn."""
 
-    def come(self, call: RunCall, rate: ServiceRate) -> None:
+    def come(self, call: RunCall, rate: ServiceRate, now_s: float) -> None:
         """Take in *call*, which opens a step or joins one."""
         step = next((one for one in self.steps if one.unit == call.unit and one.open), None)
         if step is None:
@@ -160,15 +164,17 @@ class Run:
                 self.steps.remove(ended)
                 self.done_s += ended.service_s
                 self.visits[ended.unit] = self.visits.get(ended.unit, 0) + 1
-            step = _Step(call.unit, *self.last)
+            step = _Step(call.unit, *self.last, now_s)
             self.steps.append(step)
         step.calls += 1
         step.open += 1
         step.input_tokens += call.prompt_tokens
         self.calls[call.request] = step, call, rate
         self.changed = True
+        if call.endpoint >= 0:
+            self.latest = call
 
-    def end(self, request: int, output_tokens: float | None) -> None:
+    def end(self, request: int, output_tokens: float | None, now_s: float) -> None:
         """Take in the end of an open call; without *output_tokens* it failed, and teaches nothing."""
         step, call, rate = self.calls.pop(request)
         step.open -= 1
@@ -183,7 +189,7 @@ class Run:
             step.output_tokens += output_tokens
             step.service_s += _service_s(rate, call.prompt_tokens, output_tokens)
         if not step.open:
-            self.last = step.unit, step.demand
+            self.last, self.last_s = (step.unit, step.demand), now_s
 
     def attained_s(self, produced: Callable[[int], int] | None = None) -> float:
         """Return its service so far; *produced* gives the output tokens of an open call."""
@@ -275,7 +281,7 @@ class Standings:
             self._numbers += 1
         if math.isnan(run.due_s):
             run.due_s, run.weight = run.began_s + call.due_in_s, call.weight
-        run.come(call, self._rate(call.application, call.unit, call.rate))
+        run.come(call, self._rate(call.application, call.unit, call.rate), now_s)
         run.heard_s = now_s
         self._of_call[call.request] = run
         return run
@@ -307,15 +313,15 @@ class Standings:
         for at, one in enumerate(calls):
             ended_s = one.ended_s - TOGETHER_S
             moments.append((ended_s, 0, at) if ended_s > one.began_s else (one.began_s, 2, at))
-        for _, kind, at in sorted(moments):
+        for moment_s, kind, at in sorted(moments):
             one = calls[at]
             if kind == 1:
                 past = RunCall(-1 - at, application, name, one.unit, one.prompt_tokens, 0, one.rate)
-                run.come(past, self._rate(application, one.unit, one.rate))
+                run.come(past, self._rate(application, one.unit, one.rate), moment_s)
             else:
-                run.end(-1 - at, one.output_tokens)
-        for request, (_, call, rate) in known.calls.items() if known is not None else ():
-            run.come(call, rate)
+                run.end(-1 - at, one.output_tokens, one.ended_s)
+        for request, (step, call, rate) in known.calls.items() if known is not None else ():
+            run.come(call, rate, step.began_s)
             self._of_call[request] = run
         self.runs[application, name] = self.by_number[run.number] = run
         return run
@@ -326,10 +332,7 @@ class Standings:
         The output of a unit that is no LLM is its duration in seconds.
         """
         if (run := self._of_call.pop(request, None)) is not None:
-            _, call, _ = run.calls[request]
-            if output_tokens is not None and call.adapter >= 0:
-                run.last_call, run.last_call_s = call, now_s
-            run.end(request, output_tokens)
+            run.end(request, output_tokens, now_s)
             run.heard_s = now_s
 
     def close(self, application: Hashable, name: Hashable) -> None:

@@ -2,15 +2,16 @@
 
 import heapq
 import math
-from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
 
-from scheduling.applications.demand_graph import ServiceRate, step_service_s
-from scheduling.applications.prewarming import LikelyCall, likely_calls
+from scheduling.applications.demand_graph import Backend, ServiceRate, step_service_s
+from scheduling.applications.prewarming import LikelyCall, Warmable, due, likely_calls, load_time_s
 from scheduling.applications.standings import KnownGraph, RunCall, Standings, follows_runs, rekey_run, runs_waiting
+from scheduling.applications.warm_pool import WarmBackend, WarmPool
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, World
 from scheduling.simulation.engine.state import SEGMENT, sequences_in_use
@@ -54,6 +55,14 @@ class ApplicationRuns:
         self.ended_s, self.abandoned = np.full(count, NOT_ENDED), np.zeros(count, np.bool_)
         self._coming: list[int] = []
         """Requests that come now, last first."""
+        self.pools = {
+            kind: WarmPool(terms.capacity, terms.keep_alive_s, shared=kind == "dnn")
+            for kind, terms in cluster.backends.items()
+        }
+        """Backends of units that are no LLM, by kind; those of a kind without a pool are always warm."""
+        self._others: dict[tuple[int, int], list[tuple[int, WarmBackend | None]]] = {}
+        """Calls of steps in progress whose units are no LLM, with their backends."""
+        self._other_calls = 0
         for number, run in enumerate(runs.runs):
             self._begin_steps(number, [at for at, step in enumerate(run.record.steps) if step.parent < 0], run.began_s)
 
@@ -95,17 +104,13 @@ class ApplicationRuns:
         """Let one request come that is due, or begin or end one other unit."""
         if not self._coming:
             _, _, run, at = heapq.heappop(self._due)
+            if at not in self._rows[run]:
+                self._other_step(run, at, now_s)
+                return
             if self.abandoned[run]:
                 return
-            if at in self._open[run]:  # a unit that is no LLM has ended
-                self._end_step(run, at, now_s)
-                return
-            step, rows = self._runs.runs[run].record.steps[at], self._rows[run].get(at)
-            self._open[run][at] = len(rows or ())
-            if not rows:
-                heapq.heappush(self._due, (now_s + step.duration_s, self._pushed, run, at))
-                self._pushed += 1
-                return
+            rows = self._rows[run][at]
+            self._open[run][at] = len(rows)
             self._coming = rows[::-1]
         request = self._coming.pop()
         self._stand(world, request, now_s)
@@ -115,28 +120,66 @@ class ApplicationRuns:
         """End the units that are no LLM and end before *until_s*, once there is no further request."""
         while self._due and self._due[0][0] < until_s:
             moment_s, _, run, at = heapq.heappop(self._due)
-            if self.abandoned[run]:
-                continue
-            if at in self._open[run]:
-                self._end_step(run, at, moment_s)
-                continue
-            self._open[run][at] = 0
-            heapq.heappush(
-                self._due, (moment_s + self._runs.runs[run].record.steps[at].duration_s, self._pushed, run, at)
+            self._other_step(run, at, moment_s)
+
+    def _other_step(self, run: int, at: int, now_s: float) -> None:
+        """Begin or end a step of a unit that is no LLM, as its tenant would report it: after its cold start, if any."""
+        to_come = self._runs.runs[run]
+        step = to_come.record.steps[at]
+        backend = self._runs.applications[to_come.application].units[step.unit]
+        pool = self.pools.get(backend.kind)
+        if (calls := self._others.pop((run, at), None)) is not None:
+            for number, taken in calls:
+                self._standings.end(number, step.duration_s, now_s)
+                if pool is not None and taken is not None:
+                    pool.give_back(taken, now_s)
+            if not self.abandoned[run]:
+                self._end_step(run, at, now_s)
+            return
+        if self.abandoned[run]:
+            return
+        self._open[run][at] = 0
+        calls, ready_s = [], now_s
+        call = self._with_run(RunCall(0, to_come.application, run, step.unit, 0, 0, ServiceRate()), run)
+        for _ in range(step.parallelism):
+            self._other_calls += 1
+            self._standings.come(call._replace(request=-self._other_calls), now_s)
+            taken = None
+            if pool is not None:
+                taken = pool.take(backend.name, self._cluster.backends[backend.kind].warm_s(backend.name), now_s)
+                ready_s = max(ready_s, taken.ready_s)
+            calls.append((-self._other_calls, taken))
+        self._others[run, at] = calls
+        heapq.heappush(self._due, (ready_s + step.duration_s, self._pushed, run, at))
+        self._pushed += 1
+
+    def _with_run(self, call: RunCall, run: int) -> RunCall:
+        """Return *call* with what is known of its *run*: when it is due, its weight, and to an oracle its service."""
+        requests, to_come = self._requests, self._runs.runs[run]
+        request = next((rows[0] for rows in self._rows[run].values()), None)
+        if request is None:
+            return call._replace(due_in_s=to_come.due_in_s)
+        weights, tenant = self._cluster.tenant_weights, int(requests.tenant[request])
+        total_s = None
+        if self._runs.exact:
+            units = self._runs.applications[to_come.application].units
+            rates = {"llm": self._rates[self._endpoint(request)]}
+            total_s = sum(
+                step_service_s(step, unit, rates.get(unit.kind, ServiceRate()))
+                for step in to_come.record.steps
+                for unit in (units[step.unit],)
             )
-            self._pushed += 1
+        weight = weights[tenant] if tenant < len(weights) else 1.0
+        return call._replace(due_in_s=to_come.due_in_s, weight=weight, total_s=total_s)
+
+    def _endpoint(self, request: int) -> int:
+        """Return the endpoint that the caller of *request* prefers."""
+        return int(self._usual[self._requests.model[request]][self._requests.region[request]])
 
     def _stand(self, world: World, request: int, now_s: float) -> None:
         """Write where the run of *request*, which comes now, stands; its other waiting requests follow."""
         requests, (number, at) = self._requests, self._step_of[request]
-        to_come = self._runs.runs[number]
-        units = self._runs.applications[to_come.application].units
-        weights, tenant = self._cluster.tenant_weights, int(requests.tenant[request])
-        rate = self._rates[self._usual[requests.model[request]][requests.region[request]]]
-        total_s = None
-        if self._runs.exact:
-            steps = [step for step in to_come.record.steps if units[step.unit].kind == "llm"]
-            total_s = sum(step_service_s(step, units[step.unit], rate) for step in steps)
+        to_come, endpoint = self._runs.runs[number], self._endpoint(request)
         call = RunCall(
             request,
             to_come.application,
@@ -144,14 +187,11 @@ class ApplicationRuns:
             to_come.record.steps[at].unit,
             int(requests.prompt_tokens[request]),
             int(requests.predicted_tokens[request]),
-            rate,
-            to_come.due_in_s,
-            weights[tenant] if tenant < len(weights) else 1.0,
-            total_s,
-            int(requests.adapter[request]),
-            self._usual[requests.model[request]][requests.region[request]],
+            self._rates[endpoint],
+            adapter=int(requests.adapter[request]),
+            endpoint=endpoint,
         )
-        run = self._standings.come(call, now_s)
+        run = self._standings.come(self._with_run(call, number), now_s)
         if not self.by_run:
             return
         standing = self._standings.stand(run, _produced(world, list(run.calls)).__getitem__)
@@ -206,9 +246,37 @@ class ApplicationRuns:
                 changed |= rekey_run(world.waiting, number, standing, self._orderings, self._stretches) > 0
         return np.flatnonzero(self._at_run_order & (world.waiting.size > 0)).tolist() if changed else []
 
-    def likely_calls(self, world: World, warm_s: Callable[[int], float], k: float, now_s: float) -> list[LikelyCall]:
-        """Return the calls with adapters that runs will probably make next (`prewarming.likely_calls`)."""
-        return likely_calls(self._standings, _produced(world).__getitem__, warm_s, k, now_s)
+    def likely_calls(self, world: World, now_s: float, *, eager: bool) -> list[LikelyCall]:
+        """Return the calls that runs will probably make next (`prewarming.likely_calls`)."""
+
+        def needs(before: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
+            if backend.kind == "llm" and before.adapter >= 0:
+                load_s = load_time_s(world.fleet, world.endpoints, before.endpoint)
+                yield Warmable("adapter", before.adapter, before.endpoint), load_s
+            elif backend.kind in ("container", "dnn") and backend.kind in self.pools:
+                terms = self._cluster.backends[backend.kind]
+                yield Warmable(backend.kind, backend.name), terms.warm_s(backend.name)
+
+        k, produced = self._cluster.prewarm_k, _produced(world).__getitem__
+        return likely_calls(self._standings, produced, needs, k, now_s, eager=eager)
+
+    def prewarm(self, likely: Iterable[LikelyCall], now_s: float) -> None:
+        """Warm as many containers and DNN models as *likely* calls need."""
+        for kind, pool in self.pools.items():
+            wanted = Counter[str]()
+            for call in due(likely, kind):
+                wanted[str(call.target.name)] += call.count
+            for name, count in wanted.items():
+                pool.warm(name, self._cluster.backends[kind].warm_s(name), now_s, count)
+
+    def counters(self, now_s: float) -> dict[str, int]:
+        """Return what calls of containers and DNN models found, and what became of those that were warmed early."""
+        counts = {}
+        for kind, pool in self.pools.items():
+            pool.look(now_s)
+            counts |= {f"{kind}_{name}": count for name, count in pool.counts.items()}
+            counts |= {f"{kind}_idle_s": round(pool.idle_s), f"{kind}_waited_s": round(pool.waited_s)}
+        return counts
 
     def outcomes(self) -> RunOutcomes:
         runs = self._runs.runs

@@ -110,9 +110,9 @@ class Simulation:
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
         self.runs = None if runs is None else ApplicationRuns(cluster, requests, runs, world)
         """Application runs, if there are any."""
-        prewarms = cluster.prewarming != LRU and bool((requests.adapter >= 0).any())
+        prewarms = cluster.prewarming != LRU and (bool(cluster.backends) or bool((requests.adapter >= 0).any()))
         self.prewarming = SimulatedPrewarming(cluster, requests) if prewarms else None
-        """Prewarming of LoRA adapters, if any request has one."""
+        """Prewarming, if there is anything that can be cold."""
         if state is not None:
             self._begin(state)
         self.control()  # compiles everything before time is measured
@@ -526,6 +526,7 @@ class Simulation:
                 "released": self.holding.released if self.holding else 0,
             }
             | (self.prewarming.counters() if self.prewarming else {})
+            | (self.runs.counters(self.now_s) if self.runs else {})
             | (self.door.counters() if self.door else {}),
             runs=self.runs.outcomes() if self.runs else None,
             asked_class=self.door.asked_class if self.door else None,

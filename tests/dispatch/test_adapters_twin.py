@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduling.applications.demand_graph import DemandGraph, ServiceRate
+from scheduling.applications.demand_graph import DemandGraph
 from scheduling.applications.standings import KnownGraph
 from scheduling.routing.adapters import TIERS
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome
-from tests.dispatch.test_runs_twin import RUNS, UNITS, RunsLive, drawn_record
+from tests.dispatch.test_runs_twin import RATES, RUNS, UNITS, RunsLive, drawn_record, rows_of
 from tests.dispatch.test_twin import NEVER, Live, simulated_fleet
 from tests.examples import at_night_but
 
@@ -70,19 +70,13 @@ async def test_both_clocks_prewarm_adapters_alike(prewarming):
         replace(spec, engine=replace(spec.engine, max_loras=2, max_cpu_loras=4)) for spec in fleet.instances
     ]
     records = [drawn_record(random, 6) for _ in range(40)]
-    graph = KnownGraph.of(DemandGraph("a0", UNITS, records), dict.fromkeys(UNITS, ServiceRate(0.04, 1e-3, 0.04)))
+    graph = KnownGraph.of(DemandGraph("a0", UNITS, records), RATES)
     began_s = np.cumsum(random.exponential(0.3, RUNS))
     runs = RunsToCome(
         [ApplicationToCome("a0", UNITS, graph)],
         [RunToCome(0, float(began), NEVER, drawn_record(random, 6)) for began in began_s],
     )
-    rows = [
-        (number, run.began_s, step.input_tokens, step.output_tokens)
-        for number, run in enumerate(runs.runs)
-        for step in run.record.steps
-        for _ in range(step.parallelism)
-    ]
-    run_of, arrival_s, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
+    run_of, arrival_s, prompt, output = rows_of(runs)
     region, adapter = (random.integers(0, most, RUNS)[run_of] for most in (3, 12))
     requests = make_requests(arrival_s, prompt, output, region=region, run=run_of, adapter=adapter)
     live = RunsLive(fleet)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from controlplane.dispatch.port import Finished
+from controlplane.dispatch.runs import RunReport
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.standings import KnownGraph
 from scheduling.simulation.simulator import Simulation
@@ -18,17 +19,33 @@ from tests.examples import at_night_but
 RUNS = 50
 WEIGHTS = (1.0, 2.0, 0.5)
 """Of tenants. Powers of two: sums are exact."""
-UNITS = {name: Backend("llm", "m") for name in ("plan", "work", "check")}
+UNITS = {name: Backend("llm", "m") for name in ("plan", "work", "check")} | {"test": Backend("container", "python")}
+RATES = {name: ServiceRate(0.04, 1e-3, 0.04) if unit.kind == "llm" else ServiceRate() for name, unit in UNITS.items()}
+
+
+def rows_of(runs):
+    """Return the run, its beginning, and the tokens of each call of *runs*, as columns."""
+    rows = [
+        (number, run.began_s, step.input_tokens, step.output_tokens)
+        for number, run in enumerate(runs.runs)
+        for step in run.record.steps
+        for _ in range(step.parallelism)
+        if UNITS[step.unit].kind == "llm"
+    ]
+    return tuple(np.array(column) for column in zip(*rows, strict=True))
 
 
 def drawn_record(random, loops):
-    """A plan, work in parallel, and checks, of which each leads to more work with a chance of one half."""
+    """A plan, work in parallel, its tests, and checks, of which each leads to more work with a chance of one half."""
     steps = [Step("plan", -1, int(random.integers(5, 40)), int(random.integers(2, 30)))]
     for _ in range(1 + random.binomial(loops, 0.5)):
         prompt = int(random.integers(5, 40))
         steps.append(
             Step("work", len(steps) - 1, prompt, int(random.integers(2, 40)), parallelism=int(random.integers(1, 4)))
         )
+        if random.random() < 0.5:
+            duration_s = float(random.uniform(0.05, 1.5))
+            steps.append(Step("test", len(steps) - 1, duration_s=duration_s, parallelism=int(random.integers(1, 3))))
         steps.append(Step("check", len(steps) - 1, 10, int(random.integers(1, 10))))
     return RunRecord(tuple(steps))
 
@@ -57,8 +74,23 @@ class RunsLive(Live):
         calls = {}
         for number, run in enumerate(runs.runs):
             for at, step in enumerate(run.record.steps):
-                calls[number, at] = rows[number][taken[number] : taken[number] + step.parallelism]
-                taken[number] += step.parallelism
+                if runs.applications[run.application].units[step.unit].kind == "llm":
+                    calls[number, at] = rows[number][taken[number] : taken[number] + step.parallelism]
+                    taken[number] += step.parallelism
+        others, reports = {}, 0
+
+        def follow(number, at):
+            nonlocal pushed
+            for child in runs.runs[number].record.children()[at]:
+                heapq.heappush(due, (self.now_s, pushed, number, child))
+                pushed += 1
+
+        def report(what, number, at, execution):
+            run, tenant = runs.runs[number], int(requests.tenant[rows[number][0]])
+            step, name = run.record.steps[at], f"a{run.application}"
+            self.dispatcher.runs.report(
+                RunReport(what, 1 + tenant, name, str(number), execution, step.unit, step.duration_s)
+            )
 
         def heard(record):
             take(record)
@@ -82,6 +114,20 @@ class RunsLive(Live):
             if come_s <= event_s:
                 self.now_s, _, number, at = heapq.heappop(due)
                 run = runs.runs[number]
+                if (number, at) in others:
+                    for execution in others.pop((number, at)):
+                        report("ended", number, at, execution)
+                    follow(number, at)
+                    continue
+                if (number, at) not in calls:
+                    step = run.record.steps[at]
+                    others[number, at] = range(reports + 1, reports + 1 + step.parallelism)
+                    reports += step.parallelism
+                    for execution in others[number, at]:
+                        report("began", number, at, execution)
+                    heapq.heappush(due, (self.now_s + step.duration_s, pushed, number, at))
+                    pushed += 1
+                    continue
                 open_calls[number, at] = len(calls[number, at])
                 for row in calls[number, at]:
                     step_of[row] = number, at
@@ -100,9 +146,7 @@ class RunsLive(Live):
                 number, at = step_of[row]
                 open_calls[number, at] -= 1
                 if not open_calls[number, at]:
-                    for child in runs.runs[number].record.children()[at]:
-                        heapq.heappush(due, (self.now_s, pushed, number, child))
-                        pushed += 1
+                    follow(number, at)
             ended.clear()
 
 
@@ -117,11 +161,10 @@ async def test_both_clocks_serve_runs_alike(ordering):
     random = np.random.default_rng([7, len(ordering)])
     fleet = simulated_fleet(random, "join_shortest_queue", ordering)
     fleet.policies = msgspec.structs.replace(fleet.policies, group_order=within or "arrival", group_batches=1.0)
-    rates = dict.fromkeys(UNITS, ServiceRate(0.04, 1e-3, 0.04))
     applications, graphs = [], []
     for number, loops in enumerate((0, 6)):
         graph = DemandGraph(f"a{number}", UNITS, [drawn_record(random, loops) for _ in range(40)])
-        graphs.append(KnownGraph.of(graph, rates))
+        graphs.append(KnownGraph.of(graph, RATES))
         applications.append(ApplicationToCome(graph.application, UNITS, graphs[-1]))
     began_s = np.cumsum(random.exponential(0.15, RUNS))
     runs = RunsToCome(
@@ -136,13 +179,7 @@ async def test_both_clocks_serve_runs_alike(ordering):
             for began in began_s
         ],
     )
-    rows = [
-        (number, run.began_s, step.input_tokens, step.output_tokens)
-        for number, run in enumerate(runs.runs)
-        for step in run.record.steps
-        for _ in range(step.parallelism)
-    ]
-    run_of, arrival_s, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
+    run_of, arrival_s, prompt, output = rows_of(runs)
     region, tenant = random.integers(0, 3, RUNS)[run_of], random.integers(0, 3, RUNS)[run_of]
     predicted = np.clip(output + random.integers(-15, 15, output.size), 1, None)
     classes = CLASSES if within else [(0, NEVER, NEVER)] * 3

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scheduling.applications.prewarming import LRU, USUAL_K, Prewarming
+from scheduling.applications.warm_pool import WarmTerms
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.promises import ClassTerms
@@ -115,8 +116,10 @@ class Cluster:
     reordering: str = SEARCH
     """For the order `qlm`: the global scheduler's rule, the search or a rule of `reordering.rules`."""
     prewarming: Prewarming = LRU
-    """How LoRA adapters are prewarmed, with the least effectiveness *prewarm_k* for application runs."""
+    """How backends are prewarmed, with the least effectiveness *prewarm_k* for application runs."""
     prewarm_k: float = USUAL_K
+    backends: Mapping[str, WarmTerms] = field(default_factory=dict)
+    """Of units of runs that are no LLM, by kind: `container`, `dnn`; those of another kind are always warm."""
     sweeps: bool = False
     """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
     waiting longer than `Requests.hold_s`.

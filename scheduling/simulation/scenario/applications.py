@@ -65,6 +65,19 @@ class ApplicationOf(ScenarioTable):
         return self
 
 
+class BackendsOf(ScenarioTable):
+    """Containers or DNN models of units of applications."""
+
+    start_s: AtLeast0
+    """Time of a cold start,"""
+    starts_s: dict[str, AtLeast0] = {}
+    """and of backends by name where it differs."""
+    capacity: Size = 16
+    """Warm ones at once."""
+    keep_alive_s: AtLeast0 = 60.0
+    """After which an idle one leaves."""
+
+
 def demand_graph(text: bytes) -> DemandGraph:
     """Return the demand graph in *text*. Raise ValueError if it is none, or nothing is recorded."""
     try:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, FiniteFloat, create_model, model_validator
 
+from scheduling.applications.prewarming import Prewarming
 from scheduling.knob import Declared, Policy, knobs, nested
 from scheduling.model_task import Task
 from scheduling.policy import EndpointPolicy
@@ -161,8 +162,8 @@ class Policies(PolicyKeys):
     """Default for models without a bundle; keys given here, in `[scaling]`, `[planner]` or `[forecast]` take precedence."""
     reordering: Reordering = SEARCH
     """Of `qlm`: the global scheduler's search, or a simple rule instead."""
-    prewarming: Literal["lru", "epwq", "hermes"] = "hermes"
-    """How LoRA adapters are prewarmed (`applications.prewarming`)."""
+    prewarming: Prewarming = "hermes"
+    """How backends are prewarmed (`applications.prewarming`)."""
     prewarm_k: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
     """Least effectiveness of prewarming for an application run (Hermes' K)."""
     sweeps: bool = True

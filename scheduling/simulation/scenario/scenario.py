@@ -1,12 +1,12 @@
 """A whole scenario: its tables."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, FiniteFloat
 
 from scheduling.bundles import BUNDLES
 from scheduling.policy import EndpointPolicy
-from scheduling.simulation.scenario.applications import ApplicationOf
+from scheduling.simulation.scenario.applications import ApplicationOf, BackendsOf
 from scheduling.simulation.scenario.demand import BurstOf, ClientOf, DemandOf, PredictionsOf, TraceOf
 from scheduling.simulation.scenario.fleet import Gpu, Group, ProfileOf, RegionOf, SwapGroupOf
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable
@@ -53,6 +53,8 @@ class Scenario(ScenarioTable):
     trace: TraceOf | None = None
     clients: list[ClientOf] = []
     applications: list[ApplicationOf] = []
+    backends: dict[Literal["container", "dnn"], BackendsOf] = {}
+    """Those that can be cold; units of a kind without a table find theirs warm."""
     bursts: list[BurstOf] = []
 
     @property

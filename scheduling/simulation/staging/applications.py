@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
+from scheduling.applications.prewarming import EAGER, HERMES
 from scheduling.applications.remaining import FEWEST_MATCHES
 from scheduling.applications.standings import KnownGraph
 from scheduling.applications.suite import SUITE, mixed
@@ -261,10 +262,13 @@ class _Drawing:
     def _known(
         self, name: str, source: _Source, units: dict[str, Backend], number: int, model: str
     ) -> KnownGraph | None:
-        """Return what a dispatcher knows of an application; None for nothing, or where no order asks."""
+        """Return what a dispatcher knows of an application; None for nothing, or where no order or prewarming asks."""
         predictions = self.scenario.predictions
         orders = {ORDERINGS[self.cluster.policy(key).ordering] for key in self.cluster.endpoints}
-        if predictions.runs in ("exact", "none") or not orders & set(BY_RUN):
+        warms = self.cluster.prewarming in (HERMES, EAGER) and (
+            bool(self.cluster.backends) or any(one.adapters for one in self.scenario.models.values())
+        )
+        if predictions.runs in ("exact", "none") or not (warms or orders & set(BY_RUN)):
             return None
         rate, most = ServiceRate.of(self._profile(model)), self.longest[model]
         if source.graph is None:

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import fields
 from typing import Any, Final
 
+from scheduling.applications.warm_pool import WarmTerms
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.pooling_profile import profile_of_prefills
 from scheduling.fleet.profile import Profile
@@ -133,6 +134,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
             reordering=scenario.policies.reordering,
             prewarming=scenario.policies.prewarming,
             prewarm_k=scenario.policies.prewarm_k,
+            backends={kind: WarmTerms(**one.model_dump()) for kind, one in scenario.backends.items()},
             delays=delays,
             share_spot=scenario.policies.share_spot,
             swap_memory_bytes=_swap_memory(scenario, instances),

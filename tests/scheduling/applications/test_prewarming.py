@@ -1,4 +1,4 @@
-"""When prewarming starts (Hermes equation 3), which adapters it brings where, and what is counted."""
+"""When prewarming starts (Hermes equation 3), for which backends, where it brings adapters, and what is counted."""
 
 import itertools
 
@@ -14,7 +14,9 @@ from scheduling.applications.prewarming import (
     LRU,
     AdapterPrewarming,
     LikelyCall,
+    Warmable,
     Warmed,
+    due,
     likely_calls,
     start_in_s,
 )
@@ -90,15 +92,31 @@ def standings():
     ]  # fmt: skip
     shorter = RunRecord((Step("plan", output_tokens=10), Step("test", 0, duration_s=2)))
     graph = DemandGraph("a", UNITS, [*longer, shorter] * 3)
-    return Standings({"a": KnownGraph.of(graph, dict.fromkeys(UNITS, RATE))})
+    rates = {name: RATE if unit.kind == "llm" else ServiceRate() for name, unit in UNITS.items()}
+    return Standings({"a": KnownGraph.of(graph, rates)})
 
 
 def call(request, unit, adapter=5, weight=1.0, run="r"):
     return RunCall(request, "a", run, unit, 100, 20, RATE, weight=weight, adapter=adapter, endpoint=0)
 
 
-def starts_of(known, produced=0, k=0.5, now_s=0.0):
-    return likely_calls(known, lambda request: produced, lambda endpoint: 0.1, k, now_s)
+def report(number, run="r"):
+    """The container of a run, as its tenant reports it."""
+    return RunCall(-number, "a", run, "test", 0, 0, ServiceRate())
+
+
+def adapters(before, backend):
+    if backend.kind == "llm" and before.adapter >= 0:
+        yield Warmable("adapter", before.adapter, before.endpoint), 0.1
+
+
+def containers(before, backend):
+    if backend.kind == "container":
+        yield Warmable("container", backend.name), 0.5
+
+
+def starts_of(known, produced=0, k=0.5, now_s=0.0, needs=adapters, **how):
+    return likely_calls(known, lambda request: produced, needs, k, now_s, **how)
 
 
 def test_the_next_call_of_a_run_is_expected_by_its_graph():
@@ -106,7 +124,7 @@ def test_the_next_call_of_a_run_is_expected_by_its_graph():
     known.come(call(1, "plan"), 0.0)
     # 3 of 4 continue, and 2 of 3 have to come later: 1.5 s of prefill, 20 tokens, 2 s of another unit
     (likely,) = starts_of(known)
-    assert likely == LikelyCall(0, 5, pytest.approx(1.5 + 2.0 + 2.0 - 0.1))
+    assert likely == LikelyCall(Warmable("adapter", 5, 0), pytest.approx(1.5 + 2.0 + 2.0 - 0.1), 0, "write")
     assert starts_of(known, produced=15)[0].start_in_s == pytest.approx(0.5 + 2.0 - 0.1)
     assert starts_of(known, k=0.8) == []
     known.end(1, 20, 3.0)
@@ -116,6 +134,44 @@ def test_the_next_call_of_a_run_is_expected_by_its_graph():
     assert starts_of(known, now_s=20.0) == []
     known.come(call(2, "write"), 6.0)
     assert starts_of(known, now_s=6.0) == []  # a container follows, and nothing else
+
+
+def test_a_container_is_expected_once_the_unit_before_it_ends_and_the_call_after_it_by_its_duration():
+    known = standings()
+    known.come(call(1, "plan"), 0.0)
+    # Every plan leads to a container; half have 20 tokens or more.
+    assert starts_of(known, needs=containers) == [
+        LikelyCall(Warmable("container", "python"), pytest.approx(1.5 + 2.0 - 0.5), 0, "test")
+    ]
+    known.end(1, 20, 3.0)
+    assert starts_of(known, needs=containers, now_s=3.5) == [], "what follows at once is not to come after half a second"
+    known.come(report(1), 3.5)
+    assert starts_of(known, needs=containers, now_s=3.5) == [], "the run's second container comes after more text"
+    assert starts_of(known, now_s=4.0) == [], "three of seven containers lead to text"
+    (late,) = starts_of(known, now_s=6.5)  # this one takes longer than those that end a run
+    assert late.start_in_s == pytest.approx(3.0 - 0.1)
+    known.end(-1, 6.0, 9.5)
+    known.come(call(2, "write"), 9.5)
+    (after,) = starts_of(known, needs=containers, now_s=9.5)
+    assert after.start_in_s == pytest.approx(1.5 + 5.0 - 0.5)
+
+
+def test_the_simplest_rule_warms_at_once_however_unlikely():
+    known = standings()
+    known.come(call(1, "plan"), 0.0)
+    (likely,) = starts_of(known, k=1.0, eager=True)
+    assert likely.start_in_s == 0.0
+    assert starts_of(known, k=1.0) == []
+
+
+def test_of_a_unit_several_backends_are_needed_and_due_by_kind():
+    known = standings()
+    known.come(call(1, "plan"), 0.0)
+    likely = starts_of(known, needs=lambda *call: [*adapters(*call), *containers(*call)])
+    assert {one.target.kind for one in likely} == {"adapter", "container"}
+    assert due(likely, "adapter") == []
+    soon = [one._replace(start_in_s=0.5 * one.start_in_s - 1.0) for one in likely]
+    assert [one.target.kind for one in due(soon, "container", "adapter")] == ["container"]
 
 
 def test_a_weightier_tenant_has_less_likely_calls_prewarmed():
@@ -128,6 +184,14 @@ def test_a_call_longer_than_any_recorded_may_end_now():
     known = standings()
     known.come(call(1, "plan"), 0.0)
     assert starts_of(known, produced=60)[0].start_in_s == pytest.approx(2.0 - 0.1)
+
+
+def test_a_step_ends_with_the_call_that_has_produced_least():
+    known = standings()
+    for request in (1, 2):
+        known.come(call(request, "plan"), 0.0)
+    (likely,) = likely_calls(known, {1: 19, 2: 5}.__getitem__, adapters, 0.5, 0.0)
+    assert likely.start_in_s == pytest.approx(1.5 + 2.0 - 0.1)
 
 
 @pytest.mark.parametrize("unit", ["unknown", "plan"])
@@ -147,7 +211,7 @@ def waiting_for(*adapters):
 @pytest.mark.parametrize(("by", "warmed"), [(LRU, []), (EPWQ, [2, 1]), (HERMES, [3, 2, 1])])
 def test_who_is_prewarmed(by, warmed):
     fleet, endpoints = fleet_of(1, 2, 4)
-    likely = [LikelyCall(0, 3, 0.5), LikelyCall(0, 4, 30.0)]
+    likely = [LikelyCall(Warmable("adapter", 3, 0), 0.5), LikelyCall(Warmable("adapter", 4, 0), 30.0)]
     loaded = AdapterPrewarming().look(fleet, endpoints, waiting_for(1, -1, 2, 1), lambda endpoint: by, likely)
     assert [each.adapter for each in loaded] == warmed
     if by != LRU:

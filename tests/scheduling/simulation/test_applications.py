@@ -168,3 +168,40 @@ def test_calls_longer_than_the_context_are_refused_or_cut(tmp_path):
         ScenarioError, match=r"applications\[0\]: a call has .* tokens, m takes 1500: set demand.too_long"
     ):
         staged(tmp_path, tables, short.replace('too_long = "clip"\n', ""))
+
+
+CHAIN = DemandGraph(
+    "chain",
+    {"write": Backend("llm", "m"), "test": Backend("container", "python"), "see": Backend("dnn", "vit")},
+    [
+        RunRecord((
+            Step("write", -1, 100.0, 100.0 + each), Step("test", 0, duration_s=2.0, parallelism=2),
+            Step("write", 1, 100.0, 50.0), Step("see", 2, duration_s=1.0), Step("write", 3, 50.0, 20.0),
+        ))
+        for each in range(20)
+    ],
+)  # fmt: skip
+COLD = "\n[backends.container]\nstart_s = 3.0\nkeep_alive_s = 5.0\n[backends.dnn]\nstart_s = 1.0\ncapacity = 1\n"
+COLD += "starts_s = { vit = 4.0 }\nkeep_alive_s = 5.0\n"
+
+
+@pytest.mark.parametrize("by", ["lru", "epwq", "hermes", "eager"])
+def test_units_wait_for_cold_backends_unless_these_are_prewarmed(tmp_path, by):
+    graph = f"graph = {_inline(CHAIN)}"
+    tables = RUNS.replace("runs = 12", f"runs = 6\nwindow_h = 0.5\n{graph}")
+    cold = f'[policies]\nprewarming = "{by}"\n{COLD}'
+    warm, made = staged(tmp_path, tables).run(), staged(tmp_path, tables + cold).run()
+    counters = made.counters
+    for kind, calls in (("container", 12), ("dnn", 6)):
+        assert sum(counters[f"{kind}_{found}"] for found in ("hit", "late", "miss")) == calls
+    delay_s = float((made.runs.completion_s - warm.runs.completion_s).mean())
+    if by in ("lru", "epwq"):
+        assert delay_s == pytest.approx(3.0 + 4.0, abs=0.5)
+        assert counters["container_warmed"] == counters["dnn_warmed"] == 0
+        assert (counters["container_miss"], counters["container_waited_s"]) == (12, 36)
+        assert counters["dnn_miss"] == 6
+    else:
+        assert delay_s < 2.0
+        assert counters["dnn_hit"] + counters["dnn_late"] == counters["dnn_used"] == 6
+        assert counters["container_warmed"] == counters["container_used"] + counters["container_wasted"]
+        assert counters["container_used"] >= 10

@@ -1,0 +1,145 @@
+"""Backends that are warm: started containers, loaded DNN models. The same under both clocks; a live actuator starts and stops
+what the pool says (Hermes section 3.4).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class WarmTerms(NamedTuple):
+    """How backends of one kind are started and kept."""
+
+    start_s: float
+    """Time of a cold start,"""
+    starts_s: Mapping[str, float] = {}
+    """and of the backends by name where it differs."""
+    capacity: float = 16.0
+    keep_alive_s: float = 60.0
+
+    def warm_s(self, name: str) -> float:
+        """Return the seconds that the backend *name* takes to warm."""
+        return self.starts_s.get(name, self.start_s)
+
+
+@dataclass(slots=True, eq=False)
+class WarmBackend:
+    """One backend that is warm or being warmed."""
+
+    name: Hashable
+    size: float
+    ready_s: float
+    """When it is warm."""
+    asked_s: float
+    """When it was last used, or wanted by a call that is likely; the one with the earliest leaves first."""
+    idle_from_s: float
+    users: int = 0
+    unused: bool = False
+    """It was prewarmed, and no call has used it since."""
+
+
+class WarmPool:
+    """Backends that share a *capacity*, in the unit of their sizes; those idle for *keep_alive_s* leave.
+
+    A *shared* backend serves any number of calls at once, as a DNN model does; another one serves one call at a time, as a
+    container does. Where all room is in use, a call gets a backend beyond the capacity, which leaves after it: no call
+    waits for room. *leave* hears of each that leaves, so that it is stopped.
+
+    `counts` has calls by what they found (`hit`; `late`: it was being warmed; `miss`), and backends `warmed` early, `used`
+    by a call afterwards, and `wasted`: they left without. `idle_s`: seconds for which backends were warm and not in use;
+    `waited_s`: seconds that calls waited for theirs to be warm.
+    """
+
+    def __init__(
+        self,
+        capacity: float,
+        keep_alive_s: float = math.inf,
+        *,
+        shared: bool = False,
+        leave: Callable[[WarmBackend], None] = lambda one: None,
+    ) -> None:
+        self.capacity, self.keep_alive_s, self.shared, self.leave = capacity, keep_alive_s, shared, leave
+        self.backends: list[WarmBackend] = []
+        self.counts: Counter[str] = Counter(hit=0, late=0, miss=0, warmed=0, used=0, wasted=0)
+        self.idle_s = self.waited_s = 0.0
+
+    def take(self, name: Hashable, warm_s: float, now_s: float, size: float = 1.0) -> WarmBackend:
+        """Return the backend for a call that comes now, warm from its `ready_s` on; a cold one takes *warm_s*."""
+        self.look(now_s)
+        able = [one for one in self.backends if one.name == name and (self.shared or not one.users)]
+        if able:
+            one = min(able, key=lambda each: each.ready_s)
+            self.counts["hit" if one.ready_s <= now_s else "late"] += 1
+            self.counts["used"] += one.unused
+            self._count_idle(one, now_s)
+        else:
+            self.counts["miss"] += 1
+            self._make_room(size, now_s, for_call=True)
+            one = WarmBackend(name, size, now_s + warm_s, now_s, now_s)
+            self.backends.append(one)
+        one.unused, one.asked_s = False, now_s
+        one.users += 1
+        self.waited_s += max(0.0, one.ready_s - now_s)
+        return one
+
+    def give_back(self, one: WarmBackend, now_s: float) -> None:
+        """End a call's use of *one*."""
+        one.users -= 1
+        one.asked_s = one.idle_from_s = now_s
+        if not one.users and one in self.backends and self.size > self.capacity:
+            self._leave(one, now_s)
+
+    def warm(self, name: Hashable, warm_s: float, now_s: float, count: int = 1, size: float = 1.0) -> list[WarmBackend]:
+        """Keep *count* backends free for calls that are likely, and return those that are to be started for it.
+
+        There may be fewer: what is in use, or wanted at this moment too, does not leave for them.
+        """
+        self.look(now_s)
+        free = [one for one in self.backends if one.name == name and (self.shared or not one.users)]
+        for one in free[:count]:
+            one.asked_s = now_s
+        started: list[WarmBackend] = []
+        while len(free) + len(started) < (min(count, 1) if self.shared else count):
+            if not self._make_room(size, now_s):
+                break
+            one = WarmBackend(name, size, now_s + warm_s, now_s, now_s, unused=True)
+            self.backends.append(one)
+            started.append(one)
+            self.counts["warmed"] += 1
+        return started
+
+    def look(self, now_s: float) -> None:
+        """Let backends leave whose time is over. Call now and then; every other method does."""
+        for one in [each for each in self.backends if not each.users]:
+            end_s = max(one.asked_s, one.ready_s) + self.keep_alive_s
+            if end_s < now_s:
+                self._leave(one, end_s)
+
+    def fail(self, one: WarmBackend) -> None:
+        """Forget *one*, which could not be warmed or has died; *leave* does not hear of it."""
+        if one in self.backends:
+            self.backends.remove(one)
+
+    @property
+    def size(self) -> float:
+        return sum(one.size for one in self.backends)
+
+    def _make_room(self, size: float, now_s: float, *, for_call: bool = False) -> bool:
+        while self.size + size > self.capacity:
+            idle = [one for one in self.backends if not one.users and (for_call or one.asked_s < now_s)]
+            if not idle:
+                return False
+            self._leave(min(idle, key=lambda each: each.asked_s), now_s)
+        return True
+
+    def _count_idle(self, one: WarmBackend, now_s: float) -> None:
+        if not one.users:
+            self.idle_s += max(0.0, now_s - max(one.ready_s, one.idle_from_s))
+
+    def _leave(self, one: WarmBackend, now_s: float) -> None:
+        self._count_idle(one, now_s)
+        self.counts["wasted"] += one.unused
+        self.backends.remove(one)
+        self.leave(one)
