@@ -27,8 +27,10 @@ django_application = get_asgi_application()  # sets Django up: modules that need
 from servestatic import ServeStaticASGI
 
 from controlplane.applications import feeding as graph_feeding
+from controlplane.applications import prewarming
 from controlplane.applications.api import MOST_BODY_BYTES
 from controlplane.applications.api import PATH as RUNS_PATH
+from controlplane.applications.backends import Backends
 from controlplane.applications.feeding import GraphFeeder
 from controlplane.applications.reporting import deliver_reports
 from controlplane.batches.feeder import LOOK_S, Feeder
@@ -133,7 +135,9 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
-            feeding = asyncio.gather(feeder_of(gateway).run(), graph_feeder_of(gateway).run())
+            feeding = asyncio.gather(
+                feeder_of(gateway).run(), graph_feeder_of(gateway).run(), prewarm_keeper_of(gateway).run()
+            )
             await send({"type": "lifespan.startup.complete"})
         else:
             if feeding is not None:
@@ -160,6 +164,14 @@ def graph_feeder_of(gateway: Gateway) -> GraphFeeder:
     """What gives the dispatcher of *gateway* the demand graphs of applications, and their runs in progress."""
     job = gateway.jobs.add("feed-graphs", graph_feeding.LOOK_S, "database")
     return GraphFeeder(gateway.dispatcher.runs, job, gateway.owns)
+
+
+def prewarm_keeper_of(gateway: Gateway) -> prewarming.PrewarmKeeper:
+    """What keeps the backends of other units warm, and writes what *gateway* prewarmed."""
+    of_gateway = gateway.dispatcher.prewarming
+    backends = Backends(of_gateway.log, str(settings.STATE_DIR), settings.DOCKER_SOCKET)
+    job = gateway.jobs.add("prewarm", prewarming.LOOK_S, "database")
+    return prewarming.PrewarmKeeper(of_gateway, backends, job, gateway.owns)
 
 
 application = create_application(Gateway(floor_rows))

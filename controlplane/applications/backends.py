@@ -1,9 +1,9 @@
 """Warm backends of units that are no LLM: started before runs will probably need them, and handed to their units.
 
-`scheduling.applications.warm_pool` says what starts and what leaves, as in simulations; this has actuators do it. The process
-that owns the queues keeps them, as it follows the runs. A start takes a thread each; the event loop decides, and reports of
-tenants take what is warm from other threads. A DNN server is shared. A container is one execution's, and is stopped after it
-unless its row says that it is reused: it may hold what its tenant left there.
+`scheduling.applications.warm_pool` says what starts and what leaves, as in simulations; this has actuators do it. They are
+kept by the process that owns the queues, as it follows the runs. A start takes a thread each; the event loop decides, and
+reports of tenants take what is warm from other threads. A DNN server is shared. A container is one execution's, and is
+stopped after it unless its row says that it is reused: it may hold what its tenant left there.
 """
 
 import statistics
@@ -95,7 +95,7 @@ class Handed(NamedTuple):
 
 
 class Backends:
-    """Keeps backends and records what becomes of them in *log*. *docker_socket* is the path of Docker's socket, "" for none."""
+    """Keeps backends, and records what becomes of them in *log*. *docker_socket*: path of Docker's socket, "" for none."""
 
     def __init__(
         self, log: PrewarmLog, installation: str, docker_socket: str, clock: Callable[[], float] = time.monotonic
@@ -130,10 +130,9 @@ class Backends:
                     pool.leave = lambda one, kept=kept: self._stop(kept, one)  # type: ignore[misc]
                 kept.row, kept.pool.capacity, kept.pool.keep_alive_s = row, row.capacity, row.keep_alive_s
 
-    def start_s(self, backend: str) -> float | None:
-        """Return the usual time to start *backend*, None if it is not kept warm."""
-        kept = self.kept.get(backend)
-        return None if kept is None else kept.start_s
+    def starts_s(self) -> dict[str, float]:
+        """Return the usual time to start each backend."""
+        return {name: kept.start_s for name, kept in list(self.kept.items())}
 
     def look(self, likely: Iterable[LikelyUnit]) -> None:
         """Start what *likely* units lack, and stop what was idle or used for too long. Call every second."""

@@ -206,7 +206,9 @@ class PrewarmRow(models.Model):
     """A backend that was prewarmed for a run, or that a call of it found cold."""
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="+")
-    application = models.CharField(max_length=80, blank=True, default="", help_text="Empty: of a request without marks.")
+    application = models.CharField(
+        max_length=80, blank=True, default="", help_text="Empty: of a request without marks."
+    )
     run = models.CharField(max_length=80, blank=True, default="")
     kind = models.CharField(max_length=16, help_text="adapter, prefix, model, container or dnn.")
     backend = models.CharField(max_length=160)

@@ -318,9 +318,7 @@ class Floor:
             short=dispatcher.reordering.short_instances,
         )
         self.decision = Decision(self.topology, self._began_s)
-        self.swapping = Swapping(
-            self.topology, dispatcher.queue, dispatcher.placement.pump, dispatcher.prewarming
-        )
+        self.swapping = Swapping(self.topology, dispatcher.queue, dispatcher.placement.pump, dispatcher.prewarming)
         self.publication = Publication(settings.REDIS_URL)
         self._jobs: set[asyncio.Future[None]] = set()
         self._looking = False

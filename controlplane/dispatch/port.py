@@ -2,8 +2,9 @@
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
 `Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, asks for adapters with `Warm` and for
-system prompts with `WarmPrefix` (`PrefixWarmed` is the answer), and lists the available models in `ServedModels`. A request is identified by its *number*, unique within the gateway that
-submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
+system prompts with `WarmPrefix` (`PrefixWarmed` is the answer), and lists the available models in `ServedModels`. A request
+is identified by its *number*, unique within the gateway that submits it. Moments in `_s` are seconds of the machine's
+monotonic clock, those in `_at` epoch seconds.
 """
 
 import math

@@ -8,7 +8,7 @@ gateway's (`controlplane.gateway.upstream.prewarming`); here a prompt is the has
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,7 +91,7 @@ class Allowance:
 
 
 class Prewarming:
-    """*start_s* gives the usual time to start a backend that is no LLM, None for one that is not kept warm."""
+    """*starts_s* gives the usual times to start the backends of other units that are kept warm, by name."""
 
     def __init__(
         self,
@@ -106,7 +106,12 @@ class Prewarming:
         self.log = PrewarmLog()
         self.likely: list[LikelyCall] = []
         """As of the last look."""
-        self.start_s: Callable[[str], float | None] = lambda backend: None
+        self.starts_s: Callable[[], Mapping[str, float]] = dict
+        self._starts_s: Mapping[str, float] = {}
+        self._wakes_s: dict[int, float] = {}
+        """As of this look: times to wake a sleeping instance, by endpoint without one that is awake,"""
+        self._cold: dict[tuple[int, int], bool] = {}
+        """and whether no instance with room has a prompt, by endpoint and prompt."""
         self._prefixes: OrderedDict[int, KnownPrefix] = OrderedDict()
         self._of_units: OrderedDict[tuple[object, str], tuple[int, int]] = OrderedDict()
         """By application and unit: the system prompt of its last calls, and how many had it."""
@@ -120,7 +125,9 @@ class Prewarming:
     def look(self) -> None:
         """Warm what waiting requests and likely calls need. Call every second."""
         self._name_prompts()
-        self.likely = self.runs.likely_calls(self._needs)
+        self._starts_s, self._wakes_s, self._cold = self.starts_s(), self._sleeping(), {}
+        warmable = self.topology.adapter_names or self._of_units or self._starts_s or self._wakes_s
+        self.likely = self.runs.likely_calls(self._needs) if warmable else []
         self.log.sweep()
         self._warm_adapters()
         self._warm_prefixes()
@@ -139,7 +146,7 @@ class Prewarming:
     def _needs(self, call: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
         """Yield what a call that follows *call* at *backend* needs, with the seconds to warm it."""
         if backend.kind in ("container", "dnn"):
-            start_s = self.start_s(backend.name)
+            start_s = self._starts_s.get(backend.name)
             if start_s is not None:
                 yield Warmable(backend.kind, backend.name), start_s
             return
@@ -151,10 +158,11 @@ class Prewarming:
         endpoint = self._endpoint(call, backend.name)
         if endpoint is None:
             return
-        wake_s = self._wake_s(endpoint)
+        wake_s = self._wakes_s.get(endpoint.index)
         if wake_s is not None:
             yield Warmable("model", endpoint.model, endpoint.index), wake_s
-        elif backend.prompt and (known := self._prefixes.get(int(backend.prompt))) is not None:
+        elif backend.prompt and _by_prefix(endpoint) and self._is_cold(endpoint, int(backend.prompt)):
+            known = self._prefixes[int(backend.prompt)]
             yield Warmable("prefix", int(backend.prompt), endpoint.index), self._prefill_s(endpoint, known)
 
     def _endpoint(self, call: RunCall, model: str) -> Endpoint | None:
@@ -198,7 +206,9 @@ class Prewarming:
                     each.again,
                 )
             )
-            why, called_by = self._why(replica.endpoint, each.adapter, calls.get((replica.endpoint.index, each.adapter)))
+            why, called_by = self._why(
+                replica.endpoint, each.adapter, calls.get((replica.endpoint.index, each.adapter))
+            )
             if called_by is not None:
                 self.log.warm(self.log.begin("adapter", name, spec.name, why, called_by))
 
@@ -206,7 +216,7 @@ class Prewarming:
         for request in self.queue.first(endpoint, MOST_WAITING):
             if request.adapter == adapter:
                 return "A request with it waits.", _caller(request.asked)
-        return ("", None) if call is None else (_follows(call), self.called_by(call))
+        return ("", None) if call is None else (why_likely(call), self.called_by(call))
 
     # System prompts
 
@@ -238,9 +248,7 @@ class Prewarming:
             backend = graph.backends.get(unit) if graph is not None else None
             prompt = str(prefix) if times >= SEEN_TWICE else ""
             if graph is not None and backend is not None and backend.prompt != prompt:
-                graphs[application] = graph._replace(
-                    backends={**graph.backends, unit: replace(backend, prompt=prompt)}
-                )
+                graphs[application] = graph._replace(backends={**graph.backends, unit: replace(backend, prompt=prompt)})
 
     def _warm_prefixes(self) -> None:
         now_s = self.clock()
@@ -249,9 +257,7 @@ class Prewarming:
                 self._end(slot, "It did not answer.")
         for one in self.log.open("prefix")[:CHECKED]:
             replica, known = self._replica(one.place), self._prefixes.get(_number(one.backend))
-            if replica is None or known is None:
-                self.log.settle(one, "waste")
-            elif one.warm_at is not None and replica.slot not in self._holders(replica.endpoint, known):
+            if replica is None or known is None or (one.warm_at is not None and not self._holds(replica, known)):
                 self.log.settle(one, "waste")
         calls: dict[int, list[LikelyCall]] = {}
         for call in self.due_now("prefix"):
@@ -264,7 +270,24 @@ class Prewarming:
                 if request.asked.system_blocks:
                     self._warm(endpoint, _prefix(request.asked), "A request with it waits.", _caller(request.asked))
             for call in calls.get(endpoint.index, ()) if tuned.PREWARM_BY != EPWQ else ():
-                self._warm(endpoint, int(str(call.target.name)), _follows(call), self.called_by(call))
+                self._warm(endpoint, int(str(call.target.name)), why_likely(call), self.called_by(call))
+
+    def _is_cold(self, endpoint: Endpoint, prefix: int) -> bool:
+        """Whether no instance of *endpoint* with room has a system prompt, whose text is known."""
+        key = endpoint.index, prefix
+        if key not in self._cold:
+            known = self._prefixes.get(prefix)
+            holders = self._holders(endpoint, known) if known is not None else ()
+            self._cold[key] = known is not None and not any(one.slot in holders for one in self._with_room(endpoint))
+        return self._cold[key]
+
+    def _with_room(self, endpoint: Endpoint) -> list[Replica]:
+        fleet = self.topology.fleet
+        return [
+            one
+            for one in self.topology.members(endpoint)
+            if fleet.accepting[one.slot] and fleet.running[one.slot] < self.topology.at_once(one)
+        ]
 
     def _warm(self, endpoint: Endpoint, prefix: int, why: str, called_by: CalledBy) -> None:
         """Have one instance of *endpoint* compute a system prompt, unless one with room has it."""
@@ -272,15 +295,10 @@ class Prewarming:
         if known is None:
             return
         name = name_of_prefix(prefix)
-        open_ones = [
-            one
-            for one in self.topology.members(endpoint)
-            if fleet.accepting[one.slot] and fleet.running[one.slot] < self.topology.at_once(one)
-        ]
+        open_ones = self._with_room(endpoint)
         if any(at is not None and at.prefix == prefix for at in (self._warming.get(one.slot) for one in open_ones)):
             return
-        holders = self._holders(endpoint, known)
-        if not open_ones or any(one.slot in holders for one in open_ones):
+        if not self._is_cold(endpoint, prefix):
             return
         able = [
             one
@@ -348,6 +366,9 @@ class Prewarming:
         uncompiled(unmatch)(affinity, touched)
         return holders
 
+    def _holds(self, replica: Replica, known: KnownPrefix) -> bool:
+        return replica.slot in self._holders(replica.endpoint, known)
+
     def _prefill_s(self, endpoint: Endpoint, known: KnownPrefix) -> float:
         return float((endpoint.spec.profile or USUAL).service_time_s(known.tokens, 1))
 
@@ -375,21 +396,26 @@ class Prewarming:
 
     def woken(self, endpoint: Endpoint, call: LikelyCall) -> str:
         """Record that an instance of *endpoint* is being woken for *call*; return why."""
-        why = _follows(call)
+        why = why_likely(call)
         self._failed[endpoint.model, endpoint.region] = self.clock() + RETRY_S
         self.log.begin("model", endpoint.model, endpoint.region, why, self.called_by(call))
         return f"Prewarming: {why}"
 
-    def _wake_s(self, endpoint: Endpoint) -> float | None:
-        """Return the time to wake an instance of *endpoint*; None if one is awake, or none sleeps."""
-        members = self.topology.members(endpoint)
-        if any(one.spec.state in PRESENT for one in members):
-            return None
+    def _sleeping(self) -> dict[int, float]:
+        """Return the time to wake an instance of each endpoint that has none awake, where one sleeps."""
+        wakes_s, replicas = dict[int, float](), self.topology.replicas.values()
+        for one in replicas:
+            if one.spec.state == InstanceState.SLEEPING:
+                wakes_s[one.endpoint.index] = WAKE_S
         for group in self.topology.swap_groups:
             for member in group.members:
-                if (member.model, member.region) == (endpoint.model, endpoint.region):
-                    return member.swap_s
-        return WAKE_S if any(one.spec.state == InstanceState.SLEEPING for one in members) else None
+                endpoint = self.topology.endpoint(member.model, member.region)
+                if endpoint is not None:
+                    wakes_s[endpoint.index] = member.swap_s
+        for one in replicas if wakes_s else ():
+            if one.spec.state in PRESENT:
+                wakes_s.pop(one.endpoint.index, None)
+        return wakes_s
 
     def _look_at_models(self) -> None:
         for one in self.log.open("model"):
@@ -441,6 +467,6 @@ def _caller(asked: port.Submit) -> CalledBy:
     return CalledBy(asked.tenant_id, asked.application, asked.run)
 
 
-def _follows(call: LikelyCall) -> str:
+def why_likely(call: LikelyCall) -> str:
+    """Return in words why what *call* needs is warmed."""
     return f"{call.unit} will probably follow."
-

@@ -41,7 +41,11 @@ class Swapping:
     """
 
     def __init__(
-        self, topology: Topology, queue: WaitingQueue, pump: Callable[[Endpoint], None], prewarming: Prewarming | None = None
+        self,
+        topology: Topology,
+        queue: WaitingQueue,
+        pump: Callable[[Endpoint], None],
+        prewarming: Prewarming | None = None,
     ) -> None:
         self.topology = topology
         self._queue = queue

@@ -4,6 +4,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from controlplane.applications import services
+from controlplane.applications.prewarming import prune_prewarms
 from workers.tasks.planning import only_one
 
 
@@ -16,5 +17,6 @@ def follow_runs() -> int:
 
 @shared_task
 def prune_runs() -> int:
-    """Delete old runs that no demand graph needs; returns how many."""
-    return services.prune_runs(timezone.now())
+    """Delete old runs that no demand graph needs, and old records of prewarming; returns how many."""
+    now = timezone.now()
+    return services.prune_runs(now) + prune_prewarms(now)

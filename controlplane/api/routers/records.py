@@ -26,7 +26,7 @@ from controlplane.batches.services import speed_up, undo_speed_up
 from controlplane.events.services import record
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
-from controlplane.resources.applications import APPLICATIONS, RUNS, visible_applications, visible_runs
+from controlplane.resources.applications import APPLICATIONS, PREWARMS, RUNS, visible_applications, visible_runs
 from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.requests import REQUESTS
@@ -121,6 +121,14 @@ add_list(
     check=check_tenant,
 )
 RunOut = schema_of(RUNS, "RunOut")
+PrewarmOut = schema_of(PREWARMS, "PrewarmOut", "A backend that was prewarmed, or that a call of a run found cold.")
+add_list(
+    router,
+    PREWARMS,
+    PrewarmOut,
+    "What was prewarmed and what became of it, newest first; rows are kept for a week.",
+    check=check_tenant,
+)
 RequestOut = schema_of(REQUESTS, "RequestOut", "One request of the ledger. Never a prompt, never a completion.")
 add_list(
     router,

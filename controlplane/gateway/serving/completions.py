@@ -36,7 +36,6 @@ from scheduling.model_task import Task
 from scheduling.queueing.ordering import ORDERINGS
 from workers.vllm.tasks import PATHS
 
-
 NO_BLOCKS = LeadingBlocks([], 0)
 
 
@@ -210,9 +209,10 @@ class Completions:
         retry = retry_number(request.headers.get(RETRY_HEADER, b""))
         caller = grant.tenant_id, grant.key_id
         marks = marks_of(request, call.body)
-        marks = self.conversations.complete(marks, call, caller, request.request_id, retry=retry)
-        run_due_s = (marks.due_s or terms.end_s) if marks.application and marks.run else None
         arrived_at, arrived_s = time.time(), self.clock()
+        given_at = arrived_at if b"x-request-id" in request.headers else None
+        marks = self.conversations.complete(marks, call, caller, request.request_id, retry=retry, given_at=given_at)
+        run_due_s = (marks.due_s or terms.end_s) if marks.application and marks.run else None
         length = None
         if call.kind.generates:
             length = await self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
