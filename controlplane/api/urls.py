@@ -61,7 +61,12 @@ class PilothouseApi(NinjaAPI):
                 operation["summary"] = operation["summary"].capitalize()
                 operation["responses"]["default"] = {"description": "An error", "content": content}
         inference = json.loads(INFERENCE.read_text())
-        schema["paths"] = inference["paths"] | schema["paths"]
+        common = inference["call"]  # of all calls that instances answer
+        calls = {
+            path: {"post": common | call | {"responses": common["responses"] | call["responses"]}}
+            for path, call in inference["calls"].items()
+        }
+        schema["paths"] = calls | inference["paths"] | schema["paths"]
         for kind, parts in inference["components"].items():
             schema["components"][kind] = schema["components"].get(kind, {}) | parts
         return schema

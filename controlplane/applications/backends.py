@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from math import inf
 from typing import Final, NamedTuple
@@ -41,8 +42,8 @@ class LikelyUnit(NamedTuple):
     backend: str
     why: str
     called_by: CalledBy
-    count: int = 1
-    """Executions at once."""
+    executions: int = 1
+    """At once."""
 
 
 class Failure(NamedTuple):
@@ -120,15 +121,15 @@ class Backends:
             for name, kept in list(self.kept.items()):
                 if name not in now or (kept.row.spec, kept.row.kind) != (now[name].spec, now[name].kind):
                     del self.kept[name]
-                    for one in list(kept.running):
-                        self._stop(kept, one)
+                    for each in list(kept.running):
+                        self._stop(kept, each)
             for name, row in now.items():
-                kept = self.kept.get(name)
-                if kept is None:
+                if name not in self.kept:
                     pool = WarmPool(row.capacity, row.keep_alive_s, shared=row.kind == BackendKind.DNN)
-                    kept = self.kept[name] = Kept(row, pool)
-                    pool.leave = lambda one, kept=kept: self._stop(kept, one)  # type: ignore[misc]
-                kept.row, kept.pool.capacity, kept.pool.keep_alive_s = row, row.capacity, row.keep_alive_s
+                    self.kept[name] = Kept(row, pool)
+                    pool.leave = partial(self._stop, self.kept[name])
+                one = self.kept[name]
+                one.row, one.pool.capacity, one.pool.keep_alive_s = row, row.capacity, row.keep_alive_s
 
     def starts_s(self) -> dict[str, float]:
         """Return the usual time to start each backend."""
@@ -148,7 +149,7 @@ class Backends:
                 self.give_back([unit for unit, (_, since_s) in kept.used_by.items() if now_s - since_s > MOST_UNIT_S])
                 units = wanted.get(name)
                 if units and now_s >= kept.not_before_s:
-                    count = sum(unit.count for unit in units)
+                    count = sum(unit.executions for unit in units)
                     for at, one in enumerate(kept.pool.warm(name, inf, now_s, count)):
                         self._start(kept, one, units[min(at, len(units) - 1)])
 
@@ -271,5 +272,10 @@ class Backends:
         thread.start()
 
 
-current: Backends | None = None
-"""Those of this process, once its gateway has started."""
+class OfProcess:
+    """*backends*: those of this process, once its gateway has started."""
+
+    backends: Backends | None = None
+
+
+OF_PROCESS: Final = OfProcess()

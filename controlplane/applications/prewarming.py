@@ -1,15 +1,15 @@
 """The live side of prewarming that has rows: backends of other units are kept warm, and what became of all is written."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from channels.db import database_sync_to_async
 from django.db import transaction
 
 from controlplane.accounts.models import Tenant
-from controlplane.applications import backends as of_process
-from controlplane.applications.backends import Backends, Failure, LikelyUnit
+from controlplane.applications.backends import OF_PROCESS, Backends, Failure, LikelyUnit
 from controlplane.applications.models import PrewarmRow, UnitBackend
 from controlplane.dispatch.prewarming import Prewarming, why_likely
 from controlplane.dispatch.prewarming_log import Prewarm
@@ -30,13 +30,15 @@ UPDATED: Final = ("place", "why", "warm_at", "settled_at", "fate")
 class PrewarmKeeper:
     """Keeps *backends* warm as *prewarming* says while *job*'s process owns the queues, and writes what happened."""
 
-    def __init__(self, prewarming: Prewarming, backends: Backends, job: Job, owns: Any = lambda: True) -> None:
+    def __init__(
+        self, prewarming: Prewarming, backends: Backends, job: Job, owns: Callable[[], bool] = lambda: True
+    ) -> None:
         self.prewarming, self.backends, self.job, self.owns = prewarming, backends, job, owns
         self._looks = 0
 
     async def run(self) -> None:
         """Look every `LOOK_S` until cancelled; then stop the backends and write what is left."""
-        of_process.current = self.backends
+        OF_PROCESS.backends = self.backends
         self.prewarming.starts_s = self.backends.starts_s
         try:
             while True:
@@ -44,15 +46,14 @@ class PrewarmKeeper:
                     await self.look()
                 await asyncio.sleep(LOOK_S)
         finally:
-            if of_process.current is self.backends:
-                of_process.current = None
+            if OF_PROCESS.backends is self.backends:
+                OF_PROCESS.backends = None
             await asyncio.shield(self._stop())
 
     async def look(self) -> None:
         """Start and stop backends; from time to time read them, and write."""
         if self._looks % READ_EVERY == 0:
-            rows = await database_sync_to_async(list)(UnitBackend.objects.all()) if self.owns() else []
-            self.backends.apply(rows)
+            self.backends.apply(await database_sync_to_async(_read)() if self.owns() else [])
         prewarming = self.prewarming
         self.backends.look(
             LikelyUnit(str(call.target.name), why_likely(call), prewarming.called_by(call), call.count)
@@ -81,6 +82,10 @@ class PrewarmKeeper:
             await self.write()
 
 
+def _read() -> list[UnitBackend]:
+    return list(UnitBackend.objects.all())
+
+
 @transaction.atomic
 def _write(taken: list[Prewarm], failures: list[Failure]) -> None:
     new = [one for one in taken if not one.row]
@@ -89,16 +94,16 @@ def _write(taken: list[Prewarm], failures: list[Failure]) -> None:
     rows = PrewarmRow.objects.bulk_create([_row(one) for one in new])
     changed = [_row(one) for one in taken if one.row]
     PrewarmRow.objects.bulk_update(changed, UPDATED)
-    named = {row.name: row for row in UnitBackend.objects.filter(name__in={one.backend for one in failures})}
-    for one in failures:
-        rests = f" It rests for {one.rests_s:.0f} s." if one.rests_s else ""
+    named = {row.name: row for row in UnitBackend.objects.filter(name__in={failure.backend for failure in failures})}
+    for failure in failures:
+        rests = f" It rests for {failure.rests_s:.0f} s." if failure.rests_s else ""
         record(
             "backend.warm_failed",
-            named.get(one.backend),
+            named.get(failure.backend),
             actor="prewarming",
-            reason=f"{one.why[:400]}.{rests} Units are served without it.",
+            reason=f"{failure.why[:400].rstrip('.')}.{rests} Units are served without it.",
             severity=Severity.WARNING,
-            inputs={"backend": one.backend, "tries": one.tries, "rests_s": one.rests_s},
+            inputs={"backend": failure.backend, "tries": failure.tries, "rests_s": failure.rests_s},
         )
     for one, row in zip(new, rows, strict=True):
         one.row = row.pk
@@ -115,7 +120,7 @@ def _row(one: Prewarm) -> PrewarmRow:
         backend=one.backend[:160],
         place=one.place[:160],
         why=one.why[:400],
-        began_at=_moment(one.began_at),
+        began_at=datetime.fromtimestamp(one.began_at, UTC),
         warm_at=_moment(one.warm_at),
         settled_at=_moment(one.settled_at),
         fate=one.fate,

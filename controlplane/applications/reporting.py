@@ -13,7 +13,7 @@ from typing import Final
 from django.db import transaction
 
 from controlplane.accounts.models import Tenant
-from controlplane.applications import backends
+from controlplane.applications.backends import OF_PROCESS
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome, UnitReport
 from controlplane.applications.services import IDLE
 from controlplane.dispatch.prewarming_log import CalledBy
@@ -56,8 +56,8 @@ def _report(report: RunReport) -> None:
 
 def _hand_backend(row: UnitReport, called_by: CalledBy) -> None:
     """Hand a warm backend to the execution *row*, if this process keeps its backend."""
-    pool = backends.current
-    handed = pool.take(row.backend, row.pk, row.began_at.timestamp(), called_by) if pool is not None else None
+    kept = OF_PROCESS.backends
+    handed = kept.take(row.backend, row.pk, row.began_at.timestamp(), called_by) if kept is not None else None
     if handed is not None:
         row.warm, row.address = handed
         row.save(update_fields=["warm", "address"])
@@ -65,9 +65,9 @@ def _hand_backend(row: UnitReport, called_by: CalledBy) -> None:
 
 def _give_back(units: Iterable[int]) -> None:
     """Take back what executions had, once their end is written."""
-    ended = list(units)
-    if backends.current is not None and ended:
-        transaction.on_commit(partial(backends.current.give_back, ended))
+    ended, kept = list(units), OF_PROCESS.backends
+    if kept is not None and ended:
+        transaction.on_commit(partial(kept.give_back, ended))
 
 
 @transaction.atomic

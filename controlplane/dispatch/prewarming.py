@@ -10,7 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from msgspec.structs import replace
 
@@ -140,7 +140,7 @@ class Prewarming:
     def called_by(self, call: LikelyCall) -> CalledBy:
         """Return whose call *call* will be."""
         run = self.runs.standings.by_number[call.run]
-        tenant_id, application = run.application  # type: ignore[misc]
+        tenant_id, application = cast("tuple[int, str]", run.application)
         return CalledBy(tenant_id, application, str(run.name))
 
     def _needs(self, call: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
@@ -231,6 +231,7 @@ class Prewarming:
             self._prefixes[prefix] = KnownPrefix(blocks, asked.block_tokens, adapter)
             if len(self._prefixes) > MOST_PREFIXES:
                 self._prefixes.popitem(last=False)
+        self._prefixes[prefix].block_tokens = asked.block_tokens  # an estimate that becomes better
         self._prefixes.move_to_end(prefix)
         if asked.application and asked.unit:
             unit = (asked.tenant_id, asked.application), asked.unit
@@ -440,9 +441,10 @@ class Prewarming:
             if not used and request.adapter_tier == NOT_LOADED and asked.run:
                 log.miss("adapter", asked.adapter, replica.name, "It was not loaded there.", _caller(asked))
         if asked.system_blocks and _by_prefix(replica.endpoint):
-            name, known = name_of_prefix(_prefix(asked)), self._prefixes.get(_prefix(asked))
+            name = name_of_prefix(_prefix(asked))
+            tokens = min(int(uncompiled(covered)(asked.system_blocks)) * asked.block_tokens, asked.prompt_tokens - 1)
             used = log.use("prefix", name, replica.name, asked.arrived_at)
-            if not used and asked.run and known is not None and cached_tokens < known.tokens:
+            if not used and asked.run and cached_tokens < tokens:
                 log.miss("prefix", name, replica.name, "It was not cached there.", _caller(asked))
 
     def _replica(self, name: str) -> Replica | None:

@@ -92,11 +92,11 @@ class LikelyCall(NamedTuple):
     """Number of the run (`Standings.by_number`)."""
     unit: str = ""
     """The likeliest of its units that need *target* next."""
-    count: int = 1
-    """Calls of it at once, by which as many containers are needed."""
+    calls: int = 1
+    """Calls of it at once: as many containers are needed."""
 
 
-def due(likely: Iterable[LikelyCall], *kinds: WarmKind) -> list[LikelyCall]:
+def due(likely: Iterable[LikelyCall], *kinds: str) -> list[LikelyCall]:
     """Return the calls whose warming starts before the next look, the first to start first."""
     now = [call for call in likely if call.target.kind in kinds and call.start_in_s <= LOOK_S]
     return sorted(now, key=lambda call: (call.start_in_s, call.run, str(call.target)))

@@ -1,5 +1,5 @@
-"""Backends that are warm: started containers, loaded DNN models. The same under both clocks; a live actuator starts and stops
-what the pool says (Hermes section 3.4).
+"""Backends that are warm: started containers, loaded DNN models. The same under both clocks; a live actuator starts and
+stops what the pool says (Hermes section 3.4).
 """
 
 import math

@@ -265,13 +265,13 @@ class ApplicationRuns:
         for kind, pool in self.pools.items():
             wanted = Counter[str]()
             for call in due(likely, kind):
-                wanted[str(call.target.name)] += call.count
+                wanted[str(call.target.name)] += call.calls
             for name, count in wanted.items():
                 pool.warm(name, self._cluster.backends[kind].warm_s(name), now_s, count)
 
     def counters(self, now_s: float) -> dict[str, int]:
         """Return what calls of containers and DNN models found, and what became of those that were warmed early."""
-        counts = {}
+        counts: dict[str, int] = {}
         for kind, pool in self.pools.items():
             pool.look(now_s)
             counts |= {f"{kind}_{name}": count for name, count in pool.counts.items()}

@@ -68,6 +68,7 @@ class Backend:
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/responses", self._complete)
+        app.router.add_post("/v1/audio/{call}", self._complete)
         app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
         app.router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
         app.router.add_get("/metrics", self._metrics)
@@ -134,7 +135,7 @@ class Backend:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
-        body = json.loads(raw)
+        body = json.loads(raw) if request.content_type == "application/json" else {}
         self.raw.append(raw)
         self.bodies.append(body)
         self.headers.append(request.headers.copy())

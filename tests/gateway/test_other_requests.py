@@ -22,10 +22,11 @@ async def test_health_and_version_without_a_key(served):
 
 
 MISSING = [
-    ("GET", "/v1"), ("POST", "/v1/"), ("POST", "/v2/embed"), ("GET", "/tokenizer_info"), ("POST", "/v3/rerank"),
-    ("GET", "/server_info"), ("POST", "/v1/images/generations"), ("POST", "/v1/moderations"), ("POST", "/embeddings"),
-    ("POST", "/chat/completions"), ("POST", "/v1/v1/chat/completions"), ("GET", "//v1/models"), ("GET", "/models/none"),
-    ("POST", "/v1/responses/compact"), ("POST", "/v1/responses/input_tokens"), ("POST", "/v1/audio/transcriptions"),
+    ("GET", "/v1"), ("POST", "/v1/"), ("POST", "/v1/v2/embed"), ("POST", "/cohere/v2/chat"), ("POST", "/v1/systemone"),
+    ("GET", "/tokenizer_info"), ("POST", "/v3/rerank"), ("GET", "/server_info"), ("POST", "/v1/images/generations"),
+    ("POST", "/v1/moderations"), ("POST", "/embeddings"), ("POST", "/chat/completions"),
+    ("POST", "/v1/v1/chat/completions"), ("GET", "//v1/models"), ("GET", "/models/none"),
+    ("POST", "/v1/responses/compact"), ("POST", "/inference/v1/generate"), ("POST", "/v1/audio/speech"),
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import struct
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from tests.gateway.test_responses import emulated  # noqa: F401 (a fixture)
 from workers.emulator.instance import Fault
 
 K, T = Kind, Task
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 async def call(served, path, **body):
@@ -63,6 +65,10 @@ async def call(served, path, **body):
         (K.SCORE, T.TOKEN_EMBED, {"text_1": "qq", "text_2": ["abc", "d"]}, 3, None, 6),
         (K.SCORE, T.SCORE, {"queries": ["q", "r"], "documents": ["abc", "d"]}, 2, None, 6),
         (K.SCORE, T.SCORE, {"data_1": "q", "items": ["abc"]}, 1, None, 4),
+        (K.COHERE_EMBED, T.EMBED, {"texts": ["abc", "de"]}, 2, None, 5),
+        (K.COHERE_EMBED, T.EMBED, {"images": ["data:,xxxx"]}, 1, None, 0),
+        (K.COHERE_EMBED, T.EMBED, {"inputs": [{"content": [{"type": "text", "text": "abc"}]}]}, 1, None, 3),
+        (K.RENDER_CHAT, T.GENERATE, {"messages": HELLO}, 1, None, 0),
         (K.TOKENIZE, T.GENERATE, {"prompt": "abc"}, 1, None, 3),
         (K.TOKENIZE, T.GENERATE, {"messages": [{"role": "user", "content": "abc"}]}, 1, None, 3),
         (K.DETOKENIZE, T.GENERATE, {"tokens": [1, 2]}, 1, None, 0),
@@ -87,6 +93,9 @@ def test_inputs_are_counted(kind, task, body, sequences, tokens, characters):
         (K.EMBEDDING, {"messages": []}, "messages"),
         (K.EMBEDDING, {"messages": ["a"]}, "messages[0]"),
         (K.EMBEDDING, {"input": "a", "priority": "x"}, "priority"),
+        (K.COHERE_EMBED, {}, "texts"),
+        (K.COHERE_EMBED, {"texts": [], "images": ["x"]}, "texts"),
+        (K.COHERE_EMBED, {"images": "x"}, "images"),
         (K.RERANK, {"documents": ["a"]}, "query"),
         (K.RERANK, {"query": "a", "documents": []}, "documents"),
         (K.SCORE, {"text_1": "a"}, "documents"),
@@ -162,14 +171,21 @@ async def test_an_answer_passes_byte_for_byte(emulated, encoding):  # noqa: F811
         ("/v1/tokenize", {"messages": [{"role": "user", "content": "hello"}]}, "tokens"),
         ("/detokenize", {"tokens": [1, 2, 3]}, "prompt"),
         ("/tokenize", {"model": "m", "prompt": "hello world"}, "tokens"),
+        ("/v2/embed", {"texts": ["a b", "c"], "embedding_types": ["float", "binary"]}, "embeddings"),
+        ("/v2/embed", {"inputs": [{"content": [{"type": "text", "text": "a b"}]}]}, "meta"),
+        ("/v1/chat/completions/render", {"model": "m", "messages": HELLO}, "token_ids"),
+        ("/v1/responses/render", {"model": "m", "input": "hello"}, "token_ids"),
+        ("/v1/messages/render", {"model": "m", "max_tokens": 3, "messages": HELLO}, "token_ids"),
     ],
 )
 async def test_each_call_is_answered_and_counted(emulated, path, body, field):  # noqa: F811
     status, said = await call(emulated, path, **body)
     assert (status, field in said) == (200, True), said
     (row,) = await emulated.rows()
-    assert (row.surface, row.outcome, row.output_tokens) == (path.rpartition("/")[2], "done", 0)
-    assert row.prompt_tokens == said.get("usage", {}).get("prompt_tokens", 0)
+    surface = path if path == "/v2/embed" else re.sub("^/v[12]", "", path)
+    assert (row.surface, row.outcome, row.output_tokens) == (surface[1:], "done", 0)
+    units = said.get("meta", {}).get("billed_units", {})
+    assert row.prompt_tokens == said.get("usage", {}).get("prompt_tokens", units.get("input_tokens", 0))
     if path == "/rerank":
         assert [(one["index"], one["document"]["text"]) for one in said["results"]] == [(1, "the watch begins")]
 
@@ -196,6 +212,28 @@ async def test_what_a_model_does_not_serve_is_one_clear_error(emulated, path, mo
     assert await emulated.rows() == []
 
 
+async def test_prompts_are_rendered_each(emulated):  # noqa: F811
+    status, said = await call(emulated, "/v1/completions/render", model="m", prompt=["a b", "c"])
+    assert status == 200
+    assert [len(one["token_ids"]) for one in said] == [1, 1]
+    assert (await emulated.new_row()).outcome == "done"
+    status, said = await call(emulated, "/v1/completions/render", model="m", prompt="")
+    assert (status, said["error"]["code"]) == (400, 400)
+
+
+async def test_a_batch_of_chats_has_a_choice_for_each(emulated):  # noqa: F811
+    asked = {"model": "m", "messages": [HELLO, HELLO, HELLO], "max_tokens": 5, "ignore_eos": True, "stream": True}
+    status, said = await call(emulated, "/v1/chat/completions/batch", **asked)
+    assert (status, [one["index"] for one in said["choices"]]) == (200, [0, 1, 2])
+    row = await emulated.new_row()
+    assert (row.surface, row.outcome, row.streamed) == ("chat/completions/batch", "done", False)
+    assert (row.output_tokens, row.prompt_tokens) == (15, said["usage"]["prompt_tokens"])
+    assert row.predicted_output_tokens == 15
+    for wrong in ([], "hi", [[]], [{"role": "user"}]):
+        status, said = await call(emulated, "/v1/chat/completions/batch", model="m", messages=wrong)
+        assert (status, said["error"]["param"]) == (400, "messages"), wrong
+
+
 async def test_vllms_refusal_is_the_tenants_answer(emulated):  # noqa: F811
     async with open_sdk(emulated, max_retries=2) as client:
         with pytest.raises(openai.BadRequestError) as refused:
@@ -213,7 +251,9 @@ async def test_vllms_refusal_is_the_tenants_answer(emulated):  # noqa: F811
 async def test_models_say_what_they_do(emulated):  # noqa: F811
     async with open_sdk(emulated) as client:
         models = {model.id: model.to_dict() for model in (await client.models.list()).data}
-    assert {name: model["task"] for name, model in models.items()} == {"e": "embed", "m": "generate"}
+    assert {name: model["task"] for name, model in models.items()} == {
+        "e": "embed", "m": "generate", "w": "transcription"
+    }  # fmt: skip
     assert (models["e"]["root"], models["e"]["parent"], models["e"]["max_model_len"]) == ("e", None, 1024)
     (permission,) = models["e"]["permission"]
     assert permission["object"] == "model_permission"

@@ -10,7 +10,8 @@ import pytest_asyncio
 from channels.db import database_sync_to_async
 
 from controlplane.accounts.models import Tenant
-from controlplane.applications import backends as of_process
+from controlplane.applications import backends as module
+from controlplane.applications.backends import OF_PROCESS
 from controlplane.applications.models import PrewarmRow, UnitBackend
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment
@@ -172,10 +173,10 @@ async def test_an_instance_that_dies_while_it_warms(prompted):
 
 async def keep(served, **values):
     """Keep a backend as of now, and teach that tests follow a plan."""
-    await until(lambda: of_process.current is not None)
+    await until(lambda: OF_PROCESS.backends is not None)
     row = await database_sync_to_async(UnitBackend.objects.create)(**{"name": "tests", "command": SERVER} | values)
     await teach(served, graph_of("plan", "tests", "write", kinds=[("tests", row.kind)]))
-    of_process.current.apply([row])
+    OF_PROCESS.backends.apply([row])
     for backend in served.backends:
         backend.script.tokens, backend.script.token_s = 8, 0.4
     return row
@@ -202,8 +203,9 @@ def listens(address):
 async def test_a_container_is_started_before_its_unit_and_handed_to_it(served):
     await keep(served)
     plan = asyncio.create_task(call(served, "c", "plan", stream=True))
-    kept = of_process.current.kept["tests"]
+    kept = OF_PROCESS.backends.kept["tests"]
     await until(lambda: kept.running)
+    await plan  # else another one may follow
     handed = await report(served, "t1", state="running")
     assert handed["warm"] is True
     assert await listens(handed["address"])
@@ -220,7 +222,6 @@ async def test_a_container_is_started_before_its_unit_and_handed_to_it(served):
     else:
         pytest.fail("the container of an execution that has ended still runs")
     assert counts_of(served, "container") == {"warmed": 1, "hit": 1, "miss": 1}
-    await plan
 
     def rows():
         return [(row.kind, row.run, row.fate) for row in PrewarmRow.objects.order_by("pk")]
@@ -240,7 +241,7 @@ async def test_a_container_is_started_before_its_unit_and_handed_to_it(served):
 async def test_a_dnn_server_is_shared_and_stays_warm(served):
     await keep(served, kind="dnn")
     plan = asyncio.create_task(call(served, "c", "plan", stream=True))
-    kept = of_process.current.kept["tests"]
+    kept = OF_PROCESS.backends.kept["tests"]
     await until(lambda: kept.running)
     first, second = [await report(served, each, kind="dnn", state="running") for each in ("t1", "t2")]
     assert first["address"] == second["address"]
@@ -252,7 +253,7 @@ async def test_a_dnn_server_is_shared_and_stays_warm(served):
 
 
 async def test_one_that_fails_to_start_is_given_up_and_units_are_served_without(served, monkeypatch):
-    monkeypatch.setattr(of_process, "RETRY_S", 0.0)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
     fails = shlex.join([sys.executable, "-c", "import sys; sys.exit('no such image {port}')"])
     await keep(served, command=fails)
     for backend in served.backends:
@@ -263,7 +264,7 @@ async def test_one_that_fails_to_start_is_given_up_and_units_are_served_without(
         return list(Event.objects.filter(kind="backend.warm_failed").order_by("pk"))
 
     for _ in range(1000):
-        if len(found := await database_sync_to_async(events)()) >= of_process.MOST_TRIES:
+        if len(found := await database_sync_to_async(events)()) >= module.MOST_TRIES:
             break
         await asyncio.sleep(0.02)
     await asyncio.sleep(1.5)
@@ -280,7 +281,7 @@ async def test_one_that_fails_to_start_is_given_up_and_units_are_served_without(
 async def test_what_is_kept_ends_with_the_gateway(served):
     await keep(served)
     plan = asyncio.create_task(call(served, "c", "plan", stream=True))
-    keeper = of_process.current
+    keeper = OF_PROCESS.backends
     await until(lambda: keeper.kept["tests"].running)
     (running,) = keeper.kept["tests"].running.values()
     await asyncio.to_thread(keeper.stop)

@@ -34,25 +34,27 @@ ASKED = [{"role": "user", "content": "Is it windy in Oslo?"}]
 
 @pytest_asyncio.fixture
 async def emulated(transactional_db, monkeypatch):
-    """A gateway with an emulated instance of "m", which generates, and one of "e", which embeds."""
+    """A gateway with an emulated instance of "m", which generates, one of "e", which embeds, and one of "w", which hears."""
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
     do_once(monkeypatch)
     async with AsyncExitStack() as stack:
         fleet = Fleet()
-        fleet.put("one", spec(enable_auto_tool_choice=True, output_median_tokens=12))
+        fleet.put("one", spec(enable_auto_tool_choice=True, output_median_tokens=12, store_responses=True))
         fleet.put("two", spec(model="e", task="embed", embedding_dimensions=32, max_num_seqs=8))
+        fleet.put("three", spec(model="w", task="transcription", output_median_tokens=12, max_num_seqs=8))
         runner = await run(make_app(fleet), "127.0.0.1", 0)
         stack.push_async_callback(runner.cleanup)
         address = f"http://127.0.0.1:{runner.addresses[0][1]}"
         backend = SimpleNamespace(name="m-0", url=f"{address}/one")
         await database_sync_to_async(make_rows)([backend], regions=["east"], max_num_seqs=8, queue_bound=100)
         await database_sync_to_async(make_model)("e", f"{address}/two", task="embed", context_tokens=1024)
+        await database_sync_to_async(make_model)("w", f"{address}/three", task="transcription", context_tokens=448)
         extra = {
             "instance": fleet.instances["one"],
             "embedder": fleet.instances["two"],
             "embedder_url": f"{address}/two",
         }
-        yield await stack.enter_async_context(gateway_before([backend, backend], **extra))
+        yield await stack.enter_async_context(gateway_before([backend] * 3, **extra))
 
 
 @pytest_asyncio.fixture
@@ -259,13 +261,65 @@ def test_what_a_length_is_predicted_from():
     assert more.prompt_characters - call.prompt_characters == len(json.dumps(TOOLS, separators=(",", ":")))
 
 
-async def test_stored_responses_are_refused_in_openai_shape(served):
-    async with open_sdk(served, max_retries=0) as sdk:
-        with pytest.raises(openai.NotFoundError) as missing:
-            await sdk.responses.retrieve("resp_1")
-        assert missing.value.code == "unsupported_endpoint"
-        with pytest.raises(openai.NotFoundError, match="not stored"):
-            await sdk.responses.cancel("resp_1")
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_stored_response_is_read_again_from_its_instance(emulated, client, streamed):
+    made = await client.responses.create(model="m", input="Write.", max_output_tokens=4, stream=streamed)
+    if streamed:
+        *_, made = [event.response async for event in made if event.type == "response.completed"]
+    again = await client.responses.retrieve(made.id)
+    assert (again.id, again.output_text) == (made.id, made.output_text)
+    assert len(await emulated.rows()) == 1, "reading is no request"
+    with pytest.raises(openai.BadRequestError, match="synchronous"):
+        await client.responses.cancel(made.id)
+    with pytest.raises(openai.NotFoundError, match="does not serve DELETE"):
+        await client.responses.delete(made.id)
+    emulated.extra["instance"].responses.clear()  # as after a restart
+    with pytest.raises(openai.NotFoundError) as missing:
+        await client.responses.retrieve(made.id)
+    assert missing.value.code == "response_not_found"
+    assert "VLLM_ENABLE_RESPONSES_API_STORE" in missing.value.message
+
+
+async def test_a_response_that_is_not_to_be_stored_or_is_of_another_tenant_is_not_found(emulated, client):
+    made = await client.responses.create(model="m", input="Write.", max_output_tokens=4, store=False)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(made.id)
+    made = await client.responses.create(model="m", input="Write.", max_output_tokens=4)
+    stored = emulated.gateway.upstream.stored
+    owner, placed = stored._made[made.id]
+    stored.note(made.id, owner + 1, placed)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(made.id)
+
+
+async def test_an_instance_that_is_gone_has_no_stored_response(served):
+    body = {"model": "m", "input": "hi", "stream": True}
+    async with served.http.post(f"{served.url}/v1/responses", json=body, headers=served.headers) as response:
+        await response.read()
+    await served.backends[0].stop()
+    async with served.http.get(f"{served.url}/v1/responses/r", headers=served.headers) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (502, "upstream_failed")
+    for method, path, status in (
+        ("GET", "/v1/responses/r?stream=true", 400),
+        ("POST", "/v1/responses/r", 405),
+        ("GET", "/v1/responses/r/cancel", 405),
+        ("GET", "/v1/responses/other", 404),
+    ):
+        async with served.http.request(method, served.url + path, headers=served.headers) as response:
+            assert response.status == status, path
+    async with served.http.get(f"{served.url}/v1/responses/r") as response:
+        assert response.status == 401
+
+
+async def test_input_tokens_of_a_response_are_counted_as_its_instance_counts_them(emulated, client):
+    """C62."""
+    asked = {"model": "m", "input": ASKED, "instructions": "Be brief.", "tools": TOOLS}
+    counted = await client.responses.input_tokens.count(**asked)
+    made = await client.responses.create(**asked, max_output_tokens=2)
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", made.usage.input_tokens)
+    counting, making = await emulated.rows()
+    assert (counting.surface, counting.prompt_tokens, counting.output_tokens) == ("responses/input_tokens", 0, 0)
+    assert making.prompt_tokens == counted.input_tokens
 
 
 async def test_the_bytes_of_a_response_are_the_tenant_s_own_with_our_priority(served):

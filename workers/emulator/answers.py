@@ -357,6 +357,7 @@ class StreamResponse(StreamAnswer):
         self._item_id = ""  # of the output item that is open
         self._said: list[str] = []
         self._output: list[dict[str, Any]] = []
+        self.whole = b""
 
     def begin(self, sequences: list[Sequence]) -> None:
         """Take the single sequence and send the events that vLLM sends before its engine has begun."""
@@ -384,6 +385,7 @@ class StreamResponse(StreamAnswer):
     def closed(self) -> None:
         (sequence,) = self.sequences
         response = _response(self, self._output, _status(sequence))
+        self.whole = orjson.dumps(response)
         self._write(framed(self._named("response.completed", {"response": response})))
         self.finish()
 

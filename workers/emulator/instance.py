@@ -90,6 +90,7 @@ class EmulatedInstance:
         self._recomputed = 0  # preemptions by a sleep, which the engine does not know of
         self._last_step_end_s = -1.0
         self.adapters.clear()
+        self.responses: dict[str, bytes] = {}  # stored ones
         self.server_load = 0
         self._awake.set()
         self._responsive.set()

@@ -22,7 +22,7 @@ from pydantic import Field
 from scheduling.model_task import Task
 from workers.emulator import text
 from workers.emulator.answers import RequestAnswer, Sequence
-from workers.emulator.bodies import INT64, NATURAL, ApiError, Message, PlainBody, entry, malformed, wrong
+from workers.emulator.bodies import INT64, NATURAL, ApiError, ContentPart, Message, PlainBody, entry, malformed, wrong
 from workers.emulator.generation import Prompt, check_length, conversation
 from workers.emulator.spec import InstanceSpec
 
@@ -35,7 +35,18 @@ FORMATS = Literal["float", "base64", "bytes", "bytes_only"]
 DTYPES = {"float32": "f4", "float16": "f2"}
 ORDERS = {"native": "=", "big": ">", "little": "<"}
 BYTES_TYPE = "application/octet-stream"
-IDS = {"/v1/embeddings": "embd", "/pooling": "pooling", "/classify": "classify", "/score": "score", "/rerank": "score"}
+IDS = {
+    "/v1/embeddings": "embd",
+    "/v2/embed": "embd",
+    "/pooling": "pooling",
+    "/classify": "classify",
+    "/score": "score",
+    "/rerank": "score",
+}
+
+
+class CohereInput(PlainBody):
+    content: list[ContentPart]
 
 
 class PoolingBody(PlainBody):
@@ -51,6 +62,11 @@ class PoolingBody(PlainBody):
     task: str | None = None
     input: list[NATURAL] | list[list[NATURAL]] | str | list[str] | list[Message] | list[list[Message]] | None = None
     messages: list[Message] | list[list[Message]] | None = None
+    # Cohere's
+    texts: list[str] | None = None
+    images: list[str] | None = None
+    inputs: list[CohereInput] | None = None
+    embedding_types: list[Literal["float", "binary", "ubinary", "base64"]] | None = None
     # Of two sides that are scored
     query: str | None = None
     queries: str | list[str] | None = None
@@ -95,6 +111,8 @@ def resolve(body: PoolingBody, path: Path, spec: InstanceSpec) -> Pooling:
     """Check values as vLLM does. Raises ApiError."""
     if path in ("/score", "/rerank"):
         return _scored(body, path, spec)
+    if path == "/v2/embed":
+        return _cohere(body, path, spec)
     if path == "/pooling":
         _check_task(body.task, spec)
     if body.dimensions is not None:
@@ -121,6 +139,17 @@ def resolve(body: PoolingBody, path: Path, spec: InstanceSpec) -> Pooling:
         given = [given]
     prompts = tuple(_bounded(_prompt(one), body, spec) for one in given)
     return Pooling(body, path, prompts)
+
+
+def _cohere(body: PoolingBody, path: Path, spec: InstanceSpec) -> Pooling:
+    given = [one for one in (body.texts, body.images, body.inputs) if one is not None]
+    if len(given) != 1 or not given[0]:
+        words = "Value error, Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
+        raise malformed([entry("value_error", "body", words, {})], "body")
+    if body.images:
+        raise ApiError(501, "NotImplementedError", "`images` are not supported by the emulated server.", "images")
+    mixed = (" ".join(part.text or "" for part in one.content) for one in body.inputs or ())
+    return Pooling(body, path, tuple(_bounded(Prompt(one), body, spec) for one in body.texts or mixed))
 
 
 def _check_task(task: str | None, spec: InstanceSpec) -> None:
@@ -238,6 +267,8 @@ class PooledAnswer(RequestAnswer[Pooling]):
             data = [_classified(at, self._probabilities(prompt)) for at, prompt in enumerate(self.generation.prompts)]
             return orjson.dumps(self._list(data)), JSON_TYPE, {}
         values = [self._pooled(prompt) for prompt in self.generation.prompts]
+        if path == "/v2/embed":
+            return orjson.dumps(self._of_cohere(np.array(values))), JSON_TYPE, {}
         order = ORDERS[given.endianness] + DTYPES[given.embed_dtype]
         if given.encoding_format in ("bytes", "bytes_only"):
             return self._bytes([value.astype(order) for value in values])
@@ -258,6 +289,26 @@ class PooledAnswer(RequestAnswer[Pooling]):
         head = {"id": self.request_id, "object": "list", "created": self.created_s, "model": self.model, "data": data}
         details = {"completion_tokens": 0, "prompt_tokens_details": None, "completion_tokens_details": None}
         return head | {"usage": self._usage() | details}
+
+    def _of_cohere(self, values: NDArray[np.float32]) -> dict[str, Any]:
+        bits = np.packbits(values >= 0, axis=-1)
+        by_type: dict[str, Any] = {
+            "float": values.tolist(),
+            "binary": (bits.astype(np.int16) - 128).tolist(),
+            "ubinary": bits.tolist(),
+            "base64": [base64.b64encode(one.tobytes()).decode() for one in values],
+        }
+        given = self.generation.body
+        answer: dict[str, Any] = {
+            "id": self.request_id,
+            "embeddings": {name: by_type[name] for name in given.embedding_types or ["float"]},
+        }
+        answer |= {"texts": given.texts} if given.texts is not None else {}
+        units = {"input_tokens": self._usage()["prompt_tokens"], "image_tokens": 0}
+        return answer | {
+            "meta": {"api_version": {"version": "2"}, "billed_units": units},
+            "response_type": "embeddings_by_type",
+        }
 
     def _bytes(self, values: list[NDArray[Any]]) -> tuple[bytes, str, dict[str, str]]:
         given, items, at = self.generation.body, [], 0

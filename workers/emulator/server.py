@@ -21,7 +21,7 @@ from workers.emulator.answers import CutError
 from workers.emulator.bodies import ApiError
 from workers.emulator.instance import EmulatedInstance, Fault, FaultKind
 from workers.emulator.spec import InstanceSpec, SpecError, check_name, read_spec
-from workers.vllm.tasks import CLASSIFY, EMBEDDINGS, PATHS, POOLING
+from workers.vllm.tasks import CHAT_BATCH, CLASSIFY, COHERE_EMBED, EMBEDDINGS, PATHS, POOLING, RENDERING, SPEECH
 
 MAX_BODY_BYTES = 64 * 2**20
 FAULTS = set(get_args(FaultKind))
@@ -37,17 +37,21 @@ ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("GET", "/v1/models", service.models),
     ("POST", "/v1/completions", service.completions),
     ("POST", "/v1/chat/completions", service.chat_completions),
+    ("POST", CHAT_BATCH, service.chat_batch),
     ("POST", "/v1/responses", service.responses),
     ("POST", "/v1/messages", service.messages),
     ("POST", "/v1/messages/count_tokens", service.count_tokens),
     ("GET", "/v1/responses/{response}", service.stored_response),
-    ("POST", "/v1/responses/{response}/cancel", service.stored_response),
+    ("POST", "/v1/responses/{response}/cancel", service.cancel_response),
+    *(("POST", path, partial(service.speech, path=path)) for path in SPEECH),
+    *(("POST", path, partial(service.render, path=path)) for path in RENDERING),
     ("POST", "/tokenize", service.tokenize),
     ("POST", "/detokenize", service.detokenize),
     ("GET", "/openapi.json", service.openapi),
 )
 POOLING_ROUTES = {
     EMBEDDINGS: (EMBEDDINGS,),
+    COHERE_EMBED: (COHERE_EMBED,),
     POOLING: (POOLING,),
     CLASSIFY: (CLASSIFY,),
     "/rerank": ("/rerank", "/v1/rerank", "/v2/rerank"),

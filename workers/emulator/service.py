@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, cast
 
 import orjson
@@ -19,6 +20,7 @@ from workers.emulator.bodies import (
     ApiError,
     Body,
     BodyKind,
+    ChatBody,
     ResponseBody,
     RpcBody,
     decoded,
@@ -26,14 +28,16 @@ from workers.emulator.bodies import (
     malformed,
     read_body,
     validated,
+    wrong,
 )
 from workers.emulator.generation import Generation, Prompt, conversation, resolve
 from workers.emulator.instance import EmulatedInstance, SleepMode
 from workers.emulator.messages import CountBody, MessageBody, PlainMessage, StreamMessage, chat_of, error_body
 from workers.emulator.pooling import IDS, DetokenizeBody, PooledAnswer, PoolingBody, TokenizeBody
 from workers.emulator.pooling import resolve as resolve_pooling
+from workers.emulator.speech import PlainSpeech, SpeechForm, StreamSpeech, hear
 from workers.emulator.text import CHARACTERS_PER_TOKEN
-from workers.vllm.tasks import PATHS
+from workers.vllm.tasks import INPUT_TOKENS, PATHS
 
 VERSION = "0.32.0"
 JSON = "application/json"
@@ -44,6 +48,7 @@ NO_BACKGROUND = (
     "features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server."
 )
 GARBAGE = b"\x16\x03\x01\x02\x00\x01 no answer at all\r\n\r\n"
+MOST_STORED = 1000
 SLEEP_MODES = ("abort", "wait", "keep")
 
 
@@ -125,6 +130,89 @@ async def messages(instance: EmulatedInstance, request: web.Request) -> web.Stre
     return await _generate(instance, request, "message")
 
 
+async def chat_batch(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    """Answer several conversations at once: a choice for each."""
+    data = decoded(await _json_body(request))
+    _fail_at_times(instance, request)
+    conversations = data.get("messages")
+    if not isinstance(conversations, list) or not conversations:
+        raise malformed([entry("missing", "body.messages", "Field required", data)], "body.messages")
+    bodies = [validated(ChatBody, data | {"messages": one, "stream": False}) for one in conversations]
+    if bodies[0].n not in (None, 1):
+        raise wrong("Batch chat completions do not support `n > 1`. Please set `n` to 1.", "n", bodies[0].n)
+    model = bodies[0].model or instance.spec.model
+    each = [_checked(instance, body, model) for body in bodies]
+    generation = replace(
+        each[0],
+        prompts=tuple(one.prompts[0] for one in each),
+        max_tokens=tuple(one.max_tokens[0] for one in each),
+    )
+    request_id = f"chatcmpl-{request.headers.get('X-Request-Id') or _random_id()}"
+    return await _whole(instance, PlainAnswer(generation, request_id, model, int(time.time())))
+
+
+async def _whole(
+    instance: EmulatedInstance, answer: PlainAnswer, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    instance.submit(answer)
+    try:
+        await answer.done
+        body = answer.body()
+    finally:
+        instance.withdraw(answer)
+    return web.Response(body=body, content_type=JSON, headers=headers)
+
+
+async def render(instance: EmulatedInstance, request: web.Request, path: str) -> web.Response:
+    """Return what a call would give to the engine: its prompts as token ids."""
+    body: Body
+    if path == "/v1/messages/render":
+        body = chat_of(validated(MessageBody, decoded(await _json_body(request))))
+    else:
+        body = read_body(RENDERED[path], request.content_type, await request.read())
+    _check_alias(instance, body.model)
+    generation = resolve(body, instance.spec)
+    rendered = [
+        {
+            "request_id": _random_id(),
+            "token_ids": prompt.token_ids,
+            "token_offsets": None,
+            "features": None,
+            "sampling_params": {"max_tokens": most, "temperature": body.temperature, "stop": generation.stop},
+            "model": body.model or instance.spec.model,
+            "stream": bool(body.stream),
+            "priority": body.priority,
+        }
+        for prompt, most in zip(generation.prompts, generation.max_tokens, strict=True)
+    ]
+    return json_response(rendered if path == "/v1/completions/render" else rendered[0])
+
+
+RENDERED: dict[str, BodyKind] = {
+    "/v1/chat/completions/render": "chat",
+    "/v1/completions/render": "completion",
+    "/v1/responses/render": "response",
+}
+
+
+async def speech(instance: EmulatedInstance, request: web.Request, path: str) -> web.StreamResponse:
+    """Transcribe or translate a sound."""
+    form = dict(await request.post())
+    sound = form.pop("file", None)
+    if not isinstance(sound, web.FileField):
+        raise malformed([entry("missing", "body.file", "Field required", None)], "body.file")
+    fields = validated(SpeechForm, form)
+    _fail_at_times(instance, request)
+    model = fields.model or instance.spec.model
+    _check_alias(instance, model)
+    instance.admit(1)
+    heard = hear(fields, sound.file.read(), path, instance.spec)
+    request_id = f"{heard.task}-{request.headers.get('X-Request-Id') or _random_id()}"
+    if not fields.stream:
+        return await _whole(instance, PlainSpeech(heard, request_id, model, int(time.time())))
+    return await _streamed(instance, request, StreamSpeech, heard, request_id, model, {})
+
+
 async def count_tokens(instance: EmulatedInstance, request: web.Request) -> web.Response:
     body = validated(CountBody, decoded(await _json_body(request)))
     try:
@@ -181,7 +269,7 @@ async def detokenize(instance: EmulatedInstance, request: web.Request) -> web.Re
 
 async def openapi(instance: EmulatedInstance, request: web.Request) -> web.Response:
     """Return the paths that a server of its task answers, which is all that is read of vLLM's document."""
-    paths: dict[str, object] = {path: {"post": {}} for path in PATHS[instance.spec.task]}
+    paths: dict[str, object] = {path: {"post": {}} for path in PATHS[instance.spec.task] if path != INPUT_TOKENS}
     paths |= {path: {"get": {}} for path in ("/health", "/load", "/metrics", "/v1/models", "/version")}
     return json_response({"openapi": "3.1.0", "info": {"title": "vLLM", "version": VERSION}, "paths": paths})
 
@@ -212,8 +300,20 @@ def _fail_at_times(instance: EmulatedInstance, request: web.Request) -> None:
 
 
 async def stored_response(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    """Answer as a vLLM that stores no responses, which is its default."""
-    raise _no_response(request.match_info["response"])
+    """Return a stored response; by default vLLM stores none."""
+    response = request.match_info["response"]
+    if response not in instance.responses:
+        raise _no_response(response)
+    return web.Response(body=instance.responses[response], content_type=JSON)
+
+
+async def cancel_response(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    """Refuse to cancel: none that is stored runs in the background."""
+    response = request.match_info["response"]
+    if response not in instance.responses:
+        raise _no_response(response)
+    message = "Cannot cancel a synchronous response."
+    raise ApiError(400, "invalid_request_error", message, "response_id")
 
 
 def _no_response(response_id: str) -> ApiError:
@@ -263,29 +363,45 @@ async def _answer(instance: EmulatedInstance, request: web.Request, kind: Call) 
 
     plain_kind, stream_kind = ANSWERS.get(kind, (PlainAnswer, StreamAnswer))
     if not body.stream:
-        plain = plain_kind(generation, request_id, model, int(time.time()))
-        instance.submit(plain)
-        try:
-            await plain.done
-            whole = plain.body()
-        finally:
-            instance.withdraw(plain)
-        return web.Response(body=whole, content_type=JSON, headers=headers)
+        whole = await _whole(instance, plain_kind(generation, request_id, model, int(time.time())), headers)
+        if isinstance(whole.body, bytes):
+            _store(instance, body, request_id, whole.body)
+        return whole
+    return await _streamed(instance, request, stream_kind, generation, request_id, model, headers)
 
+
+async def _streamed(
+    instance: EmulatedInstance,
+    request: web.Request,
+    kind: type[StreamAnswer],
+    generation: Generation,
+    request_id: str,
+    model: str,
+    headers: Mapping[str, str],
+) -> web.StreamResponse:
     # vLLM sends the head of a stream at once, even while the request waits.
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})
     response.enable_chunked_encoding()
     await response.prepare(request)
     if request.transport is None:
         raise CutError
-    stream = stream_kind(generation, request_id, model, int(time.time()), request.transport)
+    stream = kind(generation, request_id, model, int(time.time()), request.transport)
     instance.submit(stream)
     try:
         await stream.done
     finally:
         instance.withdraw(stream)
+    if isinstance(stream, StreamResponse):
+        _store(instance, generation.body, request_id, stream.whole)
     await response.write_eof()
     return response
+
+
+def _store(instance: EmulatedInstance, body: Body, response_id: str, whole: bytes) -> None:
+    if isinstance(body, ResponseBody) and body.store and instance.spec.store_responses:
+        instance.responses[response_id] = whole
+        if len(instance.responses) > MOST_STORED:
+            del instance.responses[next(iter(instance.responses))]
 
 
 def _checked(instance: EmulatedInstance, body: Body, model: str) -> Generation:

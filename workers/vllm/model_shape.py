@@ -27,6 +27,18 @@ ROPES_WITHIN_CONTEXT = {"default", "su", "longrope", "llama3", "mrope", "proport
 """Scalings that `max_position_embeddings` already includes (vLLM's `_get_and_verify_max_len`)."""
 
 
+TRANSCRIBING = frozenset(
+    {
+        "WhisperForConditionalGeneration",
+        "CohereAsrForConditionalGeneration",
+        "FireRedASR2ForConditionalGeneration",
+        "FunASRForConditionalGeneration",
+        "MossTranscribeDiarizeForConditionalGeneration",
+    }
+)
+"""Architectures that transcribe and nothing else (`supports_transcription_only` in `vllm/model_executor/models`)."""
+
+
 class ShapeError(Exception):
     """The sizes are unknown; the text says why in one sentence."""
 
@@ -77,6 +89,8 @@ def read(source: str, *, context_tokens: int | None = None, kv_bytes: int | None
 def _task(source: str, config: Any) -> Task:
     """Return the task that vLLM chooses by itself (`ModelConfig._get_default_runner_type`), by architecture and files."""
     architecture = (config.architectures or [""])[0]
+    if architecture in TRANSCRIBING:
+        return Task.TRANSCRIPTION
     if architecture.endswith("ForSequenceClassification"):
         return Task.SCORE if config.num_labels == 1 else Task.CLASSIFY
     if architecture.endswith("ForTokenClassification"):

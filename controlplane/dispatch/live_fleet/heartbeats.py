@@ -32,7 +32,7 @@ from controlplane.fleet.spot.services import note_evicted
 from controlplane.jobs.record import Job
 from scheduling.model_task import Task
 from workers.vllm.metrics import VllmMetrics, parse
-from workers.vllm.tasks import PATHS, task_of
+from workers.vllm.tasks import missing_paths, task_of
 
 logger = logging.getLogger(__name__)
 S = InstanceState
@@ -243,7 +243,7 @@ class Heartbeats:
         except (Answered, orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
             return ""  # it may have been started without its document
         task = Task(self.topology.models[replica.spec.model].task)
-        missing, real = sorted(set(PATHS[task]) - paths), task_of(paths)
+        missing, real = missing_paths(task, paths), task_of(paths)
         if not missing or real is None:
             return ""
         model = replica.spec.model

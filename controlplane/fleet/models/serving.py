@@ -53,6 +53,7 @@ class ModelTask(models.TextChoices):
     """Tasks of models: `scheduling.model_task.Task`."""
 
     GENERATE = Task.GENERATE.value, "Generate text"
+    TRANSCRIPTION = Task.TRANSCRIPTION.value, "Transcribe speech"
     EMBED = Task.EMBED.value, "Embed texts"
     TOKEN_EMBED = Task.TOKEN_EMBED.value, "Embed tokens"
     CLASSIFY = Task.CLASSIFY.value, "Classify texts"
@@ -363,9 +364,11 @@ class Deployment(EndpointPolicyColumns):
 
     @property
     def longest_request_tokens(self) -> int:
-        """Tokens of the longest request, for the simulator: one to a pooling model has many inputs, each of a context."""
+        """Tokens of the longest request, for the simulator: one to a pooling model has many inputs, each of a context, and
+        a sound is cut into clips.
+        """
         context = self.model.context_tokens
-        return max(context, self.expected_kv_tokens) if self.model.pools else context
+        return context if self.model.task == ModelTask.GENERATE else max(context, self.expected_kv_tokens)
 
     @property
     def expected_kv_tokens(self) -> int:

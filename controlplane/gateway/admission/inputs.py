@@ -37,6 +37,10 @@ def measure(call: Call, task: Task) -> None:
             _inputs(call, "prompt")
         case Kind.COUNT_TOKENS:
             call.prompt_characters = characters(message_turns(call.body))
+        case Kind.COHERE_EMBED:
+            _cohere(call)
+        case _ if not call.kind.computes:  # rendering: the instance says what is wrong with it
+            return
         case Kind.POOLING if "data" in call.body:  # for a plugin of the server, in a form that only it knows
             call.prompt_characters = _characters(call.body["data"])
         case _:
@@ -63,6 +67,17 @@ def _inputs(call: Call, name: str) -> None:
         call.sequences, call.prompt_tokens = len(given), max(1, sum(map(len, given)))
     else:
         raise _no_input(name)
+
+
+def _cohere(call: Call) -> None:
+    """Measure Cohere's texts, images or mixed inputs."""
+    names = [name for name in ("texts", "images", "inputs") if call.body.get(name) is not None]
+    given = call.body[names[0]] if len(names) == 1 else None
+    if not isinstance(given, list) or not given:
+        code = "invalid_type" if names else "missing_required_parameter"
+        raise invalid("One of `texts`, `images` and `inputs` must be a list.", names[0] if names else "texts", code)
+    call.sequences = len(given)
+    call.prompt_characters = 0 if names == ["images"] else _characters(given)
 
 
 def _no_input(name: str) -> ApiError:

@@ -16,9 +16,11 @@ import orjson
 from msgspec import Struct, field
 from pydantic import Field, TypeAdapter, ValidationError
 
+from controlplane.gateway.admission.forms import read_form
 from controlplane.gateway.admission.turns import Turn, characters, chat_turns, message_turns, response_turns
-from controlplane.gateway.errors import ApiError, invalid, too_large
+from controlplane.gateway.errors import JSON_TYPE, ApiError, invalid, too_large
 from forecasting.lengths.query import MOST_TURNS_READ, LengthQuery, joined, read_turns
+from workers.vllm.sound import sound_tokens
 
 MAX_CHOICES = 16_384  # vLLM's own limit
 MAX_TOKENS = 2**64 - 1  # largest integer of JSON here; vLLM refuses more than a model's context
@@ -33,11 +35,20 @@ class Kind(StrEnum):
     """A call that instances answer; its value is the last part of its path."""
 
     CHAT = "chat/completions"
+    CHAT_BATCH = "chat/completions/batch"
     COMPLETION = "completions"
     RESPONSE = "responses"
     MESSAGE = "messages"
+    TRANSCRIPTION = "audio/transcriptions"
+    TRANSLATION = "audio/translations"
     COUNT_TOKENS = "messages/count_tokens"
+    INPUT_TOKENS = "responses/input_tokens"
+    RENDER_CHAT = "chat/completions/render"
+    RENDER_COMPLETION = "completions/render"
+    RENDER_RESPONSE = "responses/render"
+    RENDER_MESSAGE = "messages/render"
     EMBEDDING = "embeddings"
+    COHERE_EMBED = "v2/embed"
     RERANK = "rerank"
     SCORE = "score"
     POOLING = "pooling"
@@ -47,8 +58,13 @@ class Kind(StrEnum):
 
     @property
     def path(self) -> str:
-        """Return the path at an instance: calls of OpenAI and Anthropic are below `/v1`."""
+        """Return the path: calls of OpenAI and Anthropic are below `/v1`."""
         return f"/v1/{self}" if self in BELOW_V1 else f"/{self}"
+
+    @property
+    def instance_path(self) -> str:
+        """Return the path at an instance: vLLM counts no input tokens of a response, but renders them."""
+        return Kind.RENDER_RESPONSE.path if self is Kind.INPUT_TOKENS else self.path
 
     @property
     def generates(self) -> bool:
@@ -58,12 +74,16 @@ class Kind(StrEnum):
     @property
     def computes(self) -> bool:
         """Whether the engine computes anything: not for a tokenizer, which the API server has."""
-        return self not in (Kind.TOKENIZE, Kind.DETOKENIZE, Kind.COUNT_TOKENS)
+        return self not in TOKENIZING
 
 
-GENERATING = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSE, Kind.MESSAGE})
+SPEECH = frozenset({Kind.TRANSCRIPTION, Kind.TRANSLATION})
+"""Calls whose body is a form with a sound."""
+GENERATING = frozenset({Kind.CHAT, Kind.CHAT_BATCH, Kind.COMPLETION, Kind.RESPONSE, Kind.MESSAGE}) | SPEECH
 ANTHROPIC = frozenset({Kind.MESSAGE, Kind.COUNT_TOKENS})
-BELOW_V1 = GENERATING | ANTHROPIC | {Kind.EMBEDDING}
+RENDERING = frozenset({Kind.RENDER_CHAT, Kind.RENDER_COMPLETION, Kind.RENDER_RESPONSE, Kind.RENDER_MESSAGE})
+TOKENIZING = RENDERING | {Kind.TOKENIZE, Kind.DETOKENIZE, Kind.COUNT_TOKENS, Kind.INPUT_TOKENS}
+BELOW_V1 = GENERATING | ANTHROPIC | RENDERING | {Kind.INPUT_TOKENS, Kind.EMBEDDING}
 TYPED = frozenset({Kind.RESPONSE, Kind.MESSAGE})
 """Calls whose streams have events with a type each, instead of choices."""
 
@@ -85,13 +105,18 @@ class Call(Struct):
     raw: bytes = b""
     """The body for an instance: unchanged where it is strict JSON."""
     turns: list[Turn] = field(default_factory=list)  # of a conversation
+    content_type: bytes = JSON_TYPE[1]  # of `raw`
 
 
-def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = None) -> Call:
+def parse(
+    raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = None, content_type: bytes = JSON_TYPE[1]
+) -> Call:
     """Check the body *raw* of a call. Raises ApiError 400, or 413 if it is larger than *most_bytes*.
 
     Images, sounds and films do not count towards *most_bytes*; they have a separate limit.
     """
+    if kind in SPEECH:
+        return _speech(raw, kind, content_type)
     too_much = most_bytes is not None and len(raw) > most_bytes
     try:
         body, raw = _read(raw, max_depth)
@@ -99,9 +124,7 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = No
     finally:
         if too_much:
             raise too_large(f"The request body is larger than {most_bytes} bytes, without images, sounds and films.")
-    model = body.get("model")
-    if not isinstance(model, str) or not model:
-        raise invalid("`model` must be the name of a model.", "model", "missing_required_parameter")
+    model = _model(body)
     if not kind.generates:
         _integer(body, "priority", least=-MAX_PRIORITY, most=MAX_PRIORITY)
         return _without_output(body, model, kind, raw)
@@ -124,9 +147,14 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = No
         scores_only = kind is Kind.COMPLETION and _boolean(body, "echo")
         max_tokens = _integer(body, "max_tokens", least=0 if scores_only else 1, most=MAX_TOKENS)
         max_tokens = 1 if max_tokens == 0 else max_tokens
-    if kind is Kind.CHAT:
+    if kind in (Kind.CHAT, Kind.CHAT_BATCH):
         max_tokens = _integer(body, "max_completion_tokens", least=1, most=MAX_TOKENS) or max_tokens
+    if kind is Kind.CHAT:
         prompts, prompt_tokens, turns = 1, None, chat_turns(body)
+    elif kind is Kind.CHAT_BATCH:
+        stream, prompt_tokens = False, None  # which vLLM does not read here
+        conversations = _conversations(body)
+        prompts, prompt_characters = len(conversations), sum(map(characters, conversations))
     elif kind is Kind.COMPLETION:
         prompts, prompt_tokens, prompt_characters = _prompt(body)
     if turns:
@@ -152,6 +180,43 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = No
         kind=kind,
         raw=raw,
         turns=turns,
+    )
+
+
+def _model(body: dict[str, Any]) -> str:
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise invalid("`model` must be the name of a model.", "model", "missing_required_parameter")
+    return model
+
+
+def _conversations(body: dict[str, Any]) -> list[list[Turn]]:
+    """Return the conversations of a batch of chats."""
+    given = body.get("messages")
+    if not isinstance(given, list) or not given or len(given) > MAX_CHOICES:
+        words = f"`messages` must be a list of 1 to {MAX_CHOICES} conversations, each a list of messages."
+        raise invalid(words, "messages", "invalid_type" if given else "missing_required_parameter")
+    return [chat_turns({"messages": each}) for each in given]
+
+
+def _speech(raw: bytes, kind: Kind, content_type: bytes) -> Call:
+    """Return a call whose prompt is a sound, as many tokens as vLLM counts for it."""
+    form = read_form(raw, content_type)
+    body: dict[str, Any] = dict(form.fields)
+    return Call(
+        body=body,
+        model=_model(body),
+        stream=_boolean(body, "stream"),
+        include_usage=_boolean(body, "stream_include_usage"),
+        sequences=1,
+        prompt_tokens=sound_tokens(form.seconds),
+        prompt_characters=0,
+        max_tokens=_integer(body, "max_completion_tokens", least=1, most=MAX_TOKENS),
+        min_tokens=0,
+        ignore_eos=False,
+        kind=kind,
+        raw=raw,
+        content_type=content_type,
     )
 
 

@@ -4,34 +4,45 @@ It reads no row and no array: keys are cached, models are listed by the dispatch
 """
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.gateway.admission.limits import Pace
-from controlplane.gateway.admission.validation import ANTHROPIC, BELOW_V1, Kind
-from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError
+from controlplane.gateway.admission.validation import ANTHROPIC, Kind
+from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError, invalid
 from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 
 logger = logging.getLogger(__name__)
-KINDS = {
-    path: kind for kind in Kind for path in ((kind.path,) if kind in BELOW_V1 else (kind.path, f"/v1{kind.path}"))
-} | {"/v2/rerank": Kind.RERANK}
+KINDS = (
+    {kind.path: kind for kind in Kind}
+    | {f"/v1/{kind}": kind for kind in Kind if kind is not Kind.COHERE_EMBED}
+    | {"/v2/rerank": Kind.RERANK}
+)
 """Calls by path. vLLM's own are below `/v1` too, where OpenAI's SDKs look for them."""
 SERVED = f"Served are POST {', '.join(kind.path for kind in Kind)}, and GET /v1/models."
 NOT_SERVED = {
-    "Cohere's embeddings are": ("v2/embed",),
+    "Cohere's chats are": ("cohere/v2/chat", "cohere/v2/chat/render"),
     "Tokenizers' settings are": ("tokenizer_info",),
-    "Speech and sound are": ("audio/transcriptions", "audio/translations", "audio/speech", "realtime"),
+    "Spoken answers and conversations are": ("audio/speech", "realtime"),
+    "Compacted responses are": ("responses/compact",),
+    "Scores by generation and structured decisions are": ("generative_scoring", "systemone"),
+    "Token ids without a prompt are": (
+        "inference/v1/generate",
+        "chat/completions/derender",
+        "completions/derender",
+    ),
     "Images are": ("images/generations", "images/edits", "images/variations"),
     "Moderation is": ("moderations",),
-    "vLLM's own control paths are": ("invocations", "inference/v1/generate", "server_info", "sleep", "wake_up"),
+    "vLLM's own control paths are": ("invocations", "server_info", "sleep", "wake_up", "is_sleeping"),
 }
 """Other paths of OpenAI and vLLM, under `/v1/` or without it, where vLLM has some of them."""
 PATHS_NOT_SERVED = {
     f"{prefix}/{path}": what for what, paths in NOT_SERVED.items() for path in paths for prefix in ("/v1", "")
 }
+STORED = re.compile(r"/v1/responses/([^/]+)(/cancel|)")
 EXPOSED = b"x-request-id, x-queue-position, x-estimated-wait-s, retry-after, retry-after-ms, x-should-retry"
 """Headers of an answer that a page of another origin may read."""
 
@@ -84,7 +95,7 @@ class Application:
         """List what a page may send. Which pages may is in the headers of every answer."""
         wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
         responder.more_headers = lambda: [
-            (b"access-control-allow-methods", b"GET, HEAD, POST"),
+            (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"),
             (b"access-control-allow-headers", wanted),
             (b"access-control-max-age", b"600"),
         ]
@@ -118,19 +129,17 @@ class Application:
             grant = await self.completions.keys.check(authorization)
             load = self.completions.limits.concurrent(grant.tenant_id)
             await responder.whole(200, JSON_TYPE[1], b'{"server_load":%d}' % load)
-        elif path.startswith("/v1/responses/"):
-            await self.completions.keys.check(authorization)
-            what = path.removeprefix("/v1/responses/")
-            if what in ("input_tokens", "compact"):
-                message = f"POST /v1/responses/{what} is not served here. {SERVED}"
-            else:
-                message = (
-                    "Responses are not stored here: they can be neither read again nor cancelled by name. "
-                    "Closing the connection stops one."
-                )
-            raise ApiError(404, message, code="unsupported_endpoint")
         elif what := PATHS_NOT_SERVED.get(path, ""):
             raise ApiError(404, f"{what} not served here. {SERVED}", code="unsupported_endpoint")
+        elif stored := STORED.fullmatch(path):
+            grant = await self.completions.keys.check(authorization)
+            response_id, what = stored.group(1), stored.group(2)
+            request.require(*(("POST",) if what else ("GET", "DELETE")))
+            if request.method != "DELETE" and request.asks(b"stream"):
+                message = "A stored response comes whole: only background responses could be streamed again."
+                raise invalid(message, "stream", "unsupported_parameter")
+            answer = await self.completions.upstream.stored.ask(request.method, response_id, what, grant.tenant_id)
+            await responder.whole(200, JSON_TYPE[1], answer)
         else:
             raise ApiError(404, f"There is no {request.method} {path} here. {SERVED}", code="unknown_url")
 

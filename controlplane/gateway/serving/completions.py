@@ -19,8 +19,8 @@ from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.marks import marks_of
-from controlplane.gateway.admission.validation import Call, Kind, parse, with_prompt
-from controlplane.gateway.errors import STOPPING, ApiError, not_served, unknown_model
+from controlplane.gateway.admission.validation import SPEECH, Call, Kind, parse, with_prompt
+from controlplane.gateway.errors import JSON_TYPE, STOPPING, ApiError, not_served, unknown_model
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.serving.http import HttpRequest, Responder
@@ -34,7 +34,7 @@ from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthQuery
 from scheduling.model_task import Task
 from scheduling.queueing.ordering import ORDERINGS
-from workers.vllm.tasks import PATHS
+from workers.vllm.tasks import MAY_ANSWER, PATHS
 
 NO_BLOCKS = LeadingBlocks([], 0)
 
@@ -56,8 +56,9 @@ class Catalog:
     def serving(self, name: str, kind: Kind) -> ServedModel:
         """Return the model called *name*. Raises ApiError 404 if it is unknown or does not serve *kind*."""
         model = self.model(name)
-        served = PATHS[Task(model.task)]
-        if kind.path not in served:
+        task = Task(model.task)
+        served = PATHS[task]
+        if kind.path not in served and kind.path not in MAY_ANSWER.get(task, ()):
             raise not_served(name, kind.path, served)
         return model
 
@@ -123,7 +124,8 @@ class Completions:
         self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind, age_s: float = 0.0
     ) -> None:
         """Answer the body *raw*. Raises the ApiError that is the tenant's answer. *age_s*: since its work was accepted."""
-        call = parse(raw, kind, max_depth=self.max_depth, most_bytes=self.most_body_bytes)
+        content_type = request.headers.get(b"content-type", b"") if kind in SPEECH else JSON_TYPE[1]
+        call = parse(raw, kind, max_depth=self.max_depth, most_bytes=self.most_body_bytes, content_type=content_type)
         model = self.catalog.serving(call.model, kind)
         if not kind.generates:
             measure(call, Task(model.task))

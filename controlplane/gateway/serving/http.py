@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Self
+from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
@@ -30,6 +31,7 @@ class HttpRequest(Struct, eq=False):
     request_id: str
     """The client's own id where it sent a usable one."""
     direct: Direct | None = None
+    query: bytes = b""
 
     @classmethod
     def of(cls, scope: dict[str, Any], receive: Any) -> Self:
@@ -38,15 +40,19 @@ class HttpRequest(Struct, eq=False):
         # Distinct, not secret: avoids a system call and a UUID object, 3 us per request.
         request_id = given.decode() if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
         direct = direct_of(scope)
-        return cls(scope["method"], scope["path"], headers, receive, request_id, direct)
+        return cls(scope["method"], scope["path"], headers, receive, request_id, direct, scope.get("query_string", b""))
 
-    def require(self, method: str) -> None:
+    def asks(self, name: bytes) -> bool:
+        """Return whether the query has *name*, and not as false."""
+        return any(value.lower() not in (b"false", b"0", b"") for key, value in parse_qsl(self.query) if key == name)
+
+    def require(self, *methods: str) -> None:
         """Raise ApiError 405 for any other method; where GET is allowed, HEAD is too."""
-        if self.method != method and (self.method, method) != ("HEAD", "GET"):
-            allowed = "GET, HEAD" if method == "GET" else method
+        if self.method not in methods and not (self.method == "HEAD" and "GET" in methods):
+            allowed = ", ".join((*methods, "HEAD") if "GET" in methods else methods)
             raise ApiError(
                 405,
-                f"{self.path} takes {method}, not {self.method}.",
+                f"{self.path} takes {' or '.join(methods)}, not {self.method}.",
                 code="method_not_allowed",
                 headers=((b"allow", allowed.encode()),),
             )

@@ -97,6 +97,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     connection: Connection | None = None
     busy: ApiError | None = None  # from the last busy instance
     adapter_failed: bool = False  # its instance could not load its adapter
+    response_id: str = ""  # of a response, as its instance named it
 
     def __post_init__(self) -> None:
         asked = self.asked

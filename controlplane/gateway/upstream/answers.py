@@ -16,6 +16,8 @@ from msgspec import UNSET, Struct, UnsetType
 from controlplane.dispatch.port import BUSY
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import ApiError
+from forecasting.lengths.online import CHARACTERS_PER_TOKEN
+from workers.vllm.sound import TOKENS_PER_S, sound_tokens
 
 ENGINE_DEAD = b"EngineCore encountered an issue"  # vLLM's EngineDeadError: its API server answers a few seconds longer
 BUSY_STATUSES = frozenset({401, 500, 502, 503, 504})
@@ -120,6 +122,8 @@ JSON_KINDS = {
 OF_THE_REQUEST = frozenset({"badrequesterror", "invalid_request_error", "notfounderror", "unprocessableentityerror"})
 """Types of errors without a number that are about the request."""
 NOT_IMPLEMENTED = 501  # a part of the API that is disabled on this server
+NO_ROUTE = "Not Found"
+"""FastAPI's answer to a path that it does not have."""
 NOT_OF_THE_REQUEST = BUSY_STATUSES | {403, 405, 407, 408}
 """Statuses that say nothing about the request: the address, our token, a proxy or the engine is at fault."""
 
@@ -137,7 +141,11 @@ class Said(Struct, gc=False):
 
     choices: list[Choice] | None = None
     output: Any = None  # of a response
+    id: Any = None  # of a response
     content: Any = None  # of a message
+    text: Any = None  # of a sound
+    duration: Any = None  # of a sound, in seconds
+    meta: Any = None  # of Cohere's vectors
     usage: Any = None
     system_fingerprint: Any = None
     metrics: Any = None
@@ -256,18 +264,23 @@ def whole(data: bytes, kind: Kind) -> Said:
     error = error_of(said)
     if error is not None:
         raise error
-    parts = {Kind.RESPONSE: said.output, Kind.MESSAGE: said.content}.get(kind, said.choices)
-    if not isinstance(parts, list):
-        raise EngineFailed(f"a JSON object without {PARTS.get(kind, 'choices')}")
+    part = PARTS.get(kind, "choices")
+    if not isinstance(getattr(said, part), str if part == "text" else list):
+        raise EngineFailed(f"a JSON object without {part}")
     if said.broken_off:
         raise EngineFailed("an answer that was given up")
     return said
 
 
-PARTS = {Kind.RESPONSE: "output", Kind.MESSAGE: "content"}
+PARTS = {Kind.RESPONSE: "output", Kind.MESSAGE: "content", Kind.TRANSCRIPTION: "text", Kind.TRANSLATION: "text"}
 ANSWERS = {
     Kind.COUNT_TOKENS: "input_tokens",
+    Kind.INPUT_TOKENS: "token_ids",
+    Kind.RENDER_CHAT: "token_ids",
+    Kind.RENDER_RESPONSE: "token_ids",
+    Kind.RENDER_MESSAGE: "token_ids",
     Kind.EMBEDDING: "data",
+    Kind.COHERE_EMBED: "embeddings",
     Kind.SCORE: "data",
     Kind.POOLING: "data",
     Kind.CLASSIFY: "data",
@@ -280,13 +293,38 @@ ANSWERS = {
 
 def without_output(data: bytes, kind: Kind) -> Any:
     """Return the raw usage of the answer *data* to a call without output. Raises Refusal for an error about the call."""
+    if kind is Kind.RENDER_COMPLETION and what(data) == "a JSON array":  # of requests, one for each prompt
+        return None
     said = read(data)
     error = error_of(said)
     if error is not None:
         raise error
-    if ANSWERS[kind] not in _fields_of(data):
-        raise EngineFailed(f"a JSON object without {ANSWERS[kind]}")
+    if kind not in ANSWERS or ANSWERS[kind] not in _fields_of(data):
+        raise EngineFailed(f"a JSON object without {ANSWERS.get(kind, 'a list')}")
+    if kind is Kind.COHERE_EMBED:
+        return said.meta.get("billed_units") if isinstance(said.meta, dict) else None
     return said.usage
+
+
+def input_tokens(data: bytes) -> bytes:
+    """Return OpenAI's count of the tokens of a rendered response *data*. Raises EngineFailed."""
+    ids = _fields_decoder.decode(data)["token_ids"]
+    if not isinstance(ids, list):
+        raise EngineFailed("token ids that are no list")
+    return orjson.dumps({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+
+def sound_usage(said: Said, estimated: int) -> dict[str, int]:
+    """Return the usage of the transcription *said*, whose server counts no tokens: those of its seconds and its text.
+
+    vLLM rounds seconds up: where they agree with the *estimated* prompt tokens, those stay.
+    """
+    seconds = said.usage.get("seconds") if isinstance(said.usage, dict) else said.duration
+    usage = {"completion_tokens": round(len(said.text) / CHARACTERS_PER_TOKEN)}
+    if not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 <= seconds < MOST_TOKENS / TOKENS_PER_S:
+        tokens = sound_tokens(seconds)
+        usage["prompt_tokens"] = estimated if 0 <= tokens - estimated < TOKENS_PER_S else tokens
+    return usage
 
 
 def usage_in(metadata: bytes) -> Any:
@@ -314,6 +352,9 @@ def refusal(status: int, data: bytes) -> Refusal | None:
     except EngineFailed:
         said = None
     error = _fields(said) if said is not None else None
+    if error is not None and status == 404 and error.get("message") == NO_ROUTE:
+        message = "The server that the request was given to does not serve this call."
+        error = {"message": message, "code": "unsupported_endpoint"}
     if error is None:
         if status == 404:  # not about the model: no vLLM is there
             return None

@@ -13,8 +13,9 @@ import msgspec
 from yarl import URL
 
 from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
+from controlplane.gateway.admission.forms import with_field
 from controlplane.gateway.admission.keys import TIERS
-from controlplane.gateway.admission.validation import Call, Kind
+from controlplane.gateway.admission.validation import SPEECH, Call, Kind
 from controlplane.gateway.errors import JSON_TYPE, ApiError
 from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket
@@ -22,6 +23,7 @@ from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.adapters import Adapters, AdapterUnavailable
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
 from controlplane.gateway.upstream.prewarming import Prefixes
+from controlplane.gateway.upstream.stored_responses import StoredResponses
 from controlplane.gateway.upstream.streams import KeptStream, Stream
 from controlplane.gateway.upstream.whole_answer import WholeAnswer
 from scheduling.queueing.ordering import BY_CLASS, engine_priority
@@ -41,8 +43,7 @@ class Server:
         self.origin = Origin(url)
         path, name = url.raw_path.rstrip("/").encode(), self.origin.name
         self.heads = {
-            kind: b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\n"
-            % (path, kind.path.encode(), name)
+            kind: b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: " % (path, kind.instance_path.encode(), name)
             for kind in Kind
         }
         self.fingerprint = ""
@@ -55,7 +56,7 @@ def _head(ticket: Ticket, placed: Placed, begin: bytes, body_bytes: int) -> byte
         raise ValueError("an API key of an instance has line ends in it")
     traced = "".join(f"{name}: {value}\r\n" for name, value in ticket.trace_context)
     ours = f"X-Request-Id: {ticket.asked.request_id}\r\nContent-Length: {body_bytes}\r\n"
-    return begin + f"{key}{traced}{ours}\r\n".encode()
+    return begin + ticket.call.content_type + f"\r\n{key}{traced}{ours}\r\n".encode()
 
 
 class Upstream:
@@ -67,6 +68,7 @@ class Upstream:
         self.connections = Connections(connect_s)
         self.adapters = Adapters(lambda: self.session)
         self.prefixes = Prefixes(lambda: self.session, requests.prefix_warmed)
+        self.stored = StoredResponses(lambda: self.session)
         self._servers: dict[tuple[str, float, str], Server] = {}  # by instance, start and address
         self._session: aiohttp.ClientSession | None = None
 
@@ -144,7 +146,8 @@ class Upstream:
             else:
                 answer = await _whole(connection)
                 said = answers.whole(answer, kind)
-                usage.take(said.usage)
+                usage.take(answers.sound_usage(said, ticket.prompt_tokens) if kind in SPEECH else said.usage)
+                ticket.response_id = said.id if kind is Kind.RESPONSE and isinstance(said.id, str) else ""
                 self.requests.came_whole(ticket, said.first_token_s)
                 await responder.whole(200, JSON_TYPE[1], answer)
         except AdapterUnavailable as error:
@@ -191,6 +194,8 @@ class Upstream:
             ticket.leave_instance = ticket.connection = None
             if connection is not None:
                 self.connections.put_back(connection)
+        if ticket.response_id and ticket.call.body.get("store") is not False:
+            self.stored.note(ticket.response_id, ticket.grant.tenant_id, placed)
         return usage
 
     async def _streamed(
@@ -223,6 +228,8 @@ class Upstream:
         else:
             usage.take(answers.usage_in(connection.metadata))
         self.requests.came_whole(ticket, self.requests.clock() - ticket.placed_s)
+        if ticket.call.kind is Kind.INPUT_TOKENS:
+            answer = answers.input_tokens(answer)
         if is_json:
             await responder.whole(200, JSON_TYPE[1], answer)
             return
@@ -309,6 +316,12 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
     if not call.kind.computes:  # an engine that has no part in it
         return raw
     ask_usage = streamed and not call.include_usage
+    if call.kind in SPEECH:  # it reads no priority
+        if not ask_usage:
+            return raw
+        for name, value in (("stream_include_usage", "true"), ("stream_continuous_usage_stats", "false")):
+            raw = with_field(raw, call.content_type, name, value)
+        return raw
     ask_stream = streamed and not call.stream
     ours = body.get("service_tier") not in TIERS
     if (

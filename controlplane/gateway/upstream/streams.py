@@ -5,13 +5,14 @@ If the tenant did not ask for a stream, it is assembled here and written as one 
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import orjson
 
-from controlplane.gateway.admission.validation import TYPED, Kind
+from controlplane.gateway.admission.validation import SPEECH, TYPED, Kind
 from controlplane.gateway.errors import JSON_TYPE
 from controlplane.gateway.serving.http import SSE_TYPE, Responder
 from controlplane.gateway.serving.open_requests import Ticket
@@ -150,7 +151,8 @@ class Stream:
         self._events = Events()
         self._has_begun = False
         self._opening = b""  # sent before the engine began: written with the first token
-        self._unfinished = ticket.call.sequences  # choices that have not finished
+        # Choices that have not finished. Each half minute of a sound finishes: only the last event ends it.
+        self._unfinished: float = math.inf if ticket.call.kind in SPEECH else ticket.call.sequences
         self._open = False  # it has begun, and nothing of it is held back
         self._shapes: tuple[Shape, ...] = ()  # of events that were only a token, the latest first
         self._shapes_left = 0 if ticket.call.kind in TYPED else MOST_SHAPES
@@ -309,6 +311,8 @@ class Stream:
         number = said.sequence_number
         if type(number) is int and 0 <= number < MOST_TOKENS:
             self._responder.sequence_number = number + 1
+        if said.type == "response.created" and isinstance(said.response, dict):
+            self._ticket.response_id = str(said.response.get("id", ""))[:LONGEST]
         message = self._ticket.call.kind is Kind.MESSAGE
         if said.type == "message_delta" and not (isinstance(said.delta, dict) and said.delta.get("stop_reason")):
             raise EngineFailed("an answer that was given up")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from controlplane.gateway.admission.validation import Call, Kind
+from controlplane.gateway.admission.validation import SPEECH, Call, Kind
 from controlplane.gateway.upstream.answers import MOST_ANSWER_BYTES, EngineFailed, Said, what
 from controlplane.gateway.upstream.sse import SentEvent
 
@@ -35,6 +35,10 @@ def not_streamed(call: Call) -> str:
     """Return why *call* cannot be streamed from its instance and answered as vLLM would; empty if it can."""
     if not call.kind.generates:
         return "it has no output"
+    if call.kind is Kind.CHAT_BATCH:
+        return "a batch of chats has no stream"
+    if call.kind in SPEECH:
+        return "the seconds of a sound are in no stream"
     body = call.body
     for name, reason in REASONS.items():
         if body.get(name):

@@ -18,6 +18,7 @@ from controlplane.planning.comparison import sharing
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
 from controlplane.tuning.selectors import tuned
+from scheduling.model_task import Task
 from scheduling.policy import live_policy
 
 TRACES = 500
@@ -55,7 +56,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         model, region, gpu = place
         tables["models"][model] = {
             "context_tokens": row.longest_request_tokens,
-            **({"task": row.model.task} if row.model.pools else {}),
+            **({"task": row.model.task} if row.model.task != Task.GENERATE else {}),
         }
         prices = {
             "usd_per_hour": row.gpu_type.on_demand_usd_per_hour,

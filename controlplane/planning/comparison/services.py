@@ -28,7 +28,7 @@ from controlplane.planning.plans.expected import RECENT, expected_at, fresh_for,
 from controlplane.planning.plans.round import plan_settings
 from controlplane.simulation.selectors import own_rows, workload_of
 from controlplane.tuning.selectors import tuned
-from scheduling.model_task import Task
+from scheduling.model_task import POOLING_TASKS
 
 if TYPE_CHECKING:
     from scheduling.planning.advisor import Demand, SimulatedPlanner
@@ -55,7 +55,7 @@ def compare_strategies(
     With too few requests, the row has a note and no lines. Requests and time are bounded by settings.
     """
     since = now - timedelta(hours=hours)
-    pooled = Q(model__in=list(Model.objects.exclude(task=Task.GENERATE).values_list("name", flat=True)))
+    pooled = Q(model__in=list(Model.objects.filter(task__in=POOLING_TASKS).values_list("name", flat=True)))
     served = Q(outcome=Outcome.DONE, repeated=False, prompt_tokens__gt=0) & (pooled | Q(output_tokens__gt=0))
     unserved = Q(unserved=True, predicted_prompt_tokens__gt=0) & (pooled | Q(predicted_output_tokens__gt=0))
     rows = LedgerRow.objects.filter(served | unserved, arrived_at__gte=since, arrived_at__lt=now)

@@ -20,7 +20,7 @@ from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts.demand import ASKED
 from controlplane.planning.plans import inventory
 from controlplane.tuning.selectors import tuned
-from scheduling.model_task import Task
+from scheduling.model_task import POOLING_TASKS
 
 if TYPE_CHECKING:
     from scheduling.planning.capacity import Capability
@@ -140,7 +140,7 @@ def strictest() -> tuple["Promise", float]:
 
 def mean_lengths(model: str, now: datetime) -> tuple[float, float]:
     """Return mean prompt and output tokens of requests of *model* within `looked_back`; 1 of output where it pools."""
-    pools = Model.objects.filter(name=model).exclude(task=Task.GENERATE).exists()
+    pools = Model.objects.filter(name=model, task__in=POOLING_TASKS).exists()
     rows = MinuteRow.objects.filter(model=model, minute__gte=now - looked_back(), minute__lt=now)
     asked = {quantity.name.lower(): Sum(tokens) for quantity, tokens in ASKED.items()}
     sums = rows.aggregate(requests=Sum("requests"), **asked)

@@ -144,7 +144,9 @@ def test_a_container_is_expected_once_the_unit_before_it_ends_and_the_call_after
         LikelyCall(Warmable("container", "python"), pytest.approx(1.5 + 2.0 - 0.5), 0, "test")
     ]
     known.end(1, 20, 3.0)
-    assert starts_of(known, needs=containers, now_s=3.5) == [], "what follows at once is not to come after half a second"
+    assert starts_of(known, needs=containers, now_s=3.5) == [], (
+        "what follows at once is not to come after half a second"
+    )
     known.come(report(1), 3.5)
     assert starts_of(known, needs=containers, now_s=3.5) == [], "the run's second container comes after more text"
     assert starts_of(known, now_s=4.0) == [], "three of seven containers lead to text"

@@ -31,11 +31,11 @@ def test_a_prewarmed_backend_is_used_late_or_wasted():
     assert pool.waited_s == 0.5
     (unused,) = pool.warm("a", START_S, 2.0)
     assert pool.warm("a", START_S, 3.0) == []
-    pool.look(13.1)
+    pool.look(14.1)
     assert stopped == [unused], "ten seconds after it was last wanted, or became warm"
     assert pool.counts == {"hit": 0, "late": 1, "miss": 0, "warmed": 2, "used": 1, "wasted": 1}
-    pool.give_back(early, 14.0)
-    pool.look(24.5)
+    pool.give_back(early, 15.0)
+    pool.look(25.5)
     assert stopped == [unused, early]
     assert pool.idle_s == 10.0 + 10.0
 
@@ -76,12 +76,16 @@ def test_a_shared_backend_serves_all_calls_and_a_failed_one_is_forgotten():
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["take", "give", "warm"]), st.sampled_from("abc"), st.floats(0.0, 8.0), st.integers(1, 3)),
+    st.tuples(
+        st.sampled_from(["take", "give", "warm"]), st.sampled_from("abc"), st.floats(0.0, 8.0), st.integers(1, 3)
+    ),
     max_size=40,
 )
 
 
-@given(steps=steps, capacity=st.integers(1, 4), keep_alive_s=st.sampled_from([0.5, 5.0, math.inf]), shared=st.booleans())
+@given(
+    steps=steps, capacity=st.integers(1, 4), keep_alive_s=st.sampled_from([0.5, 5.0, math.inf]), shared=st.booleans()
+)
 def test_backends_and_calls_are_all_accounted_for(steps, capacity, keep_alive_s, shared):
     stopped, taken, now_s, takes = [], [], 0.0, 0
     pool = WarmPool(capacity, keep_alive_s, shared=shared, leave=stopped.append)

@@ -175,8 +175,8 @@ CHAIN = DemandGraph(
     {"write": Backend("llm", "m"), "test": Backend("container", "python"), "see": Backend("dnn", "vit")},
     [
         RunRecord((
-            Step("write", -1, 100.0, 100.0 + each), Step("test", 0, duration_s=2.0, parallelism=2),
-            Step("write", 1, 100.0, 50.0), Step("see", 2, duration_s=1.0), Step("write", 3, 50.0, 20.0),
+            Step("write", -1, 100.0, 600.0 + each), Step("test", 0, duration_s=2.0, parallelism=2),
+            Step("write", 1, 100.0, 500.0), Step("see", 2, duration_s=1.0), Step("write", 3, 50.0, 20.0),
         ))
         for each in range(20)
     ],
@@ -193,7 +193,7 @@ def test_units_wait_for_cold_backends_unless_these_are_prewarmed(tmp_path, by):
     warm, made = staged(tmp_path, tables).run(), staged(tmp_path, tables + cold).run()
     counters = made.counters
     for kind, calls in (("container", 12), ("dnn", 6)):
-        assert sum(counters[f"{kind}_{found}"] for found in ("hit", "late", "miss")) == calls
+        assert sum(counters[f"{kind}_{fate}"] for fate in ("hit", "late", "miss")) == calls
     delay_s = float((made.runs.completion_s - warm.runs.completion_s).mean())
     if by in ("lru", "epwq"):
         assert delay_s == pytest.approx(3.0 + 4.0, abs=0.5)

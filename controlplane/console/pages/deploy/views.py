@@ -19,7 +19,7 @@ from controlplane.fleet.inventory import deploy as deploying
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Model
 from scheduling.model_task import Task
-from workers.vllm.tasks import PATHS
+from workers.vllm.tasks import PATHS, SPEECH
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -75,6 +75,8 @@ def deployed(request: HttpRequest, pk: int) -> HttpResponse:
 def _example(request: HttpRequest, model: Model) -> str:
     """Return a curl command for the first call that *model* serves."""
     path = PATHS[Task(model.task)][0]
+    if path in SPEECH:
+        return format_html(SPEECH_CURL, address=request.build_absolute_uri(path), model=model.name)
     body = json.dumps({"model": model.name} | BODIES[path])
     return format_html(CURL, address=request.build_absolute_uri(path), body=body)
 
@@ -86,3 +88,6 @@ BODIES: dict[str, Any] = {
 CURL = """curl -N {address} \\
   -H "Authorization: Bearer $PILOTHOUSE_API_KEY" -H "Content-Type: application/json" \\
   -d '{body}'"""
+SPEECH_CURL = """curl {address} \\
+  -H "Authorization: Bearer $PILOTHOUSE_API_KEY" \\
+  -F model={model} -F file=@speech.wav"""
