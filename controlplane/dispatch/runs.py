@@ -131,26 +131,10 @@ class ApplicationRuns:
         candidates = self.topology.candidates(request.asked.model, request.asked.region)
         return self.topology.endpoints[int(candidates[0])] if candidates.size else request.endpoint
 
-<<<<<<< HEAD
     def likely_calls(self, needs: Needs) -> list[LikelyCall]:
         """Return the calls that runs will probably make next; *needs* as in `prewarming.likely_calls`."""
         k = self.topology.tuned.PREWARM_K
         return likely_calls(self.standings, self._produced, needs, k, self.queue.moment_s)
-=======
-    def likely_calls(self) -> list[LikelyCall]:
-        """Return the calls that runs will probably make next, with what they need warm."""
-        topology = self.topology
-        if not topology.adapter_names:
-            return []
-        return likely_calls(self.standings, self._produced, self._needs, topology.tuned.PREWARM_K, self.queue.moment_s)
-
-    def _needs(self, before: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
-        """Yield what a call that follows *before* at *backend* needs warm, and how long it takes to warm."""
-        topology = self.topology
-        if backend.kind == "llm" and before.adapter >= 0:
-            load_s = load_time_s(topology.fleet, topology.arrays, before.endpoint)
-            yield Warmable("adapter", before.adapter, before.endpoint), load_s
->>>>>>> main
 
     def resume(self, runs: Iterable[tuple[tuple[int, str], str, Sequence[EndedCall]]]) -> int:
         """Follow *runs* in progress: (tenant id, application), run, and its ended calls. Return how many are resumed."""

@@ -13,11 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-<<<<<<< HEAD
-from controlplane.gateway.admission.validation import Call, Kind
-=======
-from controlplane.gateway.admission.validation import SPEECH, Call
->>>>>>> main
+from controlplane.gateway.admission.validation import SPEECH, Call, Kind
 from scheduling.compiled import uncompiled
 from scheduling.routing.prefix_affinity import MOST_NOTED, covered
 
@@ -28,7 +24,6 @@ PLACES = tuple(uncompiled(covered)(number) for number in range(MOST_NOTED + 1))
 LONGEST = PLACES[-1] * BLOCK_CHARACTERS
 
 
-<<<<<<< HEAD
 class LeadingBlocks(NamedTuple):
     """Noted blocks of a prompt."""
 
@@ -51,14 +46,8 @@ def system_turns(call: Call) -> int:
 
 def leading_hashes(call: Call, prompt_tokens: int) -> LeadingBlocks:
     """Return the noted blocks of *call*'s prompt; *prompt_tokens*: of the whole prompt."""
-    if not call.kind.generates:
-        return LeadingBlocks([], 0)
-=======
-def leading_hashes(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
-    """Return hashes of the noted blocks of *call*'s prompt, and tokens per block; *prompt_tokens*: of the whole prompt."""
     if not call.kind.generates or call.kind in SPEECH:
-        return [], 0
->>>>>>> main
+        return LeadingBlocks([], 0)
     prompt = call.body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
         prompt = prompt[0]
