@@ -56,7 +56,7 @@ class PrewarmKeeper:
             self.backends.apply(await database_sync_to_async(_read)() if self.owns() else [])
         prewarming = self.prewarming
         self.backends.look(
-            LikelyUnit(str(call.target.name), why_likely(call), prewarming.called_by(call), call.count)
+            LikelyUnit(str(call.target.name), why_likely(call), prewarming.called_by(call), call.calls)
             for call in prewarming.due_now("container", "dnn")
         )
         if self._looks % WRITE_EVERY == 0:

@@ -144,7 +144,7 @@ def report_unit(tenant: Tenant, name: str, run: str, execution: Execution, now: 
     if execution.state != RUNNING:
         row.ended_at = now if duration_s is None else row.began_at + timedelta(seconds=duration_s)
         row.failed = execution.state == FAILED
-    began = row.pk is None and row.ended_at is None
+    began = row._state.adding and row.ended_at is None
     row.save()
     if began:
         _hand_backend(row, CalledBy(tenant.pk, name, run))

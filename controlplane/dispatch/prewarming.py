@@ -29,7 +29,6 @@ from scheduling.applications.prewarming import (
     AdapterPrewarming,
     LikelyCall,
     Warmable,
-    WarmKind,
     due,
     load_time_s,
 )
@@ -133,7 +132,7 @@ class Prewarming:
         self._warm_prefixes()
         self._look_at_models()
 
-    def due_now(self, *kinds: WarmKind) -> list[LikelyCall]:
+    def due_now(self, *kinds: str) -> list[LikelyCall]:
         """Return the likely calls whose *kinds* of backends are to be warmed now."""
         return due(self.likely, *kinds)
 

@@ -100,14 +100,14 @@ async def test_a_prompt_that_will_follow_is_computed_before_its_call(prompted):
     assert len(bodies_of(prompted)) == 1
     assert (await plan)[0] == 200
     assert (await call(prompted, "c", "write", **WRITE))[0] == 200
-    assert counts_of(prompted, "prefix") == {"miss": 1, "warmed": 1, "hit": 1}  # the first call of all found none
+    assert counts_of(prompted, "prefix") == {"miss": 1, "warmed": 1, "hit": 1}  # the first call of all missed
     place = log.take()[-1].place
     rows = [row for row in await prompted.rows() if row.unit == "write"]
     assert rows[-1].instance == place
     assert len(await prompted.rows()) == 4  # what warms is no tenant's request
 
 
-async def test_a_salt_is_passed_on_and_keeps_prompts_apart(prompted):
+async def test_a_salt_is_passed_on_and_separates_prompts(prompted):
     salted = WRITE | {"cache_salt": "acme-1"}
     for run in ("d", "e"):
         assert (await call(prompted, run, "write", **salted))[0] == 200
@@ -264,14 +264,14 @@ async def test_one_that_fails_to_start_is_given_up_and_units_are_served_without(
         return list(Event.objects.filter(kind="backend.warm_failed").order_by("pk"))
 
     for _ in range(1000):
-        if len(found := await database_sync_to_async(events)()) >= module.MOST_TRIES:
+        if len(seen := await database_sync_to_async(events)()) >= module.MOST_TRIES:
             break
         await asyncio.sleep(0.02)
     await asyncio.sleep(1.5)
-    found = await database_sync_to_async(events)()
-    assert [event.inputs["tries"] for event in found] == [1, 2, 3]
-    assert "ended with status 1: no such image" in found[0].reason
-    assert "It rests for 300 s." in found[-1].reason
+    seen = await database_sync_to_async(events)()
+    assert [event.inputs["tries"] for event in seen] == [1, 2, 3]
+    assert "ended with status 1: no such image" in seen[0].reason
+    assert "It rests for 300 s." in seen[-1].reason
     handed = await report(served, "t1", state="running")
     assert (handed["state"], handed["warm"]) == ("running", False)
     assert counts_of(served, "container") == {"warmed": 3, "failed": 3, "miss": 1}

@@ -25,7 +25,7 @@ def exits(code):
     return shlex.join([sys.executable, "-c", code, "{port}"])
 
 
-def test_a_process_listens_on_the_port_that_it_is_told(monkeypatch):
+def test_a_process_listens_on_the_port_that_it_is_given(monkeypatch):
     monkeypatch.setenv("PILOTHOUSE_SECRET_KEY", "secret")
     processes = Processes(owner_of("test"))
     started = processes.start(BackendSpec("web", command=SERVER))
@@ -113,10 +113,10 @@ class Daemon(BaseHTTPRequestHandler):
             return self.answer(201, {"Id": name})
         if parts[1] == "json":
             label = json.loads(parse_qs(url.query)["filters"][0])["label"][0]
-            found = [
+            listed = [
                 {"Id": name, "Labels": one["Labels"]} for name, one in self.containers.items() if label in one["Labels"]
             ]
-            return self.answer(200, found)
+            return self.answer(200, listed)
         if self.command == "DELETE":
             return self.answer(204 if self.containers.pop(parts[1], None) else 404, None)
         if parts[-1] == "start":

@@ -37,7 +37,7 @@ class LeadingBlocks(NamedTuple):
 SYSTEM_ROLES = ("system", "developer")
 
 
-def system_turns(call: Call) -> int:
+def system_messages(call: Call) -> int:
     """Return how many of the first turns of a conversation are its system prompt."""
     if call.kind is not Kind.CHAT:
         return int(bool(call.body.get("system" if call.kind is Kind.MESSAGE else "instructions")))
@@ -61,14 +61,14 @@ def leading_hashes(call: Call, prompt_tokens: int) -> LeadingBlocks:
 
 
 def _space(call: Call) -> str:
-    """Return what divides prefix caches: the model, and a salt, by which vLLM keeps callers apart."""
+    """Return what divides prefix caches: the model, and a salt, which separates callers in vLLM."""
     salt = call.body.get("cache_salt")
     return f"{call.model}\0{salt}" if salt else call.model
 
 
 def _system_blocks(call: Call, most: int) -> int:
     """Return how many of the first *most* noted blocks lie within the system prompt and tools of *call*."""
-    count = system_turns(call) if call.turns else 0
+    count = system_messages(call) if call.turns else 0
     if not count:
         return 0
     characters = sum(len(piece) for piece in _pieces(call, count))

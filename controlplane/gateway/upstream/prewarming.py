@@ -15,7 +15,7 @@ import msgspec
 
 from controlplane.dispatch.port import PrefixWarmed, WarmPrefix
 from controlplane.gateway.admission.validation import Call, Kind
-from controlplane.gateway.serving.prefixes import system_turns
+from controlplane.gateway.serving.prefixes import system_messages
 from workers.vllm.client import VllmClient, VllmError
 
 MOST_TEXTS: Final = 1_000
@@ -40,7 +40,7 @@ def one_token(call: Call) -> dict[str, Any]:
         return body | {"instructions": call.body["instructions"], "input": ".", "max_output_tokens": 1, "store": False}
     if call.kind is Kind.MESSAGE:
         return body | {"system": call.body["system"], "messages": [nothing], "max_tokens": 1}
-    return body | {"messages": [*call.body["messages"][: system_turns(call)], nothing], "max_tokens": 1}
+    return body | {"messages": [*call.body["messages"][: system_messages(call)], nothing], "max_tokens": 1}
 
 
 class Prefixes:

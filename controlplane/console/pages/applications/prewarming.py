@@ -73,9 +73,9 @@ def prewarming_of(application: Application, now: datetime) -> dict[str, Any]:
     for kind, fate, count in rows.order_by().values_list("kind", "fate").annotate(count=Count("pk")):
         counts.setdefault(kind, {})[fate or "open"] = count
     by_kind = [
-        {"kind": title, "warmed": sum(found.values()) - found.get("miss", 0), **found}
+        {"kind": title, "warmed": sum(fates.values()) - fates.get("miss", 0), **fates}
         for kind, title in KINDS.items()
-        if (found := counts.get(kind))
+        if (fates := counts.get(kind))
     ]
     latest = [
         {"row": row, "kind": KINDS.get(row.kind, row.kind), "fate": FATES.get(row.fate, row.fate)}
