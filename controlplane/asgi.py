@@ -26,6 +26,9 @@ django_application = get_asgi_application()  # sets Django up: modules that need
 
 from servestatic import ServeStaticASGI
 
+from controlplane.alerts import watch as alert_watch
+from controlplane.alerts.conditions import Signals
+from controlplane.alerts.watch import AlertWatch
 from controlplane.applications import feeding as graph_feeding
 from controlplane.applications import prewarming
 from controlplane.applications.api import MOST_BODY_BYTES
@@ -135,9 +138,8 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
-            feeding = asyncio.gather(
-                feeder_of(gateway).run(), graph_feeder_of(gateway).run(), prewarm_keeper_of(gateway).run()
-            )
+            jobs = (feeder_of, graph_feeder_of, alert_watch_of, prewarm_keeper_of)
+            feeding = asyncio.gather(*(job(gateway).run() for job in jobs))
             await send({"type": "lifespan.startup.complete"})
         else:
             if feeding is not None:
@@ -172,6 +174,16 @@ def prewarm_keeper_of(gateway: Gateway) -> prewarming.PrewarmKeeper:
     backends = Backends(of_gateway.log, str(settings.STATE_DIR), settings.DOCKER_SOCKET)
     job = gateway.jobs.add("prewarm", prewarming.LOOK_S, "database")
     return prewarming.PrewarmKeeper(of_gateway, backends, job, gateway.owns)
+
+
+def alert_watch_of(gateway: Gateway) -> AlertWatch:
+    """What judges the alert rules by rows and by the memory of *gateway*."""
+
+    def signals() -> Signals:
+        troubles = {one.name: one.trouble for one in gateway.topology.replicas.values() if one.trouble}
+        return Signals(gateway.monitor.report(), troubles)
+
+    return AlertWatch(gateway.jobs.add("alerts", alert_watch.LOOK_S, "database"), signals, gateway.owns)
 
 
 application = create_application(Gateway(floor_rows))

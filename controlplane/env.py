@@ -71,6 +71,8 @@ class Environment(Tunable, BaseSettings):
     """Origins (`https://host`) trusted for forms and websockets behind a proxy."""
     HTTPS: bool = False
     """The console is served over HTTPS: secure cookies, HSTS, redirect from plain HTTP."""
+    PUBLIC_URL: str = ""
+    """Address of the console (`https://host`), for links in alert messages; without it they have none."""
     TRUST_PROXY_HEADER: bool = False
     """Trust `X-Forwarded-Proto` from the reverse proxy (only if the proxy always sets it)."""
     TIME_ZONE: str = "UTC"

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.process_collector import ProcessCollector
 
 from controlplane import __version__
+from controlplane.gateway.monitoring.windows import Latency
 from controlplane.gateway.process import Gateway
 from controlplane.jobs.parts import PartState
 from controlplane.jobs.record import JobState
@@ -26,6 +27,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 JSON_TYPE = b"application/json"
 NOT_READY = b'{"status":"not ready"}'
 PROMETHEUS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+QUANTILES, PERCENTS = ("0.5", "0.95", "0.99"), (50, 95, 99)
 
 
 class Operations:
@@ -200,7 +202,30 @@ class GatewayCollector:
                 for family, value in ((met, one.ratio), (burn, one.burn)):
                     if value is not None:
                         family.add_metric([model, one.slo_class], value)
-        yield from (met, burn)
+        yield from (met, burn, *self._service_levels())
+
+    def _service_levels(self) -> Iterator[Metric]:
+        """Yield what burn rates over any time are computed from, and the latency of the last minute."""
+        records = self.gateway.records
+        judged = CounterMetricFamily(
+            "pilothouse_slo_requests", "Requests judged by their SLO class.", labels=["model", "slo_class", "met"]
+        )
+        for (model, slo_class, met), count in records.judged.copy().items():
+            judged.add_metric([model, slo_class, str(met).lower()], count)
+        objective = GaugeMetricFamily("pilothouse_slo_objective_ratio", "Promised share.", labels=["slo_class"])
+        for slo_class, promised in records.service_levels.objectives.copy().items():
+            objective.add_metric([slo_class], promised)
+        latency = GaugeMetricFamily(
+            "pilothouse_latency_seconds", "Of requests in the last minute.", labels=["model", "of", "quantile"]
+        )
+        for model in self.gateway.topology.models:
+            if (group := records.windows.known(f"model {model}")) is None:
+                continue
+            for what in Latency:
+                for quantile, value in zip(QUANTILES, records.windows.percentiles(group, what, PERCENTS), strict=True):
+                    if value is not None:
+                        latency.add_metric([model, what.name.lower(), quantile], value / 1000)
+        yield from (judged, objective, latency)
 
     def _lengths(self) -> Iterator[Metric]:
         service = self.gateway.lengths

@@ -56,6 +56,7 @@ INSTALLED_APPS = [
     "controlplane.applications",
     "controlplane.usage",
     "controlplane.planning",
+    "controlplane.alerts",
     "controlplane.experiments",
     "controlplane.simulation",
     "controlplane.simulation.whatif",

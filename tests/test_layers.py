@@ -28,6 +28,7 @@ APPS = (
     ("usage",),
     ("simulation",),
     ("planning",),
+    ("alerts",),
     ("simulation.whatif",),  # its own app: it forks what plans are made of, and its result becomes one
     ("experiments",),
     ("resources",),  # what lists of rows show, on pages and in REST

@@ -7,7 +7,7 @@ from django.contrib import admin
 from django.contrib.admin.options import InlineModelAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 from django.db.models import Count, Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -26,6 +26,7 @@ from controlplane.accounts.services import check_service_key, create_api_key, cr
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
 from controlplane.events.models import Severity
 from controlplane.events.services import record
+from controlplane.fleet.selectors import allowed_models
 from controlplane.fleet.services import notify
 
 if TYPE_CHECKING:
@@ -202,6 +203,17 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
         required=False,
         help_text="Makes a service key, which may do on /api what this role may. It has to expire.",
     )
+    allowed_models = forms.CharField(
+        label="Models",
+        required=False,
+        help_text="Names of models and adapters that its requests may ask for, with commas between; empty: all.",
+    )
+
+    def clean_allowed_models(self) -> list[str]:
+        try:
+            return allowed_models(self.cleaned_data["allowed_models"].split(","))
+        except ValidationError as error:
+            raise ValidationError(error.messages) from None
 
     def clean(self) -> dict[str, Any]:
         values = super().clean() or self.cleaned_data
@@ -242,13 +254,13 @@ class ApiKeyAdmin(AuditedAdmin[ApiKey]):
         (
             None,
             {
-                "fields": ["tenant", "name", "service_role", "expires_at"],
+                "fields": ["tenant", "name", "service_role", "expires_at", "allowed_models"],
                 "description": "The key is shown once, on the next page.",
             },
         )
     ]
     fieldsets = [
-        (None, {"fields": ["tenant", "name", "prefix", "role", "usable"]}),
+        (None, {"fields": ["tenant", "name", "prefix", "role", "allowed_models", "usable"]}),
         ("Dates", {"fields": ["created_at", "created_by", "expires_at", "revoked_at", "last_used_at"]}),
     ]
     readonly_fields = ["prefix", "role", "usable", "created_at", "created_by", "revoked_at", "last_used_at"]
@@ -274,7 +286,12 @@ class ApiKeyAdmin(AuditedAdmin[ApiKey]):
         noted = cast(NotedRequest, request)
         role = Role(given) if (given := form.cleaned_data["service_role"]) else None
         key, noted.new_secret = create_api_key(
-            obj.tenant, obj.name, user_of(request), expires_at=obj.expires_at, role=role
+            obj.tenant,
+            obj.name,
+            user_of(request),
+            expires_at=obj.expires_at,
+            role=role,
+            allowed_models=obj.allowed_models,
         )
         obj.pk, obj.prefix, obj.sha256, obj.created_by = key.pk, key.prefix, key.sha256, key.created_by
         obj._state.adding = False

@@ -120,6 +120,11 @@ class ApiKey(models.Model):
     name = models.CharField(max_length=80)
     prefix = models.CharField(max_length=16, editable=False)
     sha256 = models.CharField("SHA-256", max_length=64, unique=True, editable=False)
+    allowed_models = models.JSONField(
+        default=list,
+        blank=True,
+        help_text="Names that its requests may ask for: of models, adapters and weighted targets; empty: all.",
+    )
     account = models.OneToOneField(
         User, on_delete=models.PROTECT, null=True, blank=True, editable=False, related_name="service_key"
     )

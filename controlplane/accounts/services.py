@@ -1,6 +1,7 @@
 """Writes to accounts: API keys and sign-in links. Each one is an event row in the same transaction."""
 
 import secrets
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from django.core.exceptions import ValidationError
@@ -18,7 +19,13 @@ SERVICE_KEY_DAYS = 366
 
 @transaction.atomic
 def create_api_key(
-    tenant: Tenant, name: str, actor: User | str, *, expires_at: datetime | None = None, role: Role | None = None
+    tenant: Tenant,
+    name: str,
+    actor: User | str,
+    *,
+    expires_at: datetime | None = None,
+    role: Role | None = None,
+    allowed_models: Collection[str] = (),
 ) -> tuple[ApiKey, str]:
     """Create a key of *tenant*; return it with its secret, which is not stored.
 
@@ -36,6 +43,7 @@ def create_api_key(
         sha256=hash_secret(secret),
         created_by=actor if isinstance(actor, User) else None,
         expires_at=expires_at,
+        allowed_models=sorted(set(allowed_models)),
     )
     key.full_clean()
     if role is not None:
@@ -53,6 +61,7 @@ def create_api_key(
             "name": key.name,
             "prefix": key.prefix,
             "expires_at": expires_at.isoformat() if expires_at else None,
+            **({"allowed_models": key.allowed_models} if key.allowed_models else {}),
             **({"role": str(role)} if role is not None else {}),
         },
     )
@@ -67,6 +76,20 @@ def check_service_key(tenant: Tenant, actor: User | str, expires_at: datetime | 
         raise ValidationError({"role": f"A key may do no more than who makes it: {role} is above your role."})
     if expires_at is None or expires_at > timezone.now() + timedelta(days=SERVICE_KEY_DAYS):
         raise ValidationError({"expires_at": f"A service key expires, within {SERVICE_KEY_DAYS} days."})
+
+
+@transaction.atomic
+def allow_models(key: ApiKey, names: Collection[str], actor: User | str, reason: str = "") -> ApiKey:
+    """Let *key* ask for the models called *names* alone, for all if there is none; the gateway follows within
+    `PILOTHOUSE_KEY_CACHE_S`.
+    """
+    row = ApiKey.objects.select_for_update().get(pk=key.pk)
+    before, row.allowed_models = row.allowed_models, sorted(set(names))
+    if row.allowed_models != before:
+        row.save(update_fields=["allowed_models"])
+        after = {"allowed_models": row.allowed_models}
+        record("api_key.changed", row, actor=actor, reason=reason, before={"allowed_models": before}, after=after)
+    return row
 
 
 @transaction.atomic

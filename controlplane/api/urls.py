@@ -17,6 +17,7 @@ from controlplane.api import errors
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.routers import (
     accounts,
+    alerts,
     budgets,
     lengths,
     planning,
@@ -84,7 +85,7 @@ errors.install(api)
 ROUTERS = (
     *(instances.router, swaps.router, spot.router, inventory.router, deploy.router, accounts.router, budgets.router),
     *(records.router, planning.router, queues.router, lengths.router, settings.router, what_ifs.simulations),
-    *(system.router, usage.router, waiting.router, what_ifs.router),
+    *(system.router, alerts.router, usage.router, waiting.router, what_ifs.router),
 )
 for router in ROUTERS:
     api.add_router("", router)

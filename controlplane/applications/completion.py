@@ -45,7 +45,7 @@ class Completions:
     """The runs of an application that ended in the last day."""
 
     durations_s: list[float]
-    """Ascending, without those that were abandoned."""
+    """Ascending, without those that were abandoned or stopped."""
     judged: int
     """Runs with a deadline."""
     met: int
@@ -81,14 +81,14 @@ class Completions:
     def of(cls, ended: Iterable[EndedRun]) -> Self:
         """Return those of *ended*, in the order of their ends."""
         runs = list(ended)
-        finished = [run for run in runs if run.outcome != "abandoned"]
+        finished = [run for run in runs if run.outcome not in ("abandoned", "stopped")]
         judged = [run for run in runs if run.in_time is not None]
         tokens = [run.prompt_tokens + run.output_tokens for run in finished]
         return cls(
             durations_s=sorted(run.duration_s for run in finished),
             judged=len(judged),
             met=sum(bool(run.in_time) for run in judged),
-            abandoned=len(runs) - len(finished),
+            abandoned=sum(run.outcome == "abandoned" for run in runs),
             deadline_s=judged[-1].deadline_s if judged else None,
             tokens=sum(tokens) / len(tokens) if tokens else None,
         )

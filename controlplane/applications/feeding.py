@@ -7,15 +7,16 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from channels.db import database_sync_to_async
-from django.db.models import Max
+from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
 
-from controlplane.applications.models import Application
+from controlplane.applications.models import Application, ApplicationRun, RunOutcome, UnitReport
 from controlplane.applications.selectors import known_graph
-from controlplane.applications.services import IDLE, MOST_CALLS, calls_of
-from controlplane.dispatch.runs import ApplicationRuns, EndedCall
+from controlplane.applications.services import IDLE, MOST_CALLS, SESSION_IDLE, calls_of
+from controlplane.dispatch.runs import MOST_OPENED, MOST_UNIT_S, ApplicationRuns, EndedCall, RunReport
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.jobs.record import Job
+from scheduling.applications.recording import SESSION_UNITS
 from scheduling.applications.standings import KnownGraph
 
 LOOK_S: Final = 5.0
@@ -23,12 +24,18 @@ LEARN_AGAIN_S: Final = 60.0
 """Shortest time between two readings of the graph of one application: one takes 0.1 s of a thread."""
 FIRST_S: Final = 30.0
 """After it took the regions, an owner reads graphs without a pause for at most so long."""
-RESUMED: Final = timedelta(minutes=15)
+RESUMED: Final = SESSION_IDLE
 """A run in progress is resumed if a call of it came within this."""
+STOPPED: Final = timedelta(days=1)
+"""After a restart, calls of runs that were stopped within this are still refused."""
 MOST_ROWS: Final = 20_000
 """Latest ledger rows that are searched for runs in progress."""
 MOST_RESUMED: Final = 1_000
 """Runs in progress that are resumed, those heard of last."""
+
+
+Learned = tuple[datetime, datetime | None, datetime | None]
+"""End of the latest run of an application, and from when until when it learns."""
 
 
 class GraphFeeder:
@@ -36,8 +43,8 @@ class GraphFeeder:
 
     def __init__(self, runs: ApplicationRuns, job: Job, owns: Callable[[], bool] = lambda: True) -> None:
         self.runs, self.job, self.owns = runs, job, owns
-        self._read: dict[int, tuple[datetime, float]] = {}
-        """By application: end of the latest run that its graph knows, and when it was read."""
+        self._read: dict[int, tuple[Learned, float]] = {}
+        """By application: what its graph knew, and when it was read."""
         self._owned_s: float | None = None
         """Since when this process owns the queues, and has resumed runs."""
 
@@ -58,8 +65,10 @@ class GraphFeeder:
             return 0
         if self._owned_s is not None:
             return 0
-        ended = await database_sync_to_async(calls_in_progress)(timezone.now())
+        reports, ended = await database_sync_to_async(_in_progress)(timezone.now())
         self._owned_s = now_s
+        for report in reports:
+            self.runs.report(report)
         return self.runs.resume((application, run, calls) for (application, run), calls in ended.items())
 
     async def look(self, now_s: float) -> bool:
@@ -73,28 +82,77 @@ class GraphFeeder:
             self.runs.graphs[application.tenant_id, application.name] = graph
         return True
 
-    def _next(self, now_s: float) -> tuple[Application, datetime, KnownGraph | None] | None:
+    def _next(self, now_s: float) -> tuple[Application, Learned, KnownGraph | None] | None:
         rows = Application.objects.annotate(latest=Max("runs__ended_at")).filter(latest__isnull=False)
         due = []
         for row in rows:
             known, read_s = self._read.get(row.pk, (None, float("-inf")))
-            if row.latest != known and now_s - read_s >= LEARN_AGAIN_S:
-                due.append((read_s, row.pk, row))
+            now_known = row.latest, row.learns_from, row.frozen_at
+            if now_known != known and now_s - read_s >= LEARN_AGAIN_S:
+                due.append((read_s, row.pk, row, now_known))
         if not due:
             return None
-        _, _, application = min(due, key=lambda each: each[:2])
-        return application, application.latest, known_graph(application)
+        _, _, application, now_known = min(due, key=lambda each: each[:2])
+        return application, now_known, known_graph(application)
+
+
+RunKey = tuple[int, str, str]
+"""Tenant id, application and run."""
+
+
+def _key(run: ApplicationRun) -> RunKey:
+    return run.application.tenant_id, run.application.name, run.run
+
+
+def _in_progress(now: datetime) -> tuple[list[RunReport], dict[tuple[tuple[int, str], str], list[EndedCall]]]:
+    return reports_in_progress(now), calls_in_progress(now)
+
+
+def reports_in_progress(now: datetime) -> list[RunReport]:
+    """Return what was said of runs in progress: deadlines, units that run, those that began last first; and stopped runs."""
+    due = ApplicationRun.objects.filter(ended_at=None, closed_at=None).exclude(deadline_s=None)
+    opened = [
+        RunReport("opened", *_key(run), due_s=(run.deadline_s or 0.0) - (now - run.began_at).total_seconds())
+        for run in due.select_related("application")[:MOST_OPENED]
+    ]
+    stopped = ApplicationRun.objects.filter(outcome=RunOutcome.STOPPED, closed_at__gt=now - STOPPED)
+    opened += [RunReport("stopped", *_key(run)) for run in stopped.select_related("application")[:MOST_OPENED]]
+    return opened + [
+        RunReport("began", *_key(unit.run), unit.pk, unit.unit, ago_s=(now - unit.began_at).total_seconds())
+        for unit in _units(now).filter(ended_at=None).order_by("-began_at")[:MOST_ROWS]
+    ]
+
+
+def _units(now: datetime) -> QuerySet[UnitReport]:
+    """Return reported units of runs in progress, without those that were given up."""
+    rows = UnitReport.objects.filter(run__ended_at=None, run__closed_at=None, failed=False)
+    given_up = Q(ended_at=None, began_at__lt=now - timedelta(seconds=MOST_UNIT_S))
+    return rows.exclude(given_up).select_related("run__application")
 
 
 def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[EndedCall]]:
-    """Return the ended calls of runs that are not idle yet, by ((tenant id, application), run)."""
+    """Return the ended calls and reported units of runs that are not idle yet, by ((tenant id, application), run)."""
     latest = LedgerRow.objects.filter(arrived_at__gt=now - RESUMED).order_by("-pk")[:MOST_ROWS]
-    heard: dict[tuple[int, str, str], datetime] = {}
-    for row in latest.only("tenant_id", "application", "run", "arrived_at", "e2e_ms"):
+    heard: dict[RunKey, datetime] = {}
+    sessions: set[RunKey] = set()
+    for row in latest.only("tenant_id", "application", "run", "unit", "arrived_at", "e2e_ms"):
         key = row.tenant_id, row.application, row.run
         if row.application and row.run:
             heard[key] = max(heard.get(key, row.arrived_at), row.ended_at or row.arrived_at)
-    active = sorted((key for key, at in heard.items() if now - at < IDLE), key=lambda key: heard[key], reverse=True)
+            if row.unit in SESSION_UNITS:
+                sessions.add(key)
+    units: dict[RunKey, list[EndedCall]] = defaultdict(list)
+    for unit in _units(now).order_by("-began_at")[:MOST_ROWS]:
+        key = _key(unit.run)
+        heard[key] = max(heard.get(key, unit.began_at), unit.ended_at or now)
+        if unit.ended_at is not None:
+            began_s, ended_s = ((now - at).total_seconds() for at in (unit.began_at, unit.ended_at))
+            units[key].append(EndedCall("", unit.unit, began_s, ended_s, 0, unit.duration_s))
+    active = sorted(
+        (key for key, at in heard.items() if now - at < (SESSION_IDLE if key in sessions else IDLE)),
+        key=lambda key: heard[key],
+        reverse=True,
+    )
     ended: dict[tuple[tuple[int, str], str], list[EndedCall]] = defaultdict(list)
     for tenant_id, application, run in active[:MOST_RESUMED]:
         for row in calls_of(tenant_id, application, run).order_by("-arrived_at")[:MOST_CALLS]:
@@ -102,4 +160,5 @@ def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[E
             output = row.output_tokens if row.outcome == Outcome.DONE else None
             call = EndedCall(row.model, row.unit, began_s, ended_s, row.prompt_tokens, output)
             ended[(tenant_id, application), run].append(call)
+        ended[(tenant_id, application), run] += units[tenant_id, application, run]
     return dict(ended)

@@ -3,7 +3,7 @@
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.functional import cached_property
 
@@ -21,6 +21,7 @@ class RunOutcome(models.TextChoices):
     FAILED = "failed", "Failed"
     CANCELLED = "cancelled", "Cancelled"
     ABANDONED = "abandoned", "Abandoned"  # opened and never closed, or its last call did not succeed
+    STOPPED = "stopped", "Stopped"  # by an operator: later calls of it are refused
 
 
 class Application(models.Model):
@@ -31,6 +32,14 @@ class Application(models.Model):
     title = models.CharField(max_length=80, blank=True, default="", help_text="Name given to one that was recognized.")
     units = models.JSONField(default=dict, help_text="Backend of each unit, by name.")
     created_at = models.DateTimeField(default=timezone.now)
+    learns_from = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="Runs that ended before are not in its demand graph: a version was restored then.",
+    )
+    frozen_at = models.DateTimeField(
+        null=True, blank=True, help_text="Runs that ended later are recorded and not learned; empty while it learns."
+    )
 
     class Meta:
         ordering = ["name"]
@@ -107,7 +116,45 @@ class ApplicationRun(models.Model):
         late_s = self.late_s
         if late_s is None:
             return None
-        return late_s <= 0 and self.outcome not in (RunOutcome.FAILED, RunOutcome.ABANDONED)
+        return late_s <= 0 and self.outcome not in (RunOutcome.FAILED, RunOutcome.ABANDONED, RunOutcome.STOPPED)
+
+
+def learned(run: str = "", application: str = "application__") -> Q:
+    """Return which runs the demand graph of their application is made of; *run* and *application* lead to either."""
+    ended, since, until = f"{run}ended_at", f"{application}learns_from", f"{application}frozen_at"
+    here = (Q(**{since: None}) | Q(**{f"{ended}__gte": F(since)})) & (
+        Q(**{until: None}) | Q(**{f"{ended}__lte": F(until)})
+    )
+    return ~Q(**{f"{run}steps": []}) & (Q(**{f"{run}imported": True}) | here)
+
+
+class GraphVersion(models.Model):
+    """A demand graph as it was, kept to compare and restore."""
+
+    application = models.ForeignKey(Application, on_delete=models.CASCADE, related_name="versions")
+    number = models.PositiveIntegerField()
+    made_at = models.DateTimeField(default=timezone.now)
+    made_by = models.CharField(max_length=150)
+    why = models.CharField(max_length=255)
+    records = models.PositiveIntegerField(help_text="Runs that it is learned from.")
+    error_s = models.FloatField(
+        null=True, blank=True, help_text="Mean error of predictions of what its left-out runs still needed (s)."
+    )
+    needed_s = models.FloatField(null=True, blank=True, help_text="Mean of what these runs needed (s).")
+    size_bytes = models.PositiveIntegerField(help_text="Of its JSON form.")
+    graph = models.BinaryField(help_text="Its JSON form, compressed by zlib.")
+
+    class Meta:
+        ordering = ["-number"]
+        constraints = [models.UniqueConstraint(fields=["application", "number"], name="one_version_of_a_number")]
+
+    def __str__(self) -> str:
+        return f"v{self.number}"
+
+    @property
+    def error(self) -> float | None:
+        """Return the error as a share of what was needed; None with too few runs."""
+        return None if self.error_s is None or not self.needed_s else self.error_s / self.needed_s
 
 
 class UnitReport(models.Model):

@@ -12,12 +12,16 @@ from typing import Final
 
 from django.db import transaction
 
-from controlplane.accounts.models import Tenant
+from controlplane.accounts.models import Tenant, User
 from controlplane.applications.backends import OF_PROCESS
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome, UnitReport
 from controlplane.applications.services import IDLE
 from controlplane.dispatch.prewarming_log import CalledBy
+from controlplane.dispatch.queues.commands import ask_of_run
+from controlplane.dispatch.queues.runs import RunAction, RunPrice
 from controlplane.dispatch.runs import ApplicationRuns, RunReport
+from controlplane.events.services import record
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError, invalid
 
 RUNNING, DONE, FAILED = STATES = ("running", "done", "failed")
@@ -98,6 +102,34 @@ def close_run(run: ApplicationRun, outcome: RunOutcome, now: datetime) -> Applic
         _report(RunReport("closed", row.application.tenant_id, row.application.name, row.run))
         _give_back(row.reports.filter(ended_at=None).values_list("pk", flat=True))
     return row
+
+
+def act_on_run(run: ApplicationRun, action: RunAction, actor: User, reason: str, now: datetime) -> RunPrice:
+    """Move a run first, stop it, or undo that; return the price as before it.
+
+    Raises ActionError for a run that has ended and when the gateway objects, GatewaySilent (an ActionError) when none
+    answers; then nothing is recorded.
+    """
+    if action != RunAction.UNDO and run.state != "running":
+        raise ActionError(f"Run {run.run} has ended")
+    stopped = run.outcome == RunOutcome.STOPPED
+    price = ask_of_run(run.application.tenant_id, run.application.name, run.run, action)
+    rows = ApplicationRun.objects.filter(pk=run.pk)
+    if action == RunAction.STOP:
+        rows.update(closed_at=now, outcome=RunOutcome.STOPPED)
+    elif action == RunAction.UNDO and stopped:
+        rows.update(closed_at=None, ended_at=None, outcome="", steps=[])
+    kind = {RunAction.FIRST: "run.moved_first", RunAction.STOP: "run.stopped", RunAction.UNDO: "run.restored"}[action]
+    record(
+        kind,
+        run.application,
+        actor=actor,
+        reason=reason,
+        before={"first": price.first, "stopped": stopped},
+        after={"first": action == RunAction.FIRST, "stopped": action == RunAction.STOP},
+        inputs={"run": run.run, "waiting": price.waiting, "running": price.running, "overtaken": price.overtaken},
+    )
+    return price
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from django.db.models import QuerySet
 
-from controlplane.applications.models import Application, ApplicationRun, PrewarmRow
+from controlplane.applications.models import Application, ApplicationRun, PrewarmRow, learned
 from controlplane.applications.services import backends, done_calls
 from controlplane.fleet.models import PerformanceProfile
 from scheduling.applications.demand_graph import (
@@ -52,7 +52,7 @@ def prewarms_of(run: ApplicationRun) -> QuerySet[PrewarmRow]:
 
 def graph_of(application: Application) -> DemandGraph:
     """Return the graph of the latest records, oldest first."""
-    latest = application.runs.exclude(steps=[]).values_list("steps", flat=True)[:MOST_RECORDS]
+    latest = application.runs.filter(learned()).values_list("steps", flat=True)[:MOST_RECORDS]
     records = [RunRecord(msgspec.convert(steps, tuple[Step, ...])) for steps in reversed(latest)]
     return DemandGraph(application.name, backends(application), records)
 

@@ -8,14 +8,31 @@ from django.db import transaction
 from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet, Sum
 
 from controlplane.accounts.models import Tenant
-from controlplane.applications.models import Application, ApplicationRun, FollowedLedger, RunOutcome, UnitReport
+from controlplane.applications.models import (
+    Application,
+    ApplicationRun,
+    FollowedLedger,
+    RunOutcome,
+    UnitReport,
+    learned,
+)
 from controlplane.dispatch.runs import MOST_UNIT_S
 from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.demand_graph import MOST_RECORDS, Backend, DemandGraph
-from scheduling.applications.recording import LONGEST_ID, NO_UNIT, RECOGNIZED, Call, first_request, record_of
+from scheduling.applications.recording import (
+    IDLE_S,
+    LONGEST_ID,
+    NO_UNIT,
+    RECOGNIZED,
+    SESSION_IDLE_S,
+    SESSION_UNITS,
+    Call,
+    first_request,
+    record_of,
+)
 
-IDLE: Final = timedelta(seconds=120)
-"""A run has ended when no call of it ended for so long."""
+IDLE: Final = timedelta(seconds=IDLE_S)
+SESSION_IDLE: Final = timedelta(seconds=SESSION_IDLE_S)
 LOOKED_AGAIN: Final = 2_000
 """Ledger rows read twice: gateways may commit in another order than keys were given."""
 MOST_CALLS: Final = 4_096
@@ -41,7 +58,14 @@ def follow_runs(now: datetime) -> int:
     running = UnitReport.objects.filter(
         run=OuterRef("pk"), ended_at=None, began_at__gte=now - timedelta(seconds=MOST_UNIT_S)
     )
-    over = Q(closed_at__lt=now - SETTLED) | (Q(last_call_at__lt=now - IDLE) & ~Exists(running))
+    session = LedgerRow.objects.filter(
+        tenant=OuterRef("application__tenant"),
+        application=OuterRef("application__name"),
+        run=OuterRef("run"),
+        unit__in=SESSION_UNITS,
+    )
+    idle = Q(last_call_at__lt=now - SESSION_IDLE) | (Q(last_call_at__lt=now - IDLE) & ~Exists(session))
+    over = Q(closed_at__lt=now - SETTLED) | (idle & ~Exists(running))
     ending = ApplicationRun.objects.filter(over, ended_at=None).select_related("application")
     return sum(1 for run in list(ending) if end_run(run))
 
@@ -84,7 +108,8 @@ def _follow(tenant_id: int, name: str, run: str, seen_pk: int) -> None:
     elif known.calls != sums["calls"]:
         sums["began_at"] = min(known.began_at, sums["began_at"])
         closed_at = known.closed_at
-        if closed_at is not None and new.filter(arrived_at__gt=closed_at).exists():
+        stopped = known.outcome == RunOutcome.STOPPED
+        if closed_at is not None and not stopped and new.filter(arrived_at__gt=closed_at).exists():
             closed_at = None
         ApplicationRun.objects.filter(pk=known.pk).update(
             last_call_at=max(known.last_call_at, last_call_at),
@@ -130,10 +155,10 @@ def end_run(run: ApplicationRun) -> bool:
     calls, seen = done_calls(run)
     outcome = run.outcome or (RunOutcome.ABANDONED if _is_abandoned(run) else RunOutcome.ENDED)
     teaches = calls and outcome in (RunOutcome.ENDED, RunOutcome.DONE)
-    units = application.units | seen
     with transaction.atomic():
-        if units != application.units:
-            Application.objects.filter(pk=application.pk).update(units=units)
+        known = Application.objects.select_for_update().get(pk=application.pk)  # another run may have added units since
+        if known.units != known.units | seen:
+            Application.objects.filter(pk=application.pk).update(units=known.units | seen)
         ended = ApplicationRun.objects.filter(pk=run.pk, ended_at=None, calls=run.calls)
         return bool(
             ended.update(
@@ -163,7 +188,7 @@ def prune_runs(now: datetime) -> int:
     """Delete runs that no graph needs: ended `KEPT_DAYS` ago, and not among an application's latest records."""
     deleted = 0
     for application in Application.objects.all():
-        needed = application.runs.exclude(steps=[]).values_list("pk", flat=True)[:MOST_RECORDS]
+        needed = application.runs.filter(learned()).values_list("pk", flat=True)[:MOST_RECORDS]
         old = application.runs.filter(ended_at__lt=now - timedelta(days=KEPT_DAYS)).exclude(pk__in=list(needed))
         deleted += old.delete()[0]
     return deleted

@@ -375,7 +375,9 @@ def answer_of(row: BatchLine, status: int, body: bytes) -> Answer:
 
 def _running_batches() -> list[Batch]:
     states = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
-    return list(Batch.objects.filter(status__in=states).select_related("input_file", "tenant").order_by("expires_at"))
+    return list(
+        Batch.objects.filter(status__in=states).select_related("input_file", "tenant", "api_key").order_by("expires_at")
+    )
 
 
 def _sources_of(batch: Batch) -> list[Source]:
@@ -397,6 +399,7 @@ def grant_of(batch: Batch) -> Grant:
         max_concurrent_requests=1 << 30,
         tokens_per_minute=0,
         rates=False,
+        models=frozenset(batch.api_key.allowed_models if batch.api_key else ()),
         default_terms=terms,
         terms={terms.name: terms},
     )

@@ -220,10 +220,14 @@ def validate_batch(batch_id: int) -> bool:
     Run again after a crash it begins again from the first line. A file that is gone from the store fails the batch. Returns
     whether the batch is in progress. Raises ApiError 503 if the store of files fails: the batch stays as it is.
     """
-    batch = Batch.objects.select_related("input_file").filter(pk=batch_id, status=BatchStatus.VALIDATING).first()
+    batch = (
+        Batch.objects.select_related("input_file", "api_key").filter(pk=batch_id, status=BatchStatus.VALIDATING).first()
+    )
     if batch is None:
         return False
-    models = {name: Task(task) for name, task in Model.objects.values_list("name", "task")}
+    allowed = batch.api_key.allowed_models if batch.api_key else ()
+    every = Model.objects.values_list("name", "task")
+    models = {name: Task(task) for name, task in every if not allowed or name in allowed}
     problems: list[Problem] = []
     total, named = 0, set()
     try:

@@ -37,7 +37,7 @@ SERVE = (
     Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("queues", "Queues", "queues", "q"),
     Entry("batches", "Batches", "batches", "b", ("batch", "batch-list", "held-work", "spot", "donations", "weights")),
-    Entry("applications", "Applications", "applications", "a", ("application", "run")),
+    Entry("applications", "Applications", "applications", "a", ("application", "run", "compare-graphs")),
 )
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),
@@ -52,6 +52,7 @@ TENANTS = (
 API = Entry("api-docs", "API", "api", "c")
 SYSTEM = (
     Entry("system", "System", "system", "y"),
+    Entry("alerts", "Alerts", "alerts", "n"),
     Entry("settings", "Settings", "settings", "t"),
     Entry("events", "Events", "events", "e", ("event",)),
     API,
@@ -74,6 +75,7 @@ BADGES = {
     "system": "system",
     "queues": "queues",
     "batches": "batches",
+    "alerts": "alerts",
 }
 """Fragment that counts problems, by navigation entry."""
 

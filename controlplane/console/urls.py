@@ -10,6 +10,7 @@ from controlplane.console.lists import list_view
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
 from controlplane.console.pages.about import views as about
+from controlplane.console.pages.alerts import views as alerts
 from controlplane.console.pages.applications import views as applications
 from controlplane.console.pages.batches import views as batches
 from controlplane.console.pages.deploy import views as deploy
@@ -49,6 +50,8 @@ urlpatterns = [
     path("models/", models.models, name="models"),
     path("models/deploy/", deploy.deploy, name="deploy"),
     path("models/deployed/<int:pk>/", deploy.deployed, name="deployed"),
+    path("models/targets/", models.targets, name="targets"),
+    path("models/targets/share/", models.share, name="share"),
     path("models/<int:pk>/parts/", models.parts, name="parts"),
     path("models/<int:pk>/bounds/", models.bounds, name="bounds"),
     path("console/api/model-charts", models.charts, name="model-charts"),
@@ -66,7 +69,14 @@ urlpatterns = [
     path("applications/<int:pk>/", applications.application, name="application"),
     path("applications/<int:pk>/name/", applications.name_application, name="name-application"),
     path("applications/<int:pk>/graph.json", applications.export, name="application-graph"),
+    path("applications/<int:pk>/compare/", applications.compare, name="compare-graphs"),
+    path("applications/<int:pk>/versions/", applications.keep_version, name="keep-version"),
+    path("applications/<int:pk>/versions/<int:number>/", applications.restore_version, name="restore-version"),
+    path("applications/<int:pk>/freeze/<str:action>/", applications.freeze, name="freeze-application"),
+    path("applications/<int:pk>/replay/", applications.replay, name="replay-application"),
+    path("applications/import/", applications.import_graph, name="import-graph"),
     path("applications/runs/<int:pk>/", applications.run, name="run"),
+    path("applications/runs/<int:pk>/<str:action>/", applications.act_on_run, name="run-act"),
     path("spot/", spot.spot, name="spot"),
     path("spot/donations/", list_view(DONATIONS), name="donations"),
     path("spot/weights/", list_view(WEIGHTS), name="weights"),
@@ -104,7 +114,11 @@ urlpatterns = [
     path("keys/", keys.keys, name="keys"),
     path("keys/<int:pk>/created/", keys.created, name="key-created"),
     path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
+    path("keys/<int:pk>/models/", keys.models, name="key-models"),
     path("system/", system.system, name="system"),
+    path("alerts/", alerts.alerts, name="alerts"),
+    path("alerts/<int:pk>/<slug:action>/", alerts.act, name="alert-act"),
+    path("alerts/rules/<int:pk>/test/", alerts.test_webhook, name="test-webhook"),
     path("settings/", settings.settings, name="settings"),
     path("settings/<str:name>/", settings.change, name="setting"),
     path("events/", events.events, name="events"),

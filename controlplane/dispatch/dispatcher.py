@@ -31,9 +31,16 @@ from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.promises import ClassTerms, Verdict, decide
 from scheduling.queueing.waits.waiting_time import Wait
+from scheduling.routing.models import ModelRule, fallback_rule
 from scheduling.routing.regions import better_home, pressure
 
 MAX_ATTEMPTS = 3
+RUN_STOPPED = 409, "run_stopped", "An operator has stopped this run."
+WHY_FALLBACK = {
+    ModelRule.UNAVAILABLE: "no instance of that takes it now",
+    ModelRule.WAIT: "it would have waited too long for that",
+    ModelRule.FAILURE: "that failed it before its first token",
+}
 
 
 class Dispatcher:
@@ -98,6 +105,8 @@ class Dispatcher:
                 name in with_endpoint,
                 name in topology.by_prefix,
                 model.task,
+                fallback=model.fallback,
+                fallback_wait_s=model.fallback_wait_s,
             )
             for name, model in topology.models.items()
         )
@@ -112,7 +121,7 @@ class Dispatcher:
             for one in topology.adapters.values()
             if (base := topology.models.get(one.base)) is not None
         )  # fmt: skip
-        self.deliver(port.ServedModels((*models, *adapters)))
+        self.deliver(port.ServedModels((*models, *adapters), topology.targets))
 
     def pump_all(self) -> None:
         """Give out every request that has room. Call after any change of the topology."""
@@ -160,6 +169,8 @@ class Dispatcher:
                 if request.adapter >= 0 and not serves_adapters and not request.has_begun:
                     self._drop(request, _no_adapters(request.asked))
                     continue
+                if self._waits_too_long(request, now_s - request.asked.arrived_s):
+                    continue
                 held_s = hold_s(request.asked.deadline_s or math.inf, max_hold_s)
                 if not request.has_begun and now_s - request.asked.arrived_s > held_s:
                     self._give_up(request, held_s)
@@ -183,6 +194,9 @@ class Dispatcher:
 
         Refused with 503 if nothing serves its model or soon will, with 429 if the queue is full.
         """
+        if self.runs.is_stopped(asked):
+            self.deliver(port.Refused(asked.number, *RUN_STOPPED, None))
+            return
         self.prewarming.come(asked)
         candidates, own_region = self.topology.candidates(asked.model, asked.region), ""
         if candidates.size:
@@ -192,6 +206,11 @@ class Dispatcher:
         spot = self.placement.spot_with_room(asked) if asked.opportunistic else None
         endpoint = spot or self.placement.choose_endpoint(self._candidates(asked))
         suspect, adapter = self.suspects.is_suspect(asked), self.topology.adapter_number(asked.adapter)
+        if asked.fallback and spot is None and not suspect and not self.holding.holds(asked):
+            full = endpoint is not None and endpoint.spec.policy.is_full(self.queue.count(endpoint))
+            if (fallback := self._fallback(asked, full=full)) is not None:
+                asked, endpoint = self._fall_back(asked, *fallback)
+                endpoint.count_demand(asked, self.clock())
         if suspect and (refusal := self.suspects.refusal(asked)) is not None:
             self.deliver(refusal)
         elif spot is None and self.holding.holds(asked) and not suspect and candidates.size:
@@ -212,6 +231,47 @@ class Dispatcher:
                 self.suspects.wait_for_trial(request)
             else:
                 self._enqueue(request, endpoint)
+
+    def _fallback(
+        self, asked: port.Submit, wait_s: float = 0.0, *, full: bool = False
+    ) -> tuple[Endpoint, ModelRule] | None:
+        """Return the endpoint of the fallback of *asked* and the rule by which that serves it; None while it does not.
+
+        *wait_s*: what it waits for its own model; *full*: whether the queue there is.
+        """
+        there = (
+            self.placement.serving(self.topology.candidates(asked.fallback, asked.region)) if asked.fallback else None
+        )
+        if there is None or there.spec.policy.is_full(self.queue.count(there)):
+            return None
+        wait = self.waits.of_next(there)
+        rule = fallback_rule(
+            serves=not full and self.placement.serving(self._candidates(asked)) is not None,
+            wait_s=wait_s,
+            most_wait_s=asked.fallback_wait_s,
+            there_s=wait.mean_s if wait is not None else 0.0,  # no request waits there yet, or its pace is not known
+        )
+        return None if rule is None else (there, rule)
+
+    def _fall_back(self, asked: port.Submit, there: Endpoint, rule: ModelRule) -> tuple[port.Submit, Endpoint]:
+        """Notify the gateway that *there* serves *asked* by *rule*; return it as a request of that model, and *there*."""
+        words = f"Served by {there.model}, the fallback of {asked.model}: {WHY_FALLBACK[rule]}."
+        asked = replace(asked, model=there.model, fallback="", prefix_hashes=())
+        self.deliver(port.FellBack(asked.number, there.model, there.region, self._possible(asked), rule.value, words))
+        return asked, there
+
+    def _queue_at_fallback(self, request: Request, there: Endpoint, rule: ModelRule) -> None:
+        """Queue *request*, which waits or has left its instance, at *there* for the fallback of its model."""
+        if request.slot >= 0:
+            self.queue.take_out(request.slot)
+        request.asked, _ = self._fall_back(request.asked, there, rule)
+        request.predicted_tokens, request.estimate = self._possible(request.asked), None
+        request.failed_before, request.failed_at = request.attempts - request.evictions, []
+        request.output_tokens, request.evicting_s = 0, None
+        self.queue.add(request, there)
+        self.placement.pump(there)
+        if request.slot >= 0:
+            self.waits.note(request)
 
     def _candidates(self, asked: port.Submit) -> NDArray[np.int32]:
         """Return the endpoints that may serve *asked*, in order of preference; for an adapter those that serve it."""
@@ -234,6 +294,8 @@ class Dispatcher:
         self.placement.pump(endpoint)
         if request.slot >= 0:
             self.waits.note(request)
+            if self._waits_too_long(request):
+                return
             if request.attempts or not (released or self._passes_door(request, endpoint)):
                 return
             if (estimate := self._estimated(request)) is not None:
@@ -243,6 +305,21 @@ class Dispatcher:
                 wait = estimate.wait
                 mean_s, p99_s = (wait.mean_s, wait.quantile_s()) if wait else (None, None)
                 self.deliver(port.Waiting(number, estimate.position, mean_s, p99_s))
+
+    def _waits_too_long(self, request: Request, waited_s: float = 0.0) -> bool:
+        """Whether the fallback of its model serves *request*, which waits: it is queued there then.
+
+        By its estimated wait, or because it has waited so long, or nothing serves its model any longer.
+        """
+        asked = request.asked
+        if not asked.fallback or request.has_begun or request.released_s is not None or request.endpoint.is_spot:
+            return False
+        estimate = self._estimated(request) if asked.fallback_wait_s is not None else None
+        expected_s = estimate.wait.mean_s if estimate is not None and estimate.wait is not None else 0.0
+        fallback = self._fallback(asked, max(waited_s, expected_s))
+        if fallback is not None:
+            self._queue_at_fallback(request, *fallback)
+        return fallback is not None
 
     def _estimated(self, request: Request) -> Estimate | None:
         """Return the estimated wait of *request*; None if it waits no longer."""
@@ -468,7 +545,7 @@ class Dispatcher:
         any longer (503), or when it was refused as *busy* and nothing else can take it.
         """
         asked = request.asked
-        failed = request.attempts - request.evictions
+        failed = request.attempts - request.evictions - request.failed_before
         if self.suspects.is_suspect(asked):
             if (refusal := self.suspects.refusal(asked)) is not None:
                 self._drop(request, refusal)
@@ -477,6 +554,11 @@ class Dispatcher:
                 self.suspects.wait_for_trial(request)
                 return
         elsewhere = self._takes_elsewhere(request)
+        if asked.fallback and failed and not request.has_begun and (failed >= MAX_ATTEMPTS or not elsewhere):
+            there = self.placement.serving(self.topology.candidates(asked.fallback, asked.region))
+            if there is not None and not there.spec.policy.is_full(self.queue.count(there)):
+                self._queue_at_fallback(request, there, ModelRule.FAILURE)
+                return
         if busy and (failed >= MAX_ATTEMPTS or not elsewhere):
             message = f"Every instance of {asked.model!r} that could take the request is busy."
             self._refuse(request, 503, port.INSTANCES_BUSY, message, 1)
@@ -575,6 +657,27 @@ class Dispatcher:
         request.evicting_s = self.clock()
         self.deliver(port.Evict(number))
         return request.asked.prompt_tokens + request.output_tokens
+
+    def calls_of(self, application: tuple[int, str], run: str) -> list[Request]:
+        """Return the open calls of a run."""
+        return [
+            each
+            for each in self._requests.values()
+            if each.asked.run == run and (each.asked.tenant_id, each.asked.application) == application
+        ]
+
+    def stop_run(self, application: tuple[int, str], run: str) -> tuple[int, int]:
+        """End all open calls of a run, and refuse later ones; return how many waited and how many ran."""
+        self.runs.stop(application, run)
+        waited = ran = 0
+        for request in self.calls_of(application, run):
+            if request.replica is None:
+                self._drop(request, port.Refused(request.asked.number, *RUN_STOPPED, None))
+                waited += 1
+            else:
+                self.deliver(port.Lost(request.asked.number, stopped=True))
+                ran += 1
+        return waited, ran
 
     def reclaim(self, replica: Replica, *, late: bool) -> tuple[int, int]:
         """Take the requests off *replica*, which is donated and reclaimed; return how many wait again, and how many ended.

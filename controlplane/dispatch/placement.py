@@ -41,8 +41,8 @@ class Placement:
         self.adapters: Counter[str] = Counter()
         """Requests with an adapter, by where it was: a name of `routing.adapters.TIERS`."""
 
-    def choose_endpoint(self, candidates: NDArray[np.int32]) -> Endpoint | None:
-        """Return the endpoint of *candidates* that serves, soon will, or can be started, for a new request; None without."""
+    def serving(self, candidates: NDArray[np.int32]) -> Endpoint | None:
+        """Return the endpoint of *candidates* for a new request, one that serves now; None without."""
         if not candidates.size:
             return None
         topology = self.topology
@@ -51,8 +51,13 @@ class Placement:
         index = kernels.choose_region(
             topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s
         )
-        if index >= 0:
-            return topology.endpoints[int(index)]
+        return topology.endpoints[int(index)] if index >= 0 else None
+
+    def choose_endpoint(self, candidates: NDArray[np.int32]) -> Endpoint | None:
+        """Return the endpoint of *candidates* that serves, soon will, or can be started, for a new request; None without."""
+        if (serving := self.serving(candidates)) is not None:
+            return serving
+        topology = self.topology
         endpoints = [topology.endpoints[at] for at in candidates.tolist()]
         startable = (endpoint for endpoint in endpoints if endpoint.can_start)
         return next(filter(topology.coming, endpoints), None) or next(startable, None)

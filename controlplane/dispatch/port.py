@@ -1,10 +1,10 @@
 """Records between the HTTP side and the decision side, all serializable.
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
-`Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, asks for adapters with `Warm` and for
-system prompts with `WarmPrefix` (`PrefixWarmed` is the answer), and lists the available models in `ServedModels`. A request
-is identified by its *number*, unique within the gateway that submits it. Moments in `_s` are seconds of the machine's
-monotonic clock, those in `_at` epoch seconds.
+`Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback
+of its model serves it, asks for adapters with `Warm` and for system prompts with `WarmPrefix` (`PrefixWarmed` is the answer),
+and lists the available models in `ServedModels`. A request is identified by its *number*, unique within the gateway that
+submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
 import math
@@ -76,6 +76,8 @@ class Submit(Record, frozen=True):
     unit: str = ""
     adapter: str = ""  # LoRA adapter of the model that it asks for; "" for none
     run_due_s: float | None = None  # of the run's last call, after its first one; None: by the class
+    fallback: str = ""  # model that serves it where its own does not (`scheduling.routing.models`); "" for none
+    fallback_wait_s: float | None = None  # longest wait for its own; None: however long
 
     @property
     def allowed_s(self) -> float:
@@ -161,6 +163,17 @@ class Moved(Record, frozen=True):
     pressure: float | None = None  # there
     own_region: str = ""  # where its caller's demand counts; empty where sent before
     released: dict[str, Any] | None = None  # why the queue manager let it go, where it was held: docs/routing.md
+
+
+class FellBack(Record, frozen=True):
+    """The fallback of the request's model serves it from now on, in *region*, under the same number."""
+
+    number: int
+    model: str
+    region: str
+    predicted_tokens: int  # possible output there
+    rule: str  # `scheduling.routing.models.ModelRule`
+    why: str
 
 
 class Waiting(Record, frozen=True):
@@ -250,7 +263,7 @@ class Refused(Record, frozen=True):
     """The request will not be served."""
 
     number: int
-    status: int  # of HTTP: 422, 429, 502, 503
+    status: int  # of HTTP: 409, 422, 429, 502, 503
     code: str
     message: str
     retry_after_s: float | None  # None: a retry makes no sense
@@ -274,6 +287,7 @@ class Lost(Record, frozen=True):
 
     number: int
     reclaimed: bool = False  # a donated instance was reclaimed, and the request ends
+    stopped: bool = False  # an operator has stopped its application run, and the request ends
 
 
 class ServedModel(Record, frozen=True):
@@ -284,16 +298,27 @@ class ServedModel(Record, frozen=True):
     by_prefix: bool  # some router considers the start of prompts: `Submit.prefix_hashes` is wanted
     task: str = "generate"  # `scheduling.model_task.Task`
     base: str = ""  # of a LoRA adapter: the model that it adapts
+    fallback: str = ""  # model that serves its requests where it does not; "" for none
+    fallback_wait_s: float | None = None  # longest wait for it before that; None: however long
+
+
+class WeightedTargets(Record, frozen=True):
+    """A public name whose requests are shared among models and adapters by weight."""
+
+    name: str
+    created_at: int
+    weights: dict[str, float]
 
 
 class ServedModels(Record, frozen=True):
     """All models that may be requested from now on."""
 
     models: tuple[ServedModel, ...]
+    targets: tuple[WeightedTargets, ...] = ()
 
 
 FromGateway = Submit | Progress | Prefix | Finished | Left | Backlog | PrefixWarmed
-OfRequest = Held | Moved | Waiting | AtDoor | Placed | PrefixWanted | Refused | Evict | Lost
+OfRequest = Held | Moved | FellBack | Waiting | AtDoor | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

@@ -65,6 +65,7 @@ class KnownPrefix:
     blocks: tuple[int, ...]
     """Hashes of its recorded blocks."""
     block_tokens: int
+    model: str
     adapter: int
 
     @property
@@ -227,7 +228,7 @@ class Prewarming:
         if prefix not in self._prefixes:
             adapter = self.topology.adapter_number(asked.adapter)
             blocks = asked.prefix_hashes[: asked.system_blocks]
-            self._prefixes[prefix] = KnownPrefix(blocks, asked.block_tokens, adapter)
+            self._prefixes[prefix] = KnownPrefix(blocks, asked.block_tokens, asked.model, adapter)
             if len(self._prefixes) > MOST_PREFIXES:
                 self._prefixes.popitem(last=False)
         self._prefixes[prefix].block_tokens = asked.block_tokens  # an estimate that becomes better
@@ -292,7 +293,7 @@ class Prewarming:
     def _warm(self, endpoint: Endpoint, prefix: int, why: str, called_by: CalledBy) -> None:
         """Have one instance of *endpoint* compute a system prompt, unless one with room has it."""
         known, fleet, now_s = self._prefixes.get(prefix), self.topology.fleet, self.clock()
-        if known is None:
+        if known is None or known.model != endpoint.model:  # a fallback would be sent the text for another model
             return
         name = name_of_prefix(prefix)
         open_ones = self._with_room(endpoint)

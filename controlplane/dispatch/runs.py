@@ -13,25 +13,27 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
+from controlplane.dispatch.port import Submit
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.demand_graph import ServiceRate
 from scheduling.applications.prewarming import LikelyCall, Needs, likely_calls
 from scheduling.applications.recording import NO_UNIT
-from scheduling.applications.standings import KnownGraph, PastCall, RunCall, Standings, rekey_run, runs_waiting
+from scheduling.applications.standings import FIRST_S, KnownGraph, PastCall, RunCall, Standings, rekey_run, runs_waiting
 from scheduling.fleet.profile import USUAL
 from scheduling.queueing.ordering import ORDERINGS
 
 
 class EndedCall(NamedTuple):
-    """A call of a run in progress, as the ledger has it; moments in seconds before now."""
+    """A call of a run in progress, as the ledger has it, or a reported unit; moments in seconds before now."""
 
     model: str
+    """Empty of a unit that is no LLM."""
     unit: str
     began_s: float
     ended_s: float
     prompt_tokens: int
-    output_tokens: int | None
-    """None: it failed."""
+    output_tokens: float | None
+    """Seconds of a unit that is no LLM. None: it failed."""
 
 
 MOST_UNIT_S: Final = 3600.0
@@ -41,9 +43,10 @@ MOST_OPENED: Final = 10_000
 
 
 class RunReport(NamedTuple):
-    """A report of a tenant about a run: it was opened or closed, or a unit that is no LLM began or ended."""
+    """A report of a tenant about a run: it was opened or closed, or a unit that is no LLM began or ended. Or of an operator
+    that stopped it."""
 
-    what: Literal["opened", "began", "ended", "closed"]
+    what: Literal["opened", "began", "ended", "closed", "stopped"]
     tenant_id: int
     application: str
     run: str
@@ -54,6 +57,8 @@ class RunReport(NamedTuple):
     """Of a unit that ended; None: it failed."""
     due_s: float | None = None
     """Of a run that was opened, after now."""
+    ago_s: float = 0.0
+    """Since when a unit has run that a process hears of later, as after a restart."""
 
 
 class ApplicationRuns:
@@ -67,6 +72,8 @@ class ApplicationRuns:
         self._produced = produced
         self._opened: OrderedDict[tuple[Any, str], float] = OrderedDict()
         """Deadline of runs that were opened with one, on the clock of the waiting set."""
+        self._stopped: OrderedDict[tuple[Any, str], None] = OrderedDict()
+        """Runs that an operator has stopped, the last `MOST_OPENED`."""
         self._units: OrderedDict[int, float] = OrderedDict()
         """When each reported unit that runs began."""
 
@@ -80,15 +87,43 @@ class ApplicationRuns:
         elif report.what == "closed":
             self._opened.pop((application, report.run), None)
             self.standings.close(application, report.run)
+        elif report.what == "stopped":
+            self.stop(application, report.run)
         elif report.what in ("began", "ended"):
             if call not in self._units:
                 due_in_s = self._due_in_s(application, report.run, now_s)
                 unit = RunCall(call, application, report.run, report.unit, 0, 0, ServiceRate(), due_in_s)
-                self.standings.come(unit, now_s)
-                self._units[call] = now_s
+                self.standings.come(unit, now_s - report.ago_s)
+                self._units[call] = now_s - report.ago_s
+                if report.ago_s:
+                    self._units.move_to_end(call, last=False)
             if report.what == "ended":
                 del self._units[call]
                 self.standings.end(call, report.duration_s, now_s)
+
+    def move_first(self, application: Any, name: str, *, first: bool) -> bool:
+        """Serve the waiting and later calls of a run before all others of their class, or by its order again; return
+        whether it is followed."""
+        run = self.standings.runs.get((application, name))
+        if run is not None:
+            run.first = first
+            self.queue.fit()
+            self._rekey(run.number)
+        return run is not None
+
+    def stop(self, application: Any, name: str, *, stopped: bool = True) -> None:
+        """Refuse later calls of a run, or take them again."""
+        self._stopped.pop((application, name), None)
+        if stopped:
+            self._stopped[application, name] = None
+            if len(self._stopped) > MOST_OPENED:
+                self._stopped.popitem(last=False)
+
+    def is_stopped(self, asked: Submit) -> bool:
+        return bool(self._stopped) and self.is_stopped_run((asked.tenant_id, asked.application), asked.run)
+
+    def is_stopped_run(self, application: Any, name: str) -> bool:
+        return (application, name) in self._stopped
 
     def _due_in_s(self, application: Any, run: str, now_s: float) -> float:
         """Return seconds to the deadline that *run* was opened with, infinity without one."""
@@ -148,13 +183,14 @@ class ApplicationRuns:
                     now_s - one.ended_s,
                     one.prompt_tokens,
                     one.output_tokens,
-                    rates.get(one.model, ServiceRate.of(USUAL)),
+                    rates.get(one.model, ServiceRate.of(USUAL)) if one.model else ServiceRate(),
                 )
                 for one in ended
             ]
             run = self.standings.resume(application, name, past)
             if run is not None:
                 resumed += 1
+                run.due_s = self._opened.get((application, name), run.due_s)
                 if run.calls:
                     self._rekey(run.number)
         return resumed
@@ -206,7 +242,7 @@ def trace_of(request: Request) -> dict[str, object]:
     standing = request.standing
     if standing is None:
         return {}
-    asked = request.asked
+    asked, first = request.asked, "moved first by an operator, " if standing.began_s == FIRST_S else ""
     return {
         "run": {
             "application": asked.application,
@@ -217,7 +253,7 @@ def trace_of(request: Request) -> dict[str, object]:
             "worst_s": round(standing.worst_s, 4),
             "attained_s": round(standing.attained_s, 4),
             "words": (
-                f"Run {asked.run} of {asked.application}: rank {standing.rank_s:,.2f} s. It has had "
+                f"Run {asked.run} of {asked.application}: {first}rank {standing.rank_s:,.2f} s. It has had "
                 f"{standing.attained_s:,.2f} s of service and is expected to need {standing.mean_s:,.2f} s more, "
                 f"{standing.worst_s:,.2f} s at the most."
             ),

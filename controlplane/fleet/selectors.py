@@ -1,9 +1,22 @@
 """Reads of the inventory."""
 
+from collections.abc import Iterable
+
+from django.core.exceptions import ValidationError
 from django.db.models import Count, F, Q, QuerySet, Sum
 
 from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, PRESENT, Action, InstanceState
-from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher, Node, RegionLatency
+from controlplane.fleet.models import (
+    Adapter,
+    Deployment,
+    Instance,
+    InstanceCommand,
+    Launcher,
+    Model,
+    Node,
+    RegionLatency,
+    WeightedTarget,
+)
 from controlplane.fleet.services import open_command
 from controlplane.rows import narrowed
 
@@ -65,3 +78,17 @@ def possible_actions(instance: Instance) -> list[Action]:
     if command is None:
         return actions
     return [action for action in actions if action == Action.STOP and command.verb != Action.STOP]
+
+
+def names_to_ask_for() -> set[str]:
+    """Return the names that a request may ask for: of models, adapters and weighted targets."""
+    rows: tuple[type[Model | Adapter | WeightedTarget], ...] = (Model, Adapter, WeightedTarget)
+    return {name for row in rows for name in row.objects.values_list("name", flat=True)}
+
+
+def allowed_models(names: Iterable[str]) -> list[str]:
+    """Return *names* for an API key, without empty ones. Raises ValidationError for one that no request may ask for."""
+    given = [name.strip() for name in names if name.strip()]
+    if unknown := sorted(set(given) - names_to_ask_for()):
+        raise ValidationError({"allowed_models": f"There is no model {unknown[0]!r}."})
+    return given

@@ -119,6 +119,11 @@ def unknown_model(name: str) -> ApiError:
     )
 
 
+def model_not_allowed(name: str) -> ApiError:
+    """Return OpenAI's error for a model that a project has no access to."""
+    return ApiError(403, f"This API key does not have access to model {name!r}.", code="model_not_found", param="model")
+
+
 def not_served(model: str, path: str, served: Sequence[str]) -> ApiError:
     """Return the error for a call to *path* of a *model* that serves others, *served*."""
     return ApiError(

@@ -83,6 +83,24 @@ class LedgerRow(models.Model):
         default="",
         help_text="SLO class that it was degraded from, because that promise was unreachable; empty: it kept its class.",
     )
+    asked_model = models.CharField(
+        max_length=160,
+        blank=True,
+        default="",
+        help_text="Name that it asked for, where another model served it; empty: that of the model or adapter.",
+    )
+    model_rule = models.CharField(
+        max_length=16,
+        blank=True,
+        default="",
+        help_text="Why another model served it: weights, unavailable, wait or failure.",
+    )
+    adapter = models.CharField(
+        max_length=160,
+        blank=True,
+        default="",
+        help_text="LoRA adapter of the model that served it; empty: none.",
+    )
     surface = models.CharField(
         max_length=24,
         blank=True,
@@ -97,6 +115,9 @@ class LedgerRow(models.Model):
             models.Index(fields=["tenant", "-arrived_at"], name="ledger_tenant"),
             models.Index(fields=["instance", "-arrived_at"], name="ledger_instance"),
             models.Index(fields=["arrived_at"], condition=models.Q(e2e_ms__gt=LONG_MS), name="ledger_long"),
+            models.Index(
+                fields=["asked_model", "-arrived_at"], condition=~models.Q(asked_model=""), name="ledger_asked_model"
+            ),
             models.Index(
                 fields=["tenant", "application", "run"], condition=~models.Q(run=""), name="ledger_application_run"
             ),

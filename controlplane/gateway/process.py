@@ -37,6 +37,7 @@ from controlplane.gateway.admission.keys import Keys
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
+from controlplane.gateway.monitoring import tracing
 from controlplane.gateway.monitoring.summary import Publisher, Summary, at_door
 from controlplane.gateway.serving.application import Application
 from controlplane.gateway.serving.completions import Catalog, Completions
@@ -91,6 +92,7 @@ class Gateway:
         )
         self.lengths = LengthService(LengthPrior(), jobs)
         self.records = Records(self.ledger, self.lengths, loop_clock)
+        self.records.tracing = tracing.start()
         self.lease = Lease(settings.REDIS_URL, jobs.add("renew-lease", RENEW_S, "redis"))
         self.heartbeats = Heartbeats(
             self.dispatcher,
@@ -218,6 +220,8 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.ledger.stop()
+        if self.records.tracing is not None:
+            await asyncio.to_thread(self.records.tracing.stop)
         await self.lengths.stop()
         with contextlib.suppress(Exception):
             await self.keys.note_use()

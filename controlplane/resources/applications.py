@@ -6,7 +6,14 @@ from django.db.models import Count, Max, Q, QuerySet
 from django.utils import timezone
 
 from controlplane.applications.completion import DAY
-from controlplane.applications.models import Application, ApplicationRun, PrewarmRow, UnitBackend
+from controlplane.applications.models import (
+    Application,
+    ApplicationRun,
+    GraphVersion,
+    PrewarmRow,
+    UnitBackend,
+    learned,
+)
 from controlplane.resources.filters import Search
 from controlplane.resources.requests import tenant_control
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, search_in
@@ -20,7 +27,7 @@ def visible_applications(viewer: Viewer) -> QuerySet[Any]:
         .annotate(
             running=Count("runs", Q(runs__ended_at=None)),
             ended=Count("runs", ended),
-            records=Count("runs", ~Q(runs__steps=[])),
+            records=Count("runs", learned("runs__", "")),
             last_run_at=Max("runs__began_at"),
         )
     )
@@ -137,7 +144,7 @@ RUNS = Resource(
         Column("began_at", "Began (UTC)", draw="moment"),
         Column("ended_at", "Ended (UTC)", draw="moment"),
         Column("duration_s", "Duration (s)", draw="duration", type=float),
-        Column("state", "State", type=str, about="running, ended, done, failed, cancelled or abandoned."),
+        Column("state", "State", type=str, about="running, ended, done, failed, cancelled, abandoned or stopped."),
         Column("deadline_s", "Deadline (s)", draw="duration", about="After it began."),
         Column("late_s", "Late (s)", type=float | None, about="Negative: before its deadline; null without one."),
         Column("calls", "Calls", draw="count"),
@@ -193,4 +200,35 @@ UNIT_BACKENDS = Resource(
         )
     ),
     filters=(Filter("kind"),),
+)
+
+
+def visible_versions(viewer: Viewer) -> QuerySet[Any]:
+    rows = GraphVersion.objects.filter(application__tenant__in=viewer.tenants())
+    return rows.select_related("application__tenant").defer("graph")
+
+
+VERSIONS = Resource(
+    name="graph-versions",
+    noun="graph version",
+    model=GraphVersion,
+    rows=visible_versions,
+    columns=(
+        Column("id"),
+        Column("application", "Application", "application.name", type=str),
+        Column("tenant", "Tenant", "application.tenant.name", type=str),
+        Column("number", "Version"),
+        Column("made_at", "Kept (UTC)", draw="moment"),
+        Column("made_by", "By"),
+        Column("why", "Why"),
+        Column("records", "Runs", draw="count"),
+        Column("error", "Error (share)", type=float | None, about="Of predictions of what left-out runs still needed."),
+        Column("size_bytes", "Size (bytes)", draw="count"),
+    ),
+    filters=(
+        Filter("application", "application__name"),
+        Filter("application_id", type=int),
+        Filter("tenant", "application__tenant__name"),
+    ),
+    page=("application", "number"),
 )

@@ -3,26 +3,14 @@
 from django.db.models import Q, QuerySet
 
 from controlplane.accounts.models import Budget, BudgetKind
-from controlplane.batches.budgets import waiting_lines
-from controlplane.gateway.admission.budgets import month_of
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, of_choice
+from controlplane.usage.budgets import used
 
 
 def visible_budgets(viewer: Viewer) -> QuerySet[Budget]:
     """Budgets of the viewer's tenants; those of a model over all tenants are for those who see the fleet."""
     rows = Budget.objects.select_related("tenant", "api_key")
     return rows if viewer.sees_fleet else rows.filter(Q(tenant__in=viewer.tenants()))
-
-
-def used(row: Budget) -> float | None:
-    """What is used of the budget, in its unit; None for budgets by the minute, which the gateway counts in memory."""
-    match BudgetKind(row.kind):
-        case BudgetKind.USD:
-            known = row.spent_until is not None and row.spent_until >= month_of(row.spent_until.timestamp())
-            return row.spent_usd if known else 0.0
-        case BudgetKind.BATCH_LINES:
-            return float(waiting_lines(row))
-    return None
 
 
 def state(row: Budget) -> str:

@@ -2,6 +2,8 @@
 
 from typing import Any, Literal
 
+from django.utils import timezone
+
 from controlplane.accounts.models import Role
 from controlplane.fleet import selectors
 from controlplane.fleet.models import (
@@ -15,7 +17,9 @@ from controlplane.fleet.models import (
     RegionLatency,
     SloClass,
     SloKind,
+    WeightedTarget,
 )  # fmt: skip
+from controlplane.gateway import targets
 from controlplane.resources.filters import Hidden, Search
 from controlplane.resources.resource import Column, Filter, Resource, of_region, search_in
 from scheduling.policy import COLUMNS as POLICY
@@ -102,12 +106,14 @@ MODELS = Resource(
     name="models",
     noun="model",
     model=Model,
-    rows=lambda viewer: Model.objects.all(),
+    rows=lambda viewer: Model.objects.select_related("fallback"),
     least=Role.VIEWER,
     columns=(
         Column("name", "Model", sorts=True),
         *columns("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "architecture"),
         *columns("task", "length_model", "active"),
+        Column("fallback", source="fallback.name", type=str | None),
+        Column("fallback_wait_s"),
         shown("hardware", "Hardware of an instance"),
         shown("ready", "Ready (instances)", sorts=True),
         shown("most", "Limit (instances)"),
@@ -142,6 +148,91 @@ ADAPTERS = Resource(
         *columns("source", "rank", "active"),
     ),
     filters=(Filter("base", "base__name"),),
+)
+WEIGHTED_TARGETS = Resource(
+    name="weighted-targets",
+    noun="weighted target",
+    model=WeightedTarget,
+    rows=lambda viewer: WeightedTarget.objects.all(),
+    columns=columns("name", "target", "weight", "active"),
+    filters=(Filter("name"),),
+)
+TARGET_COMPARISONS = Resource(
+    name="target-comparisons",
+    noun="weighted target",
+    title="Weighted targets",
+    model=None,
+    rows=lambda viewer: targets.comparisons(timezone.now()),
+    least=Role.VIEWER,
+    parent=("console:models", "Models"),
+    columns=(
+        Column("name", "Public name", type=str, draw="id", sorts=True),
+        Column("target", "Target", type=str, draw="id"),
+        Column("weight", "Weight", type=float, draw="quantity"),
+        Column("share", "Share", type=float, draw="percent", about="Of the requests, by weight."),
+        Column("requests", "Requests, last day", type=int, draw="count"),
+        Column("conversations", "Conversations", type=int, draw="count", about="Each stays with one target."),
+        *(
+            Column(
+                name,
+                f"{title} ({unit})",
+                f"medians.{name}",
+                type=float | None,
+                label=title,
+                draw=f"console/models/{name}_cell.html",
+                kind="num",
+                about="Median of the last day.",
+            )
+            for name, title, unit in (
+                ("ttft_ms", "TTFT", "ms"),
+                ("itl_ms", "ITL", "ms"),
+                ("e2e_ms", "E2E", "ms"),
+                ("output_tokens", "Output", "tokens"),
+            )
+        ),
+        Column(
+            "error_ratio",
+            "Errors (ratio)",
+            type=float | None,
+            label="Errors",
+            draw="console/models/error_cell.html",
+            kind="num",
+            about="Share of conversations with an error, or an answer of a fallback.",
+        ),
+        Column(
+            "baseline", "Baseline", type=str, about="The heaviest target, that it is compared with; empty for that one."
+        ),
+        Column(
+            "ratios",
+            "Ratios, 95%",
+            type=dict[str, tuple[float, float]],
+            about="By measure, of its geometric mean over the baseline's; empty below 30 conversations of each.",
+        ),
+        Column(
+            "errors", "Error difference, 95%", type=tuple[float, float] | None, about="To the share of the baseline."
+        ),
+        Column("verdict", "Verdict", type=str, draw="wide", about="Only differences that an interval shows."),
+    ),
+    page=(
+        *(
+            "name",
+            "target",
+            "share",
+            "requests",
+            "ttft_ms",
+            "itl_ms",
+            "e2e_ms",
+            "output_tokens",
+            "error_ratio",
+            "verdict",
+        ),
+    ),
+    head="target",
+    caption="over the last day, against the heaviest target",
+    empty="Share the requests for a name among models by weight: a canary of a new version, or a comparison of two.",
+    template="console/models/targets.html",
+    actions="console/models/target_actions.html",
+    whole=500,
 )
 SLO_CLASSES = Resource(
     name="slo-classes",

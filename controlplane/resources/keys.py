@@ -40,6 +40,13 @@ KEYS = Resource(
             about="Of a service key: what it may do over the fleet.",
         ),
         Column(
+            "allowed_models",
+            "Models",
+            type=list[str],
+            draw="console/keys/models_cell.html",
+            about="Names that its requests may ask for; empty: all.",
+        ),
+        Column(
             "created_by",
             "Created by",
             lambda key: key.created_by.get_username() if key.created_by else None,
@@ -55,7 +62,7 @@ KEYS = Resource(
         Filter("tenant", "tenant__name"),
         Filter("show", by_state, rest=False, control=Hidden("show", ("usable", "all"), "usable")),
     ),
-    page=("name", "prefix", "tenant", "role", "created_by", "created_at", "last_used_at", "usable"),
+    page=("name", "prefix", "tenant", "role", "allowed_models", "created_by", "created_at", "last_used_at", "usable"),
     template="console/keys/keys.html",
     actions="console/keys/actions.html",
 )

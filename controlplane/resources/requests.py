@@ -10,12 +10,14 @@ from controlplane.resources.filters import Control, Hidden, Search, Select, ever
 from controlplane.resources.names import region_names
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, of_model
 from scheduling.queueing.promises import UNREACHABLE
+from scheduling.routing.models import ModelRule
 
 DEMAND = {
     "unserved": "Demand not served",
     "spilled": "From another region",
     "degraded": "Degraded to another class",
     "unreachable": "Refused at the door",
+    "fallback": "Served by a fallback model",
 }
 """Choices of the page in addition to the outcomes."""
 
@@ -45,6 +47,8 @@ def by_outcome(rows: QuerySet[LedgerRow], given: str) -> QuerySet[LedgerRow]:
             return spilled(rows, True)
         case "degraded":
             return degraded(rows, True)
+        case "fallback":
+            return rows.exclude(model_rule__in=["", ModelRule.WEIGHTS])
         case "unreachable":
             return rows.filter(error_code=UNREACHABLE)
     return rows.filter(outcome=given)
@@ -81,6 +85,9 @@ REQUESTS = Resource(
         Column("tenant", "Tenant", "tenant.name"),
         Column("api_key", "API key", "api_key.prefix", rest=False),
         Column("model", "Model"),
+        Column("asked_model", "Asked model"),
+        Column("model_rule", "Rule of another model"),
+        Column("adapter", "Adapter"),
         Column("surface", "Surface", about="What was called, by the last part of its path."),
         Column("slo_class", "SLO class", label="Class"),
         Column("asked_class", "Asked class"),
@@ -140,6 +147,7 @@ REQUESTS = Resource(
         Filter("unserved", type=bool, about="Demand that got no token."),
         Filter("spilled", spilled, bool, about="Of a caller in another region than the one that took it."),
         Filter("degraded", degraded, bool, about="Served in another SLO class, since its own promise was unreachable."),
+        Filter("asked_model", about="Name that was asked for, where another model served it."),
         Filter("error_code", about="Such as `deadline_unreachable`: refused at the door."),
     ),
     page=(

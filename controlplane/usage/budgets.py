@@ -1,11 +1,12 @@
-"""The month's dollars of each budget, from the hours of usage; and what a token of it costs."""
+"""The month's dollars of each budget, from the hours of usage; what a token of it costs; how much is used."""
 
 from datetime import UTC, datetime, timedelta
 
 from django.db.models import F, Q, Sum
 
 from controlplane.accounts.models import Budget, BudgetKind
-from controlplane.gateway.admission.budgets import month_of
+from controlplane.batches.budgets import waiting_lines
+from controlplane.gateway.admission.budgets import ALERT_EVERY, month_of
 from controlplane.usage.models import UsageHour, UsageMark
 
 PRICED_OVER = timedelta(days=7)
@@ -43,4 +44,31 @@ def usd_per_token(scope: Q, now: datetime) -> float:
         sums = hours.aggregate(usd=Sum("charged_usd"), tokens=Sum(F("prompt_tokens") + F("output_tokens")))
         if sums["tokens"]:
             return float(sums["usd"] or 0.0) / float(sums["tokens"])
+    return 0.0
+
+
+def used(row: Budget) -> float | None:
+    """Return what is used of the budget, in its unit; None for budgets by the minute, which the gateway counts in memory."""
+    match BudgetKind(row.kind):
+        case BudgetKind.USD:
+            known = row.spent_until is not None and row.spent_until >= month_of(row.spent_until.timestamp())
+            return row.spent_usd if known else 0.0
+        case BudgetKind.BATCH_LINES:
+            return float(waiting_lines(row))
+    return None
+
+
+def used_share(row: Budget, now: datetime) -> float | None:
+    """Return the used share of the hard limit, else of the soft one; None if there is nothing to compare with.
+
+    Of a budget by the minute: what its last alert or stop says, for as long as the gateway repeats neither.
+    """
+    limit = row.hard if row.hard is not None else row.soft
+    if not limit:
+        return None
+    if (so_far := used(row)) is not None:
+        return so_far / limit
+    for at, mark in ((row.stopped_at, row.hard), (row.alerted_at, row.soft)):
+        if at is not None and mark is not None and now - at < ALERT_EVERY:
+            return mark / limit
     return 0.0

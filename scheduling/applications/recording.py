@@ -13,6 +13,12 @@ NO_UNIT = "request"
 """Unit of calls that name none."""
 RECOGNIZED = "~"
 """Begins the names of applications and runs that nothing marks; no mark can begin with it."""
+AFTER_TOOL, AFTER_USER, SUBAGENT = "after-tool", "after-user", "subagent"
+SESSION_UNITS = frozenset((AFTER_TOOL, AFTER_USER, SUBAGENT))
+"""Units of the calls of an agent's session, and of conversations that nothing marks: by what the call ends with."""
+IDLE_S, SESSION_IDLE_S = 120.0, 1800.0
+"""A run without an open call for so long has ended: a program calls again within seconds, a session once its user has
+read the answer."""
 TOGETHER_S = 0.05
 """A call that began up to this before an answer ended counts as sent after it: clocks and streams are not exact."""
 LONGEST_ID = 60

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, ServiceRate, UnitOutlook
 from scheduling.applications.gittins import BUCKETS, MEAN, buckets, gittins_ranks
-from scheduling.applications.recording import TOGETHER_S
+from scheduling.applications.recording import IDLE_S, SESSION_IDLE_S, SESSION_UNITS, TOGETHER_S
 from scheduling.applications.remaining import UNKNOWN, GraphArrays, Position, build, remaining_s
 from scheduling.compiled import uncompiled
 from scheduling.queueing.groups import BY_RANK
@@ -27,10 +27,12 @@ from scheduling.queueing.waiting_set import WaitingArrays, rekey, rerank
 
 SAMPLES: Final = 200
 """Walks of the demand graph when a call comes."""
-IDLE_S: Final = 120.0
-"""A run without an open call for so long has ended."""
 MOST_RUNS: Final = 100_000
 """Runs followed at once; a further one pushes out the one that was heard of least lately."""
+
+FIRST_S: Final = -5e8
+"""When a run began and is due, for its order, that an operator has moved first: before all others of its class, and behind
+none by its rank (`ordering.LONGEST_STRETCHED_S`)."""
 
 Demand = tuple[float, float, float]
 NOTHING: Final[Demand] = (0.0, 0.0, 0.0)
@@ -96,8 +98,8 @@ class PastCall(NamedTuple):
     began_s: float
     ended_s: float
     prompt_tokens: int
-    output_tokens: int | None
-    """None: it failed."""
+    output_tokens: float | None
+    """Seconds of a unit that is no LLM. None: it failed."""
     rate: ServiceRate
 
 
@@ -144,6 +146,10 @@ class Run:
     """When it ended."""
     latest: RunCall | None = None
     """The LLM call that came last."""
+    idle_s: float = IDLE_S
+    """Without an open call for so long it has ended."""
+    first: bool = False
+    """An operator has moved it first."""
     visits: dict[str, int] = field(default_factory=dict)
     done_s: float = 0.0
     """Service of steps that are in `steps` no more."""
@@ -158,6 +164,8 @@ class Run:
 
     def come(self, call: RunCall, rate: ServiceRate, now_s: float) -> None:
         """Take in *call*, which opens a step or joins one."""
+        if call.unit in SESSION_UNITS:
+            self.idle_s = SESSION_IDLE_S
         step = next((one for one in self.steps if one.unit == call.unit and one.open), None)
         if step is None:
             for ended in [one for one in self.steps if not one.open]:  # one of them led to it, the others to nothing
@@ -246,7 +254,8 @@ class Run:
         self.refresh_s = float(refresh[0])
         mean_s = max(0.0, float(self.whole_s[MEAN].mean()) - attained_s)
         worst_s = max(0.0, (self.largest_s or float(self.whole_s.max())) - attained_s)
-        return Standing(self.began_s, self.due_s, float(rank[0]), mean_s / self.weight, worst_s, attained_s)
+        began_s, due_s = (FIRST_S, FIRST_S) if self.first else (self.began_s, self.due_s)
+        return Standing(began_s, due_s, float(rank[0]), mean_s / self.weight, worst_s, attained_s)
 
 
 def _service_s(rate: ServiceRate, prompt_tokens: int, output_tokens: float) -> float:
@@ -357,8 +366,8 @@ class Standings:
         return run.changed or run.attained_s(produced) >= run.refresh_s
 
     def forget(self, now_s: float) -> None:
-        """Forget runs that have been idle for `IDLE_S`."""
-        for run in [each for each in self.runs.values() if not each.calls and now_s - each.heard_s > IDLE_S]:
+        """Forget runs that have been idle for `Run.idle_s`."""
+        for run in [each for each in self.runs.values() if not each.calls and now_s - each.heard_s > each.idle_s]:
             self._forget(run)
 
     def _forget(self, run: Run) -> None:

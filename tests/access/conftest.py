@@ -30,6 +30,10 @@ def group_is_gone(command, **values):
     raise ActionError("Group 7 has left the queue")
 
 
+def run_is_gone(tenant_id, application, run, action=None):
+    raise ActionError(f"Run {run} has no call in progress, and none lately")
+
+
 @pytest.fixture
 def world(inventory, live, monkeypatch):
     """Return the running one, or one for this test; nothing is read from Redis."""
@@ -41,6 +45,8 @@ def world(inventory, live, monkeypatch):
     monkeypatch.setattr(system, "read_summary", lambda: orjson.dumps(summary))
     for module in ("api.routers.queues", "dispatch.queues.services"):
         monkeypatch.setattr(f"controlplane.{module}.ask", group_is_gone)
+    for module in ("api.routers.records", "applications.reporting", "console.pages.applications.views"):
+        monkeypatch.setattr(f"controlplane.{module}.ask_of_run", run_is_gone)
     monkeypatch.setattr(waiting, "_published", waiting_of_all)
     monkeypatch.setattr(lengths, "_obstacle", lambda row: "")  # reads the files of versions: there are none
     return world

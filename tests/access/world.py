@@ -10,7 +10,10 @@ from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Budget, Tenant
 from controlplane.accounts.services import create_api_key, create_sign_in_link
+from controlplane.alerts.models import Alert, AlertRule
 from controlplane.applications.models import Application, PrewarmRow, UnitBackend
+from controlplane.applications.selectors import graph_of
+from controlplane.applications.versions import keep_version
 from controlplane.batches.models import Batch, StoredFile
 from controlplane.events.services import record
 from controlplane.fleet.models import (
@@ -23,6 +26,7 @@ from controlplane.fleet.models import (
     Rollout,
     Swap,
     SwapGroup,
+    WeightedTarget,
     Weights,
 )
 from controlplane.lengths import training
@@ -37,6 +41,7 @@ from tests.simulation.whatif import rows as what_if_rows
 
 RUNNING, REMAINING, KV = 7_391, 8_642_913, 5_317_246
 FLEET_REASON = "zephyr-maintenance-window"
+WEBHOOK_SECRET = "T0KEN-in-the-address"
 LOAD = tuple(form for number in (RUNNING, REMAINING, KV) for form in (str(number), f"{number:,}"))
 
 
@@ -142,6 +147,7 @@ class World:
             self.run = application.runs.create(
                 run=f"run of {name}", began_at=now, last_call_at=now, ended_at=now, calls=1, steps=steps
             )
+            keep_version(application, graph_of(application), "a test", "test", now)
             PrewarmRow.objects.create(
                 tenant=tenant, application=name, run=self.run.run, kind="adapter", backend=f"{tenant.name}-sql",
                 place=names[0], why="write will probably follow.", began_at=now, fate="hit",
@@ -175,11 +181,16 @@ class World:
         west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]
         RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
         self.adapter = Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
+        WeightedTarget.objects.create(name="zephyr-chat", target=deployment.model.name)
         Weights.objects.create(model=deployment.model, region=deployment.region)
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
         self.what_if = WhatIf.objects.get(title="zephyr as it could be")
         Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="zephyr-bot")
+        rule = AlertRule.objects.create(
+            name="zephyr-alert", condition="instance", webhook_url=f"http://127.0.0.1:9/{WEBHOOK_SECRET}"
+        )
+        self.alert = Alert.objects.create(rule=rule, subject="zephyr-2", since=now, opened_at=now, seen_at=now)
 
     def feed(self) -> Feed:
         return Feed([row | {"running": RUNNING} for row in rows_of(self.instances)])
@@ -202,6 +213,8 @@ class World:
             "MODEL_ID": self.deployment.model.pk,
             "DEPLOYMENT": self.deployment.pk,
             "REGION_ID": self.deployment.region_id,
+            "ALERT": self.alert.pk,
+            "ALERT_RULE": self.alert.rule_id,
             "KEY": self.keys["acme"].pk,
             "EVENT": self.event.pk,
             "BUDGET": self.budgets["acme"].pk,
@@ -224,4 +237,4 @@ class World:
 
     def hidden_from_all(self) -> tuple[str, ...]:
         """Return what no role may read: secrets and their hashes."""
-        return (*self.secrets, *(key.sha256 for key in self.keys.values()))
+        return (WEBHOOK_SECRET, *self.secrets, *(key.sha256 for key in self.keys.values()))

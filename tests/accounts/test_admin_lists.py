@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from controlplane.accounts import services
 from controlplane.accounts.models import ApiKey, Budget, Tenant
+from controlplane.alerts.models import Alert, AlertRule
 from controlplane.events.models import Event
 from controlplane.events.services import record
 from controlplane.fleet.models import (
@@ -24,6 +25,7 @@ from controlplane.fleet.models import (
     Swap,
     SwapGroup,
     Tier,
+    WeightedTarget,
 )
 from controlplane.fleet.models.weights import Weights
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
@@ -57,6 +59,8 @@ def build(inventory: Inventory) -> None:
     Rollout.objects.create(deployment=inventory.deployment, actor="test")
     Weights.objects.create(model=inventory.deployment.model, region=west)
     Budget.objects.create(tenant=inventory.acme, kind="usd_per_month", hard=400)
+    rule = AlertRule.objects.create(name="Instance down", condition="instance")
+    Alert.objects.create(rule=rule, subject=instance.name, since=now, opened_at=now, seen_at=now)
     group = SwapGroup.objects.create(name="shared")
     Swap.objects.create(group=group, instance=instance, tier=Tier.CPU, actor="test")
     key, _ = services.create_api_key(inventory.acme, "laptop", inventory.fleet_admin)
@@ -74,6 +78,7 @@ def build(inventory: Inventory) -> None:
         status_code=200,
     )
     MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="interactive")
+    WeightedTarget.objects.create(name="chat", target="llama-3.1-8b")
     Adapter.objects.create(name="llama-sql", base=inventory.deployment.model, source="acme/llama-sql")
     place = {"model": "llama-3.1-8b", "region": "us-east"}
     Forecast.objects.create(**place, quantity="prompt", forecaster="blend", window_s=60, start_at=now)

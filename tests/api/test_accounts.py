@@ -57,6 +57,32 @@ class TestCreating:
         assert Event.objects.get(kind="api_key.created").subject.startswith("laptop")
 
 
+class TestAllowedModels:
+    def put(self, caller, key, *names):
+        path = f"/api/keys/{key.pk}/allowed-models"
+        return caller.client.put(path, {"allowed_models": names, "reason": "audit"}, content_type="application/json")
+
+    def test_a_key_may_ask_for_some(self, sign_in, acme, deployment):
+        caller, model = sign_in("key_manager"), deployment.model.name
+        made = caller.post("keys", tenant="acme", name="laptop", allowed_models=[model])
+        assert made.json()["allowed_models"] == [model]
+        key = ApiKey.objects.get()
+        assert self.put(caller, key).json()["allowed_models"] == []
+        event = Event.objects.get(kind="api_key.changed")
+        assert (event.before, event.after, event.reason) == (
+            {"allowed_models": [model]}, {"allowed_models": []}, "audit",
+        )  # fmt: skip
+
+    def test_only_names_that_there_are(self, sign_in, keys):
+        refused = self.put(sign_in("key_manager"), keys["acme"], "nothing")
+        assert (refused.status_code, refused.json()["error"]["field"]) == (422, "allowed_models")
+        made = sign_in("key_manager").post("keys", tenant="acme", name="laptop", allowed_models=["nothing"])
+        assert (made.status_code, ApiKey.objects.count()) == (422, 2)
+
+    def test_of_own_tenants_alone(self, sign_in, keys):
+        assert self.put(sign_in("key_manager"), keys["globex"]).status_code == 404
+
+
 class TestRevoking:
     def test_a_revoked_key_is_refused_at_once(self, sign_in, with_key, acme):
         caller = with_key(acme)

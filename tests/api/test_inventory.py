@@ -246,3 +246,49 @@ def test_adapters_are_rows_as_others(sign_in, deployment):
     assert error(few)["field"] == "max_cpu_loras"
     assert admin.patch(f"deployments/{deployment.pk}", max_loras=4, max_cpu_loras=8).json()["max_loras"] == 4
     assert delete(admin, "adapters/sql").status_code == 204
+
+
+def test_a_public_name_is_shared_by_weight_as_a_whole(sign_in, deployment):
+    admin, model = sign_in("fleet_admin"), deployment.model.name
+
+    def put(name, **targets):
+        path = f"/api/weighted-targets/{name}"
+        return admin.client.put(path, {"targets": targets, "reason": "canary"}, content_type="application/json")
+
+    assert admin.post("adapters", name="sql", base=model, source="acme/sql").status_code == 201
+    rows = put("acme/chat", **{model: 95, "sql": 5}).json()["items"]
+    assert [(row["name"], row["target"], row["weight"]) for row in rows] == [
+        ("acme/chat", model, 95),
+        ("acme/chat", "sql", 5),
+    ]
+    assert [row["weight"] for row in put("acme/chat", **{model: 90}).json()["items"]] == [90]
+    refused = put("acme/chat", **{model: 50, "nothing": 50})
+    assert (refused.status_code, error(refused)["field"]) == (422, "target")
+    assert [row["weight"] for row in sign_in("viewer").get("weighted-targets").json()["items"]] == [90]  # nothing of it
+    (compared,) = sign_in("viewer").get("target-comparisons").json()["items"]
+    assert (compared["target"], compared["share"], compared["verdict"], compared["ratios"]) == (
+        model,
+        1.0,
+        "Baseline",
+        {},
+    )
+    kinds = Event.objects.filter(kind__startswith="weighted_target").order_by("pk").values_list("kind", "reason")
+    assert list(kinds) == [
+        (f"weighted_target.{what}", "canary") for what in ("created", "created", "deleted", "changed")
+    ]
+    assert put("acme/chat").json()["items"] == []
+
+
+def test_a_model_has_a_fallback(sign_in, deployment):
+    admin, model = sign_in("fleet_admin"), deployment.model.name
+    assert admin.post("models", **MODEL | {"name": "small"}).status_code == 201
+    changed = admin.patch(f"models/{model}", fallback="small", fallback_wait_s=5).json()
+    assert (changed["fallback"], changed["fallback_wait_s"]) == ("small", 5)
+    for wrong, field in (
+        ({"fallback": model}, "fallback"),
+        ({"fallback": "nothing"}, "fallback"),
+        ({"fallback": None}, "fallback_wait_s"),
+        ({"fallback_wait_s": -1}, "fallback_wait_s"),
+    ):
+        assert error(admin.patch(f"models/{model}", **wrong))["field"] == field
+    assert admin.patch(f"models/{model}", fallback=None, fallback_wait_s=None).json()["fallback"] is None

@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.applications import services
-from controlplane.applications.models import Application, ApplicationRun
+from controlplane.applications.models import Application, ApplicationRun, RunOutcome
 from controlplane.applications.selectors import graph_of, predictions, quality, unit_summaries
 from controlplane.gateway.models import LedgerRow
 from scheduling.applications.demand_graph import DemandGraph
@@ -43,6 +43,37 @@ def test_a_run_with_a_late_call_runs_again(acme):
     assert services.follow_runs(now + timedelta(minutes=5)) == 1
     run.refresh_from_db()
     assert len(run.steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("units", "minutes", "ended"),
+    [(("after-user", "after-tool"), 10, 0), (("after-user", "subagent"), 31, 1), (("write", "write"), 10, 1)],
+)
+def test_a_session_of_an_agent_waits_for_its_user(acme, units, minutes, ended):
+    now = timezone.now()
+    for number, unit in enumerate(units):
+        arrived_at = now - timedelta(minutes=minutes, seconds=20 - number)
+        ledger_row(acme, arrived_at=arrived_at, application="claude-code", run="session", unit=unit)
+    assert services.follow_runs(now) == ended
+    assert ApplicationRun.objects.get().calls == 2
+
+
+def test_a_run_that_was_stopped_stays_so_when_its_refused_calls_are_seen(acme, running):
+    now = timezone.now()
+    ApplicationRun.objects.filter(pk=running.pk).update(outcome=RunOutcome.STOPPED, closed_at=now)
+    late = {"application": "review", "run": "now", "unit": "review", "outcome": "rejected", "e2e_ms": 1.0}
+    ledger_row(acme, arrived_at=now + timedelta(seconds=1), **late)
+    services.follow_runs(now + timedelta(seconds=10))
+    running.refresh_from_db()
+    assert (running.state, running.calls, running.steps, running.ended_at) == ("stopped", 2, [], now)
+
+
+def test_units_of_all_runs_that_end_together_are_known(acme):
+    now = timezone.now()
+    for run, unit in (("one", "write"), ("two", "review"), ("three", "deploy")):
+        ledger_row(acme, arrived_at=now - timedelta(minutes=9), application="review", run=run, unit=unit, e2e_ms=90.0)
+    assert services.follow_runs(now) == 3
+    assert set(graph_of(Application.objects.get()).units) == {"write", "review", "deploy"}
 
 
 def test_failed_calls_are_counted_and_teach_nothing(acme):

@@ -9,9 +9,10 @@ from django.utils import timezone
 
 from controlplane.applications import feeding
 from controlplane.applications.feeding import GraphFeeder, calls_in_progress
+from controlplane.applications.models import Application, ApplicationRun, RunOutcome
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.runs import EndedCall
+from controlplane.dispatch.runs import EndedCall, RunReport
 from controlplane.jobs.record import Job
 from scheduling.applications.demand_graph import ServiceRate
 from scheduling.applications.standings import RunCall
@@ -96,3 +97,49 @@ def test_a_call_of_a_model_that_is_served_no_longer_counts_by_a_usual_profile():
     call = EndedCall("gone", "write", 30.0, 20.0, 100, 50)
     assert owner.runs.resume([((1, "review"), "now", [call])]) == 1
     assert owner.runs.standings.runs[(1, "review"), "now"].attained_s() > 0.0
+
+
+def test_units_that_run_and_deadlines_are_known_after_a_restart(acme, running):
+    now = timezone.now()
+    ApplicationRun.objects.filter(pk=running.pk).update(opened=True, deadline_s=600.0)
+    ended_at = now - timedelta(seconds=5)
+    for name, began_s, ends in (("search-1", 9, ended_at), ("tests-1", 4, None), ("lint-1", 3, None)):
+        running.reports.create(
+            report=name,
+            unit=name[:-2],
+            kind="tool",
+            backend="tool",
+            began_at=now - timedelta(seconds=began_s),
+            ended_at=ends,
+        )
+    owner, key = dispatcher(), (acme.pk, "review")
+    async_to_sync(feeder(owner).resume)(0.0)
+    run = owner.runs.standings.runs[key, "now"]
+    open_units = {call.unit: number for number, (_, call, _) in run.calls.items()}
+    assert set(open_units) == {"tests", "lint"}
+    assert run.due_s == pytest.approx(600.0 - (now - running.began_at).total_seconds(), abs=2.0)
+    assert list(owner.runs._units.values()) == [pytest.approx(-4.0, abs=2.0), pytest.approx(-3.0, abs=2.0)], (
+        "oldest first"
+    )
+    had_s = run.attained_s()
+    assert had_s > 4.0, "four seconds of search, and the call that wrote"
+    tests = running.reports.get(report="tests-1")
+    owner.runs.report(RunReport("ended", *key, "now", tests.pk, "tests", 7.0))
+    assert run.attained_s() == had_s + 7.0
+    assert set(owner.runs._units) == {-running.reports.get(report="lint-1").pk}
+
+
+def test_runs_that_were_stopped_are_refused_after_a_restart(acme, running):
+    ApplicationRun.objects.filter(pk=running.pk).update(outcome=RunOutcome.STOPPED, closed_at=timezone.now())
+    owner = dispatcher()
+    async_to_sync(feeder(owner).resume)(0.0)
+    assert owner.runs.is_stopped_run((acme.pk, "review"), "now")
+    assert not owner.runs.is_stopped_run((acme.pk, "review"), "another")
+
+
+@pytest.mark.parametrize(("unit", "resumed"), [("after-user", 1), ("write", 0)])
+def test_a_session_of_an_agent_is_resumed_after_minutes(acme, unit, resumed):
+    values = {"application": "claude-code", "run": "session", "unit": unit}
+    ledger_row(acme, arrived_at=timezone.now() - timedelta(minutes=10), **values)
+    Application.objects.create(tenant=acme, name="claude-code")
+    assert async_to_sync(feeder(dispatcher()).resume)(0.0) == resumed

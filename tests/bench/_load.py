@@ -4,7 +4,9 @@ answered.
 
 import asyncio
 import json
+import random
 import time
+from functools import partial
 
 import numpy as np
 
@@ -53,8 +55,20 @@ class Connection(asyncio.Protocol):
             self.closed.set_result(None)
 
 
-def request(port: int, key: str, *, stream: bool) -> bytes:
-    body = {"model": "m", "messages": [{"role": "user", "content": "Say hello to the fleet."}], "max_tokens": 64}
+def messages(tokens: int, seed: int) -> list[dict[str, str]]:
+    """Return a conversation of *tokens*, four characters each, in messages of 2,000: as long as those of agents."""
+    if not tokens:
+        return [{"role": "user", "content": "Say hello to the fleet."}]
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(500)]
+    return [
+        {"role": "assistant" if at % 2 else "user", "content": " ".join(rng.choices(words, k=1_000))}
+        for at in range(max(1, tokens // 2_000) | 1)
+    ]
+
+
+def request(port: int, key: str, *, stream: bool, tokens: int = 0, seed: int = 0) -> bytes:
+    body = {"model": "m", "messages": messages(tokens, seed), "max_tokens": 64}
     raw = json.dumps(body | ({"stream": True} if stream else {}), separators=(",", ":")).encode()
     return (
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAuthorization: Bearer %b\r\n"
@@ -63,20 +77,23 @@ def request(port: int, key: str, *, stream: bool) -> bytes:
 
 
 async def drive(
-    port: int, key: str, *, connections: int, seconds: float, stream: bool = False, most: int = 1 << 60
+    port: int, key: str, *, connections: int, seconds: float, streams: float = 0.0, most: int = 1 << 60, tokens: int = 0
 ) -> dict[str, float]:
-    """Return answers per second and latencies over *seconds*, or until each connection has had *most* answers."""
+    """Return answers per second and latencies over *seconds*, or until each connection has had *most* answers.
+
+    *streams* is the share of connections that ask for streams, *tokens* the length of a body (a short one without).
+    """
     loop = asyncio.get_running_loop()
     latencies_s: list[float] = []
     began_s = time.perf_counter()
-    message = request(port, key, stream=stream)
+    sent = [request(port, key, stream=at < streams * connections, tokens=tokens, seed=at) for at in range(connections)]
     made = [
         (
             await loop.create_connection(
-                lambda: Connection(message, latencies_s, began_s + seconds, most), "127.0.0.1", port
+                partial(Connection, message, latencies_s, began_s + seconds, most), "127.0.0.1", port
             )
         )[1]
-        for _ in range(connections)
+        for message in sent
     ]
     await asyncio.wait_for(asyncio.gather(*(connection.closed for connection in made)), seconds + 30)
     elapsed_s = time.perf_counter() - began_s

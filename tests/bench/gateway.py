@@ -30,6 +30,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of load for each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="each measured in turn; medians are reported")
+    parser.add_argument("--tokens", type=int, default=75_000, help="of a long body; half of those are streamed")
     parser.add_argument("--litellm", help="Python of an environment with litellm[proxy]")
     parser.add_argument("--vllm-router", help="the vllm-router program")
 
@@ -91,23 +92,35 @@ def uvicorn(target: str, port: int, http: str = "controlplane.listening:HttpProt
             "--loop", LOOP, "--http", http, "--lifespan", "on"]  # fmt: skip
 
 
-async def measure(port: int, pid: int | None, seconds: float) -> dict[str, float]:
+def rss_mb(pid: int) -> float:
+    """Return the resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+async def measure(port: int, pid: int | None, seconds: float, tokens: int) -> dict[str, float]:
     await drive(port, KEY, connections=8, seconds=0.5)  # warm
     alone = await drive(port, KEY, connections=1, seconds=seconds, most=2000)
     cpu_begin_s = cpu_s(pid) if pid else 0.0
     load = await drive(port, KEY, connections=32, seconds=seconds)
     cpu_before_s = cpu_s(pid) if pid else 0.0
-    streams = await drive(port, KEY, connections=16, seconds=seconds, stream=True)
+    streams = await drive(port, KEY, connections=16, seconds=seconds, streams=1.0)
+    cpu_after_s = cpu_s(pid) if pid else 0.0
+    long = await drive(port, KEY, connections=16, seconds=seconds, streams=0.5, tokens=tokens)
     result = {
         "requests_per_s": load["per_s"],
         "p50_ms": alone["p50_ms"],
         "p99_ms": alone["p99_ms"],
         "loaded_p99_ms": load["p99_ms"],
         "streams_per_s": streams["per_s"],
+        "long_per_s": long["per_s"],
+        "long_p50_ms": long["p50_ms"],
+        "long_p99_ms": long["p99_ms"],
     }
     if pid:
+        result["long_cpu_ms_per_answer"] = (cpu_s(pid) - cpu_after_s) * 1e3 / long["answers"]
+        result["rss_mb"] = rss_mb(pid)
         result["cpu_us_per_answer"] = (cpu_before_s - cpu_begin_s) * 1e6 / load["answers"]
-        result["cpu_us_per_chunk"] = (cpu_s(pid) - cpu_before_s) * 1e6 / (streams["answers"] * CHUNKS)
+        result["cpu_us_per_chunk"] = (cpu_after_s - cpu_before_s) * 1e6 / (streams["answers"] * CHUNKS)
     return result
 
 
@@ -142,12 +155,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         with process(backend, ports["backend"], environment):
             seed(environment, {"m-0": f"http://127.0.0.1:{ports['backend']}"})
             for _ in range(options.rounds):
-                results["direct"].append(uvloop.run(measure(ports["backend"], None, options.seconds)))
+                results["direct"].append(uvloop.run(measure(ports["backend"], None, options.seconds, options.tokens)))
                 for name, arguments in servers.items():
                     ours = environment if name in ("gateway", "plain_proxy") else {}
                     with process(arguments, ports[name], ours, wait_s=120.0) as child:
                         time.sleep(1.5)  # the gateway reads its first heartbeat
-                        results[name].append(uvloop.run(measure(ports[name], child.pid, options.seconds)))
+                        results[name].append(
+                            uvloop.run(measure(ports[name], child.pid, options.seconds, options.tokens))
+                        )
     medians = {name: median(rounds) for name, rounds in results.items()}
     direct, gateway = medians["direct"], medians["gateway"]
     return {
@@ -156,6 +171,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "added_p50_ms": gateway["p50_ms"] - direct["p50_ms"],
         "added_p99_ms": gateway["p99_ms"] - direct["p99_ms"],
         "cpu_us_per_chunk": gateway["cpu_us_per_chunk"],
+        "long_share_of_plain_proxy": gateway["long_per_s"] / medians["plain_proxy"]["long_per_s"],
         "share_of_plain_proxy": gateway["requests_per_s"] / medians["plain_proxy"]["requests_per_s"],
         **medians,
     }

@@ -12,6 +12,7 @@ from django.urls import reverse
 from controlplane.accounts.models import Role
 from controlplane.console.lists import PageViewer
 from controlplane.events.services import record
+from controlplane.resources.alerts import ALERTS
 from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.filters import Select
@@ -28,6 +29,7 @@ from controlplane.resources.tables import ROW_LIMIT
 PAGES = {
     "requests": REQUESTS,
     "events": EVENTS,
+    "alerts": ALERTS,
     "keys": KEYS,
     "plans": PLANS,
     "moves": MOVES,

@@ -24,6 +24,7 @@ RECORDS = [
     port.Left(7, again=True, failure=port.DEAD, evicted=True, kept_tokens=12),
     port.Waiting(7, 3, 1.5, None),
     port.Moved(7, "west", 40, came_from="east", pressure=1.25),
+    port.FellBack(7, "n", "west", 40, "wait", "Served by n."),
     port.Backlog("m", ((3600.0, 40),)),
     port.Held(9, "us-east", 120, "Held: use 72%, releases below 60%", own_region="us-east"),
     port.Placed(
@@ -35,7 +36,10 @@ RECORDS = [
     port.AtDoor(7, "batch", late_s=0.0, wait_p99_s=12.5),
     port.Lost(7),
     port.Evict(7),
-    port.ServedModels((port.ServedModel("m", 4096, 1_500_000_000, has_endpoint=True, by_prefix=False),)),
+    port.ServedModels(
+        (port.ServedModel("m", 4096, 1_500_000_000, has_endpoint=True, by_prefix=False),),
+        (port.WeightedTargets("chat", 1_500_000_000, {"m": 95.0}),),
+    ),
 ]  # fmt: skip
 
 

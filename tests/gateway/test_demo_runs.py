@@ -43,9 +43,10 @@ async def test_runs_of_the_demo_become_applications(served, monkeypatch):
         return {each.name: graph_of(each) for each in Application.objects.all()}
 
     graphs = await database_sync_to_async(followed)()
-    verified = [record for record in graphs["KBQAV"].records if len(record.steps) == 3]
+    verified = [record for record in graphs["KBQAV"].records if len(record.steps) == 4]
     assert verified
     for record in verified:
-        assert [step.unit for step in record.steps] == ["extract-claims", "generate-queries", "verify-claim"]
-        assert record.steps[1].parallelism == record.steps[2].parallelism >= 2
+        assert [step.unit for step in record.steps] == ["extract-claims", "generate-queries", "search", "verify-claim"]
+        assert record.steps[1].parallelism == record.steps[2].parallelism == record.steps[3].parallelism >= 2
+    assert graphs["KBQAV"].units["search"].kind == "tool"
     assert set(graphs["PE"].units) >= {"plan", "choose-model"}

@@ -12,6 +12,7 @@ OWN = {
     "feed-batches",
     "feed-graphs",
     "prewarm",
+    "alerts",
     "count-tokens",
     "sweep-queues",
     "release-held-work",

@@ -24,6 +24,7 @@ class FakeGateway:
     open: int = 0
     most_open: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    reports: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # of runs, with their paths
     hold: asyncio.Event | None = None  # answers wait for it
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
 
@@ -46,6 +47,10 @@ class FakeGateway:
             return await (self.answer(request) if self.answer else stream(request, body))
         finally:
             self.open -= 1
+
+    async def report(self, request: web.Request) -> web.Response:
+        self.reports.append((request.match_info["path"], orjson.loads(await request.read())))
+        return web.json_response({})
 
     async def models(self, request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != "Bearer good":
@@ -72,6 +77,7 @@ async def serving() -> AsyncIterator[FakeGateway]:
     fake = FakeGateway()
     app = web.Application(client_max_size=2**24)
     app.router.add_post("/v1/completions", fake.complete)
+    app.router.add_post("/v1/runs/{path:.*}", fake.report)
     app.router.add_get("/v1/models", fake.models)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()

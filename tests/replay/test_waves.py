@@ -111,6 +111,15 @@ async def test_runs_of_applications_follow_their_steps(gateway: FakeGateway, mon
     assert whole
     assert all(units == ["write-tests", *["write-solutions"] * 3] for units in whole)
     assert any(len(units) == 1 for units in by_run.values()), "a run whose first call was refused went on"
+    closed = {path.split("/")[0]: body["outcome"] for path, body in gateway.reports if path.endswith("/close")}
+    assert set(closed.values()) == {"done", "failed"}
+    checked = [name for name in closed if closed[name] == "done" and name.startswith("CC-")]
+    for name in checked:
+        units = [
+            (body["unit"], body["kind"], body["state"]) for path, body in gateway.reports if path == f"{name}/units"
+        ]
+        assert units == [("execute", "container", state) for state in ("running", "done") for _ in range(3)]
+    assert checked
 
 
 async def test_open_requests_are_bounded(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:

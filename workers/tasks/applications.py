@@ -3,7 +3,7 @@
 from celery import shared_task
 from django.utils import timezone
 
-from controlplane.applications import services
+from controlplane.applications import services, versions
 from controlplane.applications.prewarming import prune_prewarms
 from workers.tasks.planning import only_one
 
@@ -17,6 +17,9 @@ def follow_runs() -> int:
 
 @shared_task
 def prune_runs() -> int:
-    """Delete old runs that no demand graph needs, and old records of prewarming; returns how many."""
+    """Keep a version of each demand graph a day, and delete old runs that none needs and old records of prewarming; returns
+    how many were deleted.
+    """
     now = timezone.now()
+    versions.keep_daily(now)
     return services.prune_runs(now) + prune_prewarms(now)

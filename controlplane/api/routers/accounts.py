@@ -9,11 +9,12 @@ from ninja import Field, Router, Status
 
 from controlplane.accounts.models import ApiKey, Role
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
-from controlplane.accounts.services import create_api_key, revoke_api_key
+from controlplane.accounts.services import allow_models, create_api_key, revoke_api_key
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, Strict
+from controlplane.fleet.selectors import allowed_models
 from controlplane.resources.keys import KEYS, TENANTS, visible_keys
 from controlplane.resources.resource import Column
 
@@ -32,10 +33,17 @@ class KeyIn(Strict):
     """Required for a service key, at most 366 days ahead."""
     role: Role | None = None
     """Creates a service key of an operator tenant with this role on `/api`. At most your own role."""
+    allowed_models: list[str] = []
+    """Names that its requests may ask for: of models, adapters and weighted targets; none allows all."""
 
 
 class RevokeIn(ActionIn):
     pass
+
+
+class AllowedModelsIn(ActionIn):
+    allowed_models: list[str]
+    """Names of models, adapters and weighted targets; none allows all."""
 
 
 class MeOut(Described):
@@ -74,7 +82,14 @@ def create_key(request: ApiRequest, body: KeyIn) -> Status[ApiKey]:
     tenant = tenants_with_managed_keys(user).filter(name=body.tenant).first()
     if tenant is None:
         raise ApiError(403, "forbidden", "You do not manage the keys of such a tenant.", "tenant")
-    key, secret = create_api_key(tenant, body.name, user, expires_at=body.expires_at, role=body.role)
+    key, secret = create_api_key(
+        tenant,
+        body.name,
+        user,
+        expires_at=body.expires_at,
+        role=body.role,
+        allowed_models=allowed_models(body.allowed_models),
+    )
     cast("WithAnnotations[ApiKey, Shown]", key).secret = secret
     return Status(201, key)
 
@@ -82,8 +97,18 @@ def create_key(request: ApiRequest, body: KeyIn) -> Status[ApiKey]:
 @router.post("/keys/{int:key_id}/revoke", response=KeyOut, auth=PEOPLE)
 def revoke_key(request: ApiRequest, key_id: int, body: RevokeIn) -> ApiKey:
     """Revoke a key permanently. Requests with it are refused within seconds."""
-    user = request.auth.person
+    return revoke_api_key(_managed(request, key_id), request.auth.person, body.reason)
+
+
+@router.put("/keys/{int:key_id}/allowed-models", response=KeyOut, auth=PEOPLE)
+def put_allowed_models(request: ApiRequest, key_id: int, body: AllowedModelsIn) -> ApiKey:
+    """Set the models that requests with a key may ask for. They follow within seconds."""
+    key = _managed(request, key_id)
+    return allow_models(key, allowed_models(body.allowed_models), request.auth.person, body.reason)
+
+
+def _managed(request: ApiRequest, key_id: int) -> ApiKey:
+    """Return the key. Raises ApiError or Http404 for one that the caller may not see, or not manage."""
     if not visible_keys(request.auth).filter(pk=key_id).exists():
         raise ApiError(404, "not_found", "There is no such key that you may see.")
-    key = get_object_or_404(manageable_api_keys(user), pk=key_id)
-    return revoke_api_key(key, user, body.reason)
+    return get_object_or_404(manageable_api_keys(request.auth.person), pk=key_id)

@@ -15,18 +15,30 @@ from pydantic import AwareDatetime
 from controlplane.accounts.models import Role, Tenant
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
-from controlplane.api.errors import ApiError
+from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, RowSchema
-from controlplane.applications.models import Application
-from controlplane.applications.selectors import graph_of
-from controlplane.applications.services import calls_of, give_title, import_graph
+from controlplane.applications import versions
+from controlplane.applications.models import Application, ApplicationRun, GraphVersion
+from controlplane.applications.reporting import act_on_run
+from controlplane.applications.selectors import UnitSummary, graph_of
+from controlplane.applications.services import calls_of, give_title
 from controlplane.batches.models import Batch
 from controlplane.batches.services import speed_up, undo_speed_up
+from controlplane.dispatch.queues.commands import GatewaySilent, ask_of_run
+from controlplane.dispatch.queues.runs import RunAction, RunPrice, sentence
 from controlplane.events.services import record
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
-from controlplane.resources.applications import APPLICATIONS, PREWARMS, RUNS, visible_applications, visible_runs
+from controlplane.resources.applications import (
+    APPLICATIONS,
+    PREWARMS,
+    RUNS,
+    VERSIONS,
+    visible_applications,
+    visible_runs,
+    visible_versions,
+)
 from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.requests import REQUESTS
@@ -146,13 +158,116 @@ add_list(
 )
 
 
-@router.get("/applications/{application_id}/graph")
-def get_application_graph(request: ApiRequest, application_id: int) -> HttpResponseBase:
-    """Return the demand graph of an application: its units, and records of up to 1,000 runs."""
-    application = visible_applications(request.auth).filter(pk=application_id).first()
+VersionOut = schema_of(VERSIONS, "GraphVersionOut", "A demand graph as it was.")
+add_list(
+    router,
+    VERSIONS,
+    VersionOut,
+    "Versions of demand graphs, newest first.",
+    check=check_tenant,
+)
+
+
+def application_of(request: ApiRequest, pk: int, *, managed: bool = False) -> Application:
+    """Return an application that the caller sees, or *managed*: is an operator of, in its tenant or over the fleet."""
+    rows = visible_applications(request.auth).filter(pk=pk)
+    if managed:
+        rows = rows.filter(tenant__in=tenants_with_role(request.auth.person, Role.OPERATOR))
+    application: Application | None = rows.first()
     if application is None:
         raise ApiError(404, "not_found", "Not found, or no access.")
-    return HttpResponse(graph_of(application).to_json(), content_type="application/json")
+    return application
+
+
+def version_of(request: ApiRequest, application: Application, number: int) -> GraphVersion:
+    version: GraphVersion | None = visible_versions(request.auth).filter(application=application, number=number).first()
+    if version is None:
+        raise ApiError(404, "not_found", f"No version {number} of this application is kept.", "version")
+    return version
+
+
+def graph_at(request: ApiRequest, application: Application, version: int | None) -> DemandGraph:
+    """Return the graph of a version; the present one without."""
+    if version is None:
+        return graph_of(application)
+    return versions.version_graph(version_of(request, application, version))
+
+
+@router.get("/applications/{application_id}/graph")
+def get_application_graph(request: ApiRequest, application_id: int, version: int | None = None) -> HttpResponseBase:
+    """Return the demand graph of an application, or a version of it: its units, and records of up to 1,000 runs."""
+    graph = graph_at(request, application_of(request, application_id), version)
+    return HttpResponse(graph.to_json(), content_type="application/json")
+
+
+class UnitChangeOut(Described):
+    unit: str
+    before: UnitSummary | None
+    after: UnitSummary | None
+
+
+class EdgeChangeOut(Described):
+    before: str
+    """Unit that leads to the other; empty for the start of a run."""
+    after: str
+    was: float
+    now: float
+
+
+class GraphComparisonOut(Described):
+    units: list[UnitChangeOut]
+    edges: list[EdgeChangeOut]
+    """Branch probabilities that differ by at least 0.05."""
+    records: tuple[int, int]
+    service_s: tuple[float | None, float | None]
+    """Mean service of a run, in seconds."""
+    errors: tuple[float | None, float | None]
+    """Of predictions of what left-out runs still needed, as shares of it; null with fewer than 16 runs."""
+
+
+@router.get("/applications/{application_id}/compare", response=GraphComparisonOut)
+def compare_application_graphs(
+    request: ApiRequest, application_id: int, before: int | None = None, after: int | None = None
+) -> dict[str, Any]:
+    """Compare two versions of a demand graph; the present one where no number is given."""
+    application = application_of(request, application_id)
+    made = versions.compared(*(graph_at(request, application, number) for number in (before, after)))
+    units = [{"unit": name, "before": was, "after": now} for name, was, now in made.units]
+    edges = [{name: getattr(edge, name) for name in ("before", "after", "was", "now")} for edge in made.edges]
+    return {"units": units, "edges": edges, "records": made.records, "service_s": made.service_s, "errors": made.errors}
+
+
+@router.post("/applications/{application_id}/versions", response=VersionOut, auth=PEOPLE)
+def keep_graph_version(request: ApiRequest, application_id: int, body: ActionIn) -> GraphVersion:
+    """Keep the present demand graph as a version. Requires the role operator, in the tenant or over the fleet."""
+    application = application_of(request, application_id, managed=True)
+    person, graph = request.auth.person, graph_of(application)
+    if not graph.records:
+        raise ApiError(409, "conflict", "Nothing is recorded yet.")
+    version = versions.keep_version(application, graph, body.reason, person, timezone.now())
+    record("application.version_kept", application, actor=person, reason=body.reason, after={"version": version.number})
+    return version
+
+
+@router.post("/applications/{application_id}/versions/{int:number}/restore", response=ApplicationOut, auth=PEOPLE)
+def restore_graph_version(request: ApiRequest, application_id: int, number: int, body: ActionIn) -> Application:
+    """Make a version the present demand graph. What was learned since is kept as another version."""
+    application = application_of(request, application_id, managed=True)
+    version = version_of(request, application, number)
+    versions.restore(application, version, request.auth.person, body.reason, timezone.now())
+    return application_of(request, application_id)
+
+
+class FreezeIn(ActionIn):
+    frozen: bool
+
+
+@router.post("/applications/{application_id}/freeze", response=ApplicationOut, auth=PEOPLE)
+def freeze_application(request: ApiRequest, application_id: int, body: FreezeIn) -> Application:
+    """Stop learning: runs are recorded, and the demand graph stays; or learn again, from these too."""
+    application = application_of(request, application_id, managed=True)
+    versions.freeze(application, body.frozen, request.auth.person, body.reason, timezone.now())
+    return application_of(request, application_id)
 
 
 class ReportOut(Described):
@@ -178,12 +293,44 @@ class RunDetailOut(Described):
 @router.get("/runs/{run_id}", response=RunDetailOut)
 def get_run(request: ApiRequest, run_id: int) -> dict[str, Any]:
     """Return one run with its calls and reported units."""
-    run = visible_runs(request.auth).filter(pk=run_id).first()
-    if run is None:
-        raise ApiError(404, "not_found", "Not found, or no access.")
+    run = run_seen(request, run_id)
     application = run.application
     calls = calls_of(application.tenant_id, application.name, run.run).select_related("tenant", "api_key")
     return {"run": run, "calls": calls.order_by("arrived_at")[:CALLS], "units": run.reports.all()[:CALLS]}
+
+
+def run_seen(request: ApiRequest, run_id: int) -> ApplicationRun:
+    run: ApplicationRun | None = visible_runs(request.auth).filter(pk=run_id).first()
+    if run is None:
+        raise ApiError(404, "not_found", "Not found, or no access.")
+    return run
+
+
+@router.get("/runs/{run_id}/price", response={200: RunPrice, 503: ErrorBody})
+def get_run_price(request: ApiRequest, run_id: int) -> RunPrice:
+    """Return where the open calls of a run are, and what moving it first or stopping it costs. Needs the role operator."""
+    request.auth.require(Role.OPERATOR)
+    run = run_seen(request, run_id)
+    try:
+        return ask_of_run(run.application.tenant_id, run.application.name, run.run)
+    except GatewaySilent as error:
+        raise ApiError(503, "no_gateway", f"{error}.") from error
+
+
+class RunActedOut(Described):
+    message: str
+    price: RunPrice
+
+
+@router.post("/runs/{run_id}/{action}", response={200: RunActedOut, 503: ErrorBody})
+def act_on_application_run(request: ApiRequest, run_id: int, action: RunAction, body: ActionIn) -> dict[str, Any]:
+    """Move a run first, stop it, or undo that within 30 s. 409 when not possible. Requires the role operator."""
+    user, run = request.auth.require(Role.OPERATOR), run_seen(request, run_id)
+    try:
+        price = act_on_run(run, action, user, body.reason, timezone.now())
+    except GatewaySilent as error:
+        raise ApiError(503, "no_gateway", f"{error}.") from error
+    return {"message": sentence(run.run, action, price), "price": price}
 
 
 class NameIn(ActionIn):
@@ -196,11 +343,7 @@ def name_application(request: ApiRequest, application_id: int, body: NameIn) -> 
 
     Requires the role operator, in the tenant or over the fleet.
     """
-    person = request.auth.person
-    managed = tenants_with_role(person, Role.OPERATOR)
-    application = visible_applications(request.auth).filter(pk=application_id, tenant__in=managed).first()
-    if application is None:
-        raise ApiError(404, "not_found", "Not found, or no access.")
+    person, application = request.auth.person, application_of(request, application_id, managed=True)
     try:
         before = give_title(application, body.title)
     except ValueError as error:
@@ -213,25 +356,28 @@ def name_application(request: ApiRequest, application_id: int, body: NameIn) -> 
         before={"title": before},
         after={"title": application.title},
     )
-    named: Application = application
-    return named
+    return application
 
 
 class ImportIn(Schema):
     tenant: str
     graph: dict[str, Any]
     """As `GET /applications/{application_id}/graph` returns it."""
+    activate: bool = True
+    """False: it is only kept as a version, to compare and restore."""
 
 
 class ImportOut(Schema):
     id: int
     records: int
+    version: int
+    """Under which it is kept."""
 
 
 @router.post("/applications/import", response=ImportOut, auth=PEOPLE)
 def import_application_graph(request: ApiRequest, body: ImportIn) -> dict[str, int]:
-    """Import a demand graph. Its records replace those that were imported before; runs recorded here stay. Requires the role
-    operator, in the tenant or over the fleet."""
+    """Import a demand graph, which is kept as a version. Its records replace those that were imported before; runs recorded
+    here stay. Requires the role operator, in the tenant or over the fleet."""
     person = request.auth.person
     tenant = tenants_with_role(person, Role.OPERATOR).filter(name=body.tenant).first()
     if tenant is None:
@@ -240,9 +386,8 @@ def import_application_graph(request: ApiRequest, body: ImportIn) -> dict[str, i
         graph = DemandGraph.from_json(json.dumps(body.graph).encode())
     except ValueError as error:
         raise ApiError(422, "invalid", str(error), "graph") from error
-    application = import_graph(tenant, graph, timezone.now())
-    record("application.imported", application, actor=person, inputs={"records": len(graph.records)})
-    return {"id": application.pk, "records": len(graph.records)}
+    application, version = versions.take_in(tenant, graph, person, timezone.now(), activate=body.activate)
+    return {"id": application.pk, "records": len(graph.records), "version": version.number}
 
 
 @router.get("/usage", response=UsageOut)

@@ -37,6 +37,8 @@ class Known:
 
     batches: tuple[tuple[str, str, str], ...] = ()
     """(severity, title, model) of running batches that are at risk or late."""
+    alerts: int = 0
+    """Open alerts, neither acknowledged nor silenced."""
 
     def where(self, model: str, region: str) -> str:
         return f"{model} in {self.titles.get(region, region)}"
@@ -93,6 +95,7 @@ def find(tables: Mapping[str, list[dict[str, Any]]], known: Known) -> dict[str, 
         "plans": len(known.plans),
         "system": len(system),
         "batches": len(known.batches),
+        "alerts": known.alerts,
         "queues": sum((row["at_risk"] or 0) + (row["late"] or 0) for row in tables.get("queues", [])),
         "models": models,
     }

@@ -54,6 +54,7 @@ BADGES: Final = {
     "system": "in trouble",
     "queues": "groups at risk or late",
     "batches": "at risk or late",
+    "alerts": "open",
 }
 """Counts of the attention list in the navigation, with their labels."""
 

@@ -25,6 +25,7 @@ from controlplane.console.live import batches, fragments, what_ifs
 from controlplane.console.live.attention import Known
 from controlplane.console.live.state import SILENT_S, LiveState, Source, state_of, without_summaries
 from controlplane.console.selectors.attention import (
+    alerts_open,
     batches_at_risk,
     endpoints_flapping,
     held,
@@ -265,6 +266,7 @@ class LiveHub:
                 held(),
                 place_titles(),
                 batches_at_risk(),
+                alerts_open(),
             )
         except DatabaseError as error:
             logger.debug("live hub: the rows could not be read, the last ones stay: %s", error)

@@ -116,7 +116,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
 
 NO_TABLES = tables_of({})
 NO_ATTENTION: dict[str, Any] = {
-    **dict.fromkeys(("total", "instances", "below", "plans", "system", "queues", "batches"), 0),
+    **dict.fromkeys(("total", "instances", "below", "plans", "system", "queues", "batches", "alerts"), 0),
     "items": [],
     "models": {"": {"items": [], "total": 0}},
 }

@@ -3,6 +3,7 @@
 from django.db.models import Sum
 from django.utils import timezone
 
+from controlplane.alerts.models import Alert
 from controlplane.batches.models import AT_RISK, LATE
 from controlplane.batches.selectors import running
 from controlplane.console.formats import MINUS, duration
@@ -11,6 +12,7 @@ from controlplane.fleet.models import Deployment, Instance
 from controlplane.fleet.rollouts.selectors import failed
 from controlplane.planning.execution.contested import FLAPPING_OVER, flapping
 from controlplane.planning.models import PlanStatus, ScalingPlan
+from controlplane.resources.alerts import by_state
 
 
 def queue_bounds() -> dict[tuple[str, str], int]:
@@ -73,3 +75,8 @@ def rollouts_failed() -> tuple[tuple[str, str, str], ...]:
         for status in failed()
         if status.rollout is not None
     )
+
+
+def alerts_open() -> int:
+    """Open alerts that are neither acknowledged nor silenced."""
+    return by_state(Alert.objects.all(), "open").count()

@@ -8,6 +8,7 @@ from functools import partial
 from django.db.models import Min, Q
 from django.utils import timezone
 
+from controlplane.dispatch.port import WeightedTargets
 from controlplane.fleet import places
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.start_times import StartTimes
@@ -21,6 +22,7 @@ from controlplane.fleet.models import (
     PerformanceProfile,
     SloClass,
     SloKind,
+    WeightedTarget,
 )
 from controlplane.fleet.selectors import region_latencies_ms
 from controlplane.fleet.spot.selectors import reclaim_times
@@ -131,6 +133,8 @@ class ModelSpec:
     context_tokens: int
     created_at: int  # epoch seconds, for /v1/models
     task: str = "generate"
+    fallback: str = ""  # "" for none
+    fallback_wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +159,12 @@ class Inventory:
     """Settings in force."""
     swap_groups: tuple[SwapGroupSpec, ...] = ()
     adapters: tuple[AdapterSpec, ...] = ()
+    targets: tuple[WeightedTargets, ...] = ()
 
 
 def read() -> Inventory:
-    """Read the active inventory in ten queries (more where GPUs are shared or an instance is starting), ordered by name."""
-    models = {row.name: row for row in Model.objects.filter(active=True)}
+    """Read the active inventory in eleven queries, more where GPUs are shared or instances start; ordered by name."""
+    models = {row.name: row for row in Model.objects.filter(active=True).select_related("fallback")}
     # A stopped instance counts only where a swap may start it: it has a place in the virtual queue of its GPUs.
     rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED, swap_group=None)
     rows = rows.exclude(~Q(held=""), state=InstanceState.STOPPED)
@@ -201,7 +206,14 @@ def read() -> Inventory:
         )
     return Inventory(
         models={
-            name: ModelSpec(name, row.context_tokens, int(row.created_at.timestamp()), row.task)
+            name: ModelSpec(
+                name,
+                row.context_tokens,
+                int(row.created_at.timestamp()),
+                row.task,
+                row.fallback.name if row.fallback and row.fallback.active else "",
+                row.fallback_wait_s,
+            )
             for name, row in models.items()
         },
         endpoints=tuple(endpoints.values()),
@@ -244,7 +256,17 @@ def read() -> Inventory:
             AdapterSpec(row.name, row.base.name, row.source, int(row.created_at.timestamp()))
             for row in Adapter.objects.filter(active=True, base__active=True).select_related("base")
         ),
+        targets=_targets(),
     )
+
+
+def _targets() -> tuple[WeightedTargets, ...]:
+    rows = WeightedTarget.objects.filter(active=True).order_by("created_at")
+    names: dict[str, WeightedTargets] = {}
+    for row in rows:
+        known = names.setdefault(row.name, WeightedTargets(row.name, int(row.created_at.timestamp()), {}))
+        known.weights[row.target] = row.weight
+    return tuple(names.values())
 
 
 def _start_s(row: Instance, starts: StartTimes) -> float | None:

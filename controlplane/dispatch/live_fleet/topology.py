@@ -23,7 +23,7 @@ from controlplane.dispatch.live_fleet.inventory import (
     ModelSpec,
     SwapGroupSpec,
 )  # fmt: skip
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Submit, WeightedTargets
 from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.tuning.selectors import Values
@@ -85,6 +85,7 @@ class Request(Struct, eq=False):
     replica: Replica | None = None
     attempts: int = 0
     evictions: int = 0  # attempts that ended by eviction
+    failed_before: int = 0  # attempts that failed at another model, whose fallback serves it
     evicting_s: float | None = None  # when its instance was asked to give it up
     kept_tokens: int = 0  # output of earlier instances: part of the prompt in `asked`
     placed_s: float = 0.0
@@ -215,6 +216,7 @@ class Topology:
         self.latency_ms: Mapping[tuple[str, str], float] = {}
         self.swap_groups: tuple[SwapGroupSpec, ...] = ()
         self.adapters: dict[str, AdapterSpec] = {}
+        self.targets: tuple[WeightedTargets, ...] = ()
         self.adapter_names: list[str] = []
         """By number; an adapter keeps its number."""
         self._adapter_numbers: dict[str, int] = {}
@@ -316,7 +318,7 @@ class Topology:
         self.models, self.ttft_slo_ms, self.latency_ms = inventory.models, inventory.ttft_slo_ms, inventory.latency_ms
         self.values, self.tuned = inventory.values, inventory.values.of()
         self.swap_groups = inventory.swap_groups
-        self.adapters = {one.name: one for one in inventory.adapters}
+        self.adapters, self.targets = {one.name: one for one in inventory.adapters}, inventory.targets
         active = {(spec.model, spec.region): spec for spec in inventory.endpoints}
         for key, endpoint_spec in active.items():
             known = self._endpoint_of.get(key)

@@ -20,6 +20,7 @@ from django.conf import settings
 from redis.exceptions import RedisError
 
 from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
+from controlplane.dispatch.queues.runs import RunAction, RunOperations, RunPrice, run_of
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.record import Job
 from scheduling.fleet.state import FleetState
@@ -49,6 +50,12 @@ def ask(command: str, **values: Any) -> dict[str, Any]:
     Raises ActionError with the owner's objection, GatewaySilent when none answers within PATIENCE_S.
     """
     return _exchange(command, values, dict[str, Any])
+
+
+def ask_of_run(tenant_id: int, application: str, run: str, action: RunAction | None = None) -> RunPrice:
+    """Do *action* on a run, or nothing; return its price. Raises as `ask` does."""
+    values = {"tenant_id": tenant_id, "application": application, "run": run, "action": action and action.value}
+    return _exchange("run", values, RunPrice)
 
 
 def fleet_state() -> FleetState:
@@ -87,7 +94,7 @@ class Commands:
         job: Job,
         snapshot: Callable[[], FleetState],
     ) -> None:
-        self.operations = operations
+        self.operations, self.runs = operations, RunOperations(operations.dispatcher)
         self.snapshot = snapshot
         self.owns = owns
         self.job = job
@@ -127,6 +134,10 @@ class Commands:
                 return Reply(self.snapshot())
             if asked["command"] == "detail":
                 return Reply(self.operations.detail(int(values["number"])))
+            if asked["command"] == "run":
+                run = run_of(values)
+                acts = RunAction(values["action"]) if values["action"] else None
+                return Reply(self.runs.act(*run, acts) if acts else self.runs.price(*run))
             action = GroupAction(values["action"])
             hold_s, reason = float(values.get("hold_s") or 0.0), str(values.get("reason") or "")
             return Reply(self.operations.act(int(values["number"]), action, str(values["operator"]), hold_s, reason))

@@ -13,7 +13,7 @@ from controlplane.fleet import services
 from controlplane.fleet.admin.base import Deleted, InventoryAdmin
 from controlplane.fleet.admin.forms import DeploymentForm, LanguageModelForm
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Adapter, Deployment, PerformanceProfile, SloClass
+from controlplane.fleet.models import Adapter, Deployment, PerformanceProfile, SloClass, WeightedTarget
 from controlplane.fleet.models import Model as LanguageModel
 from scheduling.policy import COLUMNS
 
@@ -50,6 +50,7 @@ class ModelAdmin(InventoryAdmin[LanguageModel]):
             },
         ),
         ("Output lengths", {"fields": ["length_model"]}),
+        ("Fallback", {"fields": ["fallback", "fallback_wait_s"]}),
     ]
 
     @admin.display(ordering="weights_bytes")
@@ -59,6 +60,13 @@ class ModelAdmin(InventoryAdmin[LanguageModel]):
     @admin.display(description="KV per token", ordering="kv_bytes_per_token")
     def kv_per_token(self, model: LanguageModel) -> str:
         return f"{model.kv_bytes_per_token / 1024:.0f} KiB"
+
+
+@admin.register(WeightedTarget)
+class WeightedTargetAdmin(InventoryAdmin[WeightedTarget]):
+    list_display = ["name", "target", "weight", "active"]
+    list_filter = ["name", "active"]
+    search_fields = ["name", "target"]
 
 
 @admin.register(Adapter)

@@ -27,6 +27,7 @@ from controlplane.fleet.models import (
     Region,
     RegionLatency,
     SloClass,
+    WeightedTarget,
     Weights,
 )
 
@@ -180,6 +181,7 @@ GPU_TYPE = Kind("gpu_types", GpuType)
 NODE = Kind("nodes", Node)
 MODEL = Kind("models", Model, optional=frozenset({"title", "weights_bytes", "kv_bytes_per_token", "context_tokens"}))
 ADAPTER = Kind("adapters", Adapter, fixed=("base",))
+WEIGHTED_TARGET = Kind("weighted_targets", WeightedTarget, key=("name", "target"))
 PROFILE = Kind("profiles", PerformanceProfile, key=("model", "gpu_type", "tensor_parallel"))
 WEIGHTS = Kind("weights", Weights, key=("model", "region"), only=("state",))
 SLO_CLASS = Kind("slo_classes", SloClass)
@@ -244,6 +246,7 @@ KINDS: tuple[Kind, ...] = (
     NODE,
     MODEL,
     ADAPTER,
+    WEIGHTED_TARGET,
     PROFILE,
     WEIGHTS,
     SLO_CLASS,

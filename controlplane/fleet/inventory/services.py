@@ -13,10 +13,10 @@ from django.db.models import ProtectedError
 from controlplane.accounts.models import User
 from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
 from controlplane.fleet import places, services
-from controlplane.fleet.inventory.kinds import INSTANCE, MODEL, TENANT, Kind
+from controlplane.fleet.inventory.kinds import INSTANCE, MODEL, TENANT, WEIGHTED_TARGET, Kind
 from controlplane.fleet.inventory.model_source import completed
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Launcher
+from controlplane.fleet.models import Deployment, Instance, Launcher, WeightedTarget
 
 
 @transaction.atomic
@@ -73,6 +73,19 @@ def delete(kind: Kind, row: Any, actor: User | str, reason: str = "") -> None:
         text = f"{row} is used by {', '.join(users[:3])}{more}."
         raise ValidationError(text) from error
     transaction.on_commit(services.notify)
+
+
+@transaction.atomic
+def share(name: str, weights: Mapping[str, float], actor: User | str, reason: str = "") -> None:
+    """Share the requests that ask for *name* among the targets in *weights*, and no other; without any, end that."""
+    known = {row.target: row for row in WeightedTarget.objects.filter(name=name)}
+    for target in known.keys() - weights.keys():
+        delete(WEIGHTED_TARGET, known[target], actor, reason)
+    for target, weight in weights.items():
+        if (row := known.get(target)) is not None:
+            change(WEIGHTED_TARGET, row, {"weight": weight, "active": True}, actor, reason)
+        else:
+            create(WEIGHTED_TARGET, {"name": name, "target": target, "weight": weight}, actor, reason)
 
 
 def _save(kind: Kind, row: Any, values: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from controlplane.fleet.models.hardware import Device, GpuType, Node, Region, RegionLatency
 from controlplane.fleet.models.instances import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
 from controlplane.fleet.models.rollouts import Rollout, RolloutState
-from controlplane.fleet.models.serving import Adapter, Deployment, Model, ModelTask, PerformanceProfile
+from controlplane.fleet.models.serving import Adapter, Deployment, Model, ModelTask, PerformanceProfile, WeightedTarget
 from controlplane.fleet.models.slo import OnReclaim, SloClass, SloKind
 from controlplane.fleet.models.spot import Donation, DonationState
 from controlplane.fleet.models.swaps import Swap, SwapGroup, SwapState, Tier
@@ -36,6 +36,7 @@ __all__ = [
     "SwapGroup",
     "SwapState",
     "Tier",
+    "WeightedTarget",
     "Weights",
     "WeightsState",
 ]

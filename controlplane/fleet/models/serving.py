@@ -1,6 +1,7 @@
 """Models, their performance profiles and deployments."""
 
 from dataclasses import fields
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.core.exceptions import ValidationError
@@ -114,6 +115,23 @@ class Model(models.Model):
             "invalid_choice": f"%(value)r is no length model; there are: {', '.join(LengthModelKind.values)}."
         },
     )
+    fallback = models.ForeignKey(
+        "self",
+        verbose_name="fallback model",
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="+",
+        help_text="Serves a request while no instance of this model does, or when its instances failed it before its first "
+        "token; empty: none.",
+    )
+    fallback_wait_s = models.FloatField(
+        "fallback after (s)",
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0.0)],
+        help_text="The fallback also serves a request that would wait longer, in seconds; empty: however long it waits.",
+    )
     active = models.BooleanField(default=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
@@ -131,6 +149,61 @@ class Model(models.Model):
     def clean(self) -> None:
         if Adapter.objects.filter(name=self.name).exists():
             raise ValidationError({"name": f"{self.name} is the name of an adapter."})
+        if self.fallback is None:
+            if self.fallback_wait_s is not None:
+                raise ValidationError({"fallback_wait_s": "Name a fallback model."})
+        elif self.fallback.name == self.name:
+            raise ValidationError({"fallback": "A model is not its own fallback."})
+        elif self.fallback.task != self.task:
+            raise ValidationError(
+                {
+                    "fallback": f"The task of {self.fallback} is {self.fallback.task}, that of {self.name} is {self.task}."
+                }
+            )
+
+
+class WeightedTarget(models.Model):
+    """A share of the requests that ask for a public name: a canary of a new version, or an A/B test.
+
+    All rows of one *name* together share its requests. A model or adapter may have that name too; its requests are shared
+    then, and as a target it is the model itself.
+    """
+
+    name = models.CharField(
+        max_length=160,
+        validators=[validate_model_name],
+        help_text="The public name in requests; all its rows share them.",
+    )
+    target = models.CharField(max_length=160, help_text="The model or adapter that serves this share.")
+    weight = models.FloatField(
+        default=1.0, validators=[MinValueValidator(0.0)], help_text="Its share is its weight over those of all rows."
+    )
+    active = models.BooleanField(default=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["name", "-weight", "target"]
+        constraints = [models.UniqueConstraint(fields=["name", "target"], name="one_weight_per_name_and_target")]
+
+    def __str__(self) -> str:
+        return f"{self.name} to {self.target}"
+
+    def clean(self) -> None:
+        if self.weight is not None and not isfinite(self.weight):
+            raise ValidationError({"weight": "A weight is a number."})
+        if (task := self._task(self.target)) is None:
+            raise ValidationError({"target": f"There is no model or adapter {self.target!r}."})
+        for other in WeightedTarget.objects.filter(name=self.name).exclude(pk=self.pk):
+            if other.target == self.target:
+                raise ValidationError({"target": f"{self.name} has this target already: change that one."})
+            if (known := self._task(other.target)) not in (None, task):
+                raise ValidationError({"target": f"Its task is {task}, and that of {other.target} is {known}."})
+
+    @staticmethod
+    def _task(name: str) -> str | None:
+        """Return the task of the model or adapter called *name*; None if there is none."""
+        tasks = Model.objects.filter(Q(name=name) | Q(adapters__name=name)).values_list("task", flat=True)
+        return tasks.first()
 
 
 class Adapter(models.Model):

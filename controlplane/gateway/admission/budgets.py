@@ -198,7 +198,18 @@ class Budgets:
                 self._reached.setdefault(terms.pk, "soft")
                 warnings.append(f"{terms.scope}: {used + amount:,.2f} of {terms.amount}")
             held.append((use, amount))
-        second = math.floor(now_s)
+        return self._hold(held, warnings)
+
+    def move(
+        self, admission: Admission, tenant_id: int, key_id: int, model: str, tokens: int, *, rates: bool
+    ) -> Admission:
+        """Count an admitted request towards the budgets of *model* instead, which serves it; whatever is left of them."""
+        admission.cancel()
+        uses = [use for use in self.of(tenant_id, key_id, model) if rates or use.terms.kind not in RATES]
+        return self._hold([(use, use.terms.costs(tokens)) for use in uses], admission.warnings)
+
+    def _hold(self, held: list[tuple[BudgetUse, float]], warnings: list[str]) -> Admission:
+        second = math.floor(self.clock())
         for use, amount in held:
             if use.terms.kind is BudgetKind.USD:
                 use.reserved_usd += amount

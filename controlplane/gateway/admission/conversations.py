@@ -17,7 +17,7 @@ from typing import Any, Final
 from controlplane.gateway.admission.marks import Marks
 from controlplane.gateway.admission.turns import Turn
 from controlplane.gateway.admission.validation import Call
-from scheduling.applications.recording import RECOGNIZED, run_named
+from scheduling.applications.recording import AFTER_TOOL, AFTER_USER, RECOGNIZED, run_named
 
 MOST_CONVERSATIONS: Final = 50_000
 """Hashes kept, about 10 MB: one for each request; the one that was used least lately goes first."""
@@ -33,8 +33,6 @@ DIGITS: Final = re.compile(r"\d+")
 SYSTEM_ROLES: Final = ("system", "developer")
 NO_PROMPT: Final = f"{RECOGNIZED}conversation"
 """Application of conversations without a system prompt."""
-AFTER_TOOL, AFTER_USER = "after-tool", "after-user"
-"""Units of calls that name none: by what the conversation ends with."""
 
 
 class _LatestNames:

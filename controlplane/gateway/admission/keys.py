@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey
 from controlplane.fleet.models import OnReclaim, Region, SloClass, SloKind
-from controlplane.gateway.errors import ApiError, invalid, invalid_key
+from controlplane.gateway.errors import ApiError, invalid, invalid_key, model_not_allowed
 from scheduling.queueing.promises import ADMIT, ClassTerms, fallbacks
 
 logger = logging.getLogger(__name__)
@@ -125,6 +125,16 @@ class Grant:
     expires_at_s: float | None = None
     rates: bool = True
     """Whether budgets by the minute apply."""
+    models: frozenset[str] = frozenset()
+    """Names of models that it may ask for; empty: all."""
+
+    def may_ask(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+    def check_model(self, model: str) -> None:
+        """Raise ApiError 403 if requests may not ask for *model*."""
+        if not self.may_ask(model):
+            raise model_not_allowed(model)
 
     def fallbacks(self, terms: SloTerms) -> tuple[ClassTerms, ...]:
         """Return the classes to which a request of *terms* may be degraded, in order."""
@@ -204,6 +214,7 @@ def _load(hashes: Iterable[str]) -> tuple[dict[str, Grant], Words]:
             default_terms=default,
             terms={terms.name: terms for terms in map(SloTerms.of, tenant.slo_classes.all())} | {default.name: default},
             expires_at_s=row.expires_at.timestamp() if row.expires_at else None,
+            models=frozenset(row.allowed_models),
         )
     return grants, Words(classes, frozenset(Region.objects.values_list("name", flat=True)))
 

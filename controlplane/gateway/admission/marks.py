@@ -10,12 +10,11 @@ import re
 from typing import Any, Final, NamedTuple
 
 from controlplane.gateway.serving.http import NAME, HttpRequest
+from scheduling.applications.recording import SUBAGENT
 
 TEXT: Final = re.compile(NAME.pattern.decode())
 UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 CLAUDE_USER: Final = re.compile(r"user_[A-Za-z0-9]*_account_[A-Za-z0-9-]*_session_([A-Za-z0-9-]{8,64})")
-SUBAGENT: Final = "subagent"
-"""Unit of calls of a session that another session began."""
 
 
 class Marks(NamedTuple):

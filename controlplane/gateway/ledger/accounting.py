@@ -9,10 +9,12 @@ from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import Outcome
+from controlplane.gateway.monitoring.tracing import Tracing
 from controlplane.gateway.monitoring.windows import Count, Lately, Latency, ServiceLevels, Windows
 from controlplane.gateway.serving.open_requests import Ticket, TicketState
 from controlplane.lengths.length_service import LengthService
 from scheduling.queueing.promises import UNREACHABLE
+from scheduling.routing.models import ModelRule
 
 OUTCOMES = {
     TicketState.DONE: Outcome.DONE,
@@ -37,7 +39,9 @@ class Records:
         self.at_door: Counter[tuple[str, str, str, str]] = Counter()
         """Requests whose promise was unreachable by (model, region, class asked for, decision), since the start."""
         self.lately_at_door = Lately(clock)
+        self.judged: Counter[tuple[str, str, bool]] = Counter()  # verdicts by (model, class, met), since the start
         self.errors: Counter[tuple[int, str]] = Counter()  # error answers by (status, code)
+        self.tracing: Tracing | None = None
         self._groups: dict[tuple[str, str, str], tuple[int, ...]] = {}
 
     def count_error(self, error: ApiError) -> None:
@@ -63,7 +67,7 @@ class Records:
         ticket.tenant_id, ticket.api_key_id = grant.tenant_id, grant.key_id
         ticket.model, ticket.slo_class, ticket.streamed = ticket.asked.model, terms.name, call.stream
         ticket.status_code = ticket.status or status
-        ticket.surface = call.kind.value
+        ticket.surface, ticket.adapter = call.kind.value, ticket.asked.adapter
         ticket.predicted_output_tokens = int(ticket.predicted_tokens) if call.kind.generates else 0
         ticket.output_tokens = max(0, ticket.output_tokens)
         if not call.kind.computes:
@@ -88,7 +92,8 @@ class Records:
 
         if done:
             self.lengths.prior.learn(ticket.query, ticket.output_tokens, call.prompt_characters, ticket.prompt_tokens)
-            self.lengths.learn(ticket.length, grant.tenant_id, ticket.output_tokens)
+            if ticket.model_rule in ("", ModelRule.WEIGHTS):  # else another model answered than was predicted
+                self.lengths.learn(ticket.length, grant.tenant_id, ticket.output_tokens)
         if ticket.length is not None and ticket.steps:
             ticket.steps[0]["length"] = ticket.length.explained()
         if ticket.in_one_piece and ticket.steps:
@@ -99,6 +104,8 @@ class Records:
         if ticket.own_region == ticket.region:
             ticket.own_region = ""
         self.ledger.add(ticket.ended())
+        if self.tracing is not None:
+            self.tracing.end(ticket)
         return ticket.prompt_tokens + ticket.output_tokens
 
     def _demand(self, ticket: Ticket) -> tuple[bool, bool]:
@@ -126,6 +133,7 @@ class Records:
         if outcome in (Outcome.FAILED, Outcome.REJECTED):
             windows.count(groups, Count.ERRORS)
         if ticket.slo_met is not None:
+            self.judged[model, slo_class, ticket.slo_met] += 1
             self.service_levels.judge(scopes_of(model, region), slo_class, ticket.terms.objective, ticket.slo_met)
         times_ms = (ticket.queue_ms, ticket.ttft_ms, ticket.itl_ms, ticket.e2e_ms)
         # A backlog that waits for a trough says nothing of how fast instances answer: TTFT counts from its release.

@@ -52,6 +52,9 @@ class RequestRecord(msgspec.Struct, eq=False):
     asked_class: str = ""  # SLO class that it was degraded from; empty: it kept its class
     surface: str = ""  # last part of the path that was called
     run_due_s: float | None = None  # deadline of its run, after the run began, as this call says it
+    asked_model: str = ""  # name that it asked for, where another model served it
+    model_rule: str = ""  # why: `scheduling.routing.models.ModelRule`
+    adapter: str = ""  # LoRA adapter that served it
 
     def values(self) -> list[Any]:
         return [getattr(self, name) for name in COLUMNS]

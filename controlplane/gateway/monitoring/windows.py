@@ -163,11 +163,11 @@ class ServiceLevels:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._windows = Windows(histograms=False)
-        self._objectives: dict[str, float] = {}  # by class with a verdict, the latest promise
+        self.objectives: dict[str, float] = {}  # by class with a verdict, the latest promise
 
     def judge(self, scopes: Iterable[str], slo_class: str, objective: float, met: bool) -> None:
         """Count a verdict on a request of *slo_class* for each of *scopes*."""
-        self._objectives[slo_class] = objective
+        self.objectives[slo_class] = objective
         self._windows.advance(self._clock())
         groups = tuple(self._windows.group(_name(scope, slo_class)) for scope in scopes)
         self._windows.count(groups, Count.SLO_JUDGED)
@@ -178,7 +178,7 @@ class ServiceLevels:
         windows = self._windows
         windows.advance(self._clock())
         rows = []
-        for slo_class, objective in sorted(self._objectives.items()):
+        for slo_class, objective in sorted(self.objectives.items()):
             if (group := windows.known(_name(scope, slo_class))) is not None:
                 met, judged = (windows.total(group, what, SLO_WINDOW_S) for what in (Count.SLO_MET, Count.SLO_JUDGED))
                 rows.append(Attainment(slo_class, met, judged, objective))

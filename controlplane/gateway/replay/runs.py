@@ -1,12 +1,14 @@
-"""Application runs in the demo's traffic: runs of the workload suite, marked by headers, with what is no LLM call slept."""
+"""Application runs in the demo's traffic: runs of the workload suite, marked by headers. What is no LLM call is slept, and
+reported as a unit; a run that ends is closed."""
 
 import asyncio
 import itertools
 import random
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import aiohttp
 import numpy as np
@@ -42,8 +44,17 @@ def run_streams(sources: Sequence[Stream], every_s: float) -> list[RunStream]:
     return [RunStream(stream, every_s) for stream in chosen.values()]
 
 
-Post = Callable[[aiohttp.ClientSession, Stream, bytes, dict[str, str]], Awaitable[bool]]
-"""Sends a body with headers; returns whether it was answered."""
+class Post(Protocol):
+    """Sends a body to a path with headers; returns whether it was answered."""
+
+    def __call__(
+        self,
+        session: aiohttp.ClientSession,
+        stream: Stream,
+        data: bytes,
+        headers: Mapping[str, str],
+        path: str = "completions",
+    ) -> Awaitable[bool]: ...
 
 
 class RunSender:
@@ -73,25 +84,40 @@ class RunSender:
             "X-Run": f"{name}-{self._prefix}-{next(self._numbers)}",
             "X-Run-Deadline": f"{DUE_S[size]:g}",
         }
-        units, children = SUITE[name].units, record.children()
+        units, children = SUITE[name].backends(stream.model), record.children()
         self.begun += 1
         self._open += 1
 
         async def follow(at: int) -> bool:
             step = record.steps[at]
-            if units[step.unit] == "llm":
+            backend = units[step.unit]
+            if backend.kind == "llm":
                 calls = (self._call(session, stream, step, marks) for _ in range(step.parallelism))
                 if not all(await asyncio.gather(*calls)):
                     return False
             else:
-                await asyncio.sleep(step.duration_s)
+                each = {"unit": step.unit, "kind": backend.kind, "backend": backend.name}
+                executions = [each | {"id": f"{at}-{number}"} for number in range(step.parallelism)]
+                for state, wait_s in (("running", step.duration_s), ("done", 0.0)):
+                    for one in executions:
+                        await self._report(session, stream, marks, "units", one | {"state": state})
+                    await asyncio.sleep(wait_s)
             return all(await asyncio.gather(*map(follow, children[at])))
 
         first = [at for at, step in enumerate(record.steps) if step.parent < 0]
         try:
-            self.ended += all(await asyncio.gather(*map(follow, first)))
+            done = all(await asyncio.gather(*map(follow, first)))
+            await self._report(session, stream, marks, "close", {"outcome": "done" if done else "failed"})
+            self.ended += done
         finally:
             self._open -= 1
+
+    def _report(
+        self, session: aiohttp.ClientSession, stream: Stream, marks: dict[str, str], what: str, said: dict[str, Any]
+    ) -> Awaitable[bool]:
+        """Say of a run what its tenant would."""
+        body = orjson.dumps({"application": marks["X-Application"], **said})
+        return self._post(session, stream, body, {}, f"runs/{marks['X-Run']}/{what}")
 
     def _call(
         self, session: aiohttp.ClientSession, stream: Stream, step: Step, marks: dict[str, str]

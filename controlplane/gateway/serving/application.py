@@ -43,7 +43,10 @@ PATHS_NOT_SERVED = {
     f"{prefix}/{path}": what for what, paths in NOT_SERVED.items() for path in paths for prefix in ("/v1", "")
 }
 STORED = re.compile(r"/v1/responses/([^/]+)(/cancel|)")
-EXPOSED = b"x-request-id, x-queue-position, x-estimated-wait-s, retry-after, retry-after-ms, x-should-retry"
+EXPOSED = (
+    b"x-request-id, x-served-model, x-model-rule, x-queue-position, x-estimated-wait-s, "
+    b"retry-after, retry-after-ms, x-should-retry"
+)
 """Headers of an answer that a page of another origin may read."""
 
 
@@ -121,9 +124,9 @@ class Application:
             await self.completions.complete(grant, raw, request, responder, kind)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             request.require("GET")
-            await self.completions.keys.check(authorization)
+            grant = await self.completions.keys.check(authorization)
             name = path.removeprefix("/v1/models").strip("/")
-            await responder.whole(200, JSON_TYPE[1], self.completions.catalog.page(name))
+            await responder.whole(200, JSON_TYPE[1], self.completions.catalog.page(name, grant))
         elif path == "/load":
             request.require("GET")
             grant = await self.completions.keys.check(authorization)

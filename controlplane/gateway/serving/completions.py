@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from zlib import crc32
 
 import orjson
 
-from controlplane.dispatch.port import Placed, ServedModel, ServedModels, Submit
+from controlplane.dispatch.port import Placed, ServedModel, ServedModels, Submit, WeightedTargets
 from controlplane.gateway.admission.budgets import Admission, Budgets
 from controlplane.gateway.admission.conversations import Conversations
 from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits
-from controlplane.gateway.admission.marks import marks_of
+from controlplane.gateway.admission.marks import Marks, marks_of
 from controlplane.gateway.admission.validation import SPEECH, Call, Kind, parse, with_prompt
 from controlplane.gateway.errors import JSON_TYPE, STOPPING, ApiError, not_served, unknown_model
 from controlplane.gateway.ledger.accounting import Records
@@ -32,8 +33,10 @@ from controlplane.gateway.upstream.continuation import Kept, evictable
 from controlplane.gateway.upstream.whole_answer import not_streamed
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthQuery
+from scheduling.applications.recording import RECOGNIZED
 from scheduling.model_task import Task
 from scheduling.queueing.ordering import ORDERINGS
+from scheduling.routing.models import ModelRule, target_of
 from workers.vllm.tasks import MAY_ANSWER, PATHS
 
 NO_BLOCKS = LeadingBlocks([], 0)
@@ -42,34 +45,60 @@ NO_BLOCKS = LeadingBlocks([], 0)
 class Catalog:
     def __init__(self) -> None:
         self._models: dict[str, ServedModel] = {}
+        self._shared: dict[str, WeightedTargets] = {}
 
     def take(self, record: ServedModels) -> None:
         self._models = {model.name: model for model in record.models}
+        self._shared = {}
+        for each in record.targets:
+            known = {name: weight for name, weight in each.weights.items() if weight > 0 and self._is_served(name)}
+            if known:
+                self._shared[each.name] = WeightedTargets(each.name, each.created_at, known)
 
-    def model(self, name: str) -> ServedModel:
-        """Return the model called *name*. Raises ApiError 404 if unknown."""
-        model = self._models.get(name)
-        if model is None:
-            raise unknown_model(name)
-        return model
+    def _is_served(self, name: str) -> bool:
+        return name in self._models and self._models[name].has_endpoint
+
+    def shared(self, name: str) -> dict[str, float]:
+        """Return the weights of the targets that share the requests for *name*; empty for a model."""
+        return self._shared[name].weights if name in self._shared else {}
+
+    def fallback(self, model: ServedModel, kind: Kind, prompt_tokens: int) -> str:
+        """Return the fallback of *model* for a request of *kind*; "" if it has none that could serve it."""
+        other = self._models.get(model.fallback)
+        if other is None or kind.path not in PATHS[Task(other.task)] or prompt_tokens >= other.context_tokens:
+            return ""
+        return other.name
 
     def serving(self, name: str, kind: Kind) -> ServedModel:
         """Return the model called *name*. Raises ApiError 404 if it is unknown or does not serve *kind*."""
-        model = self.model(name)
+        model = self._models.get(name)
+        if model is None:
+            raise unknown_model(name)
         task = Task(model.task)
         served = PATHS[task]
         if kind.path not in served and kind.path not in MAY_ANSWER.get(task, ()):
             raise not_served(name, kind.path, served)
         return model
 
-    def page(self, name: str) -> bytes:
-        """Return the answer of `/v1/models/NAME`, or of `/v1/models` without a *name*. Raises ApiError 404."""
-        models = {key: model for key, model in sorted(self._models.items()) if model.has_endpoint}
+    def page(self, name: str, grant: Grant) -> bytes:
+        """Return the answer of `/v1/models/NAME`, or of `/v1/models` without a *name*: what *grant* may ask for.
+
+        Raises ApiError 404.
+        """
+        shared = {each.name: self._as_model(each) for each in self._shared.values()}
+        every = sorted((self._models | shared).items())
+        models = {key: model for key, model in every if model.has_endpoint and grant.may_ask(key)}
         if not name:
             return orjson.dumps({"object": "list", "data": [_card(model) for model in models.values()]})
         if name not in models:
             raise unknown_model(name)
         return orjson.dumps(_card(models[name]))
+
+    def _as_model(self, shared: WeightedTargets) -> ServedModel:
+        """Return a public name as a model: with the context that all of its targets have."""
+        models = [self._models[name] for name in shared.weights]
+        context_tokens = min(model.context_tokens for model in models)
+        return ServedModel(shared.name, context_tokens, shared.created_at, True, False, models[0].task)
 
 
 def _card(model: ServedModel) -> dict[str, object]:
@@ -104,6 +133,14 @@ _PERMISSION: dict[str, object] = {
 """As vLLM says it of every model."""
 
 
+ENDS_BYTES = 2_048
+
+
+def _fingerprint(raw: bytes) -> int:
+    """Return a number that the same body has again: a checksum with the ends, a quarter of the time of a hash of it all."""
+    return hash((len(raw), crc32(raw), raw[:ENDS_BYTES], raw[-ENDS_BYTES:]))
+
+
 @dataclass(eq=False)
 class Completions:
     keys: Keys
@@ -126,14 +163,30 @@ class Completions:
         """Answer the body *raw*. Raises the ApiError that is the tenant's answer. *age_s*: since its work was accepted."""
         content_type = request.headers.get(b"content-type", b"") if kind in SPEECH else JSON_TYPE[1]
         call = parse(raw, kind, max_depth=self.max_depth, most_bytes=self.most_body_bytes, content_type=content_type)
+        grant.check_model(call.model)
+        caller, retry = (grant.tenant_id, grant.key_id), retry_number(request.headers.get(RETRY_HEADER, b""))
+        arrived_at = time.time()
+        given_at = arrived_at if b"x-request-id" in request.headers else None
+        marks = self.conversations.complete(
+            marks_of(request, call.body), call, caller, request.request_id, retry=retry, given_at=given_at
+        )
+        asked_model = call.model
+        if weights := self.catalog.shared(asked_model):
+            # A first request of a conversation is not known to be of a run, and stays where the later ones will be.
+            session = marks.run if marks.run and not marks.run.startswith(RECOGNIZED) else call.beginning
+            call.rename(target_of(weights, f"{asked_model}\0{grant.key_id}\0{session}"))
         model = self.catalog.serving(call.model, kind)
         if not kind.generates:
             measure(call, Task(model.task))
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
-        ticket = await self._ticket(grant, terms, call, region, request, age_s, model)
+        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, retry, arrived_at)
+        if weights:
+            ticket.asked_model, ticket.model_rule = asked_model, ModelRule.WEIGHTS.value
+            ticket.note_model(f"{asked_model} has weighted targets; this conversation is served by {call.model}.")
         predicted_tokens = ticket.expected_tokens
-        self.records.arrived(ticket.asked.model)
+        entered = ticket.asked.model
+        self.records.arrived(entered)
         try:
             admission = self._admit(ticket, predicted_tokens)
         except ApiError as error:
@@ -158,6 +211,10 @@ class Completions:
                 finally:
                     used = self.records.close(ticket, responder.status)
         finally:  # whatever is raised, the tenant's slot is released
+            if ticket.asked.model != entered:
+                admission = self.budgets.move(
+                    admission, grant.tenant_id, grant.key_id, ticket.asked.model, predicted_tokens, rates=grant.rates
+                )
             admission.settle(used)
             self.limits.leave(
                 grant.tenant_id, tokens_per_minute=grant.tokens_per_minute, predicted=predicted_tokens, used=used
@@ -192,6 +249,9 @@ class Completions:
         request: HttpRequest,
         age_s: float,
         served: ServedModel,
+        marks: Marks,
+        retry: int,
+        arrived_at: float,
     ) -> Ticket:
         base = served.base or served.name  # an adapter is predicted, counted and queued as its model
         prompt_tokens = call.prompt_tokens if call.kind.computes else 1
@@ -208,21 +268,26 @@ class Completions:
             ignore_eos=call.ignore_eos,
             sequences=call.sequences,
         )
-        retry = retry_number(request.headers.get(RETRY_HEADER, b""))
         caller = grant.tenant_id, grant.key_id
-        marks = marks_of(request, call.body)
-        arrived_at, arrived_s = time.time(), self.clock()
-        given_at = arrived_at if b"x-request-id" in request.headers else None
-        marks = self.conversations.complete(marks, call, caller, request.request_id, retry=retry, given_at=given_at)
         run_due_s = (marks.due_s or terms.end_s) if marks.application and marks.run else None
+        arrived_s = self.clock()
+        trace_context, span = request.trace_context(), None
+        if self.records.tracing is not None:
+            span = self.records.tracing.begin(trace_context)
+            trace_context = span.headers()
         length = None
         if call.kind.generates:
             length = await self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
+        if span is not None:
+            span.queued_s = self.clock()
         in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
         streamed = not in_one_piece
         blocks = leading_hashes(call, prompt_tokens) if served.by_prefix else NO_BLOCKS
         if blocks.system_blocks:
             self.upstream.prefixes.note(blocks.hashes[blocks.system_blocks - 1], call)
+        fallback = "" if served.base else self.catalog.fallback(served, call.kind, prompt_tokens)
+        if fallback and (not grant.may_ask(fallback) or self.budgets.spent(*caller, fallback)):
+            fallback = ""
         asked = Submit(
             number=self.requests.next_number(),
             request_id=request.request_id,
@@ -250,7 +315,7 @@ class Completions:
             sequences=call.sequences,
             streamed=streamed,
             prefix_hashes=tuple(blocks.hashes),
-            fingerprint=hash(call.raw),
+            fingerprint=_fingerprint(call.raw),
             block_tokens=blocks.block_tokens,
             system_blocks=blocks.system_blocks,
             tenant=grant.tenant,
@@ -259,6 +324,8 @@ class Completions:
             unit=marks.unit,
             adapter=served.name if served.base else "",
             run_due_s=marks.due_s,
+            fallback=fallback,
+            fallback_wait_s=served.fallback_wait_s,
         )
         return Ticket(
             asked=asked,
@@ -272,7 +339,8 @@ class Completions:
             run=asked.run,
             unit=asked.unit,
             run_due_s=run_due_s,
-            trace_context=request.trace_context(),
+            trace_context=trace_context,
+            span=span,
             in_one_piece=in_one_piece,
             task=asyncio.current_task(),
         )

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from enum import Enum, IntEnum
 from itertools import count
+
+from msgspec import Struct, structs
 
 from controlplane.dispatch import port
 from controlplane.gateway.admission.keys import Grant, SloTerms
@@ -61,6 +64,25 @@ class Interrupt(Enum):
     DISCONNECT = "the client went away"
     INSTANCE_LOST = "the instance stopped answering"
     RECLAIMED = "the donated instance was reclaimed"
+    STOPPED = "its run was stopped"
+
+
+class OpenSpan(Struct):
+    """Ids of the trace of a request (`gateway.monitoring.tracing`): its span and that of its instance, and of its caller's
+    span (0: none)."""
+
+    trace_id: int
+    span_id: int
+    instance_span_id: int
+    parent_id: int
+    state: str  # the caller's tracestate
+    sampled: bool
+    queued_s: float = 0.0  # when its length was predicted
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Return the W3C trace context for the instance."""
+        parent = f"00-{self.trace_id:032x}-{self.instance_span_id:016x}-{int(self.sampled):02x}"
+        return (("traceparent", parent), *((("tracestate", self.state),) if self.state else ()))
 
 
 class Ticket(RequestRecord, eq=False, kw_only=True):
@@ -73,6 +95,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     query: LengthQuery
     length: Prediction | None = None
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
+    span: OpenSpan | None = None  # None: it is not traced
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
     in_one_piece: str = ""  # why its instance does not stream it
 
@@ -116,8 +139,10 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
         self.error_code, self.error_message, self.status = error.code, error.message[:500], error.status
 
     def wait_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return headers for the tenant: its wait, as estimated on arrival."""
+        """Return headers for the tenant: which other model serves it, and its wait, as estimated on arrival."""
         headers = [(b"x-budget-warning", each.encode("ascii", "replace")) for each in self.budget_warnings]
+        if self.asked_model:
+            headers += [(b"x-served-model", self.call.model.encode()), (b"x-model-rule", self.model_rule.encode())]
         if self.queue_position is None:
             return headers
         headers.append((b"x-queue-position", b"%d" % self.queue_position))
@@ -126,6 +151,23 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
         if self.estimated_wait_s is not None:
             headers.append((b"x-estimated-wait-s", b"%.3f" % self.estimated_wait_s))
         return headers
+
+    def fall_back(self, record: port.FellBack) -> None:
+        """Become a request of the fallback of its model: predicted, counted and billed as that."""
+        asked, self.asked_model = self.asked, self.asked_model or self.call.model
+        self.asked = structs.replace(asked, model=record.model, fallback="", adapter="")
+        self.query = replace(self.query, model=record.model)
+        self.call.rename(record.model)
+        self.region, self.predicted_tokens, self.model_rule = record.region, record.predicted_tokens, record.rule
+        self.note_model(record.why)
+        if self.state not in (TicketState.ACCEPTED, TicketState.WAITING):
+            self.move(TicketState.WAITING)
+
+    def note_model(self, why: str) -> None:
+        """Note in the decision trace that another model serves it than it asked for."""
+        self.steps.append(
+            {"model_rule": self.model_rule, "model": self.call.model, "asked": self.asked_model, "why": why}
+        )
 
     def at_door(self, decided: port.AtDoor) -> None:
         """Note that its promise could not be kept when it came: it waits anyway, or in another class."""
@@ -313,6 +355,8 @@ class OpenRequests:
                     ticket.move(TicketState.WAITING)
                     if ticket.queue_position is None:  # `Waiting` comes if it does wait
                         ticket.queue_position, ticket.estimated_wait_s, ticket.estimated_wait_p99_s = 0, 0.0, 0.0
+            case port.FellBack():
+                ticket.fall_back(record)
             case port.Waiting():
                 ticket.queue_position = record.position
                 ticket.estimated_wait_s = record.estimated_wait_s
@@ -331,14 +375,17 @@ class OpenRequests:
             case port.Evict():
                 ticket.evict()
             case port.Lost():
-                ticket.interrupt(Interrupt.RECLAIMED if record.reclaimed else Interrupt.INSTANCE_LOST)
+                ends = Interrupt.STOPPED if record.stopped else Interrupt.RECLAIMED if record.reclaimed else None
+                ticket.interrupt(ends or Interrupt.INSTANCE_LOST)
 
 
 def _as_error(refused: port.Refused) -> ApiError:
     return ApiError(
         refused.status,
         refused.message,
-        type={422: "invalid_request_error", 429: "rate_limit_error"}.get(refused.status, "server_error"),
+        type={409: "invalid_request_error", 422: "invalid_request_error", 429: "rate_limit_error"}.get(
+            refused.status, "server_error"
+        ),
         code=refused.code,
         retry_after_s=refused.retry_after_s,
         estimated_wait_s=refused.estimated_wait_s,

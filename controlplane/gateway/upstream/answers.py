@@ -79,6 +79,15 @@ class Reclaimed(Interrupted):
         )
 
 
+class RunStopped(Interrupted):
+    """An operator has stopped the application run of the request while an instance served it."""
+
+    def __init__(self) -> None:
+        super().__init__("", "its run was stopped")
+        self.status, self.code, self.type = 409, "run_stopped", "invalid_request_error"
+        self.message, self.retry_after_s = "An operator has stopped this run.", None
+
+
 class EngineFailed(Exception):
     """An instance gave no answer to the request. *reason*: what came instead; *dead*: it will answer no other either."""
 

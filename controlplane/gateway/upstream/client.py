@@ -180,11 +180,12 @@ class Upstream:
                 if task is not None:
                     task.uncancel()
                 return usage
-            if ticket.interrupted is Interrupt.RECLAIMED:
+            if ticket.interrupted in (Interrupt.RECLAIMED, Interrupt.STOPPED):
                 if task is not None:
                     task.uncancel()
-                ticket.steps[-1]["reclaimed"] = {"tokens_seen": ticket.output_tokens}
-                raise answers.Reclaimed() from None
+                stopped = ticket.interrupted is Interrupt.STOPPED
+                ticket.steps[-1]["stopped" if stopped else "reclaimed"] = {"tokens_seen": ticket.output_tokens}
+                raise (answers.RunStopped() if stopped else answers.Reclaimed()) from None
             if ticket.interrupted is Interrupt.INSTANCE_LOST:
                 if task is not None:
                     task.uncancel()

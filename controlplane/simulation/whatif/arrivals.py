@@ -194,7 +194,12 @@ def _together(parts: list[Workload]) -> Workload:
 
 
 def recorded(arrivals: dict[str, Any], at: datetime) -> Workload:
-    """Return the ledger's requests from `since` to `until` of *arrivals*, with *at* as time 0."""
+    """Return the ledger's requests from `since` to `until` of *arrivals*, with *at* as time 0; without those of the
+    application [tenant id, name] that `without` names, whose runs come as such."""
     since, until = (datetime.fromisoformat(arrivals[name]) for name in ("since", "until"))
-    rows = own_rows(asked_rows(since, until)).order_by("arrived_at", "pk")
+    asked = asked_rows(since, until)
+    if "without" in arrivals:
+        tenant_id, application = arrivals["without"]
+        asked = asked.exclude(tenant=tenant_id, application=application)
+    rows = own_rows(asked).order_by("arrived_at", "pk")
     return workload_of(rows.iterator(chunk_size=20_000), at)

@@ -68,17 +68,26 @@ class _Checks:
     def demand(self, asks: bool) -> None:
         scenario, wrong = self.scenario, self.wrong
         served = {model for model, _ in self.places}
+        for name, weights in scenario.weighted_targets.items():
+            for model in weights:
+                self.model("weighted_targets", name, model, name=model)
+                if model in scenario.models and model not in served:
+                    wrong.append((("weighted_targets", name, model), f"no instance of the fleet serves {model}"))
+            if len({scenario.models[model].task for model in weights if model in scenario.models}) > 1:
+                wrong.append((("weighted_targets", name), "its models have different tasks"))
+            if not any(weights.values()):
+                wrong.append((("weighted_targets", name), "all weights are 0"))
+        served |= scenario.weighted_targets.keys()
         for number, client in enumerate(scenario.clients):
             self.known(("clients", number, "slo_class"), client.slo_class, scenario.classes, "class")
-            self.model("clients", number, "model", name=client.model)
+            self.known(("clients", number, "model"), client.model, scenario.names, "model")
             if client.model in scenario.models and client.model not in served:
                 wrong.append((("clients", number, "model"), f"no instance of the fleet serves {client.model}"))
-            if client.model in scenario.pooling and client.output is not None:
-                what = (
-                    f"is of requests that generate; the task of {client.model} is {scenario.models[client.model].task}"
-                )
+            task = scenario.task_of(client.model)
+            if task.pools and client.output is not None:
+                what = f"is of requests that generate; the task of {client.model} is {task}"
                 wrong.append((("clients", number, "output"), what))
-            elif client.model in scenario.models and client.model not in scenario.pooling and not client.has_lengths:
+            elif client.model in scenario.names and not task.pools and not client.has_lengths:
                 wrong.append((("clients", number, "output"), f"is missing: {client.model} generates"))
             for region in client.regions:
                 self.region("clients", number, "regions", name=region)
@@ -95,7 +104,8 @@ class _Checks:
                 self.region("applications", number, "regions", name=region)
             if application.regions and not any(application.regions.values()):
                 wrong.append((("applications", number, "regions"), "all shares are 0"))
-            if application.window_h is None and scenario.demand.duration_h is None and scenario.until_h is None:
+            given = application.window_h is not None or application.begins_s is not None
+            if not given and scenario.demand.duration_h is None and scenario.until_h is None:
                 wrong.append((("applications", number), "window_h is missing: how long runs begin"))
         for number, burst in enumerate(scenario.bursts):
             for model in burst.models:
@@ -107,11 +117,11 @@ class _Checks:
         if scenario.clients and scenario.demand.duration_h is None:
             wrong.append((("demand",), "duration_h is missing: how long the clients send"))
         if (trace := scenario.trace) is not None:
-            self.model("trace", "model", name=trace.model)
+            self.known(("trace", "model"), trace.model, scenario.names, "model")
             self.region("trace", "region", name=trace.region)
             self.known(("trace", "slo_class"), trace.slo_class, scenario.classes, "class")
             for theirs, ours in trace.models.items():
-                self.model("trace", "models", theirs, name=ours)
+                self.known(("trace", "models", theirs), ours, scenario.names, "model")
             if scenario.forecast.history_days:
                 wrong.append((("forecast", "history_days"), "is drawn from [[clients]]; a trace has no past"))
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, FiniteFloat
 
 from scheduling.bundles import BUNDLES
+from scheduling.model_task import Task
 from scheduling.policy import EndpointPolicy
 from scheduling.simulation.scenario.applications import ApplicationOf, BackendsOf
 from scheduling.simulation.scenario.demand import BurstOf, ClientOf, DemandOf, PredictionsOf, TraceOf
@@ -50,6 +51,8 @@ class Scenario(ScenarioTable):
     delays: dict[str, FiniteFloat | int] = {}
     """Fields of `scheduling.simulation.cluster.description.Delays`."""
     demand: DemandOf = DemandOf()
+    weighted_targets: dict[str, Annotated[dict[str, AtLeast0], Field(min_length=1)]] = {}
+    """Public names that clients and traces may ask for: the weight of each model that serves a share of them."""
     trace: TraceOf | None = None
     clients: list[ClientOf] = []
     applications: list[ApplicationOf] = []
@@ -61,6 +64,16 @@ class Scenario(ScenarioTable):
     def pooling(self) -> frozenset[str]:
         """Return the models whose requests have no output."""
         return frozenset(name for name, model in self.models.items() if model.task.pools)
+
+    def task_of(self, name: str) -> Task:
+        """Return the task of a model, or of the models that share a public name."""
+        name = next(iter(self.weighted_targets.get(name, {})), name)
+        return self.models[name].task if name in self.models else Task.GENERATE
+
+    @property
+    def names(self) -> list[str]:
+        """Return what requests may ask for: models and public names."""
+        return list(dict.fromkeys([*self.models, *self.weighted_targets]))
 
     @property
     def scaled(self) -> ScalingOf | None:

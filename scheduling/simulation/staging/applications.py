@@ -50,6 +50,8 @@ class _Source(NamedTuple):
 
     suite: str
     graph: DemandGraph | None
+    known: DemandGraph | None = None
+    """What is known of it, where that is given."""
 
     def backends(self, model: str) -> dict[str, Backend]:
         if self.graph is None:
@@ -65,6 +67,8 @@ class _Source(NamedTuple):
 
     def learned(self, count: int) -> list[RunRecord]:
         """Return up to *count* other runs than those of `run`."""
+        if self.known is not None:
+            return self.known.records[-count:]
         if self.graph is not None:
             return self._parts()[1][-count:]
         return _suite_records(self.suite, count)
@@ -157,6 +161,8 @@ def _window_s(scenario: Scenario, table: ApplicationOf) -> float:
 
 
 def _expected_runs(scenario: Scenario, table: ApplicationOf) -> float:
+    if table.begins_s is not None:
+        return float(len(table.begins_s))
     return (
         float(table.runs) if table.runs is not None else (table.runs_per_h or 0.0) * _window_s(scenario, table) / 3600
     )
@@ -186,7 +192,10 @@ class _Drawing:
                 of_run = _Source(names[at], None) if names else source
                 name = names[at] if names else table.name or table.suite or (source.graph and source.graph.application)
                 application = self._application(number, str(name), of_run, table)
-                record = self._fitted(of_run.run(random), number, table.model, application)
+                record = of_run.run(random)
+                if table.begins_s is not None and of_run.graph is not None:
+                    record = of_run.graph.records[at % len(of_run.graph.records)]
+                record = self._fitted(record, number, table.model, application)
                 due_in_s = self._due_in_s(record, application, table, random)
                 tenant = table.tenant if table.tenants == 1 else f"{table.tenant} {at % table.tenants + 1}"
                 run = RunToCome(application, moment_s, due_in_s, record)
@@ -207,9 +216,10 @@ class _Drawing:
         if table.graph is None:
             return _Source(table.suite or "", None)
         try:
+            known = None if table.known is None else demand_graph(msgspec.json.encode(table.known))
             if isinstance(table.graph, dict):
-                return _Source("", demand_graph(msgspec.json.encode(table.graph)))
-            return _Source("", demand_graph((self.folder / table.graph).read_bytes()))
+                return _Source("", demand_graph(msgspec.json.encode(table.graph)), known)
+            return _Source("", demand_graph((self.folder / table.graph).read_bytes()), known)
         except OSError as error:
             raise ScenarioProblem(("applications", number, "graph"), f"{table.graph}: {error.strerror}") from error
         except ValueError as error:
@@ -219,6 +229,8 @@ class _Drawing:
         """Return when runs begin."""
         from_s, window_s = 3600 * table.from_h, _window_s(self.scenario, table)
         count = round(_expected_runs(self.scenario, table))
+        if table.begins_s is not None:
+            return from_s + np.array(table.begins_s, np.float64)
         if table.arrivals is not None:
             file = self.folder / table.arrivals.file
             try:
@@ -273,6 +285,8 @@ class _Drawing:
         rate, most = ServiceRate.of(self._profile(model)), self.longest[model]
         if source.graph is None:
             return _suite_graph(source.suite, model, most, rate, predictions.recorded_runs, predictions.runs)
+        if source.known is not None:
+            units = units | _Source("", source.known).backends(model)
         return _known_graph(name, units, source.learned(predictions.recorded_runs), most, rate, predictions.runs)
 
     def _profile(self, model: str) -> Any:
@@ -292,7 +306,7 @@ class _Drawing:
         self, record: RunRecord, application: int, table: ApplicationOf, random: np.random.Generator
     ) -> float:
         if table.deadline_factor is None:
-            return inf
+            return table.deadline_s or inf
         factor = float(random.choice(table.deadline_factor))
         engine = next(spec.engine for spec in self.cluster.instances if spec.model == table.model)
         units = self.applications[application].units

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from scheduling.routing.models import targets
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.demand import ClientOf, LengthsOf, TraceOf
 from scheduling.simulation.staging.problem import ScenarioProblem
@@ -41,7 +42,24 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
         workload = _from_trace(scenario, folder, seed) if scenario.trace else _synthetic(scenario, folder, seed)
     if not len(workload) and not scenario.applications:
         raise ScenarioProblem((table,), "gives no requests")
-    return _fit_context(scenario, _without_output(scenario, workload), table)
+    return _fit_context(scenario, _without_output(scenario, _shared(scenario, workload, seed)), table)
+
+
+def _shared(scenario: Scenario, workload: Workload, seed: int) -> Workload:
+    """Return *workload* with requests for public names shared among their weighted targets, each drawn by itself."""
+    asked, models = workload.model, list(scenario.models)
+    if not scenario.weighted_targets.keys() & set(asked.names):
+        return workload
+    codes = np.array([models.index(name) if name in models else -1 for name in asked.names], np.int32)[asked.codes]
+    for number, (name, weights) in enumerate(scenario.weighted_targets.items()):
+        if name not in asked.names:
+            continue
+        rows = np.flatnonzero(asked.codes == asked.names.index(name))
+        served = [model for model, weight in weights.items() if weight]
+        draws = 1.0 - np.random.default_rng([seed, 6, number]).random((rows.size, len(served)))
+        chosen = targets(np.array([weights[model] for model in served]), draws)
+        codes[rows] = np.array([models.index(model) for model in served], np.int32)[chosen]
+    return replace(workload, model=Coded(codes, models))
 
 
 def _without_output(scenario: Scenario, workload: Workload) -> Workload:
@@ -65,7 +83,7 @@ def _without_output(scenario: Scenario, workload: Workload) -> Workload:
 
 def of_the_fleet(scenario: Scenario, workload: Workload) -> Workload:
     """Return *workload* without requests of a model, region or class that *scenario* lacks; they count as left out."""
-    model, region = _known(workload.model, scenario.models), _known(workload.region, scenario.regions)
+    model, region = _known(workload.model, scenario.names), _known(workload.region, scenario.regions)
     slo_class = _known(workload.slo_class, scenario.classes)
     kept = (model.codes >= 0) & (region.codes >= 0) & (slo_class.codes >= 0)
     left_out = workload.left_out + int(np.count_nonzero(~kept))
@@ -104,7 +122,7 @@ def _synthetic(scenario: Scenario, folder: Path, seed: int) -> Workload:
 def _client(scenario: Scenario, one: ClientOf, folder: Path, seed: int) -> Client:
     if one.lengths is None:
         return client_of(one, list(scenario.regions))
-    pooled = one.model in scenario.pooling
+    pooled = scenario.task_of(one.model).pools
     trace = load_trace(folder / one.lengths.file, one.lengths.format, seed=seed, without_output=pooled)
     return client_of(one, list(scenario.regions), EmpiricalLengths(trace.prompt_tokens, trace.output_tokens))
 
@@ -154,7 +172,7 @@ def _from_trace(scenario: Scenario, folder: Path, seed: int) -> Workload:
 
 def named_workload(scenario: Scenario, trace: TraceOf, workload: Workload) -> Workload:
     """Return *workload*, read as *trace*, with the scenario's names. Raise ScenarioProblem for unknown names."""
-    served = list(dict.fromkeys(group.model for group in scenario.fleet))
+    served = list(dict.fromkeys([*(group.model for group in scenario.fleet), *scenario.weighted_targets]))
     regions, classes = list(scenario.regions), list(scenario.classes)
     return replace(
         workload,
@@ -191,7 +209,8 @@ def past_of(scenario: Scenario, folder: Path, seed: int) -> Workload:
             "bursts": [],
         }
     )
-    workload = _without_output(quiet, _synthetic(quiet, folder, seed + PAST_SEED))
+    past_seed = seed + PAST_SEED
+    workload = _without_output(quiet, _shared(quiet, _synthetic(quiet, folder, past_seed), past_seed))
     return _fit_context(quiet, workload, "clients")[0]
 
 

@@ -1,4 +1,5 @@
 // Entry of every page: starts what the page has.
+import { startApplications } from "./applications.js";
 import { startBadge } from "./badge.js";
 import { startBatches } from "./batches.js";
 import { Charts } from "./charts.js";
@@ -46,7 +47,7 @@ function startRegions(live) {
 const badge = document.querySelector("[data-live]");
 const live = badge ? startLive(badge) : null;
 if (!live) startRegions({ paused: false });
-startKeys(live, startBatches() ?? startWhatIfs(live) ?? startQueues(live));
+startKeys(live, startBatches() ?? startWhatIfs(live) ?? startApplications() ?? startQueues(live));
 // In a narrow window the navigation opens below a button; without a script it is open.
 const menu = document.querySelector("[data-menu]");
 if (menu) {

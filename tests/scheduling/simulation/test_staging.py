@@ -352,3 +352,22 @@ kv_tokens = 16000
     }
     values = tomllib.loads(text)
     assert instance_names(values)["m", "east"] == ["m-east-1", "m-east-2", "m-east-3"]
+
+
+def test_requests_for_a_public_name_are_shared_by_weight(tmp_path: Path) -> None:
+    client = RIGHT.index("[[clients]]")
+    profiles, fleet = RIGHT.index("[[profiles]]"), RIGHT.index("[classes.iw]")
+    text = (
+        RIGHT[:fleet]
+        + RIGHT[profiles:fleet].replace('"m"', '"n"')
+        + "[models.n]\ncontext_tokens = 1000\n[weighted_targets.chat]\nm = 3\nn = 1\n"
+        + RIGHT[fleet:client]
+        + RIGHT[client:].replace('"m"', '"chat"')
+    ).replace("requests_per_s = 1", "requests_per_s = 4")
+    made = staged(tmp_path, text)
+    share = float(np.mean(np.array(made.cluster.models)[made.requests.model] == "n"))
+    assert made.requests.count > 1000
+    assert abs(share - 0.25) < 4 * (0.25 * 0.75 / made.requests.count) ** 0.5
+    for wrong, message in (("o = 1", "there is no model 'o'"), ("n = -1", "greater than or equal to 0")):
+        with pytest.raises(ScenarioError, match=message):
+            staged(tmp_path, text.replace("n = 1\n", f"{wrong}\n"))

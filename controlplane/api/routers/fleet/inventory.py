@@ -20,13 +20,13 @@ from controlplane.api.callers import VIEWERS, ApiRequest, Caller
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.routers import accounts
 from controlplane.api.routers.fleet import instances
-from controlplane.api.schemas import ActionIn, Described, Reason, Strict
+from controlplane.api.schemas import ActionIn, Described, Items, Reason, Strict
 from controlplane.applications.models import UnitBackend
 from controlplane.fleet import selectors
 from controlplane.fleet import services as fleet
 from controlplane.fleet.inventory import kinds, services
 from controlplane.fleet.inventory.kinds import Kind
-from controlplane.fleet.models import Deployment, Model, Node, Region, RegionLatency
+from controlplane.fleet.models import Deployment, Model, Node, Region, RegionLatency, WeightedTarget
 from controlplane.resources.applications import UNIT_BACKENDS
 from controlplane.resources.instances import INSTANCES
 from controlplane.resources.inventory import (
@@ -38,6 +38,8 @@ from controlplane.resources.inventory import (
     REGION_LATENCIES,
     REGIONS,
     SLO_CLASSES,
+    TARGET_COMPARISONS,
+    WEIGHTED_TARGETS,
 )
 from controlplane.resources.keys import TENANTS
 from controlplane.resources.resource import Resource
@@ -102,6 +104,21 @@ RegionLatencyOut = listed(
     "RegionLatencyOut",
     "List latencies between regions; requests whose own region is full spill to the nearest.",
 ).out
+TargetOut = schema_of(WEIGHTED_TARGETS, "WeightedTargetOut")
+add_list(
+    router,
+    WEIGHTED_TARGETS,
+    TargetOut,
+    "Public names whose requests are shared among models, and the weight of each.",
+    paged=False,
+)
+add_list(
+    router,
+    TARGET_COMPARISONS,
+    schema_of(TARGET_COMPARISONS, "TargetComparisonOut"),
+    "Weighted targets of each public name, compared over the last day: latencies, output lengths and errors.",
+    paged=False,
+)
 
 
 class Reasoned(BaseModel):
@@ -259,6 +276,22 @@ def put_region_latency(request: ApiRequest, origin: str, target: str, body: Late
         else services.create(kind, key | values, user, body.reason)
     )
     return row
+
+
+class WeightsIn(Strict):
+    targets: dict[str, float] = Field(
+        description="Weight of each model or adapter; those left out end, and without any the name does."
+    )
+    reason: str = Field("", max_length=255, description="Kept with the event.")
+
+
+@router.put("/weighted-targets/{path:name}", response=Items[TargetOut])
+def put_weighted_targets(request: ApiRequest, name: str, body: WeightsIn) -> dict[str, Any]:
+    """Share the requests that ask for a public name among models by weight. A conversation stays with its target as long as
+    that has its weight. The gateway follows within a second. Requires the role admin.
+    """
+    services.share(name, body.targets, request.auth.require(Role.ADMIN), body.reason)
+    return {"items": list(WeightedTarget.objects.filter(name=name))}
 
 
 @router.delete("/region-latencies/{origin}/{target}", response={204: None})

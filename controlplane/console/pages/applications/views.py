@@ -1,17 +1,23 @@
 """Applications: their completion times, demand graphs, and runs."""
 
-from datetime import datetime
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
+from django.contrib import messages
+from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
-from controlplane.applications.models import Application, ApplicationRun, RunOutcome
+from controlplane.applications import reporting, versions
+from controlplane.applications.models import Application, ApplicationRun, GraphVersion, RunOutcome
 from controlplane.applications.selectors import (
     Prediction,
     graph_of,
@@ -23,8 +29,8 @@ from controlplane.applications.selectors import (
     unit_summaries,
 )
 from controlplane.applications.services import calls_of, give_title
-from controlplane.console.access.roles import signed_in
-from controlplane.console.actions import ActionForm, action
+from controlplane.console.access.roles import fleet_role, may, signed_in
+from controlplane.console.actions import ActionForm, action, back
 from controlplane.console.lists import PageViewer, list_page, viewer_of
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
@@ -32,9 +38,16 @@ from controlplane.console.pages.applications import timeline
 from controlplane.console.pages.applications.drawing import edges_of, layout
 from controlplane.console.pages.applications.prewarming import prewarming_of, prewarming_of_run
 from controlplane.console.pages.keys.examples import model_to_try
+from controlplane.dispatch.queues.commands import ask_of_run
+from controlplane.dispatch.queues.runs import RunAction, sentence
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Deployment, Model
+from controlplane.planning.parts import PARTS, PolicyPart
 from controlplane.resources.applications import APPLICATIONS, visible_applications, visible_runs
+from controlplane.resources.filters import number
+from controlplane.simulation.whatif.starts.runs import ORDERS, replay_orders
+from scheduling.applications.demand_graph import DemandGraph
 from scheduling.applications.remaining import FEWEST_MATCHES, correlations
 
 RUNS_SHOWN = 20
@@ -43,6 +56,7 @@ RANKED = 50
 SUMMED = 200
 """Applications that the tiles and the verdict of the list cover."""
 CALLS_SHOWN = 500
+ORDERING: PolicyPart = next(part for part in PARTS if part.name == "ordering_policy")
 
 
 def live_of(viewer: PageViewer) -> dict[str, Any]:
@@ -57,12 +71,17 @@ def live_of(viewer: PageViewer) -> dict[str, Any]:
 def applications(request: HttpRequest) -> HttpResponseBase:
     viewer, now = viewer_of(request), timezone.now()
     rows = list(visible_applications(viewer)[:SUMMED])
+    by = request.GET.get("by", "rank")
     running = ranked_runs(visible_runs(viewer), now)
+    if by in SORTS:
+        running.sort(key=SORTS[by])
     return list_page(
         request,
         APPLICATIONS,
         model=model_to_try(),
         several_tenants=viewer.tenants().count() > 1,
+        by=by,
+        importers=tenants_with_role(request.user, Role.OPERATOR).order_by("name"),
         **figures(rows, running),
     )
 
@@ -110,6 +129,17 @@ class RunStanding:
         return self.prediction.rank if self.prediction else float("inf")
 
 
+SORTS: dict[str, Callable[[RunStanding], Any]] = {
+    "slack": lambda one: (one.level != "late", _last(one.worst_slack_s if one.prediction else one.left_s)),
+    "application": lambda one: (str(one.run.application), one.rank),
+}
+"""Orders of the list of running runs besides that by rank."""
+
+
+def _last(value: float | None) -> float:
+    return float("inf") if value is None else value
+
+
 def ranked_runs(rows: QuerySet[ApplicationRun], now: datetime) -> list[RunStanding]:
     """Return the running runs among *rows*, the lowest rank first and those without one last.
 
@@ -135,7 +165,7 @@ def application_of(request: HttpRequest, pk: int) -> Application:
 @signed_in
 def application(request: HttpRequest, pk: int) -> HttpResponse:
     row = application_of(request, pk)
-    graph = graph_of(row)
+    shown, graph = _graph_asked(request, row, "version")
     units = unit_summaries(graph)
     chosen = request.GET.get("unit", "")
     if chosen not in graph.units:
@@ -154,6 +184,11 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "quality": quality(graph),
         "records": len(graph.records),
         "fewest": FEWEST_MATCHES,
+        "version": shown,
+        "versions": row.versions.defer("graph"),
+        "orders": orders_of(graph),
+        "replays": ORDERS,
+        "ordering": ORDERING,
         "running": ranked_runs(row.runs.all(), timezone.now())[:RANKED],
         "runs": row.runs.filter(imported=False).exclude(ended_at=None)[:RUNS_SHOWN],
         "managed": tenants_with_role(request.user, Role.OPERATOR).filter(pk=row.tenant_id).exists(),
@@ -161,6 +196,85 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "sees_places": viewer_of(request).sees_fleet,
     }
     return render(request, "console/applications/application.html", context)
+
+
+def _graph_asked(request: HttpRequest, row: Application, name: str) -> tuple[GraphVersion | None, DemandGraph]:
+    """Return the version that the address names under *name*, with its graph; None with the present one."""
+    asked = number(request.GET.get(name, ""))
+    if asked is None:
+        return None, graph_of(row)
+    version = get_object_or_404(row.versions, number=asked)
+    return version, versions.version_graph(version)
+
+
+def orders_of(graph: DemandGraph) -> list[tuple[Model, str]]:
+    """Return the models that the units of *graph* ask, with the orders of their deployments."""
+    names = {unit.name for unit in graph.units.values() if unit.kind == "llm"}
+    rows = (
+        Deployment.objects.filter(model__name__in=names, active=True).values_list("model", "ordering_policy").distinct()
+    )
+    orders: dict[int, list[str]] = {}
+    for model, order in rows.order_by("ordering_policy"):
+        orders.setdefault(model, []).append(order)
+    models = Model.objects.filter(pk__in=orders).order_by("name")
+    return [(model, ", ".join(orders[model.pk])) for model in models]
+
+
+@require_safe
+@signed_in
+def compare(request: HttpRequest, pk: int) -> HttpResponse:
+    """Two versions of a graph; without a number, the present one."""
+    row = application_of(request, pk)
+    (before, was), (after, now) = (_graph_asked(request, row, name) for name in ("before", "after"))
+    context = {
+        **live_of(viewer_of(request)),
+        "application": row,
+        "before": before,
+        "after": after,
+        "versions": row.versions.defer("graph"),
+        "made": versions.compared(was, now),
+        "managed": tenants_with_role(request.user, Role.OPERATOR).filter(pk=row.tenant_id).exists(),
+    }
+    return render(request, "console/applications/compare.html", context)
+
+
+def page_of(row: Application) -> str:
+    return reverse("console:application", args=(row.pk,))
+
+
+@require_POST
+@signed_in
+def import_graph(request: HttpRequest) -> HttpResponse:
+    """Keep the graph in a file as a version, and show what differs from the present one."""
+    tenants = tenants_with_role(request.user, Role.OPERATOR)
+    tenant = get_object_or_404(tenants, name=request.POST.get("tenant", ""))
+    file = request.FILES.get("file")
+    try:
+        graph = versions.read_graph(file.read(versions.MOST_BYTES + 1) if file is not None else b"")
+        graph.application = request.POST.get("application") or graph.application
+        row, version = versions.take_in(tenant, graph, user_of(request), timezone.now())
+    except ValueError as error:
+        messages.error(request, f"Nothing was imported: {error}.")
+        return back(request, "console:applications")
+    messages.success(request, f"{version} of {row} is kept. It counts once you make it active.")
+    return redirect(f"{reverse('console:compare-graphs', args=(row.pk,))}?after={version.number}")
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def replay(request: HttpRequest, pk: int) -> HttpResponse:
+    """Submit a what-if that replays recorded runs with other orders."""
+    row = application_of(request, pk)
+    hours = number(request.POST.get("hours", "")) or 1
+    run = row.runs.filter(pk=number(request.POST.get("run", "")) or 0).first()
+    now, orders = timezone.now(), request.POST.getlist("order")
+    try:
+        made = replay_orders(row, orders, now - timedelta(hours=min(hours, 24)), now, user_of(request), run)
+    except (ActionError, ValidationError) as refusal:
+        text = " ".join(refusal.messages) if isinstance(refusal, ValidationError) else str(refusal)
+        messages.error(request, f"{text.rstrip('.')}.")
+        return back(request, page_of(row))
+    return redirect("console:what-if", made.pk)
 
 
 def managed_applications(request: HttpRequest) -> QuerySet[Application]:
@@ -181,13 +295,45 @@ def name_application(form: ActionForm, row: Application) -> str:
     return f"The application is called {row}."
 
 
+@action(None, managed_applications, page=page_of, unchanged="The graph of {row} was not kept")
+def keep_version(form: ActionForm, row: Application) -> str:
+    """Keep the present graph as a version."""
+    graph = graph_of(row)
+    if not graph.records:
+        raise ActionError("Nothing is recorded yet")
+    version = versions.keep_version(row, graph, form.reason, form.user, timezone.now())
+    record("application.version_kept", row, actor=form.user, reason=form.reason, after={"version": version.number})
+    return f"{version} of {row} is kept."
+
+
+@action(None, managed_applications, page=page_of, unchanged="The graph of {row} stays")
+def restore_version(form: ActionForm, row: Application, number: int) -> str:
+    """Make a version the present graph."""
+    version = get_object_or_404(row.versions, number=number)
+    kept = versions.restore(row, version, form.user, form.reason, timezone.now())
+    undo = f" What was learned before is {kept}, which you may restore." if kept else ""
+    return f"{version} is active, and learns from runs that end from now on.{undo}"
+
+
+@action(None, managed_applications, page=page_of, among=("freeze", "learn"), unchanged="{row} learns as before")
+def freeze(form: ActionForm, row: Application, action: str) -> str:
+    """Stop learning, or learn again."""
+    if not versions.freeze(row, action == "freeze", form.user, form.reason, timezone.now()):
+        return f"{row} was {'frozen' if action == 'freeze' else 'learning'} already."
+    if action == "freeze":
+        return f"{row} is frozen: runs are recorded and not learned."
+    return f"{row} learns again, from the runs recorded meanwhile too."
+
+
 @require_safe
 @signed_in
 def export(request: HttpRequest, pk: int) -> HttpResponse:
-    """The demand graph as JSON."""
+    """The demand graph as JSON, or a version of it."""
     row = application_of(request, pk)
-    response = HttpResponse(graph_of(row).to_json(), content_type="application/json")
-    response["Content-Disposition"] = f'attachment; filename="{row.name}-{timezone.now():%Y%m%d}.json"'
+    version, graph = _graph_asked(request, row, "version")
+    response = HttpResponse(graph.to_json(), content_type="application/json")
+    name = f"{row.name}-{version or timezone.now().strftime('%Y%m%d')}"
+    response["Content-Disposition"] = f'attachment; filename="{name}.json"'
     return response
 
 
@@ -229,5 +375,57 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "more_calls": max(0, row.calls - CALLS_SHOWN),
         **prewarming_of_run(row, duration_s, now),
         "sees_places": viewer.sees_fleet,
+        "price": _price(row)
+        if may(request, Role.OPERATOR) and (running or row.outcome == RunOutcome.STOPPED)
+        else None,
+        "neighbours": _neighbours(viewer, row),
+        "other": _other(viewer, row, request.GET.get("with", "")),
+        "replays": ORDERS,
+        "ordering": ORDERING,
     }
     return render(request, "console/applications/run.html", context)
+
+
+def _price(run: ApplicationRun) -> dict[str, Any]:
+    """Return what actions on *run* cost, or why that is not known."""
+    try:
+        return {"of": ask_of_run(run.application.tenant_id, run.application.name, run.run)}
+    except ActionError as refusal:
+        return {"unknown": str(refusal)}
+
+
+def _neighbours(viewer: PageViewer, run: ApplicationRun) -> tuple[ApplicationRun | None, ApplicationRun | None]:
+    """Return the runs of the same application that began before and after *run*."""
+    rows = visible_runs(viewer).filter(application=run.application_id)
+    return (
+        rows.filter(began_at__lt=run.began_at).order_by("-began_at").first(),
+        rows.filter(began_at__gt=run.began_at).order_by("began_at").first(),
+    )
+
+
+def _other(viewer: PageViewer, run: ApplicationRun, name: str) -> dict[str, Any] | None:
+    """Return another run of the same application with *run*, by unit: executions, seconds and waiting of both."""
+    if not name:
+        return None
+    rows = visible_runs(viewer).filter(application=run.application_id)
+    other = rows.filter(run=name).first()
+    if other is None:
+        return {"missing": name}
+    sums: dict[str, list[tuple[int, float, float]]] = {}
+    for at, each in enumerate((run, other)):
+        calls = calls_of(each.application.tenant_id, each.application.name, each.run).order_by("arrived_at")[
+            :CALLS_SHOWN
+        ]
+        spans = timeline.spans_of(list(calls), list(each.reports.all()[:CALLS_SHOWN]), each.began_at, timezone.now())
+        for span in spans:
+            both = sums.setdefault(span.unit, [(0, 0.0, 0.0), (0, 0.0, 0.0)])
+            count, took_s, waited_s = both[at]
+            both[at] = count + 1, took_s + span.duration_s, waited_s + span.parts.get("queue", 0.0)
+    return {"run": other, "units": [(unit, both[0], both[1], both[1][1] - both[0][1]) for unit, both in sums.items()]}
+
+
+@action(Role.OPERATOR, ApplicationRun, among=set(RunAction), page=lambda row: reverse("console:run", args=(row.pk,)))
+def act_on_run(form: ActionForm, row: ApplicationRun, action: str) -> str:
+    """Move a run first, stop it, or undo that; its price was shown before."""
+    taken = RunAction(action)
+    return sentence(row.run, taken, reporting.act_on_run(row, taken, form.user, form.reason, timezone.now()))

@@ -16,11 +16,12 @@ from controlplane.accounts import handover
 from controlplane.accounts.models import ApiKey, Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
-from controlplane.accounts.services import create_api_key, revoke_api_key
+from controlplane.accounts.services import allow_models, create_api_key, revoke_api_key
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page
 from controlplane.console.pages.keys import examples
+from controlplane.fleet.selectors import allowed_models
 from controlplane.resources.keys import KEYS
 
 
@@ -44,6 +45,7 @@ def keys(request: HttpRequest) -> HttpResponseBase:
                 user_of(request),
                 expires_at=timezone.now() + timedelta(days=int(days)) if days.isdecimal() and len(days) < 6 else None,
                 role=Role(role) if role in Role.values else None,
+                allowed_models=allowed_models(request.POST.get("allowed_models", "").split(",")),
             )
         except ValidationError as error:
             errors = error.message_dict
@@ -92,3 +94,17 @@ def created(request: HttpRequest, pk: int) -> HttpResponse:
 def revoke(form: ActionForm, key: ApiKey) -> str:
     revoke_api_key(key, form.user, form.reason)
     return f"{key.name} ({key.prefix}…) is revoked; requests with it are refused within seconds."
+
+
+@action(
+    None,
+    lambda request: manageable_api_keys(request.user),
+    page="console:keys",
+    unchanged="{row.name} was not changed",
+)
+def models(form: ActionForm, key: ApiKey) -> str:
+    """Set the models that requests with a key may ask for."""
+    names = allow_models(
+        key, allowed_models(form.fields.get("allowed_models", "").split(",")), form.user, form.reason
+    ).allowed_models
+    return f"{key.name} may ask for {', '.join(names) if names else 'all models'}; requests follow within seconds."

@@ -210,7 +210,7 @@ def regions() -> list[tuple[str, str]]:
 
 def model_rows(state: LiveState, now: datetime, only: str = "") -> list[ModelRow]:
     """Every active model by name, or the one called *only*."""
-    models = list(narrowed(Model.objects.filter(active=True).order_by("name"), name=only))
+    models = list(narrowed(Model.objects.filter(active=True).select_related("fallback").order_by("name"), name=only))
     places = [name for name, _ in regions()]
     deployments: dict[str, list[Deployment]] = defaultdict(list)
     for row in Deployment.objects.filter(active=True, model__in=models, region__active=True).select_related(

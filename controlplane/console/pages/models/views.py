@@ -1,5 +1,6 @@
 """Models: what is served where, within SLO, at what cost, and by which policy; a policy is switched here."""
 
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
@@ -9,7 +10,7 @@ from django.views.decorators.http import require_GET, require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
-from controlplane.console.lists import viewer_of
+from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import at_door
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
@@ -19,11 +20,11 @@ from controlplane.console.pages.models.tables import ENDPOINTS, bundle_rows, til
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.inventory.kinds import DEPLOYMENT
-from controlplane.fleet.models import Deployment, Model
+from controlplane.fleet.models import Deployment, Model, WeightedTarget
 from controlplane.planning import services
 from controlplane.planning.parts import PARTS
 from controlplane.resources.filters import number
-from controlplane.resources.inventory import MODELS
+from controlplane.resources.inventory import MODELS, TARGET_COMPARISONS
 from controlplane.resources.tables import table
 
 BOUNDS = ("min_instances", "max_instances")
@@ -104,3 +105,29 @@ def parts(form: ActionForm, model: Model) -> str:
     values = {part.name: str(form.fields[part.name]) for part in PARTS if part.name in form.fields}
     made = services.switch_parts(model, values, form.user, form.reason)
     return f"The policy of {model}: {made.title}; the next decisions follow it."
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def targets(request: HttpRequest) -> HttpResponseBase:
+    """Weighted targets of public names, and how they compare."""
+    shared: dict[str, list[str]] = {}
+    for row in WeightedTarget.objects.filter(active=True):
+        shared.setdefault(row.name, []).append(f"{row.target} {row.weight:g}")
+    return list_page(request, TARGET_COMPARISONS, shared={name: ", ".join(its) for name, its in shared.items()})
+
+
+@action(Role.ADMIN, page="console:targets", unchanged="The weights stay")
+def share(form: ActionForm) -> str:
+    """Share the requests for a name among the targets that the form gives as `target weight, target weight`."""
+    name, weights = form.fields.get("name", "").strip(), {}
+    for each in filter(None, map(str.strip, form.fields.get("targets", "").split(","))):
+        target, _, weight = each.rpartition(" ")
+        try:
+            weights[target.strip()] = float(weight)
+        except ValueError:
+            raise ValidationError(f"{each!r} is no target with a weight, such as llama-8b 95.") from None
+    inventory.share(name, weights, form.user, form.reason)
+    if not weights:
+        return f"{name} is no longer shared."
+    return f"{name} is shared among {', '.join(weights)}; requests follow within a second."

@@ -4,6 +4,7 @@ Fields are named `<kind>-<column>` and repeat: the n-th values of a kind are its
 is not there.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from typing import Any, Final
 
 from django.http import QueryDict
 
+from controlplane.applications.models import Application, GraphVersion
+from controlplane.applications.selectors import graph_of
+from controlplane.applications.versions import version_graph
 from controlplane.simulation.whatif.changes.base import ChangeError, region_title
 from controlplane.simulation.whatif.changes.supply import instance_names
 from controlplane.simulation.whatif.starts.nodes import nodes_of
@@ -20,6 +24,8 @@ from scheduling.simulation.scenario.applications import MIXED
 Values = dict[str, Any]
 Choices = Sequence[tuple[str, str]]
 EVERY: Final = ""
+MOST_GRAPHS: Final = 50
+"""Recorded applications, and versions of graphs, that can be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +144,33 @@ def _tenant(row: Mapping[str, str]) -> Values:
     return {"kind": "tenant", "client": client}
 
 
+def _graph(named: str) -> Values:
+    """Return the demand graph that `application:KEY` or `version:KEY` names, as JSON. Raise ChangeError without a record."""
+    kind, _, key = named.partition(":")
+    rows = Application.objects.all() if kind == "application" else GraphVersion.objects.all()
+    row: Any = rows.filter(pk=int(key) if key.isdecimal() else 0).first()
+    graph = None if row is None else graph_of(row) if kind == "application" else version_graph(row)
+    if graph is None or not graph.records:
+        raise ChangeError("suite", "is not known, or has no records yet")
+    made: Values = json.loads(graph.to_json())
+    return made
+
+
+def _suites(_: Values) -> Choices:
+    """Return the applications of the suite, then those that are recorded, and the versions of their graphs."""
+    recorded = Application.objects.filter(runs__steps__gt=[]).distinct()[:MOST_GRAPHS]
+    kept = GraphVersion.objects.select_related("application").defer("graph").order_by("-made_at")[:MOST_GRAPHS]
+    return [
+        (MIXED, "Mix of the suite"),
+        *((name, f"{name}: {each.title}") for name, each in SUITE.items()),
+        *((f"application:{each.pk}", f"{each}, as recorded") for each in recorded),
+        *((f"version:{each.pk}", f"{each.application}, {each}") for each in kept),
+    ]
+
+
 def _application(row: Mapping[str, str]) -> Values:
-    application: Values = {"suite": row["suite"], "model": row["model"], "slo_class": row["class"]}
+    of = {"graph": _graph(row["suite"])} if ":" in row["suite"] else {"suite": row["suite"]}
+    application: Values = {**of, "model": row["model"], "slo_class": row["class"]}
     application["runs_per_h"] = amount(row, "rate")
     application |= _given(row, 1.0, cv="cv")
     if row["due"]:
@@ -209,7 +240,7 @@ APPLICATION: Final = RowKind(
         RowColumn(
             "suite",
             "Application",
-            _fixed((MIXED, "Mix of the suite"), *((name, f"{name}: {each.title}") for name, each in SUITE.items())),
+            _suites,
         ),
         MODEL,
         RowColumn("class", "SLO class", _classes),

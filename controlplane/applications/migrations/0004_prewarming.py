@@ -9,7 +9,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('accounts', '0004_budgets'),
-        ('applications', '0002_runs_reported'),
+        ('applications', '0003_graph_versions'),
     ]
 
     operations = [

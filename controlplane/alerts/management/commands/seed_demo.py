@@ -1,10 +1,12 @@
-"""`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.toml`, its scaling policies and its history."""
+"""`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.toml`, its scaling policies, alert rules
+and history."""
 
 from typing import Literal
 
 from django.core.management.base import BaseCommand, CommandParser
 from django.utils import timezone
 
+from controlplane.alerts import demo as alerts
 from controlplane.fleet.demo import seed
 from controlplane.gateway.replay.demo import PAST_HOURS, generate_past
 from controlplane.gateway.replay.demo import remove_past as remove_generated
@@ -43,7 +45,7 @@ class Command(BaseCommand):
         if remove_past:
             self.stdout.write(_without_past())
             return
-        created = seed(fleet) + planning.seed()
+        created = seed(fleet) + planning.seed() + alerts.seed()
         if fleet == "emulated" and (rows := generate_past(timezone.now(), past_hours)):
             created["minutes of generated demand"] = rows
         if created:

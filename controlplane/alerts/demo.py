@@ -1,0 +1,28 @@
+"""Alert rules of the demo, without webhooks."""
+
+from collections import Counter
+
+from controlplane.alerts.models import AlertRule, Condition
+from controlplane.alerts.services import save_rule
+from controlplane.events.models import Severity
+
+RULES = (
+    AlertRule(name="SLO burns fast", condition=Condition.SLO_BURN, severity=Severity.CRITICAL),
+    AlertRule(name="SLO burns", condition=Condition.SLO_BURN, threshold=6.0, window_s=6 * 3600),
+    AlertRule(name="Instance down", condition=Condition.INSTANCE, for_s=30, severity=Severity.CRITICAL),
+    AlertRule(name="Budget nearly used", condition=Condition.BUDGET),
+    AlertRule(name="Plan waits", condition=Condition.PLAN, for_s=300, severity=Severity.INFO),
+    AlertRule(name="Job or part in trouble", condition=Condition.JOB, for_s=60, severity=Severity.CRITICAL),
+    AlertRule(name="Scaling flaps", condition=Condition.FLAPPING),
+)
+"""The burn rates and windows are those of the SRE workbook, chapter 5."""
+
+
+def seed() -> Counter[str]:
+    """Create the demo's rules where there is no rule. Return the rows created, by kind."""
+    if AlertRule.objects.exists():
+        return Counter()
+    for rule in RULES:
+        fields = ("name", "condition", "threshold", "window_s", "for_s", "severity")
+        save_rule(AlertRule(**{name: getattr(rule, name) for name in fields}), "seed_demo")
+    return Counter({"alert rules": len(RULES)})

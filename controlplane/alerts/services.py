@@ -1,0 +1,148 @@
+"""Opening, resolving, acknowledging and silencing alerts; writing rules. Each is an event."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+
+from controlplane.accounts.models import User
+from controlplane.alerts.conditions import Problem
+from controlplane.alerts.models import Alert, AlertRule
+from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
+from controlplane.events.models import Severity
+from controlplane.events.services import record
+from controlplane.fleet.lifecycle.states import ActionError
+
+ACTOR: Final = "alerts"
+RESOLVED_AFTER: Final = timedelta(seconds=60)
+"""An alert stays open so long after its condition last held, so that a value near its threshold does not open it again and
+again."""
+MOST_OPEN: Final = 200
+"""Open alerts of one rule; further subjects are opened as others resolve."""
+KEPT: Final = timedelta(days=30)
+"""Resolved alerts are deleted after that; their events stay."""
+LONGEST_SILENCE: Final = timedelta(days=90)
+
+Seen = dict[tuple[int, str], datetime]
+"""When a problem that has no time was first seen, by rule and subject."""
+
+
+@transaction.atomic
+def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: datetime) -> None:
+    """Open and resolve the alerts of every rule by its present *problems*, and update *seen*.
+
+    A rule that is not in *problems* resolves its alerts.
+    """
+    known = {(alert.rule_id, alert.subject): alert for alert in Alert.objects.open().select_related("rule")}
+    present = {(rule.pk, each.subject[:200]): (rule, each) for rule, of_rule in problems.items() for each in of_rule}
+    for key in seen.keys() - present.keys():
+        del seen[key]
+    counts = Counter(rule_id for rule_id, _ in known)
+    standing: list[Alert] = []
+    for key, (rule, problem) in present.items():
+        since = problem.since or seen.setdefault(key, now)
+        alert = known.get(key)
+        if alert is not None:
+            alert.detail, alert.value, alert.page, alert.seen_at = (
+                problem.detail[:500],
+                problem.value,
+                problem.page,
+                now,
+            )
+            standing.append(alert)
+        elif now - since >= timedelta(seconds=rule.for_s) and counts[rule.pk] < MOST_OPEN:
+            counts[rule.pk] += 1
+            _open(rule, key[1], problem, since, now)
+    Alert.objects.bulk_update(standing, ["detail", "value", "page", "seen_at"], batch_size=100)
+    active = {rule.pk for rule in problems}
+    for key, alert in known.items():
+        if key not in present and (now - alert.seen_at > RESOLVED_AFTER or alert.rule_id not in active):
+            _resolve(alert, now)
+
+
+def _open(rule: AlertRule, subject: str, problem: Problem, since: datetime, now: datetime) -> None:
+    before = Alert.objects.filter(rule=rule, subject=subject).first()
+    alert = Alert.objects.create(
+        rule=rule,
+        subject=subject,
+        detail=problem.detail[:500],
+        model=problem.model,
+        page=problem.page,
+        value=problem.value,
+        since=since,
+        opened_at=now,
+        seen_at=now,
+        silenced_until=before.silenced_until if before is not None and before.is_silenced(now) else None,
+    )
+    after = {"value": problem.value, "severity": rule.severity}
+    record("alert.opened", alert, actor=ACTOR, after=after, reason=alert.detail, severity=Severity(rule.severity))
+
+
+def _resolve(alert: Alert, now: datetime) -> None:
+    alert.resolved_at = now
+    alert.save(update_fields=["resolved_at"])
+    lasted_s = (now - alert.since).total_seconds()
+    record("alert.resolved", alert, actor=ACTOR, before={"value": alert.value}, after={"lasted_s": round(lasted_s)})
+
+
+def prune(now: datetime) -> int:
+    """Delete alerts that were resolved long ago; return how many."""
+    return Alert.objects.filter(resolved_at__lt=now - KEPT).delete()[0]
+
+
+@transaction.atomic
+def acknowledge(alert: Alert, actor: User, reason: str = "") -> Alert:
+    """Stop the repetitions of an open alert's message. Raises ActionError if it is resolved or acknowledged."""
+    alert = Alert.objects.select_for_update().select_related("rule").get(pk=alert.pk)
+    if alert.resolved_at is not None:
+        raise ActionError(f"{alert} is resolved already")
+    if alert.acknowledged_at is not None:
+        raise ActionError(f"{alert} was acknowledged by {alert.acknowledged_by}")
+    alert.acknowledged_at, alert.acknowledged_by = timezone.now(), actor.get_username()
+    alert.save(update_fields=["acknowledged_at", "acknowledged_by"])
+    record("alert.acknowledged", alert, actor=actor, reason=reason)
+    return alert
+
+
+@transaction.atomic
+def silence(alert: Alert, until: datetime | None, actor: User, reason: str = "") -> Alert:
+    """Send no message about the alert's subject before *until*; None ends a silence. Raises ActionError if the alert is
+    resolved, and ValidationError for a time that is past or too far away."""
+    alert = Alert.objects.select_for_update().select_related("rule").get(pk=alert.pk)
+    now = timezone.now()
+    if alert.resolved_at is not None:
+        raise ActionError(f"{alert} is resolved already")
+    if until is not None and not now < until <= now + LONGEST_SILENCE:
+        raise ValidationError({"until": f"A silence ends within {LONGEST_SILENCE.days} days from now."})
+    before, alert.silenced_until = alert.silenced_until, until
+    alert.save(update_fields=["silenced_until"])
+    kind, after = ("alert.unsilenced", {}) if until is None else ("alert.silenced", {"until": until.isoformat()})
+    record(kind, alert, actor=actor, before={"until": before.isoformat()} if before else {}, after=after, reason=reason)
+    return alert
+
+
+@transaction.atomic
+def save_rule(rule: AlertRule, actor: User | str, reason: str = "") -> AlertRule:
+    """Validate and save a new or changed *rule*. Raises ValidationError naming the field."""
+    rule.full_clean()
+    old = AlertRule.objects.filter(pk=rule.pk).first()
+    before: dict[str, Any] = snapshot(old) if old is not None else {}
+    if old is not None and old.webhook_url != rule.webhook_url:
+        rule.failures, rule.try_at, rule.delivery_error = 0, None, ""
+    rule.save()
+    if old is None:
+        record_creation(rule, actor, reason=reason)
+    else:
+        record_change(rule, before, actor, reason=reason)
+    return rule
+
+
+@transaction.atomic
+def delete_rule(rule: AlertRule, actor: User, reason: str = "") -> None:
+    """Delete *rule* with its alerts; its webhook is not notified."""
+    record_deletion(rule, actor, reason=reason)
+    rule.delete()

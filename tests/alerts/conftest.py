@@ -1,0 +1,1 @@
+from tests.inventory import *  # noqa: F403 (fixtures)

@@ -1,0 +1,87 @@
+"""Recorded runs replayed with another order: runs begin as they did, and other requests are the ledger's."""
+
+from datetime import timedelta
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.applications.selectors import graph_of
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.whatif.arrivals import recorded
+from controlplane.simulation.whatif.models import WhatIf, WhatIfState
+from controlplane.simulation.whatif.starts.runs import replay_orders
+from tests.applications.conftest import learned
+from tests.console.conftest import ledger_row
+from tests.simulation.whatif.rows import run_all
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def recorded_runs(acme, make_instance, profile):
+    make_instance(state="ready")
+    for number in range(5):  # other requests of that time
+        ledger_row(acme, arrived_at=timezone.now() - timedelta(hours=3, minutes=number))
+    return learned(acme, runs=20)
+
+
+def window():
+    now = timezone.now()
+    return now - timedelta(hours=3, minutes=12), now - timedelta(hours=2, minutes=50)
+
+
+def test_runs_begin_as_they_did_with_the_other_requests_of_that_time(recorded_runs, operator):
+    row = replay_orders(recorded_runs, ["fcfs", "hermes"], *window(), operator)
+    (edit,) = row.edits
+    table = edit["application"]
+    assert len(table["begins_s"]) == len(table["graph"]["records"]) == 12
+    assert table["begins_s"] == sorted(table["begins_s"])
+    assert len(table["known"]["records"]) == 20
+    others = recorded(row.start["arrivals"], window()[0])
+    assert len(others) == 5
+    futures = [(each.name, each.changes) for each in row.futures.order_by("letter")]
+    assert [name for name, _ in futures][1:] == ["FCFS", "Hermes"] or len(futures) == 3
+    run_all(row)
+    assert row.state == WhatIfState.DONE
+    for future in row.futures.all():
+        for seed in future.runs.all():
+            runs = seed.result["runs"]
+            assert {name: (each["runs"], each["ended"]) for name, each in runs.items()} == {
+                "all": (12, 12), "review": (12, 12)
+            }  # fmt: skip
+
+
+def test_one_run_counts_by_itself(recorded_runs, operator):
+    run = recorded_runs.runs.get(run="run-5")
+    row = replay_orders(recorded_runs, ["srpt"], *window(), operator, run)
+    names = {edit["application"]["name"]: len(edit["application"]["begins_s"]) for edit in row.edits}
+    assert names == {"review": 10, "review, run run-5": 1}
+    assert row.edits[1]["application"]["graph"]["records"] == [{"steps": run.steps}]
+
+
+@pytest.mark.parametrize(("orders", "words"), [([], "Choose an order"), (["alphabetical"], "no order 'alphabetical'")])
+def test_a_wrong_order_is_refused(recorded_runs, operator, orders, words):
+    with pytest.raises(ActionError, match=words):
+        replay_orders(recorded_runs, orders, *window(), operator)
+
+
+def test_a_time_without_runs_is_refused(recorded_runs, operator):
+    now = timezone.now()
+    ledger_row(recorded_runs.tenant, arrived_at=now - timedelta(minutes=1))
+    with pytest.raises(ActionError, match="No run of review"):
+        replay_orders(recorded_runs, ["fcfs"], now - timedelta(minutes=10), now, operator)
+
+
+def test_the_pages_begin_a_replay_and_a_what_if_with_the_graph(client, operator, recorded_runs):
+    client.force_login(operator)
+    page = client.get(f"/applications/{recorded_runs.pk}/").content.decode()
+    assert "Replay with another order…" in page
+    assert "Switch…" in page
+    answer = client.post(f"/applications/{recorded_runs.pk}/replay/", {"order": ["fcfs"], "hours": "6"})
+    assert answer.url == f"/what-if/{WhatIf.objects.get().pk}/"
+    fields = {"suite": f"application:{recorded_runs.pk}", "model": "llama-3.1-8b", "class": "interactive", "rate": "60"}
+    asked = {f"application-{name}": value for name, value in fields.items()}
+    form = client.get(reverse("console:new-what-if"), asked).content.decode()
+    assert "review, as recorded" in form
+    assert len(graph_of(recorded_runs).records) == 20

@@ -1,0 +1,66 @@
+"""The Prometheus rules and the Grafana dashboard are those of the metrics that there are."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from prometheus_client.core import GaugeMetricFamily
+
+from tests.docs import monitoring
+from tests.docs.monitoring import DASHBOARD_FILE, RULES, RULES_FILE, families, series_of
+
+AGAIN = "run `python -m tests.docs.monitoring`"
+
+
+@pytest.fixture(scope="module")
+def metrics():
+    return families()
+
+
+def test_the_files_are_those_of_the_metrics(metrics):
+    assert RULES_FILE.read_text() == monitoring.rules(), AGAIN
+    assert DASHBOARD_FILE.read_text() == monitoring.dashboard(metrics), AGAIN
+
+
+def test_rules_name_only_series_that_exist_and_panels_every_one(metrics):
+    existing = series_of(metrics)
+    assert {"pilothouse_waiting", "pilothouse_requests_total", "process_open_fds"} <= existing
+    for rule in RULES:
+        assert set(re.findall(r"pilothouse_\w+", rule.expr)) <= existing, rule.name
+    targets = [
+        each["targets"][0]["expr"] for each in json.loads(DASHBOARD_FILE.read_text())["panels"] if "targets" in each
+    ]
+    assert {name for expr in targets for name in re.findall(r"(?:pilothouse|process)_\w+", expr)} == existing
+    assert (
+        'sum by (model, slo_class, outcome) (rate(pilothouse_requests_total{model=~"$model", region=~"$region"}'
+        in str(targets)
+    )
+
+
+def test_a_metric_that_no_row_of_the_dashboard_holds_is_an_error():
+    with pytest.raises(LookupError, match="something_new is in no group"):
+        list(monitoring.panels([GaugeMetricFamily("something_new", "New.")]))
+
+
+def test_panels_do_not_overlap(metrics):
+    taken = set()
+    for each in monitoring.panels(metrics):
+        at = each["gridPos"]
+        cells = {(at["x"] + dx, at["y"] + dy) for dx in range(at["w"]) for dy in range(at["h"])}
+        assert not taken & cells, each["title"]
+        taken |= cells
+
+
+def test_the_rules_are_yaml_of_prometheus_form():
+    read = pytest.importorskip("yaml").safe_load(RULES_FILE.read_text())
+    (group,) = read["groups"]
+    assert [rule["alert"] for rule in group["rules"]] == [rule.name for rule in RULES]
+    assert all(set(rule) == {"alert", "expr", "for", "labels", "annotations"} for rule in group["rules"])
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (of Prometheus) is not installed")
+def test_promtool_accepts_the_rules():
+    done = subprocess.run(["promtool", "check", "rules", RULES_FILE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
