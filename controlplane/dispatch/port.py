@@ -2,7 +2,7 @@
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
 `Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback
-of its model serves it, asks for adapters with `Warm` and for system prompts with `WarmPrefix` (`PrefixWarmed` is the answer),
+of its model serves it, asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which `PrefixWarmed` answers,
 and lists the available models in `ServedModels`. A request is identified by its *number*, unique within the gateway that
 submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
