@@ -41,9 +41,10 @@ from controlplane.batches.services import MOST_FILE_BYTES
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.gateway.admission.conversations import Conversations
 from controlplane.gateway.admission.limits import Limits
+from controlplane.gateway.admission.validation import PATH_KINDS
 from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway
-from controlplane.gateway.serving.application import KINDS, PATHS_NOT_SERVED
+from controlplane.gateway.serving.application import PATHS_NOT_SERVED
 from controlplane.operations import Application, Operations, Receive, Scope, Send
 from controlplane.planning.execution import floor as floor_rows
 
@@ -120,7 +121,7 @@ def _of_api_client(scope: Scope, path: str) -> bool:
         return False
     keys = (value for name, value in scope["headers"] if name == b"authorization")
     return (
-        path in KINDS
+        path in PATH_KINDS
         or path == "/load"
         or path in PATHS_NOT_SERVED
         or any(value[:7].lower() == b"bearer " for value in keys)

@@ -253,7 +253,7 @@ class TestAlone:
         await release(managed, sent)
 
     async def test_a_model_without_instances_is_started_when_requested(self, managed, launcher, monkeypatch):
-        """A request is held until the instance is ready."""
+        """C44: A request is held until the instance is ready."""
         await database_sync_to_async(Deployment.objects.update)(min_instances=0)
         await database_sync_to_async(Instance.objects.update)(state="stopped", url="")
         await until(lambda: not managed.gateway.topology.replicas)

@@ -9,7 +9,7 @@ from django.core.management import get_commands
 
 import controlplane
 from controlplane.operations import Operations
-from tests.docs import experiments, plots, results
+from tests.docs import as_vllm, experiments, plots, results
 from tests.docs.configuration import BEGIN, END, PAGE, table
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +30,10 @@ def anchors(page: Path) -> set[str]:
 def test_the_configuration_table_is_that_of_the_code() -> None:
     written = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
     assert written == table().strip(), "run `python -m tests.docs.configuration`"
+
+
+def test_what_differs_from_vllm_is_said() -> None:
+    assert as_vllm.PAGE.read_text() == as_vllm.page(), "run `python -m tests.docs.as_vllm`"
 
 
 def test_the_table_of_experiments_is_that_of_the_registry() -> None:

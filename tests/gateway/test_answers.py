@@ -84,6 +84,7 @@ INVALID_ANSWERS = [
 
 
 async def test_an_invalid_answer_is_a_failure_of_its_instance(served, caplog, subtests):
+    """C67."""
     for answer, came in INVALID_ANSWERS:
         with subtests.test(came):
             plays(served, answer)
@@ -116,6 +117,7 @@ INVALID_STREAMS = [
 
 
 async def test_an_invalid_stream_is_a_failure_of_its_instance(served, caplog, subtests):
+    """C67."""
     for answer, came in INVALID_STREAMS:
         with subtests.test(came):
             plays(served, answer)
@@ -164,7 +166,7 @@ BROKEN_OFF = [
 
 
 async def test_an_answer_that_was_broken_off_is_not_done(served, caplog, subtests):
-    """By a false end, by vLLM's own error, or before all choices have ended."""
+    """E1: By a false end, by vLLM's own error, or before all choices have ended."""
     for events, choices in BROKEN_OFF:
         with subtests.test(choices=choices, events=len(events)):
             plays(served, stream(*events))
@@ -195,7 +197,7 @@ ERRORS_ABOUT_CALLS = [
 
 
 async def test_an_error_about_the_call_is_the_tenant_s_in_openai_s_shape(served, caplog, subtests):
-    """In any form, and despite a status of success."""
+    """C78: In any form, and despite a status of success."""
     for streamed in [True, False]:
         for said, code in ERRORS_ABOUT_CALLS:
             with subtests.test(said=said, streamed=streamed):
@@ -230,6 +232,7 @@ REFUSALS = [
 
 
 async def test_a_refusal_is_in_openai_s_shape(served, subtests):
+    """E4."""
     for status, body, message in REFUSALS:
         with subtests.test(message):
             plays(served, http(status, body))
@@ -289,7 +292,7 @@ USAGE_NOT_REQUESTED = [{}, {"continuous_usage_stats": True}, {"continuous_usage_
 
 
 async def test_no_event_has_a_usage_that_was_not_requested(served, subtests):
-    """From a server that sends it with each event, or with the last one that has a choice."""
+    """C22: From a server that sends it with each event, or with the last one that has a choice."""
     for options in USAGE_NOT_REQUESTED:
         with subtests.test(options=options):
             plays(served, stream(*(event | {"usage": USAGE} for event in TOKENS), DONE))
@@ -339,6 +342,7 @@ LINES = st.sampled_from(
     st.lists(st.integers(1, 9), max_size=30),
 )
 def test_events_are_the_same_wherever_they_are_cut(lines, end, mark, cuts):
+    """C61."""
     data = mark + b"".join(line + end for line in lines)
     whole = Events()
     wanted, cut, got = whole.feed(data), Events(), []
@@ -413,7 +417,7 @@ def quick_pings(monkeypatch):
 
 @pytest.mark.parametrize("headers_first", [True, False])
 async def test_a_stream_whose_first_token_is_late_is_never_silent(served, quick_pings, headers_first):
-    """Status, headers and comment lines are sent while the instance is silent, and continue between tokens."""
+    """C08: Status, headers and comment lines are sent while the instance is silent, and continue between tokens."""
     answer = stream(*TOKENS, DONE)
     cuts = (answer.index(b"\r\n\r\n") + 4, answer.index(b"data: ", answer.index(b'"a"')))
     pieces = [answer[: cuts[0]], answer[cuts[0] : cuts[1]], answer[cuts[1] :]]
@@ -445,7 +449,7 @@ async def test_a_stream_that_speaks_has_no_pings(served, quick_pings):
 
 
 async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_over(served, monkeypatch):
-    """A slow answer is not retried: elsewhere it would take as long."""
+    """C07: A slow answer is not retried: elsewhere it would take as long."""
     monkeypatch.setattr(served.gateway.upstream, "silence_s", 0.1)
     served.backends[0].script.first_token_s = 0.5
     async with await served.chat(stream=True) as response:
@@ -491,7 +495,7 @@ async def test_events_without_a_token_do_not_prolong_the_wait_for_one(served, qu
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_an_sdk_sees_an_error_of_a_stream_of_responses(served, begun):
-    """With a name, a type and the next number, as the API has it, and in the form that its SDKs raise."""
+    """C13: With a name, a type and the next number, as the API has it, and in the form that its SDKs raise."""
     item = {"id": "i", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
     opened = {"id": "r", "object": "response", "created_at": 1, "model": "m", "output": [], "status": "in_progress"}
     of_part = {"item_id": "i", "output_index": 0, "content_index": 0}

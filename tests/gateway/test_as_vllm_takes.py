@@ -21,6 +21,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def test_every_field_that_vllm_takes_is_taken():
+    """C69."""
     recorded = json.loads(RECORDED.read_text())
     assert [[kind, body] for kind, body, _ in recorded] == [list(case) for case in json.loads(json.dumps(cases()))]
     refused = []
@@ -36,6 +37,7 @@ def test_every_field_that_vllm_takes_is_taken():
 
 
 def test_numbers_as_text_are_counted_as_numbers():
+    """C69."""
     body = CHAT | {
         "max_tokens": "100",
         "min_tokens": 3.0,
@@ -68,6 +70,7 @@ def test_numbers_as_text_are_counted_as_numbers():
 )
 @pytest.mark.parametrize("more", [b"", b',"priority":1', b',"x\\udfff":1'])
 def test_half_a_character_is_passed_on_as_one_that_cannot_be_shown(said, passed, more):
+    """C03."""
     raw = b'{"model":"m","messages":[{"role":"user","content":"' + said + b'"}]' + more + b"}"
     call = parse(raw, Kind.CHAT, max_depth=32)
     sent = json.loads(payload(call, call.raw, 0, streamed=call.stream))
@@ -76,6 +79,7 @@ def test_half_a_character_is_passed_on_as_one_that_cannot_be_shown(said, passed,
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
 def test_any_encoding_of_unicode(encoding):
+    """E5."""
     raw = json.dumps(
         CHAT | {"messages": [{"role": "user", "content": "gr\u00fc\u00df \U0001f600"}]}, ensure_ascii=False
     )
@@ -150,6 +154,7 @@ def nested(levels: int, with_lists: bool) -> dict:
 
 @pytest.mark.parametrize("endpoint", ["chat/completions", "responses"])
 async def test_schemas_of_tools_may_be_deep(served, endpoint):
+    """C06."""
     for schema in (nested(12, True), nested(16, False), nested(100, True), nested(240, False)):
         function = {"name": "f", "parameters": schema}
         tool = {"type": "function", "function": function} if endpoint[0] == "c" else {"type": "function"} | function
@@ -162,6 +167,8 @@ async def test_schemas_of_tools_may_be_deep(served, endpoint):
 
 
 async def test_images_have_a_separate_limit(served):
+    """C18."""
+
     async def status(kind: str, image_bytes: int, text: str = "what is it?") -> int:
         url = "data:image/png;base64," + "A" * (image_bytes // 6)
         image = (
@@ -193,6 +200,7 @@ async def test_what_an_unknown_tier_of_openai_means(served):
 
 
 async def test_a_trace_continues_at_the_instance(served):
+    """E5."""
     parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     await served.chat(headers={"traceparent": parent, "tracestate": "vendor=1"})
     await served.chat(headers={"traceparent": "00-none", "tracestate": "vendor=1"})

@@ -95,6 +95,7 @@ OF_REQUESTS = [  # fields, headers, status, code, param
 
 
 async def test_a_wrong_request_is_refused_in_openai_shape(served):
+    """E5."""
     wrong = []
     for fields, headers, status, code, param in OF_REQUESTS:
         data = io.BytesIO(json.dumps(CHAT | fields).encode())

@@ -72,6 +72,7 @@ async def test_after_it_the_stream_ends_with_our_error(served):
 
 @pytest.mark.parametrize("choices", [1, 2])
 async def test_a_stream_is_the_instances_own_but_for_the_usage(served, choices):
+    """C60."""
     for backend in served.backends:
         backend.script.fingerprint, backend.script.choices = "vllm-0.32.0-tp1-abc", choices
     headers = {"X-Request-Id": "r-1"}

@@ -192,6 +192,7 @@ async def test_one_that_fails_requests_rests_and_is_tried_again(served, script):
 
 @TWO
 async def test_refusals_caused_by_a_tenant_make_no_instance_rest(served, subtests):
+    """C51."""
     for status in [400, 404, 422]:
         with subtests.test(status=status):
             for backend in served.backends:

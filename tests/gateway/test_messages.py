@@ -58,6 +58,7 @@ async def test_a_whole_message_is_put_together_as_the_instance_would_answer_it(e
 
 
 async def test_a_streamed_message_has_the_events_of_anthropic_in_order(emulated):
+    """C11."""
     status, headers, body = await call(emulated, max_tokens=5, stream=True)
     assert (status, headers["content-type"].split(";")[0]) == (200, "text/event-stream")
     events = events_of(body)
@@ -87,6 +88,7 @@ async def test_tools_are_called_and_their_results_come_back(emulated):
 
 
 async def test_tokens_of_a_message_are_counted(emulated):
+    """C11."""
     status, _, body = await call(emulated, "/v1/messages/count_tokens", system="Be brief.")
     assert (status, json.loads(body)["input_tokens"] > 5) == (200, True)
     (row,) = await emulated.rows()
@@ -114,6 +116,17 @@ async def test_errors_have_anthropics_shape(emulated, path, headers, body, statu
 async def test_an_instances_refusal_has_anthropics_shape(emulated):
     status, _, data = await call(emulated, max_tokens=1_000_000, stop_sequences=["a"] * 9)
     assert (status, json.loads(data)["type"]) == (400, "error")
+
+
+async def test_claude_codes_own_fields_and_query_reach_the_instance(emulated):
+    """C11: parts with `cache_control`, a server's tool without a schema, `?beta=true`."""
+    cached = {"type": "ephemeral"}
+    system = [{"type": "text", "text": "Be brief.", "cache_control": cached}]
+    for path, more in (("/v1/messages?beta=true", {"max_tokens": 4}), ("/v1/messages/count_tokens?beta=true", {})):
+        tools = [TOOL, {"type": "web_search_20250305", "name": "web_search"}]
+        status, _, data = await call(emulated, path, {"anthropic-beta": "x"}, system=system, tools=tools, **more)
+        assert status == 200, data
+    assert json.loads(data)["input_tokens"] > 0
 
 
 async def test_a_bearer_token_does_as_well(emulated):

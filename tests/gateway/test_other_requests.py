@@ -9,6 +9,7 @@ from tests.gateway.conftest import until
 
 
 async def test_health_and_version_without_a_key(served):
+    """C10."""
     for path in ("/health", "/v1/health", "/ping", "/healthz"):
         for method in ("GET", "HEAD", "POST"):
             async with served.http.request(method, served.url + path) as response:
@@ -57,6 +58,7 @@ async def test_load_is_that_of_the_tenant(served):
 
 
 async def test_models_may_be_asked_for_by_head(served):
+    """E5."""
     async with served.http.head(f"{served.url}/v1/models", headers=served.headers) as response:
         assert response.status == 200
     async with served.http.head(f"{served.url}/v1/chat/completions", headers=served.headers) as response:
@@ -90,6 +92,7 @@ def origins(monkeypatch, request):
 
 @pytest.mark.parametrize("origins", [["https://chat.example"], ["*"]], indirect=True)
 async def test_an_origin_that_is_named_may_call(origins, served):
+    """C12."""
     async with served.http.options(f"{served.url}/v1/chat/completions", headers=PREFLIGHT) as response:
         assert response.status == 204
         assert response.headers["access-control-allow-origin"] == "https://chat.example"

@@ -191,7 +191,7 @@ TOKENS = st.builds(token, TEXTS) | st.builds(
     st.integers(1, 3),
 )
 def test_the_same_bytes_and_counts_however_it_comes(tokens, include_usage, sequences, cuts, together):
-    """Compared with a stream whose every byte is parsed."""
+    """C61: Compared with a stream whose every byte is parsed."""
     events = [*tokens, USAGE, DONE]
     chunks = [framed(b"".join(events[at : at + together])) for at in range(0, len(events), together)]
     data, reads = b"".join(chunks), []

@@ -179,6 +179,7 @@ async def test_an_answer_passes_byte_for_byte(emulated, encoding):  # noqa: F811
     ],
 )
 async def test_each_call_is_answered_and_counted(emulated, path, body, field):  # noqa: F811
+    """C63."""
     status, said = await call(emulated, path, **body)
     assert (status, field in said) == (200, True), said
     (row,) = await emulated.rows()
@@ -210,6 +211,15 @@ async def test_what_a_model_does_not_serve_is_one_clear_error(emulated, path, mo
     assert f"The model {model!r} does not serve {path}. It serves" in error["message"]
     assert served in error["message"]
     assert await emulated.rows() == []
+
+
+async def test_an_instance_that_renders_nothing_says_so(emulated):  # noqa: F811
+    instance = emulated.extra["instance"]
+    instance.spec = instance.spec.model_copy(update={"enable_scale_out": False})
+    status, said = await call(emulated, "/v1/completions/render", model="m", prompt="a")
+    assert (status, said["error"]["code"]) == (404, "unsupported_endpoint")
+    assert "--enable-scale-out" in said["error"]["message"]
+    assert (await emulated.new_row()).outcome == "failed"
 
 
 async def test_prompts_are_rendered_each(emulated):  # noqa: F811

@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import statistics
+from itertools import pairwise
 
 import pytest
+from channels.db import database_sync_to_async
+from openai._streaming import SSEDecoder
 
+from controlplane.fleet.models import Instance
 from tests.gateway.conftest import until
-from tests.gateway.test_answers import DONE, USAGE, chunk, plays, stream
+from tests.gateway.test_answers import DONE, TOKENS, USAGE, chunk, http, plays, quick_pings, stream  # noqa: F401 (a fixture)
 
 ONE_AT_ONCE = pytest.mark.parametrize("gateway_options", [{"max_concurrent_requests": 1}])
 
@@ -134,3 +139,127 @@ async def test_a_long_answer_is_whole(served):
     assert answer["choices"][0]["message"]["content"] == word * 500
     (row,) = await served.rows()
     assert (row.outcome, row.output_tokens) == ("done", 3)
+
+
+TWO = pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}])
+
+
+@TWO
+async def test_a_client_that_gives_up_and_asks_again_stops_the_work_each_time(served):
+    """C29: the instance hears of it within a second, and the ledger says that it is one request."""
+    for backend in served.backends:
+        backend.script.first_token_s = 300.0
+    for attempt in range(5):
+        asked = asyncio.create_task(served.chat(stream=True, headers={"x-stainless-retry-count": str(attempt)}))
+        await until(lambda: sum(backend.running for backend in served.backends) == 1)
+        await asyncio.sleep(0.05)
+        asked.cancel()
+        await until(lambda: sum(backend.running for backend in served.backends) == 0, timeout_s=1.0)
+        await until(lambda: served.gateway.active == 0)
+    rows = await served.rows()
+    assert [(row.outcome, row.attempts, row.retry, row.repeated) for row in rows] == [
+        ("cancelled", 1, attempt, attempt > 0) for attempt in range(5)
+    ]
+    assert sum(backend.aborted for backend in served.backends) == 5
+
+
+@TWO
+async def test_counts_of_what_runs_end_at_0(served):
+    """C46: streams fail, are cut and are cancelled while an instance leaves and returns under its name."""
+    fleet = served.gateway.topology.fleet
+    first, second = served.backends
+    first.script.tokens, first.script.token_s, second.script.die = 5, 0.02, "midway"
+
+    async def ask(number: int) -> None:
+        asked = asyncio.create_task(served.chat(stream=True))
+        if number % 3 == 0:
+            await asyncio.sleep(0.03)
+            asked.cancel()
+        else:
+            async with await asked as response:
+                await response.read()
+
+    async def leave_and_return() -> None:
+        for state in ("draining", "ready") * 3:
+            update = Instance.objects.filter(name=second.name).update
+            await database_sync_to_async(update)(state=state)
+            served.gateway.refresh_now()
+            await asyncio.sleep(0.1)
+
+    moves = asyncio.create_task(leave_and_return())
+    for _ in range(6):
+        await asyncio.gather(*(ask(number) for number in range(20)), return_exceptions=True)
+        assert fleet.running.min() >= 0
+    await moves
+    await until(lambda: served.gateway.active == 0)
+    assert (fleet.running.sum(), fleet.running.min(), fleet.kv_tokens.sum()) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("gateway_options", [{"max_concurrent_requests": 10_000, "queue_bound": 200}])
+async def test_a_wave_of_long_prompts_is_answered_and_health_with_it(served):
+    """C52: each gets an answer or a wait, and `/healthz` answers all the time."""
+    served.backends[0].script.token_s = 0.001
+    long = [{"role": "user", "content": "word " * 4000}]
+    asked = [asyncio.create_task(served.chat(messages=long, stream=bool(number % 2))) for number in range(400)]
+    looked_s = []
+    loop = asyncio.get_running_loop()
+    while not all(each.done() for each in asked):
+        began_s = loop.time()
+        async with served.http.get(f"{served.url}/healthz") as response:
+            assert response.status == 200
+        looked_s.append(loop.time() - began_s)
+        await asyncio.sleep(0.01)
+    answers = [await each for each in asked]
+    for answer in answers:
+        assert answer.status == 200 or (answer.status == 429 and int(answer.headers["retry-after"]) >= 1)
+        await answer.read()
+    assert sum(answer.status == 200 for answer in answers) >= 200
+    assert statistics.median(looked_s) < 0.1, "client, server and instance share this loop"
+
+
+async def test_each_delta_is_passed_on_as_it_comes(served):
+    """C59: thoughts and arguments of a call, none dropped or held for the next."""
+    thoughts = [{"index": 0, "delta": {"reasoning": f"t{number} "}, "finish_reason": None} for number in range(100)]
+    parts = [{"index": 0, "function": {"arguments": f'"{number}'}} for number in range(100)]
+    calls = [{"index": 0, "delta": {"tool_calls": [part]}, "finish_reason": None} for part in parts]
+    events = [{"id": "c", "object": "chat.completion.chunk", "choices": [choice]} for choice in (*thoughts, *calls)]
+    end = {"id": "c", "choices": [], "usage": USAGE}
+    sent = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in (*events, chunk("", "stop"), end)]
+    plays(served, stream(), *sent, DONE + b"\n\n", piece_s=0.01)
+    came_s, pieces, loop = [], [], asyncio.get_running_loop()
+    async with await served.chat(stream=True, stream_options={"include_usage": True}) as response:
+        async for piece in response.content.iter_any():
+            came_s.append(loop.time())
+            pieces.append(piece)
+    assert b"".join(pieces) == b"".join(sent) + DONE + b"\n\n"
+    assert len(pieces) > 150, "most come alone"
+    assert statistics.median(after - before for before, after in pairwise(came_s)) < 0.03
+
+
+async def test_more_tokens_than_the_context_has_are_refused_by_a_code_that_clients_know(served):
+    """C65."""
+    message = (
+        "This model's maximum context length is 32768 tokens. However, you requested 32000 output tokens and your prompt "
+        "contains at least 769 input tokens."
+    )
+    for words in (message, "max_tokens=32000 cannot be greater than max_model_len=8192. (parameter=max_tokens)"):
+        error = {"message": words, "type": "BadRequestError", "param": "max_tokens", "code": 400}
+        plays(served, http(400, json.dumps({"error": error}).encode()))
+        async with await served.chat(max_tokens=32_000) as response:
+            said = (await response.json())["error"]
+        assert (response.status, said["code"], said["message"]) == (400, "context_length_exceeded", words)
+        assert response.headers["x-should-retry"] == "false"
+    async with await served.chat(max_tokens=-186) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "max_tokens")
+
+
+async def test_comment_lines_between_events_with_ids_are_no_events(served, quick_pings):  # noqa: F811
+    """C72: SDKs up to 2.37 took the empty line behind a comment for an event if one before had an id."""
+    pieces = [b"id: 7\ndata: " + json.dumps(event).encode() + b"\n\n" for event in TOKENS]
+    plays(served, stream(), *pieces, DONE + b"\n\n", piece_s=0.7)
+    async with await served.chat(stream=True) as response:
+        text = await response.read()
+    assert b": ping" in text
+    events = [event.data for event in SSEDecoder().iter_bytes(iter([text]))]
+    assert [json.loads(event) for event in events[:-1]] == list(TOKENS)
+    assert events[-1] == "[DONE]"

@@ -36,6 +36,7 @@ def bad(entry: RequestRecord) -> RequestRecord:
 @pytest.mark.sql
 @pytest.mark.parametrize("at", [[0], [3], [1, 2], [0, 1, 2, 3]])
 async def test_all_others_are_written_in_order_at_once(entries, tmp_path, at):  # noqa: F811
+    """C27."""
     ledger = Ledger(10, tmp_path)
     for number, entry in enumerate(entries):
         ledger.add(bad(entry) if number in at else entry)
@@ -52,6 +53,7 @@ async def test_all_others_are_written_in_order_at_once(entries, tmp_path, at):  
 
 
 async def test_a_journal_is_taken_up_the_same_way(entries, tmp_path):  # noqa: F811
+    """C27."""
     first = Ledger(10, tmp_path)
     for entry in (entries[0], bad(entries[1]), entries[2]):
         first.add(entry)
@@ -245,7 +247,7 @@ async def test_the_page_and_readyz_say_it(served, empty_quarantine):
 
 @pytest.mark.parametrize("asked", [3_000_000_000, 2**63])
 async def test_a_request_for_more_than_any_column_holds_is_a_row_like_others(served, asked):
-    """It is refused by its tenant's own limit; it once stopped the ledger of all tenants."""
+    """C01: It is refused by its tenant's own limit; it once stopped the ledger of all tenants."""
     await sync_to_async(Tenant.objects.update)(tokens_per_minute=300)
     served.gateway.keys._grants.clear()
     backend = served.backends[0]

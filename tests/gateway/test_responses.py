@@ -39,7 +39,8 @@ async def emulated(transactional_db, monkeypatch):
     do_once(monkeypatch)
     async with AsyncExitStack() as stack:
         fleet = Fleet()
-        fleet.put("one", spec(enable_auto_tool_choice=True, output_median_tokens=12, store_responses=True))
+        options = {"enable_auto_tool_choice": True, "store_responses": True, "enable_scale_out": True}
+        fleet.put("one", spec(output_median_tokens=12, **options))
         fleet.put("two", spec(model="e", task="embed", embedding_dimensions=32, max_num_seqs=8))
         fleet.put("three", spec(model="w", task="transcription", output_median_tokens=12, max_num_seqs=8))
         runner = await run(make_app(fleet), "127.0.0.1", 0)
@@ -103,6 +104,7 @@ async def test_a_streamed_response_has_typed_events_in_order(emulated, client):
 
 
 async def test_a_conversation_with_a_tool_through_responses(emulated, client):
+    """C66."""
     called = await client.responses.create(model="m", input=ASKED, tools=TOOLS, tool_choice="required")
     (call,) = called.output
     assert (call.type, call.name) == ("function_call", "weather")
@@ -313,13 +315,42 @@ async def test_an_instance_that_is_gone_has_no_stored_response(served):
 
 async def test_input_tokens_of_a_response_are_counted_as_its_instance_counts_them(emulated, client):
     """C62."""
-    asked = {"model": "m", "input": ASKED, "instructions": "Be brief.", "tools": TOOLS}
+    asked = {"model": "m", "input": [*ASKED, *ASKED], "instructions": "Be brief."}
     counted = await client.responses.input_tokens.count(**asked)
     made = await client.responses.create(**asked, max_output_tokens=2)
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", made.usage.input_tokens)
     counting, making = await emulated.rows()
     assert (counting.surface, counting.prompt_tokens, counting.output_tokens) == ("responses/input_tokens", 0, 0)
     assert making.prompt_tokens == counted.input_tokens
+    more = await client.responses.input_tokens.count(**asked, tools=TOOLS)
+    assert more.input_tokens > counted.input_tokens
+    with pytest.raises(openai.BadRequestError):
+        await client.responses.input_tokens.count(model="m", input=[])
+
+
+def test_a_response_becomes_the_chat_that_vllm_makes_of_it():
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "wind"},
+    ]
+    body = {"model": "m", "instructions": "brief", "input": items, "tools": [*TOOLS, {"type": "web_search"}]}
+    call = parse(json.dumps(body).encode(), Kind.INPUT_TOKENS, max_depth=20)
+    function = {"name": "weather", "arguments": "{}"}
+    assert json.loads(call.raw) == {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "brief"},
+            {"role": "user", "content": "a\nb"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "function", "function": function}],
+            },
+            {"role": "tool", "content": "wind", "tool_call_id": "c"},
+        ],
+        "tools": [{"type": "function", "function": {k: v for k, v in TOOLS[0].items() if k != "type"}}],
+    }
 
 
 async def test_the_bytes_of_a_response_are_the_tenant_s_own_with_our_priority(served):

@@ -111,6 +111,7 @@ def test_usage_of_a_stream_is_asked_for_as_the_last_field_of_the_form():
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # the SDK of its own overloads
 @pytest.mark.parametrize("surface", ["transcriptions", "translations"])
 async def test_the_sdk_gets_a_text_and_the_ledger_its_seconds(emulated, surface):
+    """C63."""
     async with open_sdk(emulated, max_retries=0) as client:
         audio = getattr(client.audio, surface)
         text = await audio.create(model="w", file=("a.wav", sound(3.0)), prompt="A watch.", response_format="json")

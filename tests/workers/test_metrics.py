@@ -114,4 +114,5 @@ def test_numbers_that_cannot_be_are_not_said(value):
 
 
 def test_the_kv_use_of_older_servers_is_read():
+    """C78."""
     assert parse('vllm:gpu_cache_usage_perc{model_name="m"} 0.5').kv_usage_ratio == 0.5

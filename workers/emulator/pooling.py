@@ -83,6 +83,7 @@ class TokenizeBody(PlainBody):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = False
 
 

@@ -165,6 +165,9 @@ async def _whole(
 
 async def render(instance: EmulatedInstance, request: web.Request, path: str) -> web.Response:
     """Return what a call would give to the engine: its prompts as token ids."""
+    if not instance.spec.enable_scale_out:
+        message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+        raise ApiError(403, "PermissionDeniedError", message)
     body: Body
     if path == "/v1/messages/render":
         body = chat_of(validated(MessageBody, decoded(await _json_body(request))))
@@ -249,7 +252,7 @@ async def tokenize(instance: EmulatedInstance, request: web.Request) -> web.Resp
     body = validated(TokenizeBody, decoded(await _json_body(request)))
     _check_alias(instance, body.model)
     if body.messages is not None:
-        prompt = conversation(body.messages)
+        prompt = conversation(body.messages, body.tools or ())
     elif body.prompt is not None:
         prompt = Prompt(body.prompt)
     else:

@@ -40,6 +40,7 @@ class InstanceSpec(ServerSpec):
     enable_request_id_headers: bool = False
     enable_server_load_tracking: bool = False
     enable_auto_tool_choice: bool = False
+    enable_scale_out: bool = False
     store_responses: bool = False  # VLLM_ENABLE_RESPONSES_API_STORE
     dev_mode: bool = True
     enable_lora: bool = True

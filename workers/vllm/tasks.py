@@ -14,7 +14,7 @@ SPEECH = ("/v1/audio/transcriptions", "/v1/audio/translations")
 TOKENIZER = ("/tokenize", "/detokenize")
 RENDERING = tuple(f"{path}/render" for path in (*GENERATION, "/v1/messages"))
 INPUT_TOKENS = "/v1/responses/input_tokens"
-"""A path of OpenAI's, which is answered by rendering."""
+"""A path of OpenAI's, which no vLLM answers: `/tokenize` does for it."""
 PATHS: Mapping[Task, tuple[str, ...]] = MappingProxyType(
     {
         Task.GENERATE: (*GENERATION, *MESSAGES, CHAT_BATCH, *RENDERING, INPUT_TOKENS, *TOKENIZER),

@@ -116,6 +116,42 @@ def _item(item: Any, where: str) -> Turn:
     return "assistant", said if isinstance(said, str) else None
 
 
+def response_as_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """Return model, conversation and functions of a Responses *body* as fields of a chat, as vLLM lays them out.
+
+    Raises ApiError 400. Media are left out.
+    """
+    turns, messages = iter(response_turns(body)), []
+    items = body["input"] if isinstance(body["input"], list) else []
+    if body.get("instructions"):
+        messages.append({"role": "system", "content": next(turns)[1]})
+    for at, (role, content) in enumerate(turns):
+        item = items[at] if items else {}
+        said = _joined(content)
+        if item.get("type") == "function_call":
+            function = {"name": item.get("name"), "arguments": said}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            messages.append({"role": role, "content": None, "tool_calls": [call]})
+        else:
+            called = {"tool_call_id": item.get("call_id")} if role == "tool" else {}
+            messages.append({"role": role, "content": said, **called})
+    chat: dict[str, Any] = {"model": body.get("model"), "messages": messages}
+    tools = body.get("tools")
+    functions = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
+    functions = [one for one in functions if one.get("type") == "function"]
+    if functions:
+        chat["tools"] = [
+            {"type": "function", "function": {name: value for name, value in one.items() if name != "type"}}
+            for one in functions
+        ]
+    return chat
+
+
+def _joined(content: Any) -> str:
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return "\n".join(text for part in parts if isinstance(text := part.get("text"), str))
+
+
 def _content(content: Any, where: str) -> str | list[Any] | None:
     if content is None or isinstance(content, str):
         return content

@@ -17,7 +17,14 @@ from msgspec import Struct, field
 from pydantic import Field, TypeAdapter, ValidationError
 
 from controlplane.gateway.admission.forms import read_form, with_field
-from controlplane.gateway.admission.turns import Turn, characters, chat_turns, message_turns, response_turns
+from controlplane.gateway.admission.turns import (
+    Turn,
+    characters,
+    chat_turns,
+    message_turns,
+    response_as_chat,
+    response_turns,
+)
 from controlplane.gateway.errors import JSON_TYPE, ApiError, invalid, too_large
 from forecasting.lengths.query import MOST_TURNS_READ, LengthQuery, joined, read_turns
 from workers.vllm.sound import sound_tokens
@@ -65,8 +72,8 @@ class Kind(StrEnum):
 
     @property
     def instance_path(self) -> str:
-        """Return the path at an instance: vLLM counts no input tokens of a response, but renders them."""
-        return Kind.RENDER_RESPONSE.path if self is Kind.INPUT_TOKENS else self.path
+        """Return the path at an instance: vLLM counts no input tokens of a response, but those of a chat."""
+        return Kind.TOKENIZE.path if self is Kind.INPUT_TOKENS else self.path
 
     @property
     def generates(self) -> bool:
@@ -86,6 +93,9 @@ ANTHROPIC = frozenset({Kind.MESSAGE, Kind.COUNT_TOKENS})
 RENDERING = frozenset({Kind.RENDER_CHAT, Kind.RENDER_COMPLETION, Kind.RENDER_RESPONSE, Kind.RENDER_MESSAGE})
 TOKENIZING = RENDERING | {Kind.TOKENIZE, Kind.DETOKENIZE, Kind.COUNT_TOKENS, Kind.INPUT_TOKENS}
 BELOW_V1 = GENERATING | ANTHROPIC | RENDERING | {Kind.INPUT_TOKENS, Kind.EMBEDDING}
+PATH_KINDS = {kind.path: kind for kind in Kind}
+PATH_KINDS |= {f"/v1/{kind}": kind for kind in Kind if kind is not Kind.COHERE_EMBED} | {"/v2/rerank": Kind.RERANK}
+"""Calls by path. vLLM's own are below `/v1` too, where OpenAI's SDKs look for them."""
 TYPED = frozenset({Kind.RESPONSE, Kind.MESSAGE})
 """Calls whose streams have events with a type each, instead of choices."""
 
@@ -154,6 +164,8 @@ def parse(
     model = _model(body)
     if not kind.generates:
         _integer(body, "priority", least=-MAX_PRIORITY, most=MAX_PRIORITY)
+        if kind is Kind.INPUT_TOKENS:
+            raw = msgspec.json.encode(response_as_chat(body))
         return _without_output(body, model, kind, raw)
     stream_asked = body.get("stream")
     stream = _boolean(body, "stream")

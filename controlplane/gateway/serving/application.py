@@ -10,18 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.gateway.admission.limits import Pace
-from controlplane.gateway.admission.validation import ANTHROPIC, Kind
+from controlplane.gateway.admission.validation import ANTHROPIC, PATH_KINDS, Kind
 from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError, invalid
 from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 
 logger = logging.getLogger(__name__)
-KINDS = (
-    {kind.path: kind for kind in Kind}
-    | {f"/v1/{kind}": kind for kind in Kind if kind is not Kind.COHERE_EMBED}
-    | {"/v2/rerank": Kind.RERANK}
-)
-"""Calls by path. vLLM's own are below `/v1` too, where OpenAI's SDKs look for them."""
 SERVED = f"Served are POST {', '.join(kind.path for kind in Kind)}, and GET /v1/models."
 NOT_SERVED = {
     "Cohere's chats are": ("cohere/v2/chat", "cohere/v2/chat/render"),
@@ -112,7 +106,7 @@ class Application:
         if self.stopping:
             raise STOPPING
         path, authorization = request.path, _authorization(request)
-        if (kind := KINDS.get(path)) is not None:
+        if (kind := PATH_KINDS.get(path)) is not None:
             responder.anthropic = kind in ANTHROPIC
             request.require("POST")
             grant = await self.completions.keys.check(authorization)

@@ -131,6 +131,8 @@ JSON_KINDS = {
 OF_THE_REQUEST = frozenset({"badrequesterror", "invalid_request_error", "notfounderror", "unprocessableentityerror"})
 """Types of errors without a number that are about the request."""
 NOT_IMPLEMENTED = 501  # a part of the API that is disabled on this server
+TOO_LONG = re.compile("maximum context length|cannot be greater than max_model_len")
+"""vLLM's words for more tokens than a context has, which OpenAI and its clients know by a code."""
 NO_ROUTE = "Not Found"
 """FastAPI's answer to a path that it does not have."""
 NOT_OF_THE_REQUEST = BUSY_STATUSES | {403, 405, 407, 408}
@@ -284,7 +286,7 @@ def whole(data: bytes, kind: Kind) -> Said:
 PARTS = {Kind.RESPONSE: "output", Kind.MESSAGE: "content", Kind.TRANSCRIPTION: "text", Kind.TRANSLATION: "text"}
 ANSWERS = {
     Kind.COUNT_TOKENS: "input_tokens",
-    Kind.INPUT_TOKENS: "token_ids",
+    Kind.INPUT_TOKENS: "count",
     Kind.RENDER_CHAT: "token_ids",
     Kind.RENDER_RESPONSE: "token_ids",
     Kind.RENDER_MESSAGE: "token_ids",
@@ -316,11 +318,11 @@ def without_output(data: bytes, kind: Kind) -> Any:
 
 
 def input_tokens(data: bytes) -> bytes:
-    """Return OpenAI's count of the tokens of a rendered response *data*. Raises EngineFailed."""
-    ids = _fields_decoder.decode(data)["token_ids"]
-    if not isinstance(ids, list):
-        raise EngineFailed("token ids that are no list")
-    return orjson.dumps({"object": "response.input_tokens", "input_tokens": len(ids)})
+    """Return OpenAI's count of input tokens, of vLLM's answer *data* to a tokenized chat. Raises EngineFailed."""
+    count = _fields_decoder.decode(data)["count"]
+    if type(count) is not int:
+        raise EngineFailed("a count that is no number")
+    return orjson.dumps({"object": "response.input_tokens", "input_tokens": count})
 
 
 def sound_usage(said: Said, estimated: int) -> dict[str, int]:
@@ -409,10 +411,12 @@ def _fields(said: Said, name: bytes = b"") -> dict[str, Any] | None:
 
 def _refusal(status: int, error: dict[str, Any]) -> Refusal:
     """Return *error* in OpenAI's shape."""
-    code = error.get("code")
+    code, message = error.get("code"), _text(error.get("message"))[:MOST_CHARACTERS]
+    if status == 400 and TOO_LONG.search(message):
+        code = "context_length_exceeded"
     return Refusal(
         status,
-        _text(error.get("message"))[:MOST_CHARACTERS],
+        message,
         type=_word(error.get("type")) or "invalid_request_error",
         param=_word(error.get("param")),
         code=_word(code) or str(status),

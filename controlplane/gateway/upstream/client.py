@@ -15,7 +15,7 @@ from yarl import URL
 from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
 from controlplane.gateway.admission.forms import with_field
 from controlplane.gateway.admission.keys import TIERS
-from controlplane.gateway.admission.validation import SPEECH, Call, Kind
+from controlplane.gateway.admission.validation import RENDERING, SPEECH, Call, Kind
 from controlplane.gateway.errors import JSON_TYPE, ApiError
 from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket
@@ -250,6 +250,10 @@ class Upstream:
         if status == 404 and placed.adapter:  # its server has lost it
             self.adapters.forget(placed)
             raise answers.InstanceLost(reason, ERROR)
+        if status == 403 and ticket.call.kind in RENDERING:  # it was not started with --enable-scale-out
+            raise answers.Refusal(
+                404, message, type="not_found_error", param=None, code="unsupported_endpoint", number=None
+            )
         error = answers.refusal(status, answer)
         if error is not None:
             raise error
