@@ -38,8 +38,8 @@ help:
 	@echo 'make postgres  tests with rows on a real PostgreSQL   runs, e.g. `make e2e GATE=1`)'
 	@echo 'make properties the property tests with other examples each time (SEED=5 repeats those of a run)'
 	@echo 'make vllm-tests tests with real vLLM'
-	@echo 'make clients   real SDKs and load generators, each in an environment of its own (ALL=1 takes lm-eval, aiperf'
-	@echo '               and vllm bench serve, too)'
+	@echo 'make clients   real SDKs, agents and load generators, each in its own environment (ALL=1 takes lm-eval, aiperf,'
+	@echo '               promptfoo and vllm bench serve, too)'
 	@echo 'make nightly-tests the tests that take long and need no real part'
 	@echo 'make coverage  the fast tests, and which lines of the libraries, gateway, dispatch and planning they ran'
 	@echo 'make bench     every benchmark'
@@ -113,7 +113,7 @@ properties: .venv/tests
 vllm-tests: .venv/tests vllm
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(PYTEST) -m 'vllm$(AND_GATE)' $(ARGS)
 
-# OpenAI's SDKs, LiteLLM, LangChain, guidellm; with ALL=1 also those that bring much.
+# Those of docs/clients.md; with ALL=1 also those that bring much.
 clients: .venv/tests $(if $(ALL),vllm)
 	@$(BIN)/python -m tests.clients.environments $(if $(ALL),all)
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(PYTEST) -n 0 -m 'clients$(if $(ALL),, and not nightly)' tests/clients $(ARGS)

@@ -13,6 +13,7 @@ from controlplane.experiments.promises import PROMISES
 from controlplane.experiments.qlm.evaluation import QLM
 from controlplane.experiments.sageserve import SAGESERVE
 from controlplane.experiments.sageserve_mixed import SAGESERVE_MIXED
+from controlplane.experiments.sessions import SESSIONS
 from controlplane.experiments.shipped_lengths import SHIPPED_LENGTHS
 from controlplane.experiments.ssjf import SSJF
 
@@ -31,5 +32,6 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
         SHIPPED_LENGTHS,
         BURSTS,
         PROMISES,
+        SESSIONS,
     )
 }

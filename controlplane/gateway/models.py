@@ -101,6 +101,12 @@ class LedgerRow(models.Model):
         default="",
         help_text="LoRA adapter of the model that served it; empty: none.",
     )
+    cached_tokens = models.PositiveIntegerField(
+        null=True, help_text="Prompt tokens in the prefix cache, as the instance reports; empty: it does not."
+    )
+    expected_cached_tokens = models.PositiveIntegerField(
+        null=True, help_text="Prompt tokens that the router expected there; empty: it weighs no prefixes."
+    )
     surface = models.CharField(
         max_length=24,
         blank=True,

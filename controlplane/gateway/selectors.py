@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import Case, Count, F, Q, QuerySet, Sum, When
 from django.db.models.functions import TruncMinute
@@ -71,6 +71,36 @@ def attainments(since: datetime, **names: str) -> dict[tuple[str, str], dict[str
     for model, region, name, met, judged in sums.annotate(Sum("slo_met"), Sum("slo_judged")):
         served[model, region][name] = Attainment(name, met, judged, objectives[name])
     return served
+
+
+class PrefixHits(NamedTuple):
+    """Prompt tokens of answered requests whose instances report what was cached."""
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    expected_tokens: int
+    """As the router expected, of the requests that it did for."""
+    of_tokens: int
+    """Cached tokens of those."""
+
+    @property
+    def ratio(self) -> float | None:
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+
+def prefix_hits(since: datetime, **names: str) -> PrefixHits:
+    """Return the hits of prefix caches from *since* on; *names* narrows model, instance."""
+    rows = narrowed(LedgerRow.objects.filter(arrived_at__gte=since, cached_tokens__isnull=False), **names)
+    known = Q(expected_cached_tokens__isnull=False)
+    sums = rows.order_by().aggregate(
+        sum_requests=Count("pk"),
+        sum_prompt=Sum("prompt_tokens", default=0),
+        sum_cached=Sum("cached_tokens", default=0),
+        sum_expected=Sum("expected_cached_tokens", default=0),
+        sum_of=Sum("cached_tokens", filter=known, default=0),
+    )
+    return PrefixHits(*sums.values())
 
 
 MOST_WAITS = 5_000

@@ -167,8 +167,11 @@ class Problem:
         object.__setattr__(self, "start_cost_usd", checked)
         if np.any(checked.other_spot < checked.same_spot):
             raise ValueError("other_spot must not be below same_spot: a model's own spot instance is the cheaper one")
-        if np.any(self.min_instances > self.max_instances):
-            raise ValueError("min_instances must not be above max_instances")
+        for i, j in np.argwhere(self.min_instances > self.max_instances).tolist():
+            raise ValueError(
+                f"min_instances must not be above max_instances: {self.min_instances[i, j]} and {self.max_instances[i, j]}"
+                f" of {self.models[i]} in {self.regions[j]}"
+            )
         if np.any(self.epsilon <= 0) or np.any(self.epsilon > 1):
             raise ValueError("epsilon must be above 0 and at most 1")
         if np.any(self.gpus < 1):

@@ -1,8 +1,11 @@
-"""What tenants have: OpenAI's SDKs, LiteLLM, LangChain, LangGraph and load generators, against a gateway, each unchanged."""
+"""Clients that tenants have: SDKs, agents, command lines and load generators, each unchanged, against a gateway.
+
+`environments.CLIENTS` lists them. What a client reports of the gateway equals what it reports of the instance alone; the
+instance is the emulator, which `tests/vllm` holds to real vLLM.
+"""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -13,7 +16,7 @@ from django.utils import timezone
 from controlplane.applications.models import ApplicationRun
 from controlplane.applications.services import follow_runs
 from tests.clients import environments
-from tests.clients.conftest import CALLS
+from tests.clients.conftest import ADDRESSED, CALLS, GATEWAY, address_of
 
 pytestmark = pytest.mark.clients
 
@@ -29,9 +32,8 @@ EMBEDDED = [3, 32, True, False]
 
 
 def check(report, errors):
-    assert report["chat"]
-    assert report["stream"]
-    assert report["usage"] == 8
+    assert report["chat"] == report["stream"] != ""
+    assert 0 < report["usage"] <= 8
     assert report["tool"] == "weather"
     assert report["errors"] == errors
 
@@ -45,7 +47,7 @@ def check_batches(report):
 
 
 async def test_openai_for_python(said, emulated):
-    report = await said("openai")
+    report = await said("openai_python.py", "openai")
     check(report, ERRORS)
     assert report["models"] == ["e", "m"]
     assert report["embeddings"] == EMBEDDED
@@ -57,12 +59,8 @@ async def test_openai_for_python(said, emulated):
     check_batches(report)
 
 
-async def test_openai_for_node(run, emulated):
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("there is no Node")
-    packages = environments.FOLDER / "node" / "package.json"
-    report = json.loads(await run(node, CALLS / "openai_node.mjs", PACKAGES=str(packages)))
+async def test_openai_for_node(said):
+    report = await said("openai_node.mjs", "node")
     check(report, ERRORS)
     assert report["models"] == ["e", "m"]
     assert report["embeddings"] == EMBEDDED
@@ -82,27 +80,144 @@ def check_messages(report):
 
 
 async def test_anthropic_for_python(said, emulated):
-    check_messages(await said("anthropic"))
+    check_messages(await said("anthropic_calls.py", "anthropic"))
     assert {row.surface for row in await emulated.rows()} == {"messages", "messages/count_tokens"}
 
 
-async def test_anthropic_for_node(run):
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("there is no Node")
-    packages = environments.FOLDER / "node" / "package.json"
-    check_messages(json.loads(await run(node, CALLS / "anthropic_node.mjs", PACKAGES=str(packages))))
+async def test_anthropic_for_node(said):
+    check_messages(await said("anthropic_node.mjs", "node"))
 
 
 async def test_litellm(said):
-    check(await said("litellm"), {name: error[:2] for name, error in ERRORS.items() if name != "embeddings"})
+    check(
+        await said("litellm_calls.py", "litellm"),
+        {name: error[:2] for name, error in ERRORS.items() if name != "embeddings"},
+    )
 
 
 async def test_langchain(said):
-    report = await said("langchain")
+    report = await said("langchain_calls.py", "langchain")
     check(report, {name: ERRORS[name][:2] for name in ("model", "key")})
     assert report["after"]
     assert report["embeddings"] == EMBEDDED
+
+
+WRONG = {name: ERRORS[name][:2] for name in ("model", "key")}
+CITY = {"city"}
+"""Arguments of the tool of every script."""
+
+
+async def test_llama_index(said):
+    report = await said("llama_index_calls.py", "llama-index")
+    assert report["chat"] == report["stream"] != ""
+    assert report["complete"]
+    assert (report["tool"], set(report["arguments"])) == ("weather", CITY)
+    assert report["errors"] == WRONG
+
+
+async def test_pydantic_ai(said, emulated):
+    report = await said("pydantic_ai_calls.py", "pydantic-ai")
+    for name in ("chat", "responses"):
+        assert report[name]["said"]
+        assert report[name]["stream"]
+        assert report[name]["parts"][0] == "user-prompt"
+        assert set(report[name]["typed"]) == {"city", "metres_per_s"}
+    assert report["errors"] == {"model": ["ModelNotFoundError", 404], "key": ["ModelAuthenticationError", 401]}
+    assert {row.surface for row in await emulated.rows()} == {"chat/completions", "responses"}
+
+
+async def test_openai_agents(said, emulated):
+    report = await said("openai_agents_calls.py", "openai-agents")
+    for name in ("chat", "responses"):
+        assert report[name]["said"] == report[name]["streamed"] != ""
+        assert report[name]["items"][-1] == "message_output_item"
+        assert "raw_response_event" in report[name]["events"]
+    assert report["errors"] == WRONG
+    assert {row.surface for row in await emulated.rows()} == {"chat/completions", "responses"}
+
+
+async def test_instructor(said):
+    report = await said("instructor_calls.py", "instructor")
+    assert report.pop("errors") == WRONG
+    assert set(report) == {"tool_call", "json_schema_mode", "partial"}
+    assert all(set(answer) == {"city", "metres_per_s"} for answer in report.values())
+
+
+async def test_vercel_ai(said):
+    """C66."""
+    report = await said("vercel_ai_node.mjs", "node")
+    assert report.pop("errors") == {"model": ["APICallError", 404], "key": ["APICallError", 401]}
+    assert set(report) == {"responses", "chat", "compatible"}
+    for answer in report.values():
+        assert answer["text"]
+        assert 0 < answer["usage"] <= 8
+        ((name, given),) = answer["calls"]
+        assert (name, set(given), set(answer["object"])) == ("weather", CITY, CITY)
+        assert {"tool-input-start", "tool-input-delta", "tool-call", "finish"} <= set(answer["parts"])
+
+
+MODEL_OF_LLM = """
+- model_id: ours
+  model_name: m
+  api_base: %s
+  api_key_name: ours
+  supports_tools: true
+  supports_schema: true
+"""
+WEATHER = "def weather(city: str) -> str:\n    'The weather in a city.'\n    return f'Windy in {city}.'"
+
+
+async def test_llm(run, emulated, tmp_path):
+    program = environments.python_of("llm").with_name("llm")
+    printed = {}
+    for at in ADDRESSED:
+        (tmp_path / at).mkdir()
+        (tmp_path / at / "extra-openai-models.yaml").write_text(MODEL_OF_LLM % f"{address_of(emulated, at)}/v1")
+
+        async def ask(*options, at=at):
+            asked = (program, "prompt", "-m", "ours", "--key", emulated.secret, "--no-log", "-o", "temperature", "0")
+            return await run(*asked, *options, "Is it windy in Oslo?", at=at, LLM_USER_PATH=str(tmp_path / at))
+
+        short = ("-o", "max_tokens", "8")
+        printed[at] = [await ask(*short), await ask("--no-stream", *short), await ask("--functions", WEATHER, "--td")]
+        printed[at].append(await ask("--schema", "city, metres_per_s int"))
+    streamed, whole, after_tools, typed = printed[GATEWAY]
+    assert streamed == whole != ""
+    assert after_tools
+    assert set(json.loads(typed)) == {"city", "metres_per_s"}
+    assert printed[GATEWAY] == printed[ADDRESSED[0]]
+
+
+@pytest.mark.nightly
+async def test_promptfoo(run, emulated, tmp_path):
+    program = environments.FOLDER / "promptfoo" / "node_modules" / ".bin" / "promptfoo"
+    outputs = {}
+    for at in ADDRESSED:
+        config = {
+            "apiBaseUrl": f"{address_of(emulated, at)}/v1",
+            "apiKey": emulated.secret,
+            "temperature": 0,
+            "max_tokens": 8,
+        }
+        tests = [
+            {"vars": {"city": city}, "assert": [{"type": "javascript", "value": "output.length > 0"}]}
+            for city in ("Oslo", "Rome")
+        ]
+        evaluated = {
+            "prompts": ["Is it windy in {{city}}?"],
+            "providers": [{"id": "openai:chat:m", "config": config}],
+            "tests": tests,
+        }
+        (tmp_path / f"{at}.json").write_text(json.dumps(evaluated))
+        out = tmp_path / f"{at}-out.json"
+        await run(
+            program, "eval", "-c", tmp_path / f"{at}.json", "-o", out, "--no-cache", "--no-table", "--no-write", at=at,
+            PROMPTFOO_CONFIG_DIR=str(tmp_path / "promptfoo"), PROMPTFOO_DISABLE_TELEMETRY="1", PROMPTFOO_DISABLE_UPDATE="1",
+        )  # fmt: skip
+        results = json.loads(out.read_text())["results"]
+        assert (results["stats"]["successes"], results["stats"]["errors"]) == (2, 0)
+        outputs[at] = sorted(result["response"]["output"] for result in results["results"])
+    assert outputs[GATEWAY] == outputs[ADDRESSED[0]]
 
 
 @pytest.fixture(scope="session")
@@ -113,12 +228,18 @@ def tokenizer(tmp_path_factory):
     return folder
 
 
-async def test_guidellm_with_its_default_validation(run, emulated, tokenizer, tmp_path):
+EACH = pytest.mark.parametrize("at", ADDRESSED)
+"""A load generator does the same number of requests and tokens at either address."""
+
+
+@EACH
+async def test_guidellm_with_its_default_validation(run, emulated, tokenizer, tmp_path, at):
     program = environments.python_of("guidellm").with_name("guidellm")
     report = tmp_path / "report.json"
+    backend = {"kind": "openai_http", "target": address_of(emulated, at), "model": "m", "api_key": emulated.secret}
     await run(
         program, "run",
-        "--backend", json.dumps({"kind": "openai_http", "target": emulated.url, "model": "m", "api_key": emulated.secret}),
+        "--backend", json.dumps(backend),
         "--profile", "kind=constant,rate=5",
         "--constraint", "kind=max_requests,count=10",
         "--tokenizer", f"kind=hf_auto,model={tokenizer}",
@@ -130,15 +251,16 @@ async def test_guidellm_with_its_default_validation(run, emulated, tokenizer, tm
     (measured,) = json.loads(report.read_text())["benchmarks"]
     counts = measured["metrics"]["request_totals"]
     assert (counts["successful"], counts["errored"]) == (10, 0)
-    assert len([row for row in await emulated.rows() if row.outcome == "done"]) == 10
+    assert len([row for row in await emulated.rows() if row.outcome == "done"]) == (10 if at == GATEWAY else 0)
 
 
+@EACH
 @pytest.mark.nightly
-async def test_vllm_bench_serve(run, emulated, tokenizer, tmp_path):
+async def test_vllm_bench_serve(run, emulated, tokenizer, tmp_path, at):
     python = os.environ.get("VLLM_PYTHON") or environments.ROOT / ".venv-vllm/bin/python"
     await run(
         python, environments.ROOT / "workers/vllm/command_line.py", "bench", "serve",
-        "--backend", "openai-chat", "--base-url", emulated.url, "--endpoint", "/v1/chat/completions",
+        "--backend", "openai-chat", "--base-url", address_of(emulated, at), "--endpoint", "/v1/chat/completions",
         "--model", "m", "--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", "32",
         "--random-output-len", "8", "--num-prompts", "8", "--request-rate", "10",
         "--save-result", "--result-dir", tmp_path, "--result-filename", "bench.json",
@@ -156,7 +278,7 @@ test_split: test
 output_type: generate_until
 doc_to_text: "{{question}}"
 doc_to_target: "{{answer}}"
-generation_kwargs: {until: ["\\n\\n"], max_gen_toks: 8}
+generation_kwargs: {until: ["\\n\\n"], max_gen_toks: 8, temperature: 0}
 metric_list: [{metric: exact_match}]
 """
 
@@ -168,23 +290,30 @@ async def test_lm_eval(run, emulated, tokenizer, tmp_path):
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "tiny.yaml").write_text(TASK % questions)
     program = environments.python_of("lm-eval").with_name("lm_eval")
-    await run(
-        program, "run", "--model", "local-chat-completions", "--apply_chat_template", "--tasks", "tiny",
-        "--model_args", f"model=m,base_url={emulated.url}/v1/chat/completions,num_concurrent=3,tokenizer={tokenizer}",
-        "--include_path", tmp_path / "tasks", "--output_path", tmp_path / "results",
-        OPENAI_API_KEY=emulated.secret, HF_HUB_OFFLINE="1",
-    )  # fmt: skip
-    (results,) = (tmp_path / "results").rglob("*.json")
-    assert "exact_match,none" in json.loads(results.read_text())["results"]["tiny"]
+    answers = {}
+    for at in ADDRESSED:
+        url = f"{address_of(emulated, at)}/v1/chat/completions"
+        await run(
+            program, "run", "--model", "local-chat-completions", "--apply_chat_template", "--tasks", "tiny",
+            "--model_args", f"model=m,base_url={url},num_concurrent=3,tokenizer={tokenizer}", "--log_samples",
+            "--include_path", tmp_path / "tasks", "--output_path", tmp_path / at,
+            OPENAI_API_KEY=emulated.secret, HF_HUB_OFFLINE="1",
+        )  # fmt: skip
+        (results,) = (tmp_path / at).rglob("results*.json")
+        assert "exact_match,none" in json.loads(results.read_text())["results"]["tiny"]
+        (samples,) = (tmp_path / at).rglob("samples*.jsonl")
+        answers[at] = sorted(str(json.loads(line)["resps"]) for line in samples.read_text().splitlines())
+    assert answers[GATEWAY] == answers[ADDRESSED[0]]
     assert [row.outcome for row in await emulated.rows()] == ["done"] * 6
 
 
+@EACH
 @pytest.mark.nightly
-async def test_aiperf(run, emulated, tokenizer, tmp_path):
+async def test_aiperf(run, emulated, tokenizer, tmp_path, at):
     program = environments.python_of("aiperf").with_name("aiperf")
     (tmp_path / "tiny").symlink_to(tokenizer)  # it takes a longer path for the name of a repository
     await run(
-        program, "profile", "--model", "m", "--url", emulated.url, "--endpoint-type", "chat", "--streaming",
+        program, "profile", "--model", "m", "--url", address_of(emulated, at), "--endpoint-type", "chat", "--streaming",
         "--tokenizer", "tiny", "--request-count", "8", "--concurrency", "2", "--isl", "32", "--osl", "8",
         "--api-key", emulated.secret, "--output-artifact-dir", tmp_path / "artifacts", "--ui", "none",
     )  # fmt: skip

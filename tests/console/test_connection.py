@@ -2,10 +2,15 @@
 
 import asyncio
 import gc
+import os
 import re
 import time
+from pathlib import Path
+from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET, create_server
+from socket import socket as Connection
 
 import pytest
+import uvicorn
 from channels.db import database_sync_to_async
 from django.test import Client
 from uvicorn.protocols.utils import ClientDisconnected
@@ -194,6 +199,7 @@ async def test_the_session_is_checked_again(open_socket, live, viewer, monkeypat
 
 
 async def test_a_reader_that_does_not_read_is_dropped(live, viewer, monkeypatch):
+    """C41."""
     monkeypatch.setattr(consumers, "SEND_TIMEOUT_S", 0.1)
     sent = []
 
@@ -214,6 +220,69 @@ async def test_a_reader_that_does_not_read_is_dropped(live, viewer, monkeypatch)
     await asyncio.wait_for(websockets(scope, receive, send), 5)
     assert sent[-1] == {"type": "websocket.close", "code": consumers.TOO_SLOW}
     assert live.hub.clients == 0
+
+
+async def test_many_events_at_once_are_one_state_for_every_browser(open_socket, live, fleet):
+    """C42: 120 events, twenty browsers."""
+
+    def happen():
+        return [record("instance.changed", fleet[0], actor="x", reason=f"event {number}").pk for number in range(120)]
+
+    sockets = [await open_socket("/ws/live/?topics=events") for _ in range(20)]
+    events = await database_sync_to_async(happen)()
+    await asyncio.to_thread(live.hub._read_followed, "newest_event_id")
+    for socket in sockets:
+        while (await socket.next("state"))["drawn"].get("events") != str(events[-1]):
+            pass
+        assert await socket.silent(0.1)
+        await socket.close()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.nightly
+async def test_browsers_that_never_read_cost_no_memory(live, fleet_feed, viewer, monkeypatch):
+    """C41: fifty of them, on real sockets, while the state changes as often as it is sent."""
+    monkeypatch.setattr(consumers, "SEND_TIMEOUT_S", 0.5)
+    cookies = await database_sync_to_async(cookies_of)(viewer)
+    listener = create_server(("127.0.0.1", 0))
+    listener.setsockopt(SOL_SOCKET, SO_SNDBUF, 4096)  # the kernel would take megabytes for each
+    address = listener.getsockname()[:2]
+    server = uvicorn.Server(uvicorn.Config(websockets, log_level="warning", lifespan="off", ws="auto"))
+    server.install_signal_handlers = lambda: None
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    asked = (
+        f"GET /ws/live/?topics=overview:,instances HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\n"
+        f"Origin: http://{address[0]}:{address[1]}\r\nCookie: sessionid={cookies['sessionid']}\r\n"
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    live.show(fleet_feed)
+    clients = []
+    try:
+        for _ in range(50):
+            client = Connection()
+            client.setsockopt(SOL_SOCKET, SO_RCVBUF, 4096)
+            clients.append(client)
+            client.connect(address)
+            client.sendall(asked.encode())
+        async with asyncio.timeout(30):
+            while live.hub.clients < 50:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            before, step = resident_bytes(), 0
+            while live.hub.clients:
+                step += 1
+                live.show(fleet_feed, samples=1, ts=time.time() + step)
+                await asyncio.sleep(0.05)
+    finally:
+        for client in clients:
+            client.close()
+        server.should_exit = True
+        await serving
+        listener.close()
+    assert resident_bytes() - before < 50 * 2**20
 
 
 async def test_a_tab_that_closes_while_something_is_sent_leaves_no_line_in_the_log(live, fleet_feed, viewer, caplog):

@@ -9,7 +9,8 @@ from django.core.management import get_commands
 
 import controlplane
 from controlplane.operations import Operations
-from tests.docs import as_vllm, experiments, plots, results
+from tests.clients.environments import CLIENTS
+from tests.docs import as_vllm, clients, experiments, plots, results
 from tests.docs.configuration import BEGIN, END, PAGE, table
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,13 @@ def test_what_differs_from_vllm_is_said() -> None:
 def test_the_table_of_experiments_is_that_of_the_registry() -> None:
     written = experiments.PAGE.read_text().partition(experiments.BEGIN)[2].partition(experiments.END)[0].strip()
     assert written == experiments.table().strip(), "run `python -m tests.docs.experiments`"
+
+
+def test_the_table_of_clients_is_that_of_their_tests() -> None:
+    written = clients.PAGE.read_text().partition(clients.BEGIN)[2].partition(clients.END)[0].strip()
+    assert written == clients.table().strip(), "run `python -m tests.docs.clients`"
+    tests = "".join(path.read_text() for path in (ROOT / "tests/clients").glob("test_*.py"))
+    assert [client.title for client in CLIENTS if f"async def {client.test}(" not in tests] == []
 
 
 def test_the_plots_are_those_of_the_runs_that_are_kept() -> None:

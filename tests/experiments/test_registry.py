@@ -14,7 +14,7 @@ def test_every_experiment_says_what_it_is():
         "sageserve", "sageserve-mixed", "preserve-scaling", "preserve-routing", "ssjf", "qlm", "hermes",
         "hermes-prewarming",
         "lengths",
-        "lengths-shipped", "bursts", "promises",
+        "lengths-shipped", "bursts", "promises", "sessions",
     ]  # fmt: skip
     for experiment in EXPERIMENTS.values():
         assert all((experiment.paper, experiment.section, experiment.measures, experiment.results))

@@ -81,6 +81,14 @@ def test_the_workers_are_notified_of_a_command(redis_url, make_instance):
     assert message["headers"]["argsrepr"] == f"({command.pk},)"
 
 
+def test_a_command_outlives_a_broker_that_is_full(redis_url, make_instance):
+    """C40: it is a row, which workers find later."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.config_set("maxmemory", 1)
+        command = services.stop(make_instance(), "test", "retired")
+        assert (command.delivered, command.state) == (False, CommandState.PENDING)
+
+
 def test_a_notification_is_heard(redis_url):
     with redis.Redis.from_url(redis_url) as client, client.pubsub(ignore_subscribe_messages=True) as heard:
         heard.subscribe("pilothouse:inventory")

@@ -38,6 +38,7 @@ class Script:
     running: int | None = None  # reported by /metrics, independent of what runs
     models: tuple[str, ...] | None = ("m",)  # reported by /v1/models; None: no such page, nor /version
     kv_cache_tokens: int = 100_000
+    cached_tokens: int | None = None  # of each prompt, as its usage says; None: it does not
     lora_status: int = 200  # of its answer to a call that loads an adapter
     lora_s: float = 0.0  # duration of one
     hold: asyncio.Event | None = None  # answers wait for it
@@ -182,6 +183,8 @@ class Backend:
         chat = request.path.endswith("chat/completions")
         tokens = min(script.tokens, body.get("max_tokens") or script.tokens)
         usage = {"prompt_tokens": 7, "total_tokens": 7 + tokens, "completion_tokens": tokens}
+        if script.cached_tokens is not None:  # with --enable-prompt-tokens-details
+            usage["prompt_tokens_details"] = {"cached_tokens": script.cached_tokens}
         if not body.get("stream"):
             await asyncio.sleep(script.first_token_s + tokens * script.token_s)
             return web.json_response({"id": "x", "object": "o", "model": body["model"], "choices": [], "usage": usage})

@@ -7,11 +7,13 @@ from channels.db import database_sync_to_async
 from django.db import OperationalError, connection
 from msgspec.structs import replace
 
+from controlplane.fleet.models import Deployment
 from controlplane.gateway.ledger import writer as module
 from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.ledger.journal import PATTERN
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import LedgerRow, MinuteRow
+from controlplane.gateway.selectors import prefix_hits
 from tests.gateway.rows import make_rows
 
 
@@ -227,3 +229,21 @@ def test_no_index_of_the_ledger_is_the_beginning_of_another():
     for name, columns in indexes.items():
         longer = [other for other in indexes.values() if len(other) > len(columns) and other[: len(columns)] == columns]
         assert not longer, name
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_cached_prompt_tokens_are_kept_as_reported_and_as_expected(served, stream):
+    await database_sync_to_async(Deployment.objects.update)(routing_policy="least_delay")
+    await served.gateway.read_inventory()
+    prompt, rows = [{"role": "user", "content": "word " * 400}], []
+    for cached in (None, 5):
+        served.backends[0].script.cached_tokens = cached
+        async with await served.chat(messages=prompt, stream=stream) as response:
+            await response.read()
+        rows.append(await served.new_row())
+    assert [row.cached_tokens for row in rows] == [None, 5]
+    assert rows[0].expected_cached_tokens == 0
+    assert rows[1].expected_cached_tokens == rows[1].trace[-1]["seen"][0]["parts"]["affinity_tokens"] > 0
+    hits = await database_sync_to_async(prefix_hits)(rows[0].arrived_at, model="m")
+    assert (hits.requests, hits.cached_tokens, hits.ratio, hits.of_tokens) == (1, 5, 5 / 7, 5)
+    assert hits.expected_tokens == rows[1].expected_cached_tokens

@@ -117,3 +117,29 @@ def test_the_largest_ids_and_half_a_character_have_a_hash():
     assert len(hashes({"prompt": [2**64 - 1] * BLOCK_IDS}, chat=False)[0]) == 1
     half = Call({"prompt": "\ud800" * BLOCK_CHARACTERS}, "m", False, False, 1, None, BLOCK_CHARACTERS, None, 0, False)
     assert len(leading_hashes(half, 9)[0]) == 1
+
+
+def picture(data, question="What is this?"):
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    return {"messages": [{"role": "user", "content": [image, {"type": "text", "text": question}]}]}
+
+
+def test_images_differ_by_their_content():
+    one = chat(SYSTEM) | {"messages": [*chat(SYSTEM)["messages"], *picture("a" * 9000, SYSTEM)["messages"]]}
+    other = {"messages": [*chat(SYSTEM)["messages"], *picture("b" * 9000, SYSTEM)["messages"]]}
+    alike = len(SYSTEM) // BLOCK_CHARACTERS
+    assert alike <= common(hashes(one)[0], hashes(other)[0]) <= alike + 1
+    assert hashes(one) == hashes(one)
+
+
+def test_a_short_prompt_is_known_by_its_session():
+    def of(session, body):
+        call = parse(orjson.dumps({"model": "m"} | body), Kind.CHAT, max_depth=20)
+        return leading_hashes(call, 900, session)
+
+    one, tokens = of("s1", picture("a" * 9000))
+    assert (len(one), tokens) == (1, 900)
+    assert of("s1", picture("a" * 9000, "And this?"))[0] == one
+    assert of("s2", picture("a" * 9000))[0] != one
+    assert of("", picture("a" * 9000)) == ([], 256 * 900 // len("What is this?"))
+    assert of("s1", chat(SYSTEM)) == hashes(chat(SYSTEM), prompt_tokens=900)  # its text says enough

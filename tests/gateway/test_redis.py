@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 
 import pytest
 from channels.db import database_sync_to_async
@@ -12,7 +13,9 @@ from controlplane.fleet.models import Instance
 from controlplane.gateway.process import Gateway
 from controlplane.jobs.record import Job
 from controlplane.planning.execution import floor as floor_rows
+from tests.examples import at_night_but
 from tests.gateway.conftest import serving, until
+from tests.gateway.rows import make_model
 from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.services, pytest.mark.gate]
@@ -91,6 +94,52 @@ class TestWithRedis:
         assert served.gateway.lease.held
         redis_server.start()
         await until(lambda: served.gateway.publisher.job.ok)
+
+    async def test_a_full_redis_stops_no_request_and_is_said(self, served, bus):
+        """C40: `maxmemory` is reached and nothing may be evicted."""
+        job = served.gateway.publisher.job
+        await until(lambda: job.last_success_at)
+        await bus.config_set("maxmemory-policy", "noeviction")
+        await bus.config_set("maxmemory", 1)
+        async with bus.pubsub() as live, asyncio.timeout(20):
+            await live.subscribe("pilothouse:live")
+            shown = {"state": "ok"}
+            while shown["state"] == "ok":
+                message = await live.get_message(ignore_subscribe_messages=True, timeout=1.0)
+                parts = json.loads(message["data"])["system"]["parts"] if message else []
+                shown = next((each for each in parts if each["name"] == "redis"), shown)
+        assert (shown["state"], "used memory > 'maxmemory'" in shown["detail"]) == ("down", True)
+        assert (await served.chat(stream=True)).status == 200
+        assert served.gateway.lease.held
+        await bus.config_set("maxmemory", 0)
+        await until(lambda: job.ok)
+        assert await bus.get("pilothouse:summary")
+
+    @pytest.mark.parametrize("takeovers", at_night_but((2,), [2, 10]))
+    async def test_the_next_owner_has_all_models_at_once(self, served, monkeypatch, takeovers):
+        """C75: asked for its models from its first moment, the next owner names all or says that it does not serve yet."""
+        monkeypatch.setattr("controlplane.dispatch.lease.LEASE_S", 1)
+        monkeypatch.setattr("controlplane.dispatch.lease.RENEW_S", 0.1)
+        for port, name in enumerate(("n", "o"), 1):  # nothing answers there
+            await database_sync_to_async(make_model)(name, f"http://127.0.0.1:{port}")
+        await until(lambda: served.gateway.lease.held)
+        owner = served.gateway
+        async with AsyncExitStack() as stack:
+            for _ in range(takeovers):
+                heir = Gateway(floor_rows)
+                url = await stack.enter_async_context(serving(heir))
+                await until(lambda heir=heir: not heir.lease.held)
+                owner.lease._task.cancel()  # its process dies without a word
+                answers = []
+                async with asyncio.timeout(8):
+                    while not answers or answers[-1][0] != 200:
+                        await asyncio.sleep(0.02)
+                        async with served.http.get(f"{url}/v1/models", headers=served.headers) as response:
+                            body = await response.json()
+                            answers.append((response.status, response.headers.get("retry-after"), body))
+                assert [model["id"] for model in answers[-1][2]["data"]] == ["m", "n", "o"]
+                assert {(status, bool(after)) for status, after, _ in answers[:-1]} <= {(503, True)}
+                owner = heir
 
 
 async def test_a_lease_that_ran_out_is_taken(redis_server, monkeypatch):

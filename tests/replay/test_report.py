@@ -47,8 +47,16 @@ def shown(report: Report) -> str:
 
 
 def test_the_table(tally: Tally) -> None:
+    """C79: the table says that ITL is a mean of each request."""
     text = shown(Report("replay-1", "llama", 12.0, tally, TERMS))
-    for line in ("sent", "429 queue_full", "not sent: no output in the trace", "3 of 4 (75.0%)", "latest 0.2 s"):
+    for line in (
+        "inter-token latency, mean (ITL)",
+        "sent",
+        "429 queue_full",
+        "not sent: no output in the trace",
+        "3 of 4 (75.0%)",
+        "latest 0.2 s",
+    ):
         assert line in text
     assert "sent 5 = done 4 + failed 1; the ledger was not compared." in text
 

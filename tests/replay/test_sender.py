@@ -24,6 +24,26 @@ def requests(count: int, *, every_s: float = 1.0, output_tokens: int = 3) -> lis
     return [TraceRequest(number * every_s, 10 + number, output_tokens) for number in range(count)]
 
 
+async def test_a_stall_is_in_the_mean_gap_of_its_request(gateway: FakeGateway) -> None:
+    """C79: as AIPerf and vLLM's bench have it, inter-token latency is the mean of a request, not a gap."""
+
+    async def stalls(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for number in range(11):
+            await asyncio.sleep(0.2 if number == 5 else 0.0)
+            await response.write(b'data: {"choices": [{"text": "a"}]}\n\n')
+        usage = {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 11}}
+        await response.write(b"data: " + orjson.dumps(usage) + b"\n\ndata: [DONE]\n\n")
+        return response
+
+    gateway.answer = stalls
+    sender = make(gateway)
+    await sender.run(iter(requests(1, output_tokens=11)))
+    (answer,) = sender.tally.answers
+    assert answer.itl_ms == pytest.approx(20.0, abs=8.0)
+
+
 async def test_every_request_is_sent_and_accounted_for(gateway: FakeGateway) -> None:
     sender = make(gateway)
     await sender.run(iter(requests(20)))
@@ -54,7 +74,7 @@ async def test_a_slow_answer_does_not_hold_up_the_next_request(gateway: FakeGate
 
 
 async def test_a_turn_with_a_delay_waits_for_the_answer_before(gateway: FakeGateway) -> None:
-    """Two conversations of three turns: no turn is sent before the one above it is answered, the other continues."""
+    """C25. Two conversations of three turns: no turn is sent before the one above it is answered, the other continues."""
     gateway.hold = asyncio.Event()
     sent = [
         TraceRequest(0.0, 11, 2, session="a"),

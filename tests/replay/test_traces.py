@@ -57,6 +57,21 @@ def test_azure_of_2024_has_an_offset(trace) -> None:
     assert requests[1].arrival_s == pytest.approx(0.99007, abs=1e-6)
 
 
+@pytest.mark.parametrize("zone", ["", "+00:00"])
+def test_milliseconds_of_azure_stay_milliseconds(tmp_path: Path, zone: str) -> None:
+    """C80: seven decimals, several in one second, no output, other line ends and a byte order mark."""
+    rows = [(10_000, 3), (20_000, 3), (90_000, 0), (110_000, 4)]  # of 100 ns
+    lines = [f"2024-05-10 00:00:00.{ticks:07d}{zone},7,{output}" for ticks, output in rows]
+    path = tmp_path / "trace"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines, ""]).encode())
+    assert [request.arrival_s for request in read_trace(path, "azure")] == pytest.approx(
+        [0.0, 0.001, 0.008, 0.010], abs=1e-6
+    )
+    loaded = load_trace(path, "azure")
+    assert loaded.arrival_s.tolist() == pytest.approx([0.0, 0.001, 0.010], abs=1e-6)
+    assert loaded.left_out == 1
+
+
 def test_mooncake(trace) -> None:
     assert list(read_trace(trace(MOONCAKE), "mooncake")) == [
         TraceRequest(0.0, 6955, 52, prefix_blocks=(46, 47, 2353)),
@@ -178,12 +193,14 @@ SESSIONS = """{"session_id": "a", "timestamp": 1000, "input_length": 9, "output_
 
 
 def test_clock_times_are_elapsed_times(trace) -> None:
+    """C26."""
     assert [request.arrival_s for request in read_trace(trace(CLOCK), "burstgpt")] == [0.0, 605.5, 94_205.0]
     azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n5,1,1\n0:00:06,2,2\n"
     assert [request.arrival_s for request in read_trace(trace(azure), "azure")] == [0.0, 1.0]
 
 
 def test_turns_of_a_session_may_have_a_delay(trace) -> None:
+    """C25: a simulation, which knows no answers, says what to do."""
     requests = list(read_trace(trace(SESSIONS), "mooncake"))
     assert [(each.session, each.arrival_s, each.delay_s, each.line) for each in requests] == [
         ("a", 0.0, None, 1),
@@ -197,6 +214,7 @@ def test_turns_of_a_session_may_have_a_delay(trace) -> None:
 
 
 def test_hashes_of_64_bits_stay_distinct(trace) -> None:
+    """C14."""
     ids = [0, 1, 2**32, 2**32 + 1, 2**63 - 1, 2**63, 2**64 - 1]
     path = trace(json.dumps({"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": ids}))
     loaded = load_trace(path, "mooncake")
@@ -264,6 +282,7 @@ MANY_NAMES = "Timestamp,Model,Request tokens,Response tokens\n" + "".join(f"{n},
     ],
 )
 def test_what_cannot_be_is_said_with_its_place(trace, name: str, text: str, message: str) -> None:
+    """C14: too many tokens, too many names; C26: times that are none."""
     with pytest.raises(TraceError) as caught:
         load_trace(trace(text), name)
     assert message in str(caught.value)

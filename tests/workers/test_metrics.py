@@ -44,6 +44,19 @@ def test_engines_are_summed() -> None:
     assert two.ttft_s.bounds == one.ttft_s.bounds
 
 
+def test_engines_of_unequal_load() -> None:
+    """C43: requests add up, use is that of all their memory."""
+    series = "vllm:num_requests_running", "vllm:kv_cache_usage_perc"
+    values = ((3, 0.2), (5, 0.6))
+    lines = [
+        f'{name}{{engine="{engine}",model_name="m"}} {value}'
+        for engine, each in enumerate(values)
+        for name, value in zip(series, each, strict=True)
+    ]
+    m = parse("\n".join(lines))
+    assert (m.running, m.kv_usage_ratio) == (8, pytest.approx(0.4))
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -1,7 +1,8 @@
 """Accounting of a request that ended: ledger row, metrics, and the data from which length predictors learn."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import orjson
 
@@ -98,6 +99,7 @@ class Records:
             ticket.steps[0]["length"] = ticket.length.explained()
         if ticket.in_one_piece and ticket.steps:
             ticket.steps[0]["in_one_piece"] = ticket.in_one_piece
+        ticket.expected_cached_tokens = _expected_cached(ticket.steps)
         ticket.trace = orjson.dumps(ticket.steps).decode()
         ticket.unserved, ticket.repeated = self._demand(ticket)
         self._measure(ticket, outcome)
@@ -149,6 +151,13 @@ class Records:
         """Count an arrival for the fleet and *model*; its region is not known yet."""
         self.windows.advance(self.clock())
         self.windows.count(self.groups(model, "", ""), Count.REQUESTS)
+
+
+def _expected_cached(steps: list[dict[str, Any]]) -> int | None:
+    """Return the prompt tokens that the router expected in the cache of the last instance; None if it weighs none."""
+    placed: dict[str, Any] = next((step for step in reversed(steps) if "seen" in step), {"seen": ()})
+    parts: Iterator[dict[str, int]] = (row["parts"] for row in placed["seen"] if row["instance"] == placed["instance"])
+    return next(parts, {}).get("affinity_tokens")
 
 
 def _at_door(ticket: Ticket) -> str:

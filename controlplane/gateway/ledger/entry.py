@@ -55,6 +55,8 @@ class RequestRecord(msgspec.Struct, eq=False):
     asked_model: str = ""  # name that it asked for, where another model served it
     model_rule: str = ""  # why: `scheduling.routing.models.ModelRule`
     adapter: str = ""  # LoRA adapter that served it
+    cached_tokens: int | None = None  # of its prompt, as its instance reports; None: it does not
+    expected_cached_tokens: int | None = None  # as the router by delay expected; None by other routers
 
     def values(self) -> list[Any]:
         return [getattr(self, name) for name in COLUMNS]

@@ -282,7 +282,8 @@ class Completions:
             span.queued_s = self.clock()
         in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
         streamed = not in_one_piece
-        blocks = leading_hashes(call, prompt_tokens) if served.by_prefix else NO_BLOCKS
+        session = marks.run if marks.session or marks.run.startswith(RECOGNIZED) else ""
+        blocks = leading_hashes(call, prompt_tokens, session) if served.by_prefix else NO_BLOCKS
         if blocks.system_blocks:
             self.upstream.prefixes.note(blocks.hashes[blocks.system_blocks - 1], call)
         fallback = "" if served.base else self.catalog.fallback(served, call.kind, prompt_tokens)
@@ -339,6 +340,7 @@ class Completions:
             run=asked.run,
             unit=asked.unit,
             run_due_s=run_due_s,
+            session=session,
             trace_context=trace_context,
             span=span,
             in_one_piece=in_one_piece,
@@ -420,3 +422,4 @@ class Completions:
         self.requests.finished(ticket)
         if usage.prompt_tokens is not None:
             ticket.prompt_tokens = usage.prompt_tokens
+        ticket.cached_tokens = usage.cached_tokens

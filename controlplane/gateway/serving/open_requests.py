@@ -94,6 +94,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     call: Call
     query: LengthQuery
     length: Prediction | None = None
+    session: str = ""  # marked or recognized; "" for none
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     span: OpenSpan | None = None  # None: it is not traced
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
@@ -364,7 +365,7 @@ class OpenRequests:
             case port.AtDoor():
                 ticket.at_door(record)
             case port.PrefixWanted():
-                hashes, block_tokens, _ = leading_hashes(ticket.call, ticket.asked.prompt_tokens)
+                hashes, block_tokens, _ = leading_hashes(ticket.call, ticket.asked.prompt_tokens, ticket.session)
                 self._send(port.Prefix(record.number, tuple(hashes), block_tokens))
             case port.Refused():
                 ticket.region = record.region or ticket.region

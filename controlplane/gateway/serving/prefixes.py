@@ -2,7 +2,8 @@
 
 Text is cut every `BLOCK_CHARACTERS`, token ids every `BLOCK_IDS`; only the blocks that `scheduling.routing.prefix_affinity`
 notes are hashed, each with everything before it, so a prompt of any length costs at most 64 hashes of 61,440 characters.
-Equal hashes mean equal prefixes, in whichever process they were computed.
+Equal hashes mean equal prefixes, in whichever process they were computed. Images and sounds count by their length and ends.
+A prompt without a whole block, such as an image with a short question, is known by its session instead, where it has one.
 """
 
 from array import array
@@ -21,6 +22,8 @@ BLOCK_CHARACTERS = 256
 BLOCK_IDS = 64
 PLACES = tuple(uncompiled(covered)(number) for number in range(MOST_NOTED + 1))
 """Ends of the noted blocks, in blocks."""
+READ_CHARACTERS = 4096
+"""Of an image or a sound count so many at either end, which bounds the time."""
 LONGEST = PLACES[-1] * BLOCK_CHARACTERS
 
 
@@ -44,8 +47,19 @@ def system_messages(call: Call) -> int:
     return next((at for at, (role, _) in enumerate(call.turns) if role not in SYSTEM_ROLES), len(call.turns))
 
 
-def leading_hashes(call: Call, prompt_tokens: int) -> LeadingBlocks:
-    """Return the noted blocks of *call*'s prompt; *prompt_tokens*: of the whole prompt."""
+def leading_hashes(call: Call, prompt_tokens: int, session: str = "") -> LeadingBlocks:
+    """Return the noted blocks of *call*'s prompt; *prompt_tokens*: of the whole prompt.
+
+    Without a block, the one of its *session*, of any length.
+    """
+    blocks = _of_prompt(call, prompt_tokens)
+    if blocks.hashes or not session or not call.kind.generates:
+        return blocks
+    digest = blake2b(f"{call.model}\0session\0{session}".encode(errors="surrogatepass"), digest_size=8).digest()
+    return LeadingBlocks([int.from_bytes(digest, "little", signed=True)], max(1, prompt_tokens))
+
+
+def _of_prompt(call: Call, prompt_tokens: int) -> LeadingBlocks:
     if not call.kind.generates or call.kind in SPEECH:
         return LeadingBlocks([], 0)
     prompt = call.body.get("prompt")
@@ -93,12 +107,25 @@ def _pieces(call: Call, most_turns: int | None = None) -> Iterator[str]:
         yield f"\n{role}\n"
         for part in content if isinstance(content, list) else [{"text": content}]:
             text = part.get("text")
-            yield text if isinstance(text, str) else "\0"
+            yield text if isinstance(text, str) else f"\0{_digest(part)}"
+
+
+def _digest(part: Any) -> str:
+    """Return a digest of a part of another kind: of the length and the ends of each text in it."""
+    state, left = blake2b(digest_size=8), [part]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, str):
+            ends = value if len(value) <= 2 * READ_CHARACTERS else value[:READ_CHARACTERS] + value[-READ_CHARACTERS:]
+            state.update(f"{len(value)}\0{ends}".encode(errors="surrogatepass"))
+    return state.hexdigest()
 
 
 def _chain(model: str, prompt: Sequence[Any], block: int) -> list[int]:
     """Return hashes (signed, 64 bits) of *prompt* up to the end of each noted block, of *block* characters or ids."""
-    state, hashes = blake2b(model.encode(), digest_size=8), []
+    state, hashes = blake2b(model.encode(errors="surrogatepass"), digest_size=8), []
     state.update(b"\0text" if isinstance(prompt, str) else b"\0ids")
     for start, end in pairwise(PLACES):
         if end * block > len(prompt):

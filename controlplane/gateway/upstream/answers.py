@@ -209,12 +209,16 @@ CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")
 class Usage:
     """Token counts of an answer, as far as its instance reported them."""
 
-    __slots__ = ("output_tokens", "prompt_tokens", "whole")
+    __slots__ = ("cached_tokens", "output_tokens", "prompt_tokens", "whole")
 
     def __init__(self) -> None:
         self.whole = False  # a stream's last event was passed on
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        """Of the prompt, found in the prefix cache; None where the server does not say it: vLLM does with
+        --enable-prompt-tokens-details.
+        """
 
     def take(self, usage: Any) -> None:
         """Take in *usage*; changes nothing where it has no counts."""
@@ -223,6 +227,11 @@ class Usage:
             if prompt is not None and "input_tokens" in usage:  # Anthropic counts what was cached separately
                 prompt += sum(_tokens(usage, name) or 0 for name in CACHED)
             output = _tokens(usage, "completion_tokens", "output_tokens")
+            details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+            if isinstance(details, dict):
+                self.cached_tokens = _tokens(details, "cached_tokens")
+            elif "cache_read_input_tokens" in usage:
+                self.cached_tokens = _tokens(usage, "cache_read_input_tokens")
             self.prompt_tokens = self.prompt_tokens if prompt is None else prompt
             self.output_tokens = self.output_tokens if output is None else output
 

@@ -6,7 +6,13 @@ import os
 import litellm
 
 litellm.suppress_debug_info = True
-given = {"model": "openai/m", "api_base": os.environ["BASE_URL"], "api_key": os.environ["KEY"], "num_retries": 0}
+given = {
+    "model": "openai/m",
+    "api_base": os.environ["BASE_URL"],
+    "api_key": os.environ["KEY"],
+    "num_retries": 0,
+    "temperature": 0,
+}
 messages = [{"role": "user", "content": "Is it windy in Oslo?"}]
 schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
@@ -18,7 +24,8 @@ stream = list(
 said["stream"] = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
 said["usage"] = stream[-1].usage.completion_tokens
 called = litellm.completion(messages=messages, tools=tools, tool_choice="required", **given)
-said["tool"] = called.choices[0].message.tool_calls[0].function.name
+call = called.choices[0].message.tool_calls[0].function
+said["tool"], said["arguments"] = call.name, call.arguments
 for name, changes in {"model": {"model": "openai/none"}, "value": {"n": 0}, "key": {"api_key": "ph_wrong"}}.items():
     try:
         litellm.completion(messages=messages, **(given | changes))

@@ -360,6 +360,41 @@ def test_the_costly_ones_at_the_lengths_from_which_they_speak(name, shape, count
     check_whole_life(name, series, FOLLOWING, (1, 36), tmp_path / "state.npz")
 
 
+@pytest.mark.parametrize("name", at_night_but(QUICK, ALL))
+@pytest.mark.parametrize("last", [1.0, 1.1])
+def test_a_level_is_forecast_as_that_level(name, last):
+    """C31: forty windows of 1.0, or the last one a little higher."""
+    forecaster = FORECASTERS[name]()
+    forecaster.fit(Series(0.0, 7200.0, np.append(np.ones(39), last)))
+    forecast = forecaster.predict(12)
+    check(forecast, 12)
+    assert forecast.mean == pytest.approx(1.0, rel=0.05 if last == 1.0 else 0.11)
+    if last > 1.0:
+        assert (forecast.upper_95 > forecast.lower_95).all()
+
+
+@pytest.mark.parametrize("name", at_night_but(QUICK, ALL))
+def test_a_forecast_has_the_unit_of_its_series(name):
+    """C33: a millionth of the tokens is a millionth of the forecast."""
+    trend, forecasts = 0.5 * np.arange(60) + 100.0, []
+    for factor in (1.0, 1e-6):
+        forecaster = FORECASTERS[name]()
+        forecaster.fit(Series(0.0, 7200.0, factor * trend))
+        forecasts.append(forecaster.predict(12).mean / factor)
+    assert forecasts[1] == pytest.approx(forecasts[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", at_night_but(QUICK, ALL))
+@pytest.mark.parametrize("width_s", [7200.0, 86_400.0])
+def test_thirteen_windows_of_a_valley(name, width_s):
+    """C34."""
+    values = 1000.0 * np.array([54, 17, 16, 7, 5, 4, 5, 7, 20, 20, 25, 33, 34])
+    forecaster = FORECASTERS[name]()
+    forecaster.fit(Series(0.0, width_s, values))
+    for horizon in (1, 12):
+        check(forecaster.predict(horizon), horizon)
+
+
 @pytest.mark.parametrize("name", sorted(FORECASTERS))
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_in_the_first_minutes_nothing_is_expected_far_beyond_what_came(name, count):

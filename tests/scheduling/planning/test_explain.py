@@ -82,6 +82,15 @@ def test_rows_that_could_not_hold_say_what_stood_in_the_way():
     assert full.infeasible[0].endswith("; no room on a100 in east, h100 in east, a100 in west, h100 in west")
 
 
+def test_rows_that_clash_are_named():
+    """C37: a minimum above the maximum, and GPUs for fewer instances than the minimum."""
+    with pytest.raises(ValueError, match="2 and 1 of llama in east"):
+        one_model(min_instances=2, max_instances=1)
+    few = solve(one_model(min_instances=2, capacity=[[1, 0], [0, 2]], demand_tokens_per_s=np.zeros((1, 2, 1))), gap=0.0)
+    assert few.status == "short"
+    assert few.infeasible == ["llama in east: 1 of at least 2 instances; no room on a100 in east, h100 in east"]
+
+
 def test_doing_nothing_is_priced_next_to_the_plan():
     problem = one_model()
     plan = solve(problem, gap=0.0)

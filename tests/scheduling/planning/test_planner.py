@@ -1,8 +1,9 @@
 """`solve` against all plans there are, the relaxation and its rounding against it, and a solver that fails."""
 
+import importlib
 import itertools
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -164,6 +165,7 @@ def test_a_relaxation_stopped_by_its_time_limit_is_no_bound():
 
 @pytest.mark.parametrize("value", [0.4, np.nan])
 def test_fractions_of_instances_are_not_taken(problem, monkeypatch, value):
+    """C37."""
     whole = programme.whole_numbers
     monkeypatch.setattr(programme, "whole_numbers", lambda each: whole(np.full(each.shape, value)))
     with pytest.raises(SolverLost, match="fractions"):
@@ -193,6 +195,52 @@ def test_the_time_limit_holds_in_a_subprocess():
         solve_in_subprocess(large, 0.0, 0.3)
     # No judgement of speed: without the limit this takes minutes.
     assert time.monotonic() - started_s < 30.0
+
+
+ENDLESS = """
+import pulp
+from scheduling.planning import programme
+
+def write_model(problem, shortage=False):
+    model = pulp.LpProblem("endless")
+    x, y, z = columns = [model.add_variable(name, cat=pulp.LpInteger) for name in "xyz"]
+    model += pulp.LpAffineExpression([(y, 4.0), (z, -1.0)]) == 0
+    model += pulp.LpAffineExpression([(x, 8.0), (z, 1.0)]) == -19
+    model.setObjective(pulp.LpAffineExpression([(x, 0.0)]))
+    return programme.Written(model, columns, None)
+
+class Endless(programme.Problem):
+    pass
+
+programme.write_model = write_model
+run = programme._run
+programme._run = lambda *args, **options: run(*args, **options | {"presolve": PRESOLVE})
+"""
+
+
+def endless(problem, presolve, tmp_path, monkeypatch):
+    """Return *problem* as a class whose module, once loaded, has HiGHS solve 4y = z, 8x + z = -19 in whole numbers."""
+    (tmp_path / f"endless_{presolve}.py").write_text(ENDLESS.replace("PRESOLVE", repr(presolve)))
+    monkeypatch.syspath_prepend(tmp_path)
+    with monkeypatch.context() as here:
+        for name in ("write_model", "_run"):
+            here.setattr(programme, name, getattr(programme, name))  # it is replaced in the subprocess alone
+        made = importlib.import_module(f"endless_{presolve}").Endless
+    return made(**{field.name: getattr(problem, field.name) for field in fields(problem)})
+
+
+def test_a_solver_without_an_end_is_killed_and_the_plan_says_so(problem, tmp_path, monkeypatch):
+    """C35: HiGHS 1.15 branches on this for ever, whatever its time limit, unless presolve finds that it cannot hold."""
+    stuck = endless(problem, "off", tmp_path, monkeypatch)
+    monkeypatch.setattr(planner, "HERE_UP_TO", 0)
+    monkeypatch.setattr(planner, "solve_in_subprocess", lambda *_: solve_in_subprocess(stuck, 0.0, 2.0))
+    started_s = time.monotonic()
+    plan = solve(problem, gap=0.0)
+    assert (plan.solver, plan.note) == (ROUNDED, "HiGHS was stopped after 2.0 s")
+    assert time.monotonic() - started_s < 2.0 + 2.0
+    assert plain_rows(problem, plan.targets) == NOTHING_MISSING
+    with pytest.raises(SolverLost, match="Infeasible"):
+        solve_in_subprocess(endless(problem, "on", tmp_path, monkeypatch), 0.0, 30.0)
 
 
 def test_the_subprocess_answers_as_the_call_does(problem):

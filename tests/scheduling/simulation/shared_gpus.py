@@ -17,14 +17,18 @@ ENGINE = config(
     profile=Profile(0.02, 0.0, 1e-4, 0.0, 0.02, 1e-4, 0.0),
 )  # fmt: skip
 FOR_S = 400.0
+SLEEP_S, WAKE_S = 1.0, 2.0
+SWAP_S = SLEEP_S + WAKE_S
 
 
-def simulated(per_s, slo_s, *, seed, by_queue=True, ordering="qlm"):
+def simulated(per_s, slo_s, *, seed, by_queue=True, ordering="qlm", alternating=False):
     """Run two models with *per_s* requests per second, due within *slo_s*; return
-    outcomes, which were in time, and swaps.
+    outcomes, which were in time, and swaps. With *alternating* they come one by one, evenly.
     """
     random = np.random.default_rng(seed)
     arrival_s = [random.uniform(0.0, FOR_S, random.poisson(rate * FOR_S)) for rate in per_s]
+    if alternating:
+        arrival_s = [np.arange(number / 2 / rate, FOR_S, 1.0 / rate) for number, rate in enumerate(per_s)]
     model = np.repeat([0, 1], [each.size for each in arrival_s])
     arrival_s = np.concatenate(arrival_s)
     order = np.argsort(arrival_s)
@@ -35,7 +39,7 @@ def simulated(per_s, slo_s, *, seed, by_queue=True, ordering="qlm"):
         deadline_s=deadline_s,
     )  # fmt: skip
     specs = [
-        instance(name, engine=ENGINE, state=state, sharing=Sharing("pair", 1.0, 2.0, 20.0, 1.0))
+        instance(name, engine=ENGINE, state=state, sharing=Sharing("pair", SLEEP_S, WAKE_S, 20.0, 1.0))
         for name, state in (("a", State.READY), ("b", State.ASLEEP))
     ]
     simulation = Simulation(cluster(*specs, ordering=ordering, sweeps=True, swap_by_queue=by_queue), requests)

@@ -278,6 +278,12 @@ def put_region_latency(request: ApiRequest, origin: str, target: str, body: Late
     return row
 
 
+if TYPE_CHECKING:
+    TargetsOut = Items[Any]
+else:
+    TargetsOut = Items[TargetOut]
+
+
 class WeightsIn(Strict):
     targets: dict[str, float] = Field(
         description="Weight of each model or adapter; those left out end, and without any the name does."
@@ -285,7 +291,7 @@ class WeightsIn(Strict):
     reason: str = Field("", max_length=255, description="Kept with the event.")
 
 
-@router.put("/weighted-targets/{path:name}", response=Items[TargetOut])
+@router.put("/weighted-targets/{path:name}", response=TargetsOut)
 def put_weighted_targets(request: ApiRequest, name: str, body: WeightsIn) -> dict[str, Any]:
     """Share the requests that ask for a public name among models by weight. A conversation stays with its target as long as
     that has its weight. The gateway follows within a second. Requires the role admin.

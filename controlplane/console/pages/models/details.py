@@ -11,7 +11,7 @@ from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow, hour
 from controlplane.fleet.attainment import Attainment, together
 from controlplane.fleet.models import Model, SloClass
 from controlplane.gateway.models import MinuteRow
-from controlplane.gateway.selectors import attainments
+from controlplane.gateway.selectors import PrefixHits, attainments, prefix_hits
 from controlplane.lengths.selectors import active_version
 from controlplane.planning import selectors as planning
 from controlplane.planning.models import PolicyMode, Quantity, ScalingPolicy
@@ -73,7 +73,7 @@ def parts_of(row: ModelRow, now: datetime) -> list[PartNow]:
     """Return the five parts of an open model."""
     hour = _last_hour(row.name, now)
     health = {
-        "routing_policy": _router_health(row, hour),
+        "routing_policy": _router_health(row, hour, prefix_hits(now - SLO_OVER, model=row.name)),
         "ordering_policy": _order_health(row, hour),
         "strategy": _plan_health(row.model, now),
         "FORECASTER": _forecast_health(row.name, now),
@@ -90,15 +90,23 @@ def _last_hour(model: str, now: datetime) -> dict[str, int]:
     return rows.aggregate(ended=Sum("requests", default=0), elsewhere=elsewhere, unserved=Sum("unserved", default=0))
 
 
-def _router_health(row: ModelRow, hour: dict[str, int]) -> str:
-    """Return the spread of use over instances, and the share of requests that other regions took."""
+def _router_health(row: ModelRow, hour: dict[str, int], hits: PrefixHits) -> str:
+    """Return the spread of use over instances, the share of requests that other regions took, and that of cached prompts."""
     uses = [use for endpoint in row.there for use in endpoint.uses]
     if not uses:
         return ""
     spread = f"Use {percent(min(uses))} to {percent(max(uses))}" if len(uses) > 1 else f"Use {percent(uses[0])}"
     if not hour["ended"]:
         return spread
-    return f"{spread}; {percent(hour['elsewhere'] / hour['ended'])} to other regions in 1 h"
+    words = f"{spread}; {percent(hour['elsewhere'] / hour['ended'])} to other regions in 1 h"
+    if hits.ratio is None:
+        return words
+    words += f"; {percent(hits.ratio)} of prompt tokens cached"
+    return (
+        f"{words}, {count(hits.expected_tokens)} expected and {count(hits.of_tokens)} hit"
+        if hits.expected_tokens
+        else words
+    )
 
 
 def _order_health(row: ModelRow, hour: dict[str, int]) -> str:

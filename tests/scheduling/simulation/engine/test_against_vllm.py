@@ -62,6 +62,46 @@ def scenario(seed: int) -> dict:
     }
 
 
+CONVERSATIONS, CALLS, BLOCK_TOKENS, LAST_TOKENS = 32, 10, 16, 960
+WORKING_SET_TOKENS = CONVERSATIONS * LAST_TOKENS
+
+
+def conversations(pool_share: float) -> dict:
+    """Return conversations whose prompts grow by 96 tokens a call, all of one tenth in a random order, a call after
+    the other, with *pool_share* times the memory that holds them all.
+    """
+    draw, requests = random.Random(28), []
+    for call in range(CALLS):
+        for place, which in enumerate(draw.sample(range(CONVERSATIONS), CONVERSATIONS)):
+            prompt_tokens = LAST_TOKENS * (call + 1) // CALLS
+            requests.append(
+                {
+                    "request_id": f"r{len(requests):03}",
+                    "prompt_tokens": prompt_tokens,
+                    "output_tokens": 8,
+                    "priority": 0,
+                    "arrival_s": float(len(requests)),
+                    "prefix_hashes": [(which, index) for index in range(prompt_tokens // BLOCK_TOKENS)],
+                    "before_step": 400 * call + 2 * place,
+                }
+            )
+    return {
+        "config": {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 512,
+            "block_size_tokens": BLOCK_TOKENS,
+            "kv_blocks": int(pool_share * WORKING_SET_TOKENS / BLOCK_TOKENS),
+            "policy": "fcfs",
+            "max_model_len": 1000,
+            "prefix_caching": True,
+        },
+        "requests": requests,
+    }
+
+
+POOL_SHARES = (1.4, 0.7, 0.35)
+
+
 def run(asked: dict) -> list[dict]:
     engine = ReferenceEngine(config(**asked["config"]))
     to_come = list(asked["requests"])
@@ -82,7 +122,8 @@ def comparable(step: dict) -> dict:
 
 
 def test_every_iteration_is_vllms():
-    scenarios = [scenario(seed) for seed in range(SCENARIOS)]
+    """C28: with conversations that fit into the prefix cache, that do not, and that fill it thrice."""
+    scenarios = [scenario(seed) for seed in range(SCENARIOS)] + [conversations(share) for share in POOL_SHARES]
     done = subprocess.run(
         [VLLM_PYTHON, Path(__file__).with_name("vllm_scheduler.py")],
         input=json.dumps(scenarios),
@@ -93,13 +134,17 @@ def test_every_iteration_is_vllms():
     )
     assert done.returncode == 0, done.stderr[-4000:]
     steps = preemptions = 0
+    computed = []
     for seed, (asked, theirs) in enumerate(zip(scenarios, json.loads(done.stdout), strict=True)):
         ours = run(asked)
         for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
             assert comparable(our_step) == comparable(their_step), f"scenario {seed}, iteration {number}"
         assert len(ours) == len(theirs), f"scenario {seed}"
         steps += len(ours)
+        computed.append(sum(step["prefill_tokens"] for step in ours))
         preemptions += sum(len(step["preempted"]) for step in ours)
     assert steps > 10_000
+    fits, too_small, far_too_small = computed[SCENARIOS:]
+    assert fits < 1.1 * WORKING_SET_TOKENS < too_small < far_too_small, "the cache does not run out"
     assert preemptions > 1_000, "the scenarios are too easy to say anything"
     print(f"{SCENARIOS} scenarios, {steps} iterations, {preemptions} preemptions: the same in all")
