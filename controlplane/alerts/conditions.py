@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from django.db.models import Q, Sum
-from django.urls import reverse
 from msgspec import Struct
 
 from controlplane.accounts.models import Budget
@@ -25,7 +25,11 @@ LEAST_JUDGED: Final = 10
 
 
 class Problem(Struct, frozen=True):
-    """A subject that meets a condition. *since* is None where only the alert itself knows it."""
+    """A subject that meets a condition. *since* is None where only the alert itself knows it.
+
+    *page* is an address in the console, written out: the URL configuration takes seconds to load, and this process may serve
+    no page.
+    """
 
     subject: str
     detail: str
@@ -85,7 +89,7 @@ def _slo_burn(rule: AlertRule, now: datetime, _: Signals) -> Iterator[Problem]:
                 f"{judged - met:,} of {judged:,} requests missed in {_words(rule.window_s)}: {long.burn or 0:.1f} times "
                 f"what {100 * objective:g}% allows; {short.burn or 0:.1f} times in the last {_words(short_s)}"
             )
-            page = f"{reverse('console:overview')}?model={model}"
+            page = f"/?{urlencode({'model': model})}"
             yield Problem(f"{model}, {slo_class}", detail, round(long.burn or 0.0, 2), None, model, page)
 
 
@@ -94,7 +98,7 @@ def _budget(rule: AlertRule, now: datetime, _: Signals) -> Iterator[Problem]:
         share = used_share(row, now)
         if share is not None and share >= (rule.limit or 0.0):
             detail = f"{share:.0%} of {row.amount} is used"
-            yield Problem(row.scope, detail, round(share, 4), None, row.model, reverse("console:budgets"))
+            yield Problem(row.scope, detail, round(share, 4), None, row.model, "/usage/budgets/")
 
 
 def _instance(rule: AlertRule, now: datetime, signals: Signals) -> Iterator[Problem]:
@@ -104,7 +108,7 @@ def _instance(rule: AlertRule, now: datetime, signals: Signals) -> Iterator[Prob
         failed = row.state == InstanceState.FAILED
         detail = f"failed: {row.state_reason}" if failed else signals.troubles[row.name]
         since = row.state_changed_at if failed else None
-        page = reverse("console:instance", args=[row.name])
+        page = f"/instances/{row.name}/"
         yield Problem(row.name, detail.rstrip(": "), None, since, row.deployment.model.name, page)
 
 
@@ -112,11 +116,11 @@ def _plan(rule: AlertRule, now: datetime, _: Signals) -> Iterator[Problem]:
     rows = ScalingPlan.objects.filter(status=PlanStatus.ADVICE, valid_until__gt=now).select_related("model")
     for row in rows.order_by("pk"):
         detail = f"The plan of {row.strategy} can be approved until {row.valid_until:%H:%M} UTC"
-        yield Problem(row.model.name, detail, None, row.made_at, row.model.name, reverse("console:plan", args=[row.pk]))
+        yield Problem(row.model.name, detail, None, row.made_at, row.model.name, f"/scaling/plans/{row.pk}/")
 
 
 def _job(rule: AlertRule, now: datetime, signals: Signals) -> Iterator[Problem]:
-    page = reverse("console:system")
+    page = "/system/"
     for part in signals.report["parts"]:
         if part["state"] == "down":
             yield Problem(f"part {part['name']}", f"down: {part['detail']}".rstrip(": "), page=page)
@@ -130,7 +134,7 @@ def _flapping(rule: AlertRule, now: datetime, _: Signals) -> Iterator[Problem]:
     for each in flapping(now):
         by = ", ".join(f"{who.lower()} +{out} -{back}" for who, (out, back) in sorted(each.by.items()))
         detail = f"{each.reversals} reversals in {_words(FLAPPING_OVER.total_seconds())}: {by}"
-        page = f"{reverse('console:moves')}?model={each.model}&region={each.region}"
+        page = f"/scaling/moves/?{urlencode({'model': each.model, 'region': each.region})}"
         yield Problem(f"{each.model} in {each.region}", detail, float(each.reversals), None, each.model, page)
 
 

@@ -35,7 +35,6 @@ from scheduling.routing.models import ModelRule, fallback_rule
 from scheduling.routing.regions import better_home, pressure
 
 MAX_ATTEMPTS = 3
-RUN_STOPPED = 409, "run_stopped", "An operator has stopped this run."
 WHY_FALLBACK = {
     ModelRule.UNAVAILABLE: "no instance of that takes it now",
     ModelRule.WAIT: "it would have waited too long for that",
@@ -195,7 +194,7 @@ class Dispatcher:
         Refused with 503 if nothing serves its model or soon will, with 429 if the queue is full.
         """
         if self.runs.is_stopped(asked):
-            self.deliver(port.Refused(asked.number, *RUN_STOPPED, None))
+            self.deliver(_run_stopped(asked))
             return
         self.prewarming.come(asked)
         candidates, own_region = self.topology.candidates(asked.model, asked.region), ""
@@ -672,7 +671,7 @@ class Dispatcher:
         waited = ran = 0
         for request in self.calls_of(application, run):
             if request.replica is None:
-                self._drop(request, port.Refused(request.asked.number, *RUN_STOPPED, None))
+                self._drop(request, _run_stopped(request.asked))
                 waited += 1
             else:
                 self.deliver(port.Lost(request.asked.number, stopped=True))
@@ -750,6 +749,10 @@ def _terms_of(asked: port.Submit) -> ClassTerms:
 def _keeps_tokens(endpoint: Endpoint, queue: WaitingQueue) -> bool:
     """Whether requests on instances of *endpoint* may be evicted, so that the ids of their tokens are kept."""
     return endpoint.is_spot or queue.grouped(endpoint)
+
+
+def _run_stopped(asked: port.Submit) -> port.Refused:
+    return port.Refused(asked.number, 409, "run_stopped", "An operator has stopped this run.", None)
 
 
 def _no_adapters(asked: port.Submit, own_region: str = "") -> port.Refused:

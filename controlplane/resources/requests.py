@@ -149,6 +149,7 @@ REQUESTS = Resource(
         Filter("unserved", type=bool, about="Demand that got no token."),
         Filter("spilled", spilled, bool, about="Of a caller in another region than the one that took it."),
         Filter("degraded", degraded, bool, about="Served in another SLO class, since its own promise was unreachable."),
+        Filter("adapter", control=Hidden("adapter"), about="LoRA adapter that served it."),
         Filter("asked_model", about="Name that was asked for, where another model served it."),
         Filter("error_code", about="Such as `deadline_unreachable`: refused at the door."),
     ),

@@ -2,9 +2,11 @@
 
 from datetime import timedelta
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.urls import resolve
 from django.utils import timezone
 
 from controlplane.accounts.models import Budget
@@ -12,6 +14,7 @@ from controlplane.alerts import demo, services
 from controlplane.alerts.conditions import Signals, burns, problems_of
 from controlplane.alerts.models import Alert, AlertRule
 from controlplane.alerts.watch import AlertWatch
+from controlplane.console.selectors.attention import alerts_open
 from controlplane.events.models import Event
 from controlplane.fleet.attainment import Attainment
 from controlplane.fleet.lifecycle.states import ActionError
@@ -29,7 +32,10 @@ def rule_of(condition: str, **values) -> AlertRule:
 
 
 def subjects(rule: AlertRule, signals: Signals = NOTHING) -> list[tuple[str, float | None]]:
-    return [(each.subject, each.value) for each in problems_of(rule, timezone.now(), signals)]
+    problems = problems_of(rule, timezone.now(), signals)
+    for each in problems:
+        assert resolve(urlsplit(each.page).path).namespace == "console"
+    return [(each.subject, each.value) for each in problems]
 
 
 def minute(model: str, ago: timedelta, judged: int, missed: int, **values) -> None:
@@ -154,7 +160,9 @@ def test_a_rule_opens_a_bounded_number_and_one_that_is_switched_off_resolves_its
 
 def test_an_alert_is_acknowledged_and_silenced_with_events(alert, operator):
     now = timezone.now()
+    assert alerts_open() == 1
     assert services.acknowledge(alert, operator, "seen").acknowledged_by == operator.username
+    assert alerts_open() == 0
     with pytest.raises(ActionError, match="was acknowledged by"):
         services.acknowledge(alert, operator)
     for until in (now - timedelta(minutes=1), now + timedelta(days=91)):

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Membership, Role, Tenant, User
 from controlplane.accounts.services import create_api_key
+from controlplane.alerts.models import Alert, AlertRule
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, SloClass, SloKind
@@ -57,6 +58,13 @@ def fleet() -> list[dict[str, Any]]:
     services.move(
         Instance.objects.get(name=FAILED), InstanceState.FAILED, actor="gateway", reason="3 heartbeats missed"
     )
+    now = timezone.now()
+    rule = AlertRule.objects.get(name="Instance down")
+    for subject, by in ((FAILED, ""), (LOST, "admin")):
+        Alert.objects.create(
+            rule=rule, subject=subject, detail="failed: 3 heartbeats missed", since=now, opened_at=now, seen_at=now,
+            acknowledged_by=by, acknowledged_at=now if by else None,
+        )  # fmt: skip
     for tenant in Tenant.objects.all():
         create_api_key(tenant, f"{tenant.name} production", operator)
     requests()

@@ -25,6 +25,7 @@ PAGES = {
     "usage-by-model": "/usage/?by=model&show=tokens&period=dates&table=usage",
     "keys": "/keys/?show=all",
     "events": "/events/",
+    "alerts": "/alerts/",
     "event": "/events/{event}/",
     "system": "/system/",
     "settings": "/settings/",

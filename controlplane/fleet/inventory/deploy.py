@@ -20,9 +20,10 @@ from controlplane.events.audit import record_creation
 from controlplane.events.services import record
 from controlplane.fleet import places
 from controlplane.fleet.inventory import services
-from controlplane.fleet.inventory.kinds import DEPLOYMENT, GPU_TYPE, INSTANCE, MODEL, NODE, PROFILE, REGION
+from controlplane.fleet.inventory.kinds import ADAPTER, DEPLOYMENT, GPU_TYPE, INSTANCE, MODEL, NODE, PROFILE, REGION
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import (
+    Adapter,
     Deployment,
     Device,
     GpuType,
@@ -36,6 +37,7 @@ from controlplane.fleet.models import (
 )
 from controlplane.fleet.services import notify
 from controlplane.fleet.swaps.services import group_of
+from scheduling.fleet.adapter_memory import MOST_ADAPTERS
 from scheduling.model_task import Task
 
 if TYPE_CHECKING:
@@ -110,6 +112,23 @@ class DeployRequest(BaseModel):
     min_instances: int = Field(1, ge=0, le=MOST, title="Min instances")
     max_instances: int = Field(4, ge=0, le=MOST, title="Max instances")
     launcher: Launcher | None = Field(None, description="Null: that of most instances that Pilothouse starts.")
+    max_loras: int = Field(
+        0,
+        ge=0,
+        le=MOST_ADAPTERS,
+        title="LoRA adapters on the GPU",
+        description="vLLM's --max-loras; 0: none is served.",
+    )
+    max_cpu_loras: int = Field(
+        0,
+        ge=0,
+        le=MOST_ADAPTERS,
+        title="Adapters in memory",
+        description="Those on the GPU included; 0: as many as on the GPU.",
+    )
+    adapters: dict[str, str] = Field(
+        {}, max_length=100, description="Of the model: source by name. Adapters of the model that exist stay."
+    )
     share_gpus_with: str = Field(
         "",
         max_length=80,
@@ -267,6 +286,7 @@ def deploy(wanted: DeployRequest, actor: User | str, reason: str = "") -> Deploy
         model = Model.objects.filter(name=wanted.model).first() or services.create(MODEL, _sizes(wanted), actor, reason)
     with _naming("gpu_type"):
         deployment = services.create(DEPLOYMENT, _deployment(wanted), actor, reason)
+    _add_adapters(wanted, actor, reason)
     profile = _store_profile(wanted, model, gpu_type, actor, reason)
     if wanted.share_gpus_with:
         instances = _share(wanted, deployment, actor, reason)
@@ -344,10 +364,23 @@ def _sizes(wanted: DeployRequest) -> dict[str, Any]:
     }
 
 
+def _add_adapters(wanted: DeployRequest, actor: User | str, reason: str) -> None:
+    if wanted.adapters and not wanted.max_loras:
+        raise ValidationError({"max_loras": "Say how many fit on the GPU: with 0 no adapter is served."})
+    known = set(Adapter.objects.filter(base__name=wanted.model).values_list("name", flat=True))
+    for name, source in wanted.adapters.items():
+        if name in known:
+            continue
+        try:
+            services.create(ADAPTER, {"name": name, "base": wanted.model, "source": source}, actor, reason)
+        except ValidationError as error:
+            raise ValidationError({"adapters": [f"{name}: {text}" for text in error.messages]}) from error
+
+
 def _deployment(wanted: DeployRequest) -> dict[str, Any]:
     names = (
         "model", "region", "gpu_type", "tensor_parallel", "gpu_memory_utilization", "max_num_seqs", "min_instances",
-        "max_instances",
+        "max_instances", "max_loras", "max_cpu_loras",
     )  # fmt: skip
     return {name: getattr(wanted, name) for name in names}
 

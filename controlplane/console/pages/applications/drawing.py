@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from controlplane.applications.selectors import UnitSummary
 from scheduling.applications.demand_graph import START, DemandGraph
 
-WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 170, 48, 70, 26, 14
+WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 160, 62, 52, 28, 14
+BAR = WIDTH - 24
+"""Width of a bar that is the whole service of a run."""
 MOST_UNITS = 40
 """Units drawn; the table has the others."""
 LEAST_SHARE = 0.02
@@ -25,6 +28,14 @@ class Box:
     name: str
     x: int
     y: int
+    about: str = ""
+    """Its backend."""
+    part: str = "decode"
+    """What its bar is drawn as: `timeline.PARTS`."""
+    share: float = 0.0
+    """Of the service of all runs."""
+    calls: str = ""
+    """How many at once, where that is not always one."""
     chosen: bool = False
 
     @property
@@ -32,8 +43,24 @@ class Box:
         return self.x + 12
 
     @property
-    def text_y(self) -> int:
-        return self.y + HEIGHT // 2 + 5
+    def right_x(self) -> int:
+        return self.x + WIDTH - 12
+
+    @property
+    def pill(self) -> tuple[int, int, int, int, int]:
+        """Return x, y and width of what says the calls at once, on its upper edge, and where the text stands."""
+        width = 22 + 6 * len(self.calls)
+        x = self.x + WIDTH - width - 6
+        return x, self.y - 9, width, x + width // 2, self.y + 4
+
+    @property
+    def ys(self) -> tuple[int, int, int]:
+        """Return the base lines of its name and backend, and the top of its bar."""
+        return self.y + 21, self.y + 39, self.y + 48
+
+    @property
+    def bar(self) -> float:
+        return round(BAR * self.share, 1)
 
 
 @dataclass(frozen=True)
@@ -55,6 +82,7 @@ class Drawing:
     left_out: int
     box_width: int = WIDTH
     box_height: int = HEIGHT
+    bar_width: int = BAR
 
 
 def edges_of(graph: DemandGraph) -> list[Edge]:
@@ -83,15 +111,42 @@ def _layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
     return {name: layer.get(name, last + 1) for name in names}
 
 
-def layout(graph: DemandGraph, chosen: str = "") -> Drawing:
-    """Return the drawing of *graph*: layers from left to right, loops below the boxes, the *chosen* unit marked."""
+def _at_once(graph: DemandGraph) -> dict[str, str]:
+    """Return how many calls of each unit are made at once, of those that are not always one."""
+    least: dict[str, int] = {}
+    most: dict[str, int] = {}
+    for record in graph.records:
+        for step in record.steps:
+            least[step.unit] = min(step.parallelism, least.get(step.unit, step.parallelism))
+            most[step.unit] = max(step.parallelism, most.get(step.unit, 1))
+    return {
+        unit: str(high) if least[unit] == high else f"{least[unit]} to {high}"
+        for unit, high in most.items()
+        if high > 1
+    }
+
+
+def layout(graph: DemandGraph, units: Sequence[UnitSummary], chosen: str = "") -> Drawing:
+    """Return the drawing of *graph* with its *units*: layers from left to right, loops below the boxes, the *chosen* unit
+    marked."""
+    by_name, at_once = {unit.name: unit for unit in units}, _at_once(graph)
     names = list(graph.units)[:MOST_UNITS]
     edges = [edge for edge in edges_of(graph) if edge.share >= LEAST_SHARE and edge.after in names]
     layer, rows, boxes = _layers(names, edges), dict[int, int](), dict[str, Box]()
     for name in sorted(names, key=lambda one: layer[one]):
         row = rows.get(layer[name], 0)
         rows[layer[name]] = row + 1
-        boxes[name] = Box(name, MARGIN + layer[name] * (WIDTH + GAP_X), MARGIN + row * (HEIGHT + GAP_Y), name == chosen)
+        unit = by_name[name]
+        boxes[name] = Box(
+            name,
+            MARGIN + layer[name] * (WIDTH + GAP_X),
+            MARGIN + row * (HEIGHT + GAP_Y),
+            about=unit.backend if unit.kind == "llm" else " ".join(dict.fromkeys((unit.kind, unit.backend))),
+            part="decode" if unit.kind == "llm" else unit.kind,
+            share=unit.share,
+            calls=at_once.get(name, ""),
+            chosen=name == chosen,
+        )
     width = max(box.x for box in boxes.values()) + WIDTH + MARGIN
     height = max(box.y for box in boxes.values()) + HEIGHT + MARGIN + GAP_Y
     lines = [_line(boxes[edge.before], boxes[edge.after], edge.share) for edge in edges if edge.before in boxes]

@@ -225,7 +225,7 @@ def verdict(run: ApplicationRun, waited_s: float, slack_s: float | None) -> tupl
         if slack_s < 0:
             return "late", f"Will be late: {_in_words(-slack_s)} after its deadline, as expected."
         return "fine", f"In time so far: {_in_words(slack_s)} more than it is expected to need."
-    if state in ("abandoned", "failed", "cancelled"):
+    if state in ("abandoned", "failed", "cancelled", "stopped"):
         return (
             "late" if state == "failed" else "risk",
             f"{state.capitalize()} after {_in_words(run.duration_s)}.{waits}",

@@ -174,7 +174,7 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         **live_of(viewer_of(request)),
         "application": row,
         "done": row.completions,
-        "graph": layout(graph, chosen) if graph.records else None,
+        "graph": layout(graph, units, chosen) if graph.records else None,
         "edges": edges_of(graph),
         "units": units,
         "unit": next((unit for unit in units if unit.name == chosen), None),

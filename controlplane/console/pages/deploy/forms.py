@@ -13,8 +13,21 @@ from controlplane.fleet.inventory.deploy import BITS, DeployRequest, usual_launc
 from controlplane.fleet.models import GpuType, Instance, Launcher, Model, ModelTask, Region
 
 WIDGETS = {int: forms.IntegerField, float: forms.FloatField, Decimal: forms.DecimalField, str: forms.CharField}
+OPTIONAL = ("address", "max_loras", "max_cpu_loras")
+"""Fields with a default that may be left empty."""
 SMALLEST = 1e-6
 """Stands in for a limit that is excluded, which forms do not have."""
+
+
+class AdaptersField(forms.CharField):
+    """Sources of adapters by their names, one a line."""
+
+    def clean(self, value: Any) -> dict[str, str]:
+        lines = [line.partition("=") for line in super().clean(value).splitlines() if line.strip()]
+        adapters = {name.strip(): source.strip() for name, _, source in lines}
+        if wrong := [name for name, source in adapters.items() if not (name and source)]:
+            raise forms.ValidationError(f"{wrong[0] or 'A line'} has no source: write name = source.")
+        return adapters
 
 
 def form_field(name: str, declared: FieldInfo) -> forms.Field:
@@ -25,12 +38,17 @@ def form_field(name: str, declared: FieldInfo) -> forms.Field:
         "label": declared.title,
         "help_text": declared.description or "",
         "initial": declared.default if given and name != "address" else None,
-        "required": declared.is_required() or (given and name != "address"),
+        "required": declared.is_required() or (given and name not in OPTIONAL),
     }
     if name == "bits":
         return forms.TypedChoiceField(choices=BITS.items(), coerce=int, **options)
     if name == "task":
         return forms.ChoiceField(choices=[("", "As its source says"), *ModelTask.choices], **options)
+    if name == "adapters":
+        options |= {"initial": "", "required": False, "help_text": "One a line: name = folder or repository."}
+        return AdaptersField(
+            widget=forms.Textarea({"rows": 2, "placeholder": "llama-sql = acme/llama-sql-lora"}), **options
+        )
     if name in ("launcher", "share_gpus_with"):
         return forms.ChoiceField(choices=(), **options | {"required": name == "launcher"})
     for limit in declared.metadata:
@@ -63,7 +81,7 @@ class DeployForm(forms.Form):
         (
             "Deployment",
             ("tensor_parallel", "gpu_memory_utilization", "max_num_seqs", "min_instances", "max_instances", "launcher",
-             "share_gpus_with", "reason"),
+             "share_gpus_with", "max_loras", "max_cpu_loras", "adapters", "reason"),
         ),
     )  # fmt: skip
 

@@ -9,7 +9,8 @@ from controlplane.console.formats import age, count, duration, milliseconds, per
 from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow, hours_back
 from controlplane.fleet.attainment import Attainment, together
-from controlplane.fleet.models import Model, SloClass
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, Instance, Model, SloClass
 from controlplane.gateway.models import MinuteRow
 from controlplane.gateway.selectors import PrefixHits, attainments, prefix_hits
 from controlplane.lengths.selectors import active_version
@@ -55,6 +56,22 @@ def promise_of(slo_class: SloClass) -> str:
     if slo_class.deadline_s is not None:
         words.append(f"done in {duration(slo_class.deadline_s)}")
     return ", ".join(words) or "nothing promised"
+
+
+def adapters_served(model: Model) -> str:
+    """Say how many instances of *model* serve LoRA adapters, and what to do about the others."""
+    rows = Instance.objects.launched().filter(deployment__model=model).select_related("deployment")
+    instances = [row for row in rows if row.state != InstanceState.STOPPED]
+    if not Deployment.objects.filter(model=model, active=True, max_loras__gt=0).exists():
+        return "No deployment serves adapters: give one room for adapters on the GPU (max_loras), then roll it out."
+    able = sum(row.adapter_slots[0] > 0 for row in instances)
+    words = (
+        f"{able} of {len(instances)} instance{'s' if len(instances) != 1 else ''} serve{'s' * (able == 1)} adapters."
+    )
+    late = [row for row in instances if row.deployment.max_loras and not row.adapter_slots[0]]
+    if late:
+        words += f" {len(late)} started before that was set: roll the deployment out on the page Instances."
+    return words
 
 
 # The parts of a policy

@@ -14,7 +14,7 @@ from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import at_door
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
-from controlplane.console.pages.models.details import classes_of, parts_of
+from controlplane.console.pages.models.details import adapters_served, classes_of, parts_of
 from controlplane.console.pages.models.selectors import ModelRow, model_rows, regions
 from controlplane.console.pages.models.tables import ENDPOINTS, bundle_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
@@ -56,6 +56,7 @@ def models(request: HttpRequest) -> HttpResponseBase:
         "one": one,
         "classes": classes_of(one.name, now) if one else [],
         "parts": parts_of(one, now) if one else [],
+        "adapters_served": adapters_served(one.model) if one else "",
         **(at_door.panel(state, model=one.name) if one else {}),
         "chart": one.chart if one else None,
         "bundles": bundle_choices([row.model for row in every]),
