@@ -147,6 +147,15 @@ class GatewayCollector:
             at_door.add_metric(list(key), count)
         yield at_door
 
+        others = CounterMetricFamily(
+            "pilothouse_other_model_requests",
+            "Requests that another model served than they asked for: weighted targets and fallbacks, by rule.",
+            labels=["asked", "model", "rule"],
+        )
+        for key, count in records.other_models.copy().items():
+            others.add_metric(list(key), count)
+        yield others
+
         adapters = CounterMetricFamily(
             "pilothouse_adapter_requests", "Requests with a LoRA adapter, by where it was.", labels=["was"]
         )

@@ -51,6 +51,7 @@ CONSOLE = {
     "models": Reach(VIEWER),
     "deploy": Reach(OPERATOR),
     "deployed": Reach(VIEWER, {"pk": "DEPLOYMENT"}),
+    "fallback": Reach(ADMIN, {"pk": "MODEL_ID"}, {"fallback": ""} | REASON),
     "bounds": Reach(ADMIN, {"pk": "MODEL_ID"}, {"max_instances-1": "6"} | REASON),
     "parts": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"routing_policy": "round_robin"} | REASON),
     "what-ifs": Reach(VIEWER),

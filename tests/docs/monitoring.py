@@ -23,6 +23,7 @@ GROUPS = {
         "pilothouse_tokens",
         "pilothouse_errors",
         "pilothouse_unreachable",
+        "pilothouse_other_model_requests",
         "pilothouse_active_",
     ),
     "Queues and instances": (
