@@ -52,6 +52,8 @@ INTENSITY_MIN: Final = {"1x": 30.0, "2x": 15.0, "3x": 10.0}
 """Windows in which all runs begin (section 5.2)."""
 FACTORS: Final = (1.2, 1.5, 2.0)
 """Of a run's time without waiting on a busy instance, until it is due (section 5.2)."""
+QUANTILES: Final = tuple(range(0, 101, 4))
+"""Percentages of runs whose completion times are kept, for the distributions of figures 9b and 10b."""
 CALL_TOKENS: Final = 1_800
 """Of a call of the mix, on average."""
 
@@ -206,6 +208,7 @@ def measured(run: Simulated) -> Row:
         "mean_s": float(taken_s.mean()),
         "p50_s": float(np.percentile(taken_s, 50)),
         "p95_s": float(np.percentile(taken_s, 95)),
+        "quantiles_s": np.percentile(taken_s, QUANTILES).tolist(),
         **{f"{size}_s": float(taken_s[sizes == size].mean()) for size in ("small", "medium", "large") if size in sizes},
     }
     if np.isfinite(runs.due_s).all():

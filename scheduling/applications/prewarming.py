@@ -7,17 +7,18 @@ likely to follow a unit and when it ends. What was used least recently leaves fo
 - `epwq`: what the first waiting requests use is warmed, and kept (CachedAttention's eviction and prefetching by the
   waiting queue, the paper's baseline).
 - `hermes`: this, and what the calls use that runs will probably make next.
-- `eager`: as `hermes`, for every call that a demand graph has next, as soon as the unit before it begins. The simplest
-  rule that knows runs, for simulations.
+- `latest` and `eager`, for simulations: as `hermes`, by equation 3 as it is printed, and for every call that a demand graph
+  has next as soon as the unit before it begins, which is the simplest rule that knows runs.
 
 `likely_calls` with `start_in_s` is the rule for every kind and under both clocks; `AdapterPrewarming` carries it out for
 adapters, and `warm_pool.WarmPool` for what is warm in a number of places: containers and DNN models.
 
-The paper's text and its formula differ: a smaller K is to prewarm more aggressively, and prewarming starts "at the time such
-that p_e = K". But the effectiveness p_e = p_s P(t_c > t_s + t_p) (equation 3), the probability that the call comes and finds
-its backend warm, falls as the start t_s is put off. We start at the latest moment with p_e >= K; at once if p_e is below K
-already while p_s >= K, since the call is likely, and a backend that is warm too late is still sooner than a cold one; and
-not at all if p_s < K. So a smaller K prewarms less likely calls, and starts later.
+The paper's text and its formula differ. By the formula, p_e = p_s P(t_c > t_s + t_p) (equation 3), the probability that the
+call comes and finds its backend warm falls as the start t_s is put off: with a smaller K prewarming starts later, and there
+may be no start with p_e = K although p_s >= K. By the text a smaller K is to prewarm more aggressively, for more significant
+tenants, prewarming is not triggered if p_s < K and otherwise "at the time such that p_e = K", and figure 14 has faster
+completion and more waste for it. All of this holds if the inequality is turned, p_e = p_s P(t_c <= t_s + t_p): we start at
+the first moment with that p_e >= K. `latest` is the formula as it is printed; docs/applications.md compares the two.
 """
 
 import math
@@ -34,11 +35,14 @@ from scheduling.fleet.arrays import MEMORY_SLOTS, EndpointArrays, FleetArrays
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.adapters import NOT_LOADED, ON_GPU, takes_adapter, tier_of, use_adapter
 
-Prewarming = Literal["lru", "epwq", "hermes", "eager"]
+Prewarming = Literal["lru", "epwq", "hermes", "latest", "eager"]
 LRU: Final = "lru"
 EPWQ: Final = "epwq"
 HERMES: Final = "hermes"
+LATEST: Final = "latest"
 EAGER: Final = "eager"
+BY_GRAPH: Final = (HERMES, LATEST, EAGER)
+"""Those that know what runs will do."""
 WarmKind = Literal["adapter", "prefix", "model", "container", "dnn"]
 USUAL_K: Final = 0.5
 """The paper's default."""
@@ -49,14 +53,25 @@ MOST_WAITING: Final = 32
 
 
 def start_in_s(ends_in_s: NDArray[np.float64], probability: float, warm_s: float, k: float) -> float | None:
-    """Return seconds until prewarming for a call should start, None for never (Hermes equation 3).
+    """Return seconds until prewarming for a call should start, None for never (Hermes equation 3, by the paper's text).
 
     *ends_in_s* are samples of when the unit before it ends, ascending; the call follows with *probability* and its backend
-    takes *warm_s* to warm. *k* is the least effectiveness.
+    takes *warm_s* to warm. It starts at the earliest moment for which the call comes with a probability of *k* before its
+    backend is warm.
     """
-    if probability < k or not ends_in_s.size:
+    if not probability or probability < k or not ends_in_s.size:
         return None
-    enough = math.ceil(k / probability * ends_in_s.size) if k > 0 else 1
+    enough = max(1, math.ceil(k / probability * ends_in_s.size - 1e-9))
+    return max(0.0, float(ends_in_s[enough - 1]) - warm_s)
+
+
+def latest_start_in_s(ends_in_s: NDArray[np.float64], probability: float, warm_s: float, k: float) -> float | None:
+    """Return what `start_in_s` returns by equation 3 as it is printed: the latest moment for which the call comes with a
+    probability of at least *k* once its backend is warm; at once if there is none.
+    """
+    if not probability or probability < k or not ends_in_s.size:
+        return None
+    enough = max(1, math.ceil(k / probability * ends_in_s.size - 1e-9))
     return max(0.0, float(ends_in_s[ends_in_s.size - enough]) - warm_s)
 
 
@@ -108,39 +123,37 @@ def likely_calls(
     needs: Needs,
     k: float,
     now_s: float,
-    *,
-    eager: bool = False,
+    by: Prewarming = HERMES,
 ) -> list[LikelyCall]:
     """Return the calls that runs will probably make next, of each run one for each backend that is needed.
 
     They follow the open steps of a run, and where none is open, its last one; units that are no LLM may come between.
     *produced* gives the output tokens so far of an open call, *needs* what is needed and how long it takes to warm; *k* is
     divided by the weight of a run's tenant. A step is taken to end with its call that has produced least, and a call to
-    run alone: under load it ends later, and what the next one needs waits. *eager* is the simplest rule instead: at once,
-    however unlikely the call is.
+    run alone: under load it ends later, and what the next one needs waits. When it ends is counted from its beginning, so
+    that a start is not put off while it runs. *by* is one of `BY_GRAPH`.
     """
-    calls = []
+    calls, start = [], latest_start_in_s if by == LATEST else start_in_s
     for run in standings.runs.values():
         graph = standings.graphs.get(run.application)
         if graph is None:
             continue
-        least = 0.0 if eager else min(1.0, k / run.weight)
+        least = 0.0 if by == EAGER else min(1.0, k / run.weight)
         starts: dict[Warmable, tuple[float, str]] = {}
-        for before, unit, ends_in_s, gap_s in _unfinished(run, graph, produced, now_s):
+        for before, unit, ends_in_s, there in _unfinished(run, graph, produced, now_s):
             outlook = graph.outlooks[unit]
             columns: dict[tuple[Warmable, float], list[int]] = {}
             for at, following in enumerate(outlook.next_units):
                 for need in needs(before, graph.backends[following]):
                     columns.setdefault(need, []).append(at)
             for (target, warm_s), of in columns.items():
-                comes_s = ends_in_s + gap_s[:, of].min(axis=1)
-                comes_s = comes_s[comes_s >= 0.0]  # later than now, or never
-                finite_s = np.sort(comes_s[np.isfinite(comes_s)])
-                start_s = start_in_s(finite_s, finite_s.size / max(1, comes_s.size), warm_s, least)
-                if start_s is None:
-                    continue
-                start_s = 0.0 if eager else start_s
-                if target not in starts or start_s < starts[target][0]:
+                comes_s = ends_in_s + outlook.gap_s[:, of].min(axis=1)
+                follows = np.isfinite(comes_s)
+                may_be = comes_s >= 0.0 if there is None else there
+                probability = float(follows[may_be].mean()) if may_be.any() else 0.0
+                start_s = start(np.sort(comes_s[follows]), probability, warm_s, least)
+                start_s = 0.0 if by == EAGER and start_s is not None else start_s
+                if start_s is not None and (target not in starts or start_s < starts[target][0]):
                     starts[target] = start_s, outlook.next_units[of[0]]
         for target, (start_s, unit) in starts.items():
             parallel = graph.outlooks[unit].parallelism if unit in graph.outlooks else 1
@@ -153,9 +166,9 @@ Floats = NDArray[np.float64]
 
 def _unfinished(
     run: Run, graph: KnownGraph, produced: Callable[[int], int], now_s: float
-) -> Iterator[tuple[RunCall, str, Floats, Floats]]:
-    """Yield for each open step, or the last one, the run's latest call, the unit, and of its recorded steps that may be
-    like it the seconds until they end and their gaps.
+) -> Iterator[tuple[RunCall, str, Floats, NDArray[np.bool_] | None]]:
+    """Yield for each open step, or the last one, the run's latest call, the unit, the seconds until its recorded steps would
+    have ended (0 if before now), and which of them may be like it; None: those whose next call is still to come.
     """
     slowest: dict[int, tuple[float, RunCall, ServiceRate, str]] = {}
     for request, (step, call, rate) in run.calls.items():
@@ -167,16 +180,14 @@ def _unfinished(
     for made, call, rate, unit in slowest.values():
         outlook, latest = graph.outlooks[unit], run.latest or call
         there = outlook.output > made
-        if there.any():
-            begins_s = 0.0 if made else rate.base_s + rate.input_s * call.prompt_tokens
-            yield latest, unit, begins_s + rate.output_s * (outlook.output[there] - made), outlook.gap_s[there]
-        else:  # it is longer than any that was recorded
-            yield latest, unit, np.zeros(outlook.output.size), outlook.gap_s
+        begins_s = 0.0 if made else rate.base_s + rate.input_s * call.prompt_tokens
+        if not there.any():  # it is longer than any that was recorded
+            there[:] = True
+        yield latest, unit, np.maximum(0.0, begins_s + rate.output_s * (outlook.output - made)), there
     unit, _ = run.last
     if not slowest and run.latest is not None and unit in graph.outlooks:
-        gap_s = graph.outlooks[unit].gap_s
         passed_s = np.nextafter(now_s - run.last_s, math.inf)  # what follows at once has not come
-        yield run.latest, unit, np.full(len(gap_s), -passed_s), gap_s
+        yield run.latest, unit, np.full(graph.outlooks[unit].output.size, -passed_s), None
 
 
 def load_time_s(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> float:
@@ -226,13 +237,14 @@ class AdapterPrewarming:
         warmed: list[Warmed] = []
         of: dict[int, list[int]] = {}
         for call in due(likely, "adapter"):
-            if by(call.target.endpoint) in (HERMES, EAGER) and isinstance(call.target.name, int):
+            if by(call.target.endpoint) in BY_GRAPH and isinstance(call.target.name, int):
                 of.setdefault(call.target.endpoint, []).append(call.target.name)
         for endpoint in range(endpoints.cursor.size):
             if by(endpoint) == LRU or endpoint >= waiting.size.size:
                 continue
             # What is used first is made the most recently used one last.
-            adapters = [*first_adapters(waiting, endpoint), *of.get(endpoint, ())]
+            first = first_waiting(waiting, endpoint, waiting.adapter >= 0)
+            adapters = [*waiting.adapter[first].tolist(), *of.get(endpoint, ())]
             members = endpoints.members[endpoints.first[endpoint] : endpoints.first[endpoint + 1]]
             room = int(fleet.adapter_slots[members, MEMORY_SLOTS].sum())
             soonest = list(dict.fromkeys(adapters))[:room]
@@ -259,10 +271,10 @@ class AdapterPrewarming:
         self.counts["wasted"] += len(gone)
 
 
-def first_adapters(waiting: WaitingArrays, endpoint: int) -> list[int]:
-    """Return the adapters of the first requests that wait for *endpoint*, in order."""
+def first_waiting(waiting: WaitingArrays, endpoint: int, among: NDArray[np.bool_]) -> list[int]:
+    """Return the slots of the first requests that wait for *endpoint*, in order, of those *among* (a mask of slots)."""
     slots = waiting.heap[endpoint, : waiting.size[endpoint]]
-    slots = slots[waiting.adapter[slots] >= 0]
+    slots = slots[among[slots]]
     order = np.lexsort((waiting.sequence[slots], waiting.key[slots]))[:MOST_WAITING]
-    adapters: list[int] = waiting.adapter[slots[order]].tolist()
-    return adapters
+    first: list[int] = slots[order].tolist()
+    return first

@@ -71,6 +71,8 @@ class SuiteApplication:
     size: Size
     units: Mapping[str, BackendKind]
     draw: Callable[[RunDraft], None]
+    prompts: Mapping[str, int]
+    """Tokens of the system prompt of each LLM unit: the constant part of its input."""
 
     def run(self, random: np.random.Generator) -> RunRecord:
         """Draw a run."""
@@ -195,45 +197,63 @@ SUITE: Final[Mapping[str, SuiteApplication]] = {
         "small",
         {"extract": _LLM, "write-check": _LLM, "execute": "container"},
         _equation_verification,
+        {"extract": 550, "write-check": 450},
     ),
     "FEV": SuiteApplication(
-        "Fact Extraction and Verification", "small", {"think": _LLM, "search": "tool"}, _fact_verification
+        "Fact Extraction and Verification",
+        "small",
+        {"think": _LLM, "search": "tool"},
+        _fact_verification,
+        {"think": 1500},
     ),
     "CC": SuiteApplication(
         "Code Checking",
         "small",
         {"write-tests": _LLM, "write-solutions": _LLM, "execute": "container"},
         _code_checking,
+        {"write-tests": 400, "write-solutions": 350},
     ),
-    "ALFWI": SuiteApplication("ALFWorld Interaction", "small", {"act": _LLM, "environment": "tool"}, _alfworld),
+    "ALFWI": SuiteApplication(
+        "ALFWorld Interaction", "small", {"act": _LLM, "environment": "tool"}, _alfworld, {"act": 1500}
+    ),
     "KBQAV": SuiteApplication(
         "Knowledge-Based-Query-Answering Verification",
         "small",
         {"extract-claims": _LLM, "generate-queries": _LLM, "search": "tool", "verify-claim": _LLM},
         _knowledge_verification,
+        {"extract-claims": 550, "generate-queries": 350, "verify-claim": 600},
     ),
     "CG": SuiteApplication(
         "Code Generation",
         "medium",
         {"write-code": _LLM, "review": _LLM, "revise": _LLM, "execute": "container"},
         _code_generation,
+        {"write-code": 500, "review": 570, "revise": 700},
     ),
     "PE": SuiteApplication(
         "Plan-and-Execution",
         "medium",
         {"plan": _LLM, "choose-model": _LLM, "vit": "dnn", "diffusion": "dnn", "text-to-video": "dnn", "respond": _LLM},
         _plan_and_execute,
+        {"plan": 2300, "choose-model": 1300, "respond": 900},
     ),
     "DM": SuiteApplication(
         "Document Merging",
         "large",
         {"merge": _LLM, "score": _LLM, "aggregate": _LLM, "improve": _LLM},
         _document_merging,
+        {"merge": 300, "score": 350, "aggregate": 350, "improve": 300},
     ),
     "MRS": SuiteApplication(
-        "MapReduce Summarization", "large", {"map": _LLM, "reduce": _LLM, "conclude": _LLM}, _map_reduce
+        "MapReduce Summarization",
+        "large",
+        {"map": _LLM, "reduce": _LLM, "conclude": _LLM},
+        _map_reduce,
+        {"map": 100, "reduce": 100, "conclude": 100},
     ),
-    "LLMR": SuiteApplication("LLM Reasoning", "other", {"propose": _LLM, "judge": _LLM}, _reasoning),
+    "LLMR": SuiteApplication(
+        "LLM Reasoning", "other", {"propose": _LLM, "judge": _LLM}, _reasoning, {"propose": 130, "judge": 133}
+    ),
 }
 """By the paper's abbreviation."""
 

@@ -48,8 +48,7 @@ class WarmPool:
     waits for room. *leave* hears of each that leaves, so that it is stopped.
 
     `counts` has calls by what they found (`hit`; `late`: it was being warmed; `miss`), and backends `warmed` early, `used`
-    by a call afterwards, and `wasted`: they left without. `idle_s`: seconds for which backends were warm and not in use;
-    `waited_s`: seconds that calls waited for theirs to be warm.
+    by a call afterwards, and `wasted`: they left without. `waited_s`: seconds that calls waited for theirs to be warm.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class WarmPool:
         self.capacity, self.keep_alive_s, self.shared, self.leave = capacity, keep_alive_s, shared, leave
         self.backends: list[WarmBackend] = []
         self.counts: Counter[str] = Counter(hit=0, late=0, miss=0, warmed=0, used=0, wasted=0)
-        self.idle_s = self.waited_s = 0.0
+        self.waited_s = self._idle_s = 0.0
 
     def take(self, name: Hashable, warm_s: float, now_s: float, size: float = 1.0) -> WarmBackend:
         """Return the backend for a call that comes now, warm from its `ready_s` on; a cold one takes *warm_s*."""
@@ -73,7 +72,7 @@ class WarmPool:
             one = min(able, key=lambda each: each.ready_s)
             self.counts["hit" if one.ready_s <= now_s else "late"] += 1
             self.counts["used"] += one.unused
-            self._count_idle(one, now_s)
+            self._idle_s += _idle_s(one, now_s)
         else:
             self.counts["miss"] += 1
             self._make_room(size, now_s, for_call=True)
@@ -122,6 +121,10 @@ class WarmPool:
         if one in self.backends:
             self.backends.remove(one)
 
+    def idle_s(self, now_s: float) -> float:
+        """Return for how many seconds backends have been warm and not in use."""
+        return self._idle_s + sum(_idle_s(one, now_s) for one in self.backends)
+
     @property
     def size(self) -> float:
         return sum(one.size for one in self.backends)
@@ -134,12 +137,13 @@ class WarmPool:
             self._leave(min(idle, key=lambda each: each.asked_s), now_s)
         return True
 
-    def _count_idle(self, one: WarmBackend, now_s: float) -> None:
-        if not one.users:
-            self.idle_s += max(0.0, now_s - max(one.ready_s, one.idle_from_s))
-
     def _leave(self, one: WarmBackend, now_s: float) -> None:
-        self._count_idle(one, now_s)
+        self._idle_s += _idle_s(one, now_s)
         self.counts["wasted"] += one.unused
         self.backends.remove(one)
         self.leave(one)
+
+
+def _idle_s(one: WarmBackend, now_s: float) -> float:
+    """Return for how long *one* has been warm and not in use."""
+    return 0.0 if one.users else max(0.0, now_s - max(one.ready_s, one.idle_from_s))

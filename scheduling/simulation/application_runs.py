@@ -9,11 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from scheduling.applications.demand_graph import Backend, ServiceRate, step_service_s
-from scheduling.applications.prewarming import LikelyCall, Warmable, due, likely_calls, load_time_s
+from scheduling.applications.prewarming import LikelyCall, Prewarming, Warmable, due, likely_calls, load_time_s
 from scheduling.applications.standings import KnownGraph, RunCall, Standings, follows_runs, rekey_run, runs_waiting
 from scheduling.applications.warm_pool import WarmBackend, WarmPool
+from scheduling.routing.adapters import ON_GPU, tier_of
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, World
+from scheduling.simulation.engine.prefix_cache import cached_blocks
 from scheduling.simulation.engine.state import SEGMENT, sequences_in_use
 from scheduling.simulation.workload.requests import Requests
 from scheduling.simulation.workload.runs import NOT_ENDED, RunOutcomes, RunsToCome
@@ -60,6 +62,14 @@ class ApplicationRuns:
             for kind, terms in cluster.backends.items()
         }
         """Backends of units that are no LLM, by kind; those of a kind without a pool are always warm."""
+        self.prompts: dict[tuple[str, int], int] = {}
+        """A request with each system prompt that calls share, by the prompt and its version."""
+        self._block_tokens = min(cluster.cached_block_sizes(), default=0)
+        if requests.prefix_first.size and self._block_tokens:
+            for row in np.flatnonzero((requests.run >= 0) & (np.diff(requests.prefix_first) > 0)).tolist():
+                self.prompts.setdefault(self.prompt_of(row), row)
+        self.came: Counter[str] = Counter()
+        """Calls that need an adapter or share a system prompt, and those that had it warm when they came."""
         self._others: dict[tuple[int, int], list[tuple[int, WarmBackend | None]]] = {}
         """Calls of steps in progress whose units are no LLM, with their backends."""
         self._other_calls = 0
@@ -113,8 +123,25 @@ class ApplicationRuns:
             self._open[run][at] = len(rows)
             self._coming = rows[::-1]
         request = self._coming.pop()
+        self._note_warm(world, request)
         self._stand(world, request, now_s)
         arrive(request)
+
+    def _note_warm(self, world: World, request: int) -> None:
+        """Count whether *request*, which comes now, has its adapter on a GPU and its system prompt in a cache."""
+        adapter, first = int(self._requests.adapter[request]), self._requests.prefix_first
+        blocks = int(first[request + 1] - first[request]) if self.prompts else 0
+        if adapter < 0 and not blocks:
+            return
+        endpoint, endpoints = self._endpoint(request), world.endpoints
+        members = endpoints.members[endpoints.first[endpoint] : endpoints.first[endpoint + 1]].tolist()
+        if adapter >= 0:
+            self.came["adapter_came"] += 1
+            self.came["adapter_came_warm"] += any(tier_of(world.fleet, at, adapter) == ON_GPU for at in members)
+        if blocks:
+            cached = (cached_blocks(world.engines, at, int(first[request]), blocks) for at in members)
+            self.came["prefix_came"] += 1
+            self.came["prefix_came_warm"] += any(each == blocks for each in cached)
 
     def end_other_units(self, until_s: float) -> None:
         """End the units that are no LLM and end before *until_s*, once there is no further request."""
@@ -246,19 +273,33 @@ class ApplicationRuns:
                 changed |= rekey_run(world.waiting, number, standing, self._orderings, self._stretches) > 0
         return np.flatnonzero(self._at_run_order & (world.waiting.size > 0)).tolist() if changed else []
 
-    def likely_calls(self, world: World, now_s: float, *, eager: bool) -> list[LikelyCall]:
+    def prompt_of(self, request: int) -> tuple[str, int]:
+        """Return the system prompt of *request*, a call of a run, and its version."""
+        number, at = self._step_of[request]
+        run = self._runs.runs[number]
+        return self._runs.applications[run.application].units[run.record.steps[at].unit].prompt, run.prompts
+
+    def likely_calls(self, world: World, now_s: float, by: Prewarming) -> list[LikelyCall]:
         """Return the calls that runs will probably make next (`prewarming.likely_calls`)."""
 
         def needs(before: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
             if backend.kind == "llm" and before.adapter >= 0:
                 load_s = load_time_s(world.fleet, world.endpoints, before.endpoint)
                 yield Warmable("adapter", before.adapter, before.endpoint), load_s
+            if backend.kind == "llm" and before.endpoint >= 0 and isinstance(before.run, int):
+                prompt = backend.prompt, self._runs.runs[before.run].prompts
+                if (request := self.prompts.get(prompt)) is not None:
+                    key = self._cluster.endpoints[before.endpoint]
+                    first = self._requests.prefix_first
+                    tokens = int(first[request + 1] - first[request]) * self._block_tokens
+                    prefill_s = self._cluster.reference_profile(key).step_time_s(tokens, 0, 0)
+                    yield Warmable("prefix", prompt, before.endpoint), prefill_s
             elif backend.kind in ("container", "dnn") and backend.kind in self.pools:
                 terms = self._cluster.backends[backend.kind]
                 yield Warmable(backend.kind, backend.name), terms.warm_s(backend.name)
 
         k, produced = self._cluster.prewarm_k, _produced(world).__getitem__
-        return likely_calls(self._standings, produced, needs, k, now_s, eager=eager)
+        return likely_calls(self._standings, produced, needs, k, now_s, by)
 
     def prewarm(self, likely: Iterable[LikelyCall], now_s: float) -> None:
         """Warm as many containers and DNN models as *likely* calls need."""
@@ -270,12 +311,12 @@ class ApplicationRuns:
                 pool.warm(name, self._cluster.backends[kind].warm_s(name), now_s, count)
 
     def counters(self, now_s: float) -> dict[str, int]:
-        """Return what calls of containers and DNN models found, and what became of those that were warmed early."""
-        counts: dict[str, int] = {}
+        """Return what calls had warm when they came, and of containers and DNN models what became of those warmed early."""
+        counts = dict(self.came)
         for kind, pool in self.pools.items():
             pool.look(now_s)
             counts |= {f"{kind}_{name}": count for name, count in pool.counts.items()}
-            counts |= {f"{kind}_idle_s": round(pool.idle_s), f"{kind}_waited_s": round(pool.waited_s)}
+            counts |= {f"{kind}_idle_s": round(pool.idle_s(now_s)), f"{kind}_waited_s": round(pool.waited_s)}
         return counts
 
     def outcomes(self) -> RunOutcomes:

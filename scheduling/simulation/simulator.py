@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.applications.prewarming import LRU
 from scheduling.compiled import direct
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.eviction import MOST_EVICTIONS
@@ -110,8 +109,8 @@ class Simulation:
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
         self.runs = None if runs is None else ApplicationRuns(cluster, requests, runs, world)
         """Application runs, if there are any."""
-        prewarms = cluster.prewarming != LRU and (bool(cluster.backends) or bool((requests.adapter >= 0).any()))
-        self.prewarming = SimulatedPrewarming(cluster, requests) if prewarms else None
+        prewarming = SimulatedPrewarming(cluster, requests, self.runs)
+        self.prewarming = prewarming if prewarming.needed else None
         """Prewarming, if there is anything that can be cold."""
         if state is not None:
             self._begin(state)
@@ -205,7 +204,7 @@ class Simulation:
                     self.control(endpoint)
             elif reason == loop.UNTIL and self.prewarming is not None and warm_s < np.inf and stop_s == warm_s:
                 self.control()
-                self.prewarming.look(self.world, self.runs, self.now_s)
+                self.prewarming.look(self.world, self.now_s)
             elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
                 self.holding.look(self.world, self.now_s, self._release)
             elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:

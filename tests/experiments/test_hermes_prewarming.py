@@ -1,27 +1,60 @@
-"""Prewarming of adapters as an experiment, on few runs."""
+"""Prewarming as an experiment, on few runs: every part, what is cold in it, and its figures beside the paper's."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from controlplane.experiments.hermes_prewarming import HERMES_PREWARMING
+from controlplane.experiments.hermes_prewarming import HERMES_PREWARMING, MEMORIES_GB, PARTS
 
 
-def test_prewarming_loads_adapters_before_their_requests(tmp_path):
-    settings = HERMES_PREWARMING.settings(
-        {"scale": 0.05, "seeds": 1, "instances": 2, "parts": "lora", "data": tmp_path}
-    )
-    result = HERMES_PREWARMING.run(settings, lambda *_: None)
-    of = {row["system"]: row for row in result["rows"]}
-    assert list(of) == ["LRU", "EPWQ", "Hermes"]
+def result_of(tmp_path, part, scale, **more):
+    options = {"scale": scale, "seeds": 1, "parts": part, "data": tmp_path, **more}
+    result = HERMES_PREWARMING.run(HERMES_PREWARMING.settings(options), lambda *_: None)
+    console = Console(file=io.StringIO(), width=240)
+    HERMES_PREWARMING.show(console, result)
+    assert "LRU" in console.file.getvalue()
+    return result, {(row["setting"], row["system"]): row for row in result["rows"]}
+
+
+def test_adapters_are_loaded_before_their_requests(tmp_path):
+    result, rows = result_of(tmp_path, "lora", 0.05, instances=2)
+    of = {system: row for (_, system), row in rows.items()}
+    assert list(of) == ["LRU", "EPWQ", "Hermes", "at once"]
     for row in of.values():
         assert row["hits"] + row["in_memory"] + row["not_loaded"] == pytest.approx(1.0, abs=1e-3)
+        assert 0 < row["came_hits"] < 1
     assert of["LRU"]["warmed"] == 0
     assert min(of["EPWQ"]["used"], of["Hermes"]["used"]) > 0
     assert of["Hermes"]["not_loaded"] < of["LRU"]["not_loaded"]
     (comparison,) = HERMES_PREWARMING.compare(result)
     assert (comparison.paper, comparison.section) == (0.211, "5.4")
-    console = Console(file=io.StringIO(), width=160)
-    HERMES_PREWARMING.show(console, result)
-    assert "EPWQ" in console.file.getvalue()
+
+
+def test_system_prompts_are_cached_before_their_calls(tmp_path):
+    result, rows = result_of(tmp_path, "kv", 0.04, prompts=4)
+    for gb in MEMORIES_GB:
+        of = {system: rows[f"{gb} GB", system] for system in ("LRU", "EPWQ", "Hermes")}
+        assert of["LRU"]["warmed"] == 0
+        assert of["LRU"]["came_hits"] < of["Hermes"]["came_hits"]
+        assert of["LRU"]["hits"] < of["Hermes"]["hits"] <= 1
+    assert rows["8 GB", "LRU"]["came_hits"] < rows["32 GB", "LRU"]["came_hits"]
+    figures = {each.measure: each.ours for each in HERMES_PREWARMING.compare(result)}
+    assert figures["hits of system prompts, Hermes against LRU, at most"] > 0
+    assert len(figures) == 4
+
+
+def test_a_smaller_k_makes_containers_and_models_warm_more_often_and_idle_longer(tmp_path, monkeypatch):
+    settings, systems = PARTS["k"]
+    named = ("LRU", "K = 0.1", "K = 0.9", "as printed, K = 0.1", "as printed, K = 0.9")
+    some = {name: systems[name] for name in named}
+    monkeypatch.setitem(PARTS, "k", ({name: settings[name] for name in ("containers (CG)", "DNN models (PE)")}, some))
+    result, rows = result_of(tmp_path, "k", 0.1)
+    for setting in PARTS["k"][0]:
+        lru, small, large, *_ = (rows[setting, name] for name in named)
+        assert small["waited_s"] < large["waited_s"] <= lru["waited_s"]
+        assert small["idle_s"] > large["idle_s"]
+        assert small["mean_s"] < lru["mean_s"]
+    printed = [rows["containers (CG)", name]["waited_s"] for name in named[3:]]
+    assert printed[0] > printed[1], "by the formula as printed a smaller K starts later"
+    assert HERMES_PREWARMING.compare(result) == []

@@ -132,6 +132,8 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
     engine.step_decodes, engine.step_within = engine.decoding, engine.within
     if chunk > 0 or admitted > 0:
         engine.free_blocks = free
+        load_s += engine.prewarm_s
+        engine.prewarm_s = 0.0
         return start_step(engines, instance, now_s, prefill, decodes, context, begun, load_s)
     batch = engine.decoding
     engine.phase = SEGMENT

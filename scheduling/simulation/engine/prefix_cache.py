@@ -14,8 +14,8 @@ Copies of one content are in a ring, oldest first; the open-addressed table know
 
 from typing import Any, Final
 
-from scheduling.compiled import compiled_inline, compiled_internal
-from scheduling.simulation.engine.state import NONE, PREFIX_HIT_TOKENS, PREFIX_QUERIED_TOKENS, EngineArrays
+from scheduling.compiled import compiled, compiled_inline, compiled_internal
+from scheduling.simulation.engine.state import IDLE, NONE, PREFIX_HIT_TOKENS, PREFIX_QUERIED_TOKENS, EngineArrays
 
 SHARED: Final = -1
 """Owner of a block that any request can find."""
@@ -250,6 +250,49 @@ def give_back(engines: EngineArrays, instance: int, sequence: int, tokens: int, 
             freed += 1
     this.published = 0
     return int(freed)
+
+
+@compiled
+def cached_blocks(engines: EngineArrays, instance: int, first: int, count: int) -> int:
+    """Return how many of the *count* shared blocks whose hashes begin at *first* are cached, up to the first missing one."""
+    cache = engines.cache
+    for index in range(count):
+        if cache.table[instance, _place(engines, instance, SHARED, int(cache.hashes[first + index]))] == 0:
+            return index
+    return count
+
+
+@compiled
+def warm_prefix(engines: EngineArrays, instance: int, first: int, count: int) -> int:
+    """Compute the *count* shared blocks whose hashes begin at *first*, as a request of one token does that ends at once.
+
+    Return how many were missing, -1 if there are not as many free blocks, and one for the token. All are the last to be
+    reused then. Their prefill makes the next step of a busy *instance* longer.
+    """
+    engine, cache = engines.instances[instance], engines.cache
+    if count >= engine.free_blocks:
+        return -1
+    cached, free = cached_blocks(engines, instance, first, count), int(engine.free_blocks)
+    for index in range(cached):
+        at = int(cache.table[instance, _place(engines, instance, SHARED, int(cache.hashes[first + index]))] - 1)
+        if cache.blocks[instance, at].holders == 0:
+            _pick_up(engines, instance, at)
+            free -= 1
+    if cached < count:
+        settle(engines, instance, free - (count - cached) - 1)
+    for index in range(count - 1, -1, -1):  # its last block is reused first
+        number = int(cache.hashes[first + index])
+        if index >= cached:
+            at = _publish(engines, instance, SHARED, number)
+            cache.blocks[instance, at].holders = 0
+        else:
+            at = int(cache.table[instance, _place(engines, instance, SHARED, number)] - 1)
+        if cache.blocks[instance, at].holders == 0:
+            _append_idle(engines, instance, at)
+    if engine.phase != IDLE:
+        tokens = float((count - cached) * engine.block_size_tokens)
+        engine.prewarm_s += engine.prefill_b_s_per_token * tokens + engine.prefill_c_s_per_token2 * tokens * tokens
+    return int(count - cached)
 
 
 def clear_cache(engines: EngineArrays, instance: int) -> None:

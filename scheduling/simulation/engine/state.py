@@ -101,6 +101,7 @@ INSTANCE = record(
         ("newest_idle", np.int32),
         ("spare_record", np.int32),  # first of the records used before
         ("used_records", np.int32),  # records from here on are unused
+        ("prewarm_s", np.float64),  # prefill of prewarmed prefixes, by which the next step that admits is longer
     ]
 )
 """One engine."""
@@ -307,6 +308,7 @@ def configure(engines: EngineArrays, instance: int, config: EngineConfig) -> Non
         record[name] = getattr(config.profile, name)
     record["requests_per_s"] = config.front_end.requests_per_s
     record["tokens_per_s"] = config.front_end.tokens_per_s
+    record["prewarm_s"] = 0.0
 
 
 def sequences_in_use(engines: EngineArrays) -> NDArray[np.int64]:

@@ -39,6 +39,10 @@ class ApplicationOf(ScenarioTable):
     """Coefficient of variation of the gaps between two runs."""
     arrivals: LengthsTrace | None = None
     """A trace: so many of its arrivals in a row, from a random one on, are when runs begin, stretched to the window."""
+    prompts: Size | None = None
+    """Versions of the system prompts of the suite's units, among which runs are drawn: what calls of a unit and a version
+    share. None: calls share nothing.
+    """
     begins_s: Annotated[list[AtLeast0], Field(min_length=1)] | None = None
     """When each run begins, in place of a number or a rate: the graph's records run again in their order."""
     known: dict[str, Any] | None = None
@@ -72,6 +76,8 @@ class ApplicationOf(ScenarioTable):
             raise ValueError("give deadline_s or deadline_factor, and not both")
         if self.suite == MIXED and self.name is not None:
             raise ValueError("the mix has the names of the suite: give no name")
+        if self.suite is None and self.prompts is not None:
+            raise ValueError("prompts are those of the suite; a demand graph does not say how long its prompts are")
         return self
 
 

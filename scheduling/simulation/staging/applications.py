@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
-from scheduling.applications.prewarming import EAGER, HERMES
+from scheduling.applications.prewarming import BY_GRAPH
 from scheduling.applications.remaining import FEWEST_MATCHES
 from scheduling.applications.standings import KnownGraph
 from scheduling.applications.suite import SUITE, mixed
@@ -29,7 +30,7 @@ from scheduling.simulation.workload.traces import TraceError, load_trace
 
 SPREAD: Final = 0.25
 """Standard deviation of the logarithm of outputs among the parallel requests of a step, around the step's mean."""
-RUNS_SEED, CALLS_SEED, LEARNED_SEED = 41, 42, 43
+RUNS_SEED, CALLS_SEED, LEARNED_SEED, PROMPTS_SEED = 41, 42, 43, 44
 USUAL_CALLS: Final = 64
 """Draws by which the calls of a run are estimated."""
 
@@ -64,6 +65,10 @@ class _Source(NamedTuple):
             return SUITE[self.suite].run(random)
         records = self._parts()[0]
         return records[int(random.integers(len(records)))]
+
+    def prompt_tokens(self, unit: str) -> int:
+        """Return the length of the system prompt of *unit*, 0 if it is not known."""
+        return SUITE[self.suite].prompts.get(unit, 0) if self.graph is None else 0
 
     def learned(self, count: int) -> list[RunRecord]:
         """Return up to *count* other runs than those of `run`."""
@@ -132,7 +137,10 @@ def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> Ru
 
 def joined(workload: Workload, drawn: RunCalls) -> tuple[Workload, NDArray[np.int32]]:
     """Return the requests of both in order of arrival, and the run of each, -1 for none."""
-    both = merged(workload, drawn.calls)
+    try:
+        both = merged(workload, drawn.calls)
+    except ValueError as error:
+        raise ScenarioProblem(("applications",), f"{error} Give no prompts with this trace.") from error
     order = np.argsort(both.arrival_s, kind="stable")
     run = np.concatenate([np.full(len(workload), -1, np.int32), drawn.run])
     return both.select(order), run[order]
@@ -185,6 +193,9 @@ class _Drawing:
             began_s = self._began_s(number, table, random)
             source = self._source(number, table)
             names = mixed(began_s.size, random) if table.suite == MIXED else []
+            versions = np.random.default_rng([self.seed, PROMPTS_SEED, number]).integers(
+                table.prompts or 1, size=began_s.size
+            )
             shares = np.array([table.regions.get(name, 0.0) for name in self.scenario.regions])
             shares = shares if shares.any() else np.ones(shares.size)
             regions = random.choice(shares.size, began_s.size, p=shares / shares.sum())
@@ -198,7 +209,7 @@ class _Drawing:
                 record = self._fitted(record, number, table.model, application)
                 due_in_s = self._due_in_s(record, application, table, random)
                 tenant = table.tenant if table.tenants == 1 else f"{table.tenant} {at % table.tenants + 1}"
-                run = RunToCome(application, moment_s, due_in_s, record)
+                run = RunToCome(application, moment_s, due_in_s, record, int(versions[at]))
                 runs.append((run, number, int(regions[at]), tenant))
         if not runs:
             raise ScenarioProblem(("applications",), "no run begins within its window")
@@ -277,8 +288,10 @@ class _Drawing:
         """Return what a dispatcher knows of an application; None for nothing, or where no order or prewarming asks."""
         predictions = self.scenario.predictions
         orders = {ORDERINGS[self.cluster.policy(key).ordering] for key in self.cluster.endpoints}
-        warms = self.cluster.prewarming in (HERMES, EAGER) and (
-            bool(self.cluster.backends) or any(one.adapters for one in self.scenario.models.values())
+        warms = self.cluster.prewarming in BY_GRAPH and (
+            bool(self.cluster.backends)
+            or any(one.adapters for one in self.scenario.models.values())
+            or any(one.prompts for one in self.scenario.applications)
         )
         if predictions.runs in ("exact", "none") or not (warms or orders & set(BY_RUN)):
             return None
@@ -315,11 +328,14 @@ class _Drawing:
     def _calls(self, runs: Sequence[tuple[RunToCome, int, int, str]], to_come: RunsToCome) -> RunCalls:
         random = np.random.default_rng([self.seed, CALLS_SEED])
         rows: list[tuple[float, int, int, int]] = []
+        prefixes: list[list[int]] = []
+        block = max((group.block_size_tokens for group in self.scenario.fleet if group.prefix_caching), default=0)
         whose: list[tuple[str, str, str]] = []
         regions: list[int] = []
         for number, (run, at_table, region, tenant) in enumerate(runs):
             table = self.scenario.applications[at_table]
             units, most = self.applications[run.application].units, self.longest[table.model]
+            _, source, _ = self.numbers[self.applications[run.application].name]
             for step in run.record.steps:
                 if units[step.unit].kind != "llm":
                     continue
@@ -327,6 +343,9 @@ class _Drawing:
                 for output in np.clip(np.rint(outputs), 1, most - 1).astype(int).tolist():
                     prompt = min(max(1, round(step.input_tokens)), most - output)
                     rows.append((run.began_s, prompt, output, number))
+                    shared = min(prompt, source.prompt_tokens(step.unit)) // block if block and table.prompts else 0
+                    content = zlib.crc32(f"{units[step.unit].prompt}, {run.prompts}".encode()) << 20
+                    prefixes.append([content + at for at in range(shared)])
                     whose.append((table.model, table.slo_class, tenant))
                     regions.append(region)
         if not rows:
@@ -341,6 +360,9 @@ class _Drawing:
             region=Coded(np.array(regions, np.int32), list(self.scenario.regions)),
             slo_class=classes,
             tenant=tenants,
+            prefix_first=np.cumsum([0, *map(len, prefixes)], dtype=np.int64) if any(prefixes) else None,
+            prefix_hashes=np.array(list(chain(*prefixes)), np.int64) if any(prefixes) else None,
+            prefix_block_tokens=block if any(prefixes) else 0,
         )
         return RunCalls(calls, run_of.astype(np.int32), to_come, self.clipped)
 

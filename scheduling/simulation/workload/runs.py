@@ -28,6 +28,8 @@ class RunToCome(NamedTuple):
     due_in_s: float
     """After it began, infinity for never."""
     record: RunRecord
+    prompts: int = 0
+    """Version of its units' system prompts."""
 
 
 @dataclass(frozen=True, slots=True)

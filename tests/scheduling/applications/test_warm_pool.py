@@ -19,7 +19,7 @@ def test_a_cold_backend_is_started_and_a_kept_one_is_warm():
     pool.give_back(first, 20.0)
     assert pool.take("a", START_S, 25.0) is first
     assert pool.counts == {"hit": 1, "late": 0, "miss": 2, "warmed": 0, "used": 0, "wasted": 0}
-    assert (pool.waited_s, pool.idle_s) == (4.0, 5.0)
+    assert (pool.waited_s, pool.idle_s(26.0)) == (4.0, 5.0)
 
 
 def test_a_prewarmed_backend_is_used_late_or_wasted():
@@ -37,7 +37,7 @@ def test_a_prewarmed_backend_is_used_late_or_wasted():
     pool.give_back(early, 15.0)
     pool.look(25.5)
     assert stopped == [unused, early]
-    assert pool.idle_s == 10.0 + 10.0
+    assert pool.idle_s(26.0) == 10.0 + 10.0
 
 
 def test_the_least_recently_used_one_leaves_and_one_that_is_wanted_now_does_not():
@@ -67,7 +67,7 @@ def test_a_shared_backend_serves_all_calls_and_a_failed_one_is_forgotten():
     (model,) = pool.warm("vit", START_S, 0.0, count=3, size=2.0)
     assert pool.take("vit", START_S, 5.0) is pool.take("vit", START_S, 5.0) is model
     assert pool.counts["hit"] == 2
-    assert pool.idle_s == 3.0
+    assert pool.idle_s(6.0) == 3.0
     pool.fail(model)
     pool.give_back(model, 6.0)
     assert pool.take("vit", START_S, 7.0) is not model

@@ -144,7 +144,7 @@ def test_runs_begin_as_a_trace_has_it(tmp_path):
 @pytest.mark.parametrize(("tables", "message"), [
     (RUNS, r"applications\[0\]: give suite or graph, and not both"),
     (RUNS + 'suite = "XX"\n', r"applications\[0\].suite: must be one of EV, .*, LLMR, mix, not 'XX'"),
-    (RUNS.replace("runs = 12", 'suite = "EV"'), r"applications\[0\]: give runs or runs_per_h"),
+    (RUNS.replace("runs = 12", 'suite = "EV"'), r"applications\[0\]: give one of runs, runs_per_h"),
     (RUNS + 'suite = "mix"\nname = "x"\n', r"the mix has the names of the suite"),
     (RUNS.replace('"m"', '"n"') + 'suite = "CC"\n', r"applications\[0\].model: there is no model 'n'"),
     (RUNS.replace('"iw"', '"x"') + 'suite = "EV"\n', r"applications\[0\].slo_class: there is no class 'x'"),
@@ -205,3 +205,29 @@ def test_units_wait_for_cold_backends_unless_these_are_prewarmed(tmp_path, by):
         assert counters["dnn_hit"] + counters["dnn_late"] == counters["dnn_used"] == 6
         assert counters["container_warmed"] == counters["container_used"] + counters["container_wasted"]
         assert counters["container_used"] >= 10
+
+
+@pytest.mark.parametrize("by", ["lru", "epwq", "hermes"])
+def test_system_prompts_are_cached_and_prewarmed(tmp_path, by):
+    head = HEAD.replace("kv_tokens = 16000", "kv_tokens = 6000\nprefix_caching = true").replace(
+        'regions = ["east", "west"]', 'regions = ["east"]'
+    )
+    runs = RUNS.replace("runs = 12", 'runs = 20\nsuite = "mix"\nprompts = 3\nwindow_h = 0.2')
+    made = staged(tmp_path, f'{runs}[policies]\nordering = "hermes"\nprewarming = "{by}"\n', head)
+    versions = {each.prompts for each in made.runs.runs}
+    assert versions == {0, 1, 2}
+    result = made.run()
+    counters, shared = result.counters, np.diff(made.requests.prefix_first)
+    assert (shared > 0).mean() > 0.9
+    assert 0 < counters["prefix_hit_tokens"] <= counters["prefix_queried_tokens"]
+    if by == "lru":
+        assert "prefix_warmed" not in counters
+        return
+    assert counters["prefix_used"] + counters["prefix_wasted"] <= counters["prefix_warmed"]
+    assert counters["prefix_used"] > 0
+
+
+def test_prompts_that_cannot_be_shared_are_refused(tmp_path):
+    runs = RUNS.replace("runs = 12", f"runs = 2\nprompts = 2\ngraph = {_inline(CHAIN)}")
+    with pytest.raises(ScenarioError, match="prompts are those of the suite"):
+        staged(tmp_path, runs)
