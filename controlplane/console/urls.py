@@ -53,6 +53,7 @@ urlpatterns = [
     path("models/targets/", models.targets, name="targets"),
     path("models/targets/share/", models.share, name="share"),
     path("models/<int:pk>/parts/", models.parts, name="parts"),
+    path("models/<int:pk>/fallback/", models.fallback, name="fallback"),
     path("models/<int:pk>/bounds/", models.bounds, name="bounds"),
     path("console/api/model-charts", models.charts, name="model-charts"),
     path("queues/", queues.queues, name="queues"),

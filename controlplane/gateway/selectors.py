@@ -82,11 +82,15 @@ class PrefixHits(NamedTuple):
     expected_tokens: int
     """As the router expected, of the requests that it did for."""
     of_tokens: int
-    """Cached tokens of those."""
+    """Prompt tokens of those."""
 
     @property
     def ratio(self) -> float | None:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    @property
+    def expected_ratio(self) -> float | None:
+        return self.expected_tokens / self.of_tokens if self.of_tokens else None
 
 
 def prefix_hits(since: datetime, **names: str) -> PrefixHits:
@@ -98,7 +102,7 @@ def prefix_hits(since: datetime, **names: str) -> PrefixHits:
         sum_prompt=Sum("prompt_tokens", default=0),
         sum_cached=Sum("cached_tokens", default=0),
         sum_expected=Sum("expected_cached_tokens", default=0),
-        sum_of=Sum("cached_tokens", filter=known, default=0),
+        sum_of=Sum("prompt_tokens", filter=known, default=0),
     )
     return PrefixHits(*sums.values())
 

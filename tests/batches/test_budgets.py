@@ -8,6 +8,7 @@ from django.core.files.base import ContentFile
 from controlplane.accounts.models import ApiKey, Budget, Tenant
 from controlplane.batches import services
 from controlplane.batches.budgets import CODE, spent_budgets, waiting_lines
+from controlplane.batches.feeder import grant_of
 from controlplane.batches.models import Batch, BatchStatus
 from controlplane.gateway.errors import ApiError
 from tests.gateway.rows import make_rows
@@ -58,3 +59,15 @@ def test_lines_count_towards_the_budget_of_their_model(key, scope, counts):
 def test_a_spent_budget_says_that_lines_wait(key):
     Budget.objects.create(tenant=key.tenant, kind="usd_per_month", hard=400, stopped_at=key.created_at)
     assert spent_budgets(Tenant.objects.all()) == ["acme's budget of $400 is spent; lines wait"]
+
+
+def test_lines_ask_for_the_models_that_their_key_may(key):
+    key.allowed_models = ["n"]
+    key.save()
+    failed = batch_of(key, 1)
+    assert (failed.status, failed.errors[0]["code"]) == (BatchStatus.FAILED, "model_not_found")
+    key.allowed_models = ["m"]
+    key.save()
+    batch = batch_of(key, 1)
+    assert batch.status == BatchStatus.IN_PROGRESS
+    assert grant_of(batch).models == {"m"}

@@ -162,6 +162,48 @@ def test_bounds_are_changed_together_or_not_at_all(two_regions, client, fleet_ad
     assert Deployment.objects.get(pk=east.pk).max_instances == 3
 
 
+def test_a_fallback_is_given_and_taken_away(two_regions, client, fleet_admin, operator):
+    model = Model.objects.get()
+    Model.objects.create(name="small", title="Small", weights_bytes=1, kv_bytes_per_token=1, context_tokens=9)
+    url, values = reverse("console:fallback", args=[model.pk]), {"fallback": "small", "fallback_wait_s": "2.5"}
+    client.force_login(operator)
+    assert client.post(url, values | {"reason": "an outage"}).status_code == 403
+    client.force_login(fleet_admin)
+    for given, shown in (("2.5", "that would wait above"), ("", "before its first token. <a")):
+        said = client.post(
+            url, values | {"fallback_wait_s": given, "reason": "an outage"}, follow=True
+        ).content.decode()
+        assert f"small is the fallback of {model}." in said
+        assert shown in page(client, open=model.name)
+    refused = client.post(
+        url, values | {"fallback_wait_s": "soon", "reason": "an outage"}, follow=True
+    ).content.decode()
+    assert "is no number of seconds." in refused
+    client.post(url, {"fallback": "", "reason": "it is over"})
+    model.refresh_from_db()
+    assert (model.fallback, model.fallback_wait_s) == (None, None)
+
+
+def test_names_are_shared_and_compared(two_regions, client, fleet_admin, reader):
+    url, model = reverse("console:share"), Model.objects.get().name
+    assert "a canary of a new version" in reader.get(reverse("console:targets")).content.decode()
+    client.force_login(fleet_admin)
+    for targets, said in (
+        (f"{model}", "is no target with a weight"),
+        ("nothing 5", "There is no model or adapter"),
+        (f"{model} 5", f"chat is shared among {model}"),
+    ):
+        answer = client.post(
+            url, {"name": "chat", "targets": targets, "reason": "canary"}, follow=True
+        ).content.decode()
+        assert said in answer
+    assert f'value="{model} 5"' in answer
+    assert "Baseline" in answer
+    assert "Baseline" in client.get(reverse("console:targets"), {"format": "csv"}).getvalue().decode()
+    client.post(url, {"name": "chat", "targets": "", "reason": "it is over"})
+    assert "a canary of a new version" in reader.get(reverse("console:targets")).content.decode()
+
+
 def test_router_and_order_say_how_they_do(two_regions, live, reader):
     now = timezone.now()
     feed = rows_of(two_regions)

@@ -23,6 +23,7 @@ GROUPS = {
         "pilothouse_tokens",
         "pilothouse_errors",
         "pilothouse_unreachable",
+        "pilothouse_other_model_requests",
         "pilothouse_active_",
     ),
     "Queues and instances": (
@@ -33,7 +34,7 @@ GROUPS = {
             "pilothouse_instances",
             "pilothouse_heartbeat",
         ),
-        *("pilothouse_adapter", "pilothouse_lease"),
+        *("pilothouse_adapter", "pilothouse_prewarmed", "pilothouse_lease"),
     ),
     "Output lengths": ("pilothouse_length_",),
     "Jobs and parts": ("pilothouse_job_", "pilothouse_part_"),

@@ -19,6 +19,7 @@ from controlplane.fleet.models import (
     Region,
     RegionLatency,
     SloClass,
+    WeightedTarget,
 )
 from workers.vllm.model_shape import ShapeError
 
@@ -262,3 +263,38 @@ def test_latencies_between_regions_are_made_changed_and_pruned(run):
     assert str(RegionLatency.objects.get()) == "There to Here"
     with pytest.raises(CommandError, match=r"region_latencies\[1\] \(here/here\): target: Name another region"):
         run(FLEET + LATENCY.replace('target = "there"', 'target = "here"'), "--yes")
+
+
+SHARED = """
+[[models]]
+name = "large"
+weights_bytes = 1_000_000
+kv_bytes_per_token = 512
+context_tokens = 4096
+fallback = "tiny"
+fallback_wait_s = 5
+
+[[weighted_targets]]
+name = "chat"
+target = "large"
+weight = 9
+
+[[weighted_targets]]
+name = "chat"
+target = "tiny"
+"""
+
+
+def test_models_have_fallbacks_and_names_are_shared(run):
+    run(FLEET + SHARED, "--yes")
+    large = Model.objects.select_related("fallback").get(name="large")
+    assert (large.fallback.name, large.fallback_wait_s) == ("tiny", 5.0)
+    weights = WeightedTarget.objects.filter(name="chat").values_list("target", "weight")
+    assert dict(weights) == {"large": 9.0, "tiny": 1.0}
+    events = Event.objects.count()
+    run(FLEET + SHARED, "--yes")
+    assert Event.objects.count() == events
+    with pytest.raises(CommandError, match="There is no model or adapter 'nothing'"):
+        run(FLEET + SHARED.replace('target = "tiny"', 'target = "nothing"'), "--yes")
+    run(FLEET + SHARED.replace('[[weighted_targets]]\nname = "chat"\ntarget = "tiny"\n', ""), "--yes", "--prune")
+    assert WeightedTarget.objects.count() == 1

@@ -40,6 +40,8 @@ class Records:
         self.at_door: Counter[tuple[str, str, str, str]] = Counter()
         """Requests whose promise was unreachable by (model, region, class asked for, decision), since the start."""
         self.lately_at_door = Lately(clock)
+        self.other_models: Counter[tuple[str, str, str]] = Counter()
+        """Requests that another model served, by (name asked for, model or adapter that served, rule)."""
         self.judged: Counter[tuple[str, str, bool]] = Counter()  # verdicts by (model, class, met), since the start
         self.errors: Counter[tuple[int, str]] = Counter()  # error answers by (status, code)
         self.tracing: Tracing | None = None
@@ -126,7 +128,11 @@ class Records:
             key = model, region, ticket.asked_class or slo_class, decision
             self.at_door[key] += 1
             self.lately_at_door.count(key)
+        if ticket.model_rule:
+            self.other_models[ticket.asked_model, ticket.adapter or model, ticket.model_rule] += 1
         self.tokens[model, region, slo_class, "prompt"] += ticket.prompt_tokens
+        if ticket.cached_tokens is not None:
+            self.tokens[model, region, slo_class, "cached_prompt"] += ticket.cached_tokens
         self.tokens[model, region, slo_class, "output"] += ticket.output_tokens
         windows = self.windows
         windows.advance(self.clock())

@@ -1,10 +1,12 @@
 """Instances: the list, one instance, and its actions."""
 
+from datetime import timedelta
 from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
@@ -28,10 +30,12 @@ from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
 from controlplane.fleet.swaps.selectors import statuses as swap_statuses
 from controlplane.gateway.models import LedgerRow
+from controlplane.gateway.selectors import prefix_hits
 from controlplane.resources.filters import CHART_RANGE, Filters
 from controlplane.resources.instances import INSTANCES
 
 REQUESTS_SHOWN = 10
+HITS_OVER = timedelta(hours=1)
 LOG_LINES_SHOWN = 100
 # Effect of each action, for its dialog; and whether the dialog warns.
 ACTION_TEXTS = {
@@ -87,6 +91,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         "row": instance_row(row, state.instance_rows().get(row.pk)),
         "engine": row.engine,
         "profile": row.deployment.profile(),
+        "prefix_hits": prefix_hits(timezone.now() - HITS_OVER, instance=row.name),
         "outdated": revisions.outdated([row]).get(row.pk, ()),
         "log": _log(row) if may(request, Role.OPERATOR) else None,
         "charts": charts,

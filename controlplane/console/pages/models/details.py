@@ -119,11 +119,7 @@ def _router_health(row: ModelRow, hour: dict[str, int], hits: PrefixHits) -> str
     if hits.ratio is None:
         return words
     words += f"; {percent(hits.ratio)} of prompt tokens cached"
-    return (
-        f"{words}, {count(hits.expected_tokens)} expected and {count(hits.of_tokens)} hit"
-        if hits.expected_tokens
-        else words
-    )
+    return f"{words}, {percent(hits.expected_ratio)} expected" if hits.expected_ratio is not None else words
 
 
 def _order_health(row: ModelRow, hour: dict[str, int]) -> str:

@@ -19,7 +19,7 @@ from controlplane.console.pages.models.selectors import ModelRow, model_rows, re
 from controlplane.console.pages.models.tables import ENDPOINTS, bundle_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.fleet.inventory import services as inventory
-from controlplane.fleet.inventory.kinds import DEPLOYMENT
+from controlplane.fleet.inventory.kinds import DEPLOYMENT, MODEL
 from controlplane.fleet.models import Deployment, Model, WeightedTarget
 from controlplane.planning import services
 from controlplane.planning.parts import PARTS
@@ -59,6 +59,7 @@ def models(request: HttpRequest) -> HttpResponseBase:
         "adapters_served": adapters_served(one.model) if one else "",
         **(at_door.panel(state, model=one.name) if one else {}),
         "chart": one.chart if one else None,
+        "fallbacks": Model.objects.filter(active=True, task=one.model.task).exclude(pk=one.model.pk) if one else [],
         "bundles": bundle_choices([row.model for row in every]),
         "bundle_rows": bundle_rows(every),
         "part_titles": [part.title for part in PARTS],
@@ -90,6 +91,21 @@ def bounds(form: ActionForm, model: Model) -> str:
     with transaction.atomic():
         changed = sum(_bounds_changed(row, form) for row in rows)
     return f"Bounds of {model}: {changed} changed." if changed else f"Bounds of {model} are as they were."
+
+
+@action(Role.ADMIN, Model, page="console:models", unchanged="{row} keeps its fallback")
+def fallback(form: ActionForm, model: Model) -> str:
+    """Change which model serves the requests that this one does not, and after which wait."""
+    given = form.fields.get("fallback_wait_s", "").strip()
+    try:
+        wait_s = float(given) if given else None
+    except ValueError:
+        raise ValidationError(f"{given!r} is no number of seconds.") from None
+    name = form.fields.get("fallback", "") or None
+    inventory.change(
+        MODEL, model, {"fallback": name, "fallback_wait_s": wait_s if name else None}, form.user, form.reason
+    )
+    return f"{name} is the fallback of {model}." if name else f"{model} has no fallback."
 
 
 def _bounds_changed(row: Deployment, form: ActionForm) -> bool:
