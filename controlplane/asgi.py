@@ -30,8 +30,10 @@ from controlplane.alerts import watch as alert_watch
 from controlplane.alerts.conditions import Signals
 from controlplane.alerts.watch import AlertWatch
 from controlplane.applications import feeding as graph_feeding
+from controlplane.applications import prewarming
 from controlplane.applications.api import MOST_BODY_BYTES
 from controlplane.applications.api import PATH as RUNS_PATH
+from controlplane.applications.backends import Backends
 from controlplane.applications.feeding import GraphFeeder
 from controlplane.applications.reporting import deliver_reports
 from controlplane.batches.feeder import LOOK_S, Feeder
@@ -137,8 +139,8 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
-            jobs = (feeder_of(gateway), graph_feeder_of(gateway), alert_watch_of(gateway))
-            feeding = asyncio.gather(*(job.run() for job in jobs))
+            jobs = (feeder_of, graph_feeder_of, alert_watch_of, prewarm_keeper_of)
+            feeding = asyncio.gather(*(job(gateway).run() for job in jobs))
             await send({"type": "lifespan.startup.complete"})
         else:
             if feeding is not None:
@@ -165,6 +167,14 @@ def graph_feeder_of(gateway: Gateway) -> GraphFeeder:
     """What gives the dispatcher of *gateway* the demand graphs of applications, and their runs in progress."""
     job = gateway.jobs.add("feed-graphs", graph_feeding.LOOK_S, "database")
     return GraphFeeder(gateway.dispatcher.runs, job, gateway.owns)
+
+
+def prewarm_keeper_of(gateway: Gateway) -> prewarming.PrewarmKeeper:
+    """What keeps the backends of other units warm, and writes what *gateway* prewarmed."""
+    of_gateway = gateway.dispatcher.prewarming
+    backends = Backends(of_gateway.log, str(settings.STATE_DIR), settings.DOCKER_SOCKET)
+    job = gateway.jobs.add("prewarm", prewarming.LOOK_S, "database")
+    return prewarming.PrewarmKeeper(of_gateway, backends, job, gateway.owns)
 
 
 def alert_watch_of(gateway: Gateway) -> AlertWatch:

@@ -163,10 +163,13 @@ class GatewayCollector:
             adapters.add_metric([was], gateway.dispatcher.placement.adapters[was])
         yield adapters
         prewarmed = CounterMetricFamily(
-            "pilothouse_adapters_prewarmed", "LoRA adapters loaded early: all, used since, or unused.", labels=["fate"]
+            "pilothouse_prewarmed",
+            "Backends warmed early, by kind: all (warmed), and those found warm (hit), found while being warmed (late), not "
+            "used (waste) or not warmed (failed). Also calls of runs that found theirs cold (miss).",
+            labels=["kind", "fate"],
         )
-        for fate, count in gateway.dispatcher.prewarming.counts.copy().items():
-            prewarmed.add_metric([fate], count)
+        for (kind, fate), count in gateway.dispatcher.prewarming.log.counts.copy().items():
+            prewarmed.add_metric([kind, fate], count)
         yield prewarmed
 
         tokens = CounterMetricFamily("pilothouse_tokens", "Tokens served.", labels=[*labels, "kind"])

@@ -258,11 +258,14 @@ class Routing(Group):
     """Weights of tenants in the orders by application and by share, as `name=weight, ...`; 1 for the others. A tenant of
     weight 2 is given twice the share, and its runs half the rank."""
     PREWARM_BY: Annotated[Literal["lru", "epwq", "hermes"], PER_MODEL] = "hermes"
-    """How LoRA adapters are prewarmed: `lru`, not at all; `epwq`, those of the first waiting requests; `hermes`, also those
-    of the calls that application runs will probably make next."""
+    """What is prewarmed: `lru`, nothing; `epwq`, LoRA adapters and system prompts of the first waiting requests; `hermes`,
+    also these and sleeping models for the calls that application runs will probably make next."""
     PREWARM_K: Share = 0.5
     """Least effectiveness of prewarming for a run (Hermes' K), divided by the weight of its tenant: lower prewarms calls
     that are less likely, and wastes more."""
+    PREWARM_SHARE: Annotated[Share, PER_MODEL] = 0.05
+    """Most of an instance's time that requests for one token may take, which compute system prompts before the calls that
+    use them; 0 computes none early. Only under a router that considers prefixes (`least_delay`)."""
     REORDER_BY: Literal[
         "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
     ] = "search"

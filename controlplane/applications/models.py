@@ -1,5 +1,7 @@
 """Applications of tenants and their runs, by the marks of requests and by what tenants report (docs/applications.md)."""
 
+from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
@@ -8,6 +10,7 @@ from django.utils.functional import cached_property
 from controlplane.accounts.models import Tenant
 from controlplane.applications.completion import DAY, Completions
 from scheduling.applications.recording import RECOGNIZED
+from workers.backends.actuators import PORT, ActuatorError, BackendSpec
 
 
 class RunOutcome(models.TextChoices):
@@ -165,6 +168,8 @@ class UnitReport(models.Model):
     began_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True, help_text="Empty while it runs.")
     failed = models.BooleanField(default=False)
+    warm = models.BooleanField(null=True, help_text="Whether it was handed a warm backend; empty where none is kept.")
+    address = models.CharField(max_length=80, blank=True, default="", help_text="Of the backend that it was handed.")
 
     class Meta:
         ordering = ["began_at", "id"]
@@ -176,6 +181,99 @@ class UnitReport(models.Model):
     @property
     def duration_s(self) -> float:
         return (self.ended_at - self.began_at).total_seconds() if self.ended_at else 0.0
+
+
+class BackendKind(models.TextChoices):
+    CONTAINER = "container", "Container"  # of one execution at a time
+    DNN = "dnn", "DNN model"  # of any number at once
+
+
+class UnitBackend(models.Model):
+    """A backend of units that are no LLM. It is started before a run will probably need it, and handed to its unit."""
+
+    name = models.CharField(
+        max_length=80,
+        unique=True,
+        validators=[RegexValidator(r"^[A-Za-z0-9._:/-]+$", "Letters, digits or . _ : / -")],
+        help_text="As units name it in `backend`, such as python:3.11.",
+    )
+    kind = models.CharField(max_length=16, choices=BackendKind.choices, default=BackendKind.CONTAINER)
+    image = models.CharField(
+        max_length=255, blank=True, default="", help_text="Container image on the host; used where Docker is there."
+    )
+    command = models.CharField(
+        max_length=1000,
+        blank=True,
+        default="",
+        help_text="Of the container, or of a process where there is no Docker: it listens on {port}, on the loopback.",
+    )
+    container_port = models.PositiveIntegerField(
+        default=0, validators=[MaxValueValidator(65_535)], help_text="Port of the container that is published; 0: none."
+    )
+    capacity = models.PositiveSmallIntegerField(
+        default=2,
+        validators=[MinValueValidator(1), MaxValueValidator(64)],
+        help_text="Most of them at once, warm or in use.",
+    )
+    keep_alive_s = models.FloatField(
+        default=300.0,
+        validators=[MinValueValidator(1.0), MaxValueValidator(86_400.0)],
+        help_text="One that is not used for so long is stopped.",
+    )
+    start_limit_s = models.FloatField(
+        default=60.0, validators=[MinValueValidator(1.0), MaxValueValidator(600.0)], help_text="Longest start."
+    )
+    reused = models.BooleanField(
+        default=False, help_text="A container serves the next execution, of any tenant; a DNN model always does."
+    )
+    active = models.BooleanField(default=True)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def clean(self) -> None:
+        if not (self.image or self.command):
+            raise ValidationError({"command": "It needs an image, a command, or both."})
+        try:
+            says_port = any(PORT in each for each in self.spec.arguments)
+        except ActuatorError as error:
+            raise ValidationError({"command": str(error)}) from error
+        if not self.image and not says_port:
+            raise ValidationError({"command": f"A process is told its port: the command has to contain {PORT}."})
+
+    @property
+    def spec(self) -> BackendSpec:
+        return BackendSpec(self.name, self.image, self.command, self.container_port, self.start_limit_s)
+
+
+class PrewarmRow(models.Model):
+    """A backend that was prewarmed for a run, or that a call of it found cold."""
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="+")
+    application = models.CharField(
+        max_length=80, blank=True, default="", help_text="Empty: of a request without marks."
+    )
+    run = models.CharField(max_length=80, blank=True, default="")
+    kind = models.CharField(max_length=16, help_text="adapter, prefix, model, container or dnn.")
+    backend = models.CharField(max_length=160)
+    place = models.CharField(max_length=160, blank=True, default="", help_text="Instance, or address.")
+    why = models.CharField(max_length=400, blank=True, default="")
+    began_at = models.DateTimeField(db_index=True)
+    warm_at = models.DateTimeField(null=True, blank=True)
+    settled_at = models.DateTimeField(null=True, blank=True, help_text="When it was used, or given up.")
+    fate = models.CharField(
+        max_length=8, blank=True, default="", help_text="hit, late, miss, waste or failed; empty: not used yet."
+    )
+
+    class Meta:
+        ordering = ["-began_at", "-id"]
+        indexes = [models.Index(fields=["tenant", "application", "run"], name="prewarm_of_run")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.backend}"
 
 
 class FollowedLedger(models.Model):

@@ -6,8 +6,9 @@ from datetime import datetime
 
 import msgspec
 import numpy as np
+from django.db.models import QuerySet
 
-from controlplane.applications.models import Application, ApplicationRun, learned
+from controlplane.applications.models import Application, ApplicationRun, PrewarmRow, learned
 from controlplane.applications.services import backends, done_calls
 from controlplane.fleet.models import PerformanceProfile
 from scheduling.applications.demand_graph import (
@@ -40,6 +41,13 @@ JUDGED = 40
 """Records that predictions are judged by at most."""
 UNKNOWN_RATE = ServiceRate(0.02, 2e-5, 0.02)
 """Of models without a performance profile."""
+
+
+def prewarms_of(run: ApplicationRun) -> QuerySet[PrewarmRow]:
+    """Return what was prewarmed for *run* and what its calls found cold, the first first."""
+    application = run.application
+    rows = PrewarmRow.objects.filter(tenant=application.tenant_id, application=application.name, run=run.run)
+    return rows.order_by("began_at", "pk")
 
 
 def graph_of(application: Application) -> DemandGraph:

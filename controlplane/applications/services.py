@@ -1,6 +1,6 @@
 """Follow the runs of applications in the ledger, and learn from those that ended."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -21,11 +21,13 @@ from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.demand_graph import MOST_RECORDS, Backend, DemandGraph
 from scheduling.applications.recording import (
     IDLE_S,
+    LONGEST_ID,
     NO_UNIT,
     RECOGNIZED,
     SESSION_IDLE_S,
     SESSION_UNITS,
     Call,
+    first_request,
     record_of,
 )
 
@@ -36,6 +38,7 @@ LOOKED_AGAIN: Final = 2_000
 MOST_CALLS: Final = 4_096
 """Calls of a run that its record is made of."""
 KEPT_DAYS: Final = 30
+SAME_MOMENT: Final = timedelta(milliseconds=2)
 SETTLED: Final = timedelta(seconds=5)
 """A run that was closed ends so much later: its last calls may not be in the ledger yet."""
 
@@ -71,7 +74,14 @@ def calls_of(tenant_id: int, application: str, run: str) -> QuerySet[LedgerRow]:
     """Return the calls of a run. The first one of a recognized run came before it was one, and is found by its id."""
     named = Q(application=application, run=run)
     if run.startswith(RECOGNIZED):
-        named |= Q(request_id=run.removeprefix(RECOGNIZED), run="")
+        request_id, given_at = first_request(run)
+        first = Q(request_id=request_id, run="")
+        if given_at is not None:
+            if len(request_id) == LONGEST_ID:
+                first = Q(request_id__startswith=request_id, run="")
+            at = datetime.fromtimestamp(given_at, UTC)
+            first &= Q(arrived_at__gte=at - SAME_MOMENT, arrived_at__lt=at + SAME_MOMENT)
+        named |= first
     return LedgerRow.objects.filter(named, tenant_id=tenant_id)
 
 

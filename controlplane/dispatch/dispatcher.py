@@ -20,13 +20,13 @@ from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
 from controlplane.dispatch.placement import Placement
+from controlplane.dispatch.prewarming import Prewarming
 from controlplane.dispatch.reordering import Ask, Reordering
 from controlplane.dispatch.runs import ApplicationRuns
 from controlplane.dispatch.suspects import Suspects
 from controlplane.dispatch.token_accounts import Outlook, TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.waits import Waits
-from scheduling.applications.prewarming import AdapterPrewarming
 from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.promises import ClassTerms, Verdict, decide
@@ -58,9 +58,9 @@ class Dispatcher:
         self.accounts = TokenAccounts(topology)
         self.suspects = Suspects(topology, clock, self._place_again)
         self.waits = Waits(topology, self.queue, clock)
-        self.prewarming = AdapterPrewarming()
-        self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver, self.prewarming)
         self.runs = ApplicationRuns(topology, self.queue, self._produced)
+        self.prewarming = Prewarming(topology, self.queue, self.runs, clock, deliver)
+        self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver, self.prewarming)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, ask)
         self.holding = Holding(
             topology,
@@ -85,6 +85,8 @@ class Dispatcher:
                 self._left(record)
             case port.Prefix():
                 self._prefix(record)
+            case port.PrefixWarmed():
+                self.prewarming.warmed(record)
             case port.Backlog():
                 self.holding.work.expect(record.model, record.due)
 
@@ -144,8 +146,8 @@ class Dispatcher:
             self.placement.pump(endpoint)
 
     def prewarm(self) -> None:
-        """Load adapters before the requests that use them."""
-        self.placement.prewarm(self.runs.likely_calls())
+        """Warm what waiting requests and likely calls will need."""
+        self.prewarming.look()
 
     def _produced(self, number: int) -> int:
         """Return the output tokens so far of request *number*; 0 if no instance has it."""
@@ -194,6 +196,7 @@ class Dispatcher:
         if self.runs.is_stopped(asked):
             self.deliver(_run_stopped(asked))
             return
+        self.prewarming.come(asked)
         candidates, own_region = self.topology.candidates(asked.model, asked.region), ""
         if candidates.size:
             preferred = self.topology.endpoints[int(candidates[0])]

@@ -318,7 +318,7 @@ class Floor:
             short=dispatcher.reordering.short_instances,
         )
         self.decision = Decision(self.topology, self._began_s)
-        self.swapping = Swapping(self.topology, dispatcher.queue, dispatcher.placement.pump)
+        self.swapping = Swapping(self.topology, dispatcher.queue, dispatcher.placement.pump, dispatcher.prewarming)
         self.publication = Publication(settings.REDIS_URL)
         self._jobs: set[asyncio.Future[None]] = set()
         self._looking = False
@@ -376,6 +376,8 @@ class Floor:
                 alive = endpoint.model in self.publication.strategists
                 replicas = members.get(index, [])
                 delta, reason = self.decision.decide(endpoint, view, replicas, memory, now_s, strategy_alive=alive)
+                if not delta and not memory.busy:
+                    delta, reason = self._wake(endpoint, view, replicas)
                 if delta:
                     self._move(endpoint, view, replicas, delta, reason)
             for instance_id, reason in self.swapping.wanted(now_s, time.time()):
@@ -385,6 +387,14 @@ class Floor:
         if self._next_look_s <= now_s < self._watch_until_s and not self._looking:
             self._next_look_s = now_s + OWN_COMMANDS_S
             self._run_own_commands(members)
+
+    def _wake(self, endpoint: Endpoint, view: EndpointView, members: list[Replica]) -> tuple[int, str]:
+        """Return the move that wakes an instance before a likely call; those on shared GPUs are woken by a swap."""
+        sleeps = any(one.spec.state == InstanceState.SLEEPING and not one.spec.swap_group for one in members)
+        if view.ready or view.coming or not sleeps or endpoint.spec.shares_gpus:
+            return 0, ""
+        call = self.dispatcher.prewarming.wakes(endpoint)
+        return (1, self.dispatcher.prewarming.woken(endpoint, call)) if call is not None else (0, "")
 
     # Carrying out
 

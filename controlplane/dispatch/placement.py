@@ -1,7 +1,7 @@
 """The endpoint of a request, and its instance: each decision is one compiled call. Also the trace that explains it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from controlplane.dispatch import kernels
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import Deliver, Placed, Submit, Warm
+from controlplane.dispatch.port import Deliver, Placed, Submit
+from controlplane.dispatch.prewarming import Prewarming
 from controlplane.dispatch.runs import trace_of
 from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import Waits
-from scheduling.applications.prewarming import LRU, AdapterPrewarming, LikelyCall
 from scheduling.compiled import uncompiled
 from scheduling.queueing.running import prefill_s
 from scheduling.routing import candidates as columns
@@ -34,7 +34,7 @@ class Placement:
     waits: Waits
     clock: Callable[[], float]
     deliver: Deliver
-    prewarming: AdapterPrewarming
+    prewarming: Prewarming
 
     def __post_init__(self) -> None:
         self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
@@ -96,6 +96,7 @@ class Placement:
             self.waits.placed(request, replica)
             unload = self._use_adapter(request, instance)
             why = self._explain(request, endpoint, replica, pulled)
+            self.prewarming.placed(request, replica, self._cached_tokens(instance) if policy == LEAST_DELAY else 0.0)
             self.accounts.open(request, replica)
             if replica.health.breaker is not Breaker.CLOSED:  # it takes one at a time
                 topology.settle(replica)
@@ -118,7 +119,7 @@ class Placement:
                     keep_tokens=grouped or endpoint.is_spot,
                     priority=request.asked.priority,
                     adapter=request.asked.adapter,
-                    adapter_source=self._source(request.asked.adapter),
+                    adapter_source=topology.adapter_source(request.asked.adapter),
                     unload=unload,
                 )
             )
@@ -134,39 +135,12 @@ class Placement:
         request.adapter_tier = kernels.tier_of(fleet, instance, adapter)
         leaves = kernels.use_adapter(fleet, instance, adapter, 1)
         self.adapters[TIERS[request.adapter_tier]] += 1
-        self.prewarming.use(instance, adapter)
         return (self.topology.adapter_names[leaves],) if leaves >= 0 else ()
 
-    def prewarm(self, likely: Iterable[LikelyCall]) -> None:
-        """Load adapters before the requests that use them: those that wait, and *likely* ones. Call every second."""
-        topology = self.topology
-        if not topology.adapter_names:
-            return
-        self.queue.fit()
-        own = [each.spec.tuned.PREWARM_BY for each in topology.endpoints]
-        warmed = self.prewarming.look(
-            topology.fleet, topology.arrays, self.queue.arrays, lambda at: own[at] if at < len(own) else LRU, likely
-        )
-        for one in warmed:
-            replica, name = topology.by_slot[one.instance], topology.adapter_names[one.adapter]
-            unload = (topology.adapter_names[one.leaves],) if one.leaves >= 0 else ()
-            spec = replica.spec
-            self.deliver(
-                Warm(
-                    spec.name,
-                    spec.state_changed_at,
-                    spec.url,
-                    spec.api_key,
-                    name,
-                    self._source(name),
-                    unload,
-                    one.again,
-                )
-            )
-
-    def _source(self, adapter: str) -> str:
-        known = self.topology.adapters.get(adapter)
-        return known.source if known else ""
+    def _cached_tokens(self, instance: int) -> float:
+        """Return how many tokens of the prompt that was routed last *instance* has by the prefix index."""
+        at = np.flatnonzero(self._candidates[:, columns.INSTANCE] == instance)
+        return float(self._candidates[at[0], columns.CACHED]) if at.size else 0.0
 
     def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
         """Return the first request of *endpoint* and its instance by the router; (-1, -1) if none has room."""

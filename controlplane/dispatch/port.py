@@ -1,9 +1,9 @@
 """Records between the HTTP side and the decision side, all serializable.
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
-`Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, asks for adapters with `Warm`, and
-says with `FellBack` that the fallback of its model serves it, and
-lists the available models in `ServedModels`. A request is identified by its *number*, unique within the gateway that
+`Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback
+of its model serves it, asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which `PrefixWarmed` answers,
+and lists the available models in `ServedModels`. A request is identified by its *number*, unique within the gateway that
 submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
@@ -58,6 +58,7 @@ class Submit(Record, frozen=True):
     streamed: bool
     prefix_hashes: tuple[int, ...] = ()  # of its leading blocks, where a router uses them
     block_tokens: int = 0
+    system_blocks: int = 0  # of these hashes, those of its system prompt and tools
     deadline_s: float | None = None  # longest hold, after its arrival: of its SLO class
     slo_class: str = ""
     interactive: bool = True  # of its SLO class: scaling strategies see only this demand
@@ -120,6 +121,15 @@ class Left(Record, frozen=True):
     adapter_failed: bool = False  # its instance could not load its adapter
     kept_tokens: int = 0
     """Output tokens that it keeps: with *again*, the next instance continues there."""
+
+
+class PrefixWarmed(Record, frozen=True):
+    """The end of what `WarmPrefix` asked for."""
+
+    instance: str
+    ready_at: float
+    prefix: int
+    failure: str = ""  # in words; "": it is warm
 
 
 class Backlog(Record, frozen=True):
@@ -229,6 +239,20 @@ class Warm(Record, frozen=True):
         return f"Warm(instance={self.instance!r}, adapter={self.adapter!r})"
 
 
+class WarmPrefix(Record, frozen=True):
+    """Asks to compute a system prompt at an instance before a request uses it: `PrefixWarmed` is the answer."""
+
+    instance: str
+    ready_at: float
+    url: str
+    api_key: str
+    prefix: int  # hash of its last whole block
+
+    def __repr__(self) -> str:
+        """Return the fields without the secret."""
+        return f"WarmPrefix(instance={self.instance!r}, prefix={self.prefix})"
+
+
 class PrefixWanted(Record, frozen=True):
     """The router needs the prefix of a waiting request: `Prefix` is the answer."""
 
@@ -293,8 +317,8 @@ class ServedModels(Record, frozen=True):
     targets: tuple[WeightedTargets, ...] = ()
 
 
-FromGateway = Submit | Progress | Prefix | Finished | Left | Backlog
+FromGateway = Submit | Progress | Prefix | Finished | Left | Backlog | PrefixWarmed
 OfRequest = Held | Moved | FellBack | Waiting | AtDoor | Placed | PrefixWanted | Refused | Evict | Lost
-FromDispatcher = OfRequest | ServedModels | Warm
+FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

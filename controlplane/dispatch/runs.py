@@ -7,7 +7,7 @@ progress have made.
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -15,8 +15,8 @@ import numpy as np
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
 from controlplane.dispatch.port import Submit
 from controlplane.dispatch.waiting_queue import WaitingQueue
-from scheduling.applications.demand_graph import Backend, ServiceRate
-from scheduling.applications.prewarming import LikelyCall, Warmable, likely_calls, load_time_s
+from scheduling.applications.demand_graph import ServiceRate
+from scheduling.applications.prewarming import LikelyCall, Needs, likely_calls
 from scheduling.applications.recording import NO_UNIT
 from scheduling.applications.standings import FIRST_S, KnownGraph, PastCall, RunCall, Standings, rekey_run, runs_waiting
 from scheduling.fleet.profile import USUAL
@@ -166,19 +166,10 @@ class ApplicationRuns:
         candidates = self.topology.candidates(request.asked.model, request.asked.region)
         return self.topology.endpoints[int(candidates[0])] if candidates.size else request.endpoint
 
-    def likely_calls(self) -> list[LikelyCall]:
-        """Return the calls that runs will probably make next, with what they need warm."""
-        topology = self.topology
-        if not topology.adapter_names:
-            return []
-        return likely_calls(self.standings, self._produced, self._needs, topology.tuned.PREWARM_K, self.queue.moment_s)
-
-    def _needs(self, before: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
-        """Yield what a call that follows *before* at *backend* needs warm, and how long it takes to warm."""
-        topology = self.topology
-        if backend.kind == "llm" and before.adapter >= 0:
-            load_s = load_time_s(topology.fleet, topology.arrays, before.endpoint)
-            yield Warmable("adapter", before.adapter, before.endpoint), load_s
+    def likely_calls(self, needs: Needs) -> list[LikelyCall]:
+        """Return the calls that runs will probably make next; *needs* as in `prewarming.likely_calls`."""
+        k = self.topology.tuned.PREWARM_K
+        return likely_calls(self.standings, self._produced, needs, k, self.queue.moment_s)
 
     def resume(self, runs: Iterable[tuple[tuple[int, str], str, Sequence[EndedCall]]]) -> int:
         """Follow *runs* in progress: (tenant id, application), run, and its ended calls. Return how many are resumed."""

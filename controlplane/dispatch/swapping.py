@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
+from controlplane.dispatch.prewarming import Prewarming
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from scheduling.queueing.groups import NONE, put_first
@@ -35,12 +36,20 @@ class _Asked:
 
 
 class Swapping:
-    """Swap decisions. *pump* gives out an endpoint's requests where there is room: its groups may be first again."""
+    """Swap decisions. *pump* gives out an endpoint's requests where there is room: its groups may be first again.
+    *prewarming* says which models are likely to be called.
+    """
 
-    def __init__(self, topology: Topology, queue: WaitingQueue, pump: Callable[[Endpoint], None]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        queue: WaitingQueue,
+        pump: Callable[[Endpoint], None],
+        prewarming: Prewarming | None = None,
+    ) -> None:
         self.topology = topology
         self._queue = queue
-        self._pump = pump
+        self._pump, self._prewarming = pump, prewarming
         self._asked: dict[str, _Asked] = {}  # by group, until the rows show it
         self._refused_s: dict[str, float] = {}
 
@@ -70,7 +79,7 @@ class Swapping:
     ) -> tuple[int, str] | None:
         holder, not_made = self._holder(group, wall_s, shared), self._asked.pop(group.name, None)
         if shared is None:
-            return swap_wanted(self._resting(group), holder)
+            return swap_wanted(self._resting(group), holder) or self._early(group, holder)
         if not_made:
             self._refused_s[group.name] = now_s
         if now_s - self._refused_s.get(group.name, -REFUSED_S) < REFUSED_S:
@@ -93,6 +102,16 @@ class Swapping:
         if swap is None:
             self._pump_served(shared)
         return swap
+
+    def _early(self, group: SwapGroupSpec, holder: Holder | None) -> tuple[int, str] | None:
+        """Return the sleeping instance whose model will probably be called, and why; None while the GPUs have work."""
+        if self._prewarming is None or (holder is not None and not (holder.is_ready and holder.is_idle)):
+            return None
+        for member in group.members:
+            endpoint = self.topology.endpoint(member.model, member.region)
+            if member.state in AT_REST and endpoint is not None and (call := self._prewarming.wakes(endpoint)):
+                return member.instance_id, self._prewarming.woken(endpoint, call)
+        return None
 
     def _shared(self, group: SwapGroupSpec) -> _Shared | None:
         """Return the virtual queue of *group*; None where each of its instances has a separate one."""

@@ -64,7 +64,7 @@ class WaitingQueue:
     def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
         self.topology = topology
         self.arrays = allocate_waiting(16, 1024, topology.fleet.endpoint.size)
-        self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1024)
+        self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1025)
         self.clock, self.began_s = clock, clock()
         self._ordering: dict[int, int] = {}  # by endpoint: ordering of the keys in its heap
         self._held: dict[int, Request] = {}  # by slot of the waiting set
@@ -389,7 +389,7 @@ class WaitingQueue:
                 max(endpoints, self.topology.arrays.cursor.size),
                 instances,
             )
-        slots = self.arrays.key.size
+        slots = self.arrays.key.size + 1  # and a place for a prompt that no request has (`prewarming`)
         if self.affinity.matched.size < instances or self.affinity.noted_count.size < slots:
             self.affinity = grow_affinity(self.affinity, instances, slots)
 

@@ -25,7 +25,7 @@ from controlplane.dispatch.lease import RENEW_S, Lease
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import FromDispatcher, Placed, ServedModels, Warm
+from controlplane.dispatch.port import FromDispatcher, Placed, ServedModels, Warm, WarmPrefix
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
 from controlplane.dispatch.queues.held import HeldView
 from controlplane.dispatch.queues.operations import QueueOperations
@@ -157,6 +157,8 @@ class Gateway:
     def _from_dispatcher(self, record: FromDispatcher) -> None:
         if isinstance(record, ServedModels):
             self.catalog.take(record)
+        elif isinstance(record, WarmPrefix):
+            self.upstream.prefixes.warm(record)
         else:
             if isinstance(record, Warm) or (isinstance(record, Placed) and record.adapter):
                 self.upstream.adapters.note(record)

@@ -6,7 +6,14 @@ from django.db.models import Count, Max, Q, QuerySet
 from django.utils import timezone
 
 from controlplane.applications.completion import DAY
-from controlplane.applications.models import Application, ApplicationRun, GraphVersion, learned
+from controlplane.applications.models import (
+    Application,
+    ApplicationRun,
+    GraphVersion,
+    PrewarmRow,
+    UnitBackend,
+    learned,
+)
 from controlplane.resources.filters import Search
 from controlplane.resources.requests import tenant_control
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, search_in
@@ -151,6 +158,48 @@ RUNS = Resource(
         *in_range("began_at", "Began", 24, 168),
     ),
     page=("run", "application"),
+)
+
+PREWARMS = Resource(
+    name="prewarms",
+    noun="prewarmed backend",
+    model=PrewarmRow,
+    rows=lambda viewer: PrewarmRow.objects.filter(tenant__in=viewer.tenants()).select_related("tenant"),
+    columns=(
+        Column("id"),
+        Column("tenant", "Tenant", "tenant.name", type=str),
+        Column("application", "Application"),
+        Column("run", "Run", draw="id"),
+        Column("kind", "Kind"),
+        Column("backend", "Backend"),
+        Column("place", "Place", fleet=True, type=str | None),
+        Column("why", "Why", draw="reason"),
+        Column("began_at", "Began (UTC)", draw="moment"),
+        Column("warm_at", "Warm (UTC)", draw="moment"),
+        Column("settled_at", "Settled (UTC)", draw="moment"),
+        Column("fate", "Found"),
+    ),
+    filters=(
+        Filter("tenant", "tenant__name"),
+        *(Filter(name) for name in ("application", "run", "kind", "backend", "fate")),
+        *in_range("began_at", "Began", 24, 168),
+    ),
+    page=("backend", "kind"),
+)
+
+UNIT_BACKENDS = Resource(
+    name="unit-backends",
+    noun="unit backend",
+    model=UnitBackend,
+    rows=lambda viewer: UnitBackend.objects.all(),
+    columns=tuple(
+        Column(name)
+        for name in (
+            *("name", "kind", "image", "command", "container_port", "capacity"),
+            *("keep_alive_s", "start_limit_s", "reused", "active"),
+        )
+    ),
+    filters=(Filter("kind"),),
 )
 
 

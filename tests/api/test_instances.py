@@ -25,6 +25,13 @@ class TestWhoSees:
         assert response.headers["WWW-Authenticate"] == "Bearer"
         assert error(response)["code"] == "not_authenticated"
 
+    def test_a_key_of_the_tenant_that_operates_the_fleet_reads_it(self, with_key, operations, acme):
+        """E3: a valid key was answered with 401, "send a valid API key"."""
+        for path in ("instances", "deployments"):
+            assert with_key(operations).get(path).status_code == 200, path
+        assert with_key(operations).get("summary").status_code == 503, "without Redis, which it is read from"
+        assert with_key(acme).get("instances").status_code == 403
+
     def test_an_inactive_user_has_no_rights(self, sign_in, operator):
         caller = sign_in("operator")
         operator.is_active = False

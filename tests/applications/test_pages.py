@@ -9,6 +9,7 @@ from django.utils import timezone
 from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.selectors import graph_of
 from controlplane.applications.services import follow_runs
+from scheduling.applications.recording import run_named
 from tests.applications.conftest import learned
 from tests.console.conftest import ledger_row
 
@@ -126,6 +127,18 @@ def test_a_run_with_its_calls_comes_by_rest(client, operator, application):
     assert (answer["run"]["run"], len(answer["calls"])) == (run.run, run.calls)
     assert answer["calls"][0]["unit"] == "write"
     assert client.get("/api/runs/999999").status_code == 404
+
+
+@pytest.mark.parametrize("request_id", ["constant", "x" * 75])
+def test_a_recognized_run_has_its_own_first_call_among_those_with_the_same_id(acme, request_id):
+    began_at = timezone.now() - timedelta(seconds=30)
+    for later_s in (0, 1):
+        ledger_row(acme, arrived_at=began_at + timedelta(seconds=later_s), request_id=request_id, e2e_ms=100.0)
+        run = run_named(request_id, began_at.timestamp() + later_s)
+        at = began_at + timedelta(seconds=later_s + 5)
+        ledger_row(acme, arrived_at=at, application="~1b2c", run=run, unit="after-user", e2e_ms=500.0)
+    follow_runs(timezone.now())
+    assert [run.calls for run in ApplicationRun.objects.all()] == [2, 2]
 
 
 def test_the_first_call_of_a_recognized_run_is_in_it(client, operator, acme):

@@ -257,6 +257,7 @@ async def test_guidellm_with_its_default_validation(run, emulated, tokenizer, tm
 @EACH
 @pytest.mark.nightly
 async def test_vllm_bench_serve(run, emulated, tokenizer, tmp_path, at):
+    """E6: started by our shim, where `vllm` has no metadata of a package."""
     python = os.environ.get("VLLM_PYTHON") or environments.ROOT / ".venv-vllm/bin/python"
     await run(
         python, environments.ROOT / "workers/vllm/command_line.py", "bench", "serve",

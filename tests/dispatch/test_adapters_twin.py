@@ -87,7 +87,7 @@ async def test_both_clocks_prewarm_adapters_alike(prewarming):
     decided = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
     assert result.decisions[["request", "endpoint", "instance"]].tolist() == decided
     np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
-    counts = live.dispatcher.prewarming.counts
+    counts = live.dispatcher.prewarming.adapters.counts
     assert live.warmed == counts["warmed"]
     if prewarming == "lru":
         assert not live.warmed

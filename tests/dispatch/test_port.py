@@ -18,6 +18,8 @@ RECORDS = [
     port.Prefix(7, (-(2**63), 2**63 - 1), 64),
     port.PrefixWanted(7),
     port.Warm("i", 3.5, "http://i", "secret", "sql", "acme/sql", ("poet",), True),
+    port.WarmPrefix("i", 3.5, "http://i", "secret", -(2**63)),
+    port.PrefixWarmed("i", 3.5, -(2**63), "It did not answer."),
     port.Finished(7, 40),
     port.Left(7, again=True, failure=port.DEAD, evicted=True, kept_tokens=12),
     port.Waiting(7, 3, 1.5, None),

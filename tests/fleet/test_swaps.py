@@ -12,6 +12,8 @@ from django.utils import timezone
 from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
+from controlplane.dispatch.prewarming import Prewarming
+from controlplane.dispatch.runs import ApplicationRuns
 from controlplane.dispatch.swapping import Swapping
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.events.models import Event, Severity
@@ -35,6 +37,8 @@ from controlplane.fleet.swaps import services as swaps
 from controlplane.fleet.swaps import times
 from controlplane.fleet.swaps.selectors import statuses
 from controlplane.planning.execution import executor, floor
+from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
+from scheduling.applications.standings import KnownGraph, RunCall
 from tests.fleet.test_tasks import FakeClient, FakeLauncher
 from workers.tasks import fleet as tasks
 from workers.tasks.swaps import advance_swaps
@@ -42,6 +46,7 @@ from workers.vllm.client import VllmError
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
+RATE = ServiceRate(0.0, 0.0, 0.1)
 
 
 class World:
@@ -370,6 +375,47 @@ class TestGateway:
             view = observation.view(endpoint, topology.members(endpoint), time.monotonic())
             spare[endpoint.model] = (view.spot, view.instances)
         assert spare["model-b"] == (0, 0)
+
+    def test_a_model_that_will_probably_be_called_is_woken_while_the_gpus_are_idle(self, world, topology):
+        queue = queue_of(topology, lambda one: 0)
+        runs = ApplicationRuns(topology, queue, lambda number: 0)
+        prewarming = Prewarming(topology, queue, runs, lambda: 0.0, lambda record: None)
+        swapping = Swapping(topology, queue, lambda endpoint: None, prewarming)
+        awake, target = (topology.endpoint(name, "us-east") for name in ("llama-3.1-8b", "model-b"))
+        units = {name: Backend("llm", model) for name, model in (("plan", "llama-3.1-8b"), ("write", "model-b"))}
+        record = RunRecord((Step("plan", -1, 10.0, 5.0), Step("write", 0, 10.0, 5.0)))
+        runs.graphs[1, "review"] = KnownGraph.of(
+            DemandGraph("review", units, [record] * 10), dict.fromkeys(units, RATE)
+        )
+        plan = RunCall(0, (1, "review"), "run-1", "plan", 10, 5, RATE, endpoint=awake.index)
+        runs.standings.come(plan, 0.0)
+        prewarming.look()
+        (call,) = prewarming.likely
+        assert (call.target.kind, call.target.name, call.target.endpoint) == ("model", "model-b", target.index)
+        assert list(swapping.wanted(0.0, time.time())) == [
+            (world.rows["b"].pk, "Prewarming: write will probably follow.")
+        ]
+        (woken,) = prewarming.log.open("model")
+        assert (woken.backend, woken.place, woken.called_by.run) == ("model-b", "us-east", "run-1")
+        assert list(swapping.wanted(10.0, time.time())) == []  # it is being woken
+        prewarming.log.use("model", "model-b", "us-east", 0.0)
+        assert prewarming.log.counts["model", "late"] == 1
+
+    @pytest.mark.parametrize("waiting", [0, 1])
+    def test_none_is_woken_for_a_call_while_the_gpus_have_work(self, world, topology, waiting):
+        queue = queue_of(topology, lambda one: waiting * (one.model == "llama-3.1-8b"))
+        asked = []
+
+        class Always:
+            def wakes(self, endpoint):
+                return endpoint
+
+            def woken(self, endpoint, call):
+                asked.append(endpoint.model)
+                return "why"
+
+        list(Swapping(topology, queue, lambda endpoint: None, Always()).wanted(0.0, time.time()))
+        assert bool(asked) == (not waiting)
 
     def test_it_asks_again_only_after_a_pause(self, world, topology):
         queue = queue_of(topology, lambda one: int(one.model == "model-b"))

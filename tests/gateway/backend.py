@@ -70,6 +70,7 @@ class Backend:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/responses", self._complete)
         app.router.add_post("/v1/audio/{call}", self._complete)
+        app.router.add_post("/v1/messages", self._complete)
         app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
         app.router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
         app.router.add_get("/metrics", self._metrics)

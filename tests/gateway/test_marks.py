@@ -17,6 +17,7 @@ from controlplane.gateway.admission.marks import Marks, marks_of
 from controlplane.gateway.admission.validation import Kind, parse
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.http import HttpRequest
+from scheduling.applications.recording import first_request
 
 NO_MARKS = Marks()
 USER = "user_ab12_account_f3d1-22_session_9f4c2a3e-1111-4222-8333-444455556666"
@@ -118,6 +119,20 @@ def test_a_request_that_extends_an_earlier_one_is_a_call_of_its_run():
     more = (SYSTEM, USER_SAYS, CALLS_TOOL, RESULT, ANSWER, USER_SAYS)
     assert send(*more) == Marks(name, "~acme-1", "after-user")
     assert send(SYSTEM, USER_SAYS, CALLS_TOOL, RESULT, ANSWER, USER_SAYS, ANSWER, USER_SAYS).run == "~acme-1"
+
+
+def test_requests_with_the_same_id_do_not_begin_the_same_run():
+    known = Conversations()
+
+    def send(*messages, at_s):
+        return known.complete(NO_MARKS, call(*messages), "acme", "constant", given_at=at_s).run
+
+    snow = {"role": "user", "content": "Snow?"}
+    for at_s, first in ((100.0, USER_SAYS), (101.5, snow)):
+        assert send(SYSTEM, first, at_s=at_s) == ""
+    runs = [send(SYSTEM, first, ANSWER, USER_SAYS, at_s=103.0) for first in (USER_SAYS, snow)]
+    assert runs == ["~constant@100000", "~constant@101500"]
+    assert [first_request(run) for run in runs] == [("constant", 100.0), ("constant", 101.5)]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ BODIES = [
 
 def hashes(body, *, chat=True, model="m", prompt_tokens=1000):
     call = parse(orjson.dumps({"model": model} | body), Kind.CHAT if chat else Kind.COMPLETION, max_depth=20)
-    return leading_hashes(call, prompt_tokens)
+    return leading_hashes(call, prompt_tokens)[:2]
 
 
 def common(one, other):
@@ -135,7 +135,7 @@ def test_images_differ_by_their_content():
 def test_a_short_prompt_is_known_by_its_session():
     def of(session, body):
         call = parse(orjson.dumps({"model": "m"} | body), Kind.CHAT, max_depth=20)
-        return leading_hashes(call, 900, session)
+        return leading_hashes(call, 900, session)[:2]
 
     one, tokens = of("s1", picture("a" * 9000))
     assert (len(one), tokens) == (1, 900)

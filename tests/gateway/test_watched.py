@@ -11,6 +11,7 @@ from tests.gateway.conftest import until
 OWN = {
     "feed-batches",
     "feed-graphs",
+    "prewarm",
     "alerts",
     "count-tokens",
     "sweep-queues",

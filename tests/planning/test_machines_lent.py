@@ -7,7 +7,7 @@ import pytest
 from django.core.management import call_command
 from django.utils import timezone
 
-from controlplane.fleet.models import Deployment, Model
+from controlplane.fleet.models import Deployment, Model, PerformanceProfile
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.comparison.services import Replay
 from controlplane.planning.execution import executor
@@ -86,3 +86,18 @@ def test_nor_does_the_live_fleet(two_models):
     executor.add(NAMES[1], "us-east", Why(MoveSource.FLOOR, "", "one more"))
     assert set(two_models[0].instances.values_list("pk", flat=True)) == before
     assert two_models[1].instances.count() == 2
+
+
+def test_the_ledger_is_simulated_without_models_that_have_no_profile(two_models, make_request):  # noqa: F811
+    """E2: `replay-ledger` failed as soon as a server without one had served a request."""
+    other = two_models[1]
+    PerformanceProfile.objects.filter(model=other.model).delete()
+    now = timezone.now()
+    for number in range(20):
+        made = make_request(arrived_at=now - timedelta(seconds=100 - number))
+        if number % 2:
+            LedgerRow.objects.filter(pk=made.pk).update(model=other.model.name)
+    start = start_of(Begin(kind="ledger", since=now - timedelta(seconds=200), until=now), 200.0)
+    staged = stage_start(start, Scenario.model_validate(start.scenario), 1, (), 200.0)
+    assert len(staged.requests.arrival_s) == 10
+    assert any(NAMES[1] in remark for remark in start.remarks)

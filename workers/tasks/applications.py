@@ -4,6 +4,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from controlplane.applications import services, versions
+from controlplane.applications.prewarming import prune_prewarms
 from workers.tasks.planning import only_one
 
 
@@ -16,6 +17,9 @@ def follow_runs() -> int:
 
 @shared_task
 def prune_runs() -> int:
-    """Keep a version of each demand graph a day, and delete old runs that none needs; returns how many."""
-    versions.keep_daily(timezone.now())
-    return services.prune_runs(timezone.now())
+    """Keep a version of each demand graph a day, and delete old runs that none needs and old records of prewarming; returns
+    how many were deleted.
+    """
+    now = timezone.now()
+    versions.keep_daily(now)
+    return services.prune_runs(now) + prune_prewarms(now)

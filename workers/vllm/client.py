@@ -108,6 +108,10 @@ class VllmClient:
         """Drop cached prefixes: they were computed with other weights, or are gone."""
         await self._call("POST", "/reset_prefix_cache")
 
+    async def prefill(self, path: str, body: bytes) -> None:
+        """Have a prompt computed: *body* asks for one token of it at *path*."""
+        await self._call("POST", path, raw=body)
+
     async def load_lora_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
         """Load an adapter onto the GPU, *in_place* even if it is loaded."""
         body: dict[str, object] = {"lora_name": name, "lora_path": path} | ({"load_inplace": True} if in_place else {})
@@ -132,6 +136,7 @@ class VllmClient:
         *,
         params: dict[str, str] | list[tuple[str, str]] | None = None,
         body: dict[str, object] | None = None,
+        raw: bytes | None = None,
     ) -> bytes:
         session = self._session
         if session is None:
@@ -142,7 +147,8 @@ class VllmClient:
                 self.url + path,
                 params=params,
                 json=body,
-                headers=self._headers,
+                data=raw,
+                headers={**(self._headers or {}), **({"Content-Type": "application/json"} if raw else {})},
                 timeout=self._timeout,
                 allow_redirects=False,
             ) as response:

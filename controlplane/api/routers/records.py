@@ -32,6 +32,7 @@ from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
 from controlplane.resources.applications import (
     APPLICATIONS,
+    PREWARMS,
     RUNS,
     VERSIONS,
     visible_applications,
@@ -132,6 +133,14 @@ add_list(
     check=check_tenant,
 )
 RunOut = schema_of(RUNS, "RunOut")
+PrewarmOut = schema_of(PREWARMS, "PrewarmOut", "A backend that was prewarmed, or that a call of a run found cold.")
+add_list(
+    router,
+    PREWARMS,
+    PrewarmOut,
+    "What was prewarmed and what became of it, newest first; rows are kept for a week.",
+    check=check_tenant,
+)
 RequestOut = schema_of(REQUESTS, "RequestOut", "One request of the ledger. Never a prompt, never a completion.")
 add_list(
     router,

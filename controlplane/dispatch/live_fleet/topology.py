@@ -279,6 +279,11 @@ class Topology:
             self.adapter_names.append(name)
         return self._adapter_numbers[name]
 
+    def adapter_source(self, name: str) -> str:
+        """Return the folder or repository of the adapter *name*, "" if it is unknown."""
+        known = self.adapters.get(name)
+        return known.source if known else ""
+
     def serves_adapters(self, endpoint: Endpoint) -> bool:
         """Whether *endpoint* can serve a request with an adapter, now or soon.
 

@@ -3,7 +3,8 @@ answer, and adds something, is a call of the same run.
 
 Only hashes are kept, of the latest conversations; a hash is of this process alone and no text can be read from it. A first
 request is not known to be a call of a run before a second one extends it, so the run is named after the first one's id: what
-follows runs finds it in the ledger by that. The application is named after the system prompt. Recognized names begin with
+follows runs finds it in the ledger by that. An id that a client gave may be that of all its requests, so that the name has
+the moment too. The application is named after the system prompt. Recognized names begin with
 `RECOGNIZED`, which marks cannot, so that no run counts twice.
 """
 
@@ -16,7 +17,7 @@ from typing import Any, Final
 from controlplane.gateway.admission.marks import Marks
 from controlplane.gateway.admission.turns import Turn
 from controlplane.gateway.admission.validation import Call
-from scheduling.applications.recording import AFTER_TOOL, AFTER_USER, RECOGNIZED
+from scheduling.applications.recording import AFTER_TOOL, AFTER_USER, RECOGNIZED, run_named
 
 MOST_CONVERSATIONS: Final = 50_000
 """Hashes kept, about 10 MB: one for each request; the one that was used least lately goes first."""
@@ -64,16 +65,26 @@ class Conversations:
         self._runs, self._roots = _LatestNames(MOST_CONVERSATIONS), _LatestNames(MOST_SESSIONS)
         self._digests = _LatestNames(MOST_PROMPTS)
 
-    def complete(self, marks: Marks, call: Call, caller: Hashable, request_id: str, *, retry: int = 0) -> Marks:
+    def complete(
+        self,
+        marks: Marks,
+        call: Call,
+        caller: Hashable,
+        request_id: str,
+        *,
+        retry: int = 0,
+        given_at: float | None = None,
+    ) -> Marks:
         """Return *marks* with the run of the conversation where none is marked, and an application and unit for it.
 
-        *caller* is the key that sent it: conversations of others are not compared.
+        *caller* is the key that sent it: conversations of others are not compared. *given_at*: when a request came whose id
+        its client gave, in epoch seconds; None for an id of ours, which no other request has.
         """
         run = marks.run
         if marks.parent:
             run = self._root_of(caller, run, marks.parent)
         elif not run and self.on and call.turns:
-            run = self._run_of(call, caller, request_id, again=retry > 0)
+            run = self._run_of(call, caller, run_named(request_id, given_at), again=retry > 0)
         if not run or (marks.run and not marks.session):
             return marks
         unit = marks.unit or (AFTER_TOOL if _ends_with_tool(call) else AFTER_USER)
@@ -86,8 +97,10 @@ class Conversations:
             self._roots.put((caller, session), root)
         return root
 
-    def _run_of(self, call: Call, caller: Hashable, request_id: str, *, again: bool) -> str:
-        """Return the run of a conversation, empty for a first request; *again*: it is sent a second time."""
+    def _run_of(self, call: Call, caller: Hashable, own: str, *, again: bool) -> str:
+        """Return the run of a conversation, empty for a first request; *own*: the run that it would begin, *again*: it is
+        sent a second time.
+        """
         user = call.body.get("user") or call.body.get("safety_identifier")
         hashes = list(self._hashes(call.turns, hash((caller, user if isinstance(user, str) else ""))))
         run = (self._runs.get(hashes[-1]) or "") if again else ""
@@ -96,8 +109,8 @@ class Conversations:
                 break
             if call.turns[at][0] == "assistant":
                 run = self._runs.get(hashes[at - 1]) or ""
-        self._runs.put(hashes[-1], run or RECOGNIZED + request_id[:79])
-        return "" if run == RECOGNIZED + request_id[:79] else run
+        self._runs.put(hashes[-1], run or own)
+        return "" if run == own else run
 
     def _hashes(self, turns: list[Turn], seed: int) -> Iterator[int]:
         """Yield the hash of the conversation up to the end of each turn."""

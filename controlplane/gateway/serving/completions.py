@@ -26,7 +26,7 @@ from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket, TicketState
-from controlplane.gateway.serving.prefixes import leading_hashes
+from controlplane.gateway.serving.prefixes import LeadingBlocks, leading_hashes
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.client import Upstream, payload, upstream_priority
 from controlplane.gateway.upstream.continuation import Kept, evictable
@@ -38,6 +38,8 @@ from scheduling.model_task import Task
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.models import ModelRule, target_of
 from workers.vllm.tasks import MAY_ANSWER, PATHS
+
+NO_BLOCKS = LeadingBlocks([], 0)
 
 
 class Catalog:
@@ -163,7 +165,11 @@ class Completions:
         call = parse(raw, kind, max_depth=self.max_depth, most_bytes=self.most_body_bytes, content_type=content_type)
         grant.check_model(call.model)
         caller, retry = (grant.tenant_id, grant.key_id), retry_number(request.headers.get(RETRY_HEADER, b""))
-        marks = self.conversations.complete(marks_of(request, call.body), call, caller, request.request_id, retry=retry)
+        arrived_at = time.time()
+        given_at = arrived_at if b"x-request-id" in request.headers else None
+        marks = self.conversations.complete(
+            marks_of(request, call.body), call, caller, request.request_id, retry=retry, given_at=given_at
+        )
         asked_model = call.model
         if weights := self.catalog.shared(asked_model):
             # A first request of a conversation is not known to be of a run, and stays where the later ones will be.
@@ -174,7 +180,7 @@ class Completions:
             measure(call, Task(model.task))
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
-        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, retry)
+        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, retry, arrived_at)
         if weights:
             ticket.asked_model, ticket.model_rule = asked_model, ModelRule.WEIGHTS.value
             ticket.note_model(f"{asked_model} has weighted targets; this conversation is served by {call.model}.")
@@ -245,6 +251,7 @@ class Completions:
         served: ServedModel,
         marks: Marks,
         retry: int,
+        arrived_at: float,
     ) -> Ticket:
         base = served.base or served.name  # an adapter is predicted, counted and queued as its model
         prompt_tokens = call.prompt_tokens if call.kind.computes else 1
@@ -263,7 +270,7 @@ class Completions:
         )
         caller = grant.tenant_id, grant.key_id
         run_due_s = (marks.due_s or terms.end_s) if marks.application and marks.run else None
-        arrived_at, arrived_s = time.time(), self.clock()
+        arrived_s = self.clock()
         trace_context, span = request.trace_context(), None
         if self.records.tracing is not None:
             span = self.records.tracing.begin(trace_context)
@@ -276,10 +283,9 @@ class Completions:
         in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
         streamed = not in_one_piece
         session = marks.run if marks.session or marks.run.startswith(RECOGNIZED) else ""
-        hashes: list[int] = []
-        block_tokens = 0
-        if served.by_prefix:
-            hashes, block_tokens = leading_hashes(call, prompt_tokens, session)
+        blocks = leading_hashes(call, prompt_tokens, session) if served.by_prefix else NO_BLOCKS
+        if blocks.system_blocks:
+            self.upstream.prefixes.note(blocks.hashes[blocks.system_blocks - 1], call)
         fallback = "" if served.base else self.catalog.fallback(served, call.kind, prompt_tokens)
         if fallback and (not grant.may_ask(fallback) or self.budgets.spent(*caller, fallback)):
             fallback = ""
@@ -309,9 +315,10 @@ class Completions:
             max_tokens=call.max_tokens,
             sequences=call.sequences,
             streamed=streamed,
-            prefix_hashes=tuple(hashes),
+            prefix_hashes=tuple(blocks.hashes),
             fingerprint=_fingerprint(call.raw),
-            block_tokens=block_tokens,
+            block_tokens=blocks.block_tokens,
+            system_blocks=blocks.system_blocks,
             tenant=grant.tenant,
             application=marks.application,
             run=marks.run,

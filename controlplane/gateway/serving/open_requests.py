@@ -258,6 +258,10 @@ class OpenRequests:
         """Announce work of *model* that will be submitted once there is room: (deadline on the clock, requests)."""
         self._send(port.Backlog(model, tuple(due)))
 
+    def prefix_warmed(self, warmed: port.PrefixWarmed) -> None:
+        """Record the end of a request that computed a system prompt early."""
+        self._send(warmed)
+
     def at_instances(self) -> frozenset[str]:
         """Return the ids of the requests that an instance was given."""
         given = (TicketState.PLACED, TicketState.STREAMING)
@@ -361,7 +365,7 @@ class OpenRequests:
             case port.AtDoor():
                 ticket.at_door(record)
             case port.PrefixWanted():
-                hashes, block_tokens = leading_hashes(ticket.call, ticket.asked.prompt_tokens, ticket.session)
+                hashes, block_tokens, _ = leading_hashes(ticket.call, ticket.asked.prompt_tokens, ticket.session)
                 self._send(port.Prefix(record.number, tuple(hashes), block_tokens))
             case port.Refused():
                 ticket.region = record.region or ticket.region

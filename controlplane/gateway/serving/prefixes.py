@@ -10,11 +10,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from controlplane.gateway.admission.validation import SPEECH, Call
+from controlplane.gateway.admission.validation import SPEECH, Call, Kind
 from scheduling.compiled import uncompiled
 from scheduling.routing.prefix_affinity import MOST_NOTED, covered
 
@@ -27,29 +27,66 @@ READ_CHARACTERS = 4096
 LONGEST = PLACES[-1] * BLOCK_CHARACTERS
 
 
-def leading_hashes(call: Call, prompt_tokens: int, session: str = "") -> tuple[list[int], int]:
-    """Return hashes of the noted blocks of *call*'s prompt, and tokens per block; *prompt_tokens*: of the whole prompt.
+class LeadingBlocks(NamedTuple):
+    """Noted blocks of a prompt."""
+
+    hashes: list[int]
+    block_tokens: int
+    """Tokens per block."""
+    system_blocks: int = 0
+    """Of these, those that lie within its system prompt and tools."""
+
+
+SYSTEM_ROLES = ("system", "developer")
+
+
+def system_messages(call: Call) -> int:
+    """Return how many of the first turns of a conversation are its system prompt."""
+    if call.kind is not Kind.CHAT:
+        return int(bool(call.body.get("system" if call.kind is Kind.MESSAGE else "instructions")))
+    return next((at for at, (role, _) in enumerate(call.turns) if role not in SYSTEM_ROLES), len(call.turns))
+
+
+def leading_hashes(call: Call, prompt_tokens: int, session: str = "") -> LeadingBlocks:
+    """Return the noted blocks of *call*'s prompt; *prompt_tokens*: of the whole prompt.
 
     Without a block, the one of its *session*, of any length.
     """
-    hashes, block_tokens = _of_prompt(call, prompt_tokens)
-    if hashes or not session or not call.kind.generates:
-        return hashes, block_tokens
+    blocks = _of_prompt(call, prompt_tokens)
+    if blocks.hashes or not session or not call.kind.generates:
+        return blocks
     digest = blake2b(f"{call.model}\0session\0{session}".encode(errors="surrogatepass"), digest_size=8).digest()
-    return [int.from_bytes(digest, "little", signed=True)], max(1, prompt_tokens)
+    return LeadingBlocks([int.from_bytes(digest, "little", signed=True)], max(1, prompt_tokens))
 
 
-def _of_prompt(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
+def _of_prompt(call: Call, prompt_tokens: int) -> LeadingBlocks:
     if not call.kind.generates or call.kind in SPEECH:
-        return [], 0
+        return LeadingBlocks([], 0)
     prompt = call.body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
         prompt = prompt[0]
     if isinstance(prompt, list):
-        return _chain(call.model, prompt, BLOCK_IDS), BLOCK_IDS
+        return LeadingBlocks(_chain(_space(call), prompt, BLOCK_IDS), BLOCK_IDS)
     text = prompt if isinstance(prompt, str) else _conversation(call)
     characters = max(call.prompt_characters, 1)
-    return _chain(call.model, text, BLOCK_CHARACTERS), max(1, BLOCK_CHARACTERS * prompt_tokens // characters)
+    hashes = _chain(_space(call), text, BLOCK_CHARACTERS)
+    block_tokens = max(1, BLOCK_CHARACTERS * prompt_tokens // characters)
+    return LeadingBlocks(hashes, block_tokens, _system_blocks(call, len(hashes)))
+
+
+def _space(call: Call) -> str:
+    """Return what divides prefix caches: the model, and a salt, which separates callers in vLLM."""
+    salt = call.body.get("cache_salt")
+    return f"{call.model}\0{salt}" if salt else call.model
+
+
+def _system_blocks(call: Call, most: int) -> int:
+    """Return how many of the first *most* noted blocks lie within the system prompt and tools of *call*."""
+    count = system_messages(call) if call.turns else 0
+    if not count:
+        return 0
+    characters = sum(len(piece) for piece in _pieces(call, count))
+    return sum(1 for end in PLACES[1 : most + 1] if end * BLOCK_CHARACTERS <= characters)
 
 
 def _conversation(call: Call) -> str:
@@ -63,10 +100,10 @@ def _conversation(call: Call) -> str:
     return "".join(pieces)
 
 
-def _pieces(call: Call) -> Iterator[str]:
+def _pieces(call: Call, most_turns: int | None = None) -> Iterator[str]:
     if call.body.get("tools"):
         yield msgspec.json.encode(call.body["tools"]).decode()
-    for role, content in call.turns:
+    for role, content in call.turns[:most_turns]:
         yield f"\n{role}\n"
         for part in content if isinstance(content, list) else [{"text": content}]:
             text = part.get("text")
@@ -88,7 +125,7 @@ def _digest(part: Any) -> str:
 
 def _chain(model: str, prompt: Sequence[Any], block: int) -> list[int]:
     """Return hashes (signed, 64 bits) of *prompt* up to the end of each noted block, of *block* characters or ids."""
-    state, hashes = blake2b(model.encode(), digest_size=8), []
+    state, hashes = blake2b(model.encode(errors="surrogatepass"), digest_size=8), []
     state.update(b"\0text" if isinstance(prompt, str) else b"\0ids")
     for start, end in pairwise(PLACES):
         if end * block > len(prompt):

@@ -22,6 +22,7 @@ from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, 
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.adapters import Adapters, AdapterUnavailable
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
+from controlplane.gateway.upstream.prewarming import Prefixes
 from controlplane.gateway.upstream.stored_responses import StoredResponses
 from controlplane.gateway.upstream.streams import KeptStream, Stream
 from controlplane.gateway.upstream.whole_answer import WholeAnswer
@@ -66,6 +67,7 @@ class Upstream:
         self.silence_s = silence_s
         self.connections = Connections(connect_s)
         self.adapters = Adapters(lambda: self.session)
+        self.prefixes = Prefixes(lambda: self.session, requests.prefix_warmed)
         self.stored = StoredResponses(lambda: self.session)
         self._servers: dict[tuple[str, float, str], Server] = {}  # by instance, start and address
         self._session: aiohttp.ClientSession | None = None
@@ -81,6 +83,7 @@ class Upstream:
     async def stop(self) -> None:
         self.connections.close()
         await self.adapters.stop()
+        await self.prefixes.stop()
         if self._session:
             await self._session.close()
 

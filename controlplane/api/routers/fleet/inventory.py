@@ -21,11 +21,13 @@ from controlplane.api.resources import add_list, schema_of
 from controlplane.api.routers import accounts
 from controlplane.api.routers.fleet import instances
 from controlplane.api.schemas import ActionIn, Described, Items, Reason, Strict
+from controlplane.applications.models import UnitBackend
 from controlplane.fleet import selectors
 from controlplane.fleet import services as fleet
 from controlplane.fleet.inventory import kinds, services
 from controlplane.fleet.inventory.kinds import Kind
 from controlplane.fleet.models import Deployment, Model, Node, Region, RegionLatency, WeightedTarget
+from controlplane.resources.applications import UNIT_BACKENDS
 from controlplane.resources.instances import INSTANCES
 from controlplane.resources.inventory import (
     ADAPTERS,
@@ -86,6 +88,12 @@ WRITTEN = (
     ),
     listed(kinds.ADAPTER, ADAPTERS, "AdapterOut", "List LoRA adapters, which tenants ask for as for models."),
     listed(kinds.SLO_CLASS, SLO_CLASSES, "SloClassOut", "List SLO classes."),
+    listed(
+        Kind("unit-backends", UnitBackend),
+        UNIT_BACKENDS,
+        "UnitBackendOut",
+        "List backends of units that are no LLM, which are kept warm for runs.",
+    ),
     Written(kinds.TENANT, TENANTS, accounts.TenantOut, accounts.router),
     Written(kinds.INSTANCE, INSTANCES, instances.InstanceOut, instances.router),
 )

@@ -36,6 +36,7 @@ from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.applications import timeline
 from controlplane.console.pages.applications.drawing import edges_of, layout
+from controlplane.console.pages.applications.prewarming import prewarming_of, prewarming_of_run
 from controlplane.console.pages.keys.examples import model_to_try
 from controlplane.dispatch.queues.commands import ask_of_run
 from controlplane.dispatch.queues.runs import RunAction, sentence
@@ -191,6 +192,8 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "running": ranked_runs(row.runs.all(), timezone.now())[:RANKED],
         "runs": row.runs.filter(imported=False).exclude(ended_at=None)[:RUNS_SHOWN],
         "managed": tenants_with_role(request.user, Role.OPERATOR).filter(pk=row.tenant_id).exists(),
+        **prewarming_of(row, timezone.now()),
+        "sees_places": viewer_of(request).sees_fleet,
     }
     return render(request, "console/applications/application.html", context)
 
@@ -370,6 +373,8 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "records": len(graph.records),
         "fewest": FEWEST_MATCHES,
         "more_calls": max(0, row.calls - CALLS_SHOWN),
+        **prewarming_of_run(row, duration_s, now),
+        "sees_places": viewer.sees_fleet,
         "price": _price(row)
         if may(request, Role.OPERATOR) and (running or row.outcome == RunOutcome.STOPPED)
         else None,

@@ -1,0 +1,84 @@
+"""What was prewarmed for a run or an application, and what became of it, for the panel of their pages."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db.models import Count
+
+from controlplane.applications.models import Application, ApplicationRun, PrewarmRow
+from controlplane.applications.selectors import prewarms_of
+from controlplane.console.pages.applications.timeline import AXIS
+
+SHOWN: Final = 30
+DAY: Final = timedelta(hours=24)
+KINDS: Final = {
+    "adapter": "LoRA adapter",
+    "prefix": "system prompt",
+    "model": "sleeping model",
+    "container": "container",
+    "dnn": "DNN model",
+}
+FATES: Final = {
+    "": "not used yet",
+    "hit": "hit",
+    "late": "late: still being warmed",
+    "miss": "miss: it was cold",
+    "waste": "unused",
+    "failed": "failed",
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A part of the life of one, on an axis of `AXIS` units."""
+
+    part: str
+    x: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Life:
+    row: PrewarmRow
+    kind: str
+    fate: str
+    at_s: float
+    bars: list[Bar]
+
+
+def _life(row: PrewarmRow, began_at: datetime, duration_s: float, now: datetime) -> Life:
+    at_s = (row.began_at - began_at).total_seconds()
+    end_at, warm_at = row.settled_at or now, row.warm_at or row.settled_at or now
+    bars = []
+    for part, start, end in (("warming", row.began_at, warm_at), ("ready", warm_at, end_at)):
+        left, right = ((each - began_at).total_seconds() / max(duration_s, 1e-3) for each in (start, end))
+        left, right = max(0.0, left), min(1.0, right)
+        if right > left or (part == "warming" and left < 1.0):
+            bars.append(Bar(part, round(AXIS * left, 1), round(max(4.0, AXIS * (right - left)), 1)))
+    return Life(row, KINDS.get(row.kind, row.kind), FATES.get(row.fate, row.fate), at_s, bars)
+
+
+def prewarming_of_run(run: ApplicationRun, duration_s: float, now: datetime) -> dict[str, Any]:
+    """Return the context of the panel of a run, on its time axis of *duration_s*."""
+    return {"prewarmed": [_life(row, run.began_at, duration_s, now) for row in prewarms_of(run)[:SHOWN]]}
+
+
+def prewarming_of(application: Application, now: datetime) -> dict[str, Any]:
+    """Return the context of the panel of an application: the last 24 hours by kind, and the latest."""
+    rows = PrewarmRow.objects.filter(
+        tenant=application.tenant_id, application=application.name, began_at__gte=now - DAY
+    )
+    counts: dict[str, dict[str, int]] = {}
+    for kind, fate, count in rows.order_by().values_list("kind", "fate").annotate(count=Count("pk")):
+        counts.setdefault(kind, {})[fate or "open"] = count
+    by_kind = [
+        {"kind": title, "warmed": sum(fates.values()) - fates.get("miss", 0), **fates}
+        for kind, title in KINDS.items()
+        if (fates := counts.get(kind))
+    ]
+    latest = [
+        {"row": row, "kind": KINDS.get(row.kind, row.kind), "fate": FATES.get(row.fate, row.fate)}
+        for row in rows.order_by("-began_at", "-pk")[:10]
+    ]
+    return {"prewarmed_kinds": by_kind, "prewarmed_latest": latest}

@@ -1,0 +1,474 @@
+"""Live prewarming (Hermes section 3.4): adapters, system prompts and sleeping models, and what became of each.
+
+What is likely is decided by `scheduling.applications.prewarming`; this carries it out once a second. A system prompt is
+computed by a request for one token on the instance that will probably get the call, unless an instance with room has it by
+the prefix index. So it needs a router that considers prefixes: others would send the call anywhere. The text is the
+gateway's (`controlplane.gateway.upstream.prewarming`); here a prompt is the hash of its last whole block.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+from msgspec.structs import replace
+
+from controlplane.dispatch import kernels, port
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
+from controlplane.dispatch.prewarming_log import CalledBy, PrewarmLog
+from controlplane.dispatch.runs import ApplicationRuns
+from controlplane.dispatch.waiting_queue import WaitingQueue
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
+from scheduling.applications.demand_graph import Backend
+from scheduling.applications.prewarming import (
+    EPWQ,
+    HERMES,
+    LRU,
+    MOST_WAITING,
+    AdapterPrewarming,
+    LikelyCall,
+    Warmable,
+    due,
+    load_time_s,
+)
+from scheduling.applications.standings import RunCall
+from scheduling.compiled import uncompiled
+from scheduling.fleet.profile import USUAL
+from scheduling.routing.adapters import NOT_LOADED, ON_GPU
+from scheduling.routing.prefix_affinity import covered, match, unmatch
+from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
+
+MOST_PREFIXES: Final = 2_000
+MOST_UNITS: Final = 4_000
+SEEN_TWICE: Final = 2
+"""Calls of a unit in a row with the same system prompt before it is warmed: one that changes each time is not."""
+BURST_S: Final = 60.0
+"""The share of an instance's time is kept over so long."""
+ANSWER_S: Final = 90.0
+"""A request that warms a prompt is given up after so long."""
+RETRY_S: Final = 60.0
+"""After a failure, until the same is tried there again."""
+WAKE_S: Final = 5.0
+"""Taken for waking an instance that shares no GPUs; those that do have measured times."""
+CHECKED: Final = 256
+"""Warm prompts that are looked up in the index at once, the oldest first."""
+
+
+def name_of_prefix(prefix: int) -> str:
+    """Return the digest that stands for a system prompt in records."""
+    return f"{prefix & (1 << 64) - 1:016x}"
+
+
+@dataclass(slots=True)
+class KnownPrefix:
+    blocks: tuple[int, ...]
+    """Hashes of its recorded blocks."""
+    block_tokens: int
+    model: str
+    adapter: int
+
+    @property
+    def tokens(self) -> int:
+        return int(uncompiled(covered)(len(self.blocks))) * self.block_tokens
+
+
+@dataclass(slots=True)
+class Warming:
+    """A prompt that is being warmed at an instance."""
+
+    prefix: int
+    ready_at: float
+    until_s: float
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Seconds of an instance's time that warming may take now."""
+
+    left_s: float
+    at_s: float
+
+
+class Prewarming:
+    """*starts_s* gives the usual times to start the backends of other units that are kept warm, by name."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        queue: WaitingQueue,
+        runs: ApplicationRuns,
+        clock: Callable[[], float],
+        deliver: port.Deliver,
+    ) -> None:
+        self.topology, self.queue, self.runs, self.clock, self.deliver = topology, queue, runs, clock, deliver
+        self.adapters = AdapterPrewarming()
+        self.log = PrewarmLog()
+        self.likely: list[LikelyCall] = []
+        """As of the last look."""
+        self.starts_s: Callable[[], Mapping[str, float]] = dict
+        self._starts_s: Mapping[str, float] = {}
+        self._wakes_s: dict[int, float] = {}
+        """As of this look: times to wake a sleeping instance, by endpoint without one that is awake,"""
+        self._cold: dict[tuple[int, int], bool] = {}
+        """and whether no instance with room has a prompt, by endpoint and prompt."""
+        self._prefixes: OrderedDict[int, KnownPrefix] = OrderedDict()
+        self._of_units: OrderedDict[tuple[object, str], tuple[int, int]] = OrderedDict()
+        """By application and unit: the system prompt of its last calls, and how many had it."""
+        self._warming: dict[int, Warming] = {}
+        self._allowances: dict[int, Allowance] = {}
+        self._failed: dict[tuple[str, str], float] = {}
+        """Until when what failed at a place is not tried again."""
+
+    # What is likely
+
+    def look(self) -> None:
+        """Warm what waiting requests and likely calls need. Call every second."""
+        self._name_prompts()
+        self._starts_s, self._wakes_s, self._cold = self.starts_s(), self._sleeping(), {}
+        warmable = self.topology.adapter_names or self._of_units or self._starts_s or self._wakes_s
+        self.likely = self.runs.likely_calls(self._needs) if warmable else []
+        self.log.sweep()
+        self._warm_adapters()
+        self._warm_prefixes()
+        self._look_at_models()
+
+    def due_now(self, *kinds: str) -> list[LikelyCall]:
+        """Return the likely calls whose *kinds* of backends are to be warmed now."""
+        return due(self.likely, *kinds)
+
+    def called_by(self, call: LikelyCall) -> CalledBy:
+        """Return whose call *call* will be."""
+        run = self.runs.standings.by_number[call.run]
+        tenant_id, application = cast("tuple[int, str]", run.application)
+        return CalledBy(tenant_id, application, str(run.name))
+
+    def _needs(self, call: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
+        """Yield what a call that follows *call* at *backend* needs, with the seconds to warm it."""
+        if backend.kind in ("container", "dnn"):
+            start_s = self._starts_s.get(backend.name)
+            if start_s is not None:
+                yield Warmable(backend.kind, backend.name), start_s
+            return
+        if backend.kind != "llm":
+            return
+        if call.adapter >= 0:
+            load_s = load_time_s(self.topology.fleet, self.topology.arrays, call.endpoint)
+            yield Warmable("adapter", call.adapter, call.endpoint), load_s
+        endpoint = self._endpoint(call, backend.name)
+        if endpoint is None:
+            return
+        wake_s = self._wakes_s.get(endpoint.index)
+        if wake_s is not None:
+            yield Warmable("model", endpoint.model, endpoint.index), wake_s
+        elif backend.prompt and _by_prefix(endpoint) and self._is_cold(endpoint, int(backend.prompt)):
+            known = self._prefixes[int(backend.prompt)]
+            yield Warmable("prefix", int(backend.prompt), endpoint.index), self._prefill_s(endpoint, known)
+
+    def _endpoint(self, call: RunCall, model: str) -> Endpoint | None:
+        """Return the endpoint of *model* that the caller of *call* prefers; None without one."""
+        own = self.topology.endpoints[call.endpoint] if call.endpoint >= 0 else None
+        if own is not None and own.model == model:
+            return own
+        candidates = self.topology.candidates(model, own.region if own is not None else "")
+        return self.topology.endpoints[int(candidates[0])] if candidates.size else None
+
+    # Adapters
+
+    def _warm_adapters(self) -> None:
+        topology, fleet = self.topology, self.topology.fleet
+        if not topology.adapter_names:
+            return
+        for one in self.log.open("adapter"):
+            replica = self._replica(one.place)
+            number = topology.adapter_number(one.backend)
+            if replica is None or kernels.tier_of(fleet, replica.slot, number) == NOT_LOADED:
+                self.log.settle(one, "waste")
+        self.queue.fit()
+        by = [each.spec.tuned.PREWARM_BY for each in topology.endpoints]
+        warmed = self.adapters.look(
+            fleet, topology.arrays, self.queue.arrays, lambda at: by[at] if at < len(by) else LRU, self.likely
+        )
+        calls = {(call.target.endpoint, call.target.name): call for call in reversed(self.due_now("adapter"))}
+        for each in warmed:
+            replica, name = topology.by_slot[each.instance], topology.adapter_names[each.adapter]
+            spec = replica.spec
+            unload = (topology.adapter_names[each.leaves],) if each.leaves >= 0 else ()
+            self.deliver(
+                port.Warm(
+                    spec.name,
+                    spec.state_changed_at,
+                    spec.url,
+                    spec.api_key,
+                    name,
+                    topology.adapter_source(name),
+                    unload,
+                    each.again,
+                )
+            )
+            why, called_by = self._why(
+                replica.endpoint, each.adapter, calls.get((replica.endpoint.index, each.adapter))
+            )
+            if called_by is not None:
+                self.log.warm(self.log.begin("adapter", name, spec.name, why, called_by))
+
+    def _why(self, endpoint: Endpoint, adapter: int, call: LikelyCall | None) -> tuple[str, CalledBy | None]:
+        for request in self.queue.first(endpoint, MOST_WAITING):
+            if request.adapter == adapter:
+                return "A request with it waits.", _caller(request.asked)
+        return ("", None) if call is None else (why_likely(call), self.called_by(call))
+
+    # System prompts
+
+    def come(self, asked: port.Submit) -> None:
+        """Take in the system prompt of a request, and that its unit has it."""
+        if not asked.system_blocks:
+            return
+        prefix = _prefix(asked)
+        if prefix not in self._prefixes:
+            adapter = self.topology.adapter_number(asked.adapter)
+            blocks = asked.prefix_hashes[: asked.system_blocks]
+            self._prefixes[prefix] = KnownPrefix(blocks, asked.block_tokens, asked.model, adapter)
+            if len(self._prefixes) > MOST_PREFIXES:
+                self._prefixes.popitem(last=False)
+        self._prefixes[prefix].block_tokens = asked.block_tokens  # an estimate that becomes better
+        self._prefixes.move_to_end(prefix)
+        if asked.application and asked.unit:
+            unit = (asked.tenant_id, asked.application), asked.unit
+            before, times = self._of_units.get(unit, (prefix, 0))
+            self._of_units[unit] = prefix, times + 1 if before == prefix else 1
+            self._of_units.move_to_end(unit)
+            if len(self._of_units) > MOST_UNITS:
+                self._of_units.popitem(last=False)
+
+    def _name_prompts(self) -> None:
+        """Write the system prompts of units into the demand graphs, which know models alone."""
+        graphs = self.runs.graphs
+        for (application, unit), (prefix, times) in self._of_units.items():
+            graph = graphs.get(application)
+            backend = graph.backends.get(unit) if graph is not None else None
+            prompt = str(prefix) if times >= SEEN_TWICE else ""
+            if graph is not None and backend is not None and backend.prompt != prompt:
+                graphs[application] = graph._replace(backends={**graph.backends, unit: replace(backend, prompt=prompt)})
+
+    def _warm_prefixes(self) -> None:
+        now_s = self.clock()
+        for slot, warming in list(self._warming.items()):
+            if now_s >= warming.until_s:
+                self._end(slot, "It did not answer.")
+        for one in self.log.open("prefix")[:CHECKED]:
+            replica, known = self._replica(one.place), self._prefixes.get(_number(one.backend))
+            if replica is None or known is None or (one.warm_at is not None and not self._holds(replica, known)):
+                self.log.settle(one, "waste")
+        calls: dict[int, list[LikelyCall]] = {}
+        for call in self.due_now("prefix"):
+            calls.setdefault(call.target.endpoint, []).append(call)
+        for endpoint in self.topology.endpoints:
+            tuned = endpoint.spec.tuned
+            if tuned.PREWARM_BY == LRU or not tuned.PREWARM_SHARE or not _by_prefix(endpoint):
+                continue
+            for request in self.queue.first(endpoint, MOST_WAITING):
+                if request.asked.system_blocks:
+                    self._warm(endpoint, _prefix(request.asked), "A request with it waits.", _caller(request.asked))
+            for call in calls.get(endpoint.index, ()) if tuned.PREWARM_BY != EPWQ else ():
+                self._warm(endpoint, int(str(call.target.name)), why_likely(call), self.called_by(call))
+
+    def _is_cold(self, endpoint: Endpoint, prefix: int) -> bool:
+        """Whether no instance of *endpoint* with room has a system prompt, whose text is known."""
+        key = endpoint.index, prefix
+        if key not in self._cold:
+            known = self._prefixes.get(prefix)
+            holders = self._holders(endpoint, known) if known is not None else ()
+            self._cold[key] = known is not None and not any(one.slot in holders for one in self._with_room(endpoint))
+        return self._cold[key]
+
+    def _with_room(self, endpoint: Endpoint) -> list[Replica]:
+        fleet = self.topology.fleet
+        return [
+            one
+            for one in self.topology.members(endpoint)
+            if fleet.accepting[one.slot] and fleet.running[one.slot] < self.topology.at_once(one)
+        ]
+
+    def _warm(self, endpoint: Endpoint, prefix: int, why: str, called_by: CalledBy) -> None:
+        """Have one instance of *endpoint* compute a system prompt, unless one with room has it."""
+        known, fleet, now_s = self._prefixes.get(prefix), self.topology.fleet, self.clock()
+        if known is None or known.model != endpoint.model:  # a fallback would be sent the text for another model
+            return
+        name = name_of_prefix(prefix)
+        open_ones = self._with_room(endpoint)
+        if any(at is not None and at.prefix == prefix for at in (self._warming.get(one.slot) for one in open_ones)):
+            return
+        if not self._is_cold(endpoint, prefix):
+            return
+        able = [
+            one
+            for one in open_ones
+            if one.slot not in self._warming
+            and self._failed.get((name, one.name), -math.inf) <= now_s
+            and (known.adapter < 0 or kernels.tier_of(fleet, one.slot, known.adapter) == ON_GPU)
+        ]
+        if not able:
+            return
+        one = min(able, key=lambda each: (fleet.running[each.slot], fleet.remaining_tokens[each.slot], each.slot))
+        if not self._allow(one, self._prefill_s(endpoint, known), endpoint.spec.tuned.PREWARM_SHARE, now_s):
+            return
+        spec = one.spec
+        self._warming[one.slot] = Warming(prefix, spec.state_changed_at, now_s + ANSWER_S)
+        self.log.begin("prefix", name, spec.name, why, called_by)
+        self.deliver(port.WarmPrefix(spec.name, spec.state_changed_at, spec.url, spec.api_key, prefix))
+
+    def warmed(self, record: port.PrefixWarmed) -> None:
+        """Take in the end of a request that warmed a system prompt."""
+        replica = self._replica(record.instance)
+        warming = self._warming.get(replica.slot) if replica is not None else None
+        if replica is None or warming is None or (warming.prefix, warming.ready_at) != (record.prefix, record.ready_at):
+            return
+        if record.failure or replica.spec.state_changed_at != record.ready_at:
+            self._end(replica.slot, record.failure or "It was restarted.")
+            return
+        del self._warming[replica.slot]
+        known = self._prefixes.get(record.prefix)
+        if known is not None:
+            fleet, affinity = self.topology.fleet, self.queue.affinity
+            fleet.placed_tokens[replica.slot] += known.tokens
+            kernels.learn(fleet, affinity, replica.endpoint.index, self._noted(known), replica.slot)
+        one = self.log.get("prefix", name_of_prefix(record.prefix), record.instance)
+        if one is not None:
+            self.log.warm(one)
+
+    def _end(self, slot: int, why: str) -> None:
+        """Give up what is being warmed in *slot*."""
+        warming, replica = self._warming.pop(slot), self.topology.by_slot.get(slot)
+        if replica is None:
+            return
+        name = name_of_prefix(warming.prefix)
+        if len(self._failed) >= MOST_PREFIXES:
+            self._failed.clear()
+        self._failed[name, replica.name] = self.clock() + RETRY_S
+        one = self.log.get("prefix", name, replica.name)
+        if one is not None:
+            self.log.settle(one, "failed", why)
+
+    def _noted(self, known: KnownPrefix) -> int:
+        """Note the blocks of *known* in the spare place of the index, and return it."""
+        affinity, count = self.queue.affinity, len(known.blocks)
+        spare = affinity.noted_count.size - 1
+        affinity.noted[spare, :count] = known.blocks
+        affinity.noted_count[spare], affinity.block_tokens[spare] = count, known.block_tokens
+        return spare
+
+    def _holders(self, endpoint: Endpoint, known: KnownPrefix) -> set[int]:
+        """Return the slots of instances that have the whole of *known*, by the prefix index."""
+        self.queue.fit()
+        affinity = self.queue.affinity
+        touched = uncompiled(match)(self.topology.fleet, affinity, endpoint.index, self._noted(known))
+        holders = {int(at) for at in affinity.touched[:touched] if affinity.matched[at] >= len(known.blocks)}
+        uncompiled(unmatch)(affinity, touched)
+        return holders
+
+    def _holds(self, replica: Replica, known: KnownPrefix) -> bool:
+        return replica.slot in self._holders(replica.endpoint, known)
+
+    def _prefill_s(self, endpoint: Endpoint, known: KnownPrefix) -> float:
+        return float((endpoint.spec.profile or USUAL).service_time_s(known.tokens, 1))
+
+    def _allow(self, replica: Replica, takes_s: float, share: float, now_s: float) -> bool:
+        """Whether warming may take *takes_s* more of an instance's time, of which it has a *share* at most."""
+        most_s = share * BURST_S
+        allowance = self._allowances.setdefault(replica.slot, Allowance(most_s, now_s))
+        allowance.left_s = min(most_s, allowance.left_s + share * (now_s - allowance.at_s))
+        allowance.at_s = now_s
+        if takes_s > allowance.left_s:
+            return False
+        allowance.left_s -= takes_s
+        return True
+
+    # Sleeping models
+
+    def wakes(self, endpoint: Endpoint) -> LikelyCall | None:
+        """Return the call for which an instance of *endpoint* should wake now; None to let it sleep."""
+        if endpoint.spec.tuned.PREWARM_BY != HERMES:
+            return None
+        key = endpoint.model, endpoint.region
+        if self._failed.get(key, -math.inf) > self.clock() or self.log.get("model", *key) is not None:
+            return None
+        return next((call for call in self.due_now("model") if call.target.endpoint == endpoint.index), None)
+
+    def woken(self, endpoint: Endpoint, call: LikelyCall) -> str:
+        """Record that an instance of *endpoint* is being woken for *call*; return why."""
+        why = why_likely(call)
+        self._failed[endpoint.model, endpoint.region] = self.clock() + RETRY_S
+        self.log.begin("model", endpoint.model, endpoint.region, why, self.called_by(call))
+        return f"Prewarming: {why}"
+
+    def _sleeping(self) -> dict[int, float]:
+        """Return the time to wake an instance of each endpoint that has none awake, where one sleeps."""
+        wakes_s, replicas = dict[int, float](), self.topology.replicas.values()
+        for one in replicas:
+            if one.spec.state == InstanceState.SLEEPING:
+                wakes_s[one.endpoint.index] = WAKE_S
+        for group in self.topology.swap_groups:
+            for member in group.members:
+                endpoint = self.topology.endpoint(member.model, member.region)
+                if endpoint is not None:
+                    wakes_s[endpoint.index] = member.swap_s
+        for one in replicas if wakes_s else ():
+            if one.spec.state in PRESENT:
+                wakes_s.pop(one.endpoint.index, None)
+        return wakes_s
+
+    def _look_at_models(self) -> None:
+        for one in self.log.open("model"):
+            endpoint = self.topology.endpoint(one.backend, one.place)
+            serves = endpoint is not None and any(
+                self.topology.fleet.accepting[each.slot] for each in self.topology.members(endpoint)
+            )
+            if serves and one.warm_at is None:
+                self.log.warm(one)
+            elif not serves and one.warm_at is not None:
+                self.log.settle(one, "waste")
+
+    # What became of it
+
+    def placed(self, request: Request, replica: Replica, cached_tokens: float) -> None:
+        """Record what *request* found warm at *replica*, which has *cached_tokens* of its prompt by the prefix index."""
+        asked, log = request.asked, self.log
+        log.use("model", asked.model, replica.endpoint.region, asked.arrived_at)
+        if request.adapter >= 0:
+            self.adapters.use(replica.slot, request.adapter)
+            used = log.use("adapter", asked.adapter, replica.name, asked.arrived_at)
+            if not used and request.adapter_tier == NOT_LOADED and asked.run:
+                log.miss("adapter", asked.adapter, replica.name, "It was not loaded there.", _caller(asked))
+        if asked.system_blocks and _by_prefix(replica.endpoint):
+            name = name_of_prefix(_prefix(asked))
+            tokens = min(int(uncompiled(covered)(asked.system_blocks)) * asked.block_tokens, asked.prompt_tokens - 1)
+            used = log.use("prefix", name, replica.name, asked.arrived_at)
+            if not used and asked.run and cached_tokens < tokens:
+                log.miss("prefix", name, replica.name, "It was not cached there.", _caller(asked))
+
+    def _replica(self, name: str) -> Replica | None:
+        return next((one for one in self.topology.replicas.values() if one.name == name), None)
+
+
+def _by_prefix(endpoint: Endpoint) -> bool:
+    return POLICY_CODES[endpoint.spec.policy.routing] == LEAST_DELAY
+
+
+def _prefix(asked: port.Submit) -> int:
+    """Return the hash that stands for the system prompt of *asked*."""
+    return asked.prefix_hashes[asked.system_blocks - 1]
+
+
+def _number(name: str) -> int:
+    number = int(name, 16)
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _caller(asked: port.Submit) -> CalledBy:
+    return CalledBy(asked.tenant_id, asked.application, asked.run)
+
+
+def why_likely(call: LikelyCall) -> str:
+    """Return in words why what *call* needs is warmed."""
+    return f"{call.unit} will probably follow."

@@ -1,0 +1,84 @@
+"""Calls besides chats through the gateway, on a real vLLM that renders prompts and stores responses."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.gateway.conftest import open_sdk
+from tests.gateway.test_responses import TOOLS
+from tests.vllm.conftest import MODEL, VllmFleet
+from tests.vllm.conftest import TOOLS as TOOL_FLAGS
+from tests.vllm.gateway import gateway_before
+
+pytestmark = pytest.mark.vllm
+
+HELLO = [{"role": "user", "content": "hello"}]
+CALLED = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Oslo"}'}
+ASKED: list[dict[str, Any]] = [
+    {"input": "Is it windy?"},
+    {"input": HELLO, "instructions": "Be brief."},
+    {"input": HELLO, "tools": TOOLS},
+    {"input": [*HELLO, CALLED, {"type": "function_call_output", "call_id": "c", "output": "9 m/s"}], "tools": TOOLS},
+]
+
+
+@pytest.fixture(scope="module")
+def storing(vllm_fleet: VllmFleet, monkeypatch_module: pytest.MonkeyPatch) -> str:
+    """A server that renders prompts and stores responses."""
+    monkeypatch_module.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+    url = vllm_fleet.start("storing", extra_args=("--enable-scale-out", *TOOL_FLAGS))
+    vllm_fleet.wait("storing", url)
+    return url
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_tokens_renders_batches_and_stored_responses(storing: str) -> None:
+    async with gateway_before({"storing": storing}, 4) as served, open_sdk(served, max_retries=0) as client:
+        for asked in ASKED:
+            counted = await client.responses.input_tokens.count(model=MODEL, **asked)
+            made = await client.responses.create(model=MODEL, max_output_tokens=4, **asked)
+            assert counted.input_tokens == made.usage.input_tokens, asked
+        again = await client.responses.retrieve(made.id)
+        assert again.to_dict() == made.to_dict()
+        with pytest.raises(openai.BadRequestError, match="Cannot cancel"):
+            await client.responses.cancel(made.id)
+        with pytest.raises(openai.NotFoundError, match="does not serve DELETE"):
+            await client.responses.delete(made.id)
+
+        async def both(path: str, body: dict[str, Any]) -> list[Any]:
+            said = []
+            for url in (served.url, storing):
+                async with served.http.post(
+                    f"{url}{path}", json={"model": MODEL, **body}, headers=served.headers
+                ) as answer:
+                    assert answer.status == 200, (path, await answer.text())
+                    said.append(await answer.json())
+            return said
+
+        for path, body in (
+            ("/v1/chat/completions/render", {"messages": HELLO}),
+            ("/v1/responses/render", {"input": "hello"}),
+            ("/v1/messages/render", {"messages": HELLO, "max_tokens": 3}),
+        ):
+            through, direct = await both(path, body)
+            assert through["token_ids"] == direct["token_ids"], path
+            assert through.keys() == direct.keys()
+        through, direct = await both("/v1/completions/render", {"prompt": ["a b", "c"]})
+        assert [one["token_ids"] for one in through] == [one["token_ids"] for one in direct]
+        body = {"messages": [HELLO, HELLO], "max_tokens": 4, "temperature": 0.0}
+        through, direct = await both("/v1/chat/completions/batch", body)
+        assert through["choices"] == direct["choices"]
+        assert through["usage"] == direct["usage"]
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=100_000)
+        assert refused.value.code == "context_length_exceeded"
+        rows = [row for row in await served.rows() if row.surface == "chat/completions/batch"]
+        assert [row.output_tokens for row in rows] == [through["usage"]["completion_tokens"]]
