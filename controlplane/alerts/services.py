@@ -32,10 +32,11 @@ Seen = dict[tuple[int, str], datetime]
 
 
 @transaction.atomic
-def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: datetime) -> None:
+def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: datetime, began: datetime) -> None:
     """Open and resolve the alerts of every rule by its present *problems*, and update *seen*.
 
-    A rule that is not in *problems* resolves its alerts.
+    A rule that is not in *problems* resolves its alerts. *began* is when this process began to judge: what it has not
+    noticed yet may still hold.
     """
     known = {(alert.rule_id, alert.subject): alert for alert in Alert.objects.open().select_related("rule")}
     present = {(rule.pk, each.subject[:200]): (rule, each) for rule, of_rule in problems.items() for each in of_rule}
@@ -60,7 +61,7 @@ def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: dat
     Alert.objects.bulk_update(standing, ["detail", "value", "page", "seen_at"], batch_size=100)
     active = {rule.pk for rule in problems}
     for key, alert in known.items():
-        if key not in present and (now - alert.seen_at > RESOLVED_AFTER or alert.rule_id not in active):
+        if key not in present and (now - max(alert.seen_at, began) > RESOLVED_AFTER or alert.rule_id not in active):
             _resolve(alert, now)
 
 

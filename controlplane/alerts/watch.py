@@ -26,6 +26,7 @@ class AlertWatch:
         self.job, self.signals, self.owns = job, signals, owns
         self._seen: services.Seen = {}
         self._burns: dict[tuple[object, ...], tuple[datetime, list[Problem]]] = {}
+        self._began: datetime | None = None
         self._pruned_at: datetime | None = None
 
     async def run(self) -> None:
@@ -34,6 +35,8 @@ class AlertWatch:
             with self.job:
                 if self.owns():
                     await self.look(timezone.now())
+                else:
+                    self._began = None
             await asyncio.sleep(LOOK_S)
 
     async def look(self, now: datetime) -> None:
@@ -49,7 +52,8 @@ class AlertWatch:
         terms = {_terms(rule) for rule in rules}
         self._burns = {key: made for key, made in self._burns.items() if key in terms}
         problems = {rule: self._problems(rule, now, signals) for rule in rules}
-        services.follow(problems, self._seen, now)
+        self._began = self._began or now
+        services.follow(problems, self._seen, now, self._began)
         if self._pruned_at is None or now - self._pruned_at >= PRUNE_EVERY:
             services.prune(now)
             self._pruned_at = now

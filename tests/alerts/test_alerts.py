@@ -134,6 +134,18 @@ def test_an_alert_opens_once_stays_and_resolves(make_instance):
     assert not Alert.objects.exists()
 
 
+def test_a_process_that_just_began_resolves_nothing_yet():
+    """It may not have noticed what still holds."""
+    rule_of("job")
+    report = {"jobs": [], "parts": [{"name": "redis", "state": "down", "detail": ""}]}
+    now, nothing = timezone.now(), lambda: NOTHING
+    AlertWatch(SimpleNamespace(), nothing).judge(now, Signals(report, {}))
+    later, restarted = now + timedelta(minutes=10), AlertWatch(SimpleNamespace(), nothing)
+    for after_s, count in ((0, 1), (30, 1), (61, 0)):
+        restarted.judge(later + timedelta(seconds=after_s), NOTHING)
+        assert Alert.objects.open().count() == count
+
+
 def test_what_has_no_time_of_its_own_waits_from_when_it_was_first_seen(make_instance):
     rule_of("instance", for_s=30)
     resting = Signals({"jobs": [], "parts": []}, {make_instance().name: "rests 5 s"})

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily
@@ -61,6 +62,10 @@ def test_the_rules_are_yaml_of_prometheus_form():
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (of Prometheus) is not installed")
-def test_promtool_accepts_the_rules():
-    done = subprocess.run(["promtool", "check", "rules", RULES_FILE], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    "command", [("check", RULES_FILE), ("test", Path(__file__).with_name("prometheus-rules-test.yml"))]
+)
+def test_promtool_accepts_the_rules_and_they_fire(command):
+    verb, path = command
+    done = subprocess.run(["promtool", verb, "rules", path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

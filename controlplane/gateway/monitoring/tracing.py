@@ -202,7 +202,17 @@ def _of_request(ticket: Ticket, operation: str) -> Attributes:
         "pilothouse.tenant": ticket.asked.tenant,
     }
     columns = (
-        *("request_id", "slo_class", "asked_class", "slo_met", "outcome", "region", "own_region", "instance"),
+        *(
+            "request_id",
+            "slo_class",
+            "asked_class",
+            "asked_model",
+            "slo_met",
+            "outcome",
+            "region",
+            "own_region",
+            "instance",
+        ),
         *("application", "run", "unit", "attempts", "evictions", "retry", "streamed"),
         *("predicted_output_tokens", "queue_ms", "ttft_ms", "itl_ms"),
     )
