@@ -75,6 +75,25 @@ def share_memory(**_: Any) -> None:
     gc.freeze()
 
 
+@signals.worker_init.connect
+def survive_the_loss_of_the_broker(**_: Any) -> None:
+    """Have a channel whose connection was given up fail as one without a connection, which Celery expects.
+
+    kombu 5.7 raises AttributeError instead, which ends a worker whose Redis restarts while it holds a message.
+    """
+    from kombu.transport.redis import Channel
+
+    kind: Any = Channel
+    parameters = kind._connparams
+
+    def checked(channel: Any, *args: Any, **options: Any) -> Any:
+        if channel.connection.client is None:
+            raise ConnectionError("the connection to the broker was given up")
+        return parameters(channel, *args, **options)
+
+    kind._connparams = checked
+
+
 @signals.task_postrun.connect
 def give_memory_back(task: Any, **_: Any) -> None:
     """Return memory that a long task freed to the machine: glibc would keep it in each pool process."""
