@@ -152,8 +152,8 @@ class GatewayCollector:
             "Requests that another model served than they asked for: weighted targets and fallbacks, by rule.",
             labels=["asked", "model", "rule"],
         )
-        for key, count in records.other_models.copy().items():
-            others.add_metric(list(key), count)
+        for names, count in records.other_models.copy().items():
+            others.add_metric(list(names), count)
         yield others
 
         adapters = CounterMetricFamily(

@@ -33,6 +33,8 @@ MOST_TRIES: Final = 3
 RETRY_S: Final = 5.0
 REST_S: Final = 300.0
 JOIN_S: Final = 5.0
+UNPLACED: Final = "start "
+"""Begins the place of a backend that is being started, which is not known before."""
 DIED: Final = "It ended before it was used."
 
 
@@ -203,7 +205,7 @@ class Backends:
 
     def _start(self, kept: Kept, one: WarmBackend, unit: LikelyUnit) -> None:
         spec = kept.row.spec
-        record = self.log.begin(str(kept.row.kind), spec.name, f"start {id(one):x}", unit.why, unit.called_by)
+        record = self.log.begin(str(kept.row.kind), spec.name, f"{UNPLACED}{id(one):x}", unit.why, unit.called_by)
         self._in_thread(lambda: self._run(kept, one, spec, record))
 
     def _run(self, kept: Kept, one: WarmBackend, spec: BackendSpec, record: Prewarm) -> None:

@@ -9,7 +9,7 @@ from channels.db import database_sync_to_async
 from django.db import transaction
 
 from controlplane.accounts.models import Tenant
-from controlplane.applications.backends import OF_PROCESS, Backends, Failure, LikelyUnit
+from controlplane.applications.backends import OF_PROCESS, UNPLACED, Backends, Failure, LikelyUnit
 from controlplane.applications.models import PrewarmRow, UnitBackend
 from controlplane.dispatch.prewarming import Prewarming, why_likely
 from controlplane.dispatch.prewarming_log import Prewarm
@@ -118,7 +118,7 @@ def _row(one: Prewarm) -> PrewarmRow:
         run=run[:80],
         kind=one.kind,
         backend=one.backend[:160],
-        place=one.place[:160],
+        place="" if one.place.startswith(UNPLACED) else one.place[:160],
         why=one.why[:400],
         began_at=datetime.fromtimestamp(one.began_at, UTC),
         warm_at=_moment(one.warm_at),

@@ -292,3 +292,20 @@ def test_a_model_has_a_fallback(sign_in, deployment):
     ):
         assert error(admin.patch(f"models/{model}", **wrong))["field"] == field
     assert admin.patch(f"models/{model}", fallback=None, fallback_wait_s=None).json()["fallback"] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "says"),
+    [
+        ({}, "command", "an image, a command, or both"),
+        ({"command": "serve 80"}, "command", "has to contain {port}"),
+        ({"command": "run 'it {port}"}, "command", "No closing quotation"),
+        ({"image": "py", "capacity": 0}, "capacity", ""),
+        ({"image": "py", "kind": "tool"}, "kind", ""),
+    ],
+)
+def test_a_backend_that_cannot_be_started_is_refused(sign_in, values, field, says):
+    answer = sign_in("fleet_admin").post("unit-backends", name="py", **values)
+    assert answer.status_code == 422
+    assert error(answer)["field"] == field
+    assert says in error(answer)["message"]

@@ -94,11 +94,6 @@ CLIENTS = (
         "prompts, streamed and not, tools, schemas", "test_llm",
     ),
     Client(
-        "promptfoo", ("promptfoo@0.123.1",), "promptfoo",
-        "provider `openai:chat:MODEL` with `apiBaseUrl: URL/v1` and `apiKey`",
-        "an evaluation", "test_promptfoo", nightly=True,
-    ),
-    Client(
         "GuideLLM", ("guidellm==0.8.1",), "guidellm", "`--backend kind=openai_http,target=URL,api_key=KEY`",
         "a run with its own validation", "test_guidellm_with_its_default_validation",
     ),

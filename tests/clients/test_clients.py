@@ -188,38 +188,6 @@ async def test_llm(run, emulated, tmp_path):
     assert printed[GATEWAY] == printed[ADDRESSED[0]]
 
 
-@pytest.mark.nightly
-async def test_promptfoo(run, emulated, tmp_path):
-    program = environments.FOLDER / "promptfoo" / "node_modules" / ".bin" / "promptfoo"
-    outputs = {}
-    for at in ADDRESSED:
-        config = {
-            "apiBaseUrl": f"{address_of(emulated, at)}/v1",
-            "apiKey": emulated.secret,
-            "temperature": 0,
-            "max_tokens": 8,
-        }
-        tests = [
-            {"vars": {"city": city}, "assert": [{"type": "javascript", "value": "output.length > 0"}]}
-            for city in ("Oslo", "Rome")
-        ]
-        evaluated = {
-            "prompts": ["Is it windy in {{city}}?"],
-            "providers": [{"id": "openai:chat:m", "config": config}],
-            "tests": tests,
-        }
-        (tmp_path / f"{at}.json").write_text(json.dumps(evaluated))
-        out = tmp_path / f"{at}-out.json"
-        await run(
-            program, "eval", "-c", tmp_path / f"{at}.json", "-o", out, "--no-cache", "--no-table", "--no-write", at=at,
-            PROMPTFOO_CONFIG_DIR=str(tmp_path / "promptfoo"), PROMPTFOO_DISABLE_TELEMETRY="1", PROMPTFOO_DISABLE_UPDATE="1",
-        )  # fmt: skip
-        results = json.loads(out.read_text())["results"]
-        assert (results["stats"]["successes"], results["stats"]["errors"]) == (2, 0)
-        outputs[at] = sorted(result["response"]["output"] for result in results["results"])
-    assert outputs[GATEWAY] == outputs[ADDRESSED[0]]
-
-
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
     """A tokenizer that no hub is asked for: that of the tiny model."""
