@@ -10,7 +10,7 @@ OF_THE_GATEWAY = {
     61, 62, 63, 64, 65, 66, 67, 68, 69, 72, 73, 74, 78,
 }  # fmt: skip
 OTHERS = {14, 25, 26, 28, 31, 33, 34, 35, 37, 39, 40, 41, 42, 43, 53, 75, 76, 77, 79, 80}
-PENDING = {30}
+PENDING: set[int] = set()
 """Without a test yet: take out what gets one."""
 FOUND_BESIDES = {1, 2, 3, 4, 5, 6}
 """Faults found when the cases were tried (En)."""

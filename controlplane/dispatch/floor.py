@@ -140,7 +140,7 @@ class Observation:
             endpoint.region,
             instances,
             (endpoint.spec.min_instances, endpoint.spec.max_instances),
-            Load(use, kv_use, waiting, tokens_per_s, *self._outlook(endpoint)),
+            Load(use, kv_use, waiting, tokens_per_s, *self._outlook(endpoint), endpoint.spec.max_num_seqs),
             now_s,
             memory.changed_s,
             short_instances=self._short(endpoint),
@@ -171,7 +171,7 @@ class Decision:
         *,
         strategy_alive: bool,
     ) -> tuple[int, str]:
-        """Return the move that the floor wants of *endpoint*, 1, -1 or 0, and why."""
+        """Return the change that the floor wants of *endpoint*, in instances, and why."""
         tuned = endpoint.spec.tuned
         rule = alone(tuned)
         memory.easy_since_s = (memory.easy_since_s or now_s) if is_easy(view, rule) else None
@@ -188,7 +188,7 @@ class Decision:
             if view.ready == 0 and now_s < memory.retry_s:
                 return 0, ""
             wanted = floor_move(0, view, beneath(tuned), served_elsewhere=self._served(view.model))
-            return (1, wanted.reason) if wanted is not None else (0, "")
+            return (wanted.delta, wanted.reason) if wanted is not None else (0, "")
         easy_s = now_s - memory.easy_since_s if memory.easy_since_s is not None else 0.0
         made = alone_move(0, view, rule, easy_s)
         # An instance that could not be started again stays.
@@ -409,9 +409,9 @@ class Floor:
         made: list[object] = []
 
         def move() -> None:
-            made.append(
-                self.rows.move(delta, endpoint.model, endpoint.region, reason, as_inputs(view), load, to_minimum)
-            )
+            one, inputs = int(math.copysign(1, delta)), as_inputs(view)
+            while len(made) < abs(delta) and None not in made:
+                made.append(self.rows.move(one, endpoint.model, endpoint.region, reason, inputs, load, to_minimum))
 
         def done() -> None:
             memory.busy = False

@@ -48,6 +48,8 @@ class EndpointView(NamedTuple):
     """Seconds since the last of its instances became ready; infinity for never."""
     short_instances: int = 0
     """Missing instances, without which no order of its virtual queues is in time (`queueing.global_scheduler`)."""
+    requests_at_once: int = 0
+    """Requests that one of its instances runs at once (vLLM's `max_num_seqs`); 0 if unknown."""
 
     changed_by: str = ""
     """Last mover (`owner`); empty if unknown."""

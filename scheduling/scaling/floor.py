@@ -5,6 +5,7 @@ up to the strategy. Its mark lies above those of the strategies, so it acts when
 it is one (`FloorAlone`): SageServe's reactive heuristic with patience.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -63,7 +64,9 @@ def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_else
     cooled = view.since_change_s >= floor.cooldown_s
     if not view.ready:
         asked_for = view.waiting or (view.tokens_per_s > 0 and cooled)
-        wanted = 1 if asked_for and not view.coming and not served_elsewhere else 0
+        # As many as what waits fills: one after the other, the last would come many starts late.
+        needed = max(1, math.ceil(view.waiting / (view.requests_at_once or math.inf))) if asked_for else 0
+        wanted = max(0, needed - view.coming) if not served_elsewhere else 0
         why = f"Floor: {view.model} is asked for and no instance of it is ready anywhere"
         return move(at, view, wanted, why, Mover.FLOOR)
     if cooled and view.waiting and view.short_instances > view.coming:

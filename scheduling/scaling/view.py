@@ -57,6 +57,7 @@ class Load(NamedTuple):
     overloaded_instances: int = 0
     peak_kv_sum: float = nan
     peak_kv_most: float = nan
+    requests_at_once: int = 0
 
 
 def count_instances(
@@ -124,6 +125,7 @@ def endpoint_view(
         peak_kv_most=load.peak_kv_most,
         since_ready_s=now_s - instances.ready_s,
         short_instances=short_instances,
+        requests_at_once=load.requests_at_once,
         changed_by=last.by,
         changed_delta=last.delta,
         holds_s=last.holds_s,

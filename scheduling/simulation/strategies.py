@@ -167,6 +167,7 @@ class Control:
         self._tokens = np.zeros(iterations, np.int64)
         self._overloaded = np.zeros(count, np.int64)
         self._peaks = np.full((2, count), np.nan)
+        self._at_once = [cluster.requests_at_once(key) for key in cluster.endpoints]
         self._region = np.array([cluster.regions.index(region) for _, region in cluster.endpoints])
         gpu_types = [spec.gpu_type for spec in cluster.instances]
         fits = set(cluster.engines())
@@ -237,6 +238,7 @@ class Control:
             seen.tolist(),
             self._overloaded.tolist(),
             *self._peaks.tolist(),
+            self._at_once,
             strict=True,
         )
         short = simulation.scheduling.scheduler.short_instances if simulation.scheduling else {}

@@ -262,6 +262,18 @@ class TestAlone:
             assert (await managed.chat()).status == 200
         assert "m-0" in launcher.backends  # the stopped one is the nearest way
 
+    async def test_many_requests_for_it_start_as_many_as_they_fill(self, managed, launcher):
+        """C30: at once, not one after the other."""
+        await database_sync_to_async(Deployment.objects.update)(min_instances=0, max_instances=3, max_num_seqs=2)
+        await database_sync_to_async(Instance.objects.update)(state="stopped", url="")
+        await until(lambda: not managed.gateway.topology.replicas)
+        sent = [asyncio.create_task(managed.chat()) for _ in range(5)]
+        async with asyncio.timeout(WITHIN_S):
+            assert {response.status for response in await asyncio.gather(*sent)} == {200}
+        moves = await of(ScalingMove.objects.order_by("pk"), "at", "delta")
+        assert [delta for _, delta in moves] == [1, 1, 1]
+        assert moves[-1][0] - moves[0][0] < timedelta(seconds=1)
+
     async def test_requests_for_what_cannot_start_are_not_held_forever(self, managed, launcher, monkeypatch):
         monkeypatch.setattr(module, "REFUSED_HOLD_S", 0.5)
         monkeypatch.setattr(launcher, "start", refuse)

@@ -66,6 +66,7 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
                 max_loras=max(spec.engine.max_loras for spec in fleet.instances),
                 tuned=without_rows().model_copy(update={"PREWARM_BY": fleet.prewarming}),
                 front_end=fleet.reference_engine((model, region)).front_end,
+                max_num_seqs=fleet.requests_at_once((model, region)),
             )
             for model, region in fleet.endpoints
         ),

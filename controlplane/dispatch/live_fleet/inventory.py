@@ -51,6 +51,8 @@ class EndpointSpec:
     """Instances missing from the deployments' minimum: neither serving nor starting, though they may be started."""
     launches: bool = False
     """Whether Pilothouse has started instances of the model, and so can start one here."""
+    max_num_seqs: int = 0
+    """Requests that an instance of the oldest deployment runs at once; 0 if unknown."""
     max_loras: int = 0
     """LoRA adapters on the GPUs of an instance, of the deployment with the most; 0: no adapter is served."""
     shares_gpus: bool = False
@@ -199,6 +201,7 @@ def read() -> Inventory:
             missing_instances=max(0, least - present[row.pk]) + (known.missing_instances if known else 0),
             launches=(most > 0 and row.model_id in launched_models) or bool(known and known.launches),
             tuned=values.of(row.model.name),
+            max_num_seqs=known.max_num_seqs if known else row.max_num_seqs,
             max_loras=max(row.max_loras, known.max_loras if known else 0),
             shares_gpus=key in sharing,
             profile=known.profile if known else _measured(profile) or USUAL,

@@ -222,6 +222,10 @@ class Cluster:
         """Return the engine of the endpoint's first instance."""
         return next(spec.engine for spec in self.instances if (spec.model, spec.region) == key)
 
+    def requests_at_once(self, key: EndpointKey) -> int:
+        """Return how many requests the endpoint's first instance runs at once; 0 without one."""
+        return next((each.engine.max_num_seqs for each in self.instances if (each.model, each.region) == key), 0)
+
     def reference_profile(self, key: EndpointKey) -> Profile:
         """Return its profile, for orderings that compare service times."""
         return self.reference_engine(key).profile

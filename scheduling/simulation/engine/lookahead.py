@@ -97,7 +97,7 @@ def any_below_floor(
         for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
             ready += fleet.accepting[endpoints.members[at]]
         if ready == 0:
-            if serving[endpoint] == 0:
+            if serving[endpoint] == 0 or waiting[endpoint] > serving[endpoint]:
                 return True
         elif since_change_s[endpoint] >= cooldown_s[endpoint] and (
             filled(fleet, endpoints, endpoint, waiting[endpoint], 0.0, now_s) * ready

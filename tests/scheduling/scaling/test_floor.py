@@ -46,6 +46,10 @@ def test_a_plan_to_shrink_does_not_hold_it_back(name):
         ({"use": 1.3, "coming": 1}, 1),
         ({"use": inf, "ready": 0, "coming": 2, "waiting": 5}, 0),
         ({"use": inf, "ready": 0, "min_instances": 0, "waiting": 5}, 1),
+        # C30: what waits fills five; two come already; ten, which are more than the maximum
+        ({"use": inf, "ready": 0, "min_instances": 0, "waiting": 2_500, "requests_at_once": 500}, 5),
+        ({"use": inf, "ready": 0, "min_instances": 0, "waiting": 2_500, "requests_at_once": 500, "coming": 2}, 3),
+        ({"use": inf, "ready": 0, "min_instances": 0, "waiting": 9_000, "requests_at_once": 50}, 12),
         ({"use": inf, "ready": 0, "min_instances": 0}, 1),  # there was demand within the last minute
         ({"use": inf, "ready": 0, "min_instances": 0, "since_change_s": 14.0}, 0),
         ({"use": inf, "ready": 0, "min_instances": 0, "tokens_per_s": 0.0}, 0),
