@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply", "fleet.describe_node")
 COMPUTING = (
     "simulation.simulate", "experiments.reproduce", "simulation.fit_profiles", "simulation.export_ledger",
-    "planning.backtest", "planning.export_scenario", "planning.seed_demo", "gateway.replay", "gateway.up",
+    "planning.backtest", "planning.export_scenario", "alerts.seed_demo", "gateway.replay", "gateway.up",
     "gateway.demo_traffic", "lengths.train_lengths",
 )  # fmt: skip
 HEAVY = {"numba", "torch", "plotly", "pandas", "ninja", "sklearn", "statsmodels", "highspy"}

@@ -11,6 +11,7 @@ from django.urls import reverse
 from controlplane.accounts import services
 from controlplane.accounts.models import ApiKey, Budget, Tenant
 from controlplane.alerts.models import Alert, AlertRule
+from controlplane.applications.models import UnitBackend
 from controlplane.events.models import Event
 from controlplane.events.services import record
 from controlplane.fleet.models import (
@@ -80,6 +81,7 @@ def build(inventory: Inventory) -> None:
     MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="interactive")
     WeightedTarget.objects.create(name="chat", target="llama-3.1-8b")
     Adapter.objects.create(name="llama-sql", base=inventory.deployment.model, source="acme/llama-sql")
+    UnitBackend.objects.create(name="python:3.11", kind="container", image="python:3.11")
     place = {"model": "llama-3.1-8b", "region": "us-east"}
     Forecast.objects.create(**place, quantity="prompt", forecaster="blend", window_s=60, start_at=now)
     Backtest.objects.create(source="ledger", window_s=600)

@@ -244,6 +244,6 @@ def test_requests_are_counted_on_the_newest_donation(make_instance):
 def _load(model):
     figures = {
         "use": 0.9, "kv_use": 0.9, "waiting": 3, "tokens_per_s": 10.0, "overloaded_instances": 0, "peak_kv_sum": None,
-        "peak_kv_most": None, "ready": 0, "short_instances": 0,
+        "peak_kv_most": None, "ready": 0, "short_instances": 0, "requests_at_once": 0,
     }  # fmt: skip
     return live_views.Load({(model, "us-east"): figures})
