@@ -28,6 +28,7 @@ from scheduling.applications.prewarming import (
     MOST_WAITING,
     AdapterPrewarming,
     LikelyCall,
+    PrefillTime,
     Warmable,
     due,
     load_time_s,
@@ -43,8 +44,6 @@ MOST_PREFIXES: Final = 2_000
 MOST_UNITS: Final = 4_000
 SEEN_TWICE: Final = 2
 """Calls of a unit in a row with the same system prompt before it is warmed: one that changes each time is not."""
-BURST_S: Final = 60.0
-"""The share of an instance's time is kept over so long."""
 ANSWER_S: Final = 90.0
 """A request that warms a prompt is given up after so long."""
 RETRY_S: Final = 60.0
@@ -84,14 +83,6 @@ class Warming:
     until_s: float
 
 
-@dataclass(slots=True)
-class Allowance:
-    """Seconds of an instance's time that warming may take now."""
-
-    left_s: float
-    at_s: float
-
-
 class Prewarming:
     """*starts_s* gives the usual times to start the backends of other units that are kept warm, by name."""
 
@@ -119,7 +110,7 @@ class Prewarming:
         self._of_units: OrderedDict[tuple[object, str], tuple[int, int]] = OrderedDict()
         """By application and unit: the system prompt of its last calls, and how many had it."""
         self._warming: dict[int, Warming] = {}
-        self._allowances: dict[int, Allowance] = {}
+        self._prefill_time = PrefillTime()
         self._failed: dict[tuple[str, str], float] = {}
         """Until when what failed at a place is not tried again."""
 
@@ -319,7 +310,8 @@ class Prewarming:
         if not able:
             return
         one = min(able, key=lambda each: (fleet.running[each.slot], fleet.remaining_tokens[each.slot], each.slot))
-        if not self._allow(one, self._prefill_s(endpoint, known), endpoint.spec.tuned.PREWARM_SHARE, now_s):
+        share = endpoint.spec.tuned.PREWARM_SHARE
+        if not self._prefill_time.take(one.slot, self._prefill_s(endpoint, known), share, now_s):
             return
         spec = one.spec
         self._warming[one.slot] = Warming(prefix, spec.state_changed_at, now_s + ANSWER_S)
@@ -380,17 +372,6 @@ class Prewarming:
 
     def _prefill_s(self, endpoint: Endpoint, known: KnownPrefix) -> float:
         return float((endpoint.spec.profile or USUAL).service_time_s(known.tokens, 1))
-
-    def _allow(self, replica: Replica, takes_s: float, share: float, now_s: float) -> bool:
-        """Whether warming may take *takes_s* more of an instance's time, of which it has a *share* at most."""
-        most_s = share * BURST_S
-        allowance = self._allowances.setdefault(replica.slot, Allowance(most_s, now_s))
-        allowance.left_s = min(most_s, allowance.left_s + share * (now_s - allowance.at_s))
-        allowance.at_s = now_s
-        if takes_s > allowance.left_s:
-            return False
-        allowance.left_s -= takes_s
-        return True
 
     # Sleeping models
 

@@ -40,7 +40,7 @@ from controlplane.experiments.hermes import LLAMA_7B, MOONCAKE, OWN_CV
 from controlplane.experiments.shared.scenes import HERE, INTERACTIVE, scenario_of
 from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
-from scheduling.applications.prewarming import EAGER, EPWQ, HERMES, LATEST, LRU, Prewarming
+from scheduling.applications.prewarming import EAGER, EPWQ, HERMES, LATEST, LRU, USUAL_SHARE, Prewarming
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.applications import MIXED
 from scheduling.simulation.workload.columns import Workload
@@ -68,6 +68,8 @@ class System:
     prewarming: Prewarming
     k: float = 0.5
     keep_alive_s: float = SHORT_S
+    share: float = USUAL_SHARE
+    """Most of an instance's time for system prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     "Hermes": System(HERMES),
     "at once": System(EAGER),
 }
+PROMPTED: Final = SYSTEMS | {"Hermes, any time": System(HERMES, share=1.0)}
 SWEEP: Final[Mapping[str, System]] = {
     "LRU": System(LRU),
     "LRU, kept for 10 min": System(LRU, keep_alive_s=LONG_S),
@@ -98,7 +101,7 @@ SWEEP: Final[Mapping[str, System]] = {
 LORA: Final = Setting(MIXED, 1_000, 25.0, "adapter")
 PARTS: Final[dict[str, tuple[Mapping[str, Setting], Mapping[str, System]]]] = {
     "lora": ({"adapters": LORA}, SYSTEMS),
-    "kv": ({f"{gb} GB": Setting(MIXED, 500, 15.0, "prefix", gb) for gb in MEMORIES_GB}, SYSTEMS),
+    "kv": ({f"{gb} GB": Setting(MIXED, 500, 15.0, "prefix", gb) for gb in MEMORIES_GB}, PROMPTED),
     "k": (
         {
             "containers (CG)": Setting("CG", 60, 60.0, "container"),
@@ -134,7 +137,12 @@ def scenario(setting: Setting, system: System, settings: Settings, data: Path, s
     cold = {kind: table | {"keep_alive_s": system.keep_alive_s} for kind, table in BACKENDS.items()}
     return scenario_of(
         [group],
-        policies={"ordering": "hermes", "prewarming": system.prewarming, "prewarm_k": system.k},
+        policies={
+            "ordering": "hermes",
+            "prewarming": system.prewarming,
+            "prewarm_k": system.k,
+            "prewarm_share": system.share,
+        },
         models={LLAMA_7B.name: model},
         applications=[runs],
         backends={kind: table for kind, table in cold.items() if kind == setting.cold},

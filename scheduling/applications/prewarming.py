@@ -48,6 +48,9 @@ USUAL_K: Final = 0.5
 """The paper's default."""
 LOOK_S: Final = 1.0
 """Period of `AdapterPrewarming.look`: a start that is due before the next look is made now."""
+USUAL_SHARE: Final = 0.05
+BURST_S: Final = 60.0
+"""The share of an instance's time is kept over so long."""
 MOST_WAITING: Final = 32
 """First waiting requests of an endpoint whose adapters are prewarmed."""
 
@@ -269,6 +272,26 @@ class AdapterPrewarming:
         gone = {each for each in self._unused if tier_of(fleet, *each) == NOT_LOADED}
         self._unused -= gone
         self.counts["wasted"] += len(gone)
+
+
+class PrefillTime:
+    """Time of instances that system prompts may take that are computed early: a share of it, kept over `BURST_S`.
+
+    On a busy instance it is taken from requests that are there, and a prompt may be pushed out before its call comes.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[int, tuple[float, float]] = {}
+        """Seconds left and since when, by instance."""
+
+    def take(self, instance: int, takes_s: float, share: float, now_s: float) -> bool:
+        """Take *takes_s* of the time of *instance*; return False, and take nothing, if that is more than is left."""
+        most_s = share * BURST_S
+        left_s, since_s = self._left.get(instance, (most_s, now_s))
+        left_s = min(most_s, left_s + share * (now_s - since_s))
+        taken_s = takes_s if takes_s <= left_s else 0.0
+        self._left[instance] = left_s - taken_s, now_s
+        return takes_s <= left_s
 
 
 def first_waiting(waiting: WaitingArrays, endpoint: int, among: NDArray[np.bool_]) -> list[int]:

@@ -12,6 +12,7 @@ from scheduling.applications.prewarming import (
     LRU,
     AdapterPrewarming,
     LikelyCall,
+    PrefillTime,
     due,
     first_waiting,
 )
@@ -31,7 +32,7 @@ class SimulatedPrewarming:
         self._unseen = np.flatnonzero(requests.adapter >= 0)
         """Requests with an adapter that no instance was seen to have."""
         self._has_adapters = bool(self._unseen.size)
-        self._prefixes = PrefixPrewarming(requests, runs) if runs is not None and runs.prompts else None
+        self._prefixes = PrefixPrewarming(cluster, requests, runs) if runs is not None and runs.prompts else None
         self.next_s = LOOK_S
 
     @property
@@ -53,7 +54,7 @@ class SimulatedPrewarming:
             self._unseen = self._unseen[~placed]
             self._adapters.look(world.fleet, world.endpoints, world.waiting, lambda endpoint: by, likely)
         if self._prefixes is not None:
-            self._prefixes.look(world, likely)
+            self._prefixes.look(world, likely, now_s)
 
     def counters(self) -> dict[str, int]:
         counts = {f"prewarmed_{name}": count for name, count in self._adapters.counts.items()}
@@ -70,16 +71,17 @@ class PrefixPrewarming:
     `wasted`: they were pushed out without.
     """
 
-    def __init__(self, requests: Requests, runs: ApplicationRuns) -> None:
+    def __init__(self, cluster: Cluster, requests: Requests, runs: ApplicationRuns) -> None:
         self._runs, self._first = runs, requests.prefix_first
+        self._cluster, self._time = cluster, PrefillTime()
         self._shares: NDArray[np.bool_] = (requests.run >= 0) & (np.diff(self._first) > 0)
         self._unseen = np.flatnonzero(self._shares)
         """Calls that no instance was seen to have."""
         self._unused: set[tuple[int, tuple[str, int]]] = set()
         self.counts: Counter[str] = Counter(warmed=0, used=0, wasted=0)
 
-    def look(self, world: World, likely: Sequence[LikelyCall]) -> None:
-        """Warm the prompts of the first waiting calls and of *likely* ones, as far as the free memory holds them."""
+    def look(self, world: World, likely: Sequence[LikelyCall], now_s: float) -> None:
+        """Warm the prompts of the first waiting calls and of *likely* ones, as far as free memory and time go."""
         self._note(world)
         soon: dict[int, list[tuple[str, int]]] = {}
         for call in due(likely, "prefix"):
@@ -90,26 +92,33 @@ class PrefixPrewarming:
             first = first_waiting(world.waiting, endpoint, self._shares[world.held])
             prompts = [self._runs.prompt_of(int(world.held[slot])) for slot in first] + soon.get(endpoint, [])
             members = endpoints.members[endpoints.first[endpoint] : endpoints.first[endpoint + 1]]
-            able = [at for at in members.tolist() if world.fleet.accepting[at] and engines["prefix_caching"][at]]
-            room, chosen = int(engines["free_blocks"][able].sum()), list[tuple[str, int]]()
+            fleet = world.fleet
+            room = fleet.running[members] < fleet.max_num_seqs[members]
+            able = members[(fleet.accepting[members] != 0) & (engines["prefix_caching"][members] != 0) & room].tolist()
+            free, chosen = int(engines["free_blocks"][able].sum()), list[tuple[str, int]]()
             for prompt in dict.fromkeys(prompts) if able else ():
-                room -= self._blocks(prompt)[1]
-                if room < 0:
+                free -= self._blocks(prompt)[1]
+                if free < 0:
                     break
                 chosen.append(prompt)
             for prompt in reversed(chosen):  # what is used first is pushed out last
-                self._warm(world, able, prompt)
+                self._warm(world, endpoint, able, prompt, now_s)
 
     def _blocks(self, prompt: tuple[str, int]) -> tuple[int, int]:
         """Return where the hashes of *prompt* begin, and how many there are."""
         request = self._runs.prompts[prompt]
         return int(self._first[request]), int(self._first[request + 1] - self._first[request])
 
-    def _warm(self, world: World, able: list[int], prompt: tuple[str, int]) -> None:
+    def _warm(self, world: World, endpoint: int, able: list[int], prompt: tuple[str, int], now_s: float) -> None:
         """Warm *prompt* where most of it is, then where the fewest requests run."""
         first, count = self._blocks(prompt)
         cached = {at: cached_blocks(world.engines, at, first, count) for at in able}
         instance = min(able, key=lambda at: (-cached[at], int(world.fleet.running[at]), at))
+        profile = self._cluster.reference_profile(self._cluster.endpoints[endpoint % len(self._cluster.endpoints)])
+        tokens = (count - cached[instance]) * int(world.engines.instances["block_size_tokens"][instance])
+        takes_s = profile.service_time_s(tokens, 1) if tokens else 0.0
+        if not self._time.take(instance, takes_s, self._cluster.prewarm_share, now_s):
+            return
         if warm_prefix(world.engines, instance, first, count) > 0:
             self.counts["warmed"] += 1
             self._unused.add((instance, prompt))

@@ -120,6 +120,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "reordering": tuned().REORDER_BY,
             "prewarming": tuned().PREWARM_BY,
             "prewarm_k": tuned().PREWARM_K,
+            "prewarm_share": tuned().PREWARM_SHARE,
             "share_spot": shares_spot,
         },
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scheduling.applications.prewarming import LRU, USUAL_K, Prewarming
+from scheduling.applications.prewarming import LRU, USUAL_K, USUAL_SHARE, Prewarming
 from scheduling.applications.warm_pool import WarmTerms
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
@@ -118,6 +118,8 @@ class Cluster:
     prewarming: Prewarming = LRU
     """How backends are prewarmed, with the least effectiveness *prewarm_k* for application runs."""
     prewarm_k: float = USUAL_K
+    prewarm_share: float = USUAL_SHARE
+    """Most of an instance's time that computing system prompts early may take."""
     backends: Mapping[str, WarmTerms] = field(default_factory=dict)
     """Of units of runs that are no LLM, by kind: `container`, `dnn`; those of another kind are always warm."""
     sweeps: bool = False

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, FiniteFloat, create_model, model_validator
 
-from scheduling.applications.prewarming import Prewarming
+from scheduling.applications.prewarming import USUAL_SHARE, Prewarming
 from scheduling.knob import Declared, Policy, knobs, nested
 from scheduling.model_task import Task
 from scheduling.policy import EndpointPolicy
@@ -166,6 +166,8 @@ class Policies(PolicyKeys):
     """How backends are prewarmed (`applications.prewarming`)."""
     prewarm_k: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
     """Least effectiveness of prewarming for an application run (Hermes' K)."""
+    prewarm_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = USUAL_SHARE
+    """Most of an instance's time that computing system prompts early may take."""
     sweeps: bool = True
     """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
     `max_hold_s`.

@@ -134,6 +134,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
             reordering=scenario.policies.reordering,
             prewarming=scenario.policies.prewarming,
             prewarm_k=scenario.policies.prewarm_k,
+            prewarm_share=scenario.policies.prewarm_share,
             backends={kind: WarmTerms(**one.model_dump()) for kind, one in scenario.backends.items()},
             delays=delays,
             share_spot=scenario.policies.share_spot,

@@ -15,6 +15,7 @@ from scheduling.applications.prewarming import (
     LRU,
     AdapterPrewarming,
     LikelyCall,
+    PrefillTime,
     Warmable,
     Warmed,
     due,
@@ -253,3 +254,15 @@ def test_adapters_in_use_are_not_pushed_out():
         use_adapter(fleet, 0, adapter, 1)
     assert AdapterPrewarming().look(fleet, endpoints, waiting_for(3), lambda endpoint: EPWQ) == []
     assert tier_of(fleet, 0, 1) == tier_of(fleet, 0, 2) == ON_GPU
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.floats(0, 5)), max_size=60))
+def test_prompts_take_no_more_than_their_share_of_an_instance(asked):
+    time, now_s, taken_s = PrefillTime(), 0.0, 0.0
+    for after_s, takes_s in asked:
+        now_s += after_s
+        if time.take(7, takes_s, 0.05, now_s):
+            taken_s += takes_s
+        assert taken_s <= 0.05 * (60.0 + now_s) + 1e-6
+    assert time.take(8, 3.0, 0.05, now_s), "another instance has its whole minute's share"
+    assert not time.take(8, 0.1, 0.05, now_s)

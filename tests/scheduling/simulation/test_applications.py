@@ -224,6 +224,8 @@ def test_system_prompts_are_cached_and_prewarmed(tmp_path, by):
         assert "prefix_warmed" not in counters
         return
     assert counters["prefix_used"] + counters["prefix_wasted"] <= counters["prefix_warmed"]
+    none = staged(tmp_path, f'{runs}[policies]\nordering = "hermes"\nprewarming = "{by}"\nprewarm_share = 0\n', head)
+    assert none.run().counters["prefix_warmed"] == 0
     assert counters["prefix_used"] > 0
 
 
