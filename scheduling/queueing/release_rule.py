@@ -54,4 +54,4 @@ class ReleaseRule(Policy, frozen=True):
             "expected to take, by the endpoint's profile, for the release rule `slack` to release more. Deadlines go "
             "before it.",
         ),
-    ] = 1.25
+    ] = 1.15

@@ -142,15 +142,6 @@ async def test_none_is_computed_where_it_is_switched_off(prompted, field, value)
     assert not bodies_of(prompted)
 
 
-async def test_no_more_than_a_share_of_the_time(prompted):
-    prewarming = prompted.gateway.dispatcher.prewarming
-    (replica, *_) = prompted.gateway.topology.replicas.values()
-    assert prewarming._allow(replica, 2.0, 0.05, 100.0)  # of three seconds in a minute
-    assert not prewarming._allow(replica, 2.0, 0.05, 100.0)
-    assert not prewarming._allow(replica, 2.0, 0.05, 110.0)
-    assert prewarming._allow(replica, 2.0, 0.05, 121.0)
-
-
 async def test_an_instance_that_dies_while_it_warms(prompted):
     """The prompt is not taken as cached there, is not tried there again soon, and the call is served elsewhere."""
     plan = await planned(prompted)
