@@ -90,7 +90,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     "Hermes": System(HERMES),
     "at once": System(EAGER),
 }
-PROMPTED: Final = SYSTEMS | {"Hermes, any time": System(HERMES, share=1.0)}
+PROMPTED: Final[Mapping[str, System]] = {**SYSTEMS, "Hermes, any time": System(HERMES, share=1.0)}
 SWEEP: Final[Mapping[str, System]] = {
     "LRU": System(LRU),
     "LRU, kept for 10 min": System(LRU, keep_alive_s=LONG_S),

@@ -224,7 +224,7 @@ def test_the_overview_of_one_model_stays_so(console, open_page):
 @pytest.mark.gate
 def test_a_key_is_made_copied_and_revoked(console, open_page):
     page = open_page(console, "/keys/", permissions=["clipboard-read", "clipboard-write"])
-    page.get_by_label("Name").fill("nightly job")
+    page.get_by_label("Name", exact=True).fill("nightly job")
     page.get_by_role("combobox", name="Tenant").select_option("Acme Assistants")
     page.get_by_role("button", name="Create key").click()
     secret = page.get_by_role("status", name="Secret").text_content()
