@@ -23,7 +23,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/applications": 2069,  # runs and demand graphs
     "controlplane/batches": 1765,  # Speed up, embeddings
     "controlplane/console": 13568,  # batches, spot pool, budgets, applications
-    "controlplane/dispatch": 8041,  # application runs, exact forks of held work
+    "controlplane/dispatch": 8042,  # application runs, exact forks of held work
     "controlplane/events": 332,
     "controlplane/experiments": 5171,  # rules with evictions, mixes that nothing was tuned on
     "controlplane/fleet": 6128,  # donations, weights by region

@@ -162,7 +162,8 @@ class Dispatcher:
     def sweep_queues(self) -> None:
         """Refuse requests held too long, and move those that are better off elsewhere."""
         now_s, max_hold_s = self.clock(), self.topology.tuned.MAX_HOLD_S
-        for endpoint in self.topology.endpoints:
+        # Those of donated instances come last, in the order of their models and regions, not as they were first needed.
+        for endpoint in sorted(self.topology.endpoints, key=lambda one: (one.is_spot, (one.base or one).index)):
             serves_adapters = not self.queue.count(endpoint) or self.topology.serves_adapters(endpoint)
             for request in self.queue.in_order(endpoint):
                 if request.adapter >= 0 and not serves_adapters and not request.has_begun:
