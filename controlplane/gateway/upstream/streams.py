@@ -218,8 +218,8 @@ class Stream:
         failure: Exception | None = None
         try:
             for event in self._events.feed(piece):
-                token = self._token(event) if self._shapes else None
-                passed.append(self._event(event) if token is None else token)
+                unread = self._token(event) if self._shapes else None
+                passed.append(self._event(event) if unread is None else unread)
         except Exception as error:  # earlier events are passed on
             failure = error
         chunk = b"".join(passed)
