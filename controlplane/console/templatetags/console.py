@@ -12,7 +12,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from controlplane.console import formats
-from controlplane.console.charts import previews
+from controlplane.console.charts.sparklines import sparkline
 from controlplane.console.finders import guarded_style_ids
 from controlplane.console.formats import FORMATS
 from controlplane.planning.titles import title_of
@@ -27,7 +27,7 @@ for written in (
 ):
     register.filter(written.__name__, written)
 register.filter("title_of", title_of)
-register.filter("preview", previews.preview)
+register.filter("sparkline", sparkline)
 
 
 @register.filter
