@@ -89,6 +89,8 @@ class Prediction:
     rank: float
     worst_s: float
     """If it becomes as large as the largest recorded run."""
+    last_unit: str
+    """Of its last ended call; empty before the first one."""
 
     def slack_s(self, now: datetime) -> float | None:
         """Return what is left to the deadline after the expected service; None without a deadline."""
@@ -108,7 +110,7 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
         return []
     rates = rates_of(graph)
     arrays, random = build(graph, rates), np.random.default_rng(0)
-    attained, samples = np.zeros(len(runs)), []
+    attained, samples, last_units = np.zeros(len(runs)), [], []
     for number, run in enumerate(runs):
         last, visits, attained[number] = _so_far(graph, rates, run)
         position = start_of(graph, random) if last is None else _after(graph, last, visits)
@@ -116,15 +118,23 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
         if last is not None:  # the step there has been served
             drawn = drawn - step_service_s(last, graph.units[last.unit], rates[last.unit])
         samples.append(np.maximum(drawn, 0.0))
+        last_units.append("" if last is None else last.unit)
     whole = np.stack([buckets(drawn + had) for drawn, had in zip(samples, attained, strict=True)])
     rank, refresh = np.empty(len(runs)), np.empty(len(runs))
     gittins_ranks(whole, attained, np.ones(len(runs)), rank, refresh)
     largest_s = max(graph.service_s(record, rates) for record in graph.records)
     ranked = [
         Prediction(
-            run, float(had), float(drawn.mean()), float(low_s), float(high_s), float(each), max(0.0, largest_s - had)
+            run,
+            float(had),
+            float(drawn.mean()),
+            float(low_s),
+            float(high_s),
+            float(each),
+            max(0.0, largest_s - had),
+            unit,
         )
-        for run, had, drawn, each in zip(runs, attained, samples, rank, strict=True)
+        for run, had, drawn, each, unit in zip(runs, attained, samples, rank, last_units, strict=True)
         for low_s, high_s in [np.quantile(drawn, (0.1, 0.9))]
     ]
     return sorted(ranked, key=lambda one: one.rank)

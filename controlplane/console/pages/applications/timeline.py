@@ -17,6 +17,7 @@ AXIS: Final = 1000.0
 LEAST_LOST_S: Final = 0.05
 LOSSES: Final = 5
 RANKS_HIGH: Final = 90.0
+STEPS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 
 
 @dataclass
@@ -209,6 +210,14 @@ def rank_line(rows: Sequence[Expectation], duration_s: float) -> str:
     for _, (x, y) in pairwise(points):
         path += f"H{x:.1f}V{y:.1f}"
     return f"{path}H{AXIS:.0f}"
+
+
+def ticks(duration_s: float) -> list[tuple[float, str]]:
+    """Return places in percent and labels of round times on the axis of a run, at most six of them."""
+    step_s = next((step_s for step_s in STEPS_S if duration_s < 6 * step_s), max(duration_s, 1.0))
+    marks = [number * step_s for number in range(int(duration_s / step_s) + 1)]
+    form = seconds if step_s < 1 else clock
+    return [(round(100 * at_s / max(duration_s, 1e-3), 2), form(at_s)) for at_s in marks]
 
 
 def _in_words(value_s: float) -> str:

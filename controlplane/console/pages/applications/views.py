@@ -1,7 +1,9 @@
 """Applications: their completion times, demand graphs, and runs."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from django.contrib import messages
@@ -17,7 +19,8 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.applications import reporting, versions
-from controlplane.applications.models import Application, ApplicationRun, GraphVersion, RunOutcome
+from controlplane.applications.completion import AXIS_TICKS, on_axis
+from controlplane.applications.models import Application, ApplicationRun, GraphVersion, PrewarmRow, RunOutcome
 from controlplane.applications.selectors import (
     Prediction,
     graph_of,
@@ -82,6 +85,9 @@ def applications(request: HttpRequest) -> HttpResponseBase:
         several_tenants=viewer.tenants().count() > 1,
         by=by,
         importers=tenants_with_role(request.user, Role.OPERATOR).order_by("name"),
+        axis=AXIS_TICKS,
+        sees_places=viewer.sees_fleet,
+        **prewarming_of(PrewarmRow.objects.filter(tenant__in=viewer.tenants()).exclude(application=""), now),
         **figures(rows, running),
     )
 
@@ -101,6 +107,7 @@ def figures(rows: list[Application], running: list["RunStanding"]) -> dict[str, 
         "finished": len(durations_s),
         "abandoned": sum(one.abandoned for one in done),
         "running": running[:RANKED],
+        "ahead": first_inversion(running[:RANKED]),
         "running_count": len(running),
         "late": sum(one.level == "late" for one in running),
         "at_risk": sum(one.level == "at_risk" for one in running),
@@ -127,6 +134,32 @@ class RunStanding:
     @property
     def rank(self) -> float:
         return self.prediction.rank if self.prediction else float("inf")
+
+    @property
+    def last_unit(self) -> str:
+        return self.prediction.last_unit if self.prediction else ""
+
+    @property
+    def places(self) -> dict[str, float]:
+        """Return the places of what it still needs, its rank and its deadline on the axis of completion times."""
+        known = self.prediction
+        seconds = {"deadline": self.left_s} if self.left_s is not None else {}
+        if known is not None:
+            seconds |= {"low": known.low_s, "high": known.high_s, "mean": known.mean_s, "rank": known.rank}
+        return {name: on_axis(max(0.0, value_s)) for name, value_s in seconds.items()}
+
+
+def first_inversion(running: Sequence[RunStanding]) -> tuple[RunStanding, RunStanding] | None:
+    """Return the first run that is ahead of the next one by rank and is expected to need more; None without one."""
+    known = [one for one in running if one.prediction]
+    return next(
+        (
+            (one, other)
+            for one, other in pairwise(known)
+            if one.rank < other.rank and one.prediction.mean_s > other.prediction.mean_s  # type: ignore[union-attr]
+        ),
+        None,
+    )
 
 
 SORTS: dict[str, Callable[[RunStanding], Any]] = {
@@ -167,6 +200,7 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
     row = application_of(request, pk)
     shown, graph = _graph_asked(request, row, "version")
     units = unit_summaries(graph)
+    running = ranked_runs(row.runs.all(), timezone.now())[:RANKED]
     chosen = request.GET.get("unit", "")
     if chosen not in graph.units:
         chosen = max(units, key=lambda unit: unit.share).name if units else ""
@@ -174,7 +208,7 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         **live_of(viewer_of(request)),
         "application": row,
         "done": row.completions,
-        "graph": layout(graph, units, chosen) if graph.records else None,
+        "graph": layout(graph, units, chosen, Counter(one.last_unit for one in running)) if graph.records else None,
         "edges": edges_of(graph),
         "units": units,
         "unit": next((unit for unit in units if unit.name == chosen), None),
@@ -189,10 +223,12 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "orders": orders_of(graph),
         "replays": ORDERS,
         "ordering": ORDERING,
-        "running": ranked_runs(row.runs.all(), timezone.now())[:RANKED],
+        "running": running,
+        "ahead": first_inversion(running),
+        "axis": AXIS_TICKS,
         "runs": row.runs.filter(imported=False).exclude(ended_at=None)[:RUNS_SHOWN],
         "managed": tenants_with_role(request.user, Role.OPERATOR).filter(pk=row.tenant_id).exists(),
-        **prewarming_of(row, timezone.now()),
+        **prewarming_of(PrewarmRow.objects.filter(tenant=row.tenant_id, application=row.name), timezone.now()),
         "sees_places": viewer_of(request).sees_fleet,
     }
     return render(request, "console/applications/application.html", context)
@@ -362,6 +398,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "deadline_x": round(timeline.AXIS * min(1.0, row.deadline_s / max(duration_s, 1e-3)), 1)
         if row.deadline_s
         else None,
+        "ticks": timeline.ticks(duration_s),
         "went": timeline.where_time_went(path, duration_s) if spans else [],
         "losses": timeline.losses(path),
         "expected": expected,
