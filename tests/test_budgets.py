@@ -20,9 +20,9 @@ BUDGETS: dict[str, int] = {
     "controlplane/accounts": 1188,  # budgets
     "controlplane/alerts": 903,
     "controlplane/api": 3463,  # /v1 in the OpenAPI document
-    "controlplane/applications": 2069,  # runs and demand graphs
+    "controlplane/applications": 2090,  # runs and demand graphs, the axis of what runs still need
     "controlplane/batches": 1765,  # Speed up, embeddings
-    "controlplane/console": 13568,  # batches, spot pool, budgets, applications
+    "controlplane/console": 13560,  # batches, spot pool, budgets, applications
     "controlplane/dispatch": 8042,  # application runs, exact forks of held work
     "controlplane/events": 332,
     "controlplane/experiments": 5171,  # rules with evictions, mixes that nothing was tuned on
@@ -32,7 +32,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/jobs": 702,
     "controlplane/lengths": 2215,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5365,  # capacity as it was then, moves that another made are left
-    "controlplane/resources": 2328,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
+    "controlplane/resources": 2350,  # lists declared once: instances to budgets; prewarm hits of applications
     "controlplane/simulation": 6354,  # effects over all seeds, what is lost stays lost
     "controlplane/supervisor": 1249,
     "controlplane/tuning": 354,
@@ -50,20 +50,20 @@ BUDGETS: dict[str, int] = {
     "scheduling/scaling": 1609,  # one owner of an endpoint for floor, strategies and plans
     "scheduling/simulation": 13636,  # donated instances, application runs
     "static/admin": 138,
-    "static/console": 2281,  # a live connection that leaves a silent socket
+    "static/console": 2315,  # a live connection that leaves a silent socket; marks on axes, row menus
     "templates": 28,
     "templates/admin": 87,
-    "templates/console": 2794,  # places, undeploy and retire
+    "templates/console": 2805,  # places, undeploy and retire; prewarming of all applications
     "tests": 2725,
     "tests/access": 1315,
     "tests/accounts": 514,
     "tests/alerts": 496,
     "tests/api": 1741,
-    "tests/applications": 1304,
+    "tests/applications": 1315,
     "tests/batches": 1202,  # the real SDK, kills
     "tests/bench": 6094,
     "tests/clients": 1054,  # real clients of the field
-    "tests/console": 7335,
+    "tests/console": 7370,
     "tests/dispatch": 5057,
     "tests/docs": 1629,
     "tests/e2e": 2510,

@@ -26,6 +26,7 @@ NUMBERS = frozenset(
         "quantity",
         "duration",
         "period",
+        "clock",
         "seconds_fine",
         "correlation",
         "signed",

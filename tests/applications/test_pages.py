@@ -34,6 +34,7 @@ def test_a_page_shows_graph_units_ranks_and_correlations(client, operator, appli
     client.force_login(operator)
     page = client.get(f"/applications/{application.pk}/").content.decode()
     assert '<svg class="demand-graph"' in page
+    assert "1 running run, with write as the last ended call" in page
     assert "What refines what" in page
     assert f'href="/applications/runs/{running.pk}/"' in page
     exported = client.get(f"/applications/{application.pk}/graph.json")
@@ -46,6 +47,7 @@ def test_a_run_is_a_waterfall_of_its_calls(client, operator, application):
     page = client.get(f"/applications/runs/{run.pk}/").content.decode()
     assert page.count('<svg viewBox="0 0 1000 14"') == run.calls
     assert "it had no deadline" in page
+    assert '<text x="0.0%" y="11" data-x="0.0">0 s</text>' in page
     assert page.count(", critical") == run.calls  # each waited for the one before
 
 
@@ -90,6 +92,8 @@ def test_running_runs_have_slack(client, operator, application, running, deadlin
     application.runs.filter(pk=running.pk).update(deadline_s=deadline_s)
     client.force_login(operator)
     pages = [client.get(path).content.decode() for path in ("/applications/", f"/applications/runs/{running.pk}/")]
+    assert f'/applications/runs/{running.pk}/#run-stop"' in pages[0]
+    assert ('class="deadline" x1=' in pages[0]) == (deadline_s is not None)
     assert any(word in page for page in pages)
 
 

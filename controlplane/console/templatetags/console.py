@@ -23,7 +23,7 @@ for written in (
     *(formats.count, formats.amount, formats.quantity, formats.gib, formats.gigabytes),
     *(formats.milliseconds, formats.seconds, formats.percent, formats.percent_fine, formats.goal),
     *(formats.times, formats.duration, formats.clock, formats.period, formats.usd),
-    *(formats.usd_signed, formats.signed, formats.slack, formats.hour, formats.ordinal),
+    *(formats.usd_signed, formats.signed, formats.slack, formats.hour, formats.ordinal, formats.correlation),
 ):
     register.filter(written.__name__, written)
 register.filter("title_of", title_of)
@@ -141,7 +141,7 @@ def moment(at: datetime | float | None) -> SafeString:
     return format_html(
         '<time datetime="{}">{}</time>',
         at.astimezone(UTC).isoformat(timespec="milliseconds"),
-        formats.moment(timezone.localtime(at), timezone.localtime().year),
+        formats.moment(timezone.localtime(at), timezone.localtime()),
     )
 
 

@@ -49,11 +49,14 @@ from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.parts import PARTS, PolicyPart
 from controlplane.resources.applications import APPLICATIONS, visible_applications, visible_runs
 from controlplane.resources.filters import number
+from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif.starts.runs import ORDERS, replay_orders
 from scheduling.applications.demand_graph import DemandGraph
 from scheduling.applications.remaining import FEWEST_MATCHES, correlations
 
 RUNS_SHOWN = 20
+LONGER = 1.1
+"""How much more a run needs that stands ahead of another, for the page to say why."""
 RANKED = 50
 """Running runs with a prediction on a page."""
 SUMMED = 200
@@ -150,13 +153,13 @@ class RunStanding:
 
 
 def first_inversion(running: Sequence[RunStanding]) -> tuple[RunStanding, RunStanding] | None:
-    """Return the first run that is ahead of the next one by rank and is expected to need more; None without one."""
+    """Return the first run that is ahead of the next one by rank and is expected to need much more; None without one."""
     known = [one for one in running if one.prediction]
     return next(
         (
             (one, other)
             for one, other in pairwise(known)
-            if one.rank < other.rank and one.prediction.mean_s > other.prediction.mean_s  # type: ignore[union-attr]
+            if one.rank < other.rank and one.prediction.mean_s > LONGER * other.prediction.mean_s  # type: ignore[union-attr]
         ),
         None,
     )
@@ -380,7 +383,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     row: ApplicationRun = get_object_or_404(visible_runs(viewer), pk=pk)
     rows = calls_of(row.application.tenant_id, row.application.name, row.run).order_by("arrived_at")
     spans = timeline.spans_of(list(rows[:CALLS_SHOWN]), list(row.reports.all()[:CALLS_SHOWN]), row.began_at, now)
-    path = [span for span in spans if span.critical]
+    path, titles = [span for span in spans if span.critical], place_titles()
     duration_s = max([row.duration_s, *(span.ended_s for span in spans)])
     graph = graph_of(row.application)
     running = row.state == "running"
@@ -393,7 +396,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "run": row,
         "running": running,
         "abandoned": row.outcome == RunOutcome.ABANDONED,
-        "spans": [(span, timeline.pieces(span, duration_s)) for span in spans],
+        "spans": [(span, timeline.pieces(span, duration_s), span.where(titles)) for span in spans],
         "duration_s": duration_s,
         "deadline_x": round(timeline.AXIS * min(1.0, row.deadline_s / max(duration_s, 1e-3)), 1)
         if row.deadline_s
