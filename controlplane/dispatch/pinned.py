@@ -1,7 +1,7 @@
 """Requests that one instance alone can serve: it holds the response that they continue. Each waits until that has room.
 
-They are not in the queue of their endpoint, but have queue keys as if they were: what is due earlier there leaves earlier, and
-one that waits for a full instance holds up nothing that others could serve.
+They are not in the queue of their endpoint, but have queue keys as if they were: what is due earlier there leaves earlier,
+and one that waits for a full instance holds up nothing that others could serve.
 """
 
 from bisect import insort
