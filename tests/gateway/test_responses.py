@@ -40,7 +40,12 @@ async def emulated(transactional_db, monkeypatch):
     do_once(monkeypatch)
     async with AsyncExitStack() as stack:
         fleet = Fleet()
-        options = {"enable_auto_tool_choice": True, "store_responses": True, "enable_scale_out": True}
+        options = {
+            "enable_auto_tool_choice": True,
+            "store_responses": True,
+            "enable_scale_out": True,
+            "max_model_len": 32_768,
+        }
         fleet.put("one", spec(output_median_tokens=12, **options))
         fleet.put("two", spec(model="e", task="embed", embedding_dimensions=32, max_num_seqs=8))
         fleet.put("three", spec(model="w", task="transcription", output_median_tokens=12, max_num_seqs=8))
