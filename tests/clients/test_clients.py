@@ -189,8 +189,6 @@ async def test_llm(run, emulated, tmp_path):
 
 
 NOWHERE = "http://127.0.0.1:9"
-LOOPBACK_ALONE = {"HTTP_PROXY": NOWHERE, "HTTPS_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1"}
-"""An agent that asked another host than its server would fail."""
 GREETING = "Say hello. Use no tool."
 
 
@@ -204,7 +202,7 @@ async def test_claude_code(run, emulated, tmp_path):
     for at in ADDRESSED:
         printed = await run(
             environments.program_of("agents", "claude"), "-p", GREETING, "--output-format", "stream-json", "--verbose",
-            "--max-turns", "4", at=at, **LOOPBACK_ALONE, HOME=str(empty_folder(tmp_path, at)),
+            "--max-turns", "4", at=at, **alone_in(empty_folder(tmp_path, at)),
             ANTHROPIC_BASE_URL=address_of(emulated, at), ANTHROPIC_AUTH_TOKEN=emulated.secret, ANTHROPIC_MODEL="m",
             CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
         )  # fmt: skip
@@ -238,7 +236,7 @@ async def test_codex(run, emulated, tmp_path):
         (folder / ".codex" / "config.toml").write_text(MODEL_OF_CODEX % address_of(emulated, at))
         printed = await run(
             environments.program_of("agents", "codex"), "exec", "--skip-git-repo-check", "--json", GREETING,
-            at=at, **LOOPBACK_ALONE, HOME=str(folder),
+            at=at, **alone_in(folder),
         )  # fmt: skip
         said = lines_of(printed)
         assert said[-1]["type"] == "turn.completed", said
@@ -266,13 +264,18 @@ async def test_opencode(run, emulated, tmp_path):
         (folder / ".config/opencode/opencode.json").write_text(json.dumps(settings | {"autoupdate": False}))
         printed = await run(
             environments.program_of("agents", "opencode"), "run", "--format", "json", GREETING,
-            at=at, **LOOPBACK_ALONE, HOME=str(folder), OPENCODE_DISABLE_MODELS_FETCH="1", OPENCODE_DISABLE_LSP_DOWNLOAD="1",
+            at=at, **alone_in(folder), OPENCODE_DISABLE_MODELS_FETCH="1", OPENCODE_DISABLE_LSP_DOWNLOAD="1",
         )  # fmt: skip
         said = lines_of(printed)
         assert said[-1]["type"] == "step_finish", said
         assert "error" not in {one["type"] for one in said}
     rows = await emulated.rows()
     assert {(row.surface, row.outcome, row.streamed) for row in rows} == {("chat/completions", "done", True)}
+
+
+def alone_in(folder):
+    """Return variables with which a program knows nothing but *folder*, and reaches no host but this one."""
+    return {"HOME": str(folder), "HTTP_PROXY": NOWHERE, "HTTPS_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1"}
 
 
 def empty_folder(within, at):
@@ -300,7 +303,7 @@ async def test_promptfoo(run, emulated, tmp_path):
         await run(
             environments.program_of("promptfoo", "node"), environments.program_of("promptfoo", "promptfoo"), "eval",
             "-c", tmp_path / f"{at}.json", "--no-cache", "--no-progress-bar", "--no-table", "-o", report,
-            at=at, **LOOPBACK_ALONE, HOME=str(empty_folder(tmp_path, at)), PROMPTFOO_DISABLE_TELEMETRY="1",
+            at=at, **alone_in(empty_folder(tmp_path, at)), PROMPTFOO_DISABLE_TELEMETRY="1",
             PROMPTFOO_DISABLE_UPDATE="1", PROMPTFOO_DISABLE_REMOTE_GENERATION="1",
         )  # fmt: skip
         results = json.loads(report.read_text())["results"]
