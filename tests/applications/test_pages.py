@@ -4,11 +4,12 @@ import json
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.selectors import graph_of
-from controlplane.applications.services import follow_runs
+from controlplane.applications.services import calls_of, follow_runs
 from scheduling.applications.recording import run_named
 from tests.applications.conftest import learned
 from tests.console.conftest import ledger_row
@@ -122,6 +123,12 @@ def test_an_application_with_marks_keeps_its_name(client, operator, application)
     body = {"title": "another", "reason": "a test"}
     refused = client.post(f"/api/applications/{application.pk}/name", body, content_type="application/json")
     assert (refused.status_code, "named by its marks" in refused.json()["error"]["message"]) == (409, True)
+
+
+@pytest.mark.parametrize("run", ["run-1", "~abc-1"])
+def test_calls_of_a_run_are_found_by_an_index(application, run):
+    plan = calls_of(application.tenant_id, "review", run).order_by("arrived_at").explain()
+    assert connection.vendor != "sqlite" or "ledger_application_run" in plan
 
 
 def test_a_run_with_its_calls_comes_by_rest(client, operator, application):
