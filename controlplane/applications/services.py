@@ -73,8 +73,8 @@ def follow_runs(now: datetime) -> int:
 def calls_of(tenant_id: int, application: str, run: str) -> QuerySet[LedgerRow]:
     """Return the calls of a run. The first one of a recognized run came before it was one, and is found by its id.
 
-    They are found before they are sorted, and with the condition of the index `ledger_application_run`: SQLite would read all
-    rows of the tenant.
+    They are found before they are sorted, by the condition of the index `ledger_application_run`: else SQLite reads all rows
+    of the tenant.
     """
     rows = LedgerRow.objects.order_by().filter(tenant_id=tenant_id)
     found = Q(pk__in=rows.filter(application=application, run=run).exclude(run="").values("pk"))

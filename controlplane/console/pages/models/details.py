@@ -5,11 +5,11 @@ from datetime import datetime, timedelta
 
 from django.db.models import Q, Sum
 
+from controlplane.console.charts.cache import once
 from controlplane.console.formats import age, count, duration, milliseconds, percent, percent_fine
 from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow, hours_back
 from controlplane.fleet.attainment import Attainment, together
-from controlplane.console.charts.cache import once
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, SloClass
 from controlplane.gateway.models import MinuteRow
