@@ -153,7 +153,7 @@ def seconds_fine(value_s: float | None) -> str:
 
 def correlation(value: float | None) -> str:
     """Format a number from -1 to 1, with a true minus."""
-    return NONE if value is None else f"{value:.2f}".replace("-", MINUS)
+    return NONE if value is None else f"{round(value, 2) + 0.0:.2f}".replace("-", MINUS)
 
 
 def period(seconds: float | None) -> str:

@@ -455,7 +455,8 @@ def _place_groups(arrays: GroupArrays, forked: ForkedGroups, slots: list[int]) -
     for place, group in sorted(enumerate(forked.groups), key=lambda each: (each[1].queue, each[1].seen.rank)):
         if group.queue >= 0:
             put_before(arrays, place, group.queue, NONE)
-    arrays.mean_tokens[:], arrays.mean_output[:] = forked.mean_tokens, forked.mean_output
+    endpoints = len(forked.mean_tokens)  # those that donated instances serve follow, and have no groups
+    arrays.mean_tokens[:endpoints], arrays.mean_output[:endpoints] = forked.mean_tokens, forked.mean_output
     arrays.moment_s[0] = 0.0
     for at, (priority, due_ms) in enumerate(forked.classes):
         arrays.class_priority[at], arrays.class_due_ms[at] = priority, due_ms
