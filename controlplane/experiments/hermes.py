@@ -68,6 +68,9 @@ class Order:
     buckets: int = 10
     stretch: float = 1e5
     """As `ordering_stretch`: so large that runs do not age, as in the paper."""
+    worst: float = 1.0
+    """Quantile of a run's path that is its worst case, of `run_slack`."""
+    late_last: bool = False
 
 
 SYSTEMS: Final[Mapping[str, Order]] = {
@@ -85,8 +88,13 @@ DEADLINES: Final[Mapping[str, Order]] = {
     "EDF": Order("run_deadline"),
     "Hermes": Order("hermes"),
     "Hermes-DDL": Order("run_slack"),
-    "LSTF, exact": Order("run_slack", "exact"),
+    "slack, 90 %": Order("run_slack", worst=0.9),
+    "slack, median": Order("run_slack", worst=0.5),
+    "EDF, late last": Order("run_deadline", late_last=True),
+    "Hermes-DDL, late last": Order("run_slack", late_last=True),
+    "slack, median, late last": Order("run_slack", worst=0.5, late_last=True),
 }
+"""`late last`: runs that cannot be in time any more are served after all others."""
 ABLATION: Final[Mapping[str, Order]] = {
     "Hermes": Order("hermes"),
     "no correlations": Order("hermes", "unrefined"),
@@ -170,10 +178,14 @@ def scenario(part: EvaluationPart, order: Order, window_min: float, scale: float
         runs["deadline_factor"] = [factor * slowdown(part.model) for factor in FACTORS]
     return scenario_of(
         [part.model.group(instances=part.instances, regions=[HERE])],
-        policies={"ordering": order.ordering, "ordering_stretch": order.stretch},
+        policies={
+            "ordering": order.ordering,
+            "ordering_stretch": order.stretch,
+            "late_runs_last": order.late_last,
+        },
         applications=[runs],
         demand={"too_long": "clip"},
-        predictions={"runs": order.runs, "buckets": order.buckets, "recorded_runs": 1_000},
+        predictions={"runs": order.runs, "buckets": order.buckets, "recorded_runs": 1_000, "worst": order.worst},
         seed=seed,
     )
 

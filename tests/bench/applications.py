@@ -28,7 +28,7 @@ from scheduling.applications.demand_graph import (
     step_service_s,
 )
 from scheduling.applications.gittins import buckets, gittins_ranks
-from scheduling.applications.remaining import UNKNOWN, Position, build, remaining_s
+from scheduling.applications.remaining import UNKNOWN, Position, build, remaining
 
 DATA = Path(os.environ.get("PILOTHOUSE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 CHATDEV = DATA / "chatdev_workflows" / "calls.csv"
@@ -113,7 +113,7 @@ def errors(graph: DemandGraph) -> dict[str, float]:
                 sums["needed"] += needed
                 sums["mean_run"] += abs(max(0.0, whole_s - sum(service[: at + 1])) - needed)
                 for name, each in arrays.items():
-                    mean_s = remaining_s(each, at_step(learned, record, at), 400, at + 1).mean() - service[at]
+                    mean_s = remaining(each, at_step(learned, record, at), 400, at + 1).service_s.mean() - service[at]
                     sums[name] += abs(mean_s - needed)
     return {f"error_{name}": sums[name] / sums["needed"] for name in ("refined", "marginal", "mean_run")}
 
@@ -132,8 +132,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     after = at_step(graph, graph.records[0], 1)
     result: dict[str, Any] = {
         "ranks_3000_ms": 1e3 * median_s(lambda: gittins_ranks(held, attained, weight, rank, refresh), options.repeats),
-        "monte_carlo_us": 1e3 * median_s(lambda: remaining_s(arrays, start, 1_000, 1), options.repeats),
-        "refine_us": 1e6 * median_s(lambda: remaining_s(arrays, after, 400, 1), options.repeats),
+        "monte_carlo_us": 1e3 * median_s(lambda: remaining(arrays, start, 1_000, 1), options.repeats),
+        "refine_us": 1e6 * median_s(lambda: remaining(arrays, after, 400, 1), options.repeats),
         "build_1000_ms": 1e3 * median_s(lambda: build(graph, rates), 3),
     }
     if real := chatdev():
