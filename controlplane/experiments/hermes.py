@@ -261,7 +261,7 @@ def against(row: Row, base: Row | None, name: str) -> Interval | None:
     return over_seeds([one / other - 1 for one, other in zip(row[name], base[name], strict=True)])
 
 
-def _changed(interval: Interval | None) -> str:
+def changed(interval: Interval | None) -> str:
     """Format a change with half its interval, if there is one: not of one seed, nor of the first system."""
     if interval is None:
         return "-"
@@ -294,9 +294,9 @@ def columns(part: EvaluationPart, rows: Sequence[Row]) -> list[Column]:
     return [
         *shown,
         Column("mean (s)", of("mean_s"), "{:,.1f}"),
-        Column(f"against {first}", change_of("mean_s"), _changed),
+        Column(f"against {first}", change_of("mean_s"), changed),
         Column("p95 (s)", of("p95_s"), "{:,.1f}"),
-        Column(f"against {first}", change_of("p95_s"), _changed),
+        Column(f"against {first}", change_of("p95_s"), changed),
         *(Column(f"{size} (s)", of(f"{size}_s"), "{:,.1f}") for size in ("small", "medium", "large")),
     ]
 

@@ -24,7 +24,7 @@ the first moment with that p_e >= K. `latest` is the formula as it is printed; d
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,8 @@ USUAL_K: Final = 0.5
 """The paper's default."""
 LOOK_S: Final = 1.0
 """Period of `AdapterPrewarming.look`: a start that is due before the next look is made now."""
-USUAL_SHARE: Final = 0.05
-BURST_S: Final = 60.0
+USUAL_SHARE: Final = 0.005
+BURST_S: Final = 120.0
 """The share of an instance's time is kept over so long."""
 MOST_WAITING: Final = 32
 """First waiting requests of an endpoint whose adapters are prewarmed."""
@@ -275,23 +275,55 @@ class AdapterPrewarming:
 
 
 class PrefillTime:
-    """Time of instances that system prompts may take that are computed early: a share of it, kept over `BURST_S`.
+    """Time of instances that goes into system prompts which are computed early and not used: at most a share of it, kept
+    over `BURST_S`, and what prompts that were used have won.
 
-    On a busy instance it is taken from requests that are there, and a prompt may be pushed out before its call comes.
+    On a busy instance a prompt takes its time from the requests that run there. The call that uses it gives that back, as it
+    would have computed the prompt itself, and wins it once, where the others lose it each if the prompt is pushed out
+    before. So prewarming goes on where prompts are used, and rests where they are not.
+
+    `counts` has the prompts `warmed`, those of them `used`, and those `wasted`.
     """
 
     def __init__(self) -> None:
-        self._left: dict[int, tuple[float, float]] = {}
+        self._left: dict[Hashable, tuple[float, float]] = {}
         """Seconds left and since when, by instance."""
+        self._unused: dict[tuple[Hashable, Hashable], tuple[float, float]] = {}
+        """What a call that uses a prompt gives back, and the most that may be left, by instance and prompt."""
+        self.counts: Counter[str] = Counter(warmed=0, used=0, wasted=0)
 
-    def take(self, instance: int, takes_s: float, share: float, now_s: float) -> bool:
-        """Take *takes_s* of the time of *instance*; return False, and take nothing, if that is more than is left."""
+    def take(
+        self, instance: Hashable, prompt: Hashable, takes_s: float, running: int, share: float, now_s: float
+    ) -> bool:
+        """Take *takes_s* of the time of *instance*, where *running* requests run, for *prompt*; return False, and take
+        nothing, if that is more than is left.
+        """
         most_s = share * BURST_S
         left_s, since_s = self._left.get(instance, (most_s, now_s))
         left_s = min(most_s, left_s + share * (now_s - since_s))
-        taken_s = takes_s if takes_s <= left_s else 0.0
-        self._left[instance] = left_s - taken_s, now_s
-        return takes_s <= left_s
+        charged_s = takes_s if running else 0.0
+        enough = share > 0.0 and charged_s <= left_s
+        self._left[instance] = left_s - charged_s * enough, now_s
+        if enough:
+            self.counts["warmed"] += 1
+            self._unused[instance, prompt] = charged_s + takes_s / max(1, running), most_s
+        return enough
+
+    def unused(self) -> list[tuple[Any, Any]]:
+        """Return the instances and prompts of those that no call has used."""
+        return list(self._unused)
+
+    def use(self, instance: Hashable, prompt: Hashable) -> None:
+        """Take in that a call with *prompt* was given to *instance*."""
+        if (known := self._unused.pop((instance, prompt), None)) is not None:
+            self.counts["used"] += 1
+            left_s, since_s = self._left[instance]
+            self._left[instance] = min(known[1], left_s + known[0]), since_s
+
+    def waste(self, instance: Hashable, prompt: Hashable) -> None:
+        """Take in that *prompt* has left *instance* unused, or was never there."""
+        if self._unused.pop((instance, prompt), None) is not None:
+            self.counts["wasted"] += 1
 
 
 def first_waiting(waiting: WaitingArrays, endpoint: int, among: NDArray[np.bool_]) -> list[int]:

@@ -218,7 +218,7 @@ class Run:
         """Return what its open steps have had of their paths, the least of them; a step, by its call that has had least."""
         had_s: dict[int, float] = {}
         for request, (step, call, rate) in self.calls.items():
-            tokens = produced(request) if produced is not None and call.endpoint >= 0 else 0
+            tokens = produced(request) if produced is not None else 0
             call_s = _service_s(rate, call.prompt_tokens, tokens) if tokens else 0.0
             had_s[id(step)] = min(call_s, had_s.get(id(step), math.inf))
         return min(had_s.values(), default=0.0)
