@@ -266,10 +266,10 @@ class Routing(Group):
     PREWARM_K: Share = 0.5
     """Least effectiveness of prewarming for a run (Hermes' K), divided by the weight of its tenant: lower prewarms calls
     that are less likely, and wastes more."""
-    PREWARM_SHARE: Annotated[Share, PER_MODEL] = 0.005
-    """Most of an instance's time that requests for one token may waste, which compute system prompts before the calls that
-    use them: what a call uses counts no more, and wins its time for later ones. 0 computes none early. Only under a router
-    that considers prefixes (`least_delay`)."""
+    PREWARM_SHARE: Annotated[Share, PER_MODEL] = 0.05
+    """Most of an instance's time that requests for one token may take, which compute system prompts before the calls that
+    use them; a fiftieth of it while too few are used for the requests that they delay. 0 computes none early. Only under a
+    router that considers prefixes (`least_delay`)."""
     REORDER_BY: Literal[
         "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
     ] = "search"

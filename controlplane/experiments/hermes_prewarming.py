@@ -69,7 +69,7 @@ class System:
     k: float = 0.5
     keep_alive_s: float = SHORT_S
     share: float = USUAL_SHARE
-    """Most of an instance's time that system prompts may waste."""
+    """Most of an instance's time for system prompts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,15 @@ USUAL_K: Final = 0.5
 """The paper's default."""
 LOOK_S: Final = 1.0
 """Period of `AdapterPrewarming.look`: a start that is due before the next look is made now."""
-USUAL_SHARE: Final = 0.005
-BURST_S: Final = 120.0
+USUAL_SHARE: Final = 0.05
+BURST_S: Final = 30.0
 """The share of an instance's time is kept over so long."""
+TRIAL: Final = 0.02
+"""Of the share of time for system prompts that is left where they cost more than they win, to see when that changes."""
+FORGETS: Final = 0.9
+"""Weight of what became of earlier prompts with each further one."""
+AT_FIRST: Final = 4.0
+"""Prompts taken to have been used before the first."""
 MOST_WAITING: Final = 32
 """First waiting requests of an endpoint whose adapters are prewarmed."""
 
@@ -275,12 +281,11 @@ class AdapterPrewarming:
 
 
 class PrefillTime:
-    """Time of instances that goes into system prompts which are computed early and not used: at most a share of it, kept
-    over `BURST_S`, and what prompts that were used have won.
+    """Time of instances for system prompts that are computed early: a share, kept over `BURST_S`, which follows their use.
 
-    On a busy instance a prompt takes its time from the requests that run there. The call that uses it gives that back, as it
-    would have computed the prompt itself, and wins it once, where the others lose it each if the prompt is pushed out
-    before. So prewarming goes on where prompts are used, and rests where they are not.
+    A prompt that is used wins its time for one call, and takes none from others, as that call would have computed it. One
+    that is pushed out before takes its time from each of n requests that run there. So while fewer than n in n + 1 of
+    the last prompts were used, `TRIAL` of the share is left.
 
     `counts` has the prompts `warmed`, those of them `used`, and those `wasted`.
     """
@@ -288,26 +293,27 @@ class PrefillTime:
     def __init__(self) -> None:
         self._left: dict[Hashable, tuple[float, float]] = {}
         """Seconds left and since when, by instance."""
-        self._unused: dict[tuple[Hashable, Hashable], tuple[float, float]] = {}
-        """What a call that uses a prompt gives back, and the most that may be left, by instance and prompt."""
+        self._became: dict[Hashable, tuple[float, float]] = {}
+        """Of the last prompts at an instance, those used and all that settled, each by its weight."""
+        self._unused: set[tuple[Any, Any]] = set()
         self.counts: Counter[str] = Counter(warmed=0, used=0, wasted=0)
 
     def take(
         self, instance: Hashable, prompt: Hashable, takes_s: float, running: int, share: float, now_s: float
     ) -> bool:
-        """Take *takes_s* of the time of *instance*, where *running* requests run, for *prompt*; return False, and take
-        nothing, if that is more than is left.
+        """Take *takes_s* for *prompt* of the time of *instance*, where *running* requests run; return False, and take
+        nothing, if none is left.
         """
-        most_s = share * BURST_S
-        left_s, since_s = self._left.get(instance, (most_s, now_s))
-        left_s = min(most_s, left_s + share * (now_s - since_s))
-        charged_s = takes_s if running else 0.0
-        enough = share > 0.0 and charged_s <= left_s
-        self._left[instance] = left_s - charged_s * enough, now_s
-        if enough:
+        used, settled = self._became.get(instance, (AT_FIRST, AT_FIRST))
+        share *= 1.0 if used >= settled * running / (running + 1) else TRIAL
+        left_s, since_s = self._left.get(instance, (share * BURST_S, now_s))
+        left_s = min(share * BURST_S, left_s + share * (now_s - since_s))
+        taken = left_s > 0.0
+        self._left[instance] = left_s - takes_s * (taken and running > 0), now_s
+        if taken:
             self.counts["warmed"] += 1
-            self._unused[instance, prompt] = charged_s + takes_s / max(1, running), most_s
-        return enough
+            self._unused.add((instance, prompt))
+        return taken
 
     def unused(self) -> list[tuple[Any, Any]]:
         """Return the instances and prompts of those that no call has used."""
@@ -315,15 +321,19 @@ class PrefillTime:
 
     def use(self, instance: Hashable, prompt: Hashable) -> None:
         """Take in that a call with *prompt* was given to *instance*."""
-        if (known := self._unused.pop((instance, prompt), None)) is not None:
-            self.counts["used"] += 1
-            left_s, since_s = self._left[instance]
-            self._left[instance] = min(known[1], left_s + known[0]), since_s
+        self._settle(instance, prompt, used=True)
 
     def waste(self, instance: Hashable, prompt: Hashable) -> None:
         """Take in that *prompt* has left *instance* unused, or was never there."""
-        if self._unused.pop((instance, prompt), None) is not None:
-            self.counts["wasted"] += 1
+        self._settle(instance, prompt, used=False)
+
+    def _settle(self, instance: Hashable, prompt: Hashable, *, used: bool) -> None:
+        if (instance, prompt) not in self._unused:
+            return
+        self._unused.remove((instance, prompt))
+        self.counts["used" if used else "wasted"] += 1
+        before, settled = self._became.get(instance, (AT_FIRST, AT_FIRST))
+        self._became[instance] = FORGETS * before + used, FORGETS * settled + 1.0
 
 
 def first_waiting(waiting: WaitingArrays, endpoint: int, among: NDArray[np.bool_]) -> list[int]:

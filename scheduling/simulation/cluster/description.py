@@ -119,7 +119,7 @@ class Cluster:
     """How backends are prewarmed, with the least effectiveness *prewarm_k* for application runs."""
     prewarm_k: float = USUAL_K
     prewarm_share: float = USUAL_SHARE
-    """Most of an instance's time that computing system prompts early may waste."""
+    """Most of an instance's time that computing system prompts early may take."""
     backends: Mapping[str, WarmTerms] = field(default_factory=dict)
     """Of units of runs that are no LLM, by kind: `container`, `dnn`; those of another kind are always warm."""
     sweeps: bool = False

@@ -169,7 +169,7 @@ class Policies(PolicyKeys):
     prewarm_k: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
     """Least effectiveness of prewarming for an application run (Hermes' K)."""
     prewarm_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = USUAL_SHARE
-    """Most of an instance's time that computing system prompts early may waste (`applications.prewarming.PrefillTime`)."""
+    """Most of an instance's time that computing system prompts early may take (`applications.prewarming.PrefillTime`)."""
     sweeps: bool = True
     """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
     `max_hold_s`.

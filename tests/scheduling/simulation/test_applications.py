@@ -110,7 +110,7 @@ def test_a_scenario_of_runs_alone_is_written_and_read_again(tmp_path):
     head = HEAD.replace("[classes.iw]", '[policies]\nordering = "hermes"\n[classes.iw]')
     made = staged(tmp_path, RUNS.replace("runs = 12", 'runs = 60\nsuite = "mix"'), head)
     assert len({each.name for each in made.runs.applications}) >= 8
-    assert all(each.graph is not None and each.graph.whole_s is None for each in made.runs.applications)
+    assert all(each.graph is not None and each.graph.whole is None for each in made.runs.applications)
     loaded = load_scenario(tmp_path / "scenario.toml")
     again = tmp_path / "again.toml"
     again.write_text(to_toml(loaded.model_dump(mode="json", exclude_defaults=True)))
