@@ -61,11 +61,11 @@ BUDGETS: dict[str, int] = {
     "tests/api": 1741,
     "tests/applications": 1305,
     "tests/batches": 1202,  # the real SDK, kills
-    "tests/bench": 6094,
+    "tests/bench": 6202,  # what Gittins ranks win by how much names of applications say
     "tests/clients": 1054,  # real clients of the field
     "tests/console": 7335,
     "tests/dispatch": 5060,
-    "tests/docs": 1629,
+    "tests/docs": 1630,
     "tests/e2e": 2510,
     "tests/events": 106,
     "tests/experiments": 1113,
