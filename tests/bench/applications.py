@@ -7,7 +7,8 @@ by the mean of a whole run less what it has had. Only with the data.
 
 `worth`: completion times by the mean left of recorded runs that had as much service, and by the true service, against
 those by Gittins rank: runs of the workload suite, of ChatDev, or of both by halves come to a server of one place at load
-0.85, and of twenty at load 2, as in the evaluation. With the share of the variance of the logarithm of service that names explain.
+0.85, and of twenty at load 2, as in the evaluation. With the share of the variance of the logarithm of service that names
+explain.
 """
 
 import argparse
