@@ -183,7 +183,7 @@ def worth(real: DemandGraph) -> list[dict[str, Any]]:
     rows = []
     for title, share in (("suite", 0.0), ("suite and ChatDev", 0.5), ("ChatDev", 1.0)):
         for places, load in LOADS.items():
-            found, shares = [], []
+            times_s, shares = [], []
             for seed in range(SEEDS):
                 names, sizes_s = drawn(share, seed)
                 step_s = float(np.median(sizes_s)) / 20
@@ -206,14 +206,14 @@ def worth(real: DemandGraph) -> list[dict[str, Any]]:
                 def true(one: int, had_s: float, sizes_s: Any = sizes_s) -> float:
                     return float(sizes_s[one] - had_s)
 
-                found.append(
+                times_s.append(
                     [
                         completion_s(places, step_s, key, np.cumsum(gaps_s), sizes_s)
                         for key in (gittins, mean_left, true)
                     ]
                 )
                 shares.append(explained(names, sizes_s))
-            hermes_s, mean_s, true_s = np.array(found).T
+            hermes_s, mean_s, true_s = np.array(times_s).T
             row = {
                 "runs": title,
                 "places": places,
