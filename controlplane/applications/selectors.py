@@ -81,6 +81,8 @@ class Prediction:
     """What a run is expected to need still, in seconds of service."""
 
     run: ApplicationRun
+    last_unit: str
+    """Of its last ended call; empty before the first one."""
     attained_s: float
     mean_s: float
     low_s: float
@@ -91,8 +93,6 @@ class Prediction:
     """Expected along its longest chain of steps, in which parallel requests count once."""
     worst_s: float
     """The longest such path of all samples."""
-    last_unit: str
-    """Of its last ended call; empty before the first one."""
 
     def slack_s(self, now: datetime) -> float | None:
         """Return what is left to the deadline after the expected path; None without a deadline."""
@@ -128,8 +128,8 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
     ranked = [
         Prediction(
             run,
-            *map(float, (had, drawn.mean(), *np.quantile(drawn, (0.1, 0.9)), each, path_s.mean(), path_s.max())),
             unit,
+            *map(float, (had, drawn.mean(), *np.quantile(drawn, (0.1, 0.9)), each, path_s.mean(), path_s.max())),
         )
         for run, had, drawn, each, path_s, unit in zip(runs, attained, samples, rank, paths, last_units, strict=True)
     ]
