@@ -11,13 +11,18 @@ PACKAGES: Final = ("torch", "transformers")
 COMMAND: Final = "make models"
 
 
+_found: set[str] = set()
+"""Those of `PACKAGES` that were found; looking costs as much as a query, and pages ask of each forecaster."""
+
+
 class ModelsExtraMissing(ValueError):
     """A feature needs the models extra; the text is a sentence on which, with the command that installs it."""
 
 
 def is_installed() -> bool:
     """Return whether it can be imported; nothing is imported here."""
-    return all(find_spec(name) is not None for name in PACKAGES)
+    _found.update(name for name in PACKAGES if name not in _found and find_spec(name) is not None)
+    return _found.issuperset(PACKAGES)
 
 
 def missing_for(what: str) -> str:
