@@ -56,8 +56,8 @@ def test_samples_are_as_records_say_without_correlations():
     graph = graph_of(reviewed(random, 200), "write", "review")
     rates = dict.fromkeys(graph.units, RATE)
     position = at(graph, "write", 300.0, 500.0, 1.0)
-    samples = remaining_s(build(graph, rates, refined=False), position, 20_000, 7)
-    same = plain.remaining_s(graph, rates, "write", 300.0, 500.0, 3_000, random)
+    samples = remaining_s(build(graph, rates, refined=False), position, 10_000, 7)
+    same = plain.remaining_s(graph, rates, "write", 300.0, 500.0, 1_000, random)
     assert samples.mean() == pytest.approx(same.mean(), rel=0.03)
     assert np.quantile(samples, (0.1, 0.5, 0.9)) == pytest.approx(np.quantile(same, (0.1, 0.5, 0.9)), rel=0.06)
 
