@@ -26,10 +26,10 @@ BUDGETS: dict[str, int] = {
     "controlplane/dispatch": 8042,  # application runs, exact forks of held work
     "controlplane/events": 332,
     "controlplane/experiments": 5171,  # rules with evictions, mixes that nothing was tuned on
-    "controlplane/fleet": 6110,  # donations, weights by region
+    "controlplane/fleet": 6128,  # donations, weights by region
     "controlplane/formats": 8,
     "controlplane/gateway": 10363,  # embeddings and other calls without output
-    "controlplane/jobs": 702,
+    "controlplane/jobs": 703,
     "controlplane/lengths": 2215,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5365,  # capacity as it was then, moves that another made are left
     "controlplane/resources": 2328,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
@@ -37,9 +37,9 @@ BUDGETS: dict[str, int] = {
     "controlplane/supervisor": 1249,
     "controlplane/tuning": 354,
     "controlplane/usage": 709,  # dollars by use
-    "forecasting": 251,
+    "forecasting": 256,  # the models extra is looked for once
     "forecasting/lengths": 4490,
-    "forecasting/workload": 2312,  # boosted trees in the blend, weights by time of day
+    "forecasting/workload": 2269,  # boosted trees in the blend, weights by time of day
     "scheduling": 1498,  # knobs of a policy, declared once
     "scheduling/applications": 1895,  # where runs stand, for both clocks
     "scheduling/fleet": 1529,  # the state of a fleet as one record
@@ -54,7 +54,7 @@ BUDGETS: dict[str, int] = {
     "templates": 28,
     "templates/admin": 87,
     "templates/console": 2794,  # places, undeploy and retire
-    "tests": 2723,
+    "tests": 2749,  # methods that nothing shipped calls
     "tests/access": 1315,
     "tests/accounts": 514,
     "tests/alerts": 496,
@@ -70,7 +70,7 @@ BUDGETS: dict[str, int] = {
     "tests/events": 106,
     "tests/experiments": 1113,
     "tests/fleet": 4072,
-    "tests/forecasting": 2794,
+    "tests/forecasting": 2775,
     "tests/gateway": 10122,  # health, answers in every wrong form, what vLLM takes, fuzz
     "tests/jobs": 458,
     "tests/lengths": 1644,
@@ -86,7 +86,7 @@ BUDGETS: dict[str, int] = {
     "tests/workers": 3104,
     "workers": 183,
     "workers/backends": 310,
-    "workers/emulator": 3973,
+    "workers/emulator": 3974,
     "workers/tasks": 1030,
     "workers/vllm": 1902,
 }

@@ -15,7 +15,6 @@ from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_twin import NEVER, Live, inventory_of, simulated_fleet
 from tests.examples import at_night_but
-from tests.oracles.lifecycle import waiting_in_order
 
 COUNT = 200
 FAILS = ((1.503, 0), (3.017, 1))
@@ -54,7 +53,7 @@ class Failing(Live):
         if not self.lost:
             self.dispatcher.lose(self.topology.by_slot[slot])
         engine, self.steps[slot], self.events_s[slot] = self.engines[slot], None, NEVER
-        had = [int(one) for one in (*engine._running, *waiting_in_order(engine))]
+        had = [int(one) for one in (*engine._running, *engine._waiting)]
         had = [
             number for number in self.lost if number not in had
         ] + had  # first those that would end with this iteration

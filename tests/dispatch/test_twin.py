@@ -35,7 +35,6 @@ from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.strategies import Control
 from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC, make_requests
 from tests.examples import at_night_but
-from tests.oracles.lifecycle import waiting_in_order
 from tests.oracles.lookahead import PREDICTIVE, noted_places
 
 NEVER = float("inf")
@@ -228,7 +227,7 @@ class Live:
                 self.dispatcher.take(Finished(int(request_id), self.output[int(request_id)]))
                 self.give()
             engine = self.engines[slot]
-            for request_id in [*engine._running, *waiting_in_order(engine)]:
+            for request_id in [*engine._running, *engine._waiting]:
                 if int(request_id) in self.leaving:
                     self.evict(int(request_id), engine)
         self.steps[slot] = self.engines[slot].step(self.now_s)

@@ -26,7 +26,7 @@ from tests.oracles.dispatch import (
     plain_first_due_s,
     plain_queue_key,
 )
-from tests.oracles.lifecycle import NEVER, Held, ReferenceLives, Server, waiting_in_order
+from tests.oracles.lifecycle import NEVER, Held, ReferenceLives, Server
 from tests.oracles.lookahead import PREDICTIVE, Sight
 
 WORKS = (State.READY, State.DRAINING)
@@ -316,7 +316,7 @@ class ReferenceFleet:
                 self._release(held, server)
                 self._end(held, Outcome.DONE)
                 self._pump(server.plain.endpoint)
-            for request_id in [*server.admitted, *waiting_in_order(server.engine)]:
+            for request_id in [*server.admitted, *server.engine._waiting]:
                 if server.held[request_id].evicted:
                     self._evict(request_id, server)
         server.step = server.engine.step(self._now_s)

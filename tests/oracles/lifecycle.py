@@ -12,7 +12,6 @@ import numpy as np
 from scheduling.policy import array_value
 from scheduling.simulation.cluster.description import Cluster, Sharing
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.queues import FcfsQueue
 from scheduling.simulation.engine.reference import EngineConfig, ReferenceEngine, StepResult
 from tests.oracles.dispatch import PlainInstance
 from tests.oracles.lookahead import FORGOTTEN_TOKENS, PlainMap
@@ -23,12 +22,6 @@ SPOT_SPREAD = 0.6
 
 WITHOUT_GPUS = {State.EMPTY, State.ASLEEP, State.FAILED}
 SERVES_SOON = {State.READY, State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING}
-
-
-def waiting_in_order(engine: ReferenceEngine) -> list[str]:
-    """Return the ids of the requests that wait in *engine*, in order of admission."""
-    queue = engine._waiting
-    return list(queue._ids) if isinstance(queue, FcfsQueue) else [request_id for _, request_id in queue._order]
 
 
 @dataclass(slots=True)
@@ -320,7 +313,7 @@ class ReferenceLives:
 
     def fail(self, server: Server, now_s: float, repair_s: float) -> list[Held]:
         """Lose *server*; return its requests: running ones in order of admission, then the others by key."""
-        there = (*server.admitted, *waiting_in_order(server.engine))
+        there = (*server.admitted, *server.engine._waiting)
         lost = [server.held[name] for name in (*there, *(name for name in server.held if name not in there))]
         server.held, server.admitted, server.step, server.event_s, server.goal = {}, {}, None, NEVER, None
         loading = State.LOADING, self.delays.local_weights_s

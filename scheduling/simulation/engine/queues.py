@@ -5,6 +5,7 @@ Both hold ids and queue keys, not the requests themselves. No operation compares
 
 import bisect
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Protocol
 
 from scheduling.simulation.engine.config import QueuePolicy
@@ -26,6 +27,9 @@ class WaitingQueue(Protocol):
 
     def remove(self, request_id: str) -> None:
         """Remove *request_id* from any position. Raise KeyError if it is missing."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Return all ids, in queue order."""
 
     def __len__(self) -> int: ...
 
@@ -51,6 +55,9 @@ class FcfsQueue:
     def remove(self, request_id: str) -> None:
         del self._ids[request_id]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
     def __len__(self) -> int:
         return len(self._ids)
 
@@ -74,6 +81,9 @@ class PriorityQueue:
     def remove(self, request_id: str) -> None:
         entry = (self._keys.pop(request_id), request_id)
         del self._order[bisect.bisect_left(self._order, entry)]
+
+    def __iter__(self) -> Iterator[str]:
+        return (request_id for _, request_id in self._order)
 
     def __len__(self) -> int:
         return len(self._order)

@@ -29,7 +29,6 @@ from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
-from tests.oracles.lifecycle import waiting_in_order
 
 SWEEP_S = 1.0
 BEGAN_AT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
@@ -234,7 +233,7 @@ class VirtualFleet:
         if step is not None:
             self._hand_out(step)
             engine = self.engines[slot]
-            for number in [int(one) for one in (*engine._running, *waiting_in_order(engine))]:
+            for number in [int(one) for one in (*engine._running, *engine._waiting)]:
                 if number in self.leaving:
                     self._evict(number, engine)
             replica = self.topology.by_slot[slot]
