@@ -11,8 +11,8 @@ PACKAGES: Final = ("torch", "transformers")
 COMMAND: Final = "make models"
 
 
-_found: set[str] = set()
-"""Those of `PACKAGES` that were found; looking costs as much as a query, and pages ask of each forecaster."""
+_installed: set[str] = set()
+"""Those of `PACKAGES` that are installed; looking costs as much as a query, and pages ask of each forecaster."""
 
 
 class ModelsExtraMissing(ValueError):
@@ -21,8 +21,8 @@ class ModelsExtraMissing(ValueError):
 
 def is_installed() -> bool:
     """Return whether it can be imported; nothing is imported here."""
-    _found.update(name for name in PACKAGES if name not in _found and find_spec(name) is not None)
-    return _found.issuperset(PACKAGES)
+    _installed.update(name for name in PACKAGES if name not in _installed and find_spec(name) is not None)
+    return _installed.issuperset(PACKAGES)
 
 
 def missing_for(what: str) -> str:
