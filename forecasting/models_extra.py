@@ -10,7 +10,6 @@ from typing import Final
 PACKAGES: Final = ("torch", "transformers")
 COMMAND: Final = "make models"
 
-
 _installed: set[str] = set()
 """Those of `PACKAGES` that are installed; looking costs as much as a query, and pages ask of each forecaster."""
 

@@ -26,18 +26,18 @@ BUDGETS: dict[str, int] = {
     "controlplane/dispatch": 8235,  # exact forks of held work, requests that wait for the instance with their response
     "controlplane/events": 332,
     "controlplane/experiments": 5171,  # rules with evictions, mixes that nothing was tuned on
-    "controlplane/fleet": 6128,  # donations, weights by region
+    "controlplane/fleet": 6110,  # donations, weights by region
     "controlplane/formats": 8,
     "controlplane/gateway": 10440,  # embeddings and other calls without output, conversations by stored responses
     "controlplane/jobs": 703,
     "controlplane/lengths": 2215,  # the service stands with its rows; gateway/lengths is gone
-    "controlplane/planning": 5365,  # capacity as it was then, moves that another made are left
+    "controlplane/planning": 5363,  # capacity as it was then, moves that another made are left
     "controlplane/resources": 2328,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
     "controlplane/simulation": 6354,  # effects over all seeds, what is lost stays lost
     "controlplane/supervisor": 1249,
     "controlplane/tuning": 354,
     "controlplane/usage": 709,  # dollars by use
-    "forecasting": 256,  # the models extra is looked for once
+    "forecasting": 255,  # the models extra is looked for once
     "forecasting/lengths": 4490,
     "forecasting/workload": 2269,  # boosted trees in the blend, weights by time of day
     "scheduling": 1498,  # knobs of a policy, declared once
@@ -45,10 +45,10 @@ BUDGETS: dict[str, int] = {
     "scheduling/fleet": 1529,  # the state of a fleet as one record
     "scheduling/lookahead": 393,
     "scheduling/planning": 2284,
-    "scheduling/queueing": 6514,  # orders by run and by share
+    "scheduling/queueing": 6513,  # orders by run and by share
     "scheduling/routing": 1571,  # use by engine time
     "scheduling/scaling": 1609,  # one owner of an endpoint for floor, strategies and plans
-    "scheduling/simulation": 13636,  # donated instances, application runs
+    "scheduling/simulation": 13626,  # donated instances, application runs
     "static/admin": 138,
     "static/console": 2281,  # a live connection that leaves a silent socket
     "templates": 28,
@@ -77,18 +77,18 @@ BUDGETS: dict[str, int] = {
     "tests/oracles": 2164,
     "tests/planning": 5099,
     "tests/replay": 1296,
-    "tests/scheduling": 14312,
-    "tests/simulation": 3387,
+    "tests/scheduling": 14306,
+    "tests/simulation": 3386,
     "tests/supervisor": 1308,
     "tests/tuning": 286,
     "tests/usage": 338,
     "tests/vllm": 3895,  # conversations by stored responses
-    "tests/workers": 3104,
+    "tests/workers": 3103,
     "workers": 183,
     "workers/backends": 310,
-    "workers/emulator": 4001,  # conversations by stored responses
+    "workers/emulator": 4000,  # conversations by stored responses
     "workers/tasks": 1030,
-    "workers/vllm": 1902,
+    "workers/vllm": 1900,
 }
 
 
