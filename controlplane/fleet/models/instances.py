@@ -8,11 +8,12 @@ from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
 
+from controlplane.fleet import validators
 from controlplane.fleet.lifecycle.states import AWAKE, PRESENT, InstanceState
 from controlplane.fleet.models.hardware import GpuType, Region
 from controlplane.fleet.models.serving import Deployment
 from controlplane.fleet.models.swaps import SwapGroup, Tier
-from controlplane.fleet.validators import validate_base_url, validate_host
+from controlplane.fleet.validators import validate_base_url
 
 
 def gpus_of(path: str = "") -> Coalesce:
@@ -51,7 +52,7 @@ class Node(models.Model):
     address = models.CharField(
         max_length=255,
         default="127.0.0.1",
-        validators=[validate_host],
+        validators=[validators.validate_host],
         help_text="Host name or IP address of its instances.",
     )
     active = models.BooleanField(default=True)
