@@ -12,6 +12,7 @@ from functools import partial
 from zlib import crc32
 
 import orjson
+from msgspec import structs
 
 from controlplane.dispatch.port import Placed, ServedModel, ServedModels, Submit, WeightedTargets
 from controlplane.gateway.admission.budgets import Admission, Budgets
@@ -183,6 +184,7 @@ class Completions:
         ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, retry, arrived_at)
         if weights:
             ticket.asked_model, ticket.model_rule = asked_model, ModelRule.WEIGHTS.value
+            ticket.asked = structs.replace(ticket.asked, asked_model=ticket.asked_model, model_rule=ticket.model_rule)
             ticket.note_model(f"{asked_model} has weighted targets; this conversation is served by {call.model}.")
         predicted_tokens = ticket.expected_tokens
         entered = ticket.asked.model

@@ -4,7 +4,7 @@ A request waits at the endpoint chosen by the global router, and the head of the
 room. When a request ends, its room is released and the head of the queue is tried again.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from scheduling.queueing.ordering import (
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
 from scheduling.queueing.waiting_set import charge, claim, enqueue, free_slot, peek, rerank, settle
 from scheduling.routing.adapters import end_use, load_s, pass_over, pass_over_none, tier_of, use_adapter
+from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import ask, note_cached
@@ -59,6 +60,8 @@ from scheduling.simulation.engine.batch import give
 from scheduling.simulation.engine.sequences import free_sequence, take_sequence
 from scheduling.simulation.engine.state import ADAPTERS, GIVEN, NONE
 from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM
+
+WEIGHTS: Final = RULES.index(ModelRule.WEIGHTS)
 
 
 @compiled_internal
@@ -199,9 +202,9 @@ def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> t
 
 @compiled_internal
 def note_prefix(world: World, slot: int, request: int) -> None:
-    """Note the prefix of *request*, which waits in *slot*, for the prefix-aware router."""
+    """Note the prefix of *request*, which waits in *slot*, for the prefix-aware router; that of a fallback's is unknown."""
     cache, first, last = world.engines.cache, 0, 0
-    if cache.first.size > 1:
+    if cache.first.size > 1 and world.outcomes[request].model_rule <= WEIGHTS:
         first, last = cache.first[request], cache.first[request + 1]
     note(world.affinity, slot, cache.hashes, first, last, world.affinity.counters[BLOCK_TOKENS])
 

@@ -68,6 +68,17 @@ class _Checks:
     def demand(self, asks: bool) -> None:
         scenario, wrong = self.scenario, self.wrong
         served = {model for model, _ in self.places}
+        for name, one in scenario.models.items():
+            self.model("models", name, "fallback", name=one.fallback)
+            if (other := scenario.models.get(one.fallback or "")) is None:
+                continue
+            if other is one:
+                wrong.append((("models", name, "fallback"), "is the model itself"))
+            elif one.fallback not in served:
+                wrong.append((("models", name, "fallback"), f"no instance of the fleet serves {one.fallback}"))
+            elif other.task != one.task:
+                what = f"the task of {one.fallback} is {other.task}, that of {name} is {one.task}"
+                wrong.append((("models", name, "fallback"), what))
         for name, weights in scenario.weighted_targets.items():
             for model in weights:
                 self.model("weighted_targets", name, model, name=model)

@@ -163,6 +163,10 @@ class Fork:
     backlogs: Sequence[BacklogState] = ()
     look_s: float = 0.0
     """When it looks next."""
+    falls_back: NDArray[np.bool_] | None = None
+    """Of *requests*, whether the fallback of its model may still serve each,"""
+    expected_wait_s: NDArray[np.float64] | None = None
+    """and its wait as estimated when it came. None: no model has a fallback."""
 
     @property
     def slots(self) -> int:
@@ -175,6 +179,9 @@ def place(world: World, fork: Fork) -> None:
     run_state = world.run_state[0]
     run_state.arrived = fork.requests.count
     world.outcomes[: fork.requests.count] = fork.outcomes
+    if world.fallback.size and fork.falls_back is not None and fork.expected_wait_s is not None:
+        world.may_fall_back[: fork.requests.count] &= fork.falls_back
+        world.expected_wait_s[: fork.requests.count] = fork.expected_wait_s
     own = world.lives.fits.shape[0]
     lends = world.policies.size > own
     for at, instance in enumerate(fork.instances):
