@@ -31,9 +31,9 @@ BUDGETS: dict[str, int] = {
     "controlplane/gateway": 10380,  # embeddings and other calls without output
     "controlplane/jobs": 702,
     "controlplane/lengths": 2215,  # the service stands with its rows; gateway/lengths is gone
-    "controlplane/planning": 5390,  # capacity as it was then, moves that another made are left, fallbacks and weights of the fleet as a scenario
+    "controlplane/planning": 5390,  # capacity as it was then, fallbacks and weights as a scenario
     "controlplane/resources": 2328,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
-    "controlplane/simulation": 6480,  # effects over all seeds, what is lost stays lost, futures with other fallbacks and weights
+    "controlplane/simulation": 6480,  # effects over all seeds, futures with other fallbacks and weights
     "controlplane/supervisor": 1249,
     "controlplane/tuning": 354,
     "controlplane/usage": 709,  # dollars by use

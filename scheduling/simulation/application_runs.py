@@ -189,15 +189,20 @@ class ApplicationRuns:
         weights, tenant = self._cluster.tenant_weights, int(requests.tenant[request])
         total_s = None
         if self._runs.exact:
-            units = self._runs.applications[to_come.application].units
-            rates = {"llm": self._rates[self._endpoint(request)]}
+            units, region = self._runs.applications[to_come.application].units, int(requests.region[request])
             total_s = sum(
-                step_service_s(step, unit, rates.get(unit.kind, ServiceRate()))
+                step_service_s(step, unit, self._rate(unit, region))
                 for step in to_come.record.steps
                 for unit in (units[step.unit],)
             )
         weight = weights[tenant] if tenant < len(weights) else 1.0
         return call._replace(due_in_s=to_come.due_in_s, weight=weight, total_s=total_s)
+
+    def _rate(self, unit: Backend, region: int) -> ServiceRate:
+        """Return the rate at which *unit* is served for callers in *region*."""
+        if unit.kind != "llm":
+            return ServiceRate()
+        return self._rates[self._usual[self._cluster.models.index(unit.name)][region]]
 
     def _endpoint(self, request: int) -> int:
         """Return the endpoint that the caller of *request* prefers."""

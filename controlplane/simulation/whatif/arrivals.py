@@ -147,7 +147,10 @@ def _requests(stream: dict[str, Any], arrival_s: NDArray[np.float64], picked: ND
     prompts, outputs, predicted = (
         np.array(stream[name], np.int32)[picked] for name in ("prompt_tokens", "output_tokens", "predicted_tokens")
     )
-    models, public = zip(*stream["named"], strict=True) if stream["named"] else ((), ())
+    named = stream.get("named") or [(stream["model"], "")] * len(
+        stream["prompt_tokens"]
+    )  # of a start of an earlier version
+    models, public = zip(*named, strict=True) if named else ((), ())
     return Workload(
         arrival_s=arrival_s,
         prompt_tokens=prompts,

