@@ -293,6 +293,8 @@ class Snapshot:
             ),
             mean_tokens=arrays.mean_tokens[list(own)].tolist(),
             mean_output=arrays.mean_output[list(own)].tolist(),
+            limit=arrays.limit[list(own)].tolist(),
+            token_s=[tuple(each) for each in arrays.token_s[list(own)].tolist()],
             next_number=int(arrays.counters[NEXT_NUMBER]),
             tried=(made, arrays.groups.size - left) if made >= 0 else None,
             tried_s=max(scheduler.tried_s + shift_s, LONG_AGO_S),

@@ -181,6 +181,11 @@ class GroupsState(Struct):
     mean_tokens: list[float]
     """By endpoint."""
     mean_output: list[float]
+    limit: list[int]
+    """By endpoint: the most requests of a group, and the time of a prompt token and of an output token, by which requests of
+    similar lengths are told from others. Both are as of the last sweep.
+    """
+    token_s: list[tuple[float, float]]
     next_number: int
     tried: tuple[int, int] | None = None
     """Groups ever made and groups in use at the last search for a better order; None before the first."""

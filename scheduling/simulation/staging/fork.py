@@ -411,11 +411,13 @@ class _Forking:
         kept = (at for at, one in enumerate(self.state.waiting) if id(one) in self.rows)
         places = {at: place for place, at in enumerate(kept)}
         mean_tokens, mean_output = [0.0] * len(cluster.endpoints), [0.0] * len(cluster.endpoints)
+        limit, token_s = [0] * len(cluster.endpoints), [(0.0, 0.0)] * len(cluster.endpoints)
         numbers, shared = {}, cluster.shared_queues(ordered)
         for at, one in enumerate(seen):
             if (endpoint := self.endpoint_of.get((one.model, one.region))) is not None:
                 numbers[at] = endpoint
                 mean_tokens[endpoint], mean_output[endpoint] = groups.mean_tokens[at], groups.mean_output[at]
+                limit[endpoint], token_s[endpoint] = groups.limit[at], groups.token_s[at]
 
         def queue_of(instance: int | None) -> int:
             place = -1 if instance is None else self.place_of.get(instance, -1)
@@ -431,6 +433,8 @@ class _Forking:
             ],
             mean_tokens=mean_tokens,
             mean_output=mean_output,
+            limit=limit,
+            token_s=token_s,
             classes=groups.classes,
             next_number=groups.next_number,
             tried=groups.tried or (-1, -1),

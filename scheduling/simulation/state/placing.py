@@ -132,6 +132,8 @@ class ForkedGroups:
     groups: list[ForkedGroup]
     mean_tokens: list[float]
     mean_output: list[float]
+    limit: list[int]
+    token_s: list[tuple[float, float]]
     classes: list[tuple[int, int]]
     next_number: int
     tried: tuple[int, int]
@@ -428,7 +430,11 @@ def _place_waiting(world: World, fork: Fork) -> None:
         world.outcomes[one.request]["state"] = Outcome.WAITING
     if fork.groups is not None:
         _place_groups(waiting.groups, fork.groups, slots)
+        # A group that is full in the fleet is full here too, before the first sweep.
+        own = len(fork.groups.limit)
         waiting.groups.limit[:] = limits
+        waiting.groups.limit[:own] = np.where(limits[:own] > 0, fork.groups.limit, limits[:own])
+        waiting.groups.token_s[:own] = fork.groups.token_s
 
 
 def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
@@ -462,7 +468,8 @@ def _place_groups(arrays: GroupArrays, forked: ForkedGroups, slots: list[int]) -
     for place, group in sorted(enumerate(forked.groups), key=lambda each: (each[1].queue, each[1].seen.rank)):
         if group.queue >= 0:
             put_before(arrays, place, group.queue, NONE)
-    arrays.mean_tokens[:], arrays.mean_output[:] = forked.mean_tokens, forked.mean_output
+    own = len(forked.mean_tokens)  # those of donated instances, which have no groups, come after them
+    arrays.mean_tokens[:own], arrays.mean_output[:own] = forked.mean_tokens, forked.mean_output
     arrays.moment_s[0] = 0.0
     for at, (priority, due_ms) in enumerate(forked.classes):
         arrays.class_priority[at], arrays.class_due_ms[at] = priority, due_ms
