@@ -119,7 +119,7 @@ class Simulation:
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
         self.runs = None if runs is None else ApplicationRuns(cluster, requests, runs, world)
         """Application runs, if there are any."""
-        prewarming = SimulatedPrewarming(cluster, requests, self.runs)
+        prewarming = SimulatedPrewarming(cluster, requests, self.runs, self.lives)
         self.prewarming = prewarming if prewarming.needed else None
         """Prewarming, if there is anything that can be cold."""
         if state is not None:

@@ -20,6 +20,7 @@ from scheduling.applications.suite import SUITE, mixed
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import BY_RUN, ORDERINGS
 from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.applications import MIXED, ApplicationOf, demand_graph
 from scheduling.simulation.staging.demand import longest_tokens
@@ -310,6 +311,7 @@ class _Drawing:
             bool(self.cluster.backends)
             or any(one.adapters for one in self.scenario.models.values())
             or any(one.prompts for one in self.scenario.applications)
+            or any(spec.sharing or spec.state == State.ASLEEP for spec in self.cluster.instances)
         )
         if predictions.runs in ("exact", "none") or not (warms or orders & set(BY_RUN)):
             return None
