@@ -183,7 +183,7 @@ class GroupsState(Struct):
     mean_output: list[float]
     limit: list[int]
     """By endpoint: the most requests of a group, and the time of a prompt token and of an output token, by which requests of
-    similar lengths are told from others. Both are as of the last sweep.
+    similar lengths are found. Both are as of the last sweep.
     """
     token_s: list[tuple[float, float]]
     next_number: int
