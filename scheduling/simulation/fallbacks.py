@@ -180,5 +180,6 @@ class Fallbacks:
         return int(self._choose_region(world.fleet, world.endpoints, candidates, world.waiting.size, threshold, now_s))
 
     def _is_full(self, endpoint: int) -> bool:
-        world = self.simulation.world
-        return bool(world.waiting.size[endpoint] >= world.policies["queue_bound"][endpoint])
+        cluster = self.simulation.cluster
+        waiting = int(self.simulation.world.waiting.size[endpoint])
+        return cluster.policy(cluster.endpoints[endpoint]).is_full(waiting)

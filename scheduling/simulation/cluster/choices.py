@@ -193,11 +193,17 @@ def may_fall_back(world: World, request: int) -> bool:
 
 
 @compiled_inline
+def is_full(world: World, endpoint: int) -> bool:
+    """Whether the queue of *endpoint* takes no request that comes."""
+    return bool(world.waiting.size[endpoint] >= world.policies[endpoint].queue_bound)
+
+
+@compiled_inline
 def is_taken(world: World, endpoint: int) -> bool:
     """Whether *endpoint* takes a request that comes: an instance accepts work there, and its queue is not full."""
     if endpoint < 0 or world.engines.totals[endpoint].open == 0:
         return False
-    return bool(world.waiting.size[endpoint] < world.policies[endpoint].queue_bound)
+    return not is_full(world, endpoint)
 
 
 @compiled_internal

@@ -40,7 +40,7 @@ from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import ask, note_cached
 from scheduling.routing.requests_ahead import close_ahead, note_end, open_ahead
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, has_room, prefilled, release
-from scheduling.simulation.cluster.choices import choose_endpoint, column, shortest
+from scheduling.simulation.cluster.choices import choose_endpoint, column, is_full, shortest
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_endpoint, observe_memory, update_totals
 from scheduling.simulation.cluster.world import (
@@ -411,7 +411,7 @@ def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
     policy, arrivals, waiting = world.policies[endpoint], world.arrivals, world.waiting
     outcome = world.outcomes[request]
     outcome.state, outcome.endpoint = 0, endpoint
-    if bounded and waiting.size[endpoint] >= policy.queue_bound:
+    if bounded and is_full(world, endpoint):
         refuse(world, request)
         return
     kept_tokens = column(world.kept_tokens, request)
