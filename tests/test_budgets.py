@@ -23,7 +23,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/applications": 2070,  # runs and demand graphs
     "controlplane/batches": 1765,  # Speed up, embeddings
     "controlplane/console": 13568,  # batches, spot pool, budgets, applications
-    "controlplane/dispatch": 8253,  # exact forks of held work, requests that wait for the instance with their response
+    "controlplane/dispatch": 8254,  # exact forks of held work, requests that wait for the instance with their response
     "controlplane/events": 332,
     "controlplane/experiments": 5195,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6128,  # donations, weights by region
