@@ -260,8 +260,8 @@ class Prewarming:
             if replica is None or known is None or (one.warm_at is not None and not self._holds(replica, known)):
                 self.log.settle(one, "waste")
         for slot, prefix in self._prefill_time.unused():
-            replica = self.topology.by_slot.get(slot)
-            if replica is None or self.log.get("prefix", name_of_prefix(prefix), replica.name) is None:  # it has settled
+            place = self.topology.by_slot[slot].name if slot in self.topology.by_slot else ""
+            if self.log.get("prefix", name_of_prefix(prefix), place) is None:  # it has settled
                 self._prefill_time.waste(slot, prefix)
         calls: dict[int, list[LikelyCall]] = {}
         for call in self.due_now("prefix"):
