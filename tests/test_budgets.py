@@ -23,7 +23,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/applications": 2105,  # runs and demand graphs, the axis of what runs still need
     "controlplane/batches": 1765,  # Speed up, embeddings
     "controlplane/console": 13620,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
-    "controlplane/dispatch": 8290,  # exact forks of held work, requests that wait for the instance with their response
+    "controlplane/dispatch": 8291,  # exact forks of held work, requests that wait for the instance with their response
     "controlplane/events": 332,
     "controlplane/experiments": 5195,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6140,  # donations, weights by region
