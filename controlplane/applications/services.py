@@ -77,7 +77,7 @@ def calls_of(tenant_id: int, application: str, run: str) -> QuerySet[LedgerRow]:
     of the tenant.
     """
     rows = LedgerRow.objects.order_by().filter(tenant_id=tenant_id)
-    found = Q(pk__in=rows.filter(application=application, run=run).exclude(run="").values("pk"))
+    calls = Q(pk__in=rows.filter(application=application, run=run).exclude(run="").values("pk"))
     if run.startswith(RECOGNIZED):
         request_id, given_at = first_request(run)
         first = Q(request_id=request_id, run="")
@@ -86,8 +86,8 @@ def calls_of(tenant_id: int, application: str, run: str) -> QuerySet[LedgerRow]:
                 first = Q(request_id__startswith=request_id, run="")
             at = datetime.fromtimestamp(given_at, UTC)
             first &= Q(arrived_at__gte=at - SAME_MOMENT, arrived_at__lt=at + SAME_MOMENT)
-        found |= Q(pk__in=rows.filter(first).values("pk"))
-    return LedgerRow.objects.filter(found)
+        calls |= Q(pk__in=rows.filter(first).values("pk"))
+    return LedgerRow.objects.filter(calls)
 
 
 def _follow(tenant_id: int, name: str, run: str, seen_pk: int) -> None:
