@@ -106,6 +106,7 @@ class Dispatcher:
                 model.task,
                 fallback=model.fallback,
                 fallback_wait_s=model.fallback_wait_s,
+                tokenizer=self._tokenizer(name),
             )
             for name, model in topology.models.items()
         )
@@ -115,12 +116,25 @@ class Dispatcher:
         adapters = (
             port.ServedModel(
                 one.name, base.context_tokens, one.created_at, one.base in lora, one.base in topology.by_prefix, base.task,
-                base=one.base,
+                base=one.base, tokenizer=self._tokenizer(one.base),
             )
             for one in topology.adapters.values()
             if (base := topology.models.get(one.base)) is not None
         )  # fmt: skip
         self.deliver(port.ServedModels((*models, *adapters), topology.targets))
+
+    def _tokenizer(self, model: str) -> port.Tokenizer | None:
+        """Return the least busy instance of *model* whose cache is known by its KV events, if there is another to choose."""
+        fleet, sizes = self.topology.fleet, self.queue.affinity.blocks.block_tokens
+        known = [
+            one
+            for one in self.topology.replicas.values()
+            if one.spec.model == model and one.slot < sizes.size and sizes[one.slot] and fleet.accepting[one.slot]
+        ]
+        if len(known) < 2:
+            return None
+        least = min(known, key=lambda one: (fleet.running[one.slot], one.slot))
+        return port.Tokenizer(model, int(sizes[least.slot]), least.spec.url, least.spec.api_key)
 
     def pump_all(self) -> None:
         """Give out every request that has room. Call after any change of the topology."""
@@ -256,7 +270,7 @@ class Dispatcher:
     def _fall_back(self, asked: port.Submit, there: Endpoint, rule: ModelRule) -> tuple[port.Submit, Endpoint]:
         """Notify the gateway that *there* serves *asked* by *rule*; return it as a request of that model, and *there*."""
         words = f"Served by {there.model}, the fallback of {asked.model}: {WHY_FALLBACK[rule]}."
-        asked = replace(asked, model=there.model, fallback="", prefix_hashes=())
+        asked = replace(asked, model=there.model, fallback="", prefix_hashes=(), token_blocks=b"")
         self.deliver(port.FellBack(asked.number, there.model, there.region, self._possible(asked), rule.value, words))
         return asked, there
 
@@ -529,6 +543,7 @@ class Dispatcher:
 
     def _release(self, request: Request) -> None:
         """Take *request* out of its queue or instance, and give its room to others."""
+        self.placement.release(request)
         replica = self.accounts.close(request)
         self.holding.drop(request.asked.number)
         if request.slot >= 0:

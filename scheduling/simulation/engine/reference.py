@@ -7,7 +7,7 @@ asynchronous scheduling). A test runs both on the same requests and finds the sa
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S, MOST_ADAPTERS
@@ -173,6 +173,10 @@ class ReferenceEngine:
         self._waiting: WaitingQueue = QUEUES[config.policy]()
         self._numbers = 0
         self._read_idle = 0  # sequences below this number arrived while nothing ran
+
+    def watch(self, stored: Callable[[Hashable], None], removed: Callable[[Hashable], None]) -> None:
+        """Call *stored* for each block that can be found from now on, and *removed* for each that no longer can."""
+        self._pool.on_publish, self._pool.on_forget = stored, removed
 
     @property
     def running(self) -> int:
