@@ -170,13 +170,13 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
             help="Use of a region above which its requests may be given to another (SageServe's threshold); 1 is full.",
         ),
     ] = 0.7
-    kv_events: Annotated[
+    follow_kv_events: Annotated[
         bool,
         Knob(
             help="Servers publish which blocks their prefix cache stores and removes (vLLM's --kv-events-config), and the "
             "router least_delay goes by that in place of an estimate.",
             title="KV events",
-            column=Column(default=False),
+            column=Column(name="kv_events", default=False),
         ),
     ] = False
     queue_bound: Annotated[
@@ -194,9 +194,9 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
     """Of non-interactive work; the model's first endpoint says it for all."""
 
     @property
-    def follows_kv_events(self) -> bool:
+    def exact_prefixes(self) -> bool:
         """Whether the router reads what the instances have cached."""
-        return self.kv_events and self.routing == "least_delay"
+        return self.follow_kv_events and self.routing == "least_delay"
 
     @property
     def round_trip_s(self) -> float:

@@ -153,7 +153,7 @@ class Placement:
                 topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates
             )
         self.accounts.fit_maps()
-        known = policy == LEAST_DELAY and endpoint.spec.policy.follows_kv_events and self._know(endpoint)
+        known = policy == LEAST_DELAY and endpoint.spec.policy.exact_prefixes and self._know(endpoint)
         slot, instance = kernels.dispatch_ahead(
             topology.fleet,
             topology.arrays,
@@ -264,9 +264,10 @@ def explain(
     prompt_tokens: int,
     pulled: str = "",
 ) -> dict[str, object]:
-    """Return `seen`, `chosen_because`, what is ahead and cached, of a decision for *chosen* that wrote *candidates*.
+    """Return what a trace says of a decision for *chosen* that wrote *candidates*.
 
-    *prompt_tokens* are those of the request; *pulled* is why the instance took it from its virtual queue, where no router was asked.
+    *prompt_tokens* are those of the request. *pulled* is why the instance took it from its virtual queue, where no router
+    was asked.
     """
     policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.policy.routing]
     first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()

@@ -23,13 +23,13 @@ SIZE = 4
 
 def instance(number: int) -> InstanceSpec:
     return InstanceSpec(
-        number, f"i{number}", f"http://i{number}", "ready", 1.0, "m", "here", "gpu", 8, 4096, profile=USUAL
+        number, f"i{number}", f"http://i{number}", "ready", 1.0, "m", "here", "gpu", 8, 40_960, profile=USUAL
     )
 
 
 def fleet(*, kv_events: bool = True, count: int = 2):
     """Return a dispatcher of two idle instances, the caches that they publish, and what it delivers."""
-    policy = EndpointPolicy(routing="least_delay", kv_events=kv_events, queue_bound=10)
+    policy = EndpointPolicy(routing="least_delay", follow_kv_events=kv_events, queue_bound=10)
     inventory = Inventory(
         models={"m": ModelSpec("m", 2048, 0)},
         endpoints=(EndpointSpec("m", "here", policy),),
@@ -78,22 +78,25 @@ def placed(delivered) -> Placed:
 IDS = list(range(100, 164))
 
 
+LONG = [token % 100 for token in range(1600)]
+
+
 def test_a_prompt_goes_where_its_blocks_are_and_the_trace_says_so():
     dispatcher, caches, delivered, inventory = fleet()
-    caches[1].take([stored(IDS[:32], 1)])
-    dispatcher.take(prompt(1, IDS))
+    caches[1].take([stored(LONG[:1200], 1)])
+    dispatcher.take(prompt(1, LONG))
     why = placed(delivered).why
     assert why["instance"] == "i1"
-    assert why["cached"] == {"tokens": 32, "of": 64, "by": "kv_events"}
-    assert "32 of 64 prompt tokens cached there (from KV events)" in why["chosen_because"]
+    assert why["cached"] == {"tokens": 1200, "of": 1600, "by": "kv_events"}
+    assert "1,200 of 1,600 prompt tokens cached there (from KV events)" in why["chosen_because"]
     # what runs there is there for the next one, before the server says so
-    dispatcher.take(prompt(2, IDS))
-    assert placed(delivered).why["cached"]["tokens"] == (63 if placed(delivered).instance == "i1" else 0)
-    caches[1].take([Removed([5, 6, 7, 8], "GPU", 0)])
+    dispatcher.take(prompt(2, LONG))
+    assert placed(delivered).why["cached"]["tokens"] == (1599 if placed(delivered).instance == "i1" else 0)
+    caches[1].take([Removed(list(range(5, 301)), "GPU", 0)])
     for number in (1, 2):
         dispatcher.take(Finished(number, 1))
-    dispatcher.take(prompt(3, IDS))
-    assert placed(delivered).why["cached"] == {"tokens": 16, "of": 64, "by": "kv_events"}
+    dispatcher.take(prompt(3, LONG))
+    assert placed(delivered).why["cached"] == {"tokens": 16, "of": 1600, "by": "kv_events"}
     dispatcher.take(Left(3))
     dispatcher.apply_inventory(inventory)
     tokenizer = next(record for record in reversed(delivered) if isinstance(record, ServedModels)).models[0].tokenizer
@@ -110,9 +113,9 @@ def test_without_events_or_tokens_the_cache_is_estimated(lost):
         for cache in caches:
             cache.take([stored(IDS, 1), Lost("events 3 to 4 are gone")])
         assert [cache.why for cache in caches] == ["events 3 to 4 are gone"] * 2
-        request = prompt(1, IDS)
+        request = prompt(1, IDS[:64])
     else:
-        request = structs.replace(asked(64), number=1)
+        request = structs.replace(asked(8, prompt=64), number=1)
     request = structs.replace(request, prefix_hashes=(7,), block_tokens=64)
     dispatcher.take(request)
     dispatcher.take(Finished(1, 1))
@@ -167,7 +170,7 @@ def test_adapters_salts_and_images_divide_the_cache():
     ],
 )
 def test_a_cache_that_is_not_known_whole_is_not_relied_on_until_it_is_cleared_or_the_server_restarts(event, why):
-    for again in (Cleared(), Lost("the server began anew", restarted=True)):
+    for again in (Cleared(), Lost("the server restarted", restarted=True)):
         cache = cache_alone()
         cache.take([stored(IDS[:8], 1), event, stored(IDS[:8], 1)])
         assert (cache.why, cache.count, has(cache, hashes(IDS))) == (why, 0, 0)

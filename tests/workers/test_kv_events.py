@@ -46,14 +46,14 @@ def test_what_is_due_is_taken_once_and_what_is_missing_is_noticed() -> None:
     assert (lost.reason, lost.restarted, stream.next) == ("events 3 to 8 are gone", False, 9)
 
 
-def test_a_server_that_counts_from_the_beginning_again_began_anew() -> None:
+def test_a_server_that_counts_from_the_beginning_has_restarted() -> None:
     stream = Stream()
     for number in range(3):
         stream.take(frames(number, BLOCK))
     taken = stream.take(frames(0, BLOCK, ts=50.0))
     assert kinds(taken) == ["Lost", "Stored"]
     assert taken is not None
-    assert taken[0] == Lost("the server began anew", restarted=True)
+    assert taken[0] == Lost("the server restarted", restarted=True)
     assert stream.take(frames(2, BLOCK, ts=60.0)) is None  # 1 is missing
 
 
@@ -184,7 +184,7 @@ async def test_a_restart_of_the_server_is_seen(emulator) -> None:
         await eventually(lambda: instance.listening)
         await emulator.complete(prompt=list(range(13)), max_tokens=1)
         await eventually(lambda: len(followed.names(Stored)) == 5)
-        assert followed.events[2] == Lost("the server began anew", restarted=True)
+        assert followed.events[2] == Lost("the server restarted", restarted=True)
 
 
 @pytest.mark.parametrize("kept", [True, False])

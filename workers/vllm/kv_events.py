@@ -2,7 +2,7 @@
 
 A server publishes batches of them on a ZeroMQ socket (`--kv-events-config`), numbered from 0, and keeps the last ones for
 replay (`vllm/distributed/kv_events.py`, 0.32). A `Stream` puts what comes in order: it finds what is missing, and when the
-server began anew. `follow` reads one server's socket, asks for the replay of what is missing, and reports what cannot be
+server restarted. `follow` reads one server's socket, asks for the replay of what is missing, and reports what cannot be
 mended. Nothing that comes raises.
 """
 
@@ -22,7 +22,7 @@ BlockHash = int | bytes
 
 
 class Stored(Struct, tag="BlockStored", gc=False):
-    """Blocks that can be found from now on, each after the one before it."""
+    """Blocks that can be known from now on, each after the one before it."""
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
@@ -87,14 +87,14 @@ def sources(url: str, answer: bytes) -> list[Source]:
         configs = msgspec.json.decode(answer, type=dict[str, dict[str, Any]])
     except msgspec.DecodeError:
         return []
-    found = []
+    known = []
     for config in configs.values():
         events, replay, topic = (config.get(name) or "" for name in ("endpoint", "replay_endpoint", "topic"))
         if config.get("publisher", "zmq") != "zmq" or not all(isinstance(one, str) for one in (events, replay, topic)):
             continue
         if address := _reachable(events, host):
-            found.append(Source(address, _reachable(replay, host), topic))
-    return found
+            known.append(Source(address, _reachable(replay, host), topic))
+    return known
 
 
 def _reachable(address: str, host: str) -> str:
@@ -153,10 +153,10 @@ class Stream:
     def begin(self) -> Lost:
         """Begin with another server."""
         self.next, self._ts = 0, float("-inf")
-        return Lost("the server began anew", restarted=True)
+        return Lost("the server restarted", restarted=True)
 
     def skip(self, number: int) -> Lost:
-        """Go on at *number*: what is before it cannot be had."""
+        """Continue at *number*: what is before it is not available."""
         before, self.next = self.next, number
         return Lost(f"events {before} to {number - 1} are gone")
 
@@ -249,7 +249,7 @@ class Follower:
             dealer.close()
 
     async def _replay(self, dealer: Any, first: int) -> bool:
-        """Take what the server replays from batch *first*; return whether it is another server, which has to be asked anew.
+        """Take what the server replays from batch *first*; return whether it is another server, which has to be asked again.
 
         That it still has the last batch shows that it is not.
         """
@@ -278,5 +278,5 @@ class Follower:
 
 
 def _is_another(events: list[Event], stream: Stream) -> bool:
-    """Whether *events* say that the server began anew, and its first batches are missing."""
+    """Whether *events* say that the server restarted, and its first batches are missing."""
     return stream.next == 0 and bool(events) and isinstance(events[0], Lost) and events[0].restarted

@@ -26,7 +26,7 @@ KV_EVENTS_ON = json.dumps(
     {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": "tcp://*:0",  # a free port of its host, which it tells by /kv_event_sources
+        "endpoint": "tcp://*:0",  # a free port of its host, which it reports by /kv_event_sources
         "replay_endpoint": "tcp://*:0",
         "buffer_steps": 100_000,  # what a gateway that starts later can still learn of its cache
     },

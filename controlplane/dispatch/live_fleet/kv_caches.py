@@ -158,7 +158,7 @@ def _images(keys: list[Any] | None) -> str:
 
 
 class KvCaches:
-    """Follows the KV events of the instances of endpoints whose policy has `kv_events`. Call `look` every second."""
+    """Follows the KV events of the instances of endpoints whose policy has `exact_prefixes`. Call `look` every second."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class KvCaches:
     @staticmethod
     def _wants(replica: Replica) -> bool:
         policy = replica.endpoint.spec.policy
-        return policy.follows_kv_events and replica.spec.state in SERVING and bool(replica.spec.url)
+        return policy.exact_prefixes and replica.spec.state in SERVING and bool(replica.spec.url)
 
     def _stop(self, replica: Replica) -> None:
         self._tasks.pop(replica).cancel()

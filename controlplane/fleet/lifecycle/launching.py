@@ -34,7 +34,7 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
     kv_blocks = deployment.expected_kv_tokens // BLOCK_SIZE_TOKENS
     if kv_blocks < 1:
         raise LaunchError(f"the weights of {deployment.model} leave no room for a KV cache on {deployment.gpu_type}")
-    publishes = deployment.policy().kv_events
+    publishes = deployment.policy().follow_kv_events
     return LaunchSpec(
         name=instance.name,
         model=deployment.model.name,
@@ -67,7 +67,7 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
     node = instance.node if instance else None
     on_cpu = deployment.gpu_type.device == Device.CPU
     shares = instance is not None and instance.swap_group_id is not None
-    publishes = deployment.policy().kv_events
+    publishes = deployment.policy().follow_kv_events
     return LaunchSpec(
         name=instance.name if instance else "any",
         model=deployment.model.name,

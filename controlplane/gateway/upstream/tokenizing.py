@@ -168,5 +168,5 @@ def _asked(call: Call, tokenizer: Tokenizer) -> bytes | None:
 
 
 def _parts(body: dict[str, Any]) -> list[Any]:
-    contents = [turn.get("content") for turn in body.get("messages", ()) if isinstance(turn, dict)]
+    contents = [message.get("content") for message in body.get("messages", ()) if isinstance(message, dict)]
     return [part for content in contents if isinstance(content, list) for part in content]
