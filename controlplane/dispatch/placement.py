@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from controlplane.dispatch import kernels
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import Deliver, Placed, Submit
+from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Deliver, Placed, Submit
 from controlplane.dispatch.prewarming import Prewarming
 from controlplane.dispatch.runs import trace_of
 from controlplane.dispatch.token_accounts import TokenAccounts
@@ -319,10 +319,6 @@ def explain(
         **({"cached": cached} if cached else {}),
         "seen": seen,
     }
-
-
-KV_EVENTS = "kv_events"
-ESTIMATE = "estimate"
 
 
 def _cached(row: Row, prompt_tokens: int) -> dict[str, Any]:

@@ -29,6 +29,12 @@ INSTANCES_BUSY = "instances_busy"
 """Refusal code of a request that an instance refused as busy, when no other can take it."""
 
 
+KV_EVENTS = "kv_events"
+"""How it is known what an instance has cached of a prompt: by its KV events,"""
+ESTIMATE = "estimate"
+"""or by what it was given."""
+
+
 class Record(Struct, frozen=True, gc=False):
     """A record; created in a fifth of the time of a frozen dataclass, written as JSON or msgpack by msgspec.
 

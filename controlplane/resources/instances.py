@@ -107,6 +107,8 @@ INSTANCES = Resource(
         live("itl_p95_ms", "ITL p95 (ms)", "milliseconds"),
         live("preemptions_per_min", "Preemptions (1/min)", "count", label="Preempt", tip="A minute"),
         live("prefix_hit_ratio", "Prefix hits (ratio)", "percent", label="Prefix"),
+        live("cached_blocks", "Cached blocks, by KV events", "count"),
+        Column("cache_unknown", "Why its KV events do not say what is cached", rest=False),
         live("heartbeat_at", "Last heartbeat (UTC)", "age", label="Heartbeat"),
         Column("state_since", "In this state since (UTC)", label="In state", draw="since", rest=False, sorts=True),
     ),

@@ -42,7 +42,12 @@ async def test_a_prompt_goes_where_it_is_cached_until_it_no_longer_is(
         cached = row.prompt_tokens // 16 * 16
         assert row.trace[-1]["cached"] == {"tokens": cached, "of": row.trace[-1]["cached"]["of"], "by": "kv_events"}
         assert (row.instance, row.cached_tokens, row.expected_cached_tokens) == (first.instance, cached, cached)
-        assert served.gateway.upstream.tokens.failed == 0
+        assert (row.expected_by, served.gateway.upstream.tokens.failed) == ("kv_events", 0)
+        rows = served.gateway.topology.replicas.values()
+        await until(lambda: sorted(one.cached_blocks or 0 for one in rows) == [0, cached // 16])
+        summary = served.gateway.publisher.summary.snapshot()["instances"]
+        assert sorted(summary["cached_blocks"]) == [0, cached // 16]
+        assert summary["cache_unknown"] == ["", ""]
         await emulator.call("POST", f"/{row.instance}/reset_prefix_cache")
         await until(lambda: all(cache.count == 0 for cache in caches.values()))
         for salt in ("mine", "yours"):

@@ -183,6 +183,8 @@ class KvCaches:
         for replica in wanted - self.of.keys():
             cache = self.of[replica] = KvCache(self.queue, replica)
             self._tasks[replica] = asyncio.create_task(self._follow(replica, cache))
+        for replica, cache in self.of.items():
+            replica.cached_blocks, replica.cache_unknown = None if cache.why else cache.count, cache.why
         for replica, task in list(self._tasks.items()):
             if task.done():
                 self._stop(replica)
@@ -200,6 +202,7 @@ class KvCaches:
     def _stop(self, replica: Replica) -> None:
         self._tasks.pop(replica).cancel()
         self.of.pop(replica).unknown("it is not followed")
+        replica.cached_blocks, replica.cache_unknown = None, ""
 
     async def _follow(self, replica: Replica, cache: KvCache) -> None:
         """Find where *replica* publishes, and take in what comes."""

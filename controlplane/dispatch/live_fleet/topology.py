@@ -178,6 +178,8 @@ class Replica:
     metrics: VllmMetrics | None = None
     preemptions_per_min: float | None = None
     prefix_hit_ratio: float | None = None
+    cached_blocks: int | None = None  # in its prefix cache by its KV events; None where these do not say
+    cache_unknown: str = ""  # why they do not, though its deployment asks for them
     moving: bool = False  # a change of state is being written
     output_tokens_per_s: float = 0.0  # by its counters
     prompt_tokens_per_s: float = 0.0
