@@ -126,6 +126,8 @@ class Dispatcher:
     def _tokenizer(self, model: str) -> port.Tokenizer | None:
         """Return the least busy instance of *model* whose cache is known by its KV events, if there is another to choose."""
         fleet, sizes = self.topology.fleet, self.queue.affinity.blocks.block_tokens
+        if not sizes.any():
+            return None
         known = [
             one
             for one in self.topology.replicas.values()

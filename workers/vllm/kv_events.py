@@ -204,6 +204,7 @@ class Follower:
                     frames = await published.recv_multipart()
                     if frames[0] == topic:  # subscribed by its beginning alone
                         await self._give(frames, context)
+                    await asyncio.sleep(0)  # what is there already does not wait for the loop
         except zmq.ZMQError as error:
             self._take([Lost(f"{self.source.events}: {error}")])
         finally:
@@ -263,6 +264,7 @@ class Follower:
             number = int.from_bytes(frames[-2], "big")
             is_there = is_there or number == last
             events = None if another else self.stream.take(frames)
+            await asyncio.sleep(0)  # a hundred thousand may be there already
             if another:
                 continue
             if events is None:

@@ -136,10 +136,10 @@ class Records:
         if ticket.cached_tokens is not None:
             self.tokens[model, region, slo_class, "cached_prompt"] += ticket.cached_tokens
             if ticket.expected_cached_tokens is not None:
-                expected, key = ticket.expected_cached_tokens, (model, ticket.expected_by)
-                self.cache_tokens[*key, "expected"] += expected
-                self.cache_tokens[*key, "reported"] += ticket.cached_tokens
-                self.cache_tokens[*key, "wrong"] += abs(expected - ticket.cached_tokens)
+                expected, by = ticket.expected_cached_tokens, ticket.expected_by
+                self.cache_tokens[model, by, "expected"] += expected
+                self.cache_tokens[model, by, "reported"] += ticket.cached_tokens
+                self.cache_tokens[model, by, "wrong"] += abs(expected - ticket.cached_tokens)
         self.tokens[model, region, slo_class, "output"] += ticket.output_tokens
         windows = self.windows
         windows.advance(self.clock())
