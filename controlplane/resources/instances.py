@@ -69,6 +69,7 @@ INSTANCES = Resource(
         Column("node", source=lambda row: row.node.name if row.node else None, type=str | None),
         Column("launcher", type=Launcher),
         Column("url"),
+        Column("kv_events"),
         Column("state", type=InstanceState),
         Column("state_reason"),
         Column("state_changed_at"),

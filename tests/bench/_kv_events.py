@@ -55,7 +55,10 @@ def stored(count: int, name: int, parent: int | None) -> dict[str, Any]:
 
 def costs(options: argparse.Namespace) -> dict[str, float]:
     queue, stream = Queue(), Stream()
-    caches = [KvCache(queue, SimpleNamespace(slot=slot, metrics=None)) for slot in range(INSTANCES)]  # type: ignore[arg-type]
+    caches = [
+        KvCache(queue, SimpleNamespace(slot=slot, metrics=None, spec=SimpleNamespace(kv_events="")))
+        for slot in range(INSTANCES)
+    ]  # type: ignore[arg-type]
     for cache in caches:
         cache.block_tokens = BLOCK
         cache.known()

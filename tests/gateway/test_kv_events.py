@@ -2,7 +2,7 @@
 
 from channels.db import database_sync_to_async
 
-from controlplane.fleet.models import Deployment
+from controlplane.fleet.models import Deployment, Instance
 from tests.gateway.conftest import do_once, emulate_two, gateway_before, until
 from tests.workers.conftest import emulator  # noqa: F401 (fixture)
 
@@ -48,6 +48,12 @@ async def test_a_prompt_goes_where_it_is_cached_until_it_no_longer_is(
         summary = served.gateway.publisher.summary.snapshot()["instances"]
         assert sorted(summary["cached_blocks"]) == [0, cached // 16]
         assert summary["cache_unknown"] == ["", ""]
+        # with an address, as of a server that cannot say it
+        _, answer = await emulator.call("GET", f"/{row.instance}/kv_event_sources")
+        address = f"{answer['0']['endpoint']} {answer['0']['replay_endpoint']}"
+        of = {one.name: cache for one, cache in caches.items()}[row.instance]
+        await database_sync_to_async(Instance.objects.filter(name=row.instance).update)(kv_events=address)
+        await until(lambda: sum(cache.count for cache in caches.values()) and of not in caches.values())
         await emulator.call("POST", f"/{row.instance}/reset_prefix_cache")
         await until(lambda: all(cache.count == 0 for cache in caches.values()))
         for salt in ("mine", "yours"):

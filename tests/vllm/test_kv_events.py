@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from statistics import median
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -80,6 +82,13 @@ async def test_the_blocks_of_its_events_are_those_that_it_reports_as_cached(vllm
             assert await caller.cached("/v1/chat/completions", messages=messages) == 0
             await until(lambda: has(chat) == len(chat) // size)
             assert await caller.cached("/v1/chat/completions", messages=messages) == has(chat) * size
+
+            took_s = []
+            for number in range(20):
+                began_s = time.perf_counter()
+                tokens = await caller.tokens(prompt=f"{number} " + text * 3)
+                took_s.append(time.perf_counter() - began_s)
+            print(f"/tokenize of {len(tokens)} tokens: {1000 * median(took_s):.1f} ms")
 
             # evicted: what is left is what it reports
             before = cache.count

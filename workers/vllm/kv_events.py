@@ -74,7 +74,7 @@ class Source(Struct, frozen=True):
 
     events: str
     replay: str = ""  # "": nothing is kept for replay
-    topic: str = ""
+    topic: str | None = None  # None: any
 
 
 def sources(url: str, answer: bytes) -> list[Source]:
@@ -187,10 +187,10 @@ class Follower:
         published = context.socket(zmq.SUB)
         published.setsockopt(zmq.LINGER, 0)
         published.setsockopt(zmq.RCVHWM, BUFFERED)
-        topic = self.source.topic.encode()
+        topic = None if self.source.topic is None else self.source.topic.encode()
         connected = published.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
-            published.setsockopt(zmq.SUBSCRIBE, topic)
+            published.setsockopt(zmq.SUBSCRIBE, topic or b"")
             poller = zmq.asyncio.Poller()
             poller.register(connected, zmq.POLLIN)
             poller.register(published, zmq.POLLIN)
@@ -202,7 +202,7 @@ class Follower:
                     await self._mend(context)
                 elif published in ready:
                     frames = await published.recv_multipart()
-                    if frames[0] == topic:  # subscribed by its beginning alone
+                    if topic is None or frames[0] == topic:  # subscribed by its beginning alone
                         await self._give(frames, context)
                     await asyncio.sleep(0)  # what is there already does not wait for the loop
         except zmq.ZMQError as error:

@@ -19,7 +19,7 @@ from controlplane.dispatch.live_fleet.topology import Replica, Topology
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.states import SERVING
 from scheduling.routing.cached_blocks import space
-from workers.vllm.kv_events import BlockHash, Cleared, Event, Follower, Lost, Removed, Stored, sources
+from workers.vllm.kv_events import BlockHash, Cleared, Event, Follower, Lost, Removed, Source, Stored, sources
 
 MOST_BLOCKS = 1 << 20
 """Blocks of one instance that are kept: of 16 tokens, those of 16 million."""
@@ -36,6 +36,7 @@ class KvCache:
     def __init__(self, queue: WaitingQueue, replica: Replica) -> None:
         self.queue, self.slot = queue, replica.slot
         self.follower: Follower | None = None
+        self.given = replica.spec.kv_events
         self.why = "not asked yet"
         """Why its cache is not known; "" if it is."""
         self.events = self.losses = 0
@@ -178,7 +179,9 @@ class KvCaches:
         wanted = (
             {replica for replica in self.topology.replicas.values() if self._wants(replica)} if self.owns() else set()
         )
-        for replica in [one for one in self.of if one not in wanted]:
+        for replica in [
+            one for one, cache in self.of.items() if one not in wanted or cache.given != one.spec.kv_events
+        ]:
             self._stop(replica)
         for replica in wanted - self.of.keys():
             cache = self.of[replica] = KvCache(self.queue, replica)
@@ -207,7 +210,8 @@ class KvCaches:
     async def _follow(self, replica: Replica, cache: KvCache) -> None:
         """Find where *replica* publishes, and take in what comes."""
         while True:
-            known = sources(replica.spec.url, await self._ask(replica))
+            given = replica.spec.kv_events.split()
+            known = [Source(*given)] if given else sources(replica.spec.url, await self._ask(replica))
             if len(known) == 1:
                 break
             cache.unknown(f"it has {len(known)} engines" if known else "it publishes no KV events")
