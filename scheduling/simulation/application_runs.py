@@ -30,7 +30,7 @@ class ApplicationRuns:
     def __init__(self, cluster: Cluster, requests: Requests, runs: RunsToCome, world: World) -> None:
         self._cluster, self._requests, self._runs = cluster, requests, runs
         graphs: dict[Hashable, KnownGraph] = {at: one.graph for at, one in enumerate(runs.applications) if one.graph}
-        self._standings = Standings(graphs, runs.buckets)
+        self._standings = Standings(graphs, runs.reading)
         self._rates = [ServiceRate.of(cluster.reference_profile(key)) for key in cluster.endpoints]
         self._usual = cluster.nearest()
         codes = world.policies["ordering"].astype(np.int64)
@@ -221,7 +221,7 @@ class ApplicationRuns:
         run = self._standings.come(self._with_run(call, number), now_s)
         if not self.by_run:
             return
-        standing = self._standings.stand(run, _produced(world, list(run.calls)).__getitem__)
+        standing = self._standings.stand(run, now_s, _produced(world, list(run.calls)).__getitem__)
         world.standings[request] = standing[:5]
         rekey_run(world.waiting, number, standing, self._orderings, self._stretches)
 
@@ -268,8 +268,8 @@ class ApplicationRuns:
         produced, changed = _produced(world).__getitem__, False
         for number in runs_waiting(world.waiting, self._at_run_order):
             run = self._standings.runs[self._runs.runs[number].application, number]
-            if self._standings.is_stale(run, produced):
-                standing = self._standings.stand(run, produced)
+            if self._standings.is_stale(run, now_s, produced):
+                standing = self._standings.stand(run, now_s, produced)
                 changed |= rekey_run(world.waiting, number, standing, self._orderings, self._stretches) > 0
         return np.flatnonzero(self._at_run_order & (world.waiting.size > 0)).tolist() if changed else []
 

@@ -1,6 +1,5 @@
 """Prewarming in a simulation, by the live dispatcher's own rule."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,25 +59,19 @@ class SimulatedPrewarming:
         counts = {f"prewarmed_{name}": count for name, count in self._adapters.counts.items()}
         counts = counts if self._has_adapters else {}
         if self._prefixes is not None:
-            counts |= {f"prefix_{name}": count for name, count in self._prefixes.counts.items()}
+            counts |= {f"prefix_{name}": count for name, count in self._prefixes.time.counts.items()}
         return counts
 
 
 class PrefixPrewarming:
-    """System prompts of units, which a request of one token brings into the prefix cache of an instance.
-
-    `counts` has those `warmed`, those of them `used` by a call that was given to the instance afterwards, and those
-    `wasted`: they were pushed out without.
-    """
+    """System prompts of units, which a request of one token brings into the prefix cache of an instance."""
 
     def __init__(self, cluster: Cluster, requests: Requests, runs: ApplicationRuns) -> None:
         self._runs, self._first = runs, requests.prefix_first
-        self._cluster, self._time = cluster, PrefillTime()
+        self._cluster, self.time = cluster, PrefillTime()
         self._shares: NDArray[np.bool_] = (requests.run >= 0) & (np.diff(self._first) > 0)
         self._unseen = np.flatnonzero(self._shares)
         """Calls that no instance was seen to have."""
-        self._unused: set[tuple[int, tuple[str, int]]] = set()
-        self.counts: Counter[str] = Counter(warmed=0, used=0, wasted=0)
 
     def look(self, world: World, likely: Sequence[LikelyCall], now_s: float) -> None:
         """Warm the prompts of the first waiting calls and of *likely* ones, as far as free memory and time go."""
@@ -115,24 +108,20 @@ class PrefixPrewarming:
         cached = {at: cached_blocks(world.engines, at, first, count) for at in able}
         instance = min(able, key=lambda at: (-cached[at], int(world.fleet.running[at]), at))
         profile = self._cluster.reference_profile(self._cluster.endpoints[endpoint % len(self._cluster.endpoints)])
-        tokens = (count - cached[instance]) * int(world.engines.instances["block_size_tokens"][instance])
-        takes_s = profile.service_time_s(tokens, 1) if tokens else 0.0
-        if not self._time.take(instance, takes_s, self._cluster.prewarm_share, now_s):
+        if count >= int(world.engines.instances["free_blocks"][instance]):
             return
-        if warm_prefix(world.engines, instance, first, count) > 0:
-            self.counts["warmed"] += 1
-            self._unused.add((instance, prompt))
+        if tokens := (count - cached[instance]) * int(world.engines.instances["block_size_tokens"][instance]):
+            takes_s, running = profile.service_time_s(tokens, 1), int(world.fleet.running[instance])
+            if not self.time.take(instance, prompt, takes_s, running, self._cluster.prewarm_share, now_s):
+                return
+        warm_prefix(world.engines, instance, first, count)
 
     def _note(self, world: World) -> None:
         placed = world.outcomes["attempts"][self._unseen] > 0
         for row in self._unseen[placed].tolist():
-            key = int(world.outcomes["instance"][row]), self._runs.prompt_of(row)
-            if key in self._unused:
-                self._unused.remove(key)
-                self.counts["used"] += 1
+            self.time.use(int(world.outcomes["instance"][row]), self._runs.prompt_of(row))
         self._unseen = self._unseen[~placed]
-        for instance, prompt in list(self._unused):
+        for instance, prompt in self.time.unused():
             first, count = self._blocks(prompt)
             if cached_blocks(world.engines, instance, first, count) < count:
-                self._unused.remove((instance, prompt))
-                self.counts["wasted"] += 1
+                self.time.waste(instance, prompt)

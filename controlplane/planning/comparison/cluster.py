@@ -119,6 +119,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "max_hold_s": tuned().MAX_HOLD_S,
             "reordering": tuned().REORDER_BY,
             "prewarming": tuned().PREWARM_BY,
+            "late_runs_last": tuned().LATE_RUNS_LAST,
             "prewarm_k": tuned().PREWARM_K,
             "prewarm_share": tuned().PREWARM_SHARE,
             "share_spot": shares_spot,

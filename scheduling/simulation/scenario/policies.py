@@ -164,10 +164,12 @@ class Policies(PolicyKeys):
     """Of `qlm`: the global scheduler's search, or a simple rule instead."""
     prewarming: Prewarming = "hermes"
     """How backends are prewarmed (`applications.prewarming`)."""
+    late_runs_last: bool = False
+    """Whether `run_deadline` and `run_slack` serve runs that can no longer be in time after all others."""
     prewarm_k: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
     """Least effectiveness of prewarming for an application run (Hermes' K)."""
     prewarm_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = USUAL_SHARE
-    """Most of an instance's time that computing system prompts early may take."""
+    """Most of an instance's time that computing system prompts early may take (`applications.prewarming.PrefillTime`)."""
     sweeps: bool = True
     """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
     `max_hold_s`.

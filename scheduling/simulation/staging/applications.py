@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.prewarming import BY_GRAPH
 from scheduling.applications.remaining import FEWEST_MATCHES
-from scheduling.applications.standings import KnownGraph
+from scheduling.applications.standings import KnownGraph, Reading
 from scheduling.applications.suite import SUITE, mixed
 from scheduling.queueing.ordering import BY_RUN, ORDERINGS
 from scheduling.simulation.cluster.description import Cluster
@@ -219,7 +219,7 @@ class _Drawing:
             self.applications,
             [each[0] for each in runs],
             exact=predictions.runs == "exact",
-            buckets=predictions.buckets,
+            reading=Reading(predictions.buckets, predictions.worst, self.scenario.policies.late_runs_last),
         )
         return self._calls(runs, to_come)
 

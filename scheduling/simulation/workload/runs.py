@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.applications.demand_graph import Backend, RunRecord
-from scheduling.applications.gittins import BUCKETS
-from scheduling.applications.standings import KnownGraph
+from scheduling.applications.standings import USUAL_READING, KnownGraph, Reading
 from scheduling.fleet.profile import Profile
 
 
@@ -40,8 +39,8 @@ class RunsToCome:
     runs: Sequence[RunToCome]
     exact: bool = False
     """Whether orders know the whole service of every run (an oracle)."""
-    buckets: int = BUCKETS
-    """Of a run's service, for its Gittins rank."""
+    reading: Reading = USUAL_READING
+    """Of what runs need, by the orders."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, Step
+from scheduling.applications.standings import Reading
 from scheduling.applications.suite import MIX, SUITE, mixed
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.measures.results import runs_by_application
@@ -109,7 +110,7 @@ def test_a_scenario_of_runs_alone_is_written_and_read_again(tmp_path):
     head = HEAD.replace("[classes.iw]", '[policies]\nordering = "hermes"\n[classes.iw]')
     made = staged(tmp_path, RUNS.replace("runs = 12", 'runs = 60\nsuite = "mix"'), head)
     assert len({each.name for each in made.runs.applications}) >= 8
-    assert all(each.graph is not None and each.graph.whole_s is None for each in made.runs.applications)
+    assert all(each.graph is not None and each.graph.whole is None for each in made.runs.applications)
     loaded = load_scenario(tmp_path / "scenario.toml")
     again = tmp_path / "again.toml"
     again.write_text(to_toml(loaded.model_dump(mode="json", exclude_defaults=True)))
@@ -122,15 +123,15 @@ def test_a_scenario_of_runs_alone_is_written_and_read_again(tmp_path):
 
 @pytest.mark.parametrize(("known", "graph"), [("exact", False), ("none", False), ("whole", True), ("unrefined", True)])
 def test_what_is_known_of_runs(tmp_path, known, graph):
-    head = HEAD.replace("[classes.iw]", '[policies]\nordering = "hermes"\n[classes.iw]')
-    tables = f'[predictions]\nruns = "{known}"\nrecorded_runs = 40\nbuckets = 5\n'
+    head = HEAD.replace("[classes.iw]", '[policies]\nordering = "hermes"\nlate_runs_last = true\n[classes.iw]')
+    tables = f'[predictions]\nruns = "{known}"\nrecorded_runs = 40\nbuckets = 5\nworst = 0.9\n'
     made = staged(tmp_path, tables + RUNS.replace("runs = 12", 'runs = 6\nsuite = "CC"'), head)
     (one,) = made.runs.applications
     assert (one.graph is not None) == graph
     assert made.runs.exact == (known == "exact")
-    assert made.runs.buckets == 5
+    assert made.runs.reading == Reading(5, 0.9, late_last=True)
     if known == "whole":
-        assert one.graph.whole_s.size == 40
+        assert one.graph.whole.service_s.size == one.graph.whole.path_s.size == 40
     assert np.isfinite(made.run().runs.ended_s).all()
 
 
