@@ -140,7 +140,8 @@ class Dispatcher:
         if len(known) < 2:
             return None
         least = min(known, key=lambda one: (fleet.running[one.slot], one.slot))
-        return port.Tokenizer(model, int(sizes[least.slot]), least.spec.url, least.spec.api_key)
+        saves_s = least.spec.profile.prefill_b_s_per_token if least.spec.profile else 0.0
+        return port.Tokenizer(model, int(sizes[least.slot]), least.spec.url, least.spec.api_key, saves_s)
 
     def pump_all(self) -> None:
         """Give out every request that has room. Call after any change of the topology."""

@@ -306,6 +306,7 @@ class Tokenizer(Record, frozen=True):
     block_size: int
     url: str
     api_key: str
+    prefill_s_per_token: float = 0.0  # time that a cached token saves; 0: not known
 
     def __repr__(self) -> str:
         """Return the fields without the secret."""

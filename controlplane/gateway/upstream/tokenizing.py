@@ -28,6 +28,10 @@ MOST_MISSED: Final = 3
 PAUSE_S: Final = 10.0
 LEAST_BLOCKS: Final = 2
 """Prompts of fewer blocks are left to the estimate: there is little to win."""
+RETRY_EVERY: Final = 50
+"""Of prompts left alone because it takes longer than their prefill, one in so many is tokenized, to see if that holds."""
+NEWEST: Final = 0.1
+"""Weight of the latest time in the mean."""
 MOST_CHARACTERS: Final = 1_000_000
 MOST_KNOWN: Final = 1024
 """Prompts whose blocks are kept: a request is often sent again."""
@@ -58,6 +62,8 @@ class TokenBlocks:
         self._hashes = np.zeros(1024, np.int64)
         self._at_once = self._missed = 0
         self._paused_until_s = 0.0
+        self._s_per_token: dict[str, float] = {}  # mean time of a token, by model
+        self._left_out = 0
         self.asked = self.failed = self.reused = 0
         """Prompts that an instance tokenized, that it did not in time, and that were known."""
         self.waited_s = 0.0
@@ -83,6 +89,8 @@ class TokenBlocks:
             return known
         if self._at_once >= MOST_AT_ONCE or self._clock() < self._paused_until_s:
             return b""
+        if not self._pays(tokenizer):
+            return b""
         ids = await self._ask(tokenizer, asked)
         if ids is None:
             return b""
@@ -90,6 +98,14 @@ class TokenBlocks:
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
         return blocks
+
+    def _pays(self, tokenizer: Tokenizer) -> bool:
+        """Whether a token is tokenized in less time than its prefill takes, by the latest answers; now and then True."""
+        took_s, saves_s = self._s_per_token.get(tokenizer.model, 0.0), tokenizer.prefill_s_per_token
+        if not saves_s or took_s <= saves_s:
+            return True
+        self._left_out += 1
+        return self._left_out % RETRY_EVERY == 0
 
     def _cut(self, ids: list[int], size: int, first: int) -> bytes:
         count = len(ids) // size
@@ -132,6 +148,9 @@ class TokenBlocks:
             self.waited_s += self._clock() - began_s
         self.asked += 1
         self._missed = 0
+        took_s = (self._clock() - began_s) / max(1, len(ids))
+        before_s = self._s_per_token.get(tokenizer.model, took_s)
+        self._s_per_token[tokenizer.model] = before_s + NEWEST * (took_s - before_s)
         return ids
 
 
