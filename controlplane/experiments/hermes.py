@@ -227,7 +227,9 @@ def measured(run: Simulated) -> Row:
         engine = run.result.cluster.instances[0].engine
         kv_tokens = engine.kv_blocks * engine.block_size_tokens
         alone = [
-            alone_s(each.record, to_come.applications[each.application].units, engine.profile, kv_tokens)
+            alone_s(
+                each.record, to_come.applications[each.application].units, lambda model: (engine.profile, kv_tokens)
+            )
             for each in to_come.runs
         ]
         factors = np.array([each.due_in_s for each in to_come.runs]) / alone / slowdown(LLAMA_7B)

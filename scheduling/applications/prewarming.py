@@ -49,6 +49,10 @@ USUAL_K: Final = 0.5
 LOOK_S: Final = 1.0
 """Period of `AdapterPrewarming.look`: a start that is due before the next look is made now."""
 USUAL_SHARE: Final = 0.05
+AGAIN_S: Final = 60.0
+"""After a model was woken, or a prompt could not be warmed, until the same is tried again."""
+OPEN_S: Final = 600.0
+"""After which what was warmed and not used counts as waste."""
 BURST_S: Final = 30.0
 """The share of an instance's time is kept over so long."""
 TRIAL: Final = 0.02
@@ -124,6 +128,18 @@ def due(likely: Iterable[LikelyCall], *kinds: str) -> list[LikelyCall]:
     """Return the calls whose warming starts before the next look, the first to start first."""
     now = [call for call in likely if call.target.kind in kinds and call.start_in_s <= LOOK_S]
     return sorted(now, key=lambda call: (call.start_in_s, call.run, str(call.target)))
+
+
+def wakes(
+    likely: Iterable[LikelyCall], endpoint: int, now_s: float, again_s: float, *, woken: bool
+) -> LikelyCall | None:
+    """Return the call for which an instance of *endpoint*, where none is awake, wakes now; None to let it sleep.
+
+    *again_s*: not before, since one was woken; *woken*: one was, and no call has used it since.
+    """
+    if woken or now_s < again_s:
+        return None
+    return next((call for call in due(likely, "model") if call.target.endpoint == endpoint), None)
 
 
 def likely_calls(

@@ -141,6 +141,10 @@ class ModelOf(ScenarioTable):
     """Prompt and output together."""
     adapters: AdaptersOf | None = None
     """None: its requests use no adapter."""
+    fallback: str | None = None
+    """Model that serves its requests where it does not (`routing.models`)."""
+    fallback_wait_s: AtLeast0 | None = None
+    """The fallback also serves a request that would wait longer; None: however long it waits."""
     task: Annotated[Task, Field(strict=False)] = Task.GENERATE
     """By vLLM's names. Requests to a model with any other task end with their prefill, and have no output."""
     bundle: BundleName | None = None
@@ -152,6 +156,8 @@ class ModelOf(ScenarioTable):
     def _known(self) -> Self:
         for strategy, parameters in self.marks.items():
             make_strategy(strategy, parameters)
+        if self.fallback_wait_s is not None and self.fallback is None:
+            raise ValueError("fallback_wait_s is given without a fallback")
         return self
 
 
