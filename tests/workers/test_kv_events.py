@@ -111,9 +111,11 @@ class Followed:
     """What came of a server."""
 
     events: list[Event] = field(default_factory=list)
+    connected: bool = False  # it begins by that
 
     def take(self, events: list[Event]) -> None:
-        self.events += events
+        self.events += events[events == [Lost("the server restarted", restarted=True)] and not self.connected :]
+        self.connected = True
 
     def names(self, kind: type) -> list[object]:
         return [name for event in self.events if isinstance(event, kind) for name in event.block_hashes]

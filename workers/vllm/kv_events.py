@@ -45,7 +45,7 @@ class Cleared(Struct, tag="AllBlocksCleared", gc=False):
 
 
 class Lost(Struct, gc=False):
-    """What is known of the cache no longer holds, for *reason*; nothing is cached if it *restarted*."""
+    """What is known of the cache no longer holds, for *reason*; nothing is cached if it *restarted*, or is followed now."""
 
     reason: str
     restarted: bool = False
@@ -199,6 +199,8 @@ class Follower:
                 ready = dict(await poller.poll())
                 if connected in ready:  # what was published meanwhile is missing, or it is another server by now
                     await connected.recv_multipart()
+                    if not self.stream.next:
+                        self._take([self.stream.begin()])
                     await self._mend(context)
                 elif published in ready:
                     frames = await published.recv_multipart()

@@ -217,7 +217,7 @@ class KvCaches:
             cache.unknown(f"it has {len(known)} engines" if known else "it publishes no KV events")
             await asyncio.sleep(ASK_AGAIN_S)
         cache.block_tokens = replica.metrics.block_size if replica.metrics else 0
-        cache.known()
+        cache.unknown("its KV events are not reached")  # until they are
         cache.follower = Follower(known[0], cache.take)
         await cache.follower.run()
 
