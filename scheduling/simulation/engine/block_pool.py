@@ -60,10 +60,6 @@ class BlockPool:
             self.on_publish(content)
         return block
 
-    def idle_contents(self) -> list[Hashable]:
-        """Return the contents of the idle blocks in order of reuse."""
-        return [block.content for block in self._idle]
-
     def find(self, contents: Iterable[Hashable]) -> list[Block]:
         """Return the longest leading run of blocks that hold *contents*."""
         copies: Iterator[dict[Block, None]] = (self._by_content.get(content, {}) for content in contents)
