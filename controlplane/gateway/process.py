@@ -242,6 +242,7 @@ class Gateway:
 
     async def _count(self) -> None:
         self.requests.report()
+        self.dispatcher.prewarm_on()
         if self.topology.changed.is_set():
             self.topology.changed.clear()
             self.dispatcher.pump_all()
