@@ -199,7 +199,7 @@ class GatewayCollector:
             key = [endpoint.model, endpoint.region]
             slots = [replica.slot for replica in topology.members(endpoint)]
             running.add_metric(key, int(topology.fleet.running[slots].sum()))
-            waiting.add_metric(key, dispatcher.queue.count(endpoint))
+            waiting.add_metric(key, dispatcher.waiting(endpoint))
             oldest.add_metric(key, dispatcher.oldest_wait_s(endpoint))
             ready.add_metric(key, int(topology.fleet.accepting[slots].sum()))
         yield from (running, waiting, oldest, ready)

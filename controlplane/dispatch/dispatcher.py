@@ -19,6 +19,7 @@ from controlplane.dispatch.kernels import drop_adapter, note_end
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
+from controlplane.dispatch.pinned import Pinned, gone
 from controlplane.dispatch.placement import Placement
 from controlplane.dispatch.prewarming import Prewarming
 from controlplane.dispatch.reordering import Ask, Reordering
@@ -60,7 +61,10 @@ class Dispatcher:
         self.waits = Waits(topology, self.queue, clock)
         self.runs = ApplicationRuns(topology, self.queue, self._produced)
         self.prewarming = Prewarming(topology, self.queue, self.runs, clock, deliver)
-        self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver, self.prewarming)
+        self.pinned = Pinned(topology, self.queue)
+        self.placement = Placement(
+            topology, self.queue, self.accounts, self.waits, clock, deliver, self.prewarming, self.pinned
+        )
         self.reordering = Reordering(topology, self.queue, self.placement, clock, ask)
         self.holding = Holding(
             topology,
@@ -179,6 +183,12 @@ class Dispatcher:
                 if not request.has_begun and now_s - request.asked.arrived_s > held_s:
                     self._give_up(request, held_s)
             self.rehome(endpoint, now_s)
+        for request in self.pinned.all():
+            held_s = hold_s(request.asked.deadline_s or math.inf, max_hold_s)
+            if self.pinned.replica_of(request.asked) is None:
+                self._drop(request, gone(request.asked))
+            elif not request.has_begun and now_s - request.asked.arrived_s > held_s:
+                self._give_up(request, held_s)
 
     # Instances
 
@@ -207,11 +217,18 @@ class Dispatcher:
             preferred = self.topology.endpoints[int(candidates[0])]
             preferred.count_demand(asked, self.clock())
             own_region = preferred.spec.region
-        spot = self.placement.spot_with_room(asked) if asked.opportunistic else None
-        endpoint = spot or self.placement.choose_endpoint(self._candidates(asked))
+        pinned_to = self.pinned.replica_of(asked) if asked.instance else None
+        if asked.instance and pinned_to is None:
+            self.deliver(gone(asked, own_region))
+            return
+        spot = self.placement.spot_with_room(asked) if asked.opportunistic and pinned_to is None else None
+        if pinned_to is not None:
+            endpoint: Endpoint | None = pinned_to.endpoint
+        else:
+            endpoint = spot or self.placement.choose_endpoint(self._candidates(asked))
         suspect, adapter = self.suspects.is_suspect(asked), self.topology.adapter_number(asked.adapter)
         if asked.fallback and spot is None and not suspect and not self.holding.holds(asked):
-            full = endpoint is not None and endpoint.spec.policy.is_full(self.queue.count(endpoint))
+            full = endpoint is not None and endpoint.spec.policy.is_full(self.waiting(endpoint))
             if (fallback := self._fallback(asked, full=full)) is not None:
                 asked, endpoint = self._fall_back(asked, *fallback)
                 endpoint.count_demand(asked, self.clock())
@@ -226,7 +243,7 @@ class Dispatcher:
             self.deliver(_no_adapters(asked, own_region))
         elif endpoint is None:
             self.deliver(_none_serves(asked, own_region))
-        elif endpoint.spec.policy.is_full(self.queue.count(endpoint)):
+        elif endpoint.spec.policy.is_full(self.waiting(endpoint)):
             self.deliver(self._full(asked, endpoint, own_region))
         else:
             request = Request(asked, self._possible(asked), endpoint, own_region=own_region, adapter=adapter)
@@ -288,14 +305,25 @@ class Dispatcher:
         )
 
     def _enqueue(self, request: Request, endpoint: Endpoint) -> None:
+        pinned_to = self.pinned.replica_of(request.asked) if request.asked.instance else None
+        if request.asked.instance and pinned_to is None:  # it went while the request was held
+            self._drop(request, gone(request.asked))
+            return
         self.runs.come(request)
-        self.queue.add(request, endpoint)
+        position = 0
+        if pinned_to is not None:
+            endpoint = pinned_to.endpoint
+            position = self.pinned.add(request, endpoint)
+        else:
+            self.queue.add(request, endpoint)
         number, own_region, request.own_region = request.asked.number, request.own_region, ""
         released, request.release = request.release, None
         self.deliver(
             port.Moved(number, endpoint.spec.region, request.predicted_tokens, own_region=own_region, released=released)
         )
         self.placement.pump(endpoint)
+        if position and request.replica is None and not request.attempts:
+            self.deliver(port.Waiting(number, position, None, None))
         if request.slot >= 0:
             self.waits.note(request)
             if self._waits_too_long(request):
@@ -535,6 +563,7 @@ class Dispatcher:
         """Take *request* out of its queue or instance, and give its room to others."""
         replica = self.accounts.close(request)
         self.holding.drop(request.asked.number)
+        self.pinned.drop(request)
         if request.slot >= 0:
             self.queue.take_out(request.slot)
         if replica is not None:
@@ -557,7 +586,7 @@ class Dispatcher:
             if not self.suspects.tries(request):
                 self.suspects.wait_for_trial(request)
                 return
-        elsewhere = self._takes_elsewhere(request)
+        elsewhere = self._takes_elsewhere(request) or bool(asked.instance and not busy)
         if asked.fallback and failed and not request.has_begun and (failed >= MAX_ATTEMPTS or not elsewhere):
             there = self.placement.serving(self.topology.candidates(asked.fallback, asked.region))
             if there is not None and not there.spec.policy.is_full(self.queue.count(there)):
@@ -572,6 +601,9 @@ class Dispatcher:
             self._refuse(request, 502, "upstream_failed", message, 5)
             return
         request.output_tokens, request.evicting_s = 0, None
+        if asked.instance:
+            self._enqueue(request, request.endpoint)
+            return
         with self.topology.without(request.failed_at if elsewhere else ()):
             endpoint = self.placement.choose_endpoint(self._candidates(asked))
             if endpoint is None:
@@ -639,6 +671,7 @@ class Dispatcher:
         self._drop(request, port.Refused(request.asked.number, status, code, message, retry_after_s=retry_after_s))
 
     def _drop(self, request: Request, refused: port.Refused) -> None:
+        self.pinned.drop(request)
         if request.slot >= 0:
             self.queue.take_out(request.slot)
         self.suspects.gone(request)
@@ -707,12 +740,22 @@ class Dispatcher:
         wait = self.waits.of_next(endpoint)
         return None if wait is None else wait.mean_s
 
+    def waiting(self, endpoint: Endpoint) -> int:
+        """Return the number of requests that wait for *endpoint*, those for one of its instances alone included."""
+        return self.queue.count(endpoint) + self.pinned.count(endpoint)
+
     def waiting_now(self, most: int) -> list[tuple[Request, Estimate]]:
-        """Return the first *most* waiting requests of each endpoint in order, with their remaining waits."""
+        """Return the first *most* waiting requests of each endpoint in order, with their remaining waits.
+
+        Those that wait for one instance alone come after the others, without a wait.
+        """
         return [
-            (request, self.waits.of(request))
+            each
             for endpoint in self.topology.endpoints
-            for request in self.queue.first(endpoint, most)
+            for each in (
+                *((request, self.waits.of(request)) for request in self.queue.first(endpoint, most)),
+                *self.pinned.of(endpoint)[:most],
+            )
         ]
 
     def held_now(self, most: int) -> list[HeldEstimate]:
@@ -720,8 +763,8 @@ class Dispatcher:
         return self.holding.estimates(most)
 
     def oldest_wait_s(self, endpoint: Endpoint) -> float:
-        now_s = self.clock()
-        return max((now_s - request.asked.arrived_s for request in self.queue.of(endpoint)), default=0.0)
+        waiting = [*self.queue.of(endpoint), *(request for request, _ in self.pinned.of(endpoint))]
+        return self.clock() - min((one.asked.arrived_s for one in waiting), default=self.clock())
 
     def outlook(self, endpoint: Endpoint) -> Outlook:
         """Return the outlook of *endpoint* from its look-ahead maps and the prompts that wait for it."""

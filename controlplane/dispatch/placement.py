@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from controlplane.dispatch import kernels
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
+from controlplane.dispatch.pinned import Pinned
 from controlplane.dispatch.port import Deliver, Placed, Submit
 from controlplane.dispatch.prewarming import Prewarming
 from controlplane.dispatch.runs import trace_of
@@ -35,6 +36,7 @@ class Placement:
     clock: Callable[[], float]
     deliver: Deliver
     prewarming: Prewarming
+    pinned: Pinned
 
     def __post_init__(self) -> None:
         self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
@@ -80,8 +82,10 @@ class Placement:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
         topology, queue = self.topology, self.queue
         policy, grouped = POLICY_CODES[endpoint.spec.policy.routing], queue.grouped(endpoint)
-        while queue.count(endpoint):
-            slot, instance, pulled = self._pull(endpoint) if grouped else (-1, -1, "")
+        while queue.count(endpoint) or self.pinned.count(endpoint):
+            slot, instance, pulled = self._next_pinned(endpoint)
+            if slot < 0 and grouped:
+                slot, instance, pulled = self._pull(endpoint)
             if slot < 0:
                 if grouped and not queue.may_balance(endpoint):
                     break
@@ -169,15 +173,31 @@ class Placement:
         if slot < 0:
             return -1, -1, ""
         words = queue.why_pulled(slot, now_s)
-        prompt, output = int(queue.arrays.prompt_tokens[slot]), int(queue.arrays.output_tokens[slot])
-        kernels.write_loads(topology.fleet, topology.arrays, endpoint.index, prompt, output, instance, self._candidates)
-        kernels.send(topology.fleet, topology.arrays, queue.arrays, slot, instance)
+        self._send(endpoint, slot, instance)
         return slot, instance, words
+
+    def _next_pinned(self, endpoint: Endpoint) -> tuple[int, int, str]:
+        """Return the slot that the next pinned request of *endpoint* gets, its instance, and the reason."""
+        chosen = self.pinned.next(endpoint)
+        if chosen is None:
+            return -1, -1, ""
+        request, replica = chosen
+        self.pinned.drop(request)
+        self.queue.add(request, endpoint)
+        slot = request.slot
+        self._send(endpoint, slot, replica.slot)
+        return slot, replica.slot, "The only one that has the response which the request continues."
+
+    def _send(self, endpoint: Endpoint, slot: int, instance: int) -> None:
+        topology, waiting = self.topology, self.queue.arrays
+        prompt, output = int(waiting.prompt_tokens[slot]), int(waiting.output_tokens[slot])
+        kernels.write_loads(topology.fleet, topology.arrays, endpoint.index, prompt, output, instance, self._candidates)
+        kernels.send(topology.fleet, topology.arrays, waiting, slot, instance)
 
     def pump_all(self) -> None:
         self.queue.keep_order()
         for endpoint in self.topology.endpoints:
-            if self.queue.count(endpoint):
+            if self.queue.count(endpoint) or self.pinned.count(endpoint):
                 self.pump(endpoint)
 
     def _first_token_s(self, request: Request, instance: int) -> float:

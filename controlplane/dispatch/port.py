@@ -75,6 +75,7 @@ class Submit(Record, frozen=True):
     run: str = ""
     unit: str = ""
     adapter: str = ""  # LoRA adapter of the model that it asks for; "" for none
+    instance: str = ""  # which alone can serve it: it holds the response that this continues; "" for any
     run_due_s: float | None = None  # of the run's last call, after its first one; None: by the class
     fallback: str = ""  # model that serves it where its own does not (`scheduling.routing.models`); "" for none
     fallback_wait_s: float | None = None  # longest wait for its own; None: however long
@@ -263,7 +264,7 @@ class Refused(Record, frozen=True):
     """The request will not be served."""
 
     number: int
-    status: int  # of HTTP: 409, 422, 429, 502, 503
+    status: int  # of HTTP: 404, 409, 422, 429, 502, 503
     code: str
     message: str
     retry_after_s: float | None  # None: a retry makes no sense

@@ -47,14 +47,26 @@ CLIENTS = (
         "the same", "test_anthropic_for_node",
     ),
     Client(
-        "Claude Code", (), "", "`ANTHROPIC_BASE_URL=URL`, `ANTHROPIC_AUTH_TOKEN=KEY`, `ANTHROPIC_MODEL=MODEL`",
-        "the requests of a session: parts with `cache_control`, tools, thinking, results of tools, counted tokens",
-        "test_recorded_sessions",
+        "Claude Code", ("@anthropic-ai/claude-code@2.1.332",), "agents",
+        "`ANTHROPIC_BASE_URL=URL`, `ANTHROPIC_AUTH_TOKEN=KEY`, `ANTHROPIC_MODEL=MODEL`",
+        "`claude -p`; and the requests of a session: parts with `cache_control`, tools, thinking, results of tools, counted "
+        "tokens", "test_claude_code",
     ),
     Client(
-        "Codex", (), "", '`[model_providers.NAME]` with `base_url = "URL/v1"`, `wire_api = "responses"` and an `env_key`',
-        "the requests of a session: Responses with function, custom, namespace and search tools, and their results",
-        "test_recorded_sessions",
+        "Codex", ("@openai/codex@0.171.0",), "agents",
+        '`[model_providers.NAME]` with `base_url = "URL/v1"`, `wire_api = "responses"` and an `env_key`',
+        "`codex exec`; and the requests of a session: Responses with function, custom, namespace and search tools, and "
+        "their results", "test_codex",
+    ),
+    Client(
+        "opencode", ("opencode-ai@1.18.33",), "agents",
+        '`opencode.json`: a provider with `"npm": "@ai-sdk/openai-compatible"` and `"baseURL": "URL/v1"`',
+        "`opencode run`: streamed chats with tools", "test_opencode",
+    ),
+    Client(
+        "promptfoo", ("node@22.23.3", "promptfoo@0.123.1"), "promptfoo",
+        "`openai:chat:MODEL` and `openai:responses:MODEL` with `apiBaseUrl: URL/v1`",
+        "an evaluation with assertions, by chat and by Responses", "test_promptfoo",
     ),
     Client(
         "LiteLLM", ("litellm==1.110.2",), "litellm", '`completion(model="openai/MODEL", api_base="URL/v1", api_key="KEY")`',
@@ -117,6 +129,11 @@ def python_of(name: str) -> Path:
     return FOLDER / name / "bin" / "python"
 
 
+def program_of(name: str, program: str) -> Path:
+    """Return a *program* of the npm packages in the environment *name*."""
+    return FOLDER / name / "node_modules" / ".bin" / program
+
+
 def wanted(nightly: bool) -> dict[str, list[str]]:
     """Return the packages of each environment; with *nightly* of those too that bring much."""
     packages: dict[str, list[str]] = {}
@@ -139,7 +156,9 @@ def make(name: str, packages: list[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if of_node:
         folder.mkdir(parents=True)
-        subprocess.run(["npm", "install", "--silent", "--prefix", folder, *packages], check=True)
+        subprocess.run(
+            ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, *packages], check=True
+        )
     else:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         uv = Path(sys.executable).with_name("uv")

@@ -188,6 +188,131 @@ async def test_llm(run, emulated, tmp_path):
     assert printed[GATEWAY] == printed[ADDRESSED[0]]
 
 
+NOWHERE = "http://127.0.0.1:9"
+GREETING = "Say hello. Use no tool."
+
+
+def lines_of(printed: str) -> list[dict]:
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+
+
+async def test_claude_code(run, emulated, tmp_path):
+    """C11. An agent asks with a temperature of its own, so its words differ each time; what it sends does not."""
+    sent = {}
+    for at in ADDRESSED:
+        printed = await run(
+            environments.program_of("agents", "claude"), "-p", GREETING, "--output-format", "stream-json", "--verbose",
+            "--max-turns", "4", at=at, **alone_in(empty_folder(tmp_path, at)),
+            ANTHROPIC_BASE_URL=address_of(emulated, at), ANTHROPIC_AUTH_TOKEN=emulated.secret, ANTHROPIC_MODEL="m",
+            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        )  # fmt: skip
+        said = lines_of(printed)
+        answer, result = next(one["message"] for one in said if one["type"] == "assistant"), said[-1]
+        assert (result["subtype"], result["is_error"]) == ("success", False)
+        assert result["result"]
+        sent[at] = answer["usage"]["input_tokens"]
+    assert sent[GATEWAY] == sent[ADDRESSED[0]] > 1000
+    rows = await emulated.rows()
+    assert {(row.surface, row.outcome, row.streamed) for row in rows} == {("messages", "done", True)}
+    assert rows[0].prompt_tokens == sent[GATEWAY]
+
+
+MODEL_OF_CODEX = """
+model = "m"
+model_provider = "ours"
+[model_providers.ours]
+name = "ours"
+base_url = "%s/v1"
+wire_api = "responses"
+env_key = "KEY"
+"""
+
+
+async def test_codex(run, emulated, tmp_path):
+    """C23."""
+    for at in ADDRESSED:
+        folder = empty_folder(tmp_path, at)
+        (folder / ".codex").mkdir()
+        (folder / ".codex" / "config.toml").write_text(MODEL_OF_CODEX % address_of(emulated, at))
+        printed = await run(
+            environments.program_of("agents", "codex"), "exec", "--skip-git-repo-check", "--json", GREETING,
+            at=at, **alone_in(folder),
+        )  # fmt: skip
+        said = lines_of(printed)
+        assert said[-1]["type"] == "turn.completed", said
+        assert said[-1]["usage"]["input_tokens"] > 1000
+        assert any(one.get("item", {}).get("type") == "agent_message" for one in said)
+    rows = await emulated.rows()
+    assert {(row.surface, row.outcome, row.streamed) for row in rows} == {("responses", "done", True)}
+
+
+MODEL_OF_OPENCODE = {"name": "m", "limit": {"context": 30_000, "output": 1_000}}
+
+
+async def test_opencode(run, emulated, tmp_path):
+    for at in ADDRESSED:
+        folder = empty_folder(tmp_path, at)
+        (folder / ".config/opencode").mkdir(parents=True)
+        options = {"baseURL": f"{address_of(emulated, at)}/v1", "apiKey": emulated.secret}
+        provider = {
+            "npm": "@ai-sdk/openai-compatible",
+            "name": "ours",
+            "options": options,
+            "models": {"m": MODEL_OF_OPENCODE},
+        }
+        settings = {"model": "ours/m", "small_model": "ours/m", "provider": {"ours": provider}}
+        (folder / ".config/opencode/opencode.json").write_text(json.dumps(settings | {"autoupdate": False}))
+        printed = await run(
+            environments.program_of("agents", "opencode"), "run", "--format", "json", GREETING,
+            at=at, **alone_in(folder), OPENCODE_DISABLE_MODELS_FETCH="1", OPENCODE_DISABLE_LSP_DOWNLOAD="1",
+        )  # fmt: skip
+        said = lines_of(printed)
+        assert said[-1]["type"] == "step_finish", said
+        assert "error" not in {one["type"] for one in said}
+    rows = await emulated.rows()
+    assert {(row.surface, row.outcome, row.streamed) for row in rows} == {("chat/completions", "done", True)}
+
+
+def alone_in(folder):
+    """Return variables with which a program knows nothing but *folder*, and reaches no host but this one."""
+    return {"HOME": str(folder), "HTTP_PROXY": NOWHERE, "HTTPS_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1"}
+
+
+def empty_folder(within, at):
+    folder = within / at
+    folder.mkdir()
+    return folder
+
+
+async def test_promptfoo(run, emulated, tmp_path):
+    """It asks for a newer Node than many systems have, so its environment brings one."""
+    answers = {}
+    for at in ADDRESSED:
+        config = {"apiBaseUrl": f"{address_of(emulated, at)}/v1", "apiKey": emulated.secret, "temperature": 0}
+        said = [{"type": "javascript", "value": "output.length > 0"}]
+        asked = {
+            "prompts": ["Is it windy in {{city}}?"],
+            "providers": [
+                {"id": "openai:chat:m", "config": config | {"max_tokens": 8}},
+                {"id": "openai:responses:m", "config": config | {"max_output_tokens": 8}},
+            ],
+            "tests": [{"vars": {"city": city}, "assert": said} for city in ("Oslo", "Lima")],
+        }
+        (tmp_path / f"{at}.json").write_text(json.dumps(asked))
+        report = tmp_path / f"{at}-out.json"
+        await run(
+            environments.program_of("promptfoo", "node"), environments.program_of("promptfoo", "promptfoo"), "eval",
+            "-c", tmp_path / f"{at}.json", "--no-cache", "--no-progress-bar", "--no-table", "-o", report,
+            at=at, **alone_in(empty_folder(tmp_path, at)), PROMPTFOO_DISABLE_TELEMETRY="1",
+            PROMPTFOO_DISABLE_UPDATE="1", PROMPTFOO_DISABLE_REMOTE_GENERATION="1",
+        )  # fmt: skip
+        results = json.loads(report.read_text())["results"]
+        assert (results["stats"]["successes"], results["stats"]["failures"], results["stats"]["errors"]) == (4, 0, 0)
+        answers[at] = sorted(one["response"]["output"] for one in results["results"])
+    assert answers[GATEWAY] == answers[ADDRESSED[0]]
+    assert [row.outcome for row in await emulated.rows()] == ["done"] * 4
+
+
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
     """A tokenizer that no hub is asked for: that of the tiny model."""

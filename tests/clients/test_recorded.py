@@ -1,6 +1,6 @@
 """Requests as Claude Code and Codex send them, in `recorded/`: the gateway's answers are those of the instance alone.
 
-Neither runs here: they ask for accounts, and decide by what a real model says.
+Neither runs here: what they send after a tool has run depends on what a real model says.
 """
 
 import json

@@ -98,12 +98,6 @@ FIELDS = (
         changed,
     ),
     Field(
-        "previous_response_id",
-        (Kind.RESPONSE,),
-        "Refused: an instance stores responses, and the next may be another.",
-        refused,
-    ),
-    Field(
         "background", (Kind.RESPONSE,), "Refused: it would run behind its answer, where no limit counts it.", refused
     ),
     Field(
@@ -148,6 +142,15 @@ BEHAVIOURS = (
         "Put together from a stream where vLLM streams the same, and begun again elsewhere if its instance is lost",
         "Its first token is known",
         ("test_pieces_become_the_answer", "test_its_tokens_are_timed_and_its_slo_is_judged"),
+    ),
+    Behaviour(
+        "`previous_response_id` continues what its own memory has",
+        "It goes to the instance that made the response; 404 `previous_response_not_found` once none has it",
+        "There are several instances",
+        (
+            "test_a_conversation_continues_at_the_instance_that_has_it",
+            "test_what_no_instance_has_is_one_clear_error",
+        ),
     ),
     Behaviour(
         "A dead engine ends its streams",

@@ -474,7 +474,7 @@ def _response(
         "background": False,
         "max_output_tokens": answer.generation.max_tokens[0],
         "max_tool_calls": None,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "prompt": None,
         "reasoning": None,
         "service_tier": body.service_tier,

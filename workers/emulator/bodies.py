@@ -179,6 +179,11 @@ Body = CompletionBody | ChatBody | ResponseBody
 BODIES: dict[BodyKind, type[Body]] = {body.kind: body for body in (CompletionBody, ChatBody, ResponseBody)}
 
 
+def as_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the `input` of a Responses call as items."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
 class RpcBody(PlainBody):
     method: str
 

@@ -14,7 +14,17 @@ from typing import Any
 import orjson
 
 from workers.emulator import text
-from workers.emulator.bodies import ApiError, Body, BodyKind, ChatBody, CompletionBody, Message, ResponseBody, wrong
+from workers.emulator.bodies import (
+    ApiError,
+    Body,
+    BodyKind,
+    ChatBody,
+    CompletionBody,
+    Message,
+    ResponseBody,
+    as_items,
+    wrong,
+)
 from workers.emulator.spec import InstanceSpec
 
 MAX_TOKEN_ID = 2**31 - 1  # an emulated vocabulary has every id that fits
@@ -238,8 +248,7 @@ def conversation(given: Sequence[Message], tools: Sequence[dict[str, Any]] = ())
 
 def _response_prompt(body: ResponseBody) -> Prompt:
     messages = [("system", body.instructions)] if body.instructions else []
-    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    for item in items:
+    for item in as_items(body.input):
         said = item.get("content") or item.get("output") or item.get("arguments") or ""
         if isinstance(said, list):
             said = "\n".join(str(part.get("text") or "") for part in said if isinstance(part, dict))

@@ -91,6 +91,7 @@ class EmulatedInstance:
         self._last_step_end_s = -1.0
         self.adapters.clear()
         self.responses: dict[str, bytes] = {}  # stored ones
+        self.inputs: dict[str, list[dict[str, Any]]] = {}  # of those
         self.server_load = 0
         self._awake.set()
         self._responsive.set()

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import orjson
 from aiohttp import web
@@ -23,6 +23,7 @@ from workers.emulator.bodies import (
     ChatBody,
     ResponseBody,
     RpcBody,
+    as_items,
     decoded,
     entry,
     malformed,
@@ -402,9 +403,19 @@ async def _streamed(
 
 def _store(instance: EmulatedInstance, body: Body, response_id: str, whole: bytes) -> None:
     if isinstance(body, ResponseBody) and body.store and instance.spec.store_responses:
-        instance.responses[response_id] = whole
+        instance.responses[response_id], instance.inputs[response_id] = whole, as_items(body.input)
         if len(instance.responses) > MOST_STORED:
-            del instance.responses[next(iter(instance.responses))]
+            oldest = next(iter(instance.responses))
+            del instance.responses[oldest], instance.inputs[oldest]
+
+
+def _before(instance: EmulatedInstance, response_id: str) -> list[dict[str, Any]]:
+    """Return the conversation up to a stored response, without its instructions and calls of tools, as vLLM takes it up."""
+    if response_id not in instance.responses:
+        raise _no_response(response_id)
+    output = orjson.loads(instance.responses[response_id])["output"]
+    said = [{"role": "assistant", "content": item["content"]} for item in output if item["type"] == "message"]
+    return [*instance.inputs[response_id], *said]
 
 
 def _checked(instance: EmulatedInstance, body: Body, model: str) -> Generation:
@@ -414,7 +425,7 @@ def _checked(instance: EmulatedInstance, body: Body, model: str) -> Generation:
         if body.background:
             raise ApiError(400, "invalid_request_error", NO_BACKGROUND, "background")
         if body.previous_response_id is not None:
-            raise _no_response(body.previous_response_id)
+            body.input = [*_before(instance, body.previous_response_id), *as_items(body.input)]
     instance.admit(body.n or 1)
     return resolve(body, instance.spec)
 

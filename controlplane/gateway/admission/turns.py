@@ -9,8 +9,6 @@ from controlplane.gateway.errors import invalid
 Turn = tuple[str, Any]
 """Role and content: text, a list of parts with a `text` each, or None."""
 
-_STORED = ("previous_response_id", "conversation")
-
 
 def chat_turns(body: dict[str, Any]) -> list[Turn]:
     """Return the messages of a chat *body*, their tool calls as separate turns. Raises ApiError 400."""
@@ -31,14 +29,13 @@ def chat_turns(body: dict[str, Any]) -> list[Turn]:
 
 def response_turns(body: dict[str, Any]) -> list[Turn]:
     """Return `instructions` and the items of `input` of a Responses *body*. Raises ApiError 400."""
-    for name in _STORED:
-        if body.get(name) is not None:
-            raise invalid(
-                f"`{name}` refers to what was stored, and responses are not stored here: send the whole conversation "
-                "as `input`.",
-                name,
-                "unsupported_parameter",
-            )
+    if body.get("conversation") is not None:
+        raise invalid(
+            "`conversation` refers to what was stored, and conversations are not stored here: continue a stored response "
+            "by `previous_response_id`, or send the whole conversation as `input`.",
+            "conversation",
+            "unsupported_parameter",
+        )
     if body.get("background"):
         raise invalid(
             "`background` needs stored responses, which are not kept here: send the request without it, and stream.",
@@ -122,6 +119,12 @@ def response_as_chat(body: dict[str, Any]) -> dict[str, Any]:
 
     Raises ApiError 400. Media are left out.
     """
+    if body.get("previous_response_id") is not None:
+        raise invalid(
+            "The tokens of `previous_response_id` are not counted: send the whole conversation as `input`.",
+            "previous_response_id",
+            "unsupported_parameter",
+        )
     turns, messages = iter(response_turns(body)), []
     items = body["input"] if isinstance(body["input"], list) else []
     if body.get("instructions"):

@@ -133,7 +133,7 @@ class Summary:
             "model": endpoint.model,
             "region": endpoint.region,
             "running": int(fleet.running[slots].sum()),
-            "waiting": dispatcher.queue.count(endpoint),
+            "waiting": dispatcher.waiting(endpoint),
             "oldest_wait_s": _rounded(dispatcher.oldest_wait_s(endpoint)),
             "estimated_wait_s": _rounded(wait_s),
             "requests_per_s": _rounded(windows.rate(group, Count.FINISHED, RATE_WINDOW_S), 2),
@@ -226,7 +226,8 @@ def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
                 "reason": held.reason,
             }
         )
-    by_tenant = dispatcher.queue.by_tenant + dispatcher.holding.by_tenant
+    pinned = Counter((one.asked.tenant_id, one.asked.model) for one in dispatcher.pinned.all())
+    by_tenant = dispatcher.queue.by_tenant + dispatcher.holding.by_tenant + pinned
     counts = [[*key, count] for key, count in sorted(by_tenant.items()) if count]
     return {"at": time.time(), "requests": rows, "by_tenant": counts}
 

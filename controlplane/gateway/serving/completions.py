@@ -30,6 +30,7 @@ from controlplane.gateway.serving.prefixes import LeadingBlocks, leading_hashes
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.client import Upstream, payload, upstream_priority
 from controlplane.gateway.upstream.continuation import Kept, evictable
+from controlplane.gateway.upstream.stored_responses import Made, not_continued
 from controlplane.gateway.upstream.whole_answer import not_streamed
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthQuery
@@ -133,6 +134,8 @@ _PERMISSION: dict[str, object] = {
 """As vLLM says it of every model."""
 
 
+CONTINUING = (Kind.RESPONSE, Kind.RENDER_RESPONSE)
+"""Calls that may continue a stored response."""
 ENDS_BYTES = 2_048
 
 
@@ -170,20 +173,31 @@ class Completions:
         marks = self.conversations.complete(
             marks_of(request, call.body), call, caller, request.request_id, retry=retry, given_at=given_at
         )
-        asked_model = call.model
-        if weights := self.catalog.shared(asked_model):
+        asked_model, rule = call.model, ""
+        made = self.upstream.stored.continued(call.body, grant.tenant_id) if kind in CONTINUING else None
+        if made is not None and made.asked_model == asked_model:
+            if made.model != asked_model:
+                call.rename(made.model)
+                rule = made.model_rule
+        elif weights := self.catalog.shared(asked_model):
+            rule = ModelRule.WEIGHTS.value
             # A first request of a conversation is not known to be of a run, and stays where the later ones will be.
             session = marks.run if marks.run and not marks.run.startswith(RECOGNIZED) else call.beginning
             call.rename(target_of(weights, f"{asked_model}\0{grant.key_id}\0{session}"))
         model = self.catalog.serving(call.model, kind)
+        if made is not None and made.base != (model.base or model.name):
+            why = f"It was made by {made.model}, and the request asks for {asked_model}."
+            raise not_continued(call.body["previous_response_id"], why)
         if not kind.generates:
             measure(call, Task(model.task))
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
-        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, retry, arrived_at)
-        if weights:
-            ticket.asked_model, ticket.model_rule = asked_model, ModelRule.WEIGHTS.value
-            ticket.note_model(f"{asked_model} has weighted targets; this conversation is served by {call.model}.")
+        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, retry, arrived_at, made)
+        if rule:
+            ticket.asked_model, ticket.model_rule = asked_model, rule
+            weighted = rule == ModelRule.WEIGHTS
+            why = f"{asked_model} has weighted targets; this conversation is" if weighted else "This conversation was"
+            ticket.note_model(f"{why} served by {call.model}.")
         predicted_tokens = ticket.expected_tokens
         entered = ticket.asked.model
         self.records.arrived(entered)
@@ -252,11 +266,14 @@ class Completions:
         marks: Marks,
         retry: int,
         arrived_at: float,
+        made: Made | None,
     ) -> Ticket:
         base = served.base or served.name  # an adapter is predicted, counted and queued as its model
         prompt_tokens = call.prompt_tokens if call.kind.computes else 1
         if prompt_tokens is None:
             prompt_tokens = self.lengths.prior.prompt_tokens(base, call.prompt_characters)
+        if made is not None and call.kind.computes:
+            prompt_tokens += made.tokens
         query = LengthQuery(
             text="",
             prompt_tokens=prompt_tokens,
@@ -283,10 +300,11 @@ class Completions:
         in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
         streamed = not in_one_piece
         session = marks.run if marks.session or marks.run.startswith(RECOGNIZED) else ""
-        blocks = leading_hashes(call, prompt_tokens, session) if served.by_prefix else NO_BLOCKS
+        by_prefix = served.by_prefix and made is None  # else it begins with what is stored
+        blocks = leading_hashes(call, prompt_tokens, session) if by_prefix else NO_BLOCKS
         if blocks.system_blocks:
             self.upstream.prefixes.note(blocks.hashes[blocks.system_blocks - 1], call)
-        fallback = "" if served.base else self.catalog.fallback(served, call.kind, prompt_tokens)
+        fallback = "" if served.base or made is not None else self.catalog.fallback(served, call.kind, prompt_tokens)
         if fallback and (not grant.may_ask(fallback) or self.budgets.spent(*caller, fallback)):
             fallback = ""
         asked = Submit(
@@ -324,6 +342,7 @@ class Completions:
             run=marks.run,
             unit=marks.unit,
             adapter=served.name if served.base else "",
+            instance=made.placed.instance if made is not None else "",
             run_due_s=marks.due_s,
             fallback=fallback,
             fallback_wait_s=served.fallback_wait_s,

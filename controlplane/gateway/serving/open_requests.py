@@ -384,9 +384,10 @@ def _as_error(refused: port.Refused) -> ApiError:
     return ApiError(
         refused.status,
         refused.message,
-        type={409: "invalid_request_error", 422: "invalid_request_error", 429: "rate_limit_error"}.get(
-            refused.status, "server_error"
+        type={429: "rate_limit_error"}.get(
+            refused.status, "invalid_request_error" if refused.status < 429 else "server_error"
         ),
+        param="previous_response_id" if refused.status == 404 else None,
         code=refused.code,
         retry_after_s=refused.retry_after_s,
         estimated_wait_s=refused.estimated_wait_s,

@@ -23,7 +23,7 @@ from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.adapters import Adapters, AdapterUnavailable
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin, Pieces
 from controlplane.gateway.upstream.prewarming import Prefixes
-from controlplane.gateway.upstream.stored_responses import StoredResponses
+from controlplane.gateway.upstream.stored_responses import StoredResponses, not_continued
 from controlplane.gateway.upstream.streams import KeptStream, Stream
 from controlplane.gateway.upstream.whole_answer import WholeAnswer
 from scheduling.queueing.ordering import BY_CLASS, engine_priority
@@ -196,7 +196,7 @@ class Upstream:
             if connection is not None:
                 self.connections.put_back(connection)
         if ticket.response_id and ticket.call.body.get("store") is not False:
-            self.stored.note(ticket.response_id, ticket.grant.tenant_id, placed)
+            self.stored.note(ticket, placed, (usage.prompt_tokens or ticket.prompt_tokens) + (usage.output_tokens or 0))
         return usage
 
     async def _streamed(
@@ -255,6 +255,8 @@ class Upstream:
                 404, message, type="not_found_error", param=None, code="unsupported_endpoint", number=None
             )
         error = answers.refusal(status, answer)
+        if status == 404 and error is not None and error.param == "response_id" and ticket.asked.instance:
+            raise not_continued(ticket.call.body["previous_response_id"])
         if error is not None:
             raise error
         if status in answers.BUSY_STATUSES:
