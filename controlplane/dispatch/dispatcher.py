@@ -131,14 +131,24 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Reorder, move or refuse requests that wait in vain. Call every `SWEEP_S`."""
+        for step in self.sweep_steps():
+            step()
+
+    def sweep_steps(self) -> tuple[Callable[[], None], ...]:
+        """Return the parts of `sweep`, in order: each leaves everything such that requests can be served before the next."""
+        return (
+            self._end_rests,
+            self.suspects.sweep,
+            self.rank_runs,
+            self.prewarm,
+            self.reorder,
+            self.queue.keep_order,
+            self.sweep_queues,
+        )
+
+    def _end_rests(self) -> None:
         self.swept_s = self.clock()
         self.topology.end_rests(self.swept_s)
-        self.suspects.sweep()
-        self.rank_runs()
-        self.prewarm()
-        self.reorder()
-        self.queue.keep_order()
-        self.sweep_queues()
 
     def rank_runs(self) -> None:
         """Refresh the ranks of application runs that wait."""
@@ -707,13 +717,9 @@ class Dispatcher:
         wait = self.waits.of_next(endpoint)
         return None if wait is None else wait.mean_s
 
-    def waiting_now(self, most: int) -> list[tuple[Request, Estimate]]:
-        """Return the first *most* waiting requests of each endpoint in order, with their remaining waits."""
-        return [
-            (request, self.waits.of(request))
-            for endpoint in self.topology.endpoints
-            for request in self.queue.first(endpoint, most)
-        ]
+    def waiting_now(self, most: int) -> list[Request]:
+        """Return the first *most* waiting requests of each endpoint in order."""
+        return [request for endpoint in self.topology.endpoints for request in self.queue.first(endpoint, most)]
 
     def held_now(self, most: int) -> list[HeldEstimate]:
         """Return the first *most* requests of each model that the queue manager holds, in order."""
