@@ -139,7 +139,7 @@ class Prewarming:
         while self._runs_left:
             run = self._runs_left.pop()
             if run.number in known:
-                self._likely[run.number] = self.runs.likely_calls_of(run, self._needs)
+                self._likely[run.number] = self.runs.likely_calls_of(run, self.needs)
             if self.clock() >= until_s:
                 break
 
@@ -158,7 +158,7 @@ class Prewarming:
         tenant_id, application = cast("tuple[int, str]", run.application)
         return CalledBy(tenant_id, application, str(run.name))
 
-    def _needs(self, call: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
+    def needs(self, call: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
         """Yield what a call that follows *call* at *backend* needs, with the seconds to warm it."""
         if backend.kind in ("container", "dnn"):
             start_s = self._starts_s.get(backend.name)

@@ -248,7 +248,9 @@ class Gateway:
             self.dispatcher.pump_all()
 
     async def _sweep(self) -> None:
-        self.dispatcher.sweep()
+        for step in self.dispatcher.sweep_steps():
+            step()
+            await asyncio.sleep(0)
 
     async def _release(self) -> None:
         self.dispatcher.holding.look()
