@@ -23,12 +23,12 @@ BUDGETS: dict[str, int] = {
     "controlplane/applications": 2069,  # runs and demand graphs
     "controlplane/batches": 1765,  # Speed up, embeddings
     "controlplane/console": 13568,  # batches, spot pool, budgets, applications
-    "controlplane/dispatch": 8280,  # sweeps and likely calls that let requests pass between, exact forks of held work, requests that wait for the instance with their response
+    "controlplane/dispatch": 8280,  # sweeps that let requests pass between, requests that wait for the instance with their response
     "controlplane/events": 332,
     "controlplane/experiments": 5171,  # rules with evictions, mixes that nothing was tuned on
     "controlplane/fleet": 6128,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 10530,  # tokens that come together passed as one, embeddings and other calls without output, conversations by stored responses
+    "controlplane/gateway": 10530,  # tokens passed together, conversations by stored responses
     "controlplane/jobs": 702,
     "controlplane/lengths": 2215,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5365,  # capacity as it was then, moves that another made are left

@@ -134,7 +134,7 @@ class Prewarming:
         self._look_at_models()
 
     def look_on(self) -> None:
-        """Note the likely calls of the runs whose turn it is, within `SLICE_S`. Call ten times a second."""
+        """Note the likely calls of the next runs, within `SLICE_S`. Call ten times a second."""
         until_s, known = self.clock() + SLICE_S, self.runs.standings.by_number
         while self._runs_left:
             run = self._runs_left.pop()
