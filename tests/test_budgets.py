@@ -23,7 +23,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/applications": 2069,  # runs and demand graphs
     "controlplane/batches": 1765,  # Speed up, embeddings
     "controlplane/console": 13568,  # batches, spot pool, budgets, applications
-    "controlplane/dispatch": 8280,  # sweeps that let requests pass between, requests that wait for the instance with their response
+    "controlplane/dispatch": 8280,  # sweeps in steps, requests that wait for the instance with their response
     "controlplane/events": 332,
     "controlplane/experiments": 5171,  # rules with evictions, mixes that nothing was tuned on
     "controlplane/fleet": 6128,  # donations, weights by region

@@ -72,7 +72,7 @@ class WaitingGateway:
         )  # fmt: skip
 
     def jobs(self) -> dict[str, Callable[[], object]]:
-        """Return the jobs of the loop by name, coroutines where they let other work go on between their parts."""
+        """Return the jobs of the loop by name, coroutines where other work runs between their parts."""
         gateway, dispatcher = self.gateway, self.dispatcher
         return {
             "sweep_queues": gateway._sweep,

@@ -195,7 +195,7 @@ def at_door(records: Records) -> dict[str, list[Any]]:
 async def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
     """Return waiting and held requests for tenants: the first `MOST_WAITING` of each queue, counts by tenant and model.
 
-    Lets other work go on after each `AT_A_STRETCH`: a wait takes 30 us to estimate.
+    Other work of the loop runs after each `AT_A_STRETCH`: a wait takes 30 us to estimate.
     """
     rows = []
     for at, (request, estimate) in enumerate(dispatcher.waiting_now(MOST_WAITING)):
