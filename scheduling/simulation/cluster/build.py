@@ -37,7 +37,7 @@ from scheduling.simulation.cluster.world import (
     State,
     World,
 )
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.engine.state import allocate_engines
 from scheduling.simulation.workload.requests import OPPORTUNISTIC, Requests, check_prefixes, check_requests
 
