@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from controlplane.gateway.admission.validation import Call, Kind
+from controlplane.gateway.upstream.connections import Pieces
 
 LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
 SAMPLING = frozenset(
@@ -83,7 +84,7 @@ class Kept:
         del self.ids[self.shown :]
         return len(self.ids)
 
-    def payload(self, call: Call, priority: int) -> tuple[bytes]:
+    def payload(self, call: Call, priority: int) -> Pieces:
         """Return the body of a completion that continues *call*."""
         assert self.prompt_ids is not None
         assert call.max_tokens is not None
