@@ -259,9 +259,10 @@ class Prewarming:
             replica, known = self._replica(one.place), self._prefixes.get(_number(one.backend))
             if replica is None or known is None or (one.warm_at is not None and not self._holds(replica, known)):
                 self.log.settle(one, "waste")
-        for place, prefix in self._prefill_time.unused():
+        for slot, prefix in self._prefill_time.unused():
+            place = self.topology.by_slot[slot].name if slot in self.topology.by_slot else ""
             if self.log.get("prefix", name_of_prefix(prefix), place) is None:  # it has settled
-                self._prefill_time.waste(place, prefix)
+                self._prefill_time.waste(slot, prefix)
         calls: dict[int, list[LikelyCall]] = {}
         for call in self.due_now("prefix"):
             calls.setdefault(call.target.endpoint, []).append(call)
@@ -314,7 +315,7 @@ class Prewarming:
             return
         one = min(able, key=lambda each: (fleet.running[each.slot], fleet.remaining_tokens[each.slot], each.slot))
         share, running = endpoint.spec.tuned.PREWARM_SHARE, int(fleet.running[one.slot])
-        if not self._prefill_time.take(one.name, prefix, self._prefill_s(endpoint, known), running, share, now_s):
+        if not self._prefill_time.take(one.slot, prefix, self._prefill_s(endpoint, known), running, share, now_s):
             return
         spec = one.spec
         self._warming[one.slot] = Warming(prefix, spec.state_changed_at, now_s + ANSWER_S)
@@ -435,7 +436,7 @@ class Prewarming:
             name = name_of_prefix(_prefix(asked))
             tokens = min(int(uncompiled(covered)(asked.system_blocks)) * asked.block_tokens, asked.prompt_tokens - 1)
             used = log.use("prefix", name, replica.name, asked.arrived_at)
-            self._prefill_time.use(replica.name, _prefix(asked))
+            self._prefill_time.use(replica.slot, _prefix(asked))
             if not used and asked.run and cached_tokens < tokens:
                 log.miss("prefix", name, replica.name, "It was not cached there.", _caller(asked))
 

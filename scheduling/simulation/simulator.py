@@ -14,7 +14,7 @@ from scheduling.queueing.eviction import MOST_EVICTIONS
 from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
 from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.ordering import QLM, VTC
-from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, rekey, settle
+from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, settle
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.application_runs import LOOK_S as RANK_LOOK_S
@@ -486,11 +486,6 @@ class Simulation:
     def _room_to_keep(self) -> None:
         if self.world.kept_tokens.size < self.requests.arrival_s.size:
             self._replace(kept_tokens=np.zeros(self.requests.arrival_s.size, np.int32))
-
-    def rekey(self, request: int, key: float) -> bool:
-        """Give *request* another key in its queue (lowest first); return False if it does not wait."""
-        slots = np.flatnonzero((self.world.held == request) & (self.world.waiting.position >= 0))
-        return bool(slots.size and rekey(self.world.waiting, int(slots[0]), float(key)))
 
     def control(self, endpoint: int = -1, request: int = -1, source: int = loop.CONTROL) -> int:
         """Update the fleet arrays as *source* sees the present, then pump *endpoint*, or queue *request* there or again.

@@ -11,7 +11,7 @@ from scheduling.queueing.promises import DEGRADE, REFUSE, ClassTerms
 from scheduling.queueing.release_rule import AT_ONCE, SLACK, ReleaseRule
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import HELD, make_requests
 from tests.dispatch.test_twin import NEVER, Live

@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
-from controlplane.fleet.models.hardware import GpuType, Node, Region
+from controlplane.fleet.models.hardware import GpuType, Region
 from controlplane.fleet.validators import (
     validate_environment,
     validate_model_name,
@@ -335,6 +335,8 @@ def _column(declared: Declared) -> Any:
             wrong = f"%(value)r is no ordering of a deployment ({'; '.join(refused)})."
         options |= {"max_length": 32, "choices": list(choices.items()), "error_messages": {"invalid_choice": wrong}}
         return models.CharField(**options)
+    if declared.type is bool:
+        return models.BooleanField(knob.title, **options)
     limits: list[Any] = [] if column.le is None else [MaxValueValidator(column.le)]
     if declared.type is float:
         return models.FloatField(validators=[MinValueValidator(knob.ge or 0.0), *limits], **options)
@@ -495,11 +497,8 @@ class Deployment(EndpointPolicyColumns):
 
     def _errors_of_nodes(self) -> dict[str, str]:
         """The region's nodes must be able to hold the minimum. Without nodes of the type, hardware is not kept here."""
-        counts = list(
-            Node.objects.filter(region=self.region_id, gpu_type=self.gpu_type_id, active=True).values_list(
-                "gpu_count", flat=True
-            )
-        )
+        nodes = Region.objects.filter(pk=self.region_id, nodes__gpu_type=self.gpu_type_id, nodes__active=True)
+        counts = list(nodes.values_list("nodes__gpu_count", flat=True))
         if not counts:
             return {}
         if self.tensor_parallel > max(counts):

@@ -16,7 +16,7 @@ from scheduling.routing.models import Fallback
 from scheduling.routing.regions import by_preference
 from scheduling.scaling import Reactive
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 
 EndpointKey = tuple[str, str]
 """(model, region)."""

@@ -18,7 +18,7 @@ from scheduling.simulation.cluster.description import (
     Sharing,
 )
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.measures.results import Price
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.fleet import Group

@@ -47,7 +47,7 @@ from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.scaling.spot import spot_policy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging.iterations import EnginePrompt, replay
 from scheduling.simulation.staging.requests import requests_of
