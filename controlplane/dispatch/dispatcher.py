@@ -6,7 +6,7 @@ loop, so no lock is needed; every decision is one compiled call on the arrays th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace as dataclass_replace
 
 import numpy as np
@@ -110,6 +110,7 @@ class Dispatcher:
                 model.task,
                 fallback=model.fallback,
                 fallback_wait_s=model.fallback_wait_s,
+                tokenizer=self._tokenizer(name),
             )
             for name, model in topology.models.items()
         )
@@ -119,12 +120,28 @@ class Dispatcher:
         adapters = (
             port.ServedModel(
                 one.name, base.context_tokens, one.created_at, one.base in lora, one.base in topology.by_prefix, base.task,
-                base=one.base,
+                base=one.base, tokenizer=self._tokenizer(one.base),
             )
             for one in topology.adapters.values()
             if (base := topology.models.get(one.base)) is not None
         )  # fmt: skip
         self.deliver(port.ServedModels((*models, *adapters), topology.targets))
+
+    def _tokenizer(self, model: str) -> port.Tokenizer | None:
+        """Return the least busy instance of *model* whose cache is known by its KV events, if there is another to choose."""
+        fleet, sizes = self.topology.fleet, self.queue.affinity.blocks.block_tokens
+        if not sizes.any():
+            return None
+        known = [
+            one
+            for one in self.topology.replicas.values()
+            if one.spec.model == model and one.slot < sizes.size and sizes[one.slot] and fleet.accepting[one.slot]
+        ]
+        if len(known) < 2:
+            return None
+        least = min(known, key=lambda one: (fleet.running[one.slot], one.slot))
+        saves_s = least.spec.profile.prefill_b_s_per_token if least.spec.profile else 0.0
+        return port.Tokenizer(model, int(sizes[least.slot]), least.spec.url, least.spec.api_key, saves_s)
 
     def pump_all(self) -> None:
         """Give out every request that has room. Call after any change of the topology."""
@@ -135,14 +152,24 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Reorder, move or refuse requests that wait in vain. Call every `SWEEP_S`."""
+        for step in self.sweep_steps():
+            step()
+
+    def sweep_steps(self) -> tuple[Callable[[], None], ...]:
+        """Return the parts of `sweep`, in order: each leaves everything such that requests can be served before the next."""
+        return (
+            self._end_rests,
+            self.suspects.sweep,
+            self.rank_runs,
+            self.prewarm,
+            self.reorder,
+            self.queue.keep_order,
+            self.sweep_queues,
+        )
+
+    def _end_rests(self) -> None:
         self.swept_s = self.clock()
         self.topology.end_rests(self.swept_s)
-        self.suspects.sweep()
-        self.rank_runs()
-        self.prewarm()
-        self.reorder()
-        self.queue.keep_order()
-        self.sweep_queues()
 
     def rank_runs(self) -> None:
         """Refresh the ranks of application runs that wait."""
@@ -152,6 +179,10 @@ class Dispatcher:
     def prewarm(self) -> None:
         """Warm what waiting requests and likely calls will need."""
         self.prewarming.look()
+
+    def prewarm_on(self) -> None:
+        """Note what further runs will probably call. Call ten times a second."""
+        self.prewarming.look_on()
 
     def _produced(self, number: int) -> int:
         """Return the output tokens so far of request *number*; 0 if no instance has it."""
@@ -278,6 +309,7 @@ class Dispatcher:
             model=there.model,
             fallback="",
             prefix_hashes=(),
+            token_blocks=b"",
             asked_model=asked.asked_model or asked.model,
             model_rule=rule.value,
         )
@@ -564,6 +596,7 @@ class Dispatcher:
 
     def _release(self, request: Request) -> None:
         """Take *request* out of its queue or instance, and give its room to others."""
+        self.placement.release(request)
         replica = self.accounts.close(request)
         self.holding.drop(request.asked.number)
         self.pinned.drop(request)
@@ -747,19 +780,16 @@ class Dispatcher:
         """Return the number of requests that wait for *endpoint*, those for one of its instances alone included."""
         return self.queue.count(endpoint) + self.pinned.count(endpoint)
 
-    def waiting_now(self, most: int) -> list[tuple[Request, Estimate]]:
-        """Return the first *most* waiting requests of each endpoint in order, with their remaining waits.
+    def waiting_now(self, most: int) -> Iterator[tuple[Request, Estimate]]:
+        """Yield the first *most* waiting requests of each endpoint in order, with their remaining waits as of when they are
+        yielded; none that has left by then.
 
         Those that wait for one instance alone come after the others, without a wait.
         """
-        return [
-            each
-            for endpoint in self.topology.endpoints
-            for each in (
-                *((request, self.waits.of(request)) for request in self.queue.first(endpoint, most)),
-                *self.pinned.of(endpoint)[:most],
-            )
-        ]
+        listed = [(self.queue.first(each, most), self.pinned.of(each)[:most]) for each in self.topology.endpoints]
+        for requests, pinned in listed:
+            yield from ((request, self.waits.of(request)) for request in requests if request.slot >= 0)
+            yield from pinned
 
     def held_now(self, most: int) -> list[HeldEstimate]:
         """Return the first *most* requests of each model that the queue manager holds, in order."""
