@@ -20,19 +20,19 @@ BUDGETS: dict[str, int] = {
     "controlplane/accounts": 1188,  # budgets
     "controlplane/alerts": 903,
     "controlplane/api": 3463,  # /v1 in the OpenAPI document
-    "controlplane/applications": 2105,  # runs and demand graphs, the axis of what runs still need
+    "controlplane/applications": 2070,  # runs and demand graphs
     "controlplane/batches": 1765,  # Speed up, embeddings
     "controlplane/console": 13620,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
     "controlplane/dispatch": 8662,  # KV events, and what else it has
     "controlplane/events": 332,
     "controlplane/experiments": 5197,  # rules with evictions, readings of slack, mixes that nothing was tuned on
-    "controlplane/fleet": 6156,  # donations, weights by region
+    "controlplane/fleet": 6147,  # donations, weights by region
     "controlplane/formats": 8,
     "controlplane/gateway": 10770,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
     "controlplane/lengths": 2215,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5388,  # capacity as it was then, fallbacks and weights as a scenario
-    "controlplane/resources": 2351,  # lists declared once: instances to budgets; prewarm hits of applications
+    "controlplane/resources": 2332,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
     "controlplane/simulation": 6480,  # effects over all seeds, futures with other fallbacks and weights
     "controlplane/supervisor": 1249,
     "controlplane/tuning": 354,
@@ -48,22 +48,22 @@ BUDGETS: dict[str, int] = {
     "scheduling/queueing": 6514,  # orders by run and by share
     "scheduling/routing": 1817,  # use by engine time
     "scheduling/scaling": 1609,  # one owner of an endpoint for floor, strategies and plans
-    "scheduling/simulation": 14390,  # donated instances, application runs, fallbacks of models as live
+    "scheduling/simulation": 14410,  # donated instances, application runs, fallbacks of models as live
     "static/admin": 138,
-    "static/console": 2315,  # a live connection that leaves a silent socket; marks on axes, row menus
+    "static/console": 2281,  # a live connection that leaves a silent socket
     "templates": 28,
     "templates/admin": 87,
-    "templates/console": 2805,  # places, undeploy and retire; prewarming of all applications
+    "templates/console": 2813,  # places, undeploy and retire, models that served
     "tests": 2750,  # methods that nothing shipped calls
     "tests/access": 1315,
     "tests/accounts": 514,
     "tests/alerts": 496,
     "tests/api": 1741,
-    "tests/applications": 1330,
+    "tests/applications": 1310,
     "tests/batches": 1202,  # the real SDK, kills
     "tests/bench": 6537,  # what periodic jobs hold the event loop for
     "tests/clients": 1210,  # real clients of the field, coding agents among them
-    "tests/console": 7393,
+    "tests/console": 7400,
     "tests/dispatch": 5575,  # fallbacks and sleeping models under both clocks
     "tests/docs": 1633,
     "tests/e2e": 2510,
