@@ -106,6 +106,12 @@ FIELDS = (
         "Chooses the SLO class, by its tier or its name; vLLM gets a tier that it knows.",
         lambda outcome: outcome["service_tier"] in ("auto", "priority"),
     ),
+    Field(
+        "request_id",
+        (Kind.RESPONSE,),
+        "Not passed on: it would be the response's id, which may be that of another tenant's.",
+        lambda outcome: "request_id" not in outcome,
+    ),
 )
 
 

@@ -321,7 +321,7 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
     where the body does not.
 
     Fields are spliced in front where the tenant's body lacks them, so that everything else stays exactly as it was sent, and
-    is not copied.
+    is not copied. A `request_id` of a response is left out: vLLM stores the response by it, over one of another tenant.
     """
     body = call.body
     if not call.kind.computes:  # an engine that has no part in it
@@ -335,8 +335,10 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
         return (raw,)
     ask_stream = streamed and not call.stream
     ours = body.get("service_tier") not in TIERS
+    named = call.kind is Kind.RESPONSE and "request_id" in body
     if (
         ours
+        or named
         or "priority" in body
         or (ask_usage and "stream_options" in body)
         or (ask_stream and ("stream" in body or "stream_options" in body))
@@ -346,6 +348,8 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
             changed["stream"] = True
         if ours:
             changed["service_tier"] = "auto"
+        if named:
+            del changed["request_id"]
         if token_ids:
             changed["return_token_ids"] = True
         if ask_usage:
