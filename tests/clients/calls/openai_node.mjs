@@ -22,7 +22,7 @@ const response = await client.responses.create({ model: "m", input: "Is it windy
 said.response = response.output_text;
 said.events = [];
 for await (const event of client.responses.stream({ model: "m", input: "Is it windy?", max_output_tokens: 8, temperature: 0 })) {
-  if (!said.events.includes(event.type)) { // tokens come together or apart
+  if (!said.events.includes(event.type)) { // as many of a kind as there were pieces
     said.events.push(event.type);
   }
 }
