@@ -257,6 +257,9 @@ class Routing(Group):
     TENANT_WEIGHTS: str = ""
     """Weights of tenants in the orders by application and by share, as `name=weight, ...`; 1 for the others. A tenant of
     weight 2 is given twice the share, and its runs half the rank."""
+    LATE_RUNS_LAST: bool = False
+    """Whether the orders `run_deadline` and `run_slack` serve application runs that can no longer be in time, even by the
+    shortest path to their end, after all others. More runs are in time under overload, and late ones become later."""
     PREWARM_BY: Annotated[Literal["lru", "epwq", "hermes"], PER_MODEL] = "hermes"
     """What is prewarmed: `lru`, nothing; `epwq`, LoRA adapters and system prompts of the first waiting requests; `hermes`,
     also these and sleeping models for the calls that application runs will probably make next."""
@@ -265,7 +268,8 @@ class Routing(Group):
     that are less likely, and wastes more."""
     PREWARM_SHARE: Annotated[Share, PER_MODEL] = 0.05
     """Most of an instance's time that requests for one token may take, which compute system prompts before the calls that
-    use them; 0 computes none early. Only under a router that considers prefixes (`least_delay`)."""
+    use them; a fiftieth of it while too few are used for the requests that they delay. 0 computes none early. Only under a
+    router that considers prefixes (`least_delay`)."""
     REORDER_BY: Literal[
         "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
     ] = "search"

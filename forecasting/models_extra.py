@@ -10,6 +10,9 @@ from typing import Final
 PACKAGES: Final = ("torch", "transformers")
 COMMAND: Final = "make models"
 
+_installed: set[str] = set()
+"""Those of `PACKAGES` that are installed; looking costs as much as a query, and pages ask of each forecaster."""
+
 
 class ModelsExtraMissing(ValueError):
     """A feature needs the models extra; the text is a sentence on which, with the command that installs it."""
@@ -17,7 +20,8 @@ class ModelsExtraMissing(ValueError):
 
 def is_installed() -> bool:
     """Return whether it can be imported; nothing is imported here."""
-    return all(find_spec(name) is not None for name in PACKAGES)
+    _installed.update(name for name in PACKAGES if name not in _installed and find_spec(name) is not None)
+    return _installed.issuperset(PACKAGES)
 
 
 def missing_for(what: str) -> str:

@@ -1,9 +1,10 @@
 """No dead code: every name that a shipped module defines is used by a shipped module.
 
 What only tests use belongs into `tests`, the slow twins of kernels into `tests/oracles`. This looks at functions, classes
-and constants of modules, not at methods. A name is used where its own module reads it outside its own definition, where
-another module imports it or reads it from the module, or where a string names it (`workers.beat:Scheduler`). A framework
-uses what a decorator registers with it, and the names in `BY_FRAMEWORK`.
+and constants of modules, and at methods of classes without bases. A name is used where its own module reads it outside its
+own definition, where another module imports it or reads it from the module, or where a string names it
+(`workers.beat:Scheduler`); a method, where any attribute, string or template has its name. A framework uses what a decorator
+registers with it, and the names in `BY_FRAMEWORK`.
 """
 
 import ast
@@ -16,7 +17,7 @@ import pytest
 from tests.test_layers import imported_from, sources
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = ("Makefile", "pyproject.toml")
+SCRIPTS = ("Makefile", "pyproject.toml", "templates/**/*.html")
 LONGEST_ANNOTATION = 100  # characters of a string that may be an annotation in quotes
 
 BY_FRAMEWORK = {
@@ -25,12 +26,14 @@ BY_FRAMEWORK = {
     r"controlplane(\.\w+)*\.urls": r"urlpatterns|app_name|handler\d+",
     r"controlplane(\.\w+)*\.management\.commands\.\w+": "Command",
     r"controlplane\.formats\.en\.formats": r"[A-Z_]+",
+    r"scheduling\.compiled": r"Locator\.\w+",
+    r"scheduling\.linking": r"_NoEngine\.\w+",
 }
-"""Names (regular expressions) that Django and Celery look up, by module."""
+"""Names (regular expressions) that Django, Celery and Numba look up, by module."""
 
 REGISTER_NOTHING = {"cache", "compiled", "compiled_inline", "compiled_internal", "compiled_without_gil", "contextmanager",
                     "asynccontextmanager", "dataclass", "lru_cache", "overload", "runtime_checkable",
-                    "total_ordering"}  # fmt: skip
+                    "total_ordering", "cached_property", "classmethod", "property", "staticmethod"}  # fmt: skip
 """Decorators that leave it to others to use what they decorate; every other one registers it."""
 
 Modules = dict[str, tuple[str, bool]]
@@ -48,6 +51,15 @@ def defined(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
             for node in (node for target in targets for node in ast.walk(target)):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and not node.id.startswith("__"):
                     yield node.id, statement
+
+
+def methods(tree: ast.Module) -> Iterator[str]:
+    """`Class.method` of the classes in *tree* that have no base, whose methods no framework calls."""
+    for one in ast.walk(tree):
+        for each in one.body if isinstance(one, ast.ClassDef) and not one.bases else ():
+            is_function = isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("__")
+            if is_function and all(is_inert(decorator) for decorator in each.decorator_list):
+                yield f"{one.name}.{each.name}"
 
 
 def is_inert(decorator: ast.expr) -> bool:
@@ -113,12 +125,17 @@ def dotted(text: str) -> list[str]:
 def unused(modules: Modules, scripts: str = "") -> list[str]:
     """Dotted names that *modules* define or packages re-export, and that no module uses, nor a string in *scripts*."""
     uses, names, reexports = set(dotted(scripts)), list[str](), dict[str, str]()
+    in_classes, words = list[str](), set(re.findall(r"\w+", scripts))
     for name, (source, is_package) in modules.items():
         tree = ast.parse(source)
         nodes = list(ast.walk(tree))
         imports = imports_of(name, is_package, nodes)
         uses |= {*read_inside(name, tree), *read_outside(nodes, imports)}
         names += [f"{name}.{each}" for each, _ in defined(tree) if not is_by_framework(name, each)]
+        in_classes += [f"{name}.{each}" for each in methods(tree) if not is_by_framework(name, each)]
+        words |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        strings = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        words |= {word for text in strings for word in re.findall(r"\w+", text)}
         if is_package:  # what it imports is used if another module imports it from there; modules are there to register
             handed_on = {local: target for local, target in imports.items() if target not in modules}
             reexports |= {f"{name}.{local}": target for local, target in handed_on.items()}
@@ -126,7 +143,8 @@ def unused(modules: Modules, scripts: str = "") -> list[str]:
             uses |= set(imports.values())
     while more := {target for name, target in reexports.items() if name in uses} - uses:
         uses |= more
-    return [name for name in (*names, *reexports) if name not in uses]
+    unread = [name for name in in_classes if name.rpartition(".")[2] not in words]
+    return [name for name in (*names, *reexports) if name not in uses] + unread
 
 
 def is_by_framework(module: str, name: str) -> bool:
@@ -136,7 +154,7 @@ def is_by_framework(module: str, name: str) -> bool:
 def test_every_name_is_used_by_what_is_shipped():
     modules = sources() | {"manage": ((ROOT / "manage.py").read_text(encoding="utf-8"), False)}
     shipped = {name: module for name, module in modules.items() if ".migrations" not in name}
-    scripts = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    scripts = "\n".join(path.read_text(encoding="utf-8") for name in SCRIPTS for path in sorted(ROOT.glob(name)))
     assert unused(shipped, scripts) == [], "used by tests at most: remove it, or move it into tests"
 
 
@@ -154,6 +172,8 @@ def test_every_name_is_used_by_what_is_shipped():
         ("def f(): pass", "def late():\n    from one import f\nlate()", []),
         ("def f(): pass", "late('one:f')", []),
         ("class C: pass\ndef f(c: 'list[C]'): pass", "from one import f", []),
+        ("class C:\n    def m(self): pass\n    def n(self): self.n\nC()", "", ["one.C.m"]),
+        ("class C(Base):\n    def m(self): pass\nC()", "", []),
     ],
 )
 def test_what_counts_as_used(one, two, names):

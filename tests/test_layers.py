@@ -51,8 +51,6 @@ EXCEPTIONS = {
 
 # Modules that know each other's types, and why that is left. Nothing joins them, and none is added.
 CIRCLES = (
-    # Django's rows point to each other: a node to its instances' GPUs, an instance to its node and deployment.
-    {f"controlplane.fleet.models.{name}" for name in ("serving", "hardware", "instances")},
     # What begins and orders a simulation is given the simulation.
     {f"scheduling.simulation.{name}" for name in ("global_scheduling", "simulator")},
 )

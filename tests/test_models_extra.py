@@ -90,8 +90,13 @@ def test_one_place_knows_whether_it_is_there() -> None:
         models_extra.require("A thing")
 
 
+@pytest.mark.usefixtures("without_models_extra")
 def test_where_it_is_there_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is seen without a restart, and then not looked for again."""
+    assert not models_extra.is_installed()
     monkeypatch.setattr(models_extra, "find_spec", lambda name: object())
+    assert models_extra.is_installed()
+    monkeypatch.setattr(models_extra, "find_spec", lambda name: None)
     assert models_extra.missing_for("A thing") == ""
     assert [name for name in FORECASTERS if rests(name)] == []
 

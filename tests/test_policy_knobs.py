@@ -21,7 +21,7 @@ ALLOWED = {
     "group_batches": 5,  # live queue, first and later sizes in the simulator, and an experiment
     "ordering_stretch": 8,  # queue and runs, live and simulated, a fork's queue, and two experiments
     "queue_bound": 5,  # endpoints that are gone take none, System compares with what waits, an experiment varies it
-    "region_threshold": 7,  # routing and moving, live and simulated, of donated instances too; bundles set it
+    "region_threshold": 8,  # routing, moving and falling back, live and simulated, of donated instances too; bundles set it
     "requests_ahead_limit": 6,  # live, at the start of a simulation, when an instance changes its model or is donated
     "room_margin": 4,  # live, at the start of a simulation, and when an instance changes its model
     "swap_by_queue": 6,  # live and simulated swapping; two files name the function that does it

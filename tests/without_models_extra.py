@@ -10,3 +10,4 @@ SENTENCE = "needs torch and transformers, which are not installed: run `make mod
 @pytest.fixture
 def without_models_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models_extra, "find_spec", lambda name: None)
+    monkeypatch.setattr(models_extra, "_installed", set())

@@ -27,7 +27,7 @@ from scheduling.applications.remaining import (
     GraphArrays,
     Position,
     build,
-    remaining_s,
+    remaining,
     start_of,
 )
 from scheduling.applications.standings import KnownGraph
@@ -87,19 +87,21 @@ class Prediction:
     high_s: float
     """Of the middle 80 % of all samples."""
     rank: float
+    path_s: float
+    """Expected along its longest chain of steps, in which parallel requests count once."""
     worst_s: float
-    """If it becomes as large as the largest recorded run."""
+    """The longest such path of all samples."""
 
     def slack_s(self, now: datetime) -> float | None:
-        """Return what is left to the deadline after the expected service; None without a deadline."""
+        """Return what is left to the deadline after the expected path; None without a deadline."""
         if self.run.deadline_s is None:
             return None
-        return self.run.deadline_s - (now - self.run.began_at).total_seconds() - self.mean_s
+        return self.run.deadline_s - (now - self.run.began_at).total_seconds() - self.path_s
 
     def worst_slack_s(self, now: datetime) -> float | None:
-        """Return the same for the largest recorded run."""
+        """Return the same for the longest path."""
         slack_s = self.slack_s(now)
-        return None if slack_s is None else slack_s + self.mean_s - self.worst_s
+        return None if slack_s is None else slack_s + self.path_s - self.worst_s
 
 
 def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Prediction]:
@@ -108,24 +110,23 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
         return []
     rates = rates_of(graph)
     arrays, random = build(graph, rates), np.random.default_rng(0)
-    attained, samples = np.zeros(len(runs)), []
+    attained, samples, paths = np.zeros(len(runs)), [], []
     for number, run in enumerate(runs):
         last, visits, attained[number] = _so_far(graph, rates, run)
         position = start_of(graph, random) if last is None else _after(graph, last, visits)
-        drawn = remaining_s(arrays, position, SAMPLES, number + 1)
+        drawn, path_s = remaining(arrays, position, SAMPLES, number + 1)
         if last is not None:  # the step there has been served
             drawn = drawn - step_service_s(last, graph.units[last.unit], rates[last.unit])
         samples.append(np.maximum(drawn, 0.0))
+        paths.append(path_s)
     whole = np.stack([buckets(drawn + had) for drawn, had in zip(samples, attained, strict=True)])
     rank, refresh = np.empty(len(runs)), np.empty(len(runs))
     gittins_ranks(whole, attained, np.ones(len(runs)), rank, refresh)
-    largest_s = max(graph.service_s(record, rates) for record in graph.records)
     ranked = [
         Prediction(
-            run, float(had), float(drawn.mean()), float(low_s), float(high_s), float(each), max(0.0, largest_s - had)
+            run, *map(float, (had, drawn.mean(), *np.quantile(drawn, (0.1, 0.9)), each, path_s.mean(), path_s.max()))
         )
-        for run, had, drawn, each in zip(runs, attained, samples, rank, strict=True)
-        for low_s, high_s in [np.quantile(drawn, (0.1, 0.9))]
+        for run, had, drawn, each, path_s in zip(runs, attained, samples, rank, paths, strict=True)
     ]
     return sorted(ranked, key=lambda one: one.rank)
 
@@ -208,7 +209,7 @@ def _errors(
         needed = sum(service[at + 1 :])
         position = _after(graph, step, visits)
         means = [
-            float(remaining_s(arrays, position, SAMPLES // 2, seed * 1_000 + at).mean()) - service[at]
+            float(remaining(arrays, position, SAMPLES // 2, seed * 1_000 + at).service_s.mean()) - service[at]
             for arrays in (refined, marginal)
         ]
         left_s = max(0.0, whole_s - sum(service[: at + 1]))

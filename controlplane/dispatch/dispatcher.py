@@ -273,7 +273,14 @@ class Dispatcher:
     def _fall_back(self, asked: port.Submit, there: Endpoint, rule: ModelRule) -> tuple[port.Submit, Endpoint]:
         """Notify the gateway that *there* serves *asked* by *rule*; return it as a request of that model, and *there*."""
         words = f"Served by {there.model}, the fallback of {asked.model}: {WHY_FALLBACK[rule]}."
-        asked = replace(asked, model=there.model, fallback="", prefix_hashes=())
+        asked = replace(
+            asked,
+            model=there.model,
+            fallback="",
+            prefix_hashes=(),
+            asked_model=asked.asked_model or asked.model,
+            model_rule=rule.value,
+        )
         self.deliver(port.FellBack(asked.number, there.model, there.region, self._possible(asked), rule.value, words))
         return asked, there
 

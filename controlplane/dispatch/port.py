@@ -79,6 +79,8 @@ class Submit(Record, frozen=True):
     run_due_s: float | None = None  # of the run's last call, after its first one; None: by the class
     fallback: str = ""  # model that serves it where its own does not (`scheduling.routing.models`); "" for none
     fallback_wait_s: float | None = None  # longest wait for its own; None: however long
+    asked_model: str = ""  # name that it asked for, where a rule chose the model that serves it; "" for that model
+    model_rule: str = ""  # that rule: `scheduling.routing.models.ModelRule`
 
     @property
     def allowed_s(self) -> float:

@@ -22,6 +22,7 @@ from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from scheduling.applications.demand_graph import Backend
 from scheduling.applications.prewarming import (
+    AGAIN_S,
     EPWQ,
     HERMES,
     LRU,
@@ -32,6 +33,7 @@ from scheduling.applications.prewarming import (
     Warmable,
     due,
     load_time_s,
+    wakes,
 )
 from scheduling.applications.standings import RunCall
 from scheduling.compiled import uncompiled
@@ -46,8 +48,6 @@ SEEN_TWICE: Final = 2
 """Calls of a unit in a row with the same system prompt before it is warmed: one that changes each time is not."""
 ANSWER_S: Final = 90.0
 """A request that warms a prompt is given up after so long."""
-RETRY_S: Final = 60.0
-"""After a failure, until the same is tried there again."""
 WAKE_S: Final = 5.0
 """Taken for waking an instance that shares no GPUs; those that do have measured times."""
 MOST_OF_TIME: Final = 0.02
@@ -259,6 +259,10 @@ class Prewarming:
             replica, known = self._replica(one.place), self._prefixes.get(_number(one.backend))
             if replica is None or known is None or (one.warm_at is not None and not self._holds(replica, known)):
                 self.log.settle(one, "waste")
+        for slot, prefix in self._prefill_time.unused():
+            place = self.topology.by_slot[slot].name if slot in self.topology.by_slot else ""
+            if self.log.get("prefix", name_of_prefix(prefix), place) is None:  # it has settled
+                self._prefill_time.waste(slot, prefix)
         calls: dict[int, list[LikelyCall]] = {}
         for call in self.due_now("prefix"):
             calls.setdefault(call.target.endpoint, []).append(call)
@@ -310,8 +314,8 @@ class Prewarming:
         if not able:
             return
         one = min(able, key=lambda each: (fleet.running[each.slot], fleet.remaining_tokens[each.slot], each.slot))
-        share = endpoint.spec.tuned.PREWARM_SHARE
-        if not self._prefill_time.take(one.slot, self._prefill_s(endpoint, known), share, now_s):
+        share, running = endpoint.spec.tuned.PREWARM_SHARE, int(fleet.running[one.slot])
+        if not self._prefill_time.take(one.slot, prefix, self._prefill_s(endpoint, known), running, share, now_s):
             return
         spec = one.spec
         self._warming[one.slot] = Warming(prefix, spec.state_changed_at, now_s + ANSWER_S)
@@ -345,7 +349,7 @@ class Prewarming:
         name = name_of_prefix(warming.prefix)
         if len(self._failed) >= MOST_PREFIXES:
             self._failed.clear()
-        self._failed[name, replica.name] = self.clock() + RETRY_S
+        self._failed[name, replica.name] = self.clock() + AGAIN_S
         one = self.log.get("prefix", name, replica.name)
         if one is not None:
             self.log.settle(one, "failed", why)
@@ -380,14 +384,13 @@ class Prewarming:
         if endpoint.spec.tuned.PREWARM_BY != HERMES:
             return None
         key = endpoint.model, endpoint.region
-        if self._failed.get(key, -math.inf) > self.clock() or self.log.get("model", *key) is not None:
-            return None
-        return next((call for call in self.due_now("model") if call.target.endpoint == endpoint.index), None)
+        woken, again_s = self.log.get("model", *key) is not None, self._failed.get(key, -math.inf)
+        return wakes(self.due_now("model"), endpoint.index, self.clock(), again_s, woken=woken)
 
     def woken(self, endpoint: Endpoint, call: LikelyCall) -> str:
         """Record that an instance of *endpoint* is being woken for *call*; return why."""
         why = why_likely(call)
-        self._failed[endpoint.model, endpoint.region] = self.clock() + RETRY_S
+        self._failed[endpoint.model, endpoint.region] = self.clock() + AGAIN_S
         self.log.begin("model", endpoint.model, endpoint.region, why, self.called_by(call))
         return f"Prewarming: {why}"
 
@@ -433,6 +436,7 @@ class Prewarming:
             name = name_of_prefix(_prefix(asked))
             tokens = min(int(uncompiled(covered)(asked.system_blocks)) * asked.block_tokens, asked.prompt_tokens - 1)
             used = log.use("prefix", name, replica.name, asked.arrived_at)
+            self._prefill_time.use(replica.slot, _prefix(asked))
             if not used and asked.run and cached_tokens < tokens:
                 log.miss("prefix", name, replica.name, "It was not cached there.", _caller(asked))
 

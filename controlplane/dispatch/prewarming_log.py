@@ -7,13 +7,13 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
+from scheduling.applications.prewarming import OPEN_S
+
 Fate = Literal["", "hit", "late", "miss", "waste", "failed"]
 """Of what was prewarmed: used by a call that came after it was warm, or before; not used; not warmed. A miss is a call that
 found its backend cold."""
 MOST_UNWRITTEN: Final = 2_000
 MOST_OPEN: Final = 5_000
-OPEN_S: Final = 600.0
-"""After so long without use, what was prewarmed counts as waste."""
 
 
 class CalledBy(NamedTuple):

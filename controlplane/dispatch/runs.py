@@ -18,7 +18,16 @@ from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.demand_graph import ServiceRate
 from scheduling.applications.prewarming import LikelyCall, Needs, likely_calls
 from scheduling.applications.recording import NO_UNIT
-from scheduling.applications.standings import FIRST_S, KnownGraph, PastCall, RunCall, Standings, rekey_run, runs_waiting
+from scheduling.applications.standings import (
+    FIRST_S,
+    KnownGraph,
+    PastCall,
+    Reading,
+    RunCall,
+    Standings,
+    rekey_run,
+    runs_waiting,
+)
 from scheduling.fleet.profile import USUAL
 from scheduling.queueing.ordering import ORDERINGS
 
@@ -68,7 +77,7 @@ class ApplicationRuns:
         self.topology, self.queue = topology, queue
         self.graphs: dict[Any, KnownGraph] = {}
         """By (tenant id, application)."""
-        self.standings = Standings(self.graphs)
+        self.standings = Standings(self.graphs, self._reading())
         self._produced = produced
         self._opened: OrderedDict[tuple[Any, str], float] = OrderedDict()
         """Deadline of runs that were opened with one, on the clock of the waiting set."""
@@ -155,7 +164,7 @@ class ApplicationRuns:
         run = self.standings.come(call, queue.since_start_s(asked.arrived_s))
         request.run = run.number
         if self._is_ranked(request.asked.model):
-            request.standing = self.standings.stand(run, self._produced)
+            request.standing = self.standings.stand(run, queue.moment_s, self._produced)
             self._rekey(run.number, request)
 
     def _rate(self, request: Request) -> ServiceRate:
@@ -195,6 +204,9 @@ class ApplicationRuns:
                     self._rekey(run.number)
         return resumed
 
+    def _reading(self) -> Reading:
+        return Reading(late_last=self.topology.tuned.LATE_RUNS_LAST)
+
     def _is_ranked(self, model: str) -> bool:
         """Whether an endpoint of *model* orders by run."""
         return any(self.queue.follows_runs(endpoint) for endpoint in self.topology.endpoints if endpoint.model == model)
@@ -212,10 +224,12 @@ class ApplicationRuns:
         by_run = np.zeros(queue.arrays.size.size, np.bool_)
         for endpoint in self.topology.endpoints:
             by_run[endpoint.index] = self.queue.follows_runs(endpoint)
+        before, self.standings.reading = self.standings.reading, self._reading()
+        read_anew = before != self.standings.reading
         changed = False
         for number in runs_waiting(queue.arrays, by_run) if by_run.any() else ():
             run = self.standings.by_number.get(number)
-            if run is not None and self.standings.is_stale(run, self._produced):
+            if run is not None and (read_anew or self.standings.is_stale(run, queue.moment_s, self._produced)):
                 changed |= self._rekey(number) > 0
         return [
             endpoint
@@ -228,7 +242,7 @@ class ApplicationRuns:
         queue = self.queue
         standing = request.standing if request is not None else None
         if standing is None:
-            standing = self.standings.stand(self.standings.by_number[number], self._produced)
+            standing = self.standings.stand(self.standings.by_number[number], queue.moment_s, self._produced)
         codes, stretches = np.zeros(queue.arrays.size.size, np.int64), np.zeros(queue.arrays.size.size)
         for endpoint in self.topology.endpoints:
             policy = endpoint.spec.policy
@@ -254,8 +268,8 @@ def trace_of(request: Request) -> dict[str, object]:
             "attained_s": round(standing.attained_s, 4),
             "words": (
                 f"Run {asked.run} of {asked.application}: {first}rank {standing.rank_s:,.2f} s. It has had "
-                f"{standing.attained_s:,.2f} s of service and is expected to need {standing.mean_s:,.2f} s more, "
-                f"{standing.worst_s:,.2f} s at the most."
+                f"{standing.attained_s:,.2f} s of service and is expected to need {standing.mean_s:,.2f} s more. "
+                f"Its path to the end takes {standing.worst_s:,.2f} s at the most."
             ),
         }
     }

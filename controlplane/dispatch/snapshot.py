@@ -164,6 +164,9 @@ class Snapshot:
             "standing": self._standing(request, now_s),
             "adapter": asked.adapter,
             "priority": None if asked.interactive else asked.priority,
+            "asked_model": asked.asked_model,
+            "model_rule": asked.model_rule,
+            "falls_back": bool(asked.fallback),
         }
 
     def _standing(self, request: Request, now_s: float) -> Standing | None:
@@ -209,6 +212,7 @@ class Snapshot:
                 if queue.is_lost(slot)
                 else None,
                 spot=queue.at(slot).endpoint.is_spot,
+                expected_wait_s=_expected_wait_s(queue.at(slot)),
             )
             for slot in slots
         ]
@@ -297,11 +301,19 @@ class Snapshot:
             ),
             mean_tokens=arrays.mean_tokens[list(own)].tolist(),
             mean_output=arrays.mean_output[list(own)].tolist(),
+            limit=arrays.limit[list(own)].tolist(),
+            token_s=[tuple(each) for each in arrays.token_s[list(own)].tolist()],
             next_number=int(arrays.counters[NEXT_NUMBER]),
             tried=(made, arrays.groups.size - left) if made >= 0 else None,
             tried_s=max(scheduler.tried_s + shift_s, LONG_AGO_S),
             short_instances=[(own[at], short) for at, short in scheduler.short_instances.items()],
         )
+
+
+def _expected_wait_s(request: Request) -> float:
+    """Return the wait of *request* as estimated when it came; 0 while its model's pace was not known."""
+    estimate = request.estimate
+    return 0.0 if estimate is None or estimate.wait is None else estimate.wait.mean_s
 
 
 def _placed(request: Request) -> tuple[float, float, int]:

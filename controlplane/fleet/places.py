@@ -13,7 +13,7 @@ from django.db.models import Q, QuerySet, Sum
 
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Node
-from controlplane.fleet.models.hardware import gpus_of
+from controlplane.fleet.models.instances import gpus_of
 
 
 def obstacle(instance: Instance) -> str:

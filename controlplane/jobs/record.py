@@ -6,7 +6,7 @@ same `Record`. Times are epoch seconds.
 
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
@@ -73,7 +73,8 @@ class Record:
         return JobState.NEVER if self.last_success_at is None else JobState.OK
 
     def as_dict(self, now: float, started_at: float) -> dict[str, Any]:
-        return asdict(self) | {"state": self.state(now, started_at).value, "due_at": self.due_at}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return values | {"state": self.state(now, started_at).value, "due_at": self.due_at}
 
 
 class Job(Record):

@@ -8,8 +8,7 @@ from django.http import HttpRequest
 from controlplane.accounts.admin_actions import AdminAction, reason_action
 from controlplane.accounts.models import User
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
-from controlplane.fleet.models import Model, Region, SloClass
-from controlplane.gateway.admin import name_filter
+from controlplane.gateway.admin import SERIES_FILTERS
 from controlplane.planning import services
 from controlplane.planning.models import (
     Backtest,
@@ -20,8 +19,7 @@ from controlplane.planning.models import (
     StrategyComparison,
 )
 
-BY_MODEL, BY_REGION = name_filter("model", Model.objects.all), name_filter("region", Region.objects.all)
-BY_CLASS = name_filter("slo_class", SloClass.objects.all)
+BY_MODEL, BY_REGION, BY_CLASS = SERIES_FILTERS
 
 
 @admin.register(Forecast)

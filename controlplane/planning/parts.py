@@ -76,7 +76,7 @@ ORDERS: Final = {
     "srpt": "By class, then the application run with the least expected work left; aging lets no long one wait for ever.",
     "hermes": "By class, then the application run with the lowest Gittins rank: the least service per run that ends by it.",
     "run_deadline": "The application run that is due first.",
-    "run_slack": "The application run with the least time to spare if it needs as much as the largest one recorded.",
+    "run_slack": "The application run with the least time to spare if it takes the longest path to its end.",
     "vtc": "The tenant that was served the fewest tokens, output counted twice; its requests as they came.",
     "wfq": "Tenants by the service time that they were given, over their weights.",
 }

@@ -25,7 +25,7 @@ from scheduling.compiled import ROOT, source_digest
 from scheduling.planning import simulated_capability as measuring
 from scheduling.planning.bursts import POISSON_CV, arrival_cv
 from scheduling.planning.capacity import MEASURED, Capability
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import Stage

@@ -14,6 +14,7 @@ from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.selectors import OWN_REGION
 from controlplane.rows import narrowed
 from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting
+from scheduling.routing.models import ModelRule
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
 
 LEDGER_COLUMNS = (
@@ -30,7 +31,7 @@ LEDGER_COLUMNS = (
 )
 WORKLOAD_COLUMNS = (
     "arrived_at", "model", "own", "slo_class", "tenant__name", "prompt_tokens", "output_tokens",
-    "predicted_prompt_tokens", "predicted_output_tokens", "unserved",
+    "predicted_prompt_tokens", "predicted_output_tokens", "unserved", "asked_model", "model_rule",
 )  # fmt: skip
 IDLE_ROWS_ENOUGH = 30
 """From this number of requests that met an idle instance, only these measure prefill time."""
@@ -56,12 +57,13 @@ def own_rows(rows: QuerySet[LedgerRow]) -> Any:
 def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
     """Return the workload of *rows* (WORKLOAD_COLUMNS, in order of arrival), with *at* as time 0.
 
-    Unserved requests have their predicted length.
+    Unserved requests have their predicted length. Where a fallback served one, it is one of the model that it asked for.
     """
     columns = list(zip(*rows, strict=True))
     if not columns:
         return NO_REQUESTS
-    moments, model, region, slo_class, tenant, *tokens, unserved = columns
+    moments, served, region, slo_class, tenant, *tokens, unserved, asked, rules = columns
+    model, public = zip(*map(as_asked, served, asked, rules), strict=True)
     prompts, outputs, predicted_prompts, predicted = (np.array(each, np.int32) for each in tokens)
     lost = np.array(unserved, bool)
     arrival_s = np.fromiter((each.timestamp() for each in moments), np.float64, len(moments)) - at.timestamp()
@@ -74,7 +76,15 @@ def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
         slo_class=Coded.of(slo_class),
         tenant=Coded.of(tenant),
         predicted_tokens=np.maximum(predicted, 1),
+        asked=Coded.of(public),
     )
+
+
+def as_asked(served: str, asked: str, rule: str) -> tuple[str, str]:
+    """Return the model of a request that *served* served by *rule*, before fallbacks, and the public name it *asked* for."""
+    if rule == ModelRule.WEIGHTS:
+        return served, asked
+    return asked or served, ""
 
 
 def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance
-from controlplane.fleet.models.hardware import gpus_of
+from controlplane.fleet.models.instances import gpus_of
 
 ENDED_AT = "ended_at"
 """Input of a move to *stopped* that was noticed late: when the server had ended."""

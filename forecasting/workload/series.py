@@ -5,9 +5,8 @@ Three things make gaps: minutes in which nothing was written down at all, window
 windows next to a gap that were only partly collected (`without_partial`).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
@@ -76,14 +75,11 @@ def from_trace(
     tokens: ArrayLike,
     window_s: float,
     *,
-    start_s: float = 0.0,
     name: str = "",
-    empty_is_gap: bool = False,
 ) -> Series:
-    """Return the series of requests that came *arrival_s* seconds after *start_s*, each with that many *tokens*.
+    """Return the series of requests that came *arrival_s* seconds after the start, each with that many *tokens*.
 
-    The last window is not over yet, so it is left out unless it is the only one. With *empty_is_gap*, windows without any
-    request are gaps: right for services that are never idle.
+    The last window is not over yet, so it is left out unless it is the only one.
     """
     arrivals, counts = np.asarray(arrival_s, np.float64), np.asarray(tokens, np.float64)
     if arrivals.shape != counts.shape or arrivals.ndim != 1:
@@ -95,82 +91,43 @@ def from_trace(
     if windows > MOST_WINDOWS:
         raise ValueError(f"{windows:,} windows of {window_s:g} s: more than {MOST_WINDOWS:,}")
     rate = np.bincount(index, weights=counts, minlength=windows)[:windows] / window_s
-    if empty_is_gap:
-        rate[np.bincount(index, minlength=windows)[:windows] == 0] = np.nan
-    return Series(start_s, window_s, rate[:-1] if windows > 1 else rate, name)
-
-
-def from_minutes(
-    minute_s: ArrayLike,
-    tokens: ArrayLike,
-    *,
-    start_s: float | None = None,
-    end_s: float | None = None,
-    measured_s: ArrayLike | None = None,
-    name: str = "",
-) -> Series:
-    """Return a series of one-minute windows from the minutes' starts (seconds since 1970) and the tokens of each.
-
-    Several rows of one minute are added up. A minute without a row is a measured 0 if it is in *measured_s* (starts of
-    the minutes in which anything was recorded), else a gap. *start_s* and *end_s* bound the series (end not included);
-    without them it reaches from the first row to the last.
-    """
-    begins, counts = np.asarray(minute_s, np.float64), np.asarray(tokens, np.float64)
-    if begins.shape != counts.shape or begins.ndim != 1:
-        raise ValueError(f"{begins.shape} minutes and {counts.shape} token counts: one of each a row")
-    if not begins.size and (start_s is None or end_s is None):
-        return Series(start_s or 0.0, MINUTE_S, np.empty(0), name)
-    first = int((begins.min() if start_s is None else start_s) // MINUTE_S)
-    last = int(np.ceil((begins.max() + MINUTE_S if end_s is None else end_s) / MINUTE_S))
-    count = max(0, last - first)
-    if count > MOST_WINDOWS:
-        raise ValueError(f"{count:,} minutes: more than {MOST_WINDOWS:,}")
-    rate = np.full(count, np.nan)
-    if measured_s is not None:
-        watched = (np.asarray(measured_s, np.float64) // MINUTE_S).astype(np.int64) - first
-        rate[watched[(watched >= 0) & (watched < count)]] = 0.0
-    index = (begins // MINUTE_S).astype(np.int64) - first
-    inside = (index >= 0) & (index < count)
-    sums = np.bincount(index[inside], weights=counts[inside], minlength=count)[:count]
-    seen = np.bincount(index[inside], minlength=count)[:count] > 0
-    rate[seen] = sums[seen] / MINUTE_S
-    return Series(first * MINUTE_S, MINUTE_S, rate, name)
+    return Series(0.0, window_s, rate[:-1] if windows > 1 else rate, name)
 
 
 def group_minutes(
-    rows: Iterable[Mapping[str, Any]],
-    *,
-    by: tuple[str, ...] = ("model", "region", "slo_class"),
-    start_s: float | None = None,
-    end_s: float | None = None,
-    measured_s: Collection[float] | None = None,
+    rows: Iterable[Mapping[str, Any]], *, by: tuple[str, ...] = ("model", "region", "slo_class")
 ) -> dict[tuple[str, ...], dict[str, Series]]:
-    """Return separate prompt and output series for every group of ledger minutes, from rows as dicts.
+    """Return separate prompt and output series of one-minute windows for every group of ledger minutes, from rows as
+    dicts.
 
-    A row has `minute` (a datetime, or seconds since 1970), `prompt_tokens`, `output_tokens` and the columns of *by*;
-    leave a column out of *by* to add its values up. All series share one range. A minute counts as measured if any row
-    of any group has it, or if it is in *measured_s*: a group without a row then had no demand.
+    A row has `minute` (a datetime), `prompt_tokens`, `output_tokens` and the columns of *by*; rows of one minute are added
+    up, and leaving a column out of *by* adds its values up. All series share one range. A minute counts as measured if any
+    row of any group has it: a group without a row then had no demand. Other minutes are gaps.
     """
     columns: dict[tuple[str, ...], tuple[list[float], list[float], list[float]]] = {}
     for row in rows:
-        minute = row["minute"]
-        at_s = minute.timestamp() if isinstance(minute, datetime) else float(minute)
         minutes, prompts, outputs = columns.setdefault(tuple(str(row[key]) for key in by), ([], [], []))
-        minutes.append(at_s)
-        prompts.append(float(row["prompt_tokens"]))
-        outputs.append(float(row["output_tokens"]))
-    everything = [at_s for minutes, _, _ in columns.values() for at_s in minutes]
-    if not everything:
+        minutes.append(row["minute"].timestamp() // MINUTE_S)
+        prompts.append(row["prompt_tokens"] / MINUTE_S)
+        outputs.append(row["output_tokens"] / MINUTE_S)
+    everything = np.array([minute for minutes, _, _ in columns.values() for minute in minutes], np.int64)
+    if not everything.size:
         return {}
-    measured = np.unique(np.array([*everything, *(measured_s or ())]))
-    begin_s = min(everything) if start_s is None else start_s
-    stop_s = max(everything) + MINUTE_S if end_s is None else end_s
+    first = int(everything.min())
+    if (count := int(everything.max()) - first + 1) > MOST_WINDOWS:
+        raise ValueError(f"{count:,} minutes: more than {MOST_WINDOWS:,}")
+    measured = np.full(count, np.nan)
+    measured[everything - first] = 0.0
+
+    def series(minutes: list[float], rates: list[float], name: str) -> Series:
+        summed = measured.copy()
+        np.add.at(summed, np.array(minutes, np.int64) - first, rates)
+        return Series(first * MINUTE_S, MINUTE_S, summed, name)
+
     return {
         key: {
-            quantity: from_minutes(
-                minutes, tokens, start_s=begin_s, end_s=stop_s, measured_s=measured, name=" ".join([*key, quantity])
-            )
-            for quantity, tokens in zip(QUANTITIES, (prompts, outputs), strict=True)
+            quantity: series(minutes, rates, " ".join([*key, quantity]))
+            for quantity, rates in zip(QUANTITIES, (prompts, outputs), strict=True)
         }
         for key, (minutes, prompts, outputs) in columns.items()
     }

@@ -155,6 +155,14 @@ class DemandGraph(Struct):
         """Return the service of a run in seconds, summed over its parallel requests."""
         return sum(step_service_s(step, self.units[step.unit], rates[step.unit]) for step in record.steps)
 
+    def path_s(self, record: RunRecord, rates: Mapping[str, ServiceRate]) -> float:
+        """Return the seconds that a run takes along its longest chain of steps, in which parallel requests count once."""
+        ends_s: list[float] = []
+        for step in record.steps:
+            takes_s = step_service_s(step, self.units[step.unit], rates[step.unit]) / step.parallelism
+            ends_s.append((ends_s[step.parent] if step.parent >= 0 else 0.0) + takes_s)
+        return max(ends_s)
+
     def outlooks(self) -> dict[str, UnitOutlook]:
         """Return the outlook of each unit that is recorded."""
         steps_of: dict[str, list[tuple[float, dict[str, float], int]]] = {}

@@ -24,7 +24,7 @@ the first moment with that p_e >= K. `latest` is the formula as it is printed; d
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,18 @@ USUAL_K: Final = 0.5
 LOOK_S: Final = 1.0
 """Period of `AdapterPrewarming.look`: a start that is due before the next look is made now."""
 USUAL_SHARE: Final = 0.05
-BURST_S: Final = 60.0
+AGAIN_S: Final = 60.0
+"""After a model was woken, or a prompt could not be warmed, until the same is tried again."""
+OPEN_S: Final = 600.0
+"""After which what was warmed and not used counts as waste."""
+BURST_S: Final = 30.0
 """The share of an instance's time is kept over so long."""
+TRIAL: Final = 0.02
+"""Of the share of time for system prompts that is left where they cost more than they win, to see when that changes."""
+FORGETS: Final = 0.9
+"""Weight of what became of earlier prompts with each further one."""
+AT_FIRST: Final = 4.0
+"""Prompts taken to have been used before the first."""
 MOST_WAITING: Final = 32
 """First waiting requests of an endpoint whose adapters are prewarmed."""
 
@@ -118,6 +128,18 @@ def due(likely: Iterable[LikelyCall], *kinds: str) -> list[LikelyCall]:
     """Return the calls whose warming starts before the next look, the first to start first."""
     now = [call for call in likely if call.target.kind in kinds and call.start_in_s <= LOOK_S]
     return sorted(now, key=lambda call: (call.start_in_s, call.run, str(call.target)))
+
+
+def wakes(
+    likely: Iterable[LikelyCall], endpoint: int, now_s: float, again_s: float, *, woken: bool
+) -> LikelyCall | None:
+    """Return the call for which an instance of *endpoint*, where none is awake, wakes now; None to let it sleep.
+
+    *again_s*: not before, since one was woken; *woken*: one was, and no call has used it since.
+    """
+    if woken or now_s < again_s:
+        return None
+    return next((call for call in due(likely, "model") if call.target.endpoint == endpoint), None)
 
 
 def likely_calls(
@@ -275,23 +297,59 @@ class AdapterPrewarming:
 
 
 class PrefillTime:
-    """Time of instances that system prompts may take that are computed early: a share of it, kept over `BURST_S`.
+    """Time of instances for system prompts that are computed early: a share, kept over `BURST_S`, which follows their use.
 
-    On a busy instance it is taken from requests that are there, and a prompt may be pushed out before its call comes.
+    A prompt that is used wins its time for one call, and takes none from others, as that call would have computed it. One
+    that is pushed out before takes its time from each of n requests that run there. So while fewer than n in n + 1 of
+    the last prompts were used, `TRIAL` of the share is left.
+
+    `counts` has the prompts `warmed`, those of them `used`, and those `wasted`.
     """
 
     def __init__(self) -> None:
-        self._left: dict[int, tuple[float, float]] = {}
+        self._left: dict[Hashable, tuple[float, float]] = {}
         """Seconds left and since when, by instance."""
+        self._became: dict[Hashable, tuple[float, float]] = {}
+        """Of the last prompts at an instance, those used and all that settled, each by its weight."""
+        self._unused: set[tuple[Any, Any]] = set()
+        self.counts: Counter[str] = Counter(warmed=0, used=0, wasted=0)
 
-    def take(self, instance: int, takes_s: float, share: float, now_s: float) -> bool:
-        """Take *takes_s* of the time of *instance*; return False, and take nothing, if that is more than is left."""
-        most_s = share * BURST_S
-        left_s, since_s = self._left.get(instance, (most_s, now_s))
-        left_s = min(most_s, left_s + share * (now_s - since_s))
-        taken_s = takes_s if takes_s <= left_s else 0.0
-        self._left[instance] = left_s - taken_s, now_s
-        return takes_s <= left_s
+    def take(
+        self, instance: Hashable, prompt: Hashable, takes_s: float, running: int, share: float, now_s: float
+    ) -> bool:
+        """Take *takes_s* for *prompt* of the time of *instance*, where *running* requests run; return False, and take
+        nothing, if none is left.
+        """
+        used, settled = self._became.get(instance, (AT_FIRST, AT_FIRST))
+        share *= 1.0 if used >= settled * running / (running + 1) else TRIAL
+        left_s, since_s = self._left.get(instance, (share * BURST_S, now_s))
+        left_s = min(share * BURST_S, left_s + share * (now_s - since_s))
+        taken = left_s > 0.0
+        self._left[instance] = left_s - takes_s * (taken and running > 0), now_s
+        if taken:
+            self.counts["warmed"] += 1
+            self._unused.add((instance, prompt))
+        return taken
+
+    def unused(self) -> list[tuple[Any, Any]]:
+        """Return the instances and prompts of those that no call has used."""
+        return list(self._unused)
+
+    def use(self, instance: Hashable, prompt: Hashable) -> None:
+        """Take in that a call with *prompt* was given to *instance*."""
+        self._settle(instance, prompt, used=True)
+
+    def waste(self, instance: Hashable, prompt: Hashable) -> None:
+        """Take in that *prompt* has left *instance* unused, or was never there."""
+        self._settle(instance, prompt, used=False)
+
+    def _settle(self, instance: Hashable, prompt: Hashable, *, used: bool) -> None:
+        if (instance, prompt) not in self._unused:
+            return
+        self._unused.remove((instance, prompt))
+        self.counts["used" if used else "wasted"] += 1
+        before, settled = self._became.get(instance, (AT_FIRST, AT_FIRST))
+        self._became[instance] = FORGETS * before + used, FORGETS * settled + 1.0
 
 
 def first_waiting(waiting: WaitingArrays, endpoint: int, among: NDArray[np.bool_]) -> list[int]:

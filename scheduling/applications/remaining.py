@@ -102,6 +102,15 @@ class Position(NamedTuple):
     """(U,): executions of each unit that have ended."""
 
 
+class Remaining(NamedTuple):
+    """Samples of what a run takes from a position to its end, in seconds."""
+
+    service_s: Floats
+    """Summed over parallel requests."""
+    path_s: Floats
+    """Along its longest chain of steps, in which parallel requests count once; they run as if alone."""
+
+
 def _coefficient(a: Floats, b: Floats) -> float:
     if a.size < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
@@ -291,16 +300,19 @@ def sample_remaining(
     passes: Ints,
     units: Ints,
     demands: Floats,
+    begins_s: Floats,
     random: NDArray[np.uint64],
-    samples: Floats,
+    service_s: Floats,
+    path_s: Floats,
 ) -> None:
-    """Write *samples* (n,) of the service in seconds from a `Position` to the end of the run, the steps there whole.
+    """Write samples (n,) of what a run takes from a `Position` to its end, in seconds: its service, the steps there whole,
+    and its longest path, on which parallel requests count once and the steps there that have ended not at all.
 
-    *passes* (U,), *units* (2, MOST_PENDING) and *demands* (2, MOST_PENDING, 3) are room to work.
+    *passes* (U,), *units* (2, MOST_PENDING), *demands* (2, MOST_PENDING, 3) and *begins_s* (MOST_PENDING,) are room to work.
     """
     pending_unit, pending_before = units[0], units[1]
     pending, earlier = demands[0], demands[1]
-    for sample in range(samples.size):
+    for sample in range(service_s.size):
         for at in range(visits.size):
             passes[at] = visits[at]
         waiting = min(unit.size, MOST_PENDING)
@@ -308,18 +320,23 @@ def sample_remaining(
             pending_unit[at], pending_before[at] = unit[at], before[at]
             for variable in range(3):
                 pending[at, variable], earlier[at, variable] = known[at, variable], known_before[at, variable]
-        service_s = 0.0
+            begins_s[at] = 0.0
+        service_s[sample] = path_s[sample] = 0.0
         while waiting > 0:
             waiting -= 1
             now, last = pending_unit[waiting], pending_before[waiting]
             taken, given, parallel = pending[waiting, 0], pending[waiting, 1], pending[waiting, 2]
+            has_ended = given >= 0.0
             if taken < 0.0:
                 taken = draw_demand(graph, now, last, INPUT, 0.0, earlier[waiting], random)
             if given < 0.0:
                 given = draw_demand(graph, now, last, OUTPUT, taken, earlier[waiting], random)
             if parallel < 0.0:
                 parallel = draw_demand(graph, now, last, PARALLELISM, taken, earlier[waiting], random)
-            service_s += parallel * (graph.rate[now, 0] + graph.rate[now, 1] * taken + graph.rate[now, 2] * given)
+            takes_s = graph.rate[now, 0] + graph.rate[now, 1] * taken + graph.rate[now, 2] * given
+            service_s[sample] += parallel * takes_s
+            ends_s = begins_s[waiting] if has_ended else begins_s[waiting] + takes_s
+            path_s[sample] = max(path_s[sample], ends_s)
             visit = min(passes[now], MOST_VISITS)
             begin, end = graph.outcome_first[now, visit], graph.outcome_first[now, visit + 1]
             if end - begin < FEWEST_MATCHES:
@@ -334,8 +351,8 @@ def sample_remaining(
                     for variable in range(3):
                         pending[waiting, variable] = UNKNOWN
                     earlier[waiting, 0], earlier[waiting, 1], earlier[waiting, 2] = taken, given, parallel
+                    begins_s[waiting] = ends_s
                     waiting += 1
-        samples[sample] = service_s
 
 
 def start_of(graph: DemandGraph, random: np.random.Generator) -> Position:
@@ -353,9 +370,10 @@ def start_of(graph: DemandGraph, random: np.random.Generator) -> Position:
     )
 
 
-def remaining_s(arrays: GraphArrays, position: Position, count: int, seed: int) -> Floats:
-    """Return *count* samples of the service in seconds from *position* to the end of its run."""
-    samples, passes = np.empty(count), np.empty_like(position.visits)
+def remaining(arrays: GraphArrays, position: Position, count: int, seed: int) -> Remaining:
+    """Return *count* samples of what a run takes from *position* to its end."""
+    service_s, path_s, passes = np.empty(count), np.empty(count), np.empty_like(position.visits)
     units, demands = np.empty((2, MOST_PENDING), np.int64), np.empty((2, MOST_PENDING, 3))
-    sample_remaining(arrays, *position, passes, units, demands, np.array([seed], np.uint64), samples)
-    return samples
+    random = np.array([seed], np.uint64)
+    sample_remaining(arrays, *position, passes, units, demands, np.empty(MOST_PENDING), random, service_s, path_s)
+    return Remaining(service_s, path_s)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scheduling.applications.demand_graph import Backend, DemandGraph, ServiceRate, UnitOutlook
 from scheduling.applications.gittins import BUCKETS, MEAN, buckets, gittins_ranks
 from scheduling.applications.recording import IDLE_S, SESSION_IDLE_S, SESSION_UNITS, TOGETHER_S
-from scheduling.applications.remaining import UNKNOWN, GraphArrays, Position, build, remaining_s
+from scheduling.applications.remaining import UNKNOWN, GraphArrays, Position, Remaining, build, remaining
 from scheduling.compiled import uncompiled
 from scheduling.queueing.groups import BY_RANK
 from scheduling.queueing.ordering import BY_RUN, HERMES, QLM, Standing, run_key
@@ -33,6 +33,8 @@ MOST_RUNS: Final = 100_000
 FIRST_S: Final = -5e8
 """When a run began and is due, for its order, that an operator has moved first: before all others of its class, and behind
 none by its rank (`ordering.LONGEST_STRETCHED_S`)."""
+LATE_S: Final = 1e8
+"""Added to when a late run is due, where late runs are last: behind all that can still be in time."""
 
 Demand = tuple[float, float, float]
 NOTHING: Final[Demand] = (0.0, 0.0, 0.0)
@@ -43,10 +45,8 @@ class KnownGraph(NamedTuple):
 
     units: Mapping[str, int]
     arrays: GraphArrays
-    largest_s: float
-    """Service of the largest recorded run: the supremum of equation 2, which does not grow with the number of samples."""
-    whole_s: NDArray[np.float64] | None = None
-    """Services of recorded runs, if a run is predicted by these alone, whatever it has done so far; None otherwise."""
+    whole: Remaining | None = None
+    """Recorded runs, if a run is predicted by these alone, whatever it has done so far; None otherwise."""
     outlooks: Mapping[str, UnitOutlook] = {}
     backends: Mapping[str, Backend] = {}
 
@@ -58,11 +58,14 @@ class KnownGraph(NamedTuple):
 
         Raises ValueError if nothing is recorded.
         """
-        services_s = np.array([graph.service_s(record, rates) for record in graph.records])
         units = {name: number for number, name in enumerate(graph.units)}
-        arrays = build(graph, rates, refined=refined)
-        largest_s = float(services_s.max(initial=0.0))
-        return cls(units, arrays, largest_s, services_s if whole else None, graph.outlooks(), graph.units)
+        recorded = Remaining(
+            np.array([graph.service_s(record, rates) for record in graph.records]),
+            np.array([graph.path_s(record, rates) for record in graph.records]),
+        )
+        return cls(
+            units, build(graph, rates, refined=refined), recorded if whole else None, graph.outlooks(), graph.units
+        )
 
     def rate(self, unit: str) -> ServiceRate:
         return ServiceRate(*self.arrays.rate[self.units[unit]].tolist())
@@ -155,9 +158,12 @@ class Run:
     """Service of steps that are in `steps` no more."""
     whole_s: NDArray[np.float64] | None = None
     """`buckets` of its whole service."""
-    largest_s: float = 0.0
+    path_s: NDArray[np.float64] | None = None
+    """Samples of its longest path from where it is, the open steps whole, ascending."""
     refresh_s: float = np.inf
     """Attained service at which its rank is to be refreshed."""
+    late_s: float = np.inf
+    """When it can no longer be in time; infinity once it is late."""
     draws: int = 0
     changed: bool = True
     """Whether a step has ended since its service was drawn."""
@@ -208,27 +214,35 @@ class Run:
                     attained_s += _service_s(rate, call.prompt_tokens, tokens)
         return attained_s
 
-    def _predicted_s(self) -> float:
-        """Return its service if nothing follows the open calls."""
-        open_s = (_service_s(rate, call.prompt_tokens, call.predicted_tokens) for _, call, rate in self.calls.values())
-        return self.attained_s() + sum(open_s)
+    def path_had_s(self, produced: Callable[[int], int] | None = None) -> float:
+        """Return what its open steps have had of their paths, the least of them; a step, by its call that has had least."""
+        had_s: dict[int, float] = {}
+        for request, (step, call, rate) in self.calls.items():
+            tokens = produced(request) if produced is not None else 0
+            call_s = _service_s(rate, call.prompt_tokens, tokens) if tokens else 0.0
+            had_s[id(step)] = min(call_s, had_s.get(id(step), math.inf))
+        return min(had_s.values(), default=0.0)
+
+    def _predicted(self) -> Remaining:
+        """Return what it takes if nothing follows the open calls, its service whole."""
+        calls_s = [_service_s(rate, call.prompt_tokens, call.predicted_tokens) for _, call, rate in self.calls.values()]
+        return Remaining(np.array([self.attained_s() + sum(calls_s)]), np.array([max(calls_s, default=0.0)]))
 
     def draw(self, graph: KnownGraph | None, bucket_count: int = BUCKETS) -> None:
-        """Draw its whole service, given what is known of it."""
+        """Draw its whole service and the path that it has left, given what is known of it."""
         self.draws += 1
         self.changed = False
-        self.largest_s = 0.0
         if self.total_s is not None:
-            samples = np.array([self.total_s])
+            service_s, path_s = np.array([self.total_s]), np.array([self.total_s - self.attained_s()])
         elif graph is None or not self.steps or any(step.unit not in graph.units for step in self.steps):
-            samples = np.array([self._predicted_s()])
-        elif graph.whole_s is not None:
-            samples, self.largest_s = graph.whole_s, graph.largest_s
+            service_s, path_s = self._predicted()
+        elif graph.whole is not None:
+            service_s, path_s = graph.whole
         else:
             seed = (self.number + 1) * 1_000_003 + self.draws
-            samples = remaining_s(graph.arrays, self._position(graph), SAMPLES, seed) + self.done_s
-            self.largest_s = graph.largest_s
-        self.whole_s = buckets(samples, bucket_count)
+            service_s, path_s = remaining(graph.arrays, self._position(graph), SAMPLES, seed)
+            service_s = service_s + self.done_s
+        self.whole_s, self.path_s = buckets(service_s, bucket_count), np.sort(path_s)
 
     def _position(self, graph: KnownGraph) -> Position:
         units, unknown = graph.units, len(graph.units)
@@ -246,16 +260,39 @@ class Run:
             visits=visits,
         )
 
-    def standing(self, produced: Callable[[int], int] | None = None) -> Standing:
-        """Return its standing by what was drawn last, and note when its rank is to be refreshed."""
+    def standing(self, now_s: float, reading: "Reading", produced: Callable[[int], int] | None = None) -> Standing:
+        """Return its standing by what was drawn last, and note when it is to be refreshed."""
         assert self.whole_s is not None
+        assert self.path_s is not None
         attained_s, rank, refresh = self.attained_s(produced), np.empty(1), np.empty(1)
         gittins_ranks(self.whole_s[None], np.array([attained_s]), np.array([self.weight]), rank, refresh)
         self.refresh_s = float(refresh[0])
         mean_s = max(0.0, float(self.whole_s[MEAN].mean()) - attained_s)
-        worst_s = max(0.0, (self.largest_s or float(self.whole_s.max())) - attained_s)
-        began_s, due_s = (FIRST_S, FIRST_S) if self.first else (self.began_s, self.due_s)
+        had_s = self.path_had_s(produced)
+        at = max(0, math.ceil(reading.worst * self.path_s.size) - 1)
+        least_s, worst_s = (max(0.0, float(path_s) - had_s) for path_s in self.path_s[[0, at]])
+        began_s, due_s, self.late_s = self.began_s, self.due_s, np.inf
+        if self.first:
+            began_s, due_s = FIRST_S, FIRST_S
+        elif reading.late_last and now_s > due_s - least_s:
+            due_s += LATE_S
+        elif reading.late_last:
+            self.late_s = due_s - least_s
         return Standing(began_s, due_s, float(rank[0]), mean_s / self.weight, worst_s, attained_s)
+
+
+class Reading(NamedTuple):
+    """How standings are read from samples of what runs need."""
+
+    buckets: int = BUCKETS
+    """Of a run's service, for its Gittins rank."""
+    worst: float = 1.0
+    """Quantile of a run's path that is its worst case in equation 2; 1, the supremum."""
+    late_last: bool = False
+    """Whether runs that can no longer be in time, even by the shortest path, are behind all others by deadline and slack."""
+
+
+USUAL_READING: Final = Reading()
 
 
 def _service_s(rate: ServiceRate, prompt_tokens: int, output_tokens: float) -> float:
@@ -263,12 +300,10 @@ def _service_s(rate: ServiceRate, prompt_tokens: int, output_tokens: float) -> f
 
 
 class Standings:
-    """All runs in progress. *graphs* are the known demand graphs by application, which may change meanwhile; a run's service
-    is held in *bucket_count* buckets.
-    """
+    """All runs in progress. *graphs* are the known demand graphs by application, which may change meanwhile."""
 
-    def __init__(self, graphs: Mapping[Hashable, KnownGraph], bucket_count: int = BUCKETS) -> None:
-        self.graphs, self.bucket_count = graphs, bucket_count
+    def __init__(self, graphs: Mapping[Hashable, KnownGraph], reading: Reading = USUAL_READING) -> None:
+        self.graphs, self.reading = graphs, reading
         self.runs: dict[tuple[Hashable, Hashable], Run] = {}
         """By application and name."""
         self.by_number: dict[int, Run] = {}
@@ -355,15 +390,15 @@ class Standings:
         """Whether any call is open."""
         return bool(self._of_call)
 
-    def stand(self, run: Run, produced: Callable[[int], int] | None = None) -> Standing:
+    def stand(self, run: Run, now_s: float, produced: Callable[[int], int] | None = None) -> Standing:
         """Return the standing of *run*, drawn again if a call came or ended since."""
         if run.changed or run.whole_s is None:
-            run.draw(self.graphs.get(run.application), self.bucket_count)
-        return run.standing(produced)
+            run.draw(self.graphs.get(run.application), self.reading.buckets)
+        return run.standing(now_s, self.reading, produced)
 
-    def is_stale(self, run: Run, produced: Callable[[int], int]) -> bool:
-        """Whether the rank of *run* is to be refreshed: a step has ended, or the end of a bucket was passed."""
-        return run.changed or run.attained_s(produced) >= run.refresh_s
+    def is_stale(self, run: Run, now_s: float, produced: Callable[[int], int]) -> bool:
+        """Whether the standing of *run* is to be refreshed: a step has ended, a bucket was passed, or it is late."""
+        return run.changed or now_s > run.late_s or run.attained_s(produced) >= run.refresh_s
 
     def forget(self, now_s: float) -> None:
         """Forget runs that have been idle for `Run.idle_s`."""

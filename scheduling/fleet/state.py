@@ -88,6 +88,11 @@ class RequestState(Struct, kw_only=True):
     """Of its application run, where its queue is ordered by run; due at `NEVER_S` for never."""
     priority: int | None = None
     """With which the queue manager released it; None: that of its class."""
+    asked_model: str = ""
+    """Name that it asked for, where another model than that serves it, and by which rule (`routing.models`)."""
+    model_rule: str = ""
+    falls_back: bool = False
+    """Whether the fallback of its model may still serve it."""
     true_output: int | None = None
     """Output tokens, if the request has ended since."""
 
@@ -100,6 +105,8 @@ class WaitingRequest(RequestState, kw_only=True):
     """Seconds after its arrival when it counts as due, where it can no longer be in time (`virtual_queues.put_off`)."""
     spot: bool = False
     """For a donated instance."""
+    expected_wait_s: float = 0.0
+    """As estimated when it came, where it has a fallback."""
 
 
 class HeldRequest(RequestState, kw_only=True):
@@ -174,6 +181,11 @@ class GroupsState(Struct):
     mean_tokens: list[float]
     """By endpoint."""
     mean_output: list[float]
+    limit: list[int]
+    """By endpoint: the most requests of a group, and the time of a prompt token and of an output token, by which requests of
+    similar lengths are found. Both are as of the last sweep.
+    """
+    token_s: list[tuple[float, float]]
     next_number: int
     tried: tuple[int, int] | None = None
     """Groups ever made and groups in use at the last search for a better order; None before the first."""

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scheduling.planning.bursts import POISSON_CV, highest_load_kept
 from scheduling.planning.capacity import SIMULATED, Capability
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.measures.results import Promise, kept, latency_s
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests

@@ -90,7 +90,8 @@ class Standing(NamedTuple):
     mean_s: float
     """Expected remaining service over the tenant's weight."""
     worst_s: float
-    """Largest remaining service: the supremum of equation 2 less what was attained."""
+    """Longest path to its end: the supremum of equation 2 less what was attained. Parallel requests count once: a
+    deadline is a moment."""
     attained_s: float
 
 
@@ -141,7 +142,7 @@ def run_key(
 ) -> float:
     """Return the key of a request whose run began at *began_s* and is due at *due_s*, absolute, infinity for never.
 
-    *rank_s* is the Gittins rank of the run, *mean_s* its expected and *worst_s* its largest remaining service, in seconds.
+    *rank_s* is the Gittins rank of the run, *mean_s* its expected and *worst_s* its longest path to the end, in seconds.
     """
     service_s = rank_s if ordering == HERMES else mean_s if ordering == SRPT else worst_s
     return queue_key(ordering, began_s, due_s, priority, service_s, stretch)

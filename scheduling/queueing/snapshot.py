@@ -34,7 +34,6 @@ class Snapshot(NamedTuple):
     """By group: its index in `GroupArrays.groups`."""
     queues: NDArray[np.int32]
     """By queue: its index in `GroupArrays.queues`."""
-    taken_s: float
 
 
 @compiled
@@ -200,7 +199,7 @@ def snapshot(
         hold_s=hold_s,
     )
     numbers = arrays.groups["number"][places].copy()
-    return Snapshot(problem, Order(first, standing), numbers, places, queue_ids.astype(np.int32), now_s)
+    return Snapshot(problem, Order(first, standing), numbers, places, queue_ids.astype(np.int32))
 
 
 def batches_of(fleet: FleetArrays, arrays: GroupArrays) -> NDArray[np.float64]:

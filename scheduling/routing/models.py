@@ -1,13 +1,14 @@
 """Which model serves a request: a public name shares its requests among models by weight, and a model has a fallback.
 
 Live, the gateway chooses among weighted targets and the dispatcher falls back; a scenario shares its demand by the same
-weights.
+weights, and the simulator falls back by the same rule.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
 from hashlib import blake2b
 from math import inf
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,18 @@ class ModelRule(StrEnum):
     """Its wait is above the bound of its model."""
     FAILURE = "failure"
     """Its model's instances failed it before its first token."""
+
+
+RULES: Final = (None, *ModelRule)
+"""Rules by number; 0: it is served by the model that it names."""
+
+
+class Fallback(NamedTuple):
+    """The model that serves requests where their own does not, and after which wait for their own."""
+
+    model: str
+    wait_s: float | None = None
+    """None: however long they wait."""
 
 
 def targets(weights: NDArray[np.float64], draws: NDArray[np.float64]) -> NDArray[np.intp]:

@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +30,7 @@ class ApplicationRuns:
     def __init__(self, cluster: Cluster, requests: Requests, runs: RunsToCome, world: World) -> None:
         self._cluster, self._requests, self._runs = cluster, requests, runs
         graphs: dict[Hashable, KnownGraph] = {at: one.graph for at, one in enumerate(runs.applications) if one.graph}
-        self._standings = Standings(graphs, runs.buckets)
+        self._standings = Standings(graphs, runs.reading)
         self._rates = [ServiceRate.of(cluster.reference_profile(key)) for key in cluster.endpoints]
         self._usual = cluster.nearest()
         codes = world.policies["ordering"].astype(np.int64)
@@ -189,15 +189,20 @@ class ApplicationRuns:
         weights, tenant = self._cluster.tenant_weights, int(requests.tenant[request])
         total_s = None
         if self._runs.exact:
-            units = self._runs.applications[to_come.application].units
-            rates = {"llm": self._rates[self._endpoint(request)]}
+            units, region = self._runs.applications[to_come.application].units, int(requests.region[request])
             total_s = sum(
-                step_service_s(step, unit, rates.get(unit.kind, ServiceRate()))
+                step_service_s(step, unit, self._rate(unit, region))
                 for step in to_come.record.steps
                 for unit in (units[step.unit],)
             )
         weight = weights[tenant] if tenant < len(weights) else 1.0
         return call._replace(due_in_s=to_come.due_in_s, weight=weight, total_s=total_s)
+
+    def _rate(self, unit: Backend, region: int) -> ServiceRate:
+        """Return the rate at which *unit* is served for callers in *region*."""
+        if unit.kind != "llm":
+            return ServiceRate()
+        return self._rates[self._usual[self._cluster.models.index(unit.name)][region]]
 
     def _endpoint(self, request: int) -> int:
         """Return the endpoint that the caller of *request* prefers."""
@@ -221,7 +226,7 @@ class ApplicationRuns:
         run = self._standings.come(self._with_run(call, number), now_s)
         if not self.by_run:
             return
-        standing = self._standings.stand(run, _produced(world, list(run.calls)).__getitem__)
+        standing = self._standings.stand(run, now_s, _produced(world, list(run.calls)).__getitem__)
         world.standings[request] = standing[:5]
         rekey_run(world.waiting, number, standing, self._orderings, self._stretches)
 
@@ -268,8 +273,8 @@ class ApplicationRuns:
         produced, changed = _produced(world).__getitem__, False
         for number in runs_waiting(world.waiting, self._at_run_order):
             run = self._standings.runs[self._runs.runs[number].application, number]
-            if self._standings.is_stale(run, produced):
-                standing = self._standings.stand(run, produced)
+            if self._standings.is_stale(run, now_s, produced):
+                standing = self._standings.stand(run, now_s, produced)
                 changed |= rekey_run(world.waiting, number, standing, self._orderings, self._stretches) > 0
         return np.flatnonzero(self._at_run_order & (world.waiting.size > 0)).tolist() if changed else []
 
@@ -279,21 +284,36 @@ class ApplicationRuns:
         run = self._runs.runs[number]
         return self._runs.applications[run.application].units[run.record.steps[at].unit].prompt, run.prompts
 
-    def likely_calls(self, world: World, now_s: float, by: Prewarming) -> list[LikelyCall]:
-        """Return the calls that runs will probably make next (`prewarming.likely_calls`)."""
+    def _endpoint_after(self, before: RunCall, model: str) -> int:
+        """Return the endpoint of *model* that the caller of *before* prefers; -1 where nothing is known of that."""
+        own = before.endpoint
+        if own < 0 or self._cluster.endpoints[own][0] == model or model not in self._cluster.models:
+            return own
+        region = self._cluster.regions.index(self._cluster.endpoints[own][1])
+        return self._usual[self._cluster.models.index(model)][region]
+
+    def likely_calls(
+        self, world: World, now_s: float, by: Prewarming, sleeping: Mapping[int, float]
+    ) -> list[LikelyCall]:
+        """Return the calls that runs will probably make next (`prewarming.likely_calls`); *sleeping* are the seconds to wake
+        an instance of each endpoint that has none awake.
+        """
 
         def needs(before: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
             if backend.kind == "llm" and before.adapter >= 0:
                 load_s = load_time_s(world.fleet, world.endpoints, before.endpoint)
                 yield Warmable("adapter", before.adapter, before.endpoint), load_s
-            if backend.kind == "llm" and before.endpoint >= 0 and isinstance(before.run, int):
+            endpoint = self._endpoint_after(before, backend.name) if backend.kind == "llm" else -1
+            if endpoint in sleeping:
+                yield Warmable("model", backend.name, endpoint), sleeping[endpoint]
+            elif endpoint >= 0 and isinstance(before.run, int):
                 prompt = backend.prompt, self._runs.runs[before.run].prompts
                 if (request := self.prompts.get(prompt)) is not None:
-                    key = self._cluster.endpoints[before.endpoint]
+                    key = self._cluster.endpoints[endpoint]
                     first = self._requests.prefix_first
                     tokens = int(first[request + 1] - first[request]) * self._block_tokens
                     prefill_s = self._cluster.reference_profile(key).step_time_s(tokens, 0, 0)
-                    yield Warmable("prefix", prompt, before.endpoint), prefill_s
+                    yield Warmable("prefix", prompt, endpoint), prefill_s
             elif backend.kind in ("container", "dnn") and backend.kind in self.pools:
                 terms = self._cluster.backends[backend.kind]
                 yield Warmable(backend.kind, backend.name), terms.warm_s(backend.name)

@@ -14,12 +14,13 @@ from scheduling.queueing.eviction import MOST_EVICTIONS
 from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
 from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.ordering import QLM, VTC
-from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, rekey, settle
+from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, settle
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.application_runs import LOOK_S as RANK_LOOK_S
 from scheduling.simulation.application_runs import ApplicationRuns
-from scheduling.simulation.at_door import Door, with_own_columns
+from scheduling.simulation.at_door import CHANGED as CHANGED_AT_DOOR
+from scheduling.simulation.at_door import Door
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.build import build_world
 from scheduling.simulation.cluster.description import Cluster
@@ -36,12 +37,15 @@ from scheduling.simulation.engine.state import (
     PREFIX_QUERIED_TOKENS,
     sequences_in_use,
 )
+from scheduling.simulation.fallbacks import CHANGED as CHANGED_BY_FALLBACKS
+from scheduling.simulation.fallbacks import Fallbacks
 from scheduling.simulation.global_scheduling import Scheduling
 from scheduling.simulation.holding import Holding
 from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.prewarming import SimulatedPrewarming
 from scheduling.simulation.result import Result
 from scheduling.simulation.state.placing import Fork, place, resume_scheduler
+from scheduling.simulation.waits import SimulatedWaits
 from scheduling.simulation.workload.following import follow
 from scheduling.simulation.workload.requests import HELD, Requests
 from scheduling.simulation.workload.runs import RunsToCome
@@ -89,7 +93,9 @@ class Simulation:
         if runs is not None:  # requests of runs come when they can
             requests = requests._replace(arrival_s=np.array(requests.arrival_s))
         judges = bool(requests.judged.any())
-        self.requests = requests = with_own_columns(requests) if judges else requests
+        changed = (*CHANGED_AT_DOOR * judges, *CHANGED_BY_FALLBACKS * bool(cluster.fallbacks))
+        # Separate copies of the columns that change.
+        self.requests = requests = requests._replace(**{name: np.array(getattr(requests, name)) for name in changed})
         world = build_world(cluster, requests, decisions=decisions, held=0 if state is None else state.requests.count)
         self.lives = Lives(cluster, world, seed)
         self._run_state: Any = world.run_state[0]
@@ -100,8 +106,12 @@ class Simulation:
         self._samples = Samples(sample_s)
         self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
         """Global scheduler, if any endpoint has request groups."""
-        self.door = Door(self) if judges else None
+        self.waits = SimulatedWaits(self) if judges or cluster.fallbacks else None
+        """Estimates of waits, where anything is decided by them."""
+        self.door = Door(self.waits) if judges and self.waits else None
         """Judge of promises at the door, where any class has them judged."""
+        self.fallbacks = Fallbacks(self.waits) if cluster.fallbacks and self.waits else None
+        """Fallbacks of models, where any has one."""
         self.looked_s = 0.0  # last look at the virtual queues
         of_fork = () if state is None else (state.requests.count, state.held, state.backlogs, state.look_s)
         may_hold = judges and not all(terms.interactive for terms in cluster.classes)
@@ -109,7 +119,7 @@ class Simulation:
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
         self.runs = None if runs is None else ApplicationRuns(cluster, requests, runs, world)
         """Application runs, if there are any."""
-        prewarming = SimulatedPrewarming(cluster, requests, self.runs)
+        prewarming = SimulatedPrewarming(cluster, requests, self.runs, self.lives)
         self.prewarming = prewarming if prewarming.needed else None
         """Prewarming, if there is anything that can be cold."""
         if state is not None:
@@ -189,8 +199,12 @@ class Simulation:
                 self.lives.settle(int(self._run_state.called_instance))
             elif reason == loop.DOOR:
                 request, self._run_state.at_door = int(self._run_state.at_door), NONE
-                if self.door is not None:
+                if self.fallbacks is not None and self.fallbacks.queued(request):
+                    continue
+                if self.door is not None and self.requests.judged[request]:
                     self.door.judge(request)
+            elif reason == loop.FALL_BACK:
+                self._ask_fallbacks()
             elif reason == loop.SCALE:
                 self._reach_out(int(self._run_state.called_endpoint))
             elif reason == loop.STEP and self.runs is not None:
@@ -230,15 +244,31 @@ class Simulation:
         return (self.now_s // RANK_LOOK_S + 1) * RANK_LOOK_S if looks else np.inf, comes_s
 
     def _arrive(self, request: int) -> None:
-        """Let *request*, one of an application run, arrive."""
-        if self._enter(self.world, np.inf, NONE, NONE, loop.CONTROL, ARRIVE, request, NONE) == loop.SCALE:
+        """Let *request* arrive: one of an application run, or one for which fallbacks were asked."""
+        reason = self._enter(self.world, np.inf, NONE, NONE, loop.CONTROL, ARRIVE, request, NONE)
+        if reason == loop.SCALE:
             self._reach_out(int(self._run_state.called_endpoint))
+        elif reason == loop.FALL_BACK:
+            self._ask_fallbacks()
+
+    def _ask_fallbacks(self) -> None:
+        """Decide whether fallbacks of models serve the request that comes, or those that wait where the sweep is."""
+        request, self._run_state.may_fall_back = int(self._run_state.may_fall_back), NONE
+        if self.fallbacks is None:
+            return
+        if request == NONE:
+            self.fallbacks.sweep(int(self._run_state.sweeping))
+            return
+        self.control()
+        self.fallbacks.come(request)
+        self._run_state.asked_fallback = request
+        self._arrive(request)
 
     def _release(self, endpoint: int, request: int) -> None:
         """Queue *request*, which the queue manager held, at *endpoint*."""
         self.control(endpoint, request)
-        if self.door is not None:
-            self.door.released(request)
+        if self.waits is not None:
+            self.waits.released(request)
 
     def _reach_out(self, endpoint: int) -> None:
         """Borrow a lent instance of another model: the reactive trigger wants one more than *endpoint* has itself."""
@@ -370,7 +400,12 @@ class Simulation:
         for request, emitted_tokens, expected_tokens in take_out(self.world, instance):
             outcome = self.world.outcomes[request]
             self._settle(request, emitted_tokens - expected_tokens)
-            may = (grouped or not emitted_tokens) and outcome["attempts"] - outcome["evictions"] < MAX_ATTEMPTS
+            if self.fallbacks is not None and not emitted_tokens and self.fallbacks.failed(request):
+                again += 1
+                continue
+            attempts = outcome["attempts"] - outcome["evictions"]
+            attempts = attempts if self.fallbacks is None else self.fallbacks.attempts(request)
+            may = (grouped or not emitted_tokens) and attempts < MAX_ATTEMPTS
             if may and emitted_tokens:
                 self._room_to_keep()
                 self.world.kept_tokens[request] += emitted_tokens
@@ -452,11 +487,6 @@ class Simulation:
         if self.world.kept_tokens.size < self.requests.arrival_s.size:
             self._replace(kept_tokens=np.zeros(self.requests.arrival_s.size, np.int32))
 
-    def rekey(self, request: int, key: float) -> bool:
-        """Give *request* another key in its queue (lowest first); return False if it does not wait."""
-        slots = np.flatnonzero((self.world.held == request) & (self.world.waiting.position >= 0))
-        return bool(slots.size and rekey(self.world.waiting, int(slots[0]), float(key)))
-
     def control(self, endpoint: int = -1, request: int = -1, source: int = loop.CONTROL) -> int:
         """Update the fleet arrays as *source* sees the present, then pump *endpoint*, or queue *request* there or again.
 
@@ -526,7 +556,8 @@ class Simulation:
             }
             | (self.prewarming.counters() if self.prewarming else {})
             | (self.runs.counters(self.now_s) if self.runs else {})
-            | (self.door.counters() if self.door else {}),
+            | (self.door.counters() if self.door else {})
+            | (self.fallbacks.counters() if self.fallbacks else {}),
             runs=self.runs.outcomes() if self.runs else None,
             asked_class=self.door.asked_class if self.door else None,
             refused_at_door=self.door.refused if self.door else None,

@@ -110,10 +110,10 @@ class Demand:
         )
         self._before = None if before is None else np.pad(before[:, ::-1].cumsum(axis=1), ((0, 0), (1, 0)))
 
-    def seen(self, now_s: float) -> NDArray[np.float64]:
-        """Return tokens per second over the last minute, by endpoint."""
+    def seen(self, now_s: float, more_tokens: NDArray[np.float64] | float = 0.0) -> NDArray[np.float64]:
+        """Return tokens per second over the last minute, by endpoint, with *more_tokens* that came in it besides."""
         first, last = (min(at, self._until.shape[1] - 1) for at in demand_seconds(now_s))
-        tokens = self._until[:, last] - self._until[:, first]
+        tokens = self._until[:, last] - self._until[:, first] + more_tokens
         if self._before is None:
             return demand_rate(tokens, now_s)
         further = max(0, DEMAND_WINDOW_S - int(now_s))  # seconds of the window before the start
@@ -225,7 +225,8 @@ class Control:
         endpoint_loads(fleet, world.endpoints, waiting, self._use, self._kv_use, now_s)
         if self._ahead:
             self._look_ahead(simulation)
-        seen = self._demand.seen(now_s)
+        fallbacks = simulation.fallbacks
+        seen = self._demand.seen(now_s, 0.0 if fallbacks is None else fallbacks.demand_tokens(now_s, count))
         others = np.zeros(count, np.int64)
         lent = states == State.SPOT
         if self._shares and lent.any():

@@ -12,6 +12,7 @@ from controlplane.applications.prewarming import prune_prewarms
 from controlplane.dispatch import prewarming_log
 from controlplane.dispatch.prewarming_log import CalledBy, PrewarmLog
 from controlplane.events.models import Event
+from scheduling.applications.prewarming import OPEN_S
 
 ACME = CalledBy(1, "review", "one")
 
@@ -40,7 +41,7 @@ def test_what_becomes_of_what_is_warmed(log):
     log.miss("adapter", "e", "east-1", "cold", ACME)
     log.settle(broken, "failed", "It did not answer.")
     log.settle(broken, "waste")  # it has failed
-    log.clock.now = 100.0 + prewarming_log.OPEN_S + 1
+    log.clock.now = 100.0 + OPEN_S + 1
     log.sweep()
     assert (unused.fate, broken.why) == ("waste", "why It did not answer.")
     assert dict(log.counts) == {

@@ -41,6 +41,7 @@ def test_runs_begin_as_they_did_with_the_other_requests_of_that_time(recorded_ru
     assert len(table["begins_s"]) == len(table["graph"]["records"]) == 12
     assert table["begins_s"] == sorted(table["begins_s"])
     assert len(table["known"]["records"]) == 20
+    assert table.get("models", {}) == {}, "all units are of one model"
     others = recorded(row.start["arrivals"], window()[0])
     assert len(others) == 5
     futures = [(each.name, each.changes) for each in row.futures.order_by("letter")]

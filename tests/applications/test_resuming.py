@@ -52,7 +52,8 @@ def test_a_second_process_goes_by_what_the_first_one_saw(acme, application, runn
     assert async_to_sync(feeder(second).resume)(0.0) == 1
     before, after = (
         each.runs.standings.stand(
-            each.runs.standings.come(RunCall(1, key, "now", "review", 2 * written.output_tokens, 9, RATE, 600.0), 0.0)
+            each.runs.standings.come(RunCall(1, key, "now", "review", 2 * written.output_tokens, 9, RATE, 600.0), 0.0),
+            0.0,
         )
         for each in (first, second)
     )

@@ -22,7 +22,7 @@ from scheduling.fleet.profile import Profile
 from scheduling.scaling import Reactive
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.result import Result
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests

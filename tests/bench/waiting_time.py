@@ -33,7 +33,7 @@ from scheduling.queueing.waits.waiting_time import (
     warm_up,
 )
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
 

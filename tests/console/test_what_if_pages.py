@@ -98,6 +98,8 @@ def test_every_row_with_what_its_buttons_fill_in_is_a_change():
                 for column in kind.columns
                 if column.choices and not row[column.name]
             }
+            if kind.name == "fallback":  # the first model is the model itself
+                row["to"] = ""
             if kind.name == "bounds":
                 row["least"] = "1"
             if kind.name == "slo":

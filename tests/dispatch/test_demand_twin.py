@@ -17,7 +17,7 @@ from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.description import InstanceSpec as SimulatedInstance
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.strategies import Demand
 from scheduling.simulation.workload.requests import make_requests
 

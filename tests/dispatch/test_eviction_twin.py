@@ -8,7 +8,7 @@ from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_twin import BLOCK_TOKENS, NEVER, Live

@@ -10,7 +10,7 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_twin import NEVER, Live, inventory_of, simulated_fleet
@@ -53,7 +53,7 @@ class Failing(Live):
         if not self.lost:
             self.dispatcher.lose(self.topology.by_slot[slot])
         engine, self.steps[slot], self.events_s[slot] = self.engines[slot], None, NEVER
-        had = [int(one) for one in (*engine._running, *engine.waiting_in_order())]
+        had = [int(one) for one in (*engine._running, *engine._waiting)]
         had = [
             number for number in self.lost if number not in had
         ] + had  # first those that would end with this iteration

@@ -11,7 +11,7 @@ from scheduling.policy import EndpointPolicy
 from scheduling.queueing.held_work import LOOK_S, PROMOTED_AFTER_S
 from scheduling.queueing.release_rule import AT_ONCE, USE, ReleaseRule
 from scheduling.simulation.cluster import description as simulated
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from tests.dispatch.test_twin import Live
 
 PROFILE = Profile(0.05, 0.04, 1e-3, 0.0, 0.04, 0.002, 1e-5)

@@ -18,7 +18,7 @@ from controlplane.dispatch.port import Submit
 from scheduling.fleet.profile import USUAL, Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster import description as simulated
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_twin import Live
 from tests.examples import at_night_but

@@ -11,7 +11,7 @@ from scheduling.queueing.promises import DEGRADE, REFUSE, ClassTerms
 from scheduling.queueing.release_rule import AT_ONCE, SLACK, ReleaseRule
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import HELD, make_requests
 from tests.dispatch.test_twin import NEVER, Live
@@ -139,9 +139,9 @@ async def test_both_estimate_what_the_queue_manager_releases(monkeypatch):
     live.dispatcher.deliver = note
     live.run(fleet, requests, deadlines=[HELD_FOR_S if each else None for each in later])
     simulation = Simulation(fleet, requests)
-    door, by_simulator = simulation.door, {}
-    learn = door._learn
-    monkeypatch.setattr(door, "_learn", lambda: (by_simulator.update(door._waits), learn()))
+    estimates, by_simulator = simulation.waits, {}
+    learn = estimates._learn
+    monkeypatch.setattr(estimates, "_learn", lambda: (by_simulator.update(estimates._waits), learn()))
     result = simulation.run()
     by_simulator = [p99_s for number, (_, p99_s) in by_simulator.items() if later[number]]
     by_live = [p99_s for p99_s in by_live.values() if p99_s is not None]
@@ -153,7 +153,7 @@ async def test_both_estimate_what_the_queue_manager_releases(monkeypatch):
     assert len(by_simulator) == pytest.approx(len(by_live), rel=0.1)
     assert np.mean(by_simulator) == pytest.approx(np.mean(by_live), rel=0.35)
     # Counted from their arrival, all waits would be longer than estimated.
-    assert max(waits.calibration(endpoint, BATCH.slo_class).factor, door._calibration(0, 1).factor) < 0.8
-    taught = waits.paces.learned(endpoint, BATCH.slo_class).batches, door._correction(0, 1).batches
+    assert max(waits.calibration(endpoint, BATCH.slo_class).factor, estimates.calibration(0, 1).factor) < 0.8
+    taught = waits.paces.learned(endpoint, BATCH.slo_class).batches, estimates._correction(0, 1).batches
     assert taught[1] == pytest.approx(taught[0], rel=0.3)
     assert min(taught) > 3.0

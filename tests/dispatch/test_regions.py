@@ -13,7 +13,7 @@ from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.routing.regions import latency_ms
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 
 REGIONS = ["east", "north", "west"]
 ENGINE = EngineConfig(

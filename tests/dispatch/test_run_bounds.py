@@ -14,7 +14,7 @@ from scheduling.policy import EndpointPolicy
 from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
 from scheduling.queueing.ordering import NO_DEADLINE_S
 from scheduling.simulation.cluster import description as simulated
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome

@@ -9,7 +9,7 @@ import pytest
 from controlplane.dispatch.port import Finished
 from controlplane.dispatch.runs import RunReport
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
-from scheduling.applications.standings import KnownGraph
+from scheduling.applications.standings import KnownGraph, Reading
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome
@@ -167,9 +167,11 @@ async def test_both_clocks_serve_runs_alike(ordering):
         graphs.append(KnownGraph.of(graph, RATES))
         applications.append(ApplicationToCome(graph.application, UNITS, graphs[-1]))
     began_s = np.cumsum(random.exponential(0.15, RUNS))
+    late_last = ordering in ("run_deadline", "run_slack")
     runs = RunsToCome(
         applications,
-        [
+        reading=Reading(late_last=late_last),
+        runs=[
             RunToCome(
                 kind := int(random.integers(0, 2)),
                 float(began),
@@ -192,6 +194,7 @@ async def test_both_clocks_serve_runs_alike(ordering):
     fleet.tenant_weights = WEIGHTS
     live = RunsLive(fleet)
     live.weigh(WEIGHTS)
+    live.topology.tuned = live.topology.tuned.model_copy(update={"LATE_RUNS_LAST": late_last})
     live.dispatcher.runs.graphs.update(
         {(1 + who, each.name): graph for who in range(3) for each, graph in zip(applications, graphs, strict=True)}
     )

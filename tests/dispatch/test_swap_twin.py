@@ -19,7 +19,7 @@ from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation import swapping as simulated_swapping
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome, State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_twin import BLOCK_TOKENS, NEVER, Live, inventory_of

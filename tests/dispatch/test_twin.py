@@ -227,7 +227,7 @@ class Live:
                 self.dispatcher.take(Finished(int(request_id), self.output[int(request_id)]))
                 self.give()
             engine = self.engines[slot]
-            for request_id in [*engine._running, *engine.waiting_in_order()]:
+            for request_id in [*engine._running, *engine._waiting]:
                 if int(request_id) in self.leaving:
                     self.evict(int(request_id), engine)
         self.steps[slot] = self.engines[slot].step(self.now_s)

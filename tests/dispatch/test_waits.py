@@ -16,7 +16,7 @@ from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.swapping.service import drain_s
 from scheduling.simulation.cluster import description as simulated
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_swap_twin import Sharing, mixed
 from tests.dispatch.test_swap_twin import fleet_of as sharing_fleet

@@ -239,6 +239,7 @@ PLOTS: Final = {
         "rows",
         "300 runs on Llama-2-7B in 15 minutes: deadlines met (figure 11)",
         deadlines_met,
+        ("vLLM", "VTC", "EDF", "Hermes", "Hermes-DDL", "EDF, late last"),
         strategies=by_system,
     ),
 }
@@ -251,7 +252,7 @@ def draw(name: str) -> str:
     result = json.loads((KEPT / f"{plot.kept}.json").read_text())["result"]
     strategies = plot.strategies(result[plot.part])
     rows: list[Row] = [row for row in strategies if not plot.names or row["strategy"] in plot.names]
-    all_names = [row["strategy"] for row in strategies]
+    all_names = [row["strategy"] for row in (strategies if len(strategies) <= len(COLOURS) else rows)]
     panels = list(plot.panels(result, rows))
     colours = [COLOURS[all_names.index(row["strategy"])] for row in rows]
     legend = [row["strategy"] for row in rows]

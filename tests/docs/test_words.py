@@ -126,8 +126,8 @@ ODD = re.compile(
 ODD_NAMES = re.compile(rf"{ODD.pattern}|\b(gone on|said to be|once in a while)\b", re.IGNORECASE)
 PRODUCT = ("controlplane", "scheduling", "forecasting", "workers")
 ODD_LEFT = {
-    "controlplane/fleet/models/hardware.py": 2,  # help texts: a migration would change them
-    "controlplane/fleet/models/instances.py": 2,
+    "controlplane/fleet/models/hardware.py": 1,  # help texts: a migration would change them
+    "controlplane/fleet/models/instances.py": 3,
     "controlplane/gateway/models.py": 1,
     "controlplane/tuning/models.py": 1,
     "controlplane/usage/models.py": 1,

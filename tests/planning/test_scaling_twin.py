@@ -39,7 +39,7 @@ from scheduling.scaling import NO_STRATEGY, STRATEGIES, Floored, make_strategy
 from scheduling.scaling.endpoint import GRACE_S
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.strategies import Bounds, Control
 from scheduling.simulation.workload.requests import make_requests

@@ -29,7 +29,7 @@ from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import Condition
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from workers.tasks import fleet as tasks

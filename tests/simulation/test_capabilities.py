@@ -12,7 +12,7 @@ import pytest
 
 from controlplane.simulation import capabilities
 from controlplane.simulation.capabilities import KEPT_S, Measurement, measured
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.measures.results import Promise
 from tests.scheduling.planning.test_simulated_capability import ENGINE
 

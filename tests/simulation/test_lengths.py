@@ -14,8 +14,7 @@ from controlplane.lengths.models import LengthVersion
 from controlplane.simulation.lengths import predicted_by
 from forecasting.lengths import Fitting, LengthQuery
 from forecasting.lengths.baselines import PromptBuckets
-from forecasting.lengths.encoder import TINY
-from forecasting.lengths.papers import RegressionL1
+from forecasting.lengths.trees import Trees
 from scheduling.simulation.scenario import load_scenario
 from scheduling.simulation.staging import stage
 from tests.forecasting.lengths.made import samples
@@ -59,8 +58,8 @@ def test_a_version_that_reads_no_prompt_predicts_by_sizes(staged) -> None:
 
 
 def test_a_version_that_reads_prompts_needs_them(staged) -> None:
-    version(2, RegressionL1(Fitting(TINY, tuned=16, read=40, head_epochs=2, most_tokens=24)).fit(samples(60)))
-    with pytest.raises(ValueError, match="ssjf-reg-l1 2 reads prompts, and the trace has none"):
+    version(2, Trees(Fitting(trees=5)).fit(samples(60)))
+    with pytest.raises(ValueError, match="trees 2 reads prompts, and the trace has none"):
         predicted_by(2, staged)
     with pytest.raises(ValueError, match="There are 1 prompts for 40 requests"):
         predicted_by(2, staged, ["one"])

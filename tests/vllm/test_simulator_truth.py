@@ -21,7 +21,7 @@ from django.conf import settings
 
 from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting, fit
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from tests.gateway.conftest import ServedGateway

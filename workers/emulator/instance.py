@@ -11,7 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
+from scheduling.simulation.engine.config import EngineConfig
+from scheduling.simulation.engine.reference import EngineRequest, ReferenceEngine, StepResult
 from workers.emulator.adapters import AdapterCache
 from workers.emulator.answers import RequestAnswer, Sequence, StreamAnswer
 from workers.emulator.bodies import ApiError

@@ -1,6 +1,5 @@
 """A machine's hardware for vLLM: GPUs as `nvidia-smi` lists them, or CPUs; and its use by processes."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -33,13 +32,12 @@ class Machine:
     """This machine's hardware; *gpus* is empty where it computes on its CPUs."""
 
     gpus: tuple[Gpu, ...]
-    cpu_cores: int
     memory_bytes: int
 
 
 def machine() -> Machine:
     """Return this machine. Raises HardwareError if it has `nvidia-smi` and that fails."""
-    return Machine(gpus(), len(os.sched_getaffinity(0)), _kib(Path("/proc/meminfo").read_text(), "MemTotal:"))
+    return Machine(gpus(), _kib(Path("/proc/meminfo").read_text(), "MemTotal:"))
 
 
 def gpus() -> tuple[Gpu, ...]:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.release_rule import AT_ONCE
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.fleet import ProfileOf

@@ -20,7 +20,7 @@ from scheduling.planning.capacity import Capability
 from scheduling.planning.places import Deployed, Endpoint, Fleet
 from scheduling.planning.simulated_capability import SIZES, simulated_capability
 from scheduling.scaling import EndpointView, PlansFor
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.staging.fleet import cluster_of
 from scheduling.simulation.staging.requests import requests_of

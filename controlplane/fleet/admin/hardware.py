@@ -11,7 +11,7 @@ from controlplane.accounts.admin_actions import AdminAction, reason_action
 from controlplane.fleet import services
 from controlplane.fleet.admin.base import InventoryAdmin
 from controlplane.fleet.models import GpuType, Node, Region, RegionLatency, Weights
-from controlplane.fleet.models.hardware import NodeQuerySet
+from controlplane.fleet.models.instances import NodeQuerySet
 
 GIB = 2**30
 CORDONS: "list[AdminAction[Any]]" = [

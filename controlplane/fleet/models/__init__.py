@@ -1,7 +1,7 @@
 """The inventory: hardware with prices, models, deployments and instances."""
 
-from controlplane.fleet.models.hardware import Device, GpuType, Node, Region, RegionLatency
-from controlplane.fleet.models.instances import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
+from controlplane.fleet.models.hardware import Device, GpuType, Region, RegionLatency
+from controlplane.fleet.models.instances import CommandState, CommandVerb, Instance, InstanceCommand, Launcher, Node
 from controlplane.fleet.models.rollouts import Rollout, RolloutState
 from controlplane.fleet.models.serving import Adapter, Deployment, Model, ModelTask, PerformanceProfile, WeightedTarget
 from controlplane.fleet.models.slo import OnReclaim, SloClass, SloKind

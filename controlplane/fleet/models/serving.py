@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
-from controlplane.fleet.models.hardware import GpuType, Node, Region
+from controlplane.fleet.models.hardware import GpuType, Region
 from controlplane.fleet.validators import (
     validate_environment,
     validate_model_name,
@@ -495,11 +495,8 @@ class Deployment(EndpointPolicyColumns):
 
     def _errors_of_nodes(self) -> dict[str, str]:
         """The region's nodes must be able to hold the minimum. Without nodes of the type, hardware is not kept here."""
-        counts = list(
-            Node.objects.filter(region=self.region_id, gpu_type=self.gpu_type_id, active=True).values_list(
-                "gpu_count", flat=True
-            )
-        )
+        nodes = Region.objects.filter(pk=self.region_id, nodes__gpu_type=self.gpu_type_id, nodes__active=True)
+        counts = list(nodes.values_list("nodes__gpu_count", flat=True))
         if not counts:
             return {}
         if self.tensor_parallel > max(counts):

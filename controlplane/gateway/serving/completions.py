@@ -12,6 +12,7 @@ from functools import partial
 from zlib import crc32
 
 import orjson
+from msgspec import structs
 
 from controlplane.dispatch.port import Placed, ServedModel, ServedModels, Submit, WeightedTargets
 from controlplane.gateway.admission.budgets import Admission, Budgets
@@ -195,6 +196,7 @@ class Completions:
         ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, retry, arrived_at, made)
         if rule:
             ticket.asked_model, ticket.model_rule = asked_model, rule
+            ticket.asked = structs.replace(ticket.asked, asked_model=asked_model, model_rule=rule)
             weighted = rule == ModelRule.WEIGHTS
             why = f"{asked_model} has weighted targets; this conversation is" if weighted else "This conversation was"
             ticket.note_model(f"{why} served by {call.model}.")

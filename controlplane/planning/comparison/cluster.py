@@ -1,6 +1,7 @@
 """The live fleet as scenario tables, with measured round trips."""
 
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.utils import timezone
 from msgspec import to_builtins
 
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, SloClass, SloKind
+from controlplane.fleet.models import Deployment, Instance, Model, SloClass, SloKind, WeightedTarget
 from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
 from controlplane.fleet.spot.selectors import reclaim_times
 from controlplane.gateway.models import LedgerRow
@@ -94,6 +95,10 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         tables["fleet"][place] = [table] if most else []
         tables["fleet"][place] += [table | {"empty": 0} | member for member in members]
         deployments.setdefault((model, region), []).append(row)
+    known, columns = tables["models"], ("name", "fallback__name", "fallback_wait_s")
+    falls_back = Model.objects.filter(name__in=known, fallback__name__in=known, fallback__active=True)
+    for name, fallback, wait_s in falls_back.values_list(*columns):
+        known[name] |= {"fallback": fallback, "fallback_wait_s": wait_s}
     known_ms, regions = region_latencies_ms(), list(tables["regions"])
     tables["latency_ms"] = {
         origin: {target: float(latency_ms(known_ms, origin, target)) for target in regions} for origin in regions
@@ -105,6 +110,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         "profiles": list(tables["profiles"].values()),
         "fleet": [table for of_place in tables["fleet"].values() for table in of_place],
         **({"swap_groups": shared.groups} if shared.groups else {}),
+        **({"weighted_targets": shares} if (shares := _weighted_targets(tables["models"])) else {}),
         "classes": {
             row.name: _class(row) for row in SloClass.objects.select_related("degrades_to").order_by("priority", "name")
         },
@@ -119,11 +125,20 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "max_hold_s": tuned().MAX_HOLD_S,
             "reordering": tuned().REORDER_BY,
             "prewarming": tuned().PREWARM_BY,
+            "late_runs_last": tuned().LATE_RUNS_LAST,
             "prewarm_k": tuned().PREWARM_K,
             "prewarm_share": tuned().PREWARM_SHARE,
             "share_spot": shares_spot,
         },
     }
+
+
+def _weighted_targets(models: Collection[str]) -> dict[str, dict[str, float]]:
+    """Return the weights of the targets among *models*, by public name, of names with any."""
+    shares: dict[str, dict[str, float]] = {}
+    for row in WeightedTarget.objects.filter(active=True, target__in=models, weight__gt=0).order_by("name", "target"):
+        shares.setdefault(row.name, {})[row.target] = row.weight
+    return shares
 
 
 def _donated() -> Counter[inventory.Place]:

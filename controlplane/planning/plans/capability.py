@@ -24,7 +24,7 @@ from scheduling.model_task import POOLING_TASKS
 
 if TYPE_CHECKING:
     from scheduling.planning.capacity import Capability
-    from scheduling.simulation.engine.reference import EngineConfig
+    from scheduling.simulation.engine.config import EngineConfig
     from scheduling.simulation.measures.results import Promise
 
 Key = tuple[str, str]
@@ -114,7 +114,7 @@ def by_profile(
 
 def engine_of(deployment: Deployment, profile: PerformanceProfile) -> "EngineConfig":
     """Return the simulated engine of *deployment*."""
-    from scheduling.simulation.engine.reference import EngineConfig
+    from scheduling.simulation.engine.config import EngineConfig
 
     return EngineConfig(
         max_num_seqs=deployment.max_num_seqs,

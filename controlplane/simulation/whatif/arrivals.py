@@ -2,7 +2,8 @@
 
 Drawn requests are whole rows of the recent ledger (bootstrap), at that ledger's gaps in operational time: the rate is the
 forecast's, the burstiness the recent one. Each seed draws one level per stream from the forecast band, so seeds differ in
-volume as well as timing. Conversations are not kept together.
+volume as well as timing. Conversations are not kept together. What a fallback served counts
+in the forecast of that, and is drawn as a request for the model that it asked for.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from controlplane.planning.forecasts.demand import other_classes
 from controlplane.planning.forecasts.selectors import latest_forecasts, windows_of
 from controlplane.planning.models import Quantity
-from controlplane.simulation.selectors import asked_rows, own_rows, workload_of
+from controlplane.simulation.selectors import as_asked, asked_rows, own_rows, workload_of
 from scheduling.fleet.state import RequestState, RunningRequest
 from scheduling.queueing.running import OVERRUN_SHARE
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
@@ -58,6 +59,7 @@ def forecast_arrivals(
         stream = {
             "model": model,
             "region": region,
+            "named": [as_asked(row[1], *row[-2:]) for row in own],
             "gaps": np.diff([row[0].timestamp() for row in own]).tolist(),
             "slo_class": [row[3] for row in own],
             "tenant": [row[4] for row in own],
@@ -94,12 +96,22 @@ def _unfinished(one: RequestState, at: datetime) -> tuple[Any, ...]:
     emitted = one.output_tokens if isinstance(one, RunningRequest) else 0
     output = max(one.predicted_tokens, int((1 + OVERRUN_SHARE) * emitted))
     lengths = (one.prompt_tokens, output, one.prompt_tokens, one.predicted_tokens)
-    return at + timedelta(seconds=one.arrival_s), one.model, one.region, one.slo_class, one.tenant, *lengths, False
+    return (
+        at + timedelta(seconds=one.arrival_s),
+        one.model,
+        one.region,
+        one.slo_class,
+        one.tenant,
+        *lengths,
+        False,
+        one.asked_model,
+        one.model_rule,
+    )
 
 
 def _lengths(row: tuple[Any, ...]) -> tuple[int, int]:
     """Return prompt and output tokens of a row; an unserved request has its predicted length."""
-    *_, prompt, output, predicted_prompt, predicted_output, unserved = row
+    *_, prompt, output, predicted_prompt, predicted_output, unserved, _, _ = row
     lengths = (predicted_prompt, predicted_output) if unserved else (prompt or predicted_prompt, output)
     return max(1, lengths[0]), max(1, lengths[1])
 
@@ -135,15 +147,20 @@ def _requests(stream: dict[str, Any], arrival_s: NDArray[np.float64], picked: ND
     prompts, outputs, predicted = (
         np.array(stream[name], np.int32)[picked] for name in ("prompt_tokens", "output_tokens", "predicted_tokens")
     )
+    named = stream.get("named") or [(stream["model"], "")] * len(
+        stream["prompt_tokens"]
+    )  # of a start of an earlier version
+    models, public = zip(*named, strict=True) if named else ((), ())
     return Workload(
         arrival_s=arrival_s,
         prompt_tokens=prompts,
         output_tokens=outputs,
-        model=Coded(one, [stream["model"]]),
+        model=_picked(models, picked),
         region=Coded(one, [stream["region"]]),
         slo_class=_picked(stream["slo_class"], picked),
         tenant=_picked(stream["tenant"], picked),
         predicted_tokens=predicted,
+        asked=_picked(public, picked),
     )
 
 
@@ -182,7 +199,7 @@ def _moments(
     return moments_s
 
 
-def _picked(names: list[str], picked: NDArray[np.int64]) -> Coded:
+def _picked(names: Sequence[str], picked: NDArray[np.int64]) -> Coded:
     known = Coded.of(names)
     return known._replace(codes=known.codes[picked])
 

@@ -16,6 +16,7 @@ from scheduling.queueing.fair_shares import NO_SHARES
 from scheduling.queueing.ordering import FAIR, QLM
 from scheduling.queueing.virtual_queues import fit_groups
 from scheduling.queueing.waiting_set import allocate_waiting, grow_waiting
+from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, Affinity, allocate_affinity
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import LEAST_DELAY, LOOK_AHEAD
@@ -36,7 +37,7 @@ from scheduling.simulation.cluster.world import (
     State,
     World,
 )
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.engine.state import allocate_engines
 from scheduling.simulation.workload.requests import OPPORTUNISTIC, Requests, check_prefixes, check_requests
 
@@ -131,13 +132,16 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         ),
         events=allocate_events(nodes + sweeps),
         arrivals=_arrivals(requests),
-        outcomes=_outcomes(count),
+        outcomes=_outcomes(requests),
         policies=policies,
         candidate_first=np.array(first, np.int64),
         candidates=np.array(candidates, np.int32),
         latency_s=latency_s,
         held=np.zeros(slots, np.int64),
         kept_tokens=np.zeros(count if lends else 1, np.int32),
+        **_fallbacks(cluster),
+        may_fall_back=(requests.adapter < 0).astype(np.uint8) if cluster.fallbacks else np.zeros(1, np.uint8),
+        expected_wait_s=np.zeros(count if cluster.fallbacks else 1),
         standings=np.zeros((count if in_runs else 1, 5)),
         ended_in_runs=np.zeros(max(1, in_runs), np.int64),
         lives=_lives(cluster),
@@ -150,6 +154,15 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         affinity=_affinity(cluster, policies, slots),
         run_state=_run_state(cluster, nodes if sweeps else -1),
     )
+
+
+def _fallbacks(cluster: Cluster) -> dict[str, NDArray[Any]]:
+    """Return `World.fallback` and `World.fallback_wait_s`."""
+    given = [cluster.fallbacks.get(name) for name in cluster.models] if cluster.fallbacks else []
+    return {
+        "fallback": np.array([-1 if one is None else cluster.models.index(one.model) for one in given], np.int16),
+        "fallback_wait_s": np.array([np.inf if one is None or one.wait_s is None else one.wait_s for one in given]),
+    }
 
 
 def give_adapter_slots(fleet: FleetArrays, instance: int, engine: EngineConfig) -> None:
@@ -231,7 +244,8 @@ def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.vo
     return groups
 
 
-def _outcomes(count: int) -> NDArray[np.void]:
+def _outcomes(requests: Requests) -> NDArray[np.void]:
+    count = requests.count
     first: Any = np.zeros(1, OUTCOME)
     for name in ("ttft_s", "e2e_s", "queue_s"):
         first[name] = np.nan
@@ -240,6 +254,8 @@ def _outcomes(count: int) -> NDArray[np.void]:
     # Written as plain words, in one pass over the memory: ten million records are 400 MB.
     outcomes = np.empty(count, OUTCOME)
     outcomes.view(np.uint64).reshape(count, OUTCOME.itemsize // 8)[:] = first.view(np.uint64)
+    if requests.asked.strides != (0,):
+        outcomes["model_rule"][requests.asked >= 0] = RULES.index(ModelRule.WEIGHTS)
     return outcomes
 
 
@@ -276,7 +292,7 @@ def _run_state(cluster: Cluster, sweep_node: int) -> NDArray[np.void]:
     run_state = np.zeros(1, RUN_STATE)
     record = run_state[0]
     record.sweep_node, record.sweep_s = sweep_node, np.inf
-    record.at_door = -1
+    record.at_door = record.may_fall_back = record.asked_fallback = -1
     record.caches, record.share_spot = bool(cluster.cached_block_sizes()), cluster.share_spot
     record.wake_s = cluster.delays.wake_s
     if cluster.reactive is not None:

@@ -16,9 +16,9 @@ from scheduling.routing.regions import asked_work_s, backlog_s, first_choice, fi
 from scheduling.routing.routers import has_room, shortest_queue
 from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.totals import grown_at_most, grown_tokens, observe_memory, report
-from scheduling.simulation.cluster.world import World
+from scheduling.simulation.cluster.world import World, base_of
 from scheduling.simulation.engine.state import NONE
-from scheduling.simulation.workload.requests import OPPORTUNISTIC
+from scheduling.simulation.workload.requests import HELD, OPPORTUNISTIC
 
 Moment = tuple[World, float, int]
 """The fleet at a time, as a source of events sees it."""
@@ -180,6 +180,51 @@ def choose_endpoint(world: World, request: int, now_s: float, source: int) -> in
         if world.policies[candidates[rank]].serving > 0:
             return int(candidates[rank])
     return -1
+
+
+@compiled_internal
+def may_fall_back(world: World, request: int) -> bool:
+    """Whether the fallback of its model may serve *request*: it has not begun, and the queue manager does not hold it."""
+    if world.fallback.size == 0 or world.fallback[column(world.arrivals.model, request)] < 0:
+        return False
+    begun = world.outcomes[request].evictions > 0 or column(world.kept_tokens, request) > 0
+    held = column(world.arrivals.held, request) & HELD != 0
+    return world.may_fall_back[request] != 0 and not begun and not held
+
+
+@compiled_inline
+def is_full(world: World, endpoint: int) -> bool:
+    """Whether the queue of *endpoint* takes no request that comes."""
+    return bool(world.waiting.size[endpoint] >= world.policies[endpoint].queue_bound)
+
+
+@compiled_inline
+def is_taken(world: World, endpoint: int) -> bool:
+    """Whether *endpoint* takes a request that comes: an instance accepts work there, and its queue is not full."""
+    if endpoint < 0 or world.engines.totals[endpoint].open == 0:
+        return False
+    return not is_full(world, endpoint)
+
+
+@compiled_internal
+def wait_for_fallback(world: World, endpoint: int, now_s: float) -> bool:
+    """Whether any request that waits for *endpoint* waits too long for its model, or nothing serves that any longer."""
+    if world.fallback.size == 0 or base_of(world, endpoint) != endpoint:
+        return False
+    model, waiting, serves = int(world.policies[endpoint].model), world.waiting, False
+    if world.fallback[model] < 0 or waiting.size[endpoint] == 0:
+        return False
+    first, last, _ = candidates_of(world, model, int(world.policies[endpoint].region), False)
+    for at in range(first, last):
+        serves = serves or world.engines.totals[world.candidates[at]].open > 0
+    most_s = float(world.fallback_wait_s[model])
+    for at in range(waiting.size[endpoint]):
+        slot = int(waiting.heap[endpoint, at])
+        request = int(world.held[slot])
+        wait_s = max(now_s - world.arrivals.arrival_s[request], world.expected_wait_s[request])
+        if (not serves or wait_s > most_s) and may_fall_back(world, request):
+            return True
+    return False
 
 
 @compiled_inline

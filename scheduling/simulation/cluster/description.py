@@ -12,10 +12,11 @@ from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.promises import ClassTerms
 from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
+from scheduling.routing.models import Fallback
 from scheduling.routing.regions import by_preference
 from scheduling.scaling import Reactive
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 
 EndpointKey = tuple[str, str]
 """(model, region)."""
@@ -138,6 +139,8 @@ class Cluster:
     """SLO classes by their number in requests, where any request is judged at the door."""
     max_hold_s: float = np.inf
     """Longest hold of a request whose class has no deadline."""
+    fallbacks: Mapping[str, Fallback] = field(default_factory=dict)
+    """By model, the one that serves its requests where it does not."""
     pooling: Collection[str] = ()
     """Models whose requests have no output: the token that ends their prefill counts for nothing."""
     tenant_weights: Sequence[float] = ()
@@ -179,6 +182,9 @@ class Cluster:
         for model, region in self.endpoints:
             if isinstance(self.policies, Mapping) and (model, region) not in self.policies:
                 raise ValueError(f"endpoint {model} in {region}: policies are given by endpoint, but not for this one")
+        for model, fallback in self.fallbacks.items():
+            if fallback.model == model or not {model, fallback.model} <= {*self.models}:
+                raise ValueError(f"the fallback of {model} must be another model of the cluster, not {fallback.model}")
         self.latencies()
         self._check_swap_groups()
 

@@ -4,7 +4,7 @@ A request waits at the endpoint chosen by the global router, and the head of the
 room. When a request ends, its room is released and the head of the queue is tried again.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,12 +34,13 @@ from scheduling.queueing.ordering import (
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
 from scheduling.queueing.waiting_set import charge, claim, enqueue, free_slot, peek, rerank, settle
 from scheduling.routing.adapters import end_use, load_s, pass_over, pass_over_none, tier_of, use_adapter
+from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import ask, note_cached
 from scheduling.routing.requests_ahead import close_ahead, note_end, open_ahead
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, has_room, prefilled, release
-from scheduling.simulation.cluster.choices import choose_endpoint, column, shortest
+from scheduling.simulation.cluster.choices import choose_endpoint, column, is_full, shortest
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_endpoint, observe_memory, update_totals
 from scheduling.simulation.cluster.world import (
@@ -59,6 +60,8 @@ from scheduling.simulation.engine.batch import give
 from scheduling.simulation.engine.sequences import free_sequence, take_sequence
 from scheduling.simulation.engine.state import ADAPTERS, GIVEN, NONE
 from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM
+
+WEIGHTS: Final = RULES.index(ModelRule.WEIGHTS)
 
 
 @compiled_internal
@@ -199,9 +202,9 @@ def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> t
 
 @compiled_internal
 def note_prefix(world: World, slot: int, request: int) -> None:
-    """Note the prefix of *request*, which waits in *slot*, for the prefix-aware router."""
+    """Note the prefix of *request*, which waits in *slot*, for the prefix-aware router; that of a fallback's is unknown."""
     cache, first, last = world.engines.cache, 0, 0
-    if cache.first.size > 1:
+    if cache.first.size > 1 and world.outcomes[request].model_rule <= WEIGHTS:
         first, last = cache.first[request], cache.first[request + 1]
     note(world.affinity, slot, cache.hashes, first, last, world.affinity.counters[BLOCK_TOKENS])
 
@@ -408,7 +411,7 @@ def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
     policy, arrivals, waiting = world.policies[endpoint], world.arrivals, world.waiting
     outcome = world.outcomes[request]
     outcome.state, outcome.endpoint = 0, endpoint
-    if bounded and waiting.size[endpoint] >= policy.queue_bound:
+    if bounded and is_full(world, endpoint):
         refuse(world, request)
         return
     kept_tokens = column(world.kept_tokens, request)

@@ -12,7 +12,14 @@ import numpy as np
 
 from scheduling.compiled import compiled, compiled_inline, compiled_internal, index
 from scheduling.queueing.waiting_set import FREE_COUNT, free_slot
-from scheduling.simulation.cluster.choices import choose_endpoint, column, spot_with_room, trigger
+from scheduling.simulation.cluster.choices import (
+    choose_endpoint,
+    column,
+    is_taken,
+    may_fall_back,
+    spot_with_room,
+    trigger,
+)
 from scheduling.simulation.cluster.dispatcher import finish, land, pump, queue, queue_again, refuse
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.state_changes import (
@@ -30,7 +37,15 @@ from scheduling.simulation.cluster.state_changes import (
     WITHDRAW,
     act,
 )
-from scheduling.simulation.cluster.sweep import arm, end_sweep, expect_end, give_up, sweep, wait_anywhere
+from scheduling.simulation.cluster.sweep import (
+    TO_FALL_BACK,
+    arm,
+    end_sweep,
+    expect_end,
+    give_up,
+    sweep,
+    wait_anywhere,
+)
 from scheduling.simulation.cluster.totals import observe_endpoint, sum_up, update_growth_totals, update_totals
 from scheduling.simulation.cluster.world import WAITING, World, base_of, spot_of
 from scheduling.simulation.engine.batch import begin, end, give
@@ -46,6 +61,7 @@ SCALE: Final = 3  # the reactive trigger wants an instance that has another mode
 DRAINED: Final = 4  # called_instance is drained and moves to another endpoint
 STEP: Final = 6  # requests of application runs have ended: ended_in_runs
 DOOR: Final = 5  # request at_door waits, and its promise has to be judged
+FALL_BACK: Final = 7  # fallbacks of models may serve may_fall_back, or requests that wait at the endpoint of a sweep
 
 TIME: Final = -3
 CONTROL: Final = -2
@@ -100,8 +116,7 @@ def _step(world: World, until_s: float) -> int:
     if node < 2 * instances + links:
         return _reach_region(world, node - 2 * instances, node, now_s)
     if node == run_state.sweep_node:
-        _sweep(world, now_s, until_s, node)
-        return RUNS
+        return _sweep(world, now_s, until_s, node)
     endpoint = node - 2 * instances - links
     if endpoint < world.policies.size:
         pump(world, endpoint, now_s, node)  # a batch has waited long enough
@@ -126,6 +141,10 @@ def _come(world: World, request: int, now_s: float) -> int:
         if column(world.arrivals.held, request) & HELD != 0:
             return RUNS
         endpoint = choose_endpoint(world, request, now_s, ARRIVAL)
+        asked = world.run_state[0].asked_fallback == request
+        if not asked and not is_taken(world, endpoint) and may_fall_back(world, request):
+            world.run_state[0].may_fall_back = request
+            return FALL_BACK
     if endpoint < 0:
         refuse(world, request)
         return RUNS
@@ -179,7 +198,10 @@ def _join(world: World, request: int, endpoint: int, now_s: float, source: int) 
         arm(world, now_s)
     pump(world, endpoint, now_s, source)
     outcome = world.outcomes[request]
-    judged = column(world.arrivals.judged, request) != 0 and column(world.arrivals.held, request) & HELD == 0
+    judged = column(world.arrivals.judged, request) != 0 or (
+        may_fall_back(world, request) and world.fallback_wait_s[column(world.arrivals.model, request)] < math.inf
+    )
+    judged = judged and column(world.arrivals.held, request) & HELD == 0
     if judged and outcome.state == WAITING and outcome.attempts == 0:
         world.run_state[0].at_door = request
 
@@ -249,13 +271,19 @@ def _apply(world: World, what: int, subject: int, source: int) -> int:
 
 
 @compiled_internal
-def _sweep(world: World, now_s: float, until_s: float, source: int) -> None:
-    """Sweep the waiting requests; an endpoint that a request moves to is pumped before the sweep continues."""
+def _sweep(world: World, now_s: float, until_s: float, source: int) -> int:
+    """Sweep the waiting requests; an endpoint that a request moves to is pumped before the sweep continues.
+
+    FALL_BACK if the caller has to look at those of an endpoint first; the sweep, whose time stays, then continues.
+    """
     endpoint = sweep(world, now_s, source)
     while endpoint >= 0:
         pump(world, endpoint, now_s, source)
         endpoint = sweep(world, now_s, source)
+    if endpoint == TO_FALL_BACK:
+        return FALL_BACK
     end_sweep(world, now_s, until_s)
+    return RUNS
 
 
 @compiled_internal
@@ -278,8 +306,8 @@ def enter(
 ) -> int:
     """Handle every call from Python, by *source* and *what*: a single kernel, so that its parts are compiled once.
 
-    TIME: `run`. BEGIN and GIVE assemble an engine. ARRIVE: *subject* is a request of a run, which comes now; RUNS or SCALE.
-    Any other action is done to *subject*; without one, *endpoint* and
+    TIME: `run`. BEGIN and GIVE assemble an engine. ARRIVE: *subject* is a request that comes
+    now; RUNS, SCALE or FALL_BACK. Any other action is done to *subject*; without one, *endpoint* and
     *request* are those of `control`. Both update the fleet arrays first.
     """
     engines = world.engines

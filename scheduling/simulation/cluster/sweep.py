@@ -12,7 +12,7 @@ from scheduling.queueing.virtual_queues import fit_groups, reassign
 from scheduling.queueing.waiting_set import free_slot, peek, push, remove, withdraw
 from scheduling.routing.regions import SWEEP_S, better_home
 from scheduling.routing.routers import LEAST_DELAY
-from scheduling.simulation.cluster.choices import candidates_of, column, is_opportunistic
+from scheduling.simulation.cluster.choices import candidates_of, column, is_opportunistic, wait_for_fallback
 from scheduling.simulation.cluster.dispatcher import key_of, note_prefix, note_queued, refuse
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_memory
@@ -21,6 +21,8 @@ from scheduling.simulation.engine.state import NONE
 
 ROUNDING: Final = 1e-9
 """Of a number of sweeps since the first."""
+TO_FALL_BACK: Final = -2
+"""Answer of `sweep` in place of an endpoint."""
 
 
 @compiled_inline
@@ -168,17 +170,25 @@ def _keep_groups(world: World) -> None:
 
 @compiled_internal
 def sweep(world: World, now_s: float, source: int) -> int:
-    """Continue the sweep until a request moves; return the endpoint to pump before the next call, -1 at the end."""
+    """Continue the sweep until a request moves; return the endpoint to pump before the next call, -1 at the end.
+
+    TO_FALL_BACK where fallbacks may serve what waits for the current endpoint: the caller decides, and calls again.
+    """
     run_state = world.run_state[0]
-    if run_state.sweeping == 0:
+    if run_state.sweeping == 0 and run_state.swept_fallbacks == 0:
         _keep_groups(world)
     while run_state.sweeping < world.policies.size:
         endpoint = int(run_state.sweeping)
+        if run_state.swept_fallbacks == 0 and wait_for_fallback(world, endpoint, now_s):
+            run_state.swept_fallbacks = 1
+            return TO_FALL_BACK
         _expire(world, endpoint, now_s)
         target = _rehome(world, endpoint, now_s, source)
         if target >= 0:
+            run_state.swept_fallbacks = 1
             return target
         run_state.sweeping += 1
+        run_state.swept_fallbacks = 0
     run_state.sweeping = 0
     return NONE
 

@@ -86,11 +86,13 @@ OUTCOME = record(
         ("attempts", np.int8),
         ("evictions", np.int8),
         ("state", np.int8),
+        ("model_rule", np.int8),
     ]
 )
 """Outcome of one request; times in seconds from its arrival at the caller's gateway, nan for never.
 
-`cached_tokens` of its prompt were in the prefix cache when it was first admitted.
+`cached_tokens` of its prompt were in the prefix cache when it was first admitted. `model_rule` numbers one of
+`routing.models.RULES`.
 """
 
 DECISION = record(
@@ -116,6 +118,12 @@ RUN_STATE = record(
         ("called_endpoint", np.int64),  # what the caller must handle: an endpoint that scales out,
         ("called_instance", np.int64),  # or an instance that is to move
         ("at_door", np.int64),  # a request that has just been queued, to be judged by the caller; -1 for none
+        (
+            "may_fall_back",
+            np.int64,
+        ),  # a request that comes, for which the caller asks the fallback of its model; -1: none
+        ("asked_fallback", np.int64),  # the last one for which it did
+        ("swept_fallbacks", np.uint8),  # whether it did for what waits at the current endpoint of a sweep
         ("arrived", np.int64),  # requests by outcome
         ("ended", np.int64),
         ("forwarded", np.int64),
@@ -284,6 +292,14 @@ class World(NamedTuple):
     """By request: output before its eviction, which its next instance computes as part of the prompt. One element, 0, before
     the first eviction.
     """
+    fallback: NDArray[np.int16]
+    """Fallback by model, -1 for none; empty where no model has one."""
+    fallback_wait_s: NDArray[np.float64]
+    """By model: the longest wait before it serves; infinity: however long."""
+    may_fall_back: NDArray[np.uint8]
+    """By request: whether the fallback of its model may still serve it; one element where no model has one."""
+    expected_wait_s: NDArray[np.float64]
+    """By request: its wait as estimated when it came, 0 if it was not; one element where no model has a fallback."""
     standings: NDArray[np.float64]
     """requests x 5: where the run of each stood when it came (`ordering.Standing`); one row without runs."""
     ended_in_runs: NDArray[np.int64]

@@ -56,10 +56,6 @@ class BlockPool:
         self._by_content.setdefault(content, {})[block] = None
         return block
 
-    def idle_contents(self) -> list[Hashable]:
-        """Return the contents of the idle blocks in order of reuse."""
-        return [block.content for block in self._idle]
-
     def find(self, contents: Iterable[Hashable]) -> list[Block]:
         """Return the longest leading run of blocks that hold *contents*."""
         copies: Iterator[dict[Block, None]] = (self._by_content.get(content, {}) for content in contents)

@@ -5,9 +5,11 @@ Both hold ids and queue keys, not the requests themselves. No operation compares
 
 import bisect
 from collections import OrderedDict
-from typing import Literal, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
-QueuePolicy = Literal["fcfs", "priority"]
+from scheduling.simulation.engine.config import QueuePolicy
+
 QueueKey = tuple[int, float, int]
 """(priority, arrival_s, number of the request): lower is earlier; the number makes ties definite."""
 
@@ -26,7 +28,7 @@ class WaitingQueue(Protocol):
     def remove(self, request_id: str) -> None:
         """Remove *request_id* from any position. Raise KeyError if it is missing."""
 
-    def in_order(self) -> list[str]:
+    def __iter__(self) -> Iterator[str]:
         """Return all ids, in queue order."""
 
     def __len__(self) -> int: ...
@@ -53,8 +55,8 @@ class FcfsQueue:
     def remove(self, request_id: str) -> None:
         del self._ids[request_id]
 
-    def in_order(self) -> list[str]:
-        return list(self._ids)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -80,8 +82,8 @@ class PriorityQueue:
         entry = (self._keys.pop(request_id), request_id)
         del self._order[bisect.bisect_left(self._order, entry)]
 
-    def in_order(self) -> list[str]:
-        return [request_id for _, request_id in self._order]
+    def __iter__(self) -> Iterator[str]:
+        return (request_id for _, request_id in self._order)
 
     def __len__(self) -> int:
         return len(self._order)

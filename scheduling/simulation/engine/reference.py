@@ -6,69 +6,12 @@ request admitted only when all that it has to compute fits the free blocks, no w
 asynchronous scheduling). A test runs both on the same requests and finds the same decisions in every iteration.
 """
 
-import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S, MOST_ADAPTERS
-from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
-from scheduling.fleet.profile import Profile
 from scheduling.simulation.engine.block_pool import Block, BlockPool
-from scheduling.simulation.engine.queues import QUEUES, QueueKey, QueuePolicy, WaitingQueue
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Settings and speed of a vLLM server. Raises ValueError naming an invalid setting."""
-
-    max_num_seqs: int
-    """Requests that run at once."""
-    max_num_batched_tokens: int
-    """Tokens of one iteration, prefill and decode together."""
-    block_size_tokens: int
-    kv_blocks: int
-    """Usable blocks: one less than vLLM's `num_gpu_blocks`, of which one is never used."""
-    policy: QueuePolicy
-    max_model_len: int
-    """Tokens that a request may have, prompt and output together."""
-    profile: Profile
-    prefix_caching: bool = False
-    front_end: FrontEnd = NO_LIMIT
-    """No limit where none is known."""
-    max_loras: int = 0
-    """LoRA adapters on its GPUs at once; 0: it serves none."""
-    max_cpu_loras: int = 0
-    """Adapters in its CPU memory, those on the GPUs included; at least as many as these."""
-    adapter_storage_s: float = FROM_STORAGE_S
-    """Time to bring an adapter onto the GPU that is not loaded,"""
-    adapter_memory_s: float = FROM_MEMORY_S
-    """and one that is in CPU memory."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size_tokens", "kv_blocks", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
-                f" max_num_seqs ({self.max_num_seqs}), or running requests would starve"
-            )
-        for name in ("max_loras", "max_cpu_loras"):
-            if not 0 <= getattr(self, name) <= MOST_ADAPTERS:
-                raise ValueError(f"{name} must be from 0 to {MOST_ADAPTERS}, not {getattr(self, name)}")
-        for name in ("adapter_storage_s", "adapter_memory_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a number from 0 up, not {getattr(self, name)}")
-        if self.policy not in QUEUES:
-            raise ValueError(f"policy must be one of {', '.join(QUEUES)}, not {self.policy!r}")
-
-    @property
-    def kv_capacity_tokens(self) -> int:
-        return self.kv_blocks * self.block_size_tokens
-
-    def blocks_for(self, tokens: int) -> int:
-        """Return the number of blocks that hold *tokens*."""
-        return -(-tokens // self.block_size_tokens)
+from scheduling.simulation.engine.config import EngineConfig
+from scheduling.simulation.engine.queues import QUEUES, QueueKey, WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +126,6 @@ class ReferenceEngine:
     def waiting(self) -> int:
         """Requests added or preempted, and not admitted."""
         return len(self._waiting)
-
-    def waiting_in_order(self) -> list[str]:
-        """Return the ids of the waiting requests in order of admission."""
-        return self._waiting.in_order()
-
-    def cached_in_order(self) -> list[Hashable]:
-        """Return the hashes of the idle cached blocks in order of reuse; None for those that only one request could find."""
-        return [
-            None if isinstance(content, tuple) and isinstance(content[0], _Sequence) else content
-            for content in self._pool.idle_contents()
-        ]
 
     def reset_prefix_cache(self) -> bool:
         """Clear the prefix cache; as in vLLM return False, without effect, while requests hold blocks."""

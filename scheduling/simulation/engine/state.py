@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scheduling.compiled import record
 from scheduling.lookahead.maps import LookAhead
 from scheduling.lookahead.maps import allocate as allocate_ahead
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.workload.requests import Requests
 from scheduling.struct_of_arrays import struct_of_arrays
 

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from scheduling.routing.models import ModelRule
 from scheduling.simulation.cluster.world import UNPAID, Outcome, State
 from scheduling.simulation.measures.tables import Table
 from scheduling.simulation.workload.columns import Floats
@@ -80,6 +81,8 @@ class ResultNames:
     regions: Sequence[str]
     slo_classes: Sequence[str]
     tenants: Sequence[str]
+    asked: Sequence[str] = ()
+    """What requests may name: models, and then public names."""
 
 
 @dataclass(frozen=True)
@@ -251,15 +254,22 @@ Members = npt.NDArray[np.int32] | slice
 
 
 def _groups(result: "Result", names: ResultNames) -> Iterator[tuple[str, str, Members]]:
-    """Yield (by, name, requests) for all requests, and for each model, caller's region, SLO class and tenant with any."""
+    """Yield (by, name, requests) for all requests, and for each model, caller's region, SLO class and tenant with any; where
+    rules have other models serve than were asked for, for each name asked for and each rule too.
+    """
     requests = result.requests
     yield "all", "all", slice(None)
-    for by, codes, group_names in (
+    columns: list[tuple[str, npt.NDArray[Any], Sequence[str]]] = [
         ("model", requests.model, names.models),
         ("region", requests.region, names.regions),
         ("slo_class", requests.slo_class, names.slo_classes),
         ("tenant", requests.tenant, names.tenants),
-    ):
+    ]
+    rule, asked = result.outcomes["model_rule"], requests.asked
+    if rule.any():  # another model serves than was asked for
+        named = np.where(asked < 0, requests.model, asked)
+        columns += [("asked_model", named, names.asked or names.models), ("model_rule", rule, ["none", *ModelRule])]
+    for by, codes, group_names in columns:
         counts = np.bincount(codes, minlength=len(group_names))
         if np.count_nonzero(counts) == 1:
             yield by, group_names[int(np.argmax(counts))], slice(None)

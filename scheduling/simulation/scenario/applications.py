@@ -23,7 +23,9 @@ class ApplicationOf(ScenarioTable):
     name: str | None = None
     """Default: that of the suite or the graph."""
     model: str
-    """Serves the LLM units."""
+    """Serves the LLM units,"""
+    models: dict[str, str] = {}
+    """but for those units of a graph for which another model is given."""
     slo_class: str
     tenant: str = "applications"
     tenants: Size = 1
@@ -76,6 +78,12 @@ class ApplicationOf(ScenarioTable):
             raise ValueError("give deadline_s or deadline_factor, and not both")
         if self.suite == MIXED and self.name is not None:
             raise ValueError("the mix has the names of the suite: give no name")
+        if self.suite is not None and self.models:
+            raise ValueError("models are those of the units of a graph: give graph")
+        if isinstance(self.graph, dict):
+            units = demand_graph(msgspec.json.encode(self.graph)).units
+            if wrong := [name for name in self.models if name not in units or units[name].kind != "llm"]:
+                raise ValueError(f"models.{wrong[0]}: the graph has no LLM unit of that name")
         if self.suite is None and self.prompts is not None:
             raise ValueError("prompts are those of the suite; a demand graph does not say how long its prompts are")
         return self

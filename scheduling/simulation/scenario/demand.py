@@ -132,6 +132,8 @@ class PredictionsOf(ScenarioTable):
     """Runs of each application that its demand graph is learned from."""
     buckets: Size = 10
     """Of a run's service, for its Gittins rank."""
+    worst: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
+    """Quantile of a run's path to its end that the order `run_slack` takes as its worst case; 1 is the longest one drawn."""
 
     @model_validator(mode="after")
     def _of_kind(self) -> Self:

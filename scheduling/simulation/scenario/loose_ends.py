@@ -68,6 +68,17 @@ class _Checks:
     def demand(self, asks: bool) -> None:
         scenario, wrong = self.scenario, self.wrong
         served = {model for model, _ in self.places}
+        for name, one in scenario.models.items():
+            self.model("models", name, "fallback", name=one.fallback)
+            if (other := scenario.models.get(one.fallback or "")) is None:
+                continue
+            if other is one:
+                wrong.append((("models", name, "fallback"), "is the model itself"))
+            elif one.fallback not in served:
+                wrong.append((("models", name, "fallback"), f"no instance of the fleet serves {one.fallback}"))
+            elif other.task != one.task:
+                what = f"the task of {one.fallback} is {other.task}, that of {name} is {one.task}"
+                wrong.append((("models", name, "fallback"), what))
         for name, weights in scenario.weighted_targets.items():
             for model in weights:
                 self.model("weighted_targets", name, model, name=model)
@@ -96,10 +107,12 @@ class _Checks:
         for number, application in enumerate(scenario.applications):
             self.known(("applications", number, "slo_class"), application.slo_class, scenario.classes, "class")
             self.model("applications", number, "model", name=application.model)
-            if application.model in scenario.models and application.model not in served:
-                wrong.append(
-                    (("applications", number, "model"), f"no instance of the fleet serves {application.model}")
-                )
+            for unit in application.models:
+                self.model("applications", number, "models", unit, name=application.models[unit])
+            for key, name in (("model", application.model), *application.models.items()):
+                if name in scenario.models and name not in served:
+                    place = ("model",) if name == application.model else ("models", key)
+                    wrong.append((("applications", number, *place), f"no instance of the fleet serves {name}"))
             for region in application.regions:
                 self.region("applications", number, "regions", name=region)
             if application.regions and not any(application.regions.values()):

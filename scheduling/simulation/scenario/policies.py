@@ -141,6 +141,10 @@ class ModelOf(ScenarioTable):
     """Prompt and output together."""
     adapters: AdaptersOf | None = None
     """None: its requests use no adapter."""
+    fallback: str | None = None
+    """Model that serves its requests where it does not (`routing.models`)."""
+    fallback_wait_s: AtLeast0 | None = None
+    """The fallback also serves a request that would wait longer; None: however long it waits."""
     task: Annotated[Task, Field(strict=False)] = Task.GENERATE
     """By vLLM's names. Requests to a model with any other task end with their prefill, and have no output."""
     bundle: BundleName | None = None
@@ -152,6 +156,8 @@ class ModelOf(ScenarioTable):
     def _known(self) -> Self:
         for strategy, parameters in self.marks.items():
             make_strategy(strategy, parameters)
+        if self.fallback_wait_s is not None and self.fallback is None:
+            raise ValueError("fallback_wait_s is given without a fallback")
         return self
 
 
@@ -164,10 +170,12 @@ class Policies(PolicyKeys):
     """Of `qlm`: the global scheduler's search, or a simple rule instead."""
     prewarming: Prewarming = "hermes"
     """How backends are prewarmed (`applications.prewarming`)."""
+    late_runs_last: bool = False
+    """Whether `run_deadline` and `run_slack` serve runs that can no longer be in time after all others."""
     prewarm_k: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
     """Least effectiveness of prewarming for an application run (Hermes' K)."""
     prewarm_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = USUAL_SHARE
-    """Most of an instance's time that computing system prompts early may take."""
+    """Most of an instance's time that computing system prompts early may take (`applications.prewarming.PrefillTime`)."""
     sweeps: bool = True
     """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
     `max_hold_s`.

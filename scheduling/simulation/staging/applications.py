@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.prewarming import BY_GRAPH
 from scheduling.applications.remaining import FEWEST_MATCHES
-from scheduling.applications.standings import KnownGraph
+from scheduling.applications.standings import KnownGraph, Reading
 from scheduling.applications.suite import SUITE, mixed
+from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import BY_RUN, ORDERINGS
 from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.applications import MIXED, ApplicationOf, demand_graph
 from scheduling.simulation.staging.demand import longest_tokens
@@ -54,11 +56,16 @@ class _Source(NamedTuple):
     known: DemandGraph | None = None
     """What is known of it, where that is given."""
 
-    def backends(self, model: str) -> dict[str, Backend]:
+    def backends(self, table: ApplicationOf) -> dict[str, Backend]:
+        """Return the units, those that are LLMs with the model of *table* that serves them."""
         if self.graph is None:
-            return SUITE[self.suite].backends(model)
-        units = self.graph.units.items()
-        return {unit: msgspec.structs.replace(each, name=model) if each.kind == "llm" else each for unit, each in units}
+            return SUITE[self.suite].backends(table.model)
+        return {
+            unit: msgspec.structs.replace(each, name=table.models.get(unit, table.model))
+            if each.kind == "llm"
+            else each
+            for unit, each in self.graph.units.items()
+        }
 
     def run(self, random: np.random.Generator) -> RunRecord:
         if self.graph is None:
@@ -98,31 +105,45 @@ def _arrivals(file: Path, trace_format: str, seed: int, changed_ns: int) -> NDAr
     return load_trace(file, trace_format, seed=seed if trace_format == "servegen" else 0).arrival_s
 
 
-def _clipped(record: RunRecord, units: Mapping[str, Backend], most: int) -> tuple[RunRecord, int]:
-    """Return *record* with calls cut to *most* tokens, the prompt first, and the number of calls cut."""
-    cut, steps = 0, list[Step]()
+def _clipped(
+    record: RunRecord, units: Mapping[str, Backend], longest: Mapping[str, int]
+) -> tuple[RunRecord, dict[str, int]]:
+    """Return *record* with calls cut to the *longest* of their models, the prompt first, and the number cut by model."""
+    cut, steps = dict[str, int](), list[Step]()
     for step in record.steps:
-        if units[step.unit].kind == "llm":
+        if (unit := units[step.unit]).kind == "llm":
+            most = longest[unit.name]
             output = min(max(1.0, step.output_tokens), most - 1.0)
             prompt = min(max(1.0, step.input_tokens), most - output)
-            cut += step.parallelism * (step.input_tokens + step.output_tokens > most)
+            if step.input_tokens + step.output_tokens > most:
+                cut[unit.name] = cut.get(unit.name, 0) + step.parallelism
             step = msgspec.structs.replace(step, input_tokens=prompt, output_tokens=output)  # noqa: PLW2901
         steps.append(step)
     return RunRecord(tuple(steps)), cut
 
 
+class _Served(NamedTuple):
+    """A model that serves units."""
+
+    model: str
+    longest_tokens: int
+    rate: ServiceRate
+
+
 def _known_graph(
-    name: str, units: dict[str, Backend], records: Sequence[RunRecord], most: int, rate: ServiceRate, known: str
+    name: str, units: dict[str, Backend], records: Sequence[RunRecord], served: Sequence[_Served], known: str
 ) -> KnownGraph:
-    """Return what is known of an application from *records*, with calls of at most *most* tokens."""
-    graph = DemandGraph(name, units, [_clipped(each, units, most)[0] for each in records])
-    rates = {unit: rate if each.kind == "llm" else ServiceRate() for unit, each in units.items()}
+    """Return what is known of an application from *records*, whose units the models *served* serve."""
+    longest = {each.model: each.longest_tokens for each in served}
+    graph = DemandGraph(name, units, [_clipped(each, units, longest)[0] for each in records])
+    of_model = {each.model: each.rate for each in served}
+    rates = {unit: of_model[each.name] if each.kind == "llm" else ServiceRate() for unit, each in units.items()}
     return KnownGraph.of(graph, rates, refined=known == "graph", whole=known == "whole")
 
 
 @lru_cache(maxsize=64)
-def _suite_graph(name: str, model: str, most: int, rate: ServiceRate, count: int, known: str) -> KnownGraph:
-    return _known_graph(name, SUITE[name].backends(model), _suite_records(name, count), most, rate, known)
+def _suite_graph(name: str, served: _Served, count: int, known: str) -> KnownGraph:
+    return _known_graph(name, SUITE[name].backends(served.model), _suite_records(name, count), [served], known)
 
 
 def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> RunCalls | None:
@@ -157,7 +178,7 @@ def expected_calls(scenario: Scenario) -> float:
         random, calls = np.random.default_rng(0), 0
         for name in names:
             source = _Source(name or "", graph)
-            units = source.backends(table.model)
+            units = source.backends(table)
             calls += sum(step.parallelism for step in source.run(random).steps if units[step.unit].kind == "llm")
         total += _expected_runs(scenario, table) * calls / USUAL_CALLS
     return total
@@ -181,8 +202,8 @@ class _Drawing:
         self.scenario, self.cluster, self.folder, self.seed = scenario, cluster, folder, seed
         self.longest = longest_tokens(scenario)
         self.applications: list[ApplicationToCome] = []
-        self.numbers: dict[str, tuple[int, _Source, str]] = {}
-        """By name: number, source and model of an application."""
+        self.numbers: dict[str, tuple[int, _Source, dict[str, Backend]]] = {}
+        """By name: number, source and units of an application."""
         self.clipped = 0
 
     def drawn(self) -> RunCalls:
@@ -206,7 +227,7 @@ class _Drawing:
                 record = of_run.run(random)
                 if table.begins_s is not None and of_run.graph is not None:
                     record = of_run.graph.records[at % len(of_run.graph.records)]
-                record = self._fitted(record, number, table.model, application)
+                record = self._fitted(record, number, application)
                 due_in_s = self._due_in_s(record, application, table, random)
                 tenant = table.tenant if table.tenants == 1 else f"{table.tenant} {at % table.tenants + 1}"
                 run = RunToCome(application, moment_s, due_in_s, record, int(versions[at]))
@@ -219,7 +240,7 @@ class _Drawing:
             self.applications,
             [each[0] for each in runs],
             exact=predictions.runs == "exact",
-            buckets=predictions.buckets,
+            reading=Reading(predictions.buckets, predictions.worst, self.scenario.policies.late_runs_last),
         )
         return self._calls(runs, to_come)
 
@@ -274,17 +295,15 @@ class _Drawing:
     def _application(self, number: int, name: str, source: _Source, table: ApplicationOf) -> int:
         """Return the number of the application *name*. Raise ScenarioProblem if another one has that name."""
         if (known := self.numbers.get(name)) is not None:
-            if known[1:] != (source, table.model):
+            if known[1:] != (source, source.backends(table)):
                 raise ScenarioProblem(("applications", number), f"another application has the name {name!r}: give name")
             return known[0]
-        units = source.backends(table.model)
-        self.numbers[name] = len(self.applications), source, table.model
-        self.applications.append(ApplicationToCome(name, units, self._known(name, source, units, number, table.model)))
+        units = source.backends(table)
+        self.numbers[name] = len(self.applications), source, units
+        self.applications.append(ApplicationToCome(name, units, self._known(name, source, units, table)))
         return len(self.applications) - 1
 
-    def _known(
-        self, name: str, source: _Source, units: dict[str, Backend], number: int, model: str
-    ) -> KnownGraph | None:
+    def _known(self, name: str, source: _Source, units: dict[str, Backend], table: ApplicationOf) -> KnownGraph | None:
         """Return what a dispatcher knows of an application; None for nothing, or where no order or prewarming asks."""
         predictions = self.scenario.predictions
         orders = {ORDERINGS[self.cluster.policy(key).ordering] for key in self.cluster.endpoints}
@@ -292,27 +311,34 @@ class _Drawing:
             bool(self.cluster.backends)
             or any(one.adapters for one in self.scenario.models.values())
             or any(one.prompts for one in self.scenario.applications)
+            or any(spec.sharing or spec.state == State.ASLEEP for spec in self.cluster.instances)
         )
         if predictions.runs in ("exact", "none") or not (warms or orders & set(BY_RUN)):
             return None
-        rate, most = ServiceRate.of(self._profile(model)), self.longest[model]
+        served = [
+            _Served(model, self.longest[model], ServiceRate.of(self._profile(model)))
+            for model in dict.fromkeys([table.model, *table.models.values()])
+        ]
         if source.graph is None:
-            return _suite_graph(source.suite, model, most, rate, predictions.recorded_runs, predictions.runs)
+            return _suite_graph(source.suite, served[0], predictions.recorded_runs, predictions.runs)
         if source.known is not None:
-            units = units | _Source("", source.known).backends(model)
-        return _known_graph(name, units, source.learned(predictions.recorded_runs), most, rate, predictions.runs)
+            units = units | _Source("", source.known).backends(table)
+        return _known_graph(name, units, source.learned(predictions.recorded_runs), served, predictions.runs)
 
     def _profile(self, model: str) -> Any:
         return self.cluster.reference_profile(next(key for key in self.cluster.endpoints if key[0] == model))
 
-    def _fitted(self, record: RunRecord, number: int, model: str, application: int) -> RunRecord:
-        """Return *record* with calls that fit the context of *model*. Raise ScenarioProblem if they must not be cut."""
-        fitted, cut = _clipped(record, self.applications[application].units, self.longest[model])
+    def _fitted(self, record: RunRecord, number: int, application: int) -> RunRecord:
+        """Return *record* with calls that fit their models' contexts. Raise ScenarioProblem if they must not be cut."""
+        units = self.applications[application].units
+        fitted, cut = _clipped(record, units, self.longest)
         if cut and self.scenario.demand.too_long == "refuse":
-            longest = max(step.input_tokens + step.output_tokens for step in record.steps)
+            model = next(iter(cut))
+            mine = (step for step in record.steps if units[step.unit].kind == "llm" and units[step.unit].name == model)
+            longest = max(step.input_tokens + step.output_tokens for step in mine)
             what = f"a call has {longest:,.0f} tokens, {model} takes {self.longest[model]}: set demand.too_long to clip"
             raise ScenarioProblem(("applications", number), what)
-        self.clipped += cut
+        self.clipped += sum(cut.values())
         return fitted
 
     def _due_in_s(
@@ -321,9 +347,12 @@ class _Drawing:
         if table.deadline_factor is None:
             return table.deadline_s or inf
         factor = float(random.choice(table.deadline_factor))
-        engine = next(spec.engine for spec in self.cluster.instances if spec.model == table.model)
-        units = self.applications[application].units
-        return factor * alone_s(record, units, engine.profile, engine.kv_blocks * engine.block_size_tokens)
+        return factor * alone_s(record, self.applications[application].units, self._instance)
+
+    def _instance(self, model: str) -> tuple[Profile, int]:
+        """Return the profile and the KV tokens of the first instance of *model*."""
+        engine = next(spec.engine for spec in self.cluster.instances if spec.model == model)
+        return engine.profile, engine.kv_blocks * engine.block_size_tokens
 
     def _calls(self, runs: Sequence[tuple[RunToCome, int, int, str]], to_come: RunsToCome) -> RunCalls:
         random = np.random.default_rng([self.seed, CALLS_SEED])
@@ -334,11 +363,13 @@ class _Drawing:
         regions: list[int] = []
         for number, (run, at_table, region, tenant) in enumerate(runs):
             table = self.scenario.applications[at_table]
-            units, most = self.applications[run.application].units, self.longest[table.model]
+            units = self.applications[run.application].units
             _, source, _ = self.numbers[self.applications[run.application].name]
             for step in run.record.steps:
                 if units[step.unit].kind != "llm":
                     continue
+                model = units[step.unit].name
+                most = self.longest[model]
                 outputs = step.output_tokens * _spread(step.parallelism, random)
                 for output in np.clip(np.rint(outputs), 1, most - 1).astype(int).tolist():
                     prompt = min(max(1, round(step.input_tokens)), most - output)
@@ -346,7 +377,7 @@ class _Drawing:
                     shared = min(prompt, source.prompt_tokens(step.unit)) // block if block and table.prompts else 0
                     content = zlib.crc32(f"{units[step.unit].prompt}, {run.prompts}".encode()) << 20
                     prefixes.append([content + at for at in range(shared)])
-                    whose.append((table.model, table.slo_class, tenant))
+                    whose.append((model, table.slo_class, tenant))
                     regions.append(region)
         if not rows:
             raise ScenarioProblem(("applications",), "has runs without any LLM call")

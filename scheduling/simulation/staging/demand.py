@@ -46,9 +46,11 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
 
 
 def _shared(scenario: Scenario, workload: Workload, seed: int) -> Workload:
-    """Return *workload* with requests for public names shared among their weighted targets, each drawn by itself."""
+    """Return *workload* with requests for public names shared among their weighted targets, each drawn by itself; as it is
+    where they have been shared.
+    """
     asked, models = workload.model, list(scenario.models)
-    if not scenario.weighted_targets.keys() & set(asked.names):
+    if workload.asked is not None or not scenario.weighted_targets.keys() & set(asked.names):
         return workload
     codes = np.array([models.index(name) if name in models else -1 for name in asked.names], np.int32)[asked.codes]
     for number, (name, weights) in enumerate(scenario.weighted_targets.items()):
@@ -59,7 +61,9 @@ def _shared(scenario: Scenario, workload: Workload, seed: int) -> Workload:
         draws = 1.0 - np.random.default_rng([seed, 6, number]).random((rows.size, len(served)))
         chosen = targets(np.array([weights[model] for model in served]), draws)
         codes[rows] = np.array([models.index(model) for model in served], np.int32)[chosen]
-    return replace(workload, model=Coded(codes, models))
+    public = np.array([name in scenario.weighted_targets for name in asked.names], bool)[asked.codes]
+    named = Coded(np.where(public, asked.codes, len(asked.names)).astype(np.int32), [*asked.names, ""])
+    return replace(workload, model=Coded(codes, models), asked=named)
 
 
 def _without_output(scenario: Scenario, workload: Workload) -> Workload:

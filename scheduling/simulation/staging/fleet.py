@@ -8,6 +8,7 @@ from scheduling.applications.warm_pool import WarmTerms
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.pooling_profile import profile_of_prefills
 from scheduling.fleet.profile import Profile
+from scheduling.routing.models import Fallback
 from scheduling.routing.regions import latency_ms
 from scheduling.simulation.cluster.description import (
     Cluster,
@@ -17,7 +18,7 @@ from scheduling.simulation.cluster.description import (
     Sharing,
 )
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.measures.results import Price
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.fleet import Group
@@ -126,6 +127,11 @@ def cluster_of(scenario: Scenario) -> Cluster:
         return Cluster(
             instances,
             models=list(scenario.models),
+            fallbacks={
+                name: Fallback(model.fallback, model.fallback_wait_s)
+                for name, model in scenario.models.items()
+                if model.fallback
+            },
             pooling=scenario.pooling,
             regions=regions,
             latency_s=_latency_s(scenario, regions),

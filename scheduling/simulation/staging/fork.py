@@ -41,12 +41,13 @@ from scheduling.queueing.ordering import (
     queue_key,
     run_due_s,
 )
+from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.scaling.spot import spot_policy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging.iterations import EnginePrompt, replay
 from scheduling.simulation.staging.requests import requests_of
@@ -89,6 +90,12 @@ class _Forking:
         for name in ("ttft_s", "e2e_s", "queue_s"):
             self.outcomes[name] = np.nan
         self.outcomes["instance"] = self.outcomes["endpoint"] = -1
+        self.outcomes["model_rule"] = [
+            RULES.index(ModelRule(one.model_rule) if one.model_rule else None) for one in known
+        ]
+        self.falls_back = np.array([one.falls_back for one in known], bool)
+        expected_s = [one.expected_wait_s if isinstance(one, WaitingRequest) else 0.0 for one in known]
+        self.expected_wait_s = np.array(expected_s, np.float64)
         self.guessed: set[int] = set()
         """Requests that do not stream, so that their tokens are estimated."""
 
@@ -136,7 +143,9 @@ class _Forking:
             spec.model for spec in self.cluster.instances if not spec.engine.max_loras
         }
         adapters = [self._adapter(one.adapter) if one.model in serve else -1 for one in known]
-        requests = requests._replace(adapter=np.array(adapters, np.int32))
+        names = {name: at for at, name in enumerate(self.scenario.names)}
+        asked = np.array([names.get(one.asked_model, -1) for one in known], np.int16)
+        requests = requests._replace(adapter=np.array(adapters, np.int32), asked=asked)
         released = [(at, one.priority) for at, one in enumerate(known) if one.priority is not None]
         if released:
             requests = requests._replace(priority=np.array(requests.priority))
@@ -183,6 +192,8 @@ class _Forking:
             held=sorted(self.rows[id(one)] for one in self.state.held if id(one) in self.rows),
             backlogs=self.state.backlogs,
             look_s=self.state.look_s,
+            falls_back=self.falls_back,
+            expected_wait_s=self.expected_wait_s,
         )
 
     def _fill_instance(self, instance: ForkedInstance, seen: InstanceState, place: int) -> None:
@@ -400,11 +411,13 @@ class _Forking:
         kept = (at for at, one in enumerate(self.state.waiting) if id(one) in self.rows)
         places = {at: place for place, at in enumerate(kept)}
         mean_tokens, mean_output = [0.0] * len(cluster.endpoints), [0.0] * len(cluster.endpoints)
+        limit, token_s = [0] * len(cluster.endpoints), [(0.0, 0.0)] * len(cluster.endpoints)
         numbers, shared = {}, cluster.shared_queues(ordered)
         for at, one in enumerate(seen):
             if (endpoint := self.endpoint_of.get((one.model, one.region))) is not None:
                 numbers[at] = endpoint
                 mean_tokens[endpoint], mean_output[endpoint] = groups.mean_tokens[at], groups.mean_output[at]
+                limit[endpoint], token_s[endpoint] = groups.limit[at], groups.token_s[at]
 
         def queue_of(instance: int | None) -> int:
             place = -1 if instance is None else self.place_of.get(instance, -1)
@@ -420,6 +433,8 @@ class _Forking:
             ],
             mean_tokens=mean_tokens,
             mean_output=mean_output,
+            limit=limit,
+            token_s=token_s,
             classes=groups.classes,
             next_number=groups.next_number,
             tried=groups.tried or (-1, -1),

@@ -89,6 +89,7 @@ def requests_of(
         held=_held(scenario, cluster, workload, slo_class),
         adapter=_adapters(scenario, workload, seed, run),
         run=-1 if run is None else run,
+        asked=_asked(scenario, workload),
     )
     return _with_prefixes(scenario, workload, requests)
 
@@ -106,6 +107,14 @@ def _held(
     holds = np.array([name in models for name in workload.model.names])
     held = np.array(kinds, np.int8)[slo_class]
     return np.where(holds[workload.model.codes], held, held & ~HELD).astype(np.int8)
+
+
+def _asked(scenario: Scenario, workload: Workload) -> NDArray[np.int16] | int:
+    """Return `Requests.asked`: numbers of `Scenario.names`."""
+    if workload.asked is None:
+        return -1
+    numbers = [scenario.names.index(name) if name in scenario.names else -1 for name in workload.asked.names]
+    return np.array(numbers, np.int16)[workload.asked.codes]
 
 
 def _adapters(

@@ -152,7 +152,9 @@ def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None)
     return Stage(
         cluster=cluster,
         requests=requests_of(scenario, cluster, workload, seed, run),
-        names=ResultNames(cluster.models, cluster.regions, list(scenario.classes), workload.tenant.names),
+        names=ResultNames(
+            cluster.models, cluster.regions, list(scenario.classes), workload.tenant.names, scenario.names
+        ),
         promises=tuple(promise_of(one) for one in scenario.classes.values()),
         interactive=tuple(one.kind == "interactive" for one in scenario.classes.values()),
         prices=prices_of(scenario),

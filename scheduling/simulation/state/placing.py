@@ -132,6 +132,8 @@ class ForkedGroups:
     groups: list[ForkedGroup]
     mean_tokens: list[float]
     mean_output: list[float]
+    limit: list[int]
+    token_s: list[tuple[float, float]]
     classes: list[tuple[int, int]]
     next_number: int
     tried: tuple[int, int]
@@ -163,6 +165,10 @@ class Fork:
     backlogs: Sequence[BacklogState] = ()
     look_s: float = 0.0
     """When it looks next."""
+    falls_back: NDArray[np.bool_] | None = None
+    """Of *requests*, whether the fallback of its model may still serve each,"""
+    expected_wait_s: NDArray[np.float64] | None = None
+    """and its wait as estimated when it came. None: no model has a fallback."""
 
     @property
     def slots(self) -> int:
@@ -175,6 +181,9 @@ def place(world: World, fork: Fork) -> None:
     run_state = world.run_state[0]
     run_state.arrived = fork.requests.count
     world.outcomes[: fork.requests.count] = fork.outcomes
+    if world.fallback.size and fork.falls_back is not None and fork.expected_wait_s is not None:
+        world.may_fall_back[: fork.requests.count] &= fork.falls_back
+        world.expected_wait_s[: fork.requests.count] = fork.expected_wait_s
     own = world.lives.fits.shape[0]
     lends = world.policies.size > own
     for at, instance in enumerate(fork.instances):
@@ -421,7 +430,11 @@ def _place_waiting(world: World, fork: Fork) -> None:
         world.outcomes[one.request]["state"] = Outcome.WAITING
     if fork.groups is not None:
         _place_groups(waiting.groups, fork.groups, slots)
+        # A group that is full in the fleet is full here too, before the first sweep.
+        own = len(fork.groups.limit)
         waiting.groups.limit[:] = limits
+        waiting.groups.limit[:own] = np.where(limits[:own] > 0, fork.groups.limit, limits[:own])
+        waiting.groups.token_s[:own] = fork.groups.token_s
 
 
 def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
@@ -455,7 +468,8 @@ def _place_groups(arrays: GroupArrays, forked: ForkedGroups, slots: list[int]) -
     for place, group in sorted(enumerate(forked.groups), key=lambda each: (each[1].queue, each[1].seen.rank)):
         if group.queue >= 0:
             put_before(arrays, place, group.queue, NONE)
-    arrays.mean_tokens[:], arrays.mean_output[:] = forked.mean_tokens, forked.mean_output
+    own = len(forked.mean_tokens)  # those of donated instances, which have no groups, come after them
+    arrays.mean_tokens[:own], arrays.mean_output[:own] = forked.mean_tokens, forked.mean_output
     arrays.moment_s[0] = 0.0
     for at, (priority, due_ms) in enumerate(forked.classes):
         arrays.class_priority[at], arrays.class_due_ms[at] = priority, due_ms

@@ -55,6 +55,8 @@ class Workload:
     """Tokens that one prefix hash stands for."""
     predicted_tokens: Ints | None = None
     """Predicted output tokens, if known."""
+    asked: Coded | None = None
+    """The public name that each asked for, "" where it names the model that serves it; None: all do."""
     left_out: int = field(default=0, compare=False)
     """Requests of the trace that are not here because they have no prompt or no output."""
 
@@ -88,6 +90,7 @@ class Workload:
             prefix_first=first,
             prefix_hashes=hashes,
             predicted_tokens=None if self.predicted_tokens is None else self.predicted_tokens[chosen],
+            asked=None if self.asked is None else self.asked._replace(codes=self.asked.codes[chosen]),
         )
 
     def sorted(self) -> "Workload":

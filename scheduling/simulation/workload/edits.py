@@ -4,7 +4,7 @@ They act on the requests themselves, wherever these come from, and draw from a s
 edits get the very same requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -114,7 +114,35 @@ class More:
         return merged(workload, self.requests.select(self.requests.arrival_s < horizon_s))
 
 
-Edit = Factor | Shift | LengthFactor | More
+@dataclass(frozen=True, slots=True)
+class Retarget:
+    """Requests for the public *name* are shared by *weights*, of which one is above 0.
+
+    As few as possible move: only from models whose share becomes smaller to those whose share grows.
+    """
+
+    name: str
+    weights: Mapping[str, float]
+
+    def applied(self, workload: Workload, horizon_s: float, draw: np.random.Generator) -> Workload:
+        if workload.asked is None or self.name not in workload.asked.names:
+            return workload
+        names = [*workload.model.names, *(name for name in self.weights if name not in workload.model.names)]
+        rows = np.flatnonzero(workload.asked.codes == workload.asked.names.index(self.name))
+        served = workload.model.codes[rows]
+        was = np.bincount(served, minlength=len(names)) / max(rows.size, 1)
+        will = np.array([self.weights.get(name, 0.0) for name in names])
+        will = will / will.sum()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            stays = draw.random(rows.size) < np.where(was > will, will / was, 1.0)[served]
+        grows, moving = np.maximum(will - was, 0.0), np.flatnonzero(~stays)
+        codes = workload.model.codes.copy()
+        if moving.size:
+            codes[rows[moving]] = draw.choice(len(names), moving.size, p=grows / grows.sum())
+        return replace(workload, model=Coded(codes, names))
+
+
+Edit = Factor | Shift | LengthFactor | More | Retarget
 
 
 def edited(workload: Workload, edits: Sequence[Edit], *, seed: int, horizon_s: float = np.inf) -> Workload:
@@ -151,8 +179,18 @@ def merged(one: Workload, other: Workload) -> Workload:
         prefix_hashes=hashes,
         prefix_block_tokens=one.prefix_block_tokens or other.prefix_block_tokens,
         predicted_tokens=_predicted(one, other),
+        asked=_asked(one, other),
         left_out=one.left_out + other.left_out,
     )
+
+
+def _asked(one: Workload, other: Workload) -> Coded | None:
+    if one.asked is None and other.asked is None:
+        return None
+    first, second = (
+        Coded(np.zeros(len(each), np.int32), [""]) if each.asked is None else each.asked for each in (one, other)
+    )
+    return _joined(first, second)
 
 
 def _predicted(one: Workload, other: Workload) -> Ints | None:

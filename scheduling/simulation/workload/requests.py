@@ -47,6 +47,8 @@ class Requests(NamedTuple):
     """Number of its application run (`workload.runs`), -1 for none; it comes once the steps before it have ended."""
     adapter: NDArray[np.int32]
     """Number of its LoRA adapter, -1 for none."""
+    asked: NDArray[np.int16]
+    """Number of the name that it asked for (`ResultNames.asked`) where a rule chose the model that serves it; else -1."""
     prefix_first: NDArray[np.int64]
     """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
     tokens up to its end. Empty when no prompts share a prefix."""
@@ -75,6 +77,7 @@ def make_requests(
     held: ArrayLike = 0,
     run: ArrayLike = -1,
     adapter: ArrayLike = -1,
+    asked: ArrayLike = -1,
     prefix_blocks: Sequence[Sequence[int]] | None = None,
 ) -> Requests:
     """Return requests from arrays or scalars; scalars hold for all and take no memory. *predicted_tokens* default to the
@@ -122,6 +125,7 @@ def make_requests(
         "held": column("held", held, np.int8),
         "run": column("run", run, np.int32),
         "adapter": column("adapter", adapter, np.int32),
+        "asked": column("asked", asked, np.int16),
     }
     predicted = columns["output_tokens"]
     if predicted_tokens is not None:

@@ -1,7 +1,7 @@
 """Application runs to come: each is a record of steps, whose requests come once the steps before them have ended."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.applications.demand_graph import Backend, RunRecord
-from scheduling.applications.gittins import BUCKETS
-from scheduling.applications.standings import KnownGraph
+from scheduling.applications.standings import USUAL_READING, KnownGraph, Reading
 from scheduling.fleet.profile import Profile
 
 
@@ -40,8 +39,8 @@ class RunsToCome:
     runs: Sequence[RunToCome]
     exact: bool = False
     """Whether orders know the whole service of every run (an oracle)."""
-    buckets: int = BUCKETS
-    """Of a run's service, for its Gittins rank."""
+    reading: Reading = USUAL_READING
+    """Of what runs need, by the orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +67,19 @@ class RunOutcomes:
 NOT_ENDED: Final = np.nan
 
 
-def alone_s(record: RunRecord, units: Mapping[str, Backend], profile: Profile, kv_tokens: int) -> float:
-    """Return the seconds that a run takes alone on an idle instance of *profile*, along its longest chain of steps.
+def alone_s(
+    record: RunRecord, units: Mapping[str, Backend], instance_of: Callable[[str], tuple[Profile, int]]
+) -> float:
+    """Return the seconds that a run takes alone on idle instances, along its longest chain of steps.
 
-    The requests of a step run in one batch, or in several where *kv_tokens* hold no more.
+    *instance_of* gives the profile and the KV tokens of an instance of a model. The requests of a step run in one batch, or
+    in several where these hold no more.
     """
     ends_s: list[float] = []
     for step in record.steps:
         lasts_s = step.duration_s
         if units[step.unit].kind == "llm":
+            profile, kv_tokens = instance_of(units[step.unit].name)
             batches = min(
                 step.parallelism,
                 math.ceil(step.parallelism * (step.input_tokens + step.output_tokens) / max(1, kv_tokens)),

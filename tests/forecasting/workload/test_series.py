@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from forecasting.workload.series import (
     Series,
     aggregate,
-    from_minutes,
     from_trace,
     group_minutes,
     windows_in_a_day,
@@ -51,11 +50,9 @@ def test_a_part_begins_where_it_begins():
 
 
 def test_a_trace_is_counted_by_window_and_its_last_window_is_left_out():
-    series = from_trace([0.0, 30.0, 59.9, 130.0, 185.0], [60, 30, 30, 600, 1], 60.0, start_s=1000.0)
-    assert series.start_s == 1000.0
+    series = from_trace([0.0, 30.0, 59.9, 130.0, 185.0], [60, 30, 30, 600, 1], 60.0)
+    assert series.start_s == 0.0
     assert series.tokens_per_s.tolist() == [2.0, 0.0, 10.0]
-    gaps = from_trace([0.0, 30.0, 59.9, 130.0, 185.0], [60, 30, 30, 600, 1], 60.0, empty_is_gap=True)
-    assert np.isnan(gaps.tokens_per_s[1])
     assert len(from_trace([], [], 60.0)) == 0
     assert from_trace([5.0], [60], 60.0).tokens_per_s.tolist() == [1.0]
 
@@ -83,24 +80,6 @@ def test_no_token_of_a_trace_is_lost_but_in_the_last_window(requests, window_s):
     assert np.allclose(series.tokens_per_s * window_s, plain)
 
 
-def test_minutes_without_a_row_are_gaps_unless_others_were_counted():
-    series = from_minutes([0.0, 120.0, 120.0, 300.0], [60, 30, 30, 120])
-    assert series.tokens_per_s.tolist()[::2] == [1.0, 1.0, pytest.approx(math.nan, nan_ok=True)]
-    assert np.isnan(series.tokens_per_s).tolist() == [False, True, False, True, True, False]
-    watched = from_minutes([0.0, 120.0, 120.0, 300.0], [60, 30, 30, 120], measured_s=[60.0, 240.0, 9999.0])
-    assert watched.tokens_per_s[[1, 4]].tolist() == [0.0, 0.0]
-    assert np.isnan(watched.tokens_per_s[3])
-
-
-def test_minutes_are_bounded_by_the_range_asked_for():
-    series = from_minutes([0.0, 60.0, 120.0], [60, 120, 180], start_s=60.0, end_s=240.0)
-    assert series.start_s == 60.0
-    assert series.tokens_per_s[:2].tolist() == [2.0, 3.0]
-    assert len(series) == 3
-    assert len(from_minutes([], [])) == 0
-    assert np.isnan(from_minutes([], [], start_s=0.0, end_s=120.0).tokens_per_s).all()
-
-
 def test_groups_share_their_range_and_what_was_measured():
     at = datetime(2026, 11, 1, tzinfo=UTC)
     rows = [
@@ -122,6 +101,8 @@ def test_groups_share_their_range_and_what_was_measured():
     assert a["prompt"].start_s == b["output"].start_s == at.timestamp()
     assert set(group_minutes(rows)) == {("a", "eu", "x"), ("a", "eu", "y"), ("b", "eu", "x")}
     assert group_minutes([]) == {}
+    with pytest.raises(ValueError, match="more than"):
+        group_minutes([rows[0], rows[0] | {"minute": at.replace(year=4026)}])
 
 
 @given(rates, st.integers(0, 20), st.sampled_from([1, 2, 5, 10]))

@@ -12,7 +12,7 @@ from scheduling.applications.demand_graph import (
     Step,
 )
 from scheduling.applications.recording import Call, record_of
-from scheduling.applications.remaining import MOST_PASSES, UNKNOWN, Position, build, correlations, remaining_s, start_of
+from scheduling.applications.remaining import MOST_PASSES, UNKNOWN, Position, build, correlations, remaining, start_of
 from tests.oracles import applications as plain
 
 LLM = Backend("llm", "llama")
@@ -56,7 +56,7 @@ def test_samples_are_as_records_say_without_correlations():
     graph = graph_of(reviewed(random, 200), "write", "review")
     rates = dict.fromkeys(graph.units, RATE)
     position = at(graph, "write", 300.0, 500.0, 1.0)
-    samples = remaining_s(build(graph, rates, refined=False), position, 20_000, 7)
+    samples = remaining(build(graph, rates, refined=False), position, 20_000, 7).service_s
     same = plain.remaining_s(graph, rates, "write", 300.0, 500.0, 3_000, random)
     assert samples.mean() == pytest.approx(same.mean(), rel=0.03)
     assert np.quantile(samples, (0.1, 0.5, 0.9)) == pytest.approx(np.quantile(same, (0.1, 0.5, 0.9)), rel=0.06)
@@ -72,7 +72,8 @@ def test_what_correlates_narrows_the_samples():
     for refined in (True, False):
         arrays = build(graph, rates, refined=refined)
         means = [
-            remaining_s(arrays, at(graph, "write", 300.0, written, 1.0), 2_000, 3).mean() for written in (150, 950)
+            remaining(arrays, at(graph, "write", 300.0, written, 1.0), 2_000, 3).service_s.mean()
+            for written in (150, 950)
         ]
         errors[refined] = [abs(mean - 2 * 1.5 * written) for mean, written in zip(means, (150, 950), strict=True)]
     assert max(errors[True]) < 250 < min(errors[False])
@@ -83,8 +84,8 @@ def test_with_few_matches_a_condition_is_dropped():
     records = [chain(("a", 100, 100, 1), ("b", 100, 1, 1))] * 7 + [chain(("a", 900, 900, 1), ("b", 900, 1, 1))] * 20
     graph = graph_of(records, "a", "b")
     arrays = build(graph, {"a": ServiceRate(0, 0, 0), "b": ServiceRate(0, 1.0, 0)})
-    few = remaining_s(arrays, at(graph, "a", 100.0, 100.0, 1.0), 4_000, 1)
-    many = remaining_s(arrays, at(graph, "a", 900.0, 900.0, 1.0), 4_000, 1)
+    few = remaining(arrays, at(graph, "a", 100.0, 100.0, 1.0), 4_000, 1).service_s
+    many = remaining(arrays, at(graph, "a", 900.0, 900.0, 1.0), 4_000, 1).service_s
     assert set(few.tolist()) == {100.0, 900.0}
     assert set(many.tolist()) == {900.0}
 
@@ -92,13 +93,15 @@ def test_with_few_matches_a_condition_is_dropped():
 def test_a_loop_that_always_ran_three_times_ends_after_three():
     graph = graph_of([chain(*[("fix", 10, 10, 1)] * 3)] * 10, "fix")
     arrays = build(graph, {"fix": ServiceRate(1.0, 0, 0)})
-    assert set(remaining_s(arrays, start_of(graph, np.random.default_rng(1)), 200, 1).tolist()) == {3.0}
+    assert set(remaining(arrays, start_of(graph, np.random.default_rng(1)), 200, 1).service_s.tolist()) == {3.0}
 
 
 def test_a_loop_that_does_not_end_is_bounded():
     steps = [Step("fix", at - 1, 1.0, 1.0) for at in range(2_000)]
     graph = graph_of([RunRecord(tuple(steps))], "fix")
-    samples = remaining_s(build(graph, {"fix": ServiceRate(1.0, 0, 0)}), at(graph, "fix", *[UNKNOWN] * 3), 50, 1)
+    samples = remaining(
+        build(graph, {"fix": ServiceRate(1.0, 0, 0)}), at(graph, "fix", *[UNKNOWN] * 3), 50, 1
+    ).service_s
     assert samples.max() <= MOST_PASSES + 1
 
 
@@ -106,9 +109,14 @@ def test_parallel_requests_and_branches_count_in_service():
     record = RunRecord((Step("split", -1, 10, 10), Step("map", 0, 10, 10, 0.0, 4), Step("check", 0, 10, 10)))
     graph = graph_of([record] * 8, "split", "map", "check")
     rates = dict.fromkeys(graph.units, ServiceRate(1.0, 0, 0))
-    samples = remaining_s(build(graph, rates), start_of(graph, np.random.default_rng(1)), 10, 1)
-    assert samples.tolist() == [6.0] * 10
+    samples = remaining(build(graph, rates), start_of(graph, np.random.default_rng(1)), 10, 1)
+    assert samples.service_s.tolist() == [6.0] * 10
     assert graph.service_s(record, rates) == 6.0
+    assert samples.path_s.tolist() == [2.0] * 10, "the longest chain, on which parallel requests count once"
+    assert graph.path_s(record, rates) == 2.0
+    assert remaining(build(graph, rates), at(graph, "split", 10, 10, 1), 9, 1).path_s.tolist() == [1.0] * 9, (
+        "it has ended"
+    )
     assert graph.next_units("split") == {("check", "map"): 1.0}
     assert graph.branch_probabilities()["split", "map"] == 1.0
 
@@ -116,14 +124,14 @@ def test_parallel_requests_and_branches_count_in_service():
 def test_other_backends_take_the_time_that_they_took():
     graph = DemandGraph("app", {"run": Backend("container", "python:3.12")})
     graph.add(RunRecord((Step("run", duration_s=12.0),)))
-    samples = remaining_s(build(graph, {"run": ServiceRate()}), start_of(graph, np.random.default_rng(1)), 5, 1)
+    samples = remaining(build(graph, {"run": ServiceRate()}), start_of(graph, np.random.default_rng(1)), 5, 1).service_s
     assert samples.tolist() == [12.0] * 5
 
 
 def test_a_unit_without_records_needs_nothing_more():
     graph = graph_of([chain(("a", 1, 1, 1))], "a", "new")
     arrays = build(graph, dict.fromkeys(graph.units, ServiceRate(1.0, 0, 0)))
-    assert remaining_s(arrays, at(graph, "new", 1.0, 1.0, 1.0), 3, 1).tolist() == [1.0] * 3
+    assert remaining(arrays, at(graph, "new", 1.0, 1.0, 1.0), 3, 1).service_s.tolist() == [1.0] * 3
 
 
 def test_the_oldest_records_go_first_and_json_keeps_the_graph():

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.standings import (
     IDLE_S,
+    LATE_S,
     KnownGraph,
     PastCall,
+    Reading,
     RunCall,
     Standings,
     rekey_run,
@@ -28,8 +30,8 @@ ALWAYS = DemandGraph(
 """2 s, then three times 5 s at once, then 4 s: 21 s in all."""
 
 
-def standings(graph=ALWAYS):
-    return Standings({"a": KnownGraph.of(graph, dict.fromkeys(UNITS, RATE))} if graph else {})
+def standings(graph=ALWAYS, **reading):
+    return Standings({"a": KnownGraph.of(graph, dict.fromkeys(UNITS, RATE))} if graph else {}, Reading(**reading))
 
 
 def call(request, unit, predicted=9, run="r", **more):
@@ -41,7 +43,7 @@ def test_of_a_run_that_is_always_the_same_all_is_known_after_each_step():
     seen = []
 
     def come(*requests, unit, now_s=0.0):
-        seen.extend(runs.stand(runs.come(call(request, unit), now_s)) for request in requests)
+        seen.extend(runs.stand(runs.come(call(request, unit), now_s), now_s) for request in requests)
 
     def end(*requests, output):
         for request in requests:
@@ -57,7 +59,7 @@ def test_of_a_run_that_is_always_the_same_all_is_known_after_each_step():
     # The first of three calls at once looks like one alone.
     assert [each.rank_s for each in seen] == pytest.approx([21.0, 9.0, 14.0, 19.0, 4.0])
     assert [each.mean_s for each in seen] == pytest.approx([21.0, 9.0, 14.0, 19.0, 4.0])
-    assert [each.worst_s for each in seen] == pytest.approx([21.0, 19.0, 19.0, 19.0, 4.0])
+    assert [each.worst_s for each in seen] == pytest.approx([11.0, 9.0, 9.0, 9.0, 4.0]), "parallel calls count once"
 
 
 def test_service_is_attained_while_a_call_runs_and_a_rank_is_refreshed_past_a_bucket():
@@ -65,12 +67,12 @@ def test_service_is_attained_while_a_call_runs_and_a_rank_is_refreshed_past_a_bu
     runs = standings(DemandGraph("a", UNITS, records))
     run = runs.come(call(0, "plan"), 0.0)
     produced = {0: 0}
-    first = runs.stand(run, produced.__getitem__)
+    first = runs.stand(run, 0.0, produced.__getitem__)
     assert first.rank_s == pytest.approx(2.0, rel=0.3)  # a second of service ends half of such runs
-    assert not runs.is_stale(run, produced.__getitem__)
+    assert not runs.is_stale(run, 0.0, produced.__getitem__)
     produced[0] = 2
-    assert runs.is_stale(run, produced.__getitem__)
-    later = runs.stand(run, produced.__getitem__)
+    assert runs.is_stale(run, 0.0, produced.__getitem__)
+    later = runs.stand(run, 0.0, produced.__getitem__)
     assert (later.attained_s, later.rank_s) == (2.0, pytest.approx(98.0))
     assert later.worst_s == 98.0
 
@@ -79,22 +81,43 @@ def test_a_run_without_a_graph_or_with_an_unknown_unit_needs_what_its_open_calls
     for graph, unit in ((None, "plan"), (ALWAYS, "other")):
         runs = standings(graph)
         run = runs.come(call(0, unit, predicted=7), 0.0)
-        assert runs.stand(run)[2:5] == (7.0, 7.0, 7.0)
+        assert runs.stand(run, 1.0)[2:5] == (7.0, 7.0, 7.0)
         runs.come(call(1, unit, predicted=3), 0.0)
         runs.end(0, 8, 1.0)
-        assert runs.stand(run) == Standing(0.0, math.inf, 3.0, 3.0, 3.0, 8.0)
+        assert runs.stand(run, 1.0) == Standing(0.0, math.inf, 3.0, 3.0, 3.0, 8.0)
 
 
 def test_a_call_that_fails_teaches_nothing_and_an_oracle_knows_the_whole():
     runs = standings()
     run = runs.come(call(0, "plan", total_s=50.0, weight=2.0, due_in_s=60.0), 1.0)
-    assert runs.stand(run) == Standing(1.0, 61.0, 25.0, 25.0, 50.0, 0.0)
+    assert runs.stand(run, 1.0) == Standing(1.0, 61.0, 25.0, 25.0, 50.0, 0.0)
     runs.end(0, None, 2.0)
     assert (run.steps, run.attained_s()) == ([], 0.0)
     runs.end(0, None, 2.0)  # of a call that is no longer open
     assert runs.come(call(5, "plan"), 3.0) is run
     assert runs.come(call(5, "plan"), 4.0) is run, "it waits again"
     assert len(run.calls) == 1
+
+
+def test_a_run_that_cannot_be_in_time_is_last_once_its_shortest_path_does_not_fit():
+    records = [RunRecord((Step("plan", -1, 1, length),)) for length in (10, 30) for _ in range(10)]
+    runs = standings(DemandGraph("a", UNITS, records), late_last=True)
+    run, produced = runs.come(call(0, "plan", due_in_s=50.0), 0.0), {0: 0}
+    first = runs.stand(run, 0.0, produced.__getitem__)
+    assert (first.due_s, first.worst_s) == (50.0, 30.0)
+    assert not runs.is_stale(run, 40.0, produced.__getitem__)
+    assert runs.is_stale(run, 40.5, produced.__getitem__)
+    assert runs.stand(run, 40.5, produced.__getitem__).due_s == 50.0 + LATE_S
+    assert not runs.is_stale(run, 90.0, produced.__getitem__), "it is late once"
+    produced[0] = 9  # it runs, and what it has had is no longer before it
+    later = runs.stand(run, 40.5, produced.__getitem__)
+    assert (later.due_s, later.worst_s) == (50.0, 21.0)
+    run.first = True
+    assert runs.stand(run, 90.0, produced.__getitem__).due_s < 0.0, "an operator has moved it first"
+    runs.reading, run.first = Reading(worst=0.2), False
+    last = runs.stand(run, 90.0, produced.__getitem__)
+    assert (last.due_s, last.worst_s) == (50.0, 1.0), "of a fifth of the walks"
+    assert not runs.is_stale(run, 99.0, produced.__getitem__)
 
 
 def test_idle_runs_are_forgotten():
@@ -120,7 +143,7 @@ def test_whatever_a_run_does_its_standing_is_finite_and_its_service_adds_up(step
     for unit, count, fails in steps:
         opened = range(request, request + count)
         for each in opened:
-            standing = runs.stand(runs.come(call(each, unit), float(request)))
+            standing = runs.stand(runs.come(call(each, unit), float(request)), float(request))
             assert all(0.0 <= number < math.inf for number in standing[2:])
             assert standing.attained_s == pytest.approx(total)
         for each in opened:
@@ -147,7 +170,7 @@ def test_a_run_that_is_resumed_from_its_calls_stands_where_it_stood(steps):
         runs[0].attained_s(), runs[0].steps, runs[0].last, runs[0].visits
     ]  # fmt: skip
     runs[1].draws = runs[0].draws  # walks are numbered
-    assert resumed.stand(runs[1]) == followed.stand(runs[0])
+    assert resumed.stand(runs[1], now_s) == followed.stand(runs[0], now_s)
 
 
 def test_a_run_with_open_calls_is_resumed_and_one_that_ended_a_step_since_is_not():
@@ -155,7 +178,7 @@ def test_a_run_with_open_calls_is_resumed_and_one_that_ended_a_step_since_is_not
     run = runs.come(call(1, "check", due_in_s=60.0, weight=2.0), 50.0)
     past = [PastCall("plan", 10.0, 12.0, 1, 2, RATE), PastCall("work", 12.0, 17.0, 1, 5, RATE)]
     resumed = runs.resume("a", "r", past)
-    assert runs.stand(resumed).attained_s == 7.0
+    assert runs.stand(resumed, 50.0).attained_s == 7.0
     assert (resumed.number, resumed.began_s, resumed.due_s, resumed.weight) == (run.number, 10.0, 70.0, 2.0)
     runs.end(1, 4, 55.0)
     assert resumed.attained_s() == 11.0

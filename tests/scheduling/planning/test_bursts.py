@@ -13,7 +13,7 @@ from scheduling.planning.places import Deployed, Fleet
 from scheduling.planning.simulated_capability import simulated_capability
 from scheduling.scaling import PlansFor
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.measures.results import Promise, kept
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.generator import Client, LengthsByClass, Lognormal, generate

@@ -6,7 +6,7 @@ from scheduling.fleet.profile import Profile
 from scheduling.scaling.spot import Donated, first_to_redeploy, redeploy_s
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 

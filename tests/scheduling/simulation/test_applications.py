@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, Step
+from scheduling.applications.standings import Reading
 from scheduling.applications.suite import MIX, SUITE, mixed
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.measures.results import runs_by_application
@@ -73,9 +74,9 @@ def test_a_run_alone_takes_its_longest_chain():
     ))  # fmt: skip
     profile = Profile(0.0, 0.1, 0.001, 0.0, 0.01, 0.001, 0.0)
     first_s = 0.1 + 0.2 + 10 * 0.012
-    assert alone_s(record, GRAPH.units, profile, 10_000) == pytest.approx(first_s + 5.0)
+    assert alone_s(record, GRAPH.units, lambda model: (profile, 10_000)) == pytest.approx(first_s + 5.0)
     two_batches_s = 2 * (0.1 + 0.1 + 10 * 0.011)
-    assert alone_s(record, GRAPH.units, profile, 111) == pytest.approx(two_batches_s + 5.0)
+    assert alone_s(record, GRAPH.units, lambda model: (profile, 111)) == pytest.approx(two_batches_s + 5.0)
 
 
 def test_runs_of_a_scenario_are_simulated_and_measured(tmp_path):
@@ -99,6 +100,48 @@ def test_runs_of_a_scenario_are_simulated_and_measured(tmp_path):
     np.testing.assert_array_equal(staged(tmp_path, tables, head).run().runs.ended_s, result.runs.ended_s)
 
 
+def test_units_of_a_graph_run_on_their_own_models(tmp_path):
+    """Also what is known of them: a unit is served at the rate of its model, and its calls fit that model's context."""
+    graph = DemandGraph(
+        "pair",
+        {"plan": Backend("llm", "x"), "write": Backend("llm", "x")},
+        [RunRecord((Step("plan", -1, 100.0, 50.0 + each), Step("write", 0, 900.0, 200.0))) for each in range(20)],
+    )
+    (tmp_path / "graph.json").write_bytes(graph.to_json())
+    slow = HEAD[HEAD.index("[[profiles]]") : HEAD.index("[classes.iw]")].replace('"m"', '"n"')
+    slow = slow.replace("decode = { a_s = 0.01 }", "decode = { a_s = 0.05 }")
+    head = HEAD.replace("[gpus.g]", "[models.n]\ncontext_tokens = 1000\n[gpus.g]").replace(
+        "[classes.iw]", slow + "[classes.iw]"
+    )
+    head = head.replace("[classes.iw]", '[policies]\nordering = "hermes"\n[classes.iw]')
+    tables = RUNS + 'graph = "graph.json"\nmodels = { write = "n" }\ndeadline_factor = [1.0]\n'
+    made = staged(tmp_path, tables, head)
+    assert {unit: each.name for unit, each in made.runs.applications[0].units.items()} == {"plan": "m", "write": "n"}
+    models = np.array(made.cluster.models)[made.requests.model]
+    assert models.tolist() == ["m"] * 12 + ["n"] * 12 or sorted(models) == ["m"] * 12 + ["n"] * 12
+    of = made.requests.prompt_tokens + made.requests.output_tokens
+    assert (of[models == "n"] <= 1000).all()
+    assert made.clipped == 12
+    known = made.runs.applications[0].graph
+    assert known.rate("write").output_s > 4 * known.rate("plan").output_s
+    result = made.run()
+    assert runs_by_application(result)["pair"]["ended"] == 12
+    alone_s = made.runs.runs[0].due_in_s
+    assert 200 * 0.05 < alone_s < 200 * 0.05 + 3.0
+    exact = staged(tmp_path, '[predictions]\nruns = "exact"\n' + tables, head)
+    assert np.isfinite(exact.run().runs.ended_s).all()
+    for wrong, message in (
+        ("{ write = 'o' }", "there is no model 'o'"),
+        ("{ other = 'n' }", "no LLM unit of that name"),
+    ):
+        with pytest.raises(ScenarioError, match=message):
+            staged(
+                tmp_path,
+                RUNS + f"graph = {_inline(graph)}\nmodels = {wrong}\n",
+                head,
+            )
+
+
 def _inline(graph: DemandGraph) -> str:
     text = to_toml({"graph": [json.loads(graph.to_json())]})
     values = tomllib.loads(text)["graph"][0]
@@ -109,7 +152,7 @@ def test_a_scenario_of_runs_alone_is_written_and_read_again(tmp_path):
     head = HEAD.replace("[classes.iw]", '[policies]\nordering = "hermes"\n[classes.iw]')
     made = staged(tmp_path, RUNS.replace("runs = 12", 'runs = 60\nsuite = "mix"'), head)
     assert len({each.name for each in made.runs.applications}) >= 8
-    assert all(each.graph is not None and each.graph.whole_s is None for each in made.runs.applications)
+    assert all(each.graph is not None and each.graph.whole is None for each in made.runs.applications)
     loaded = load_scenario(tmp_path / "scenario.toml")
     again = tmp_path / "again.toml"
     again.write_text(to_toml(loaded.model_dump(mode="json", exclude_defaults=True)))
@@ -122,15 +165,15 @@ def test_a_scenario_of_runs_alone_is_written_and_read_again(tmp_path):
 
 @pytest.mark.parametrize(("known", "graph"), [("exact", False), ("none", False), ("whole", True), ("unrefined", True)])
 def test_what_is_known_of_runs(tmp_path, known, graph):
-    head = HEAD.replace("[classes.iw]", '[policies]\nordering = "hermes"\n[classes.iw]')
-    tables = f'[predictions]\nruns = "{known}"\nrecorded_runs = 40\nbuckets = 5\n'
+    head = HEAD.replace("[classes.iw]", '[policies]\nordering = "hermes"\nlate_runs_last = true\n[classes.iw]')
+    tables = f'[predictions]\nruns = "{known}"\nrecorded_runs = 40\nbuckets = 5\nworst = 0.9\n'
     made = staged(tmp_path, tables + RUNS.replace("runs = 12", 'runs = 6\nsuite = "CC"'), head)
     (one,) = made.runs.applications
     assert (one.graph is not None) == graph
     assert made.runs.exact == (known == "exact")
-    assert made.runs.buckets == 5
+    assert made.runs.reading == Reading(5, 0.9, late_last=True)
     if known == "whole":
-        assert one.graph.whole_s.size == 40
+        assert one.graph.whole.service_s.size == one.graph.whole.path_s.size == 40
     assert np.isfinite(made.run().runs.ended_s).all()
 
 

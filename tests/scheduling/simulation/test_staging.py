@@ -8,10 +8,12 @@ import pytest
 
 from controlplane.simulation.whatif.changes.supply import instance_names
 from scheduling.lookahead.rule import LookAheadRule
+from scheduling.routing.models import Fallback
 from scheduling.scaling import Floor
 from scheduling.simulation.cluster.world import Outcome, State
-from scheduling.simulation.measures.results import Price
+from scheduling.simulation.measures.results import Measures, Price
 from scheduling.simulation.scenario import ScenarioError, load_scenario
+from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import Stage, stage
 from scheduling.simulation.strategies import Bounds
@@ -367,7 +369,44 @@ def test_requests_for_a_public_name_are_shared_by_weight(tmp_path: Path) -> None
     made = staged(tmp_path, text)
     share = float(np.mean(np.array(made.cluster.models)[made.requests.model] == "n"))
     assert made.requests.count > 1000
+    counted = Measures(made.run(), made.names).requests.rows
+    asked = {(by, group): value for by, group, name, _, value in counted if name == "requests" and by != "tenant"}
+    assert asked["asked_model", "chat"] == asked["model_rule", "weights"] == asked["all", "all"]
+    assert asked["model", "n"] == round(share * made.requests.count)
     assert abs(share - 0.25) < 4 * (0.25 * 0.75 / made.requests.count) ** 0.5
     for wrong, message in (("o = 1", "there is no model 'o'"), ("n = -1", "greater than or equal to 0")):
         with pytest.raises(ScenarioError, match=message):
             staged(tmp_path, text.replace("n = 1\n", f"{wrong}\n"))
+
+
+def test_a_model_has_a_fallback_and_its_contradictions_are_named(tmp_path: Path) -> None:
+    profiles, fleet = RIGHT.index("[[profiles]]"), RIGHT.index("[classes.iw]")
+    text = (
+        RIGHT[:fleet]
+        + RIGHT[profiles:fleet].replace('"m"', '"n"')
+        + "[models.n]\ncontext_tokens = 900\n"
+        + RIGHT[fleet:]
+    )
+    values = tomllib.loads(text)
+    values["models"]["m"] |= {"fallback": "n", "fallback_wait_s": 0.0}
+    values["failures"] = [{"at_h": 0.03, "model": "m", "region": region} for region in ("east", "west")]
+    made = stage(check_scenario(values, tmp_path))
+    assert made.cluster.fallbacks == {"m": Fallback("n", 0.0)}
+    result = made.run()
+    counted = {
+        (by, group): value
+        for by, group, name, _, value in Measures(result, made.names).requests.rows
+        if name == "requests"
+    }
+    assert counted["asked_model", "m"] == made.requests.count
+    assert counted["model", "n"] == counted["model_rule", "unavailable"] == result.counters["fell_back_unavailable"] > 0
+    assert counted["model", "n"] + counted["model_rule", "none"] == made.requests.count
+    assert (result.outcomes["state"] == Outcome.DONE).sum() > 0.9 * made.requests.count
+    for wrong, message in (
+        ({"fallback": "o"}, "there is no model 'o'"),
+        ({"fallback": "m"}, "is the model itself"),
+        ({"fallback": None}, "fallback_wait_s is given without a fallback"),
+    ):
+        bad = values | {"models": values["models"] | {"m": values["models"]["m"] | wrong}}
+        with pytest.raises(ScenarioError, match=message):
+            check_scenario(bad, tmp_path)

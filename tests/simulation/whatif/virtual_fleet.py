@@ -233,7 +233,7 @@ class VirtualFleet:
         if step is not None:
             self._hand_out(step)
             engine = self.engines[slot]
-            for number in [int(one) for one in (*engine._running, *engine.waiting_in_order())]:
+            for number in [int(one) for one in (*engine._running, *engine._waiting)]:
                 if number in self.leaving:
                     self._evict(number, engine)
             replica = self.topology.by_slot[slot]

@@ -66,6 +66,14 @@ def _one_model(values: Values) -> Choices:
     return _models(values)[1:]
 
 
+def _or_none(values: Values) -> Choices:
+    return [("", "None"), *_one_model(values)]
+
+
+def _public_names(values: Values) -> Choices:
+    return [(name, name) for name in values.get("weighted_targets", {})]
+
+
 def _classes(values: Values) -> Choices:
     return [(name, name) for name in values.get("classes", {})]
 
@@ -114,6 +122,14 @@ def _demand(row: Mapping[str, str]) -> Values:
 def _bounds(row: Mapping[str, str]) -> Values:
     where = {"region": row["region"]} if row["region"] else {}
     return {"kind": "bounds", "model": row["model"], **where} | _whole(row, min_instances="least", max_instances="most")
+
+
+def _fallback(row: Mapping[str, str]) -> Values:
+    return {"kind": "fallback", "model": row["model"], "to": row["to"]} | _given(row, 1.0, wait_s="wait")
+
+
+def _weights(row: Mapping[str, str]) -> Values:
+    return {"kind": "weights", "name": row["name"], "weights": {row["model"]: amount(row, "weight")}}
 
 
 def _failure(row: Mapping[str, str]) -> Values:
@@ -266,6 +282,30 @@ BOUNDS: Final = RowKind(
     _bounds,
     "As they are.",
 )
+FALLBACK: Final = RowKind(
+    "fallback",
+    "Fallback models",
+    (
+        MODEL,
+        RowColumn("to", "Fallback", _or_none),
+        RowColumn("wait", "Also after", unit="s of waiting", step="any"),
+    ),
+    (("Fallback", {}),),
+    _fallback,
+    "As they are.",
+)
+WEIGHTS: Final = RowKind(
+    "weights",
+    "Weighted targets",
+    (
+        RowColumn("name", "Public name", _public_names),
+        MODEL,
+        RowColumn("weight", "Weight", step="any"),
+    ),
+    (("Weight", {"weight": "1"}),),
+    _weights,
+    "As they are.",
+)
 LOST: Final = (("region", "Region"), ("node", "Node"), ("instance", "Instance"), ("spot", "Spot reclaim"))
 FAILURE: Final = RowKind(
     "failure",
@@ -306,7 +346,7 @@ KEY: Final = RowKind(
 )
 OF_ALL: Final = (DEMAND, TENANT, APPLICATION)
 """Rows that all futures share."""
-OF_FLEET: Final = (BOUNDS, FAILURE, SLO, KEY)
+OF_FLEET: Final = (BOUNDS, FALLBACK, WEIGHTS, FAILURE, SLO, KEY)
 
 
 def rows_of(kind: RowKind, data: QueryDict) -> list[dict[str, str]]:

@@ -9,7 +9,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from controlplane.simulation.whatif.changes.base import Change, ChangeError, Values
 from controlplane.simulation.whatif.changes.demand import ApplicationChange, DemandChange, SloChange, TenantChange
-from controlplane.simulation.whatif.changes.policies import KeyChange, LengthsChange, PolicyChange
+from controlplane.simulation.whatif.changes.policies import (
+    FallbackChange,
+    KeyChange,
+    LengthsChange,
+    PolicyChange,
+    WeightsChange,
+)
 from controlplane.simulation.whatif.changes.supply import BoundsChange, FailureChange, GpuChange, PriceChange
 from scheduling.simulation.scenario import Scenario, ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
@@ -19,6 +25,8 @@ from scheduling.simulation.workload.edits import Edit
 AnyChange = Annotated[
     PolicyChange
     | LengthsChange
+    | FallbackChange
+    | WeightsChange
     | KeyChange
     | GpuChange
     | PriceChange

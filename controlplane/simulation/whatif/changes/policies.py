@@ -1,9 +1,9 @@
 """Changes of decisions: bundles, single policies, accuracy of predicted lengths, and any other key."""
 
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, model_validator
 
 from controlplane.simulation.whatif.changes.base import Change, ChangeError, Values, known, models_words, titled
 from forecasting.workload import FORECASTERS, rests
@@ -11,6 +11,7 @@ from scheduling.bundles import BUNDLES, SAID
 from scheduling.policy import ORDERS, ROUTERS
 from scheduling.queueing.release_rule import RELEASES
 from scheduling.scaling import NO_STRATEGY, STRATEGIES, make_strategy
+from scheduling.simulation.workload.edits import Edit, Retarget
 
 PARTS: Final = {
     "bundle": tuple(BUNDLES),
@@ -127,6 +128,66 @@ class LengthsChange(Change):
             "" if self.bias == 1.0 else f", {self.bias:g}x too long" if self.bias > 1 else f", {self.bias:g}x as long"
         )
         return f"output lengths known with a log error of {self.log_sd:g}{bias}"
+
+
+class FallbackChange(Change):
+    """The model that serves requests of *model* where it does not; an empty *to*: none does.
+
+    Without *wait_s* it does not serve what would wait, however long.
+    """
+
+    kind: Literal["fallback"] = "fallback"
+    model: str
+    to: str = ""
+    wait_s: Annotated[FiniteFloat, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.wait_s is not None and not self.to:
+            raise ValueError("wait_s is given without a fallback: name one in to")
+        if self.to == self.model:
+            raise ValueError(f"to is {self.to}, the model itself")
+        return self
+
+    def apply(self, values: Values) -> None:
+        model = values["models"][known("model", self.model, values["models"], "model")]
+        model.pop("fallback", None)
+        model.pop("fallback_wait_s", None)
+        if self.to:
+            model["fallback"] = known("to", self.to, values["models"], "model")
+        if self.wait_s is not None:
+            model["fallback_wait_s"] = self.wait_s
+
+    def words(self, before: Values) -> str:
+        if not self.to:
+            return f"no fallback of {self.model}"
+        wait = "" if self.wait_s is None else f", also after a wait of {self.wait_s:g} s"
+        return f"{self.to} is the fallback of {self.model}{wait}"
+
+
+class WeightsChange(Change):
+    """Weights of targets that share the requests for the public *name*; those of other targets stay."""
+
+    kind: Literal["weights"] = "weights"
+    name: str
+    weights: Annotated[dict[str, Annotated[FiniteFloat, Field(ge=0)]], Field(min_length=1)]
+
+    def apply(self, values: Values) -> None:
+        weights = values.get("weighted_targets", {})
+        weights = weights[known("name", self.name, weights, "public name")]
+        for model in self.weights:
+            known("weights", model, values["models"], "model")
+        weights |= self.weights
+        if not any(weights.values()):
+            raise ChangeError("weights", f"are all 0: nothing would serve {self.name}")
+
+    def edits(self, values: Values, seed: int, horizon_s: float) -> list[Edit]:
+        return [Retarget(self.name, values["weighted_targets"][self.name])]
+
+    def words(self, before: Values) -> str:
+        now = before["weighted_targets"].get(self.name, {})
+        shares = (f"{model} {now.get(model, 0):g} to {weight:g}" for model, weight in self.weights.items())
+        return f"weights of {self.name}: {', '.join(shares)}"
 
 
 class KeyChange(Change):

@@ -107,6 +107,11 @@ def _table(application: Application, runs: Sequence[ApplicationRun], start: Star
         "graph": _graph(known, [one.steps for one in runs]),
         "known": _graph(known, [msgspec.to_builtins(one.steps) for one in known.records[-KNOWN:]]),
         "model": models[0] if models else "",
+        "models": {
+            unit: model for unit, model in llm.items() if model != models[0] and model in start.scenario["models"]
+        }
+        if models
+        else {},
         "slo_class": slo_classes[0] if slo_classes else next(iter(start.scenario["classes"])),
         "tenant": application.tenant.name,
         "begins_s": [max(0.0, (one.began_at - since).total_seconds()) for one in runs],

@@ -18,7 +18,7 @@ from scheduling.routing.routers import POLICY_CODES
 from scheduling.scaling import Reactive
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec, Sharing
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.workload.requests import Requests, make_requests
 from tests.oracles.fleet import Command
 

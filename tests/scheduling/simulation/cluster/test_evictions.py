@@ -3,7 +3,7 @@
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.workload.requests import make_requests
 from tests.oracles.fleet import Command
 from tests.scheduling.simulation.cluster.agreeing import agree

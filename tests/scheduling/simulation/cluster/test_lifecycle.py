@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from scheduling.policy import Batching
-from scheduling.queueing.waiting_set import in_order
 from scheduling.scaling import Reactive
 from scheduling.simulation.cluster.description import Delays, Sharing
 from scheduling.simulation.cluster.world import Outcome, State
@@ -193,28 +192,12 @@ def test_ways_between_regions_count_both_ways():
     assert result.counters["forwarded"] == 1
 
 
-def waiting_requests(simulation: Simulation, endpoint: int) -> list[int]:
-    """Return the requests that wait at *endpoint*, in the order of leaving."""
-    return simulation.world.held[in_order(simulation.waiting, endpoint)].tolist()
-
-
 def test_ticks_come_at_their_times():
     seen = []
     fleet = cluster(instance(engine=config(max_num_seqs=1)))
     requests = make_requests([0.0, 0.0, 0.0, 5.0], **SHORT)
     Simulation(fleet, requests).run(on_tick=lambda simulation: seen.append(simulation.now_s), tick_s=2.0)
     assert seen == [2.0, 4.0, 6.0, 8.0], "at a moment, ticks come first: the last request ends at 8"
-
-
-def test_a_request_gets_another_key():
-    fleet = cluster(instance(engine=config(max_num_seqs=1)))
-    simulation = Simulation(fleet, make_requests([0.0, 0.0, 0.0, 0.0, 5.0], **SHORT))
-    assert simulation.advance(5.5) == Pause.UNTIL
-    assert waiting_requests(simulation, 0) == [3, 4]
-    assert simulation.rekey(4, -1.0)
-    assert waiting_requests(simulation, 0) == [4, 3]
-    assert simulation.advance(100.0) == Pause.DONE
-    assert simulation.result().outcomes["e2e_s"].tolist() == [2.0, 4.0, 6.0, 10.0, 3.0]
 
 
 def test_the_series_say_what_was_so_at_each_step():

@@ -1,6 +1,7 @@
 """A profile that can be worked out in the head, and shorthands for engines on it."""
 
 from scheduling.fleet.profile import Profile
+from scheduling.simulation.engine.block_pool import BlockPool
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest
 
 # Prefill of p tokens: 1 + 0.01 p. Decode: 0.5 + 0.1 a sequence + 0.001 a token of context. Seconds.
@@ -27,6 +28,11 @@ def config(**settings) -> EngineConfig:
         "profile": EASY,
     }
     return EngineConfig(**(plenty | settings))
+
+
+def idle_contents(pool: BlockPool) -> list:
+    """Return the contents of the idle blocks in order of reuse."""
+    return [block.content for block in pool._idle]
 
 
 def request(request_id: str, prompt_tokens: int, output_tokens: int, **more) -> EngineRequest:

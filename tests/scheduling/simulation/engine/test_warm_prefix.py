@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.block_pool import BlockPool
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.engine.prefix_cache import cached_blocks, warm_prefix
-from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.engine.state import NONE
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
+from tests.scheduling.simulation.engine.engines import idle_contents
 
 BLOCKS = 8
 PREFIXES = ((1, 2, 3), (4, 5), (1, 2, 6, 7), (8,), (9, 10, 11, 12, 13))
@@ -56,7 +57,7 @@ def test_the_cache_is_that_of_the_reference(chosen):
         cached = len(pool.find(PREFIXES[at]))
         assert cached_blocks(engines, 0, first[at], count) == cached
         assert warm_prefix(engines, 0, first[at], count) == warm(pool, list(PREFIXES[at]))
-        assert idle_order(engines) == pool.idle_contents()
+        assert idle_order(engines) == idle_contents(pool)
     assert engines.instances["free_blocks"][0] == BLOCKS
 
 

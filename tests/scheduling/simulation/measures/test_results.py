@@ -8,7 +8,7 @@ import pytest
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.measures.results import (
     LATENCIES,
     PERCENTILES,

@@ -141,6 +141,7 @@ def forked_pair(m, other, by_queue=True):
         endpoints=[endpoint | {"model": model} for model in ("m", "other")],
         groups={
             "groups": groups, "classes": [(0, -1)], "mean_tokens": [250.0, 250.0], "mean_output": [50.0, 40.0],
+            "limit": [4, 4], "token_s": [[0.0, 0.0], [0.0, 0.0]],
             "next_number": 8,
         },
     )  # fmt: skip

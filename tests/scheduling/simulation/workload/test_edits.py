@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduling.simulation.workload.columns import Coded, Workload
-from scheduling.simulation.workload.edits import Factor, LengthFactor, More, Scope, Shift, edited, merged
+from scheduling.simulation.workload.edits import Factor, LengthFactor, More, Retarget, Scope, Shift, edited, merged
 
 HORIZON_S = 3600.0
 EAST = Scope(regions=frozenset({"east"}))
@@ -104,6 +104,22 @@ def test_another_tenant_is_added():
     made = edited(workload(), [More(other)], seed=1, horizon_s=HORIZON_S)
     assert len(made) == 4050
     assert sorted(rows(made)) == sorted(rows(workload()) + rows(other))
+
+
+def test_weights_share_a_public_name_and_move_as_few_requests_as_they_can():
+    asked = Coded(np.where(np.arange(4000) % 4, 0, 1).astype(np.int32), ["chat", ""])
+    before = replace(workload(), model=Coded(np.zeros(4000, np.int32), ["m"]), asked=asked)
+    made = edited(before, [Retarget("chat", {"m": 60.0, "n": 20.0, "o": 20.0})], seed=1)
+    chat = made.asked.codes == 0
+    shares = [float(np.mean(made.model.codes[chat] == at)) for at in range(3)]
+    assert made.model.names == ["m", "n", "o"]
+    np.testing.assert_allclose(shares, [0.6, 0.2, 0.2], atol=0.03)
+    assert not made.model.codes[~chat].any()
+    again = edited(made, [Retarget("chat", {"m": 60.0, "n": 40.0})], seed=2)
+    gone = (made.model.codes == 2) & chat
+    assert np.mean(again.model.codes[gone] == 1) > 0.9
+    assert np.mean(again.model.codes[chat & ~gone] == made.model.codes[chat & ~gone]) > 0.95
+    assert rows(edited(workload(), [Retarget("chat", {"m": 1.0})], seed=1)) == rows(workload()), "none asks for it"
 
 
 def test_prefixes_stay_with_their_requests():
