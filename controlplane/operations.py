@@ -177,6 +177,16 @@ class GatewayCollector:
             tokens.add_metric(list(key), count)
         yield tokens
 
+        cached = CounterMetricFamily(
+            "pilothouse_cached_prompt_tokens",
+            "Prompt tokens in prefix caches, where router and instance say so: expected from KV events or an estimate, "
+            "reported, and by how much these differ (wrong).",
+            labels=["model", "by", "kind"],
+        )
+        for names, count in records.cache_tokens.copy().items():
+            cached.add_metric(list(names), count)
+        yield cached
+
         errors = CounterMetricFamily("pilothouse_errors", "Error answers of the gateway.", labels=["status", "code"])
         for (status, code), count in records.errors.copy().items():
             errors.add_metric([str(status), code], count)

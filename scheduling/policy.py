@@ -170,6 +170,15 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
             help="Use of a region above which its requests may be given to another (SageServe's threshold); 1 is full.",
         ),
     ] = 0.7
+    follow_kv_events: Annotated[
+        bool,
+        Knob(
+            help="Servers publish which blocks their prefix cache stores and removes (vLLM's --kv-events-config), and the "
+            "router least_delay goes by that in place of an estimate.",
+            title="KV events",
+            column=Column(name="kv_events", default=False),
+        ),
+    ] = False
     queue_bound: Annotated[
         int | None,
         Knob(
@@ -183,6 +192,11 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
     look_ahead: LookAheadRule = field(default_factory=LookAheadRule)
     niw: ReleaseRule = field(default_factory=ReleaseRule)
     """Of non-interactive work; the model's first endpoint says it for all."""
+
+    @property
+    def exact_prefixes(self) -> bool:
+        """Whether the router reads what the instances have cached."""
+        return self.follow_kv_events and self.routing == "least_delay"
 
     @property
     def round_trip_s(self) -> float:

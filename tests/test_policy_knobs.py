@@ -17,6 +17,7 @@ ORDINARY_WORDS = {"routing", "ordering"}
 ALLOWED = {
     "dispatch_round_trip_ms": 5,  # the comparison and a fork put in what was measured; donated instances have it too
     "eviction_limit": 5,  # the live and the simulated scheduler act on it, bundles and an experiment set it
+    "follow_kv_events": 5,  # servers are started with it, the simulator decides by it and sizes a table, an experiment
     "group_order": 4,  # live queue, simulator, and the ranks of a fork
     "group_batches": 5,  # live queue, first and later sizes in the simulator, and an experiment
     "ordering_stretch": 8,  # queue and runs, live and simulated, a fork's queue, and two experiments

@@ -110,6 +110,7 @@ class Dispatcher:
                 model.task,
                 fallback=model.fallback,
                 fallback_wait_s=model.fallback_wait_s,
+                tokenizer=self._tokenizer(name),
             )
             for name, model in topology.models.items()
         )
@@ -119,12 +120,28 @@ class Dispatcher:
         adapters = (
             port.ServedModel(
                 one.name, base.context_tokens, one.created_at, one.base in lora, one.base in topology.by_prefix, base.task,
-                base=one.base,
+                base=one.base, tokenizer=self._tokenizer(one.base),
             )
             for one in topology.adapters.values()
             if (base := topology.models.get(one.base)) is not None
         )  # fmt: skip
         self.deliver(port.ServedModels((*models, *adapters), topology.targets))
+
+    def _tokenizer(self, model: str) -> port.Tokenizer | None:
+        """Return the least busy instance of *model* whose cache is known by its KV events, if there is another to choose."""
+        fleet, sizes = self.topology.fleet, self.queue.affinity.blocks.block_tokens
+        if not sizes.any():
+            return None
+        known = [
+            one
+            for one in self.topology.replicas.values()
+            if one.spec.model == model and one.slot < sizes.size and sizes[one.slot] and fleet.accepting[one.slot]
+        ]
+        if len(known) < 2:
+            return None
+        least = min(known, key=lambda one: (fleet.running[one.slot], one.slot))
+        saves_s = least.spec.profile.prefill_b_s_per_token if least.spec.profile else 0.0
+        return port.Tokenizer(model, int(sizes[least.slot]), least.spec.url, least.spec.api_key, saves_s)
 
     def pump_all(self) -> None:
         """Give out every request that has room. Call after any change of the topology."""
@@ -278,6 +295,7 @@ class Dispatcher:
             model=there.model,
             fallback="",
             prefix_hashes=(),
+            token_blocks=b"",
             asked_model=asked.asked_model or asked.model,
             model_rule=rule.value,
         )
@@ -564,6 +582,7 @@ class Dispatcher:
 
     def _release(self, request: Request) -> None:
         """Take *request* out of its queue or instance, and give its room to others."""
+        self.placement.release(request)
         replica = self.accounts.close(request)
         self.holding.drop(request.asked.number)
         self.pinned.drop(request)

@@ -6,7 +6,16 @@ from scheduling.lookahead import maps, outlook
 from scheduling.queueing import virtual_queues, waiting_set
 from scheduling.queueing.swapping import timeline
 from scheduling.queueing.waits import waiting_in_queues, waiting_time
-from scheduling.routing import adapters, candidates, predictive, prefix_affinity, regions, requests_ahead, routers
+from scheduling.routing import (
+    adapters,
+    cached_blocks,
+    candidates,
+    predictive,
+    prefix_affinity,
+    regions,
+    requests_ahead,
+    routers,
+)
 
 choose_region = direct(regions.choose_region)
 first_with_room = direct(regions.first_with_room)
@@ -20,6 +29,12 @@ insert_loose = direct(virtual_queues.insert_loose)
 send = direct(decisions.send)
 write_loads = direct(candidates.write_loads)
 learn = direct(prefix_affinity.learn)
+know = direct(prefix_affinity.know)
+forget_known = direct(prefix_affinity.forget_known)
+hold_blocks = direct(cached_blocks.hold)
+drop_blocks = direct(cached_blocks.drop)
+chain_blocks = direct(cached_blocks.chain)
+peek = direct(waiting_set.peek)
 free_slot = direct(waiting_set.free_slot)
 waiting_tokens = direct(outlook.waiting_tokens)
 ahead = direct(waiting_time.ahead)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from controlplane.dispatch import kernels
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.pinned import Pinned
-from controlplane.dispatch.port import Deliver, Placed, Submit
+from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Deliver, Placed, Submit
 from controlplane.dispatch.prewarming import Prewarming
 from controlplane.dispatch.runs import trace_of
 from controlplane.dispatch.token_accounts import TokenAccounts
@@ -25,6 +26,7 @@ from scheduling.routing.adapters import TIERS
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, POLICY_CODES
 
 NONE_LENT = np.zeros(0, np.int32)
+NO_BLOCKS = np.zeros(0, np.int64)
 
 
 @dataclass(eq=False)
@@ -104,6 +106,7 @@ class Placement:
             self.accounts.open(request, replica)
             if replica.health.breaker is not Breaker.CLOSED:  # it takes one at a time
                 topology.settle(replica)
+            self._hold(request, instance)
             if policy == LEAST_DELAY:
                 kernels.learn(topology.fleet, queue.affinity, endpoint.index, slot, instance)
             self.deliver(
@@ -154,7 +157,8 @@ class Placement:
                 topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates
             )
         self.accounts.fit_maps()
-        return kernels.dispatch_ahead(
+        known = policy == LEAST_DELAY and endpoint.spec.policy.exact_prefixes and self._know(endpoint)
+        slot, instance = kernels.dispatch_ahead(
             topology.fleet,
             topology.arrays,
             queue.arrays,
@@ -164,6 +168,36 @@ class Placement:
             policy,
             self._candidates,
         )
+        if known:
+            kernels.forget_known(topology.arrays, queue.affinity, endpoint.index)
+        return slot, instance
+
+    def _know(self, endpoint: Endpoint) -> bool:
+        """Write how much of the first prompt that waits for *endpoint* its instances have cached, by their KV events.
+
+        Return whether that is known of any.
+        """
+        request = self.queue.at(kernels.peek(self.queue.arrays, endpoint.index))
+        hashes, size = _blocks_of(request), request.asked.token_block_size
+        topology, affinity = self.topology, self.queue.affinity
+        return hashes.size > 0 and bool(
+            kernels.know(topology.arrays, affinity, endpoint.index, hashes, 0, hashes.size, size)
+        )
+
+    def _hold(self, request: Request, instance: int) -> None:
+        """Count the blocks of *request* as cached on *instance* until it leaves, if that is known of others there."""
+        hashes, blocks = _blocks_of(request), self.queue.affinity.blocks
+        if hashes.size and blocks.block_tokens[instance] == request.asked.token_block_size:
+            self.queue.fit_blocks(hashes.size)
+            kernels.hold_blocks(self.queue.affinity.blocks, instance, hashes, 0, hashes.size)
+            request.blocks = hashes
+
+    def release(self, request: Request) -> None:
+        """Drop what `_hold` counted. Call before *request* leaves its instance."""
+        if request.replica is not None and request.blocks is not None:
+            blocks, slot = self.queue.affinity.blocks, request.replica.slot
+            kernels.drop_blocks(blocks, slot, request.blocks, 0, request.blocks.size)
+            request.blocks = None
 
     def _pull(self, endpoint: Endpoint) -> tuple[int, int, str]:
         """Return the slot that an instance of *endpoint* pulls from its virtual queue, the instance, and the reason."""
@@ -217,11 +251,17 @@ class Placement:
             "waiting": self.queue.count(endpoint),
             **trace_of(request),
             **adapter_of(request),
-            **explain(self.topology, endpoint, replica, self._candidates, pulled),
+            **explain(self.topology, endpoint, replica, self._candidates, request.asked.prompt_tokens, pulled),
         }
 
 
 CANDIDATES = 8  # shown in a trace
+
+
+def _blocks_of(request: Request) -> NDArray[np.int64]:
+    """Return the hashes of the full blocks of its prompt, where its tokens are known."""
+    known = request.asked.token_blocks
+    return np.frombuffer(bytearray(known), np.int64) if known else NO_BLOCKS  # writable, as kernels expect
 
 
 def adapter_of(request: Request) -> dict[str, object]:
@@ -237,11 +277,17 @@ Parts = dict[str, float]
 
 
 def explain(
-    topology: Topology, endpoint: Endpoint, chosen: Replica, candidates: NDArray[np.float64], pulled: str = ""
+    topology: Topology,
+    endpoint: Endpoint,
+    chosen: Replica,
+    candidates: NDArray[np.float64],
+    prompt_tokens: int,
+    pulled: str = "",
 ) -> dict[str, object]:
-    """Return `seen`, `chosen_because` and what is ahead, of a decision for *chosen* that wrote *candidates*.
+    """Return what a trace says of a decision for *chosen* that wrote *candidates*.
 
-    *pulled* is why the instance took it from its virtual queue, where no router was asked.
+    *prompt_tokens* are those of the request. *pulled* is why the instance took it from its virtual queue, where no router
+    was asked.
     """
     policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.policy.routing]
     first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
@@ -276,6 +322,9 @@ def explain(
     )
     round_trip_ms = topology.round_trip_ms(chosen)
     at_chosen = next(row for row in rows if row[columns.INSTANCE] == chosen.slot)
+    cached = _cached(at_chosen, prompt_tokens) if policy == LEAST_DELAY else None
+    if cached and (cached["tokens"] or cached["by"] == KV_EVENTS):
+        because += f" {words_of(cached)}"
     ahead = int(at_chosen[columns.AHEAD])
     if ahead and round_trip_ms:  # then no instance had room
         allowed = int(at_chosen[columns.ALLOWED])
@@ -287,8 +336,21 @@ def explain(
         "requests_ahead": ahead,
         "round_trip_ms": None if round_trip_ms is None else round(round_trip_ms, 3),
         "chosen_because": because,
+        **({"cached": cached} if cached else {}),
         "seen": seen,
     }
+
+
+def _cached(row: Row, prompt_tokens: int) -> dict[str, Any]:
+    """Return how many tokens of a prompt are cached at the instance of *row*, and by what that is known."""
+    by = KV_EVENTS if row[columns.KNOWN] else ESTIMATE
+    return {"tokens": int(row[columns.CACHED]), "of": prompt_tokens, "by": by}
+
+
+def words_of(cached: dict[str, Any]) -> str:
+    """Return what a decision trace says of *cached*."""
+    start = f"{cached['tokens']:,} of {cached['of']:,} prompt tokens"
+    return f"{start} cached there (from KV events)." if cached["by"] == KV_EVENTS else f"{start} expected in its cache."
 
 
 def _ahead_parts(row: Row, policy: int) -> Parts:
@@ -351,8 +413,4 @@ def _because(name: str, chosen: str, seen: list[dict[str, object]], *, in_second
         return f"{what}."
     others = [(score, other) for other, score in by_name.items() if score is not None]
     next_score, next_name = min(others)
-    because = f"{what}, {form.format(mine)}; next is {next_name} with {form.format(next_score)}."
-    cached = next((row["parts"] for row in seen if row["instance"] == chosen), {})
-    if isinstance(cached, dict) and cached.get("affinity_tokens"):
-        because = f"{because[:-1]}. {int(cached['affinity_tokens']):,} tokens of the prompt are likely cached there."
-    return because
+    return f"{what}, {form.format(mine)}; next is {next_name} with {form.format(next_score)}."

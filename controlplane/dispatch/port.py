@@ -29,6 +29,12 @@ INSTANCES_BUSY = "instances_busy"
 """Refusal code of a request that an instance refused as busy, when no other can take it."""
 
 
+KV_EVENTS = "kv_events"
+"""How it is known what an instance has cached of a prompt: by its KV events,"""
+ESTIMATE = "estimate"
+"""or by what it was given."""
+
+
 class Record(Struct, frozen=True, gc=False):
     """A record; created in a fifth of the time of a frozen dataclass, written as JSON or msgpack by msgspec.
 
@@ -58,6 +64,8 @@ class Submit(Record, frozen=True):
     streamed: bool
     prefix_hashes: tuple[int, ...] = ()  # of its leading blocks, where a router uses them
     block_tokens: int = 0
+    token_blocks: bytes = b""  # hashes (64 bits) of the full blocks of its prompt's tokens, where they are known
+    token_block_size: int = 0  # tokens in each
     system_blocks: int = 0  # of these hashes, those of its system prompt and tools
     deadline_s: float | None = None  # longest hold, after its arrival: of its SLO class
     slo_class: str = ""
@@ -293,6 +301,20 @@ class Lost(Record, frozen=True):
     stopped: bool = False  # an operator has stopped its application run, and the request ends
 
 
+class Tokenizer(Record, frozen=True):
+    """Where prompts are tokenized, for an index of blocks of *block_size* tokens."""
+
+    model: str
+    block_size: int
+    url: str
+    api_key: str
+    prefill_s_per_token: float = 0.0  # time that a cached token saves; 0: not known
+
+    def __repr__(self) -> str:
+        """Return the fields without the secret."""
+        return f"Tokenizer(model={self.model!r}, block_size={self.block_size}, url={self.url!r})"
+
+
 class ServedModel(Record, frozen=True):
     name: str
     context_tokens: int
@@ -303,6 +325,7 @@ class ServedModel(Record, frozen=True):
     base: str = ""  # of a LoRA adapter: the model that it adapts
     fallback: str = ""  # model that serves its requests where it does not; "" for none
     fallback_wait_s: float | None = None  # longest wait for it before that; None: however long
+    tokenizer: Tokenizer | None = None  # `Submit.token_blocks` are wanted; None: they are not
 
 
 class WeightedTargets(Record, frozen=True):

@@ -55,6 +55,7 @@ from scheduling.queueing.waiting_set import (
     settle,
     withdraw,
 )
+from scheduling.routing.cached_blocks import with_room
 from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
 
 
@@ -405,6 +406,12 @@ class WaitingQueue:
         slots = self.arrays.key.size + 1  # and a place for a prompt that no request has (`prewarming`)
         if self.affinity.matched.size < instances or self.affinity.noted_count.size < slots:
             self.affinity = grow_affinity(self.affinity, instances, slots)
+
+    def fit_blocks(self, more: int) -> None:
+        """Grow the index of cached blocks so that *more* fit."""
+        blocks = with_room(self.affinity.blocks, more)
+        if blocks is not self.affinity.blocks:
+            self.affinity = self.affinity._replace(blocks=blocks)
 
     def note_prefix(self, request: Request) -> None:
         """Pass the prefix of *request*, which waits, to the router by delay; other routers do not use it."""

@@ -61,6 +61,8 @@ INSTANCE_COLUMNS = (
     "itl_p95_ms",
     "preemptions_per_min",
     "prefix_hit_ratio",
+    "cached_blocks",
+    "cache_unknown",
     "heartbeat_at",
     "state_since",
     "failures",

@@ -30,7 +30,8 @@ from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.traces import TraceError, load_trace
 
 STICKY: Final = "sticky"
-ROUTERS: Final = (STICKY, "join_shortest_queue", "least_delay")
+BY_EVENTS: Final = "least_delay, KV events"
+ROUTERS: Final = (STICKY, "join_shortest_queue", "least_delay", BY_EVENTS)
 
 
 def sessions_of(first: NDArray[np.int64], hashes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -63,6 +64,8 @@ def measured(run: Simulated) -> Row:
     given = Counter(outcomes["instance"].tolist())
     return {
         "ttft_mean_s": float(ttft_s.mean()),
+        "ttft_p50_s": float(np.percentile(ttft_s, 50)),
+        "ttft_p95_s": float(np.percentile(ttft_s, 95)),
         "ttft_p99_s": float(np.percentile(ttft_s, 99)),
         "normalised_mean_s": float(normalised_s.mean()),
         "cached": float(outcomes["cached_tokens"].sum() / requests.prompt_tokens.sum()),
@@ -92,8 +95,8 @@ def run(settings: Settings, progress: Progress) -> Result:
         if router == STICKY:
             trace = sticky(trace, session)
             groups = [replace(MOONCAKE_MODEL, name=name).group(instances=1) for name in trace.model.names]
-        routing = "least_delay" if router == STICKY else router
-        scenario = scenario_of(groups, policies={"routing": routing})
+        routing = "least_delay" if router in (STICKY, BY_EVENTS) else router
+        scenario = scenario_of(groups, policies={"routing": routing, "follow_kv_events": router == BY_EVENTS})
         about = {"requests_per_s": round(len(trace) / float(trace.arrival_s[-1]), 2), "router": router}
         return Case(about, lambda seed: (scenario, trace))
 
@@ -116,6 +119,8 @@ COLUMNS: Final = (
     Column("requests/s", "requests_per_s", "{:g}"),
     Column("router", "router"),
     Column("TTFT mean", "ttft_mean_s", "{:.2f} s"),
+    Column("p50", "ttft_p50_s", "{:.2f} s"),
+    Column("p95", "ttft_p95_s", "{:.2f} s"),
     Column("p99", "ttft_p99_s", "{:.1f} s"),
     Column("normalised mean", lambda row: 1000 * row["normalised_mean_s"], "{:.0f} ms"),
     Column("cached", lambda row: 100 * row["cached"], "{:.1f} %"),

@@ -56,6 +56,23 @@ def validate_base_url(value: str) -> None:
         raise ValidationError("Leave out /v1: Pilothouse adds it.")
 
 
+def validate_kv_events(value: str) -> None:
+    """Address of a server's KV events, and that of their replay after a blank."""
+    addresses = value.split(" ")
+    for address in addresses:
+        try:
+            parts = urlsplit(address)
+            complete = parts.scheme == "tcp" and parts.port and not parts.path
+        except ValueError:
+            complete = False
+        if not complete or len(addresses) > 2:
+            raise ValidationError(
+                "Enter the address of its events, and that of their replay after a blank, such as tcp://10.0.0.7:5557 "
+                "tcp://10.0.0.7:5558."
+            )
+        validate_host(parts.hostname or "")
+
+
 # Flags that Pilothouse sets itself from the rows; a second value would make the rows lie.
 OWN_FLAGS = {
     "--model",

@@ -107,6 +107,12 @@ class LedgerRow(models.Model):
     expected_cached_tokens = models.PositiveIntegerField(
         null=True, help_text="Prompt tokens that the router expected there; empty: it weighs no prefixes."
     )
+    expected_by = models.CharField(
+        max_length=16,
+        blank=True,
+        default="",
+        help_text="How it knew: kv_events or estimate; empty: it weighs no prefixes.",
+    )
     surface = models.CharField(
         max_length=24,
         blank=True,

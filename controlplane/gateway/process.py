@@ -24,6 +24,7 @@ from controlplane.dispatch.floor import Floor
 from controlplane.dispatch.lease import RENEW_S, Lease
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
+from controlplane.dispatch.live_fleet.kv_caches import KvCaches
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import FromDispatcher, Placed, ServedModels, Warm, WarmPrefix
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
@@ -68,6 +69,7 @@ With Python's default of 5 ms, callbacks alongside such a thread took twice as l
 COUNT_S = 0.1  # period of counting the tokens of streams
 SWEEP_S = 1.0
 NOTE_USE_S = 30.0
+FOLLOW_S = 1.0  # period of the look for instances whose KV events are to be followed
 
 
 class Gateway:
@@ -100,6 +102,9 @@ class Gateway:
             session=lambda: self.upstream.session,
             refresh=self.refresh_now,
             job=jobs.add("heartbeats", settings.HEARTBEAT_S, "database"),
+        )
+        self.kv_caches = KvCaches(
+            self.topology, self.dispatcher.queue, session=lambda: self.upstream.session, owns=self.owns
         )
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.parts = Parts(self)
@@ -196,6 +201,7 @@ class Gateway:
             self._every(self.jobs.add("note-key-use", NOTE_USE_S, "database"), self.keys.note_use),
             self._every(self.monitor.job, self.monitor.look),
             self._every(self.parts.job, self.parts.probe),
+            self._every(self.jobs.add("follow-kv-events", FOLLOW_S), self.kv_caches.look),
             self._keep_inventory(),
             self.heartbeats.run(),
             self.publisher.run(),
@@ -225,6 +231,7 @@ class Gateway:
         await self.lengths.stop()
         with contextlib.suppress(Exception):
             await self.keys.note_use()
+        self.kv_caches.close()
         await self.floor.stop()
         await self.solver.stop()
         await self.commands.stop()

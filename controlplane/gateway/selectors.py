@@ -7,9 +7,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from django.db.models import Case, Count, F, Q, QuerySet, Sum, When
-from django.db.models.functions import TruncMinute
+from django.db.models.functions import Abs, TruncMinute
 
 from controlplane.accounts.models import Tenant
+from controlplane.dispatch.port import ESTIMATE, KV_EVENTS
 from controlplane.fleet.attainment import Attainment
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
@@ -83,6 +84,13 @@ class PrefixHits(NamedTuple):
     """As the router expected, of the requests that it did for."""
     of_tokens: int
     """Prompt tokens of those."""
+    event_tokens: int = 0
+    """Of those, prompt tokens of the requests for which it went by KV events."""
+    event_wrong_tokens: int = 0
+    """By how much these expectations were wrong, in all."""
+    estimate_tokens: int = 0
+    estimate_wrong_tokens: int = 0
+    """The same of the requests for which it estimated."""
 
     @property
     def ratio(self) -> float | None:
@@ -92,17 +100,32 @@ class PrefixHits(NamedTuple):
     def expected_ratio(self) -> float | None:
         return self.expected_tokens / self.of_tokens if self.of_tokens else None
 
+    @property
+    def wrong_by_events(self) -> float | None:
+        """By how much expectations from KV events were wrong, as a share of the prompts."""
+        return self.event_wrong_tokens / self.event_tokens if self.event_tokens else None
+
+    @property
+    def wrong_by_estimate(self) -> float | None:
+        return self.estimate_wrong_tokens / self.estimate_tokens if self.estimate_tokens else None
+
 
 def prefix_hits(since: datetime, **names: str) -> PrefixHits:
     """Return the hits of prefix caches from *since* on; *names* narrows model, instance."""
     rows = narrowed(LedgerRow.objects.filter(arrived_at__gte=since, cached_tokens__isnull=False), **names)
     known = Q(expected_cached_tokens__isnull=False)
+    wrong = Abs(F("expected_cached_tokens") - F("cached_tokens"))
     sums = rows.order_by().aggregate(
         sum_requests=Count("pk"),
         sum_prompt=Sum("prompt_tokens", default=0),
         sum_cached=Sum("cached_tokens", default=0),
         sum_expected=Sum("expected_cached_tokens", default=0),
         sum_of=Sum("prompt_tokens", filter=known, default=0),
+        **{
+            f"{by}_{name}": Sum(summed, filter=Q(expected_by=by), default=0)
+            for by in (KV_EVENTS, ESTIMATE)
+            for name, summed in (("of", F("prompt_tokens")), ("wrong", wrong))
+        },
     )
     return PrefixHits(*sums.values())
 

@@ -109,6 +109,7 @@ REQUESTS = Resource(
         Column("predicted_output_tokens", "Predicted output (tokens)"),
         Column("cached_tokens", "Cached prompt (tokens)"),
         Column("expected_cached_tokens", "Expected cached prompt (tokens)", fleet=True),
+        Column("expected_by", "Expected by", fleet=True),
         Column("queue_ms", "Queue (ms)", draw="milliseconds", sorts=True),
         Column("ttft_ms", "TTFT (ms)", draw="milliseconds", sorts=True),
         Column("itl_ms", "ITL (ms)", draw="milliseconds", sorts=True),

@@ -34,7 +34,8 @@ OTHERS: Final = 14  # seconds lost by its running requests
 MEMORY: Final = 15  # cost of the tokens beyond `LookAheadRule.memory_above`
 PEAK: Final = 16  # peak KV tokens in the coming iterations
 CACHED: Final = 17  # prompt tokens expected in the cache
-COLUMNS: Final = 18
+KNOWN: Final = 18  # whether that is by its KV events: 1 or 0
+COLUMNS: Final = 19
 
 
 @compiled

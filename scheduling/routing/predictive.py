@@ -39,12 +39,14 @@ from scheduling.lookahead.maps import LookAhead, peak_tokens, tokens_now
 from scheduling.lookahead.rule import BETA, ITERATIONS, MEMORY_ABOVE
 from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue, free_slot, leave, peek
 from scheduling.routing.adapters import pass_over, pass_over_none
+from scheduling.routing.cached_blocks import chain, drop, hold, leading
 from scheduling.routing.candidates import (
     CACHED,
     COLUMNS,
     DECODE,
     IN_SECONDS,
     INSTANCE,
+    KNOWN,
     MEMORY,
     OTHERS,
     PEAK,
@@ -53,9 +55,12 @@ from scheduling.routing.candidates import (
     write_load,
 )
 from scheduling.routing.prefix_affinity import (
+    UNKNOWN,
     Affinity,
     allocate_affinity,
     forget,
+    forget_known,
+    know,
     learn,
     match,
     matched_tokens,
@@ -200,6 +205,7 @@ def _write_candidates(
         peak = peak_tokens(ahead, instance, iterations, prompt_tokens, output_tokens)
         rows[at, IN_SECONDS] = 1.0 if in_seconds else 0.0
         rows[at, CACHED], rows[at, PEAK] = matched_tokens(affinity, instance, slot, prompt_tokens), peak
+        rows[at, KNOWN] = 1.0 if slot >= 0 and affinity.known[instance] != UNKNOWN else 0.0
         if in_seconds and not has_profile(fleet, instance):
             continue
         prefill, decode, others, weight = _parts(
@@ -379,9 +385,16 @@ def warm_up() -> None:
     for policy in (PRESERVE, LEAST_DELAY):
         slot = enqueue(waiting, 0, 0.0, 0.0, 1.0, 0, 2, 1, -1, -1, -1, -1)
         note(affinity, slot, np.ones(1, np.int64), 0, 1, 1)
+        know(endpoints, affinity, 0, np.ones(1, np.int64), 0, 1, 1)
+        forget_known(endpoints, affinity, 0)
         slot, instance = dispatch_ahead(fleet, endpoints, waiting, ahead, affinity, 0, policy, np.zeros((1, COLUMNS)))
         learn(fleet, affinity, 0, slot, instance)
         free_slot(waiting, slot)
         prefilled(fleet, instance, 2)
         release(fleet, instance, 3, 0)
     forget(fleet, 0)
+    hashes = np.zeros(1, np.int64)
+    chain(hashes, np.zeros(1, np.int64), 1, 0)
+    hold(affinity.blocks, 0, hashes, 0, 1)
+    leading(affinity.blocks, 0, hashes, 0, 1)
+    drop(affinity.blocks, 0, hashes, 0, 1)

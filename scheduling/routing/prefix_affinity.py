@@ -11,6 +11,9 @@ used. So work per block is constant, without sweeps.
 
 Unused blocks are evicted: what an instance received more than its KV memory ago, in tokens (`FleetArrays.placed_tokens`
 is its clock), no longer counts. `forget` clears an instance whose cache is gone.
+
+Where an instance publishes its KV events and the tokens of a prompt are known, `know` writes how much of it is cached there
+(`routing.cached_blocks`), and that counts in place of the estimate.
 """
 
 from typing import Final, NamedTuple
@@ -19,10 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
-from scheduling.fleet.arrays import FleetArrays, memory_tokens
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, memory_tokens
+from scheduling.routing.cached_blocks import LEAST_PLACES, CachedBlocks, allocate_cached_blocks, for_instances, leading
 from scheduling.struct_of_arrays import struct_of_arrays
 
 NONE: Final = -1
+UNKNOWN: Final = -1
 STEADY: Final = 16
 MOST_NOTED: Final = 64
 HOLDERS: Final = 8
@@ -59,9 +64,13 @@ class Affinity(NamedTuple):
     """instances x 3: scratch of the current decision."""
     counters: NDArray[np.int64]
     """Number of uses of the table, and tokens per block if equal for all requests."""
+    known: NDArray[np.int64]
+    """By instance: tokens of the current prompt in its cache, by its KV events; UNKNOWN without, and between decisions."""
+    blocks: CachedBlocks
+    """What the instances have by their KV events."""
 
 
-def allocate_affinity(instances: int, slots: int, places: int = 1 << 16) -> Affinity:
+def allocate_affinity(instances: int, slots: int, places: int = 1 << 16, cached_places: int = LEAST_PLACES) -> Affinity:
     """Return an empty index of *places* for *instances*, with room for requests in *slots* of a waiting set.
 
     Raise ValueError unless *places* is a power of two of at least `WINDOW`.
@@ -80,6 +89,8 @@ def allocate_affinity(instances: int, slots: int, places: int = 1 << 16) -> Affi
         touched=np.zeros(HOLDERS, np.int32),
         weighed=np.zeros((instances, 3)),
         counters=np.zeros(2, np.int64),
+        known=np.full(instances, UNKNOWN, np.int64),
+        blocks=allocate_cached_blocks(instances, cached_places),
     )
 
 
@@ -95,7 +106,7 @@ def grow_affinity(affinity: Affinity, instances: int, slots: int) -> Affinity:
     grown.noted_count[:old] = affinity.noted_count
     grown.block_tokens[:old] = affinity.block_tokens
     same = {name: getattr(affinity, name) for name in ("key", "used", "holder", "since", "counters")}
-    return grown._replace(**same)
+    return grown._replace(**same, blocks=for_instances(affinity.blocks, instances))
 
 
 @compiled
@@ -194,10 +205,44 @@ def matched_tokens(affinity: Affinity, instance: int, slot: int, prompt_tokens: 
     """Return how many of *prompt_tokens* are cached on *instance* by the last `match`.
     The last token is always computed.
     """
-    if slot < 0 or affinity.matched[instance] == 0:
+    if slot < 0:
+        return 0
+    if affinity.known[instance] != UNKNOWN:
+        return int(max(min(affinity.known[instance], prompt_tokens - 1), 0))
+    if affinity.matched[instance] == 0:
         return 0
     known = covered(affinity.matched[instance]) * affinity.block_tokens[slot]
     return int(max(min(known, prompt_tokens - 1), 0))
+
+
+@compiled
+def know(
+    endpoints: EndpointArrays,
+    affinity: Affinity,
+    endpoint: int,
+    hashes: NDArray[np.int64],
+    first: int,
+    last: int,
+    block_tokens: int,
+) -> int:
+    """Write into `known` how much of a prompt with the blocks `hashes[first:last]` the instances of *endpoint* have.
+
+    Return for how many of them it is known. `forget_known` clears it.
+    """
+    blocks, count = affinity.blocks, 0
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = int(endpoints.members[at])
+        if blocks.block_tokens[instance] == block_tokens:
+            affinity.known[instance] = leading(blocks, instance, hashes, first, last) * block_tokens
+            count += 1
+    return count
+
+
+@compiled
+def forget_known(endpoints: EndpointArrays, affinity: Affinity, endpoint: int) -> None:
+    """Clear the output of `know`."""
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        affinity.known[endpoints.members[at]] = UNKNOWN
 
 
 @compiled

@@ -91,6 +91,8 @@ class Feed:
             "itl_p95_ms": round(16 + load * 24, 1) if answers else None,
             "preemptions_per_min": float(int(load > 0.85)) if answers else 0.0,
             "prefix_hit_ratio": round(0.2 + load * 0.3, 4) if answers else None,
+            "cached_blocks": row.get("cached_blocks"),
+            "cache_unknown": row.get("cache_unknown", ""),
             "heartbeat_at": ts - (0.4 if row.get("reachable", True) else 42),
             "state_since": ts - 3600 - number * 700,
         }

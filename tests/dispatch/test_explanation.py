@@ -94,5 +94,5 @@ async def test_by_delay_the_second_prompt_goes_where_its_beginning_is(served):
         else:  # the scripted servers say that it has seven tokens, of which the last is always computed
             assert chosen["parts"]["affinity_tokens"] == 6
             assert chosen["parts"]["predicted_ttft_ms"] < other["parts"]["predicted_ttft_ms"]
-    assert "likely cached there" in placed[1]["chosen_because"]
+    assert "expected in its cache" in placed[1]["chosen_because"]
     assert "s; next is" in placed[0]["chosen_because"]

@@ -12,6 +12,7 @@ import pytest
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Evict, Finished, Left, Moved, Placed, Progress, Refused, Submit, Warm
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -25,6 +26,7 @@ from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS, hold_s
 from scheduling.queueing.release_rule import ReleaseRule
 from scheduling.routing.adapters import load_s
+from scheduling.routing.cached_blocks import USED, chain
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.scaling import make_strategy
@@ -36,6 +38,7 @@ from scheduling.simulation.strategies import Control
 from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC, make_requests
 from tests.examples import at_night_but
 from tests.oracles.lookahead import PREDICTIVE, noted_places
+from workers.vllm.kv_events import Removed, Stored
 
 NEVER = float("inf")
 REQUESTS = 150
@@ -91,6 +94,8 @@ class Live:
         self.moved = self.warmed = 0
         self.hashes = {}
         """Of the leading blocks of prompts, by number of the request."""
+        self.token_blocks = {}
+        """Of those blocks' tokens, where the instances publish their KV events."""
         self.now_s = 0.0
         self.topology = Topology()
         self.topology.apply(inventory_of(fleet))
@@ -168,6 +173,8 @@ class Live:
                 # Those of the trace, at the places that are noted.
                 prefix_hashes=tuple(hashes[place - 1] for place in noted_places(len(hashes))),
                 block_tokens=BLOCK_TOKENS,
+                token_blocks=self.token_blocks.get(number, b""),
+                token_block_size=BLOCK_TOKENS,
                 deadline_s=deadline_s,
                 slo_class=str(priority),
                 evictable=True,
@@ -308,7 +315,35 @@ class Live:
 ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin", *PREDICTIVE]
 
 
-def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, sweeps=False):
+def publish(live: Live) -> None:
+    """Let the engines of *live* publish their KV events. A block has its number as each of its tokens."""
+
+    def tokens_of(block: int) -> list[int]:
+        return [block] * BLOCK_TOKENS
+
+    for replica in live.topology.replicas.values():
+        cache = KvCache(live.dispatcher.queue, replica)
+        cache.block_tokens = BLOCK_TOKENS
+        cache.known()
+
+        def stored(block, cache=cache):
+            if isinstance(block, int):
+                parent = block - 1 if block % 1000 else None
+                cache.take([Stored([block], parent, tokens_of(block), BLOCK_TOKENS, "GPU")])
+                assert not cache.why
+
+        def removed(block, cache=cache):
+            if isinstance(block, int):
+                cache.take([Removed([block], "GPU")])
+
+        live.engines[replica.slot].watch(stored, removed)
+    for number, blocks in live.hashes.items():
+        hashes = np.zeros(len(blocks), np.int64)
+        chain(hashes, np.array([token for block in blocks for token in tokens_of(block)], np.int64), BLOCK_TOKENS, 0)
+        live.token_blocks[number] = hashes.tobytes()
+
+
+def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, sweeps=False, **policy):
     """Two models in three regions, with one to three small instances each."""
     specs = []
     for model, speed in (("m", 1.0), ("n", 0.6)):
@@ -329,17 +364,19 @@ def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, swe
     return simulated.Cluster(
         specs, policies=EndpointPolicy(
             routing=routing, ordering=ordering, ordering_stretch=0.7, queue_bound=40,
-            dispatch_round_trip_ms=1000 * round_trip_s, requests_ahead_limit=limit,
+            dispatch_round_trip_ms=1000 * round_trip_s, requests_ahead_limit=limit, **policy,
         ), sweeps=sweeps,
     )  # fmt: skip
 
 
+KNOWING = "least_delay by KV events"
 FAST = [
     *((routing, "priority", 40.0, 0.0, None) for routing in ROUTINGS),
     *(("join_shortest_queue", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "qlm")),
     *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("deadline", "slack", "vtc")),
     ("preserve", "ssjf", 40.0, 0.3, None),
     ("least_delay", "wfq", 40.0, 0.0, None),
+    (KNOWING, "fcfs", 40.0, 0.0, None),
     ("join_shortest_queue", "run_slack", 40.0, 0.0, None),
     ("join_shortest_queue", "priority", 40.0, 0.3, 1),
     ("join_shortest_queue", "fcfs", 200.0, 0.0, None),
@@ -364,6 +401,8 @@ CASES = [
     *(("join_shortest_queue", "priority", 40.0, 0.3, limit) for limit in (0, 1)),
     *(("join_shortest_queue", "fcfs", load, 0.0, None) for load in (60.0, 100.0, 200.0)),
     ("least_delay", "qlm", 200.0, 0.0, None),
+    *((KNOWING, ordering, load, 0.0, None) for ordering in ("fcfs", "priority") for load in (20.0, 40.0)),
+    *((KNOWING, "ssjf", 40.0, 0.3, limit) for limit in (None, 1)),
     *(("join_shortest_queue", f"qlm by {rule}", 200.0, 0.0, None) for rule in ("shepherd", "edf-per-queue")),
 ]
 
@@ -371,8 +410,9 @@ CASES = [
 @pytest.mark.parametrize(("routing", "ordering", "load_per_s", "round_trip_s", "limit"), at_night_but(FAST, CASES))
 async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s, round_trip_s, limit):
     ordering, _, rule = ordering.partition(" by ")
+    routing, _, events = routing.partition(" by ")
     random = np.random.default_rng([len(routing), len(ordering), int(load_per_s)])
-    fleet = simulated_fleet(random, routing, ordering, round_trip_s, limit)
+    fleet = simulated_fleet(random, routing, ordering, round_trip_s, limit, follow_kv_events=bool(events))
     fleet.reordering = rule or fleet.reordering
     output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
     prompt = random.integers(1, 55, REQUESTS)
@@ -399,11 +439,16 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
     live = Live(fleet)
     if routing == "least_delay":
         live.hashes = dict(enumerate(blocks))
+    if events:
+        publish(live)
     live.run(fleet, requests)
     result = Simulation(fleet, requests, decisions=True).run()
 
     live_decisions = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
     assert result.decisions[["request", "endpoint", "instance"]].tolist() == live_decisions
+    if events:
+        assert any(placed.why.get("cached", {}).get("by") == "kv_events" for placed in live.placed.values())
+        assert live.dispatcher.queue.affinity.blocks.counters[USED] > 0
     np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
     refused = np.flatnonzero(result.outcomes["state"] == Outcome.REFUSED).tolist()
     assert [(number, "queue_full") for number in refused] == live.refused

@@ -34,7 +34,7 @@ GROUPS = {
             "pilothouse_instances",
             "pilothouse_heartbeat",
         ),
-        *("pilothouse_adapter", "pilothouse_prewarmed", "pilothouse_lease"),
+        *("pilothouse_adapter", "pilothouse_prewarmed", "pilothouse_cached", "pilothouse_lease"),
     ),
     "Output lengths": ("pilothouse_length_",),
     "Jobs and parts": ("pilothouse_job_", "pilothouse_part_"),

@@ -247,3 +247,8 @@ async def test_cached_prompt_tokens_are_kept_as_reported_and_as_expected(served,
     hits = await database_sync_to_async(prefix_hits)(rows[0].arrived_at, model="m")
     assert (hits.requests, hits.cached_tokens, hits.ratio, hits.of_tokens) == (1, 5, 5 / 7, 7)
     assert hits.expected_ratio == rows[1].expected_cached_tokens / 7
+    assert [row.expected_by for row in rows] == ["estimate", "estimate"]
+    assert (hits.wrong_by_events, hits.wrong_by_estimate) == (None, abs(rows[1].expected_cached_tokens - 5) / 7)
+    async with served.http.get(f"{served.url}/metrics") as response:
+        metrics = await response.text()
+    assert 'pilothouse_cached_prompt_tokens_total{by="estimate",kind="reported",model="m"} 5.0' in metrics

@@ -22,6 +22,7 @@ OWN = {
     "note-key-use",
     "read-inventory",
     "heartbeats",
+    "follow-kv-events",
     "publish-summary",
     "floor",
     "renew-lease",

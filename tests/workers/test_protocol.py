@@ -277,9 +277,9 @@ def test_the_id_of_a_tool_call_is_no_part_of_the_prompt() -> None:
 
 
 def test_prefix_hashes_agree_as_far_as_the_content_does() -> None:
-    one = ask("completion", prompt=[1, 2, 3, 4, 5, 6, 7, 8, 9]).prompts[0].prefix_hashes(2)
-    two = ask("completion", prompt=[1, 2, 3, 4, 0, 6, 7, 8]).prompts[0].prefix_hashes(2)
+    one = ask("completion", prompt=[1, 2, 3, 4, 5, 6, 7, 8, 9]).prompts[0].blocks(2)
+    two = ask("completion", prompt=[1, 2, 3, 4, 0, 6, 7, 8]).prompts[0].blocks(2)
     assert len(one) == len(two) == 4
     assert [a == b for a, b in zip(one, two, strict=True)] == [True, True, False, False]
     text = ask("completion", prompt="a" * 80 + "b" * 80).prompts[0]
-    assert len(text.prefix_hashes(16)) == text.tokens // 16
+    assert len(text.blocks(16)) == text.tokens // 16

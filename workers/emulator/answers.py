@@ -53,6 +53,7 @@ class Sequence:
     last_token_s: float = 0.0
     admitted_s: float | None = None  # first time that the engine ran it
     preemptions: int = 0
+    cached_tokens: int = 0  # of its prompt, in the prefix cache when it was admitted first
     # For a stream: an event is prefix + word + suffix, and framed so long without the word.
     prefix: bytes = b""
     suffix: bytes = b""
@@ -107,6 +108,7 @@ class RequestAnswer(ABC, Generic[Asked]):
         self.created_s = created_s
         self.sequences: list[Sequence] = []
         self.unfinished = 0
+        self.says_cached = False  # whether the server says how much of a prompt was cached
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self, sequences: list[Sequence]) -> None:
@@ -138,6 +140,17 @@ class RequestAnswer(ABC, Generic[Asked]):
         if not self.done.done():
             self.done.set_exception(CutError())
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of its prompts that were in the prefix cache."""
+        each = max(1, len(self.sequences) // max(1, len(self.generation.prompts)))
+        return sum(sequence.cached_tokens for sequence in self.sequences[::each])
+
+    @property
+    def prompt_details(self) -> dict[str, int] | None:
+        """What its usage says of its prompt; None where the server does not."""
+        return {"cached_tokens": self.cached_tokens} if self.says_cached else None
+
     def usage(self, completion_tokens: int | None = None) -> dict[str, int]:
         prompt_tokens = sum(prompt.tokens for prompt in self.generation.prompts)
         completion = sum(s.produced for s in self.sequences) if completion_tokens is None else completion_tokens
@@ -164,7 +177,11 @@ class PlainAnswer(RequestAnswer[Generation]):
             "choices": [_chat_choice(s) if chat else self._completion_choice(s) for s in self.sequences],
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
-            "usage": {**self.usage(), "prompt_tokens_details": None, "completion_tokens_details": None},
+            "usage": {
+                **self.usage(),
+                "prompt_tokens_details": self.prompt_details,
+                "completion_tokens_details": None,
+            },
         }
         if chat:
             ids = self.generation.prompts[0].token_ids if self.generation.token_ids else None
@@ -267,7 +284,9 @@ class StreamAnswer(RequestAnswer[Generation]):
     def closed(self) -> None:
         end = b"data: [DONE]\n\n"
         if self.generation.include_usage:
-            chunk = {**self._head(), "choices": [], "usage": self.usage(), "system_fingerprint": FINGERPRINT}
+            details = {"prompt_tokens_details": self.prompt_details} if self.says_cached else {}
+            usage = {**self.usage(), **details}
+            chunk = {**self._head(), "choices": [], "usage": usage, "system_fingerprint": FINGERPRINT}
             end = b"data: " + orjson.dumps(chunk) + b"\n\n" + end
         self._write(framed(end))
         self.finish()
@@ -498,7 +517,7 @@ def _usage(answer: PlainAnswer | StreamAnswer) -> dict[str, Any]:
     return {
         "input_tokens": tokens["prompt_tokens"],
         "input_tokens_details": {
-            "cached_tokens": 0,
+            "cached_tokens": answer.cached_tokens,
             "cache_write_tokens": 0,
             "input_tokens_per_turn": [],
             "cached_tokens_per_turn": [],

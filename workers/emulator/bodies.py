@@ -110,6 +110,7 @@ class GenerationBody(PlainBody):
 
     kind: ClassVar[BodyKind]
     model: str | None = None
+    cache_salt: str | None = None
     frequency_penalty: float | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False

@@ -25,6 +25,7 @@ from workers.emulator.bodies import (
     as_items,
     wrong,
 )
+from workers.emulator.kv_events import PromptBlock
 from workers.emulator.spec import InstanceSpec
 
 MAX_TOKEN_ID = 2**31 - 1  # an emulated vocabulary has every id that fits
@@ -54,16 +55,18 @@ class Prompt:
         """A number for its content, equal in every process (Python's own hash is salted)."""
         return zlib.crc32(self._encoded())
 
-    def prefix_hashes(self, block_tokens: int) -> tuple[int, ...]:
-        """Return, for each full block of tokens, a number that stands for all content up to its end."""
-        data = self._encoded()
+    def blocks(self, block_tokens: int, adapter: str = "", salt: str = "") -> tuple[PromptBlock, ...]:
+        """Return the full blocks of tokens; those of another *adapter* or *salt* are others."""
+        data, ids = self._encoded(), self.token_ids
         size = block_tokens * (text.CHARACTERS_PER_TOKEN if self.ids is None else 8)
-        hashes = []
-        value = 0
-        for end in range(size, len(data) + 1, size):
-            value = zlib.crc32(data[end - size : end], value)
-            hashes.append(value)
-        return tuple(hashes)
+        blocks: list[PromptBlock] = []
+        value = zlib.crc32(f"{adapter}\0{salt}".encode(errors="surrogatepass")) if adapter or salt else 0
+        for number in range(len(data) // size):
+            value = zlib.crc32(data[number * size : (number + 1) * size], value)
+            parent = blocks[-1].digest if blocks else None
+            tokens = tuple(ids[number * block_tokens : (number + 1) * block_tokens])
+            blocks.append(PromptBlock(value, parent, tokens, adapter, salt))
+        return tuple(blocks)
 
     def _encoded(self) -> bytes:
         # One byte a character, so that blocks of bytes are blocks of tokens; what is lost only merges rare characters.

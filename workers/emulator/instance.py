@@ -17,6 +17,7 @@ from workers.emulator.adapters import AdapterCache
 from workers.emulator.answers import RequestAnswer, Sequence, StreamAnswer
 from workers.emulator.bodies import ApiError
 from workers.emulator.content import Content
+from workers.emulator.kv_events import PromptBlock, Publisher
 from workers.emulator.metrics import Metrics
 from workers.emulator.pooling import PooledAnswer
 from workers.emulator.spec import InstanceSpec
@@ -64,6 +65,8 @@ class EmulatedInstance:
         self._between_steps = asyncio.Event()
         self._ready = False
         self._crashed = False
+        publishes = spec.enable_kv_cache_events and spec.enable_prefix_caching and not spec.task.pools
+        self.kv_events = Publisher(spec.block_size_tokens) if publishes else None
         self._reset()
 
     def _reset(self) -> None:
@@ -84,6 +87,8 @@ class EmulatedInstance:
                 prefix_caching=spec.enable_prefix_caching,
             )
         )
+        if self.kv_events is not None:
+            self._engine.watch(self.kv_events.stored, self.kv_events.removed)
         self._sequences: dict[str, Sequence] = {}
         self._held: list[Sequence] = []  # arrived while the server drains for, or is in, its sleep
         self._holding = False
@@ -104,6 +109,8 @@ class EmulatedInstance:
         """Begin to load; the server answers after its start-up time."""
         self._ready = self._crashed = False
         self.created_s = int(time.time())
+        if self.kv_events is not None:
+            self.kv_events.start()
         self._task = asyncio.create_task(self._run(), name=f"emulated {self.name}")
 
     async def close(self) -> None:
@@ -156,6 +163,8 @@ class EmulatedInstance:
     def _crash(self) -> None:
         self._crashed = True
         self._between_steps.set()
+        if self.kv_events is not None:
+            self.kv_events.close()
         if self._task is not None:
             self._task.cancel()
         for answer in {sequence.answer for sequence in (*self._sequences.values(), *self._held)}:
@@ -184,6 +193,7 @@ class EmulatedInstance:
     def submit(self, answer: RequestAnswer[Any]) -> None:
         """Hand a request to the engine; *answer* gets its tokens."""
         arrival_s = _clock()
+        answer.says_cached = self.spec.enable_prompt_tokens_details
         if isinstance(answer, PooledAnswer):
             sequences = answer.sequences_of(arrival_s)
         else:
@@ -223,12 +233,15 @@ class EmulatedInstance:
                 priority=sequence.answer.generation.body.priority,
                 arrival_s=sequence.arrival_s,
                 load_s=self.adapters.use(sequence.answer.model),
-                prefix_hashes=sequence.prompt.prefix_hashes(self.spec.block_size_tokens)
-                if self.spec.enable_prefix_caching
-                else (),
+                prefix_hashes=self._blocks(sequence) if self.spec.enable_prefix_caching else (),
             )
         )
         self._work.set()
+
+    def _blocks(self, sequence: Sequence) -> tuple[PromptBlock, ...]:
+        body, model = sequence.answer.generation.body, sequence.answer.model
+        adapter = model if model != self.spec.model else ""
+        return sequence.prompt.blocks(self.spec.block_size_tokens, adapter, getattr(body, "cache_salt", None) or "")
 
     # Sleep
 
@@ -286,7 +299,10 @@ class EmulatedInstance:
         await asyncio.sleep(self.spec.reload_s)
 
     def reset_prefix_cache(self) -> bool:
-        return self._engine.reset_prefix_cache()
+        cleared = self._engine.reset_prefix_cache()
+        if cleared and self.kv_events is not None:
+            self.kv_events.cleared()
+        return cleared
 
     def _release(self) -> None:
         """Enqueue the requests that arrived meanwhile."""
@@ -355,8 +371,11 @@ class EmulatedInstance:
             sequence = self._sequences[request_id]
             if sequence.admitted_s is None:
                 sequence.admitted_s = max(now_s, sequence.arrival_s)
+                sequence.cached_tokens = step.cached_tokens[request_id]
         for request_id in step.preempted:
             self._sequences[request_id].preemptions += 1
+        if self.kv_events is not None:
+            self.kv_events.publish()
         self._note_gauges(len(step.finished))
 
     def _hand_out(self, step: StepResult) -> None:

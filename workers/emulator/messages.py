@@ -89,7 +89,11 @@ def _stop(sequence: Sequence) -> tuple[str | None, str | None]:
 
 def _usage(answer: PlainAnswer | StreamAnswer, output_tokens: int | None = None) -> dict[str, int]:
     tokens = answer.usage(output_tokens)
-    return {"input_tokens": tokens["prompt_tokens"], "output_tokens": tokens["completion_tokens"]}
+    usage = {"input_tokens": tokens["prompt_tokens"], "output_tokens": tokens["completion_tokens"]}
+    if answer.says_cached and output_tokens is None:
+        usage["cache_read_input_tokens"] = answer.cached_tokens
+        usage["input_tokens"] -= answer.cached_tokens
+    return usage
 
 
 class PlainMessage(PlainAnswer):

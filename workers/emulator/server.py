@@ -46,6 +46,7 @@ ROUTES: tuple[tuple[str, str, Service], ...] = (
     *(("POST", path, partial(service.speech, path=path)) for path in SPEECH),
     *(("POST", path, partial(service.render, path=path)) for path in RENDERING),
     ("POST", "/tokenize", service.tokenize),
+    ("GET", "/kv_event_sources", service.kv_event_sources),
     ("POST", "/detokenize", service.detokenize),
     ("GET", "/openapi.json", service.openapi),
 )

@@ -265,6 +265,10 @@ async def tokenize(instance: EmulatedInstance, request: web.Request) -> web.Resp
     return json_response(answer | {"token_strs": strings if body.return_token_strs else None})
 
 
+async def kv_event_sources(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    return json_response(instance.kv_events.sources() if instance.kv_events is not None else {})
+
+
 async def detokenize(instance: EmulatedInstance, request: web.Request) -> web.Response:
     body = validated(DetokenizeBody, decoded(await _json_body(request)))
     _check_alias(instance, body.model)

@@ -1,6 +1,7 @@
 """Command line and environment of a vLLM server, and its parser's verdict on flags."""
 
 import hashlib
+import ipaddress
 import json
 import os
 import subprocess
@@ -20,6 +21,19 @@ KV_BYTES = "--kv-cache-memory-bytes"
 RUNNER = "--runner"
 SLEEP_MODE = "--enable-sleep-mode"
 LORA = "--enable-lora"
+KV_EVENTS = "--kv-events-config"
+KV_EVENTS_ON = json.dumps(
+    {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "tcp://*:0",  # a free port of its host, which it reports by /kv_event_sources
+        "replay_endpoint": "tcp://*:0",
+        "buffer_steps": 100_000,  # what a gateway that starts later can still learn of its cache
+    },
+    separators=(",", ":"),
+)
+DETAILS = "--enable-prompt-tokens-details"
+HOST_IP = "VLLM_HOST_IP"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's --max-lora-rank."""
 
@@ -55,6 +69,7 @@ def environment(spec: LaunchSpec, gpus: Sequence[str]) -> dict[str, str]:
         "VLLM_SERVER_DEV_MODE": "1",  # sleep and wake-up; keep the port inside your own network
         **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if spec.max_loras else {}),
         **({"VLLM_API_KEY": spec.api_key} if spec.api_key else {}),
+        **({HOST_IP: spec.host} if spec.enable_kv_cache_events and _is_address(spec.host) else {}),
         **spec.environment,
     }
     variables.pop("DJANGO_SETTINGS_MODULE", None)
@@ -114,9 +129,21 @@ def _own_flags(spec: LaunchSpec, port: int) -> list[str]:
         rank = next((each for each in LORA_RANKS if each >= spec.max_lora_rank), LORA_RANKS[-1])
         flags += [LORA, "--max-loras", str(spec.max_loras), "--max-cpu-loras", str(in_memory)]
         flags += ["--max-lora-rank", str(rank)]
+    if spec.enable_kv_cache_events and not any(word.startswith(KV_EVENTS) for word in spec.extra_args):
+        flags += [KV_EVENTS, KV_EVENTS_ON]
+    if spec.enable_prompt_tokens_details and DETAILS not in spec.extra_args:
+        flags.append(DETAILS)
     if spec.max_num_queued_reqs is not None:
         flags += ["--max-num-queued-reqs", str(spec.max_num_queued_reqs)]
     return flags
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _memory(spec: LaunchSpec) -> list[str]:

@@ -42,6 +42,8 @@ class ServerSpec(BaseModel):
     kv_blocks: Size = 4096
     # On in vLLM. Here it costs up to half a kilobyte of memory a KV block, which a large fleet feels.
     enable_prefix_caching: bool = False
+    enable_kv_cache_events: bool = False  # publish what the prefix cache stores and removes
+    enable_prompt_tokens_details: bool = False  # say in an answer's usage how much of its prompt was cached
     startup_s: Seconds = 0.0
     sleep_s: Seconds = 0.0
     """Time until its weights are in CPU memory (level 1)."""

@@ -79,6 +79,7 @@ class Request(Struct, eq=False):
     group: int = -1  # number of its last request group
     run: int = -1  # number of its application run, -1 for none
     adapter: int = -1  # number of its LoRA adapter, -1 for none
+    blocks: NDArray[np.int64] | None = None  # `Submit.token_blocks`, while an instance holds a copy of each for it
     adapter_tier: int = 0  # where that was when it was placed last: `routing.adapters`
     standing: Standing | None = None  # of its run, as of when it was queued or the run's rank was refreshed
     queue_key_s: float = 0.0  # there, on the clock of `Submit.arrived_at`
@@ -177,6 +178,8 @@ class Replica:
     metrics: VllmMetrics | None = None
     preemptions_per_min: float | None = None
     prefix_hit_ratio: float | None = None
+    cached_blocks: int | None = None  # in its prefix cache by its KV events; None where these do not say
+    cache_unknown: str = ""  # why they do not, though its deployment asks for them
     moving: bool = False  # a change of state is being written
     output_tokens_per_s: float = 0.0  # by its counters
     prompt_tokens_per_s: float = 0.0

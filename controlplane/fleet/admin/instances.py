@@ -71,7 +71,7 @@ class InstanceAdmin(InventoryAdmin[Instance]):
     ]
     fieldsets = [
         (None, {"fields": ["name", "deployment", "node", "swap_group"]}),
-        ("Server", {"fields": ["launcher", "url", "host", "process_id", "kv_capacity_tokens"]}),
+        ("Server", {"fields": ["launcher", "url", "kv_events", "host", "process_id", "kv_capacity_tokens"]}),
         (
             "State",
             {
@@ -107,7 +107,7 @@ class InstanceAdmin(InventoryAdmin[Instance]):
             (
                 "Server",
                 {
-                    "fields": ["launcher", "url"],
+                    "fields": ["launcher", "url", "kv_events"],
                     "description": "With a launcher, Pilothouse starts the server as soon as this row is saved and fills "
                     "in its address. Without one, give the address of the server that you have started.",
                 },

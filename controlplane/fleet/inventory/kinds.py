@@ -204,6 +204,7 @@ class InstanceKind(Kind):
             "launcher": self._part("launcher"),
             "node": self._part("node"),
             "url": self._part("url"),
+            "kv_events": self._part("kv_events"),
         }
         return create_model("InstanceIn", __base__=Values, **parts)
 
@@ -236,7 +237,7 @@ INSTANCE = InstanceKind(
     "instances",
     Instance,
     fixed=("model", "region", "gpu_type", "launcher"),
-    only=("node", "url"),
+    only=("node", "url", "kv_events"),
 )
 
 KINDS: tuple[Kind, ...] = (

@@ -34,6 +34,7 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
     kv_blocks = deployment.expected_kv_tokens // BLOCK_SIZE_TOKENS
     if kv_blocks < 1:
         raise LaunchError(f"the weights of {deployment.model} leave no room for a KV cache on {deployment.gpu_type}")
+    publishes = deployment.policy().follow_kv_events
     return LaunchSpec(
         name=instance.name,
         model=deployment.model.name,
@@ -47,6 +48,9 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
         front_end=row.front_end(),
         block_size_tokens=BLOCK_SIZE_TOKENS,
         kv_blocks=kv_blocks,
+        enable_prefix_caching=publishes,
+        enable_kv_cache_events=publishes,
+        enable_prompt_tokens_details=publishes,
         startup_s=min(EMULATED_STARTUP_S + pull_s(deployment.model, deployment.region), LONGEST_STARTUP_S),
         sleep_s=usual_sleep_s(deployment, Tier.CPU),
         wake_s=usual_load_s(deployment, Tier.CPU),
@@ -63,6 +67,7 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
     node = instance.node if instance else None
     on_cpu = deployment.gpu_type.device == Device.CPU
     shares = instance is not None and instance.swap_group_id is not None
+    publishes = deployment.policy().follow_kv_events
     return LaunchSpec(
         name=instance.name if instance else "any",
         model=deployment.model.name,
@@ -74,6 +79,8 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
         max_loras=deployment.max_loras,
         max_cpu_loras=deployment.max_cpu_loras,
         max_lora_rank=deployment.lora_rank,
+        enable_kv_cache_events=publishes,
+        enable_prompt_tokens_details=publishes,
         source=deployment.model.source,
         host=node.address if node else "127.0.0.1",
         tensor_parallel=deployment.tensor_parallel,

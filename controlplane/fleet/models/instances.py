@@ -13,7 +13,7 @@ from controlplane.fleet.lifecycle.states import AWAKE, PRESENT, InstanceState
 from controlplane.fleet.models.hardware import GpuType, Region
 from controlplane.fleet.models.serving import Deployment
 from controlplane.fleet.models.swaps import SwapGroup, Tier
-from controlplane.fleet.validators import validate_base_url
+from controlplane.fleet.validators import validate_base_url, validate_kv_events
 
 
 def gpus_of(path: str = "") -> Coalesce:
@@ -127,6 +127,14 @@ class Instance(models.Model):
         blank=True,
         validators=[validate_base_url],
         help_text="Base address without /v1, such as http://10.0.0.7:8000; launchers fill it in.",
+    )
+    kv_events = models.CharField(
+        "KV events",
+        max_length=255,
+        blank=True,
+        validators=[validate_kv_events],
+        help_text="Address of its KV events, and that of their replay after a blank, such as tcp://10.0.0.7:5557 "
+        "tcp://10.0.0.7:5558; empty: the server says it (GET /kv_event_sources).",
     )
     state = models.CharField(
         max_length=16, choices=InstanceState.choices, default=InstanceState.PROVISIONING, db_index=True

@@ -335,6 +335,8 @@ def _column(declared: Declared) -> Any:
             wrong = f"%(value)r is no ordering of a deployment ({'; '.join(refused)})."
         options |= {"max_length": 32, "choices": list(choices.items()), "error_messages": {"invalid_choice": wrong}}
         return models.CharField(**options)
+    if declared.type is bool:
+        return models.BooleanField(knob.title, **options)
     limits: list[Any] = [] if column.le is None else [MaxValueValidator(column.le)]
     if declared.type is float:
         return models.FloatField(validators=[MinValueValidator(knob.ge or 0.0), *limits], **options)

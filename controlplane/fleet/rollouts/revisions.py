@@ -18,7 +18,8 @@ OF_ONE_INSTANCE = {"name", "host", "port", "gpus", "startup_s", "sleep_s", "wake
 OF_ONE_INSTANCE |= {"shares_gpus_with", "sleep_mode"}
 """Fields that differ between instances of one deployment."""
 SHOWN_AS = {"extra_args": "vllm_args", "max_model_len": "context_tokens", "cpu_kv_bytes": "kv_cache"}
-SHOWN_AS |= {"kv_blocks": "kv_cache"}
+SHOWN_AS |= {"kv_blocks": "kv_cache", "enable_kv_cache_events": "kv_events"}
+SHOWN_AS |= dict.fromkeys(("enable_prompt_tokens_details", "enable_prefix_caching"), "kv_events")  # go with these
 RUNNING = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED, InstanceState.FAILED}
 """States in which there is a server."""
 

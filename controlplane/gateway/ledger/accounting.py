@@ -1,7 +1,7 @@
 """Accounting of a request that ended: ledger row, metrics, and the data from which length predictors learn."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -40,6 +40,8 @@ class Records:
         self.at_door: Counter[tuple[str, str, str, str]] = Counter()
         """Requests whose promise was unreachable by (model, region, class asked for, decision), since the start."""
         self.lately_at_door = Lately(clock)
+        self.cache_tokens: Counter[tuple[str, str, str]] = Counter()
+        """Cached prompt tokens by (model, how the router knew, kind): expected, reported, and by how much these differ."""
         self.other_models: Counter[tuple[str, str, str]] = Counter()
         """Requests that another model served, by (name asked for, model or adapter that served, rule)."""
         self.judged: Counter[tuple[str, str, bool]] = Counter()  # verdicts by (model, class, met), since the start
@@ -101,7 +103,7 @@ class Records:
             ticket.steps[0]["length"] = ticket.length.explained()
         if ticket.in_one_piece and ticket.steps:
             ticket.steps[0]["in_one_piece"] = ticket.in_one_piece
-        ticket.expected_cached_tokens = _expected_cached(ticket.steps)
+        ticket.expected_cached_tokens, ticket.expected_by = _expected_cached(ticket.steps)
         ticket.trace = orjson.dumps(ticket.steps).decode()
         ticket.unserved, ticket.repeated = self._demand(ticket)
         self._measure(ticket, outcome)
@@ -133,6 +135,11 @@ class Records:
         self.tokens[model, region, slo_class, "prompt"] += ticket.prompt_tokens
         if ticket.cached_tokens is not None:
             self.tokens[model, region, slo_class, "cached_prompt"] += ticket.cached_tokens
+            if ticket.expected_cached_tokens is not None:
+                expected, by = ticket.expected_cached_tokens, ticket.expected_by
+                self.cache_tokens[model, by, "expected"] += expected
+                self.cache_tokens[model, by, "reported"] += ticket.cached_tokens
+                self.cache_tokens[model, by, "wrong"] += abs(expected - ticket.cached_tokens)
         self.tokens[model, region, slo_class, "output"] += ticket.output_tokens
         windows = self.windows
         windows.advance(self.clock())
@@ -159,11 +166,14 @@ class Records:
         self.windows.count(self.groups(model, "", ""), Count.REQUESTS)
 
 
-def _expected_cached(steps: list[dict[str, Any]]) -> int | None:
-    """Return the prompt tokens that the router expected in the cache of the last instance; None if it weighs none."""
-    placed: dict[str, Any] = next((step for step in reversed(steps) if "seen" in step), {"seen": ()})
-    parts: Iterator[dict[str, int]] = (row["parts"] for row in placed["seen"] if row["instance"] == placed["instance"])
-    return next(parts, {}).get("affinity_tokens")
+def _expected_cached(steps: list[dict[str, Any]]) -> tuple[int | None, str]:
+    """Return the prompt tokens that the router expected in the cache of the last instance, and how it knew.
+
+    None and "" if it weighs none.
+    """
+    placed: dict[str, Any] = next((step for step in reversed(steps) if "seen" in step), {})
+    cached: dict[str, Any] = placed.get("cached", {})
+    return cached.get("tokens"), cached.get("by", "")
 
 
 def _at_door(ticket: Ticket) -> str:

@@ -57,6 +57,7 @@ class RequestRecord(msgspec.Struct, eq=False):
     adapter: str = ""  # LoRA adapter that served it
     cached_tokens: int | None = None  # of its prompt, as its instance reports; None: it does not
     expected_cached_tokens: int | None = None  # as the router by delay expected; None by other routers
+    expected_by: str = ""  # how it knew: `port.KV_EVENTS` or `port.ESTIMATE`
 
     def values(self) -> list[Any]:
         return [getattr(self, name) for name in COLUMNS]

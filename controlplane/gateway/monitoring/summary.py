@@ -175,6 +175,8 @@ class Summary:
             "itl_p95_ms": _rounded(itl_p95),
             "preemptions_per_min": _rounded(replica.preemptions_per_min),
             "prefix_hit_ratio": _rounded(replica.prefix_hit_ratio, 4),
+            "cached_blocks": replica.cached_blocks,
+            "cache_unknown": replica.cache_unknown,
             "heartbeat_at": _rounded(replica.heartbeat_at, 3),
             "state_since": _rounded(spec.state_changed_at, 3),
             "failures": spec.failures,

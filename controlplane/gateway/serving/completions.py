@@ -294,9 +294,13 @@ class Completions:
         if self.records.tracing is not None:
             span = self.records.tracing.begin(trace_context)
             trace_context = span.headers()
-        length = None
+        length, token_blocks = None, b""
         if call.kind.generates:
-            length = await self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
+            predicted = self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
+            if served.tokenizer is None:
+                length = await predicted
+            else:
+                length, token_blocks = await asyncio.gather(predicted, self.upstream.tokens.of(call, served))
         if span is not None:
             span.queued_s = self.clock()
         in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
@@ -338,6 +342,8 @@ class Completions:
             prefix_hashes=tuple(blocks.hashes),
             fingerprint=_fingerprint(call.raw),
             block_tokens=blocks.block_tokens,
+            token_blocks=token_blocks,
+            token_block_size=served.tokenizer.block_size if served.tokenizer is not None else 0,
             system_blocks=blocks.system_blocks,
             tenant=grant.tenant,
             application=marks.application,

@@ -6,6 +6,7 @@ vLLM reports it by a status or inside a stream, and so does a server that gives 
 """
 
 import asyncio
+import time
 from functools import partial
 
 import aiohttp
@@ -25,6 +26,7 @@ from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, 
 from controlplane.gateway.upstream.prewarming import Prefixes
 from controlplane.gateway.upstream.stored_responses import StoredResponses, not_continued
 from controlplane.gateway.upstream.streams import KeptStream, Stream
+from controlplane.gateway.upstream.tokenizing import TokenBlocks
 from controlplane.gateway.upstream.whole_answer import WholeAnswer
 from scheduling.queueing.ordering import BY_CLASS, engine_priority
 
@@ -69,6 +71,7 @@ class Upstream:
         self.adapters = Adapters(lambda: self.session)
         self.prefixes = Prefixes(lambda: self.session, requests.prefix_warmed)
         self.stored = StoredResponses(lambda: self.session)
+        self.tokens = TokenBlocks(lambda: self.session, time.monotonic)
         self._servers: dict[tuple[str, float, str], Server] = {}  # by instance, start and address
         self._session: aiohttp.ClientSession | None = None
 

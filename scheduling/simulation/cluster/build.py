@@ -16,6 +16,7 @@ from scheduling.queueing.fair_shares import NO_SHARES
 from scheduling.queueing.ordering import FAIR, QLM
 from scheduling.queueing.virtual_queues import fit_groups
 from scheduling.queueing.waiting_set import allocate_waiting, grow_waiting
+from scheduling.routing.cached_blocks import LEAST_PLACES
 from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, Affinity, allocate_affinity
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
@@ -179,10 +180,18 @@ def check_adapters(requests: Requests, cluster: Cluster) -> None:
             raise ValueError(f"requests for {spec.model} have adapters, and its instance {spec.name} has max_loras = 0")
 
 
+MOST_PLACES = 1 << 22
+"""Of the blocks of running requests; beyond them a block is not counted before it is cached."""
+
+
 def _affinity(cluster: Cluster, policies: NDArray[np.void], slots: int) -> Affinity:
     if not (policies["routing"] == LEAST_DELAY).any():
         return allocate_affinity(len(cluster.instances), 1, 8)
-    affinity = allocate_affinity(len(cluster.instances), slots)
+    cached_places = LEAST_PLACES
+    if policies["follow_kv_events"].any():
+        blocks = sum(spec.engine.kv_blocks for spec in cluster.instances)
+        cached_places = 1 << min(max(4 * blocks, LEAST_PLACES), MOST_PLACES).bit_length()
+    affinity = allocate_affinity(len(cluster.instances), slots, cached_places=cached_places)
     affinity.counters[BLOCK_TOKENS] = min(cluster.cached_block_sizes(), default=0)
     return affinity
 

@@ -34,9 +34,10 @@ from scheduling.queueing.ordering import (
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
 from scheduling.queueing.waiting_set import charge, claim, enqueue, free_slot, peek, rerank, settle
 from scheduling.routing.adapters import end_use, load_s, pass_over, pass_over_none, tier_of, use_adapter
+from scheduling.routing.cached_blocks import drop, hold, holds
 from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.predictive import dispatch_ahead
-from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
+from scheduling.routing.prefix_affinity import BLOCK_TOKENS, forget_known, learn, note
 from scheduling.routing.regions import ask, note_cached
 from scheduling.routing.requests_ahead import close_ahead, note_end, open_ahead
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, has_room, prefilled, release
@@ -57,6 +58,7 @@ from scheduling.simulation.cluster.world import (
     base_of,
 )
 from scheduling.simulation.engine.batch import give
+from scheduling.simulation.engine.prefix_cache import cached_blocks, settle_iteration
 from scheduling.simulation.engine.sequences import free_sequence, take_sequence
 from scheduling.simulation.engine.state import ADAPTERS, GIVEN, NONE
 from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM
@@ -82,8 +84,13 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     this.expected_prompt = waiting.prompt_tokens[slot]
     expected_output = int(waiting.output_tokens[slot])
     ask(world.fleet, world.endpoints, instance, int(this.expected_prompt), expected_output, now_s)
+    this.counted_blocks = 0
     if world.policies[endpoint].routing == LEAST_DELAY:
         learn(world.fleet, world.affinity, endpoint, slot, instance)
+        if _reads_caches(world, endpoint):
+            first, last = world.engines.cache.first[request], world.engines.cache.first[request + 1]
+            hold(world.affinity.blocks, instance, world.engines.cache.hashes, first, last)
+            this.counted_blocks = last - first
     priority, key = column(arrivals.priority, request), float(waiting.key[slot])
     this.priority = engine_priority(int(world.policies[endpoint].ordering), priority, key)
     this.produced_tokens = this.computed_tokens = 0
@@ -189,7 +196,11 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
 def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> tuple[int, int]:
     """Call `dispatch` for a router that looks ahead, with all tokens counted and the maps moved by them."""
     observe_endpoint(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-    return dispatch_ahead(
+    slot, known = peek(world.waiting, endpoint), False
+    if slot >= 0 and world.policies[endpoint].routing == LEAST_DELAY and _reads_caches(world, endpoint):
+        known = True
+        _know(world, endpoint, index(world.held[slot]))
+    slot, instance = dispatch_ahead(
         world.fleet,
         world.endpoints,
         world.waiting,
@@ -198,6 +209,37 @@ def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> t
         endpoint,
         int(world.policies[endpoint].routing),
     )
+    if known:
+        forget_known(world.endpoints, world.affinity, endpoint)
+    return slot, instance
+
+
+@compiled_inline
+def _reads_caches(world: World, endpoint: int) -> bool:
+    """Whether the router of *endpoint* knows what the instances have cached, and prompts have blocks."""
+    return bool(world.policies[endpoint].follow_kv_events != 0 and world.engines.cache.first.size > 1)
+
+
+@compiled_internal
+def _know(world: World, endpoint: int, request: int) -> None:
+    """Write how much of the prompt of *request* the instances of *endpoint* have: what is cached there, and what runs there.
+
+    Live, KV events say the former.
+    """
+    engines, blocks = world.engines, world.affinity.blocks
+    first, last = engines.cache.first[request], engines.cache.first[request + 1]
+    for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
+        instance = index(world.endpoints.members[at])
+        if engines.instances[instance].prefix_caching == 0:
+            continue
+        settle_iteration(engines, instance)
+        have = first
+        while True:
+            have += cached_blocks(engines, instance, have, last - have)
+            if have == last or not holds(blocks, instance, engines.cache.hashes[have]):
+                break
+            have += 1
+        world.affinity.known[instance] = (have - first) * engines.instances[instance].block_size_tokens
 
 
 @compiled_internal
@@ -472,6 +514,9 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
         if world.policies[index(world.fleet.endpoint[instance])].dispatch_round_trip_ms > 0.0:
             note_end(world.fleet, instance, now_s)
     release(world.fleet, instance, int(this.expected_tokens), done_tokens)
+    if this.counted_blocks > 0:
+        first = engines.cache.first[request]
+        drop(world.affinity.blocks, instance, engines.cache.hashes, first, first + this.counted_blocks)
     if column(world.arrivals.adapter, request) >= 0:
         end_use(world.fleet, instance, column(world.arrivals.adapter, request))
     update_totals(world.fleet, engines, instance)

@@ -5,7 +5,7 @@ of tokens can still be found by content until the room is needed). Blank blocks 
 longest ago first. As in vLLM v1, two requests that compute the same block at the same time keep one copy each.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import takewhile
 
 
@@ -24,6 +24,8 @@ class BlockPool:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.on_publish: Callable[[Hashable], None] | None = None
+        self.on_forget: Callable[[Hashable], None] | None = None
         self._blank = capacity
         self._idle: dict[Block, None] = {}  # freed longest ago first
         self._by_content: dict[Hashable, dict[Block, None]] = {}
@@ -54,6 +56,8 @@ class BlockPool:
         """Make one held block, now full, findable by *content*, which must identify all tokens up to the block's end."""
         block = Block(content)
         self._by_content.setdefault(content, {})[block] = None
+        if self.on_publish is not None:
+            self.on_publish(content)
         return block
 
     def find(self, contents: Iterable[Hashable]) -> list[Block]:
@@ -91,3 +95,5 @@ class BlockPool:
         del copies[block]
         if not copies:
             del self._by_content[block.content]
+        if self.on_forget is not None:
+            self.on_forget(block.content)

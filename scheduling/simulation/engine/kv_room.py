@@ -45,8 +45,8 @@ def free_steps(engines: EngineArrays, instance: int, most: int) -> int:
 
 
 @compiled_inline
-def take_blocks(engines: EngineArrays, instance: int, steps: int) -> None:
-    """Take the blocks that *steps* iterations of the decoding sequences need."""
+def blocks_of_steps(engines: EngineArrays, instance: int, steps: int) -> int:
+    """Return the blocks that *steps* iterations of the decoding sequences need."""
     engine = engines.instances[instance]
     block_size = engine.block_size_tokens
     cycles = _full_blocks(engine, steps)
@@ -55,4 +55,10 @@ def take_blocks(engines: EngineArrays, instance: int, steps: int) -> None:
     for _ in range(steps - cycles * block_size):
         taken += engines.residues[instance, index(at)]
         at = block_size - 1 if at == 0 else at - 1
-    engine.free_blocks -= taken
+    return int(taken)
+
+
+@compiled_inline
+def take_blocks(engines: EngineArrays, instance: int, steps: int) -> None:
+    """Take the blocks that *steps* iterations of the decoding sequences need."""
+    engines.instances[instance].free_blocks -= blocks_of_steps(engines, instance, steps)

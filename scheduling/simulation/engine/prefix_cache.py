@@ -15,7 +15,15 @@ Copies of one content are in a ring, oldest first; the open-addressed table know
 from typing import Any, Final
 
 from scheduling.compiled import compiled, compiled_inline, compiled_internal
-from scheduling.simulation.engine.state import IDLE, NONE, PREFIX_HIT_TOKENS, PREFIX_QUERIED_TOKENS, EngineArrays
+from scheduling.simulation.engine.kv_room import blocks_of_steps
+from scheduling.simulation.engine.state import (
+    IDLE,
+    NONE,
+    PREFIX_HIT_TOKENS,
+    PREFIX_QUERIED_TOKENS,
+    SEGMENT,
+    EngineArrays,
+)
 
 SHARED: Final = -1
 """Owner of a block that any request can find."""
@@ -159,6 +167,15 @@ def settle(engines: EngineArrays, instance: int, free_blocks: int) -> None:
         if this.holders == 0:
             _forget(engines, instance, at)
         _drop_record(engines, instance, at)
+
+
+@compiled_internal
+def settle_iteration(engines: EngineArrays, instance: int) -> None:
+    """Forget the blocks that were reused up to the iteration in progress, whose tokens `observe` counted."""
+    engine = engines.instances[instance]
+    if engine.phase == SEGMENT:
+        taken = blocks_of_steps(engines, instance, int(min(engine.counted + 1, engine.steps)))
+        settle(engines, instance, int(engine.free_blocks) - taken)
 
 
 @compiled_internal

@@ -6,7 +6,7 @@ request admitted only when all that it has to compute fits the free blocks, no w
 asynchronous scheduling). A test runs both on the same requests and finds the same decisions in every iteration.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from scheduling.simulation.engine.block_pool import Block, BlockPool
@@ -116,6 +116,10 @@ class ReferenceEngine:
         self._waiting: WaitingQueue = QUEUES[config.policy]()
         self._numbers = 0
         self._read_idle = 0  # sequences below this number arrived while nothing ran
+
+    def watch(self, stored: Callable[[Hashable], None], removed: Callable[[Hashable], None]) -> None:
+        """Call *stored* for each block that can be found from now on, and *removed* for each that no longer can."""
+        self._pool.on_publish, self._pool.on_forget = stored, removed
 
     @property
     def running(self) -> int:

@@ -162,6 +162,7 @@ SEQUENCE = record(
         ("arrival", np.int64),  # number of requests that reached its instance earlier
         ("reaches_s", np.float64),  # its instance; set while it is in transit
         ("load_s", np.float64),  # of its adapter, until it is admitted
+        ("counted_blocks", np.int32),  # of its prompt, that the dispatcher counts as cached on its instance
     ]
 )
 """One request on an instance."""

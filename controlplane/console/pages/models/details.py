@@ -119,7 +119,13 @@ def _router_health(row: ModelRow, hour: dict[str, int], hits: PrefixHits) -> str
     if hits.ratio is None:
         return words
     words += f"; {percent(hits.ratio)} of prompt tokens cached"
-    return f"{words}, {percent(hits.expected_ratio)} expected" if hits.expected_ratio is not None else words
+    if hits.expected_ratio is not None:
+        words += f", {percent(hits.expected_ratio)} expected"
+    if hits.wrong_by_events is not None:
+        words += f" (from KV events, wrong by {percent(hits.wrong_by_events)})"
+    if hits.wrong_by_estimate is not None:
+        words += f" (estimated, wrong by {percent(hits.wrong_by_estimate)})"
+    return words
 
 
 def _order_health(row: ModelRow, hour: dict[str, int]) -> str:

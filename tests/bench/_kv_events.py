@@ -1,0 +1,149 @@
+"""What `tests.bench.kv_events` measures, in a process that Django is set up in."""
+
+import argparse
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from controlplane.dispatch import kernels
+from controlplane.dispatch.live_fleet.kv_caches import KvCache
+from controlplane.experiments.experiment import Case
+from controlplane.experiments.preserve_routing import MOONCAKE_MODEL
+from controlplane.experiments.shared.scenes import requests_of, scenario_of
+from controlplane.gateway.upstream.tokenizing import TokenBlocks
+from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
+from scheduling.routing.cached_blocks import with_room
+from scheduling.routing.prefix_affinity import allocate_affinity
+from tests.bench.routing import median_us
+from workers.vllm.kv_events import Stream
+
+BLOCK = 16
+INSTANCES = 8
+SESSIONS, SESSION_BLOCKS, BLOCK_TOKENS = 40, 8, MOONCAKE_MODEL.block_tokens
+KV_TOKENS = 100_000
+NEW_TOKENS, OUTPUT_TOKENS = 200, 100
+
+
+class Queue:
+    """The part of the waiting queue that has the index."""
+
+    def __init__(self) -> None:
+        self.affinity = allocate_affinity(INSTANCES, 1)
+
+    def fit(self) -> None:
+        """Keep its size."""
+
+    def fit_blocks(self, more: int) -> None:
+        self.affinity = self.affinity._replace(blocks=with_room(self.affinity.blocks, more))
+
+
+def batch(*events: dict[str, Any]) -> bytes:
+    return msgspec.msgpack.encode([0.0, list(events), 0])
+
+
+def stored(count: int, name: int, parent: int | None) -> dict[str, Any]:
+    hashes = [(name + at).to_bytes(32, "big") for at in range(count)]
+    before = None if parent is None else parent.to_bytes(32, "big")
+    token_ids = [(name + at) % 128_000 for at in range(count * BLOCK)]
+    more = {"lora_id": None, "lora_name": None, "extra_keys": [None] * count, "group_idx": 0}
+    head = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": before, "medium": "GPU"}
+    return {**head, "token_ids": token_ids, "block_size": BLOCK, **more}
+
+
+def costs(options: argparse.Namespace) -> dict[str, float]:
+    queue, stream = Queue(), Stream()
+    caches = [
+        KvCache(queue, SimpleNamespace(slot=slot, metrics=None, spec=SimpleNamespace(kv_events="")))
+        for slot in range(INSTANCES)
+    ]  # type: ignore[arg-type]
+    for cache in caches:
+        cache.block_tokens = BLOCK
+        cache.known()
+    removed = [(1 + at).to_bytes(32, "big") for at in range(256)]
+    batches = {
+        "prefill": batch(stored(256, 1, None)),
+        "decode": batch(*(stored(1, 1000 + each, 256) for each in range(8))),
+        "evict": batch({"type": "BlockRemoved", "block_hashes": removed, "medium": "GPU", "group_idx": 0}),
+    }
+
+    def take(name: str, cache: KvCache = caches[0]) -> None:
+        frames = [b"", stream.next.to_bytes(8, "big"), batches[name]]
+        cache.take(stream.take(frames) or [])
+
+    def once(name: str) -> float:
+        return median_us(lambda: take(name), options.batches, options.calls)
+
+    def store_and_evict() -> None:
+        take("prefill")
+        take("evict")
+
+    result = {"store_and_evict_us": median_us(store_and_evict, options.batches, options.calls)}
+    take("prefill")
+    result["decode_us"] = once("decode")
+    for cache in caches:
+        cache.clear()
+        take("prefill", cache)
+    tokens, ids = TokenBlocks(lambda: None, lambda: 0.0), [(1 + at) % 128_000 for at in range(32_768)]  # type: ignore[arg-type, return-value]
+    for length in (4096, 32_768):
+        result[f"cut_{length}_us"] = median_us(
+            lambda length=length: tokens._cut(ids[:length], BLOCK, 0),  # type: ignore[misc]
+            options.batches,
+            options.calls,
+        )
+    hashes = np.frombuffer(bytearray(tokens._cut([(1 + at) % 128_000 for at in range(4096)], BLOCK, 0)), np.int64)
+    fleet, endpoints = allocate_fleet(INSTANCES), allocate_endpoints(1, INSTANCES)
+    fleet.endpoint[:] = 0
+    index_members(fleet, endpoints)
+
+    def look_up() -> None:
+        kernels.know(endpoints, queue.affinity, 0, hashes, 0, hashes.size, BLOCK)
+
+    look_up()
+    assert queue.affinity.known.tolist() == [4096] * INSTANCES
+    result["look_up_us"] = median_us(look_up, options.batches, options.calls)
+
+    def count() -> None:
+        kernels.hold_blocks(queue.affinity.blocks, 0, hashes, 0, hashes.size)
+        kernels.drop_blocks(queue.affinity.blocks, 0, hashes, 0, hashes.size)
+
+    result["count_us"] = median_us(count, options.batches, options.calls)
+    return result
+
+
+def sessions(requests: int, per_s: float, *, kv_events: bool) -> dict[str, float]:
+    """Simulate requests of random sessions, by estimate or by KV events."""
+    random = np.random.default_rng(5)
+    of = random.integers(0, SESSIONS, requests)
+    hashes = (of[:, None] * 1000 + np.arange(SESSION_BLOCKS)).ravel()
+    trace = requests_of(
+        np.cumsum(random.exponential(1 / per_s, requests)),
+        np.full(requests, SESSION_BLOCKS * BLOCK_TOKENS + NEW_TOKENS),
+        np.full(requests, OUTPUT_TOKENS),
+        models=[MOONCAKE_MODEL.name],
+        prefix_first=np.arange(requests + 1) * SESSION_BLOCKS,
+        prefix_hashes=hashes,
+        prefix_block_tokens=BLOCK_TOKENS,
+    )
+    small = replace(MOONCAKE_MODEL, kv_tokens=KV_TOKENS, context_tokens=8192)
+    policies = {"routing": "least_delay", "follow_kv_events": kv_events}
+    scenario = scenario_of([small.group(instances=2)], policies=policies)
+    run = Case({}, lambda seed: (scenario, trace)).simulate(0)
+    outcomes = run.result.outcomes
+    ttft_ms = 1000 * outcomes["ttft_s"]
+    return {
+        "cached_ratio": round(float(outcomes["cached_tokens"].sum() / run.result.requests.prompt_tokens.sum()), 4),
+        "ttft_p50_ms": round(float(np.percentile(ttft_ms, 50)), 1),
+        "ttft_p95_ms": round(float(np.percentile(ttft_ms, 95)), 1),
+    }
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    result: dict[str, Any] = {"cost": costs(options)}
+    for per_s in (4.0, 8.0):
+        for kv_events in (False, True):
+            name = f"sessions_{per_s:g}_per_s_{'kv_events' if kv_events else 'estimate'}"
+            result[name] = sessions(options.requests, per_s, kv_events=kv_events)
+    return result

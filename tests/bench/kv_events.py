@@ -1,0 +1,35 @@
+"""What KV events cost the gateway, and what they win where memory is short.
+
+Costs are of one core, medians. Batches of events, from their bytes to the table: `store_and_evict`, a prompt of 4,096 tokens
+is stored (256 blocks) and removed; `decode`, eight requests each fill a block. A request: `cut`, its tokens are hashed;
+`look_up`, eight instances have its whole prompt of 4,096 tokens; `count`, its blocks are counted where it runs and dropped.
+
+`sessions` are simulated: two instances whose caches together have room for forty sessions of 4,096 tokens, alone for half of
+them, and requests of random sessions.
+"""
+
+import argparse
+import os
+import tempfile
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batches", type=int, default=30, help="batches timed; the median of their means is reported")
+    parser.add_argument("--calls", type=int, default=20, help="calls in a batch")
+    parser.add_argument("--requests", type=int, default=4000, help="requests of the simulated sessions")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as folder:
+        os.environ |= {
+            "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+            "PILOTHOUSE_SECRET_KEY": "bench",
+            "PILOTHOUSE_STATE_DIR": folder,
+        }
+        import django
+
+        django.setup()
+        from tests.bench._kv_events import measured
+
+        return measured(options)
