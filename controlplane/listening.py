@@ -11,9 +11,13 @@ HTTP: the head of an answer is sent with the first bytes of its body, in one sys
 written from a callback (`Direct`), where an ASGI message would need a task. A callback reports that the client disconnected,
 where ASGI needs a task that waits for the message. A complete body is read, and a complete answer written, in one call each:
 uvicorn checks every header for illegal characters, 20 us an answer.
+
+Memory: glibc returns large blocks to the system as they are freed, and the system clears each page of the next one, more
+than a microsecond a page. A body of 300 kB is allocated several times, so that this took as long as all other work on it.
 """
 
 import asyncio
+import ctypes
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -66,24 +70,91 @@ class Direct:
     """Non-waiting reads of a request and writes of its answer, without ASGI messages; calls back when the client
     disconnects. Each call may find that it would have to wait, or that uvicorn has more to do: then use ASGI's messages."""
 
-    __slots__ = ("_cycle", "_left")
+    __slots__ = ("_cycle", "_left", "_most_bytes", "_rest", "_whole")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._left: Callable[[], object] | None = None
+        self._whole: asyncio.Future[None] | None = None  # while the rest of a body is awaited
+        self._rest: list[bytes] = []
+        self._most_bytes = 0
 
-    def body(self, most_bytes: int) -> bytes | None:
-        """Return the request's body; None, without reading, if it is incomplete or larger than *most_bytes*."""
+    async def body(self, most_bytes: int) -> bytes | None:
+        """Return the request's body once it is complete, read without pauses and joined once.
+
+        None if it is larger than *most_bytes*, or the client disconnects: then an ASGI message has what came.
+        """
         cycle = self._cycle
-        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue or len(cycle.body) > most_bytes:
+        if cycle.disconnected or cycle.waiting_for_100_continue or len(cycle.body) > most_bytes:
+            return None
+        cycle.flow.resume_reading()
+        self._most_bytes = most_bytes - len(cycle.body)
+        if cycle.more_body:
+            self._whole = asyncio.get_running_loop().create_future()
+            try:
+                await self._whole
+            finally:
+                self._whole = None
+        rest, self._rest = self._rest, []
+        if cycle.more_body or self._most_bytes < 0:
+            for piece in rest:
+                cycle.body += piece
             return None
         cycle.message_event.clear()
-        cycle.flow.resume_reading()
-        body, cycle.body = bytes(cycle.body), bytearray()
+        body, cycle.body = b"".join((cycle.body, *rest)), bytearray()
         return body
+
+    def take(self, piece: bytes) -> bool:
+        """Take in the next *piece* of a body; False if it is not awaited here, or too large."""
+        if self._whole is None or self._whole.done():
+            return False
+        self._rest.append(piece)
+        self._most_bytes -= len(piece)
+        if self._most_bytes < 0:
+            self.stop_reading()
+        return True
+
+    def stop_reading(self) -> None:
+        """Record that no more of a body comes, or more than was allowed."""
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_result(None)
 
     def answer(self, status: int, headers: Headers, body: bytes) -> bool:
         """Return whether the whole answer was written. *headers* hold its length and no line ends."""
+        head = self._head(status, headers)
+        if not head:
+            return False
+        head += (b"\r\n", body)
+        cycle = self._cycle
+        cycle.response_started = cycle.response_complete = True
+        self._transport().write(b"".join(head))
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
+
+    def begin(self, status: int, headers: Headers, body: bytes) -> bool:
+        """Return whether the head of an answer of unknown length was written, with the first piece of its *body*."""
+        head = self._head(status, headers)
+        if not head:
+            return False
+        head.append(b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(body), body))
+        self._cycle.response_started = self._cycle.chunked_encoding = True
+        self._transport().write(b"".join(head))
+        return True
+
+    def finish(self, body: bytes) -> bool:
+        """Return whether the last piece of a *body* of unknown length was written, which may be empty."""
+        cycle = self._cycle
+        end = b"0\r\n\r\n"
+        if not cycle.keep_alive or not self.write_chunk(b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end):
+            return False
+        cycle.response_complete = True
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
+
+    def _head(self, status: int, headers: Headers) -> list[bytes]:
+        """Return the head of an answer but for its last line; empty if ASGI messages have to write it."""
         cycle = self._cycle
         if (
             cycle.response_started
@@ -94,21 +165,18 @@ class Direct:
             or not cycle.keep_alive
             or cycle.scope["method"] == "HEAD"
         ):
-            return False
-        pieces = [STATUS_LINE[status]]
+            return []
+        head = [STATUS_LINE[status]]
         for name, value in (*cycle.default_headers, *headers):
             if name == b"connection":
-                return False
-            pieces += (name, b": ", value, b"\r\n")
-        pieces += (b"\r\n", body)
-        cycle.response_started = cycle.response_complete = True
-        transport: Any = cycle.transport
-        if isinstance(transport, HeadWithBody):
-            transport = transport.begun()
-        transport.write(b"".join(pieces))
-        cycle.message_event.set()
-        cycle.on_response()
-        return True
+                return []
+            head += (name, b": ", value, b"\r\n")
+        return head
+
+    def _transport(self) -> asyncio.Transport:
+        """Return the transport, for head and body together."""
+        transport: Any = self._cycle.transport
+        return transport.begun() if isinstance(transport, HeadWithBody) else transport
 
     def watch(self, left: Callable[[], object] | None) -> None:
         """Call *left* when the client disconnects before the answer is complete, at once if it has; None clears it."""
@@ -157,6 +225,16 @@ class HttpProtocol(HttpToolsProtocol):
         cycle.scope["extensions"] = {DIRECT: {"answer": direct}}
         super()._start_asgi_task(cycle, app)
 
+    def on_body(self, body: bytes) -> None:
+        direct = self._direct
+        if direct is None or not direct.take(body):
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self._direct is not None:
+            self._direct.stop_reading()
+
     def on_response_complete(self) -> None:
         direct, self._direct = self._direct, None
         if direct is not None:
@@ -168,6 +246,7 @@ class HttpProtocol(HttpToolsProtocol):
         direct, self._direct = self._direct, None
         if direct is not None:
             direct.leave_scope()
+            direct.stop_reading()
             direct.notify()
 
 
@@ -204,5 +283,21 @@ class Loop(uvloop.Loop):
         return Servers(servers)
 
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+KEPT_BYTES = 2**26
+"""Free memory that is kept, at most: a few hundred bodies of agents."""
+MOST_HEAP_BYTES = 2**25
+"""Largest block that is taken from it, as large as glibc allows."""
+
+
+def keep_freed_memory() -> bool:
+    """Keep freed memory for the next requests; return whether the C library can."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
+    return mallopt is not None and all(
+        [mallopt(M_TRIM_THRESHOLD, KEPT_BYTES), mallopt(M_MMAP_THRESHOLD, MOST_HEAP_BYTES)]
+    )
+
+
 def create_loop() -> asyncio.AbstractEventLoop:
+    keep_freed_memory()
     return Loop()

@@ -16,19 +16,19 @@ NOT_OURS_TO_SHAPE = {"migrations", "vendor", "__pycache__"}
 
 # Lines, blank ones and comments included. Raise one only with a comment alongside it that says what its users got for it.
 BUDGETS: dict[str, int] = {
-    "controlplane": 2125,  # settings of the new limits; what is asked and not served alongside /v1
+    "controlplane": 2228,  # streams and bodies without ASGI messages, memory that is kept; what is asked and not served
     "controlplane/accounts": 1188,  # budgets
     "controlplane/alerts": 903,
     "controlplane/api": 3463,  # /v1 in the OpenAPI document
     "controlplane/applications": 2070,  # runs and demand graphs
     "controlplane/batches": 1765,  # Speed up, embeddings
     "controlplane/console": 13620,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
-    "controlplane/dispatch": 8626,  # KV events, and what else it has
+    "controlplane/dispatch": 8662,  # KV events, and what else it has
     "controlplane/events": 332,
     "controlplane/experiments": 5197,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6147,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 10687,  # embeddings and other calls without output, conversations by stored responses, KV events
+    "controlplane/gateway": 10770,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
     "controlplane/lengths": 2215,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5388,  # capacity as it was then, fallbacks and weights as a scenario
@@ -41,7 +41,7 @@ BUDGETS: dict[str, int] = {
     "forecasting/lengths": 4490,
     "forecasting/workload": 2269,  # boosted trees in the blend, weights by time of day
     "scheduling": 1512,  # knobs of a policy, declared once
-    "scheduling/applications": 2024,  # where runs stand, late runs last, prewarming that follows its use
+    "scheduling/applications": 2036,  # where runs stand, late runs last, prewarming that follows its use
     "scheduling/fleet": 1550,  # the state of a fleet as one record
     "scheduling/lookahead": 393,
     "scheduling/planning": 2284,
@@ -61,8 +61,8 @@ BUDGETS: dict[str, int] = {
     "tests/api": 1741,
     "tests/applications": 1310,
     "tests/batches": 1202,  # the real SDK, kills
-    "tests/bench": 6387,  # what Gittins ranks win by how much names of applications say, KV events
-    "tests/clients": 1310,  # real clients of the field, coding agents among them
+    "tests/bench": 6537,  # what periodic jobs hold the event loop for
+    "tests/clients": 1291,  # real clients of the field, coding agents among them
     "tests/console": 7371,
     "tests/dispatch": 5575,  # fallbacks and sleeping models under both clocks
     "tests/docs": 1641,
@@ -71,7 +71,7 @@ BUDGETS: dict[str, int] = {
     "tests/experiments": 1113,
     "tests/fleet": 4072,
     "tests/forecasting": 2775,
-    "tests/gateway": 10420,  # KV events, and what else it has
+    "tests/gateway": 10485,  # KV events, and what else it has
     "tests/jobs": 458,
     "tests/lengths": 1644,
     "tests/oracles": 2164,

@@ -6,7 +6,7 @@ loop, so no lock is needed; every decision is one compiled call on the arrays th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace as dataclass_replace
 
 import numpy as np
@@ -152,14 +152,24 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Reorder, move or refuse requests that wait in vain. Call every `SWEEP_S`."""
+        for step in self.sweep_steps():
+            step()
+
+    def sweep_steps(self) -> tuple[Callable[[], None], ...]:
+        """Return the parts of `sweep`, in order: each leaves everything such that requests can be served before the next."""
+        return (
+            self._end_rests,
+            self.suspects.sweep,
+            self.rank_runs,
+            self.prewarm,
+            self.reorder,
+            self.queue.keep_order,
+            self.sweep_queues,
+        )
+
+    def _end_rests(self) -> None:
         self.swept_s = self.clock()
         self.topology.end_rests(self.swept_s)
-        self.suspects.sweep()
-        self.rank_runs()
-        self.prewarm()
-        self.reorder()
-        self.queue.keep_order()
-        self.sweep_queues()
 
     def rank_runs(self) -> None:
         """Refresh the ranks of application runs that wait."""
@@ -169,6 +179,10 @@ class Dispatcher:
     def prewarm(self) -> None:
         """Warm what waiting requests and likely calls will need."""
         self.prewarming.look()
+
+    def prewarm_on(self) -> None:
+        """Note what further runs will probably call. Call ten times a second."""
+        self.prewarming.look_on()
 
     def _produced(self, number: int) -> int:
         """Return the output tokens so far of request *number*; 0 if no instance has it."""
@@ -766,19 +780,16 @@ class Dispatcher:
         """Return the number of requests that wait for *endpoint*, those for one of its instances alone included."""
         return self.queue.count(endpoint) + self.pinned.count(endpoint)
 
-    def waiting_now(self, most: int) -> list[tuple[Request, Estimate]]:
-        """Return the first *most* waiting requests of each endpoint in order, with their remaining waits.
+    def waiting_now(self, most: int) -> Iterator[tuple[Request, Estimate]]:
+        """Yield the first *most* waiting requests of each endpoint in order, with their remaining waits as of when they are
+        yielded; none that has left by then.
 
         Those that wait for one instance alone come after the others, without a wait.
         """
-        return [
-            each
-            for endpoint in self.topology.endpoints
-            for each in (
-                *((request, self.waits.of(request)) for request in self.queue.first(endpoint, most)),
-                *self.pinned.of(endpoint)[:most],
-            )
-        ]
+        listed = [(self.queue.first(each, most), self.pinned.of(each)[:most]) for each in self.topology.endpoints]
+        for requests, pinned in listed:
+            yield from ((request, self.waits.of(request)) for request in requests if request.slot >= 0)
+            yield from pinned
 
     def held_now(self, most: int) -> list[HeldEstimate]:
         """Return the first *most* requests of each model that the queue manager holds, in order."""

@@ -16,13 +16,14 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topolog
 from controlplane.dispatch.port import Submit
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.demand_graph import ServiceRate
-from scheduling.applications.prewarming import LikelyCall, Needs, likely_calls
+from scheduling.applications.prewarming import LikelyCall, Needs, likely_calls_of
 from scheduling.applications.recording import NO_UNIT
 from scheduling.applications.standings import (
     FIRST_S,
     KnownGraph,
     PastCall,
     Reading,
+    Run,
     RunCall,
     Standings,
     rekey_run,
@@ -175,10 +176,10 @@ class ApplicationRuns:
         candidates = self.topology.candidates(request.asked.model, request.asked.region)
         return self.topology.endpoints[int(candidates[0])] if candidates.size else request.endpoint
 
-    def likely_calls(self, needs: Needs) -> list[LikelyCall]:
-        """Return the calls that runs will probably make next; *needs* as in `prewarming.likely_calls`."""
-        k = self.topology.tuned.PREWARM_K
-        return likely_calls(self.standings, self._produced, needs, k, self.queue.moment_s)
+    def likely_calls_of(self, run: Run, needs: Needs) -> list[LikelyCall]:
+        """Return the calls that *run* will probably make next; *needs* as in `prewarming.likely_calls_of`."""
+        graph, k = self.graphs.get(run.application), self.topology.tuned.PREWARM_K
+        return likely_calls_of(run, graph, self._produced, needs, k, self.queue.moment_s)
 
     def resume(self, runs: Iterable[tuple[tuple[int, str], str, Sequence[EndedCall]]]) -> int:
         """Follow *runs* in progress: (tenant id, application), run, and its ended calls. Return how many are resumed."""

@@ -249,12 +249,15 @@ class Gateway:
 
     async def _count(self) -> None:
         self.requests.report()
+        self.dispatcher.prewarm_on()
         if self.topology.changed.is_set():
             self.topology.changed.clear()
             self.dispatcher.pump_all()
 
     async def _sweep(self) -> None:
-        self.dispatcher.sweep()
+        for step in self.dispatcher.sweep_steps():
+            step()
+            await asyncio.sleep(0)
 
     async def _release(self) -> None:
         self.dispatcher.holding.look()

@@ -150,40 +150,54 @@ def likely_calls(
     now_s: float,
     by: Prewarming = HERMES,
 ) -> list[LikelyCall]:
-    """Return the calls that runs will probably make next, of each run one for each backend that is needed.
+    """Return the calls that runs will probably make next, of each run as `likely_calls_of` has them."""
+    return [
+        call
+        for run in standings.runs.values()
+        for call in likely_calls_of(run, standings.graphs.get(run.application), produced, needs, k, now_s, by)
+    ]
 
-    They follow the open steps of a run, and where none is open, its last one; units that are no LLM may come between.
+
+def likely_calls_of(
+    run: Run,
+    graph: KnownGraph | None,
+    produced: Callable[[int], int],
+    needs: Needs,
+    k: float,
+    now_s: float,
+    by: Prewarming = HERMES,
+) -> list[LikelyCall]:
+    """Return the calls that *run* will probably make next by the *graph* of its application, one for each backend needed.
+
+    They follow its open steps, and where none is open, its last one; units that are no LLM may come between.
     *produced* gives the output tokens so far of an open call, *needs* what is needed and how long it takes to warm; *k* is
-    divided by the weight of a run's tenant. A step is taken to end with its call that has produced least, and a call to
+    divided by the weight of its tenant. A step is taken to end with its call that has produced least, and a call to
     run alone: under load it ends later, and what the next one needs waits. When it ends is counted from its beginning, so
     that a start is not put off while it runs. *by* is one of `BY_GRAPH`.
     """
-    calls, start = [], latest_start_in_s if by == LATEST else start_in_s
-    for run in standings.runs.values():
-        graph = standings.graphs.get(run.application)
-        if graph is None:
-            continue
-        least = 0.0 if by == EAGER else min(1.0, k / run.weight)
-        starts: dict[Warmable, tuple[float, str]] = {}
-        for before, unit, ends_in_s, there in _unfinished(run, graph, produced, now_s):
-            outlook = graph.outlooks[unit]
-            columns: dict[tuple[Warmable, float], list[int]] = {}
-            for at, following in enumerate(outlook.next_units):
-                for need in needs(before, graph.backends[following]):
-                    columns.setdefault(need, []).append(at)
-            for (target, warm_s), of in columns.items():
-                comes_s = ends_in_s + outlook.gap_s[:, of].min(axis=1)
-                follows = np.isfinite(comes_s)
-                may_be = comes_s >= 0.0 if there is None else there
-                probability = float(follows[may_be].mean()) if may_be.any() else 0.0
-                start_s = start(np.sort(comes_s[follows]), probability, warm_s, least)
-                start_s = 0.0 if by == EAGER and start_s is not None else start_s
-                if start_s is not None and (target not in starts or start_s < starts[target][0]):
-                    starts[target] = start_s, outlook.next_units[of[0]]
-        for target, (start_s, unit) in starts.items():
-            parallel = graph.outlooks[unit].parallelism if unit in graph.outlooks else 1
-            calls.append(LikelyCall(target, start_s, run.number, unit, parallel))
-    return calls
+    if graph is None:
+        return []
+    start, least = latest_start_in_s if by == LATEST else start_in_s, 0.0 if by == EAGER else min(1.0, k / run.weight)
+    starts: dict[Warmable, tuple[float, str]] = {}
+    for before, unit, ends_in_s, there in _unfinished(run, graph, produced, now_s):
+        outlook = graph.outlooks[unit]
+        columns: dict[tuple[Warmable, float], list[int]] = {}
+        for at, following in enumerate(outlook.next_units):
+            for need in needs(before, graph.backends[following]):
+                columns.setdefault(need, []).append(at)
+        for (target, warm_s), of in columns.items():
+            comes_s = ends_in_s + outlook.gap_s[:, of].min(axis=1)
+            follows = np.isfinite(comes_s)
+            may_be = comes_s >= 0.0 if there is None else there
+            probability = float(follows[may_be].mean()) if may_be.any() else 0.0
+            start_s = start(np.sort(comes_s[follows]), probability, warm_s, least)
+            start_s = 0.0 if by == EAGER and start_s is not None else start_s
+            if start_s is not None and (target not in starts or start_s < starts[target][0]):
+                starts[target] = start_s, outlook.next_units[of[0]]
+    return [
+        LikelyCall(target, start_s, run.number, unit, graph.outlooks[unit].parallelism if unit in graph.outlooks else 1)
+        for target, (start_s, unit) in starts.items()
+    ]
 
 
 Floats = NDArray[np.float64]

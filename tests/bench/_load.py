@@ -85,8 +85,8 @@ async def drive(
     """
     loop = asyncio.get_running_loop()
     latencies_s: list[float] = []
-    began_s = time.perf_counter()
     sent = [request(port, key, stream=at < streams * connections, tokens=tokens, seed=at) for at in range(connections)]
+    began_s = time.perf_counter()
     made = [
         (
             await loop.create_connection(

@@ -60,10 +60,10 @@ def median_s(call: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def synthetic(runs: int) -> DemandGraph:
+def synthetic(runs: int, model: str = "llama") -> DemandGraph:
     """A graph of plan, one to three maps at once, and a loop of checks."""
     random = np.random.default_rng(1)
-    graph = DemandGraph("synthetic", {name: Backend("llm", "llama") for name in ("plan", "map", "check")})
+    graph = DemandGraph("synthetic", {name: Backend("llm", model) for name in ("plan", "map", "check")})
     for _ in range(runs):
         given = random.uniform(50, 400)
         steps = [Step("plan", -1, random.uniform(100, 900), given)]

@@ -36,7 +36,7 @@ def sent(kind: Kind, name: str, value: Any) -> Any:
             model="m", file=b"x", **({name: json.dumps(value)} if name not in ("model", "file") else {})
         )
         call = parse(raw, kind, max_depth=9, content_type=content_type)
-        got = read_form(payload(call, call.raw, 7777, streamed=call.stream), content_type).fields
+        got = read_form(b"".join(payload(call, call.raw, 7777, streamed=call.stream)), content_type).fields
         return {field: json.loads(said) if field == name != "model" else said for field, said in got.items()} | {
             "file": value
         }
@@ -53,7 +53,7 @@ def sent(kind: Kind, name: str, value: Any) -> Any:
         call = parse(json.dumps(body | {name: value}).encode(), kind, max_depth=32)
     except ApiError as error:
         return error
-    return json.loads(payload(call, call.raw, 7777, streamed=call.stream))
+    return json.loads(b"".join(payload(call, call.raw, 7777, streamed=call.stream)))
 
 
 @pytest.mark.parametrize(("route", "kind"), as_vllm.calls())

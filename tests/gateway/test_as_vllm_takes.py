@@ -28,7 +28,7 @@ def test_every_field_that_vllm_takes_is_taken():
     for kind, body, taken in recorded:
         try:
             call = parse(json.dumps(body).encode(), Kind(kind), max_depth=32)
-            assert json.loads(payload(call, call.raw, 3, streamed=call.stream))["priority"] == 3
+            assert json.loads(b"".join(payload(call, call.raw, 3, streamed=call.stream)))["priority"] == 3
         except ApiError as error:
             if taken:
                 refused.append((kind, body, error.message))
@@ -53,7 +53,7 @@ def test_numbers_as_text_are_counted_as_numbers():
     assert (ids.body["prompt"], ids.prompt_tokens) == ([1, 2, 3], 3)
     scored = parse(b'{"model":"m","prompt":"x","echo":"true","max_tokens":0}', Kind.COMPLETION, max_depth=32)
     assert scored.max_tokens == 1
-    assert json.loads(payload(scored, scored.raw, 0, streamed=False))["max_tokens"] == 0
+    assert json.loads(b"".join(payload(scored, scored.raw, 0, streamed=False)))["max_tokens"] == 0
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_half_a_character_is_passed_on_as_one_that_cannot_be_shown(said, passed,
     """C03."""
     raw = b'{"model":"m","messages":[{"role":"user","content":"' + said + b'"}]' + more + b"}"
     call = parse(raw, Kind.CHAT, max_depth=32)
-    sent = json.loads(payload(call, call.raw, 0, streamed=call.stream))
+    sent = json.loads(b"".join(payload(call, call.raw, 0, streamed=call.stream)))
     assert sent["messages"][0]["content"] == call.turns[0][1] == passed
 
 
@@ -84,7 +84,7 @@ def test_any_encoding_of_unicode(encoding):
         CHAT | {"messages": [{"role": "user", "content": "gr\u00fc\u00df \U0001f600"}]}, ensure_ascii=False
     )
     call = parse(raw.encode(encoding), Kind.CHAT, max_depth=32)
-    assert json.loads(payload(call, call.raw, 0, streamed=call.stream))["messages"] == call.body["messages"]
+    assert json.loads(b"".join(payload(call, call.raw, 0, streamed=call.stream)))["messages"] == call.body["messages"]
     assert call.turns == [("user", "gr\u00fc\u00df \U0001f600")]
 
 
@@ -135,7 +135,7 @@ def test_any_body_is_read_or_refused_in_words(kind, said, fields, sides, task, c
     if refusal is not None:
         assert refusal["code"] in REFUSALS
         return
-    sent = json.loads(payload(call, call.raw, 3, streamed=call.stream, token_ids=True))
+    sent = json.loads(b"".join(payload(call, call.raw, 3, streamed=call.stream, token_ids=True)))
     assert (sent.get("priority"), sent["model"]) == (3 if kind.computes else call.body.get("priority"), "m")
     assert 0 <= call.min_tokens <= MAX_TOKENS
     assert call.sequences >= 1

@@ -63,7 +63,7 @@ async def connected(answer, connect_s=5.0):
 
 
 async def ask(connection, silence_s=None):
-    connection.send(HEAD, b"{}", silence_s)
+    connection.send(HEAD, (b"{}",), silence_s)
     while not connection.headers_came:
         connection.check()
         await connection.wait()

@@ -101,10 +101,10 @@ def test_the_seconds_of_a_sound(data, seconds):
 def test_usage_of_a_stream_is_asked_for_as_the_last_field_of_the_form():
     raw, content_type = form(model="w", file=b"x", stream="true", stream_include_usage="false")
     call = parse(raw, Kind.TRANSCRIPTION, max_depth=9, content_type=content_type)
-    sent = payload(call, call.raw, 3, streamed=True)
+    sent = b"".join(payload(call, call.raw, 3, streamed=True))
     assert sent.startswith(raw[: raw.rfind(b"--xyz--")])
     assert read_form(sent, content_type).fields["stream_include_usage"] == "true"
-    assert payload(call, call.raw, 3, streamed=False) == raw
+    assert b"".join(payload(call, call.raw, 3, streamed=False)) == raw
     assert read_form(with_field(raw, content_type, "a", "b"), content_type).fields["a"] == "b"
 
 

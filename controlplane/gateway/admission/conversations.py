@@ -119,7 +119,7 @@ class Conversations:
             if role in SYSTEM_ROLES:
                 seed = hash((seed, self._digest(content)))
             else:
-                for text in _texts(content):
+                for text in (content,) if type(content) is str else _texts(content):
                     seed = hash((seed, len(text), text[:READ_CHARACTERS], text[-READ_CHARACTERS:]))
             yield seed
 

@@ -17,12 +17,13 @@ def chat_turns(body: dict[str, Any]) -> list[Turn]:
         raise invalid("`messages` must be a list of at least one message.", "messages", "missing_required_parameter")
     turns: list[Turn] = []
     for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
+            where = f"messages[{index}]"
             raise invalid(f"`{where}` must be an object with a `role`.", where, "invalid_type")
-        turns.append((message["role"], _content(message.get("content"), f"{where}.content")))
+        content = message.get("content")
+        turns.append((role, content if type(content) is str else _content(content, f"messages[{index}].content")))
         if message.get("tool_calls"):
-            turns.append((message["role"], msgspec.json.encode(message["tool_calls"]).decode()))
+            turns.append((role, msgspec.json.encode(message["tool_calls"]).decode()))
     return turns
 
 

@@ -103,9 +103,10 @@ class HttpRequest(Struct, eq=False):
             message = f"Bodies are taken as they are, not with Content-Encoding {shown}: send the JSON uncompressed."
             raise ApiError(415, message, code="unsupported_encoding", param="Content-Encoding")
         announced = int(self.headers.get(b"content-length", b"0"))
-        whole = self.direct.body(most_bytes) if self.direct is not None else None
-        if whole is not None:
-            return whole
+        if self.direct is not None and announced <= most_bytes:
+            whole = await self.direct.body(most_bytes)
+            if whole is not None:
+                return whole
         chunks: list[bytes] = []
         size = 0
         while announced <= DISCARD_BYTES:
@@ -182,21 +183,32 @@ class Responder:
             await self.write(PING)
 
     async def start(self, status: int, content_type: bytes, *, stream: bool = False) -> None:
+        headers = self._headers(content_type, stream=stream)
+        self.started, self.status = True, status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _headers(self, content_type: bytes, *, stream: bool) -> list[tuple[bytes, bytes]]:
         headers = [(b"content-type", content_type), (b"x-request-id", self._request_id), *self.more_headers()]
         if stream:
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-        self.started, self.status = True, status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        return headers
 
     async def write(self, chunk: bytes) -> None:
         self._spoke = True
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     def write_now(self, chunk: bytes) -> bool:
-        """Write without waiting, or hold *chunk*; return False if it is held, and `drain` must come before the next."""
+        """Write *chunk* of a stream without waiting, or hold it; return False if it is held, and `drain` must come before
+        the next."""
         self._spoke = True
-        if self._direct is not None and self.started and not self.held and self._direct.write(chunk):
-            return True
+        direct = self._direct
+        if direct is not None and not self.held:
+            if self.started:
+                if direct.write(chunk):
+                    return True
+            elif direct.begin(200, self._headers(SSE_TYPE, stream=True), chunk):
+                self.started, self.status = True, 200
+                return True
         self.held.append(chunk)
         return False
 
@@ -212,7 +224,8 @@ class Responder:
 
     async def finish(self, body: bytes = b"") -> None:
         self.ended = True
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        if self._direct is None or not self._direct.finish(body):
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def whole(self, status: int, content_type: bytes, body: bytes) -> None:
         await self._whole(status, [(b"content-type", content_type), *self.more_headers()], body)

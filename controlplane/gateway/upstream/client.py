@@ -22,7 +22,7 @@ from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.adapters import Adapters, AdapterUnavailable
-from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
+from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin, Pieces
 from controlplane.gateway.upstream.prewarming import Prefixes
 from controlplane.gateway.upstream.stored_responses import StoredResponses, not_continued
 from controlplane.gateway.upstream.streams import KeptStream, Stream
@@ -105,7 +105,7 @@ class Upstream:
             server = self._servers[key] = Server(placed.url)
         return server
 
-    async def carry(self, ticket: Ticket, placed: Placed, body: bytes, responder: Responder) -> answers.Usage:
+    async def carry(self, ticket: Ticket, placed: Placed, body: Pieces, responder: Responder) -> answers.Usage:
         """Send *body* to the instance of *ticket* and the answer to *responder*.
 
         Raises InstanceLost if the instance failed before a byte of its answer came; Interrupted if it failed later;
@@ -114,7 +114,7 @@ class Upstream:
         usage, server = answers.Usage(), self._server(placed)
         streamed, kept = ticket.asked.streamed, ticket.kept
         kind = Kind.COMPLETION if kept is not None and kept.opened else ticket.call.kind
-        head = _head(ticket, placed, server.heads[kind], len(body))
+        head = _head(ticket, placed, server.heads[kind], sum(map(len, body)))
         connection: Connection | None = None
         was_sent = False
         try:
@@ -314,24 +314,25 @@ PRIORITY_BAND = 1000  # vLLM priorities per SLO class; a tenant may demote its o
 MOST_BACK = 499
 
 
-def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids: bool = False) -> bytes:
-    """Return the body for the instance: the tenant's bytes with our priority, and with usage requested for a stream.
+def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids: bool = False) -> Pieces:
+    """Return the body for the instance in pieces: the tenant's, with our priority, and with usage requested for a stream.
 
     *streamed*: whether we want a stream, even where the tenant does not. *token_ids* requests the ids of prompt and output,
     where the body does not.
 
-    Fields are spliced in front where the tenant's body lacks them, so that everything else stays exactly as it was sent.
+    Fields are spliced in front where the tenant's body lacks them, so that everything else stays exactly as it was sent, and
+    is not copied.
     """
     body = call.body
     if not call.kind.computes:  # an engine that has no part in it
-        return raw
+        return (raw,)
     ask_usage = streamed and not call.include_usage
     if call.kind in SPEECH:  # it reads no priority
         if not ask_usage:
-            return raw
+            return (raw,)
         for name, value in (("stream_include_usage", "true"), ("stream_continuous_usage_stats", "false")):
             raw = with_field(raw, call.content_type, name, value)
-        return raw
+        return (raw,)
     ask_stream = streamed and not call.stream
     ours = body.get("service_tier") not in TIERS
     if (
@@ -355,7 +356,7 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
                 for name, value in options.items()
                 if name not in ("include_usage", "continuous_usage_stats")
             }
-        return msgspec.json.encode(changed)
+        return (msgspec.json.encode(changed),)
     front = b'{"priority":%d,' % priority
     if token_ids:
         front += b'"return_token_ids":true,'
@@ -363,7 +364,7 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
         front += b'"stream":true,'
     if ask_usage:
         front += b'"stream_options":{"include_usage":true},'
-    return front + raw.lstrip()[1:]
+    return front, memoryview(raw)[raw.index(b"{") + 1 :]
 
 
 def upstream_priority(ordering: int, class_priority: int, asked: object, queue_key_s: float) -> int:

@@ -7,7 +7,7 @@ consumer in one call, and silence is watched by one timer that checks when bytes
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import httptools
@@ -17,8 +17,10 @@ IDLE_S = 30.0
 """Idle time after which a connection is closed."""
 MOST_HEAD_BYTES = 2**20
 """Limit on the headers of an answer, larger than one read of a socket."""
-JOINED_BYTES = 2**16  # larger bodies are written separately: joining would copy them
+JOINED_BYTES = 2**16  # larger bodies are not joined with their heads, which would copy them
 
+Pieces = Sequence[bytes | memoryview]
+"""A body, in parts."""
 Take = Callable[[bytes], bool]
 """Takes a piece of a body as it comes; False if `Connection.wait` is to return before the next one."""
 TakeChunk = Callable[[bytes, int], bool]
@@ -90,7 +92,7 @@ class Connection(asyncio.Protocol):
 
     # Request
 
-    def send(self, head: bytes, body: bytes, silence_s: float | None) -> None:
+    def send(self, head: bytes, body: Pieces, silence_s: float | None) -> None:
         """Send a request. Its answer fails with `TimeoutError` after *silence_s* without a byte."""
         transport = self._transport
         self._asked_s = self.heard_s = self._loop.time()
@@ -103,11 +105,10 @@ class Connection(asyncio.Protocol):
         self._framed = self._between_chunks = False
         if silence_s:
             self.listen(silence_s)
-        if len(body) < JOINED_BYTES:
-            transport.write(head + body)
+        if len(body[-1]) < JOINED_BYTES:
+            transport.write(b"".join((head, *body)))
         else:
-            transport.write(head)
-            transport.write(body)
+            transport.writelines((head, *body))
 
     def listen(self, silence_s: float) -> None:
         """Allow *silence_s* without a byte from now on."""

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from controlplane.gateway.admission.validation import Call, Kind
+from controlplane.gateway.upstream.connections import Pieces
 
 LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
 SAMPLING = frozenset(
@@ -32,6 +33,7 @@ HARMLESS = frozenset(
     }
 )  # fmt: skip
 """Fields that a continuation does not need, or sets itself."""
+CONTINUED = SAMPLING | HARMLESS | set(LIMITS)
 
 
 def evictable(call: Call, *, streamed: bool) -> bool:
@@ -49,9 +51,9 @@ def evictable(call: Call, *, streamed: bool) -> bool:
         return False
     if "return_token_ids" in body:
         return False
-    given = {name for name, value in body.items() if _asks_something(name, value)}
-    of_text = all(isinstance(content, str) for _, content in call.turns)
-    return of_text and given <= SAMPLING | HARMLESS | set(LIMITS)
+    if not {type(content) for _, content in call.turns} <= {str}:
+        return False
+    return not any(_asks_something(name, value) for name, value in body.items() if name not in CONTINUED)
 
 
 def _asks_something(name: str, value: Any) -> bool:
@@ -82,7 +84,7 @@ class Kept:
         del self.ids[self.shown :]
         return len(self.ids)
 
-    def payload(self, call: Call, priority: int) -> bytes:
+    def payload(self, call: Call, priority: int) -> Pieces:
         """Return the body of a completion that continues *call*."""
         assert self.prompt_ids is not None
         assert call.max_tokens is not None
@@ -97,4 +99,4 @@ class Kept:
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
-        return orjson.dumps(body)
+        return (orjson.dumps(body),)

@@ -33,6 +33,16 @@ LONGEST = 200  # characters of a fingerprint
 END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in
 
 
+def after_events(piece: bytes, events: int) -> int:
+    """Return where the first *events* of *piece* end; its length if it has fewer."""
+    at = 0
+    for _ in range(events):
+        at = piece.find(b"\n\n", at) + 2
+        if at < 2:
+            return len(piece)
+    return at
+
+
 def around_text(event: bytes) -> tuple[bytes, bytes]:
     """Return (prefix, suffix) around the text of *event*, one token; the suffix extends to the end of its HTTP chunk.
 
@@ -107,12 +117,37 @@ LAST_WORD_S = 0.05
 """How long a complete answer waits for the end of its stream, so that its connection can be reused."""
 
 
+OPENING_EVENTS = 3
+"""Events of a piece that are read before the others are compared to them: a role, and two tokens."""
+
+
 class Shape(NamedTuple):
     """Bytes around the text of a token, and the text that it extends where a whole answer is assembled."""
 
     prefix: bytes
     suffix: bytes
+    end: bytes
+    """The suffix, as far as it is of the event."""
+    between: bytes
+    """What two of its tokens that come together have between their texts."""
     text: bytearray | None
+
+    @classmethod
+    def of(cls, prefix: bytes, suffix: bytes, text: bytearray | None) -> "Shape":
+        end = suffix[: 2 - len(END)]
+        return cls(prefix, suffix, end, end + prefix, text)
+
+    def run(self, piece: bytes) -> tuple[int, int, bytes]:
+        """Return (bytes, tokens, their texts) that *piece* begins with, of events that differ only in their texts."""
+        begin = len(self.prefix)
+        stop = piece.rfind(self.end, begin) if piece.startswith(self.prefix) else -1
+        if stop < 0:
+            return 0, 0, b""
+        texts = piece[begin:stop].split(self.between)
+        text = b"".join(texts)
+        if b'"' in text or b"\n" in text:
+            return 0, 0, b""
+        return stop + len(self.end), len(texts), text
 
 
 class Stream:
@@ -202,27 +237,19 @@ class Stream:
 
     def _take(self, piece: bytes) -> bool:
         """Pass on the events that end with *piece*; False if the tenant has to read first."""
-        if self._open and self._shapes and piece.endswith(b"\n\n"):
-            tokens = piece[:-2].split(b"\n\n")
-            shapes = [shape for token in tokens if (shape := self._shape_of(token)) is not None]
-            if len(shapes) == len(tokens):
-                self._ticket.output_tokens += len(tokens)
-                if self._whole is None:
-                    self._open = self._responder.write_now(piece)
-                    return self._open
-                for token, (prefix, suffix, text) in zip(tokens, shapes, strict=True):
-                    if text is not None:
-                        self._whole.append(text, token[len(prefix) : len(token) + len(END) - len(suffix)])
-                return True
         passed: list[bytes] = []
         failure: Exception | None = None
         try:
-            for event in self._events.feed(piece):
-                unread = self._token(event) if self._shapes else None
-                passed.append(self._event(event) if unread is None else unread)
+            opening = len(piece) if self._shapes or not self._shapes_left else after_events(piece, OPENING_EVENTS)
+            if not self._shapes:
+                self._read_events(piece[:opening], passed)
+                piece = piece[opening:]
+            if piece:
+                tokens = self._tokens(piece, passed)
+                self._read_events(piece[tokens:] if tokens else piece, passed)
         except Exception as error:  # earlier events are passed on
             failure = error
-        chunk = b"".join(passed)
+        chunk = passed[0] if len(passed) == 1 else b"".join(passed)
         taken = self._responder.write_now(chunk) if chunk else True
         if failure is not None:
             raise failure
@@ -231,10 +258,31 @@ class Stream:
         )
         return taken and not (self._whole and self._usage.whole)
 
+    def _read_events(self, piece: bytes, passed: list[bytes]) -> None:
+        """Add to *passed* the bytes for the tenant after the events that end with *piece*."""
+        for event in self._events.feed(piece):
+            unread = self._token(event) if self._shapes else None
+            passed.append(self._event(event) if unread is None else unread)
+
+    def _tokens(self, piece: bytes, passed: list[bytes]) -> int:
+        """Pass on, unread, the tokens of one shape that *piece* begins with; return their bytes."""
+        if not self._has_begun or not self._events.between or (self._withheld is not None and self._withheld.holds):
+            return 0
+        for shape in self._shapes:
+            size, count, texts = shape.run(piece)
+            if count:
+                self._ticket.output_tokens += count
+                if self._whole is None:
+                    passed.append(piece if size == len(piece) else piece[:size])
+                elif shape.text is not None:
+                    self._whole.append(shape.text, texts)
+                return size
+        return 0
+
     def _shape_of(self, event: bytes) -> Shape | None:
         """Return the shape of *event* if it differs from an earlier token only in its text."""
         for shape in self._shapes:
-            prefix, suffix, _ = shape
+            prefix, suffix = shape.prefix, shape.suffix
             end = len(event) - len(suffix) + len(END)
             if (
                 event.startswith(prefix)
@@ -296,7 +344,7 @@ class Stream:
         prefix, suffix = around_text(event.raw)
         last = self._whole.last if self._whole is not None else (None, b"")
         if suffix and last is not None and (last[0] is None or event.raw == prefix + last[1] + suffix[: -len(END)]):
-            self._shapes = (Shape(prefix, suffix, last[0]), *self._shapes)
+            self._shapes = (Shape.of(prefix, suffix, last[0]), *self._shapes)
 
     def _read(self, event: SentEvent) -> Said:
         """Read *event* and take its usage."""
@@ -355,7 +403,7 @@ class Stream:
         """Pass on an HTTP *chunk* unchanged if it is one event that differs from an earlier token only in its text."""
         if not self._open:
             return False
-        for prefix, suffix, text in self._shapes:
+        for prefix, suffix, _, _, text in self._shapes:
             if (
                 chunk.endswith(suffix)
                 and chunk.startswith(prefix, begin)
