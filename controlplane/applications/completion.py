@@ -40,6 +40,12 @@ def on_axis(seconds: float | None) -> float:
     return round(100 * min(1.0, place), 1)
 
 
+AXIS_TICKS: Final = tuple(
+    (on_axis(seconds), label) for seconds, label in ((1.0, "1 s"), (10.0, "10 s"), (60.0, "1 min"), (600.0, "10 min"))
+)
+"""Places and labels of the marks on it."""
+
+
 @dataclass(frozen=True)
 class Completions:
     """The runs of an application that ended in the last day."""

@@ -81,6 +81,8 @@ class Prediction:
     """What a run is expected to need still, in seconds of service."""
 
     run: ApplicationRun
+    last_unit: str
+    """Of its last ended call; empty before the first one."""
     attained_s: float
     mean_s: float
     low_s: float
@@ -110,7 +112,7 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
         return []
     rates = rates_of(graph)
     arrays, random = build(graph, rates), np.random.default_rng(0)
-    attained, samples, paths = np.zeros(len(runs)), [], []
+    attained, samples, paths, last_units = np.zeros(len(runs)), [], [], []
     for number, run in enumerate(runs):
         last, visits, attained[number] = _so_far(graph, rates, run)
         position = start_of(graph, random) if last is None else _after(graph, last, visits)
@@ -119,14 +121,17 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
             drawn = drawn - step_service_s(last, graph.units[last.unit], rates[last.unit])
         samples.append(np.maximum(drawn, 0.0))
         paths.append(path_s)
+        last_units.append("" if last is None else last.unit)
     whole = np.stack([buckets(drawn + had) for drawn, had in zip(samples, attained, strict=True)])
     rank, refresh = np.empty(len(runs)), np.empty(len(runs))
     gittins_ranks(whole, attained, np.ones(len(runs)), rank, refresh)
     ranked = [
         Prediction(
-            run, *map(float, (had, drawn.mean(), *np.quantile(drawn, (0.1, 0.9)), each, path_s.mean(), path_s.max()))
+            run,
+            unit,
+            *map(float, (had, drawn.mean(), *np.quantile(drawn, (0.1, 0.9)), each, path_s.mean(), path_s.max())),
         )
-        for run, had, drawn, each, path_s in zip(runs, attained, samples, rank, paths, strict=True)
+        for run, had, drawn, each, path_s, unit in zip(runs, attained, samples, rank, paths, last_units, strict=True)
     ]
     return sorted(ranked, key=lambda one: one.rank)
 

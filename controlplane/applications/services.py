@@ -71,8 +71,13 @@ def follow_runs(now: datetime) -> int:
 
 
 def calls_of(tenant_id: int, application: str, run: str) -> QuerySet[LedgerRow]:
-    """Return the calls of a run. The first one of a recognized run came before it was one, and is found by its id."""
-    named = Q(application=application, run=run)
+    """Return the calls of a run. The first one of a recognized run came before it was one, and is found by its id.
+
+    They are found before they are sorted, by the condition of the index `ledger_application_run`: else SQLite reads all rows
+    of the tenant.
+    """
+    rows = LedgerRow.objects.order_by().filter(tenant_id=tenant_id)
+    calls = Q(pk__in=rows.filter(application=application, run=run).exclude(run="").values("pk"))
     if run.startswith(RECOGNIZED):
         request_id, given_at = first_request(run)
         first = Q(request_id=request_id, run="")
@@ -81,8 +86,8 @@ def calls_of(tenant_id: int, application: str, run: str) -> QuerySet[LedgerRow]:
                 first = Q(request_id__startswith=request_id, run="")
             at = datetime.fromtimestamp(given_at, UTC)
             first &= Q(arrived_at__gte=at - SAME_MOMENT, arrived_at__lt=at + SAME_MOMENT)
-        named |= first
-    return LedgerRow.objects.filter(named, tenant_id=tenant_id)
+        calls |= Q(pk__in=rows.filter(first).values("pk"))
+    return LedgerRow.objects.filter(calls)
 
 
 def _follow(tenant_id: int, name: str, run: str, seen_pk: int) -> None:
@@ -127,7 +132,8 @@ def done_calls(run: ApplicationRun) -> tuple[list[Call], dict[str, dict[str, str
     application = run.application
     rows = calls_of(application.tenant_id, application.name, run.run)
     calls, units = [], {}
-    for row in rows.filter(outcome=Outcome.DONE).order_by("arrived_at")[:MOST_CALLS]:
+    read = ("unit", "arrived_at", "model", "e2e_ms", "prompt_tokens", "output_tokens")
+    for row in rows.filter(outcome=Outcome.DONE).only(*read).order_by("arrived_at")[:MOST_CALLS]:
         unit, began_s = row.unit or NO_UNIT, row.arrived_at.timestamp()
         units[unit] = {"kind": "llm", "name": row.model}
         ended_s = began_s + (row.e2e_ms or 0.0) / 1000

@@ -73,8 +73,11 @@ def percent(ratio: float | None) -> str:
 
 
 def percent_fine(ratio: float | None) -> str:
-    """Format with one decimal, rounded down, since 99.96% met is not all met."""
-    return NONE if ratio is None else f"{math.floor(ratio * 1_000 + 1e-9) / 10:.1f}%"
+    """Format with one decimal, rounded down, since 99.96% met is not all met: 97.7%, 100%."""
+    if ratio is None:
+        return NONE
+    tenths = math.floor(ratio * 1_000 + 1e-9)
+    return "100%" if tenths == 1_000 else f"{tenths / 10:.1f}%"
 
 
 def goal(ratio: float | None) -> str:
@@ -149,8 +152,8 @@ def seconds_fine(value_s: float | None) -> str:
 
 
 def correlation(value: float | None) -> str:
-    """Format a number from -1 to 1."""
-    return NONE if value is None else f"{value:.2f}"
+    """Format a number from -1 to 1, with a true minus."""
+    return NONE if value is None else f"{round(value, 2) + 0.0:.2f}".replace("-", MINUS)
 
 
 def period(seconds: float | None) -> str:
@@ -159,8 +162,8 @@ def period(seconds: float | None) -> str:
 
 
 def seconds(value_s: float | None) -> str:
-    """Format a short duration: "0.6 s", "12.3 s"."""
-    return NONE if value_s is None else f"{fixed(value_s, 1)} s"
+    """Format a short duration: 0.6 s, 12.3 s, 1:48 min."""
+    return clock(value_s) if value_s is None or value_s >= 99.95 else f"{fixed(value_s, 1)} s"
 
 
 def slack(seconds: float | None) -> str:
@@ -180,9 +183,11 @@ def age(seconds: float | None) -> str:
     return NONE if seconds is None else f"{duration(seconds)} ago"
 
 
-def moment(at: datetime, this_year: int) -> str:
-    """Format as `20 Nov 12:53:47`, with the year if it is not this one. *at* is in the zone to show."""
-    year = f" {at.year}" if at.year != this_year else ""
+def moment(at: datetime, now: datetime) -> str:
+    """Format as `12:53:47` of today, else `20 Nov 12:53:47`, with the year if it is not this one."""
+    if at.date() == now.date():
+        return f"{at:%H:%M:%S}"
+    year = f" {at.year}" if at.year != now.year else ""
     return f"{at.day} {at:%b}{year} {at:%H:%M:%S}"
 
 

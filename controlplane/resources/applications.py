@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django.db.models import Count, Max, Q, QuerySet
+from django.db.models import Avg, Case, Count, Max, OuterRef, Q, QuerySet, Subquery, When
 from django.utils import timezone
 
 from controlplane.applications.completion import DAY
@@ -20,7 +20,13 @@ from controlplane.resources.resource import Column, Filter, Resource, Viewer, in
 
 
 def visible_applications(viewer: Viewer) -> QuerySet[Any]:
-    ended = Q(runs__ended_at__gte=timezone.now() - DAY, runs__imported=False)
+    """Return the applications that *viewer* may see, with their runs and prewarming of the last day in numbers."""
+    since = timezone.now() - DAY
+    warmed = PrewarmRow.objects.filter(
+        tenant=OuterRef("tenant"), application=OuterRef("name"), began_at__gte=since, fate__in=("hit", "late", "miss")
+    )
+    hits = warmed.order_by().values("application").values(share=Avg(Case(When(fate="hit", then=1.0), default=0.0)))
+    ended = Q(runs__ended_at__gte=since, runs__imported=False)
     return (
         Application.objects.filter(tenant__in=viewer.tenants())
         .select_related("tenant")
@@ -29,6 +35,7 @@ def visible_applications(viewer: Viewer) -> QuerySet[Any]:
             ended=Count("runs", ended),
             records=Count("runs", learned("runs__", "")),
             last_run_at=Max("runs__began_at"),
+            prewarm_hits=Subquery(hits),
         )
     )
 
@@ -66,7 +73,7 @@ APPLICATIONS = Resource(
             "deadline_s",
             "Deadline (s)",
             "completions.deadline_s",
-            draw="duration",
+            draw="clock",
             type=float | None,
             about="Of the latest run with one.",
         ),
@@ -76,6 +83,7 @@ APPLICATIONS = Resource(
             source="pk",
             draw="console/applications/cells/completion.html",
             rest=False,
+            axis="console/applications/axis.html",
             tip="From half a second to an hour, on a logarithmic axis; the dashed line is the deadline",
         ),
         Column(
@@ -100,7 +108,7 @@ APPLICATIONS = Resource(
             "Completion p50 (s)",
             label="p50",
             source="completions.p50_s",
-            draw="duration",
+            draw="clock",
             type=float | None,
             about="From the first call of a run to the end of its last one, over 24 hours.",
         ),
@@ -109,8 +117,16 @@ APPLICATIONS = Resource(
             "Completion p95 (s)",
             "completions.p95_s",
             label="p95",
-            draw="duration",
+            draw="clock",
             type=float | None,
+        ),
+        Column(
+            "prewarm_hits",
+            "Prewarm hits (share)",
+            label="Prewarm hits",
+            draw="percent",
+            type=float | None,
+            about="Share of calls that found their backend warm, of those that needed one, over 24 hours.",
         ),
         Column("units", "Units", lambda row: len(row.units), draw="count", type=int),
         Column("records", "Records", draw="count", type=int, about="Runs that its demand graph is learned from."),
@@ -122,7 +138,7 @@ APPLICATIONS = Resource(
     ),
     page=(
         *("name", "tenant", "in_time", "completion", "completion_p50_s", "completion_p95_s", "deadline_s"),
-        *("running", "ended", "abandoned", "tokens", "last_run_at"),
+        *("running", "ended", "abandoned", "tokens", "prewarm_hits", "last_run_at"),
     ),
     template="console/applications/applications.html",
     live="applications",
@@ -143,9 +159,9 @@ RUNS = Resource(
         Column("tenant", "Tenant", "application.tenant.name", type=str),
         Column("began_at", "Began (UTC)", draw="moment"),
         Column("ended_at", "Ended (UTC)", draw="moment"),
-        Column("duration_s", "Duration (s)", draw="duration", type=float),
+        Column("duration_s", "Duration (s)", draw="clock", type=float),
         Column("state", "State", type=str, about="running, ended, done, failed, cancelled, abandoned or stopped."),
-        Column("deadline_s", "Deadline (s)", draw="duration", about="After it began."),
+        Column("deadline_s", "Deadline (s)", draw="clock", about="After it began."),
         Column("late_s", "Late (s)", type=float | None, about="Negative: before its deadline; null without one."),
         Column("calls", "Calls", draw="count"),
         Column("failed_calls", "Failed calls", draw="count"),

@@ -133,8 +133,8 @@ INSTANCES = Resource(
     ),
     page=(
         *("name", "status", "model", "region_title", "running", "waiting", "use_ratio", "kv_ratio"),
-        *("output_tokens_per_s", "ttft_p95_ms", "itl_p95_ms", "preemptions_per_min", "prefix_hit_ratio"),
-        *("heartbeat_at", "state_since"),
+        *("output_tokens_per_s", "ttft_p95_ms", "itl_p95_ms", "heartbeat_at", "state_since"),
+        *("preemptions_per_min", "prefix_hit_ratio"),
     ),
     caption="unhealthy first, then by load",
     template="console/instances/instances.html",

@@ -26,6 +26,7 @@ NUMBERS = frozenset(
         "quantity",
         "duration",
         "period",
+        "clock",
         "seconds_fine",
         "correlation",
         "signed",
@@ -82,6 +83,8 @@ class Column:
     about: str = ""
     """In REST, where the model's field has no help text."""
     tip: str = ""
+    axis: str = ""
+    """Template of the marks in the header of a column that is drawn on an axis."""
 
     def of(self, row: Any) -> Any:
         """Return the value in *row*. Rows made for pages are mappings by the columns' names."""

@@ -4,11 +4,12 @@ import json
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.selectors import graph_of
-from controlplane.applications.services import follow_runs
+from controlplane.applications.services import calls_of, follow_runs
 from scheduling.applications.recording import run_named
 from tests.applications.conftest import learned
 from tests.console.conftest import ledger_row
@@ -34,6 +35,7 @@ def test_a_page_shows_graph_units_ranks_and_correlations(client, operator, appli
     client.force_login(operator)
     page = client.get(f"/applications/{application.pk}/").content.decode()
     assert '<svg class="demand-graph"' in page
+    assert "1 running run, with write as the last ended call" in page
     assert "What refines what" in page
     assert f'href="/applications/runs/{running.pk}/"' in page
     exported = client.get(f"/applications/{application.pk}/graph.json")
@@ -46,6 +48,7 @@ def test_a_run_is_a_waterfall_of_its_calls(client, operator, application):
     page = client.get(f"/applications/runs/{run.pk}/").content.decode()
     assert page.count('<svg viewBox="0 0 1000 14"') == run.calls
     assert "it had no deadline" in page
+    assert '<text x="0.0%" y="11" data-x="0.0">0 s</text>' in page
     assert page.count(", critical") == run.calls  # each waited for the one before
 
 
@@ -90,6 +93,8 @@ def test_running_runs_have_slack(client, operator, application, running, deadlin
     application.runs.filter(pk=running.pk).update(deadline_s=deadline_s)
     client.force_login(operator)
     pages = [client.get(path).content.decode() for path in ("/applications/", f"/applications/runs/{running.pk}/")]
+    assert f'/applications/runs/{running.pk}/#run-stop"' in pages[0]
+    assert ('class="deadline" x1=' in pages[0]) == (deadline_s is not None)
     assert any(word in page for page in pages)
 
 
@@ -118,6 +123,12 @@ def test_an_application_with_marks_keeps_its_name(client, operator, application)
     body = {"title": "another", "reason": "a test"}
     refused = client.post(f"/api/applications/{application.pk}/name", body, content_type="application/json")
     assert (refused.status_code, "named by its marks" in refused.json()["error"]["message"]) == (409, True)
+
+
+@pytest.mark.parametrize("run", ["run-1", "~abc-1"])
+def test_calls_of_a_run_are_found_by_an_index(application, run):
+    plan = calls_of(application.tenant_id, "review", run).order_by("arrived_at").explain()
+    assert connection.vendor != "sqlite" or "ledger_application_run" in plan
 
 
 def test_a_run_with_its_calls_comes_by_rest(client, operator, application):

@@ -117,6 +117,9 @@ class TestRows:
         assert page.count('data-part="ready" x=') == 1
         assert "miss: it was cold" in page
         page = client.get(f"/applications/{application.pk}/").content.decode()
+        assert "Prewarm hits" in (every := client.get("/applications/").content.decode())
+        assert "<b>50%</b>" in every
+        assert 'data-fate="miss"' in every
         assert "127.0.0.1:1" in page
         assert 'id="application-prewarming"' in page
         (row, _) = client.get(f"/api/prewarms?run={running.run}&kind=container").json()["items"]

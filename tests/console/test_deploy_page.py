@@ -1,5 +1,7 @@
 """The deploy page and its call: the estimate follows the form, errors are at their fields, the start is followed."""
 
+import re
+
 import pytest
 from django.urls import reverse
 
@@ -14,6 +16,11 @@ FORM = {
 
 
 def test_the_estimate_follows_what_is_entered(acting):
+    html = acting.get(reverse("console:deploy")).content.decode()
+    for name in ("region", "gpu_type", "model"):
+        field = re.search(rf'<input[^>]* name="{name}"[^>]*>', html)
+        assert field is not None
+        assert "value=" not in field[0], "what must be given begins empty"
     html = acting.get(reverse("console:deploy"), FORM).content.decode()
     for words in ("16.4 GB", "413.1k tokens, 12 full-context requests", "$2.50 an hour", "Yes"):
         assert words in html

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.urls import reverse
 
-from controlplane.console.charts.previews import preview
+from controlplane.console.charts.sparklines import sparkline
 from controlplane.console.pages.forecast import charts
 from controlplane.console.pages.forecast import selectors as outlooks
 from controlplane.console.pages.forecast.selectors import OutlookFilter
@@ -191,8 +191,7 @@ def test_all_numbers_are_there_before_any_script(reader, make_instance, language
     html = page(reader)
     for word in ("Demand, last 10 min", "Peak ahead", "Peak load", "Within 80% band", "All series", "Backtest"):
         assert word in html
-    assert html.count('class="preview"') == 3
-    assert "<polygon" in html  # the bands
+    assert html.count(" data-plot>") == 3
     assert "Seasonal ARIMA" in html
     assert "best" in html
     assert "No forecast" not in html
@@ -468,10 +467,10 @@ def test_a_backtest_without_a_quantity_or_numbers_still_has_a_board(db):
     assert charts.coverage(scores, "").rows == [["ARIMA", 0.7, None]]
 
 
-# Drawings without a script
+# In rows of tables
 
 
-def test_a_preview_puts_points_where_their_times_are():
+def test_a_sparkline_puts_points_where_their_times_are():
     figure = {
         "data": [
             {
@@ -489,11 +488,10 @@ def test_a_preview_puts_points_where_their_times_are():
                 "line": {"color": "var(--s2)", "width": 2, "shape": "hv"},
             },
         ],
-        "layout": {"yaxis": {"range": [0, 10]}},
     }
-    svg = preview(figure)
-    assert 'points="0.0,180.0 100.0,0.0"' in svg
-    assert 'points="100.0,90.0 400.0,90.0 400.0,0.0"' in svg
+    svg = sparkline(figure)
+    assert 'points="0.0,100.0 100.0,7.4"' in svg
+    assert 'points="100.0,53.7 400.0,53.7 400.0,7.4"' in svg
 
 
 def test_the_chart_begins_where_anything_is_known(db):

@@ -1,8 +1,10 @@
 """Number formats for people."""
 
+from datetime import datetime
+
 import pytest
 
-from controlplane.console.formats import FORMATS, amount, bar, mark, ticking
+from controlplane.console.formats import FORMATS, amount, bar, mark, moment, seconds, ticking
 
 
 @pytest.mark.parametrize(
@@ -17,6 +19,10 @@ from controlplane.console.formats import FORMATS, amount, bar, mark, ticking
         ("milliseconds", 73_000, "73.0 s"),
         ("percent", 0.615, "62%"),
         ("percent_fine", 0.9996, "99.9%"),
+        ("percent_fine", 1.0, "100%"),
+        ("clock", 119.7, "2:00 min"),
+        ("correlation", -0.001, "0.00"),
+        ("correlation", -0.304, "\N{MINUS SIGN}0.30"),
         ("count", 1329, "1,329"),
         ("ready_of", 63, "63 of 64"),
     ],
@@ -39,3 +45,22 @@ def test_marks_bars_and_times_escape_and_say_what_they_show():
     assert 'width="100.0"' in bar(7.0)
     assert ticking("age", None) == FORMATS["count"](None, {})
     assert ticking("since", 0.0).startswith('<time datetime="1970-01-01T00:00:00+00:00" data-since="0.0">')
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [
+        (datetime(2026, 11, 27, 9, 5, 7), "09:05:07"),
+        (datetime(2026, 11, 26, 23, 59, 58), "26 Nov 23:59:58"),
+        (datetime(2025, 11, 27, 9, 5, 7), "27 Nov 2025 09:05:07"),
+    ],
+)
+def test_times_of_today_have_no_date(at, text):
+    assert moment(at, datetime(2026, 11, 27, 20, 0, 0)) == text
+
+
+@pytest.mark.parametrize(
+    ("value_s", "text"), [(0.64, "0.6 s"), (99.9, "99.9 s"), (99.96, "1:40 min"), (5_220.0, "1:27 h")]
+)
+def test_short_times_are_in_seconds_and_longer_ones_in_minutes(value_s, text):
+    assert seconds(value_s) == text

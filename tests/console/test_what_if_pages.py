@@ -345,6 +345,26 @@ def test_what_became_of_promises_at_the_door_is_shown_where_a_class_has_a_policy
     assert client.get(address).context["at_door"][0][1]["admitted_late"] is None
 
 
+def test_models_that_served_are_shown_where_a_rule_chose_one(client, operator, ran):
+    address = f"/what-if/{ran.pk}/"
+    assert "Models that served" not in page(client, operator, address)
+    for run in FutureSeed.objects.filter(future__what_if=ran, future__letter="B"):
+        of = {"asked_model": "m", "judged": 200, "missed": 50}
+        run.result["rules"] = [of | {"model": "m", "rule": "", "requests": 900}]
+        run.result["rules"] += [of | {"model": "n", "rule": "wait", "requests": 300}] * (run.seed == 1)
+        run.save()
+    shown = client.get(address).context["rules"]
+    assert [(one["letter"], row["model"], row["rule"], row["requests"], met) for one, row, met in shown] == [
+        ("B", "m", "", 900.0, 0.75), ("B", "n", "wait", 150.0, 0.75),
+    ]  # fmt: skip
+    assert "Models that served" in page(client, operator, address)
+    compared = client.get(f"/api/what-ifs/{ran.pk}/comparison").json()["futures"]
+    assert compared[0]["rules"] is None
+    assert compared[1]["rules"][1] == {
+        "asked_model": "m", "model": "n", "rule": "wait", "requests": 150.0, "judged": 100.0, "missed": 25.0,
+    }  # fmt: skip
+
+
 def test_runs_of_applications_are_shown_where_there_are_any(client, operator, ran):
     address = f"/what-if/{ran.pk}/"
     assert "Application runs" not in page(client, operator, address)

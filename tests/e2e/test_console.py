@@ -60,7 +60,7 @@ def test_first_paint_needs_no_script(console, open_page):
     expect(page.locator("[data-tile] b")).to_have_count(8)
     for text in page.locator("[data-tile] b").all_text_contents():
         assert re.search(r"\d", text), text
-    expect(page.locator(".preview")).to_have_count(3)
+    expect(page.locator("[data-plot]")).to_have_count(3)
     expect(page.locator("#instances-panel tr[data-row]")).to_have_count(12)
     expect(page.get_by_role("button", name="Apply")).to_be_visible()
     expect(page.get_by_role("button", name="Pause")).to_be_hidden()

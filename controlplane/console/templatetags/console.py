@@ -12,7 +12,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from controlplane.console import formats
-from controlplane.console.charts import previews
+from controlplane.console.charts.sparklines import sparkline
 from controlplane.console.finders import guarded_style_ids
 from controlplane.console.formats import FORMATS
 from controlplane.planning.titles import title_of
@@ -23,11 +23,11 @@ for written in (
     *(formats.count, formats.amount, formats.quantity, formats.gib, formats.gigabytes),
     *(formats.milliseconds, formats.seconds, formats.percent, formats.percent_fine, formats.goal),
     *(formats.times, formats.duration, formats.clock, formats.period, formats.usd),
-    *(formats.usd_signed, formats.signed, formats.slack, formats.hour, formats.ordinal),
+    *(formats.usd_signed, formats.signed, formats.slack, formats.hour, formats.ordinal, formats.correlation),
 ):
     register.filter(written.__name__, written)
 register.filter("title_of", title_of)
-register.filter("preview", previews.preview)
+register.filter("sparkline", sparkline)
 
 
 @register.filter
@@ -141,7 +141,7 @@ def moment(at: datetime | float | None) -> SafeString:
     return format_html(
         '<time datetime="{}">{}</time>',
         at.astimezone(UTC).isoformat(timespec="milliseconds"),
-        formats.moment(timezone.localtime(at), timezone.localtime().year),
+        formats.moment(timezone.localtime(at), timezone.localtime()),
     )
 
 

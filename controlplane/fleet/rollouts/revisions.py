@@ -37,28 +37,37 @@ def difference(instance: Instance, profile: PerformanceProfile | None = None) ->
 
     Fields of another release are ignored. Raises LaunchError if the deployment's settings cannot be started.
     """
-    if not instance.launched_with:
-        return None
-    now = settings_of(launch_spec(instance, profile))
+    return _difference(instance, settings_of(launch_spec(instance, profile))) if instance.launched_with else None
+
+
+def _difference(instance: Instance, now: dict[str, Any]) -> tuple[str, ...]:
     held = instance.launched_with
     return tuple(sorted({SHOWN_AS.get(name, name) for name in now if held.get(name, now[name]) != now[name]}))
 
 
 def outdated(rows: Iterable[Instance]) -> dict[int, tuple[str, ...]]:
-    """Return the settings that differ, by key, for those of *rows* started with other settings; at most one query."""
+    """Return the settings that differ, by key, for those of *rows* started with other settings.
+
+    Those of a deployment are made once for all of its instances.
+    """
     rows = [row for row in rows if row.launcher != Launcher.EXTERNAL and row.state in RUNNING and row.launched_with]
     profiles: dict[tuple[int, int, int], PerformanceProfile] = {}
     if any(row.launcher == Launcher.EMULATED for row in rows):
         of_models = PerformanceProfile.objects.filter(model__in={row.deployment.model_id for row in rows})
         profiles = {(row.model_id, row.gpu_type_id, row.tensor_parallel): row for row in of_models}
+    settings: dict[tuple[int, str], dict[str, Any] | None] = {}
     differ = {}
     for row in rows:
-        of = row.deployment
-        try:
-            names = difference(row, profiles.get((of.model_id, of.gpu_type_id, of.tensor_parallel)))
-        except LaunchError:
-            continue
-        if names:
+        of, key = row.deployment, (row.deployment_id, row.launcher)
+        if key not in settings:
+            try:
+                spec = launch_spec(row, profiles.get((of.model_id, of.gpu_type_id, of.tensor_parallel)))
+            except LaunchError:
+                settings[key] = None
+            else:
+                settings[key] = settings_of(spec)
+        now = settings[key]
+        if now is not None and (names := _difference(row, now)):
             differ[row.pk] = names
     return differ
 

@@ -29,6 +29,7 @@ from controlplane.planning.models import WHAT_IF, PlanStatus, ScalingPlan
 from controlplane.planning.plans import inventory
 from controlplane.simulation.whatif import selectors
 from controlplane.simulation.whatif.changes.applying import parsed
+from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.changes.policies import PolicyChange
 from controlplane.simulation.whatif.changes.supply import BoundsChange
 from controlplane.simulation.whatif.models import Future, WhatIf
@@ -134,7 +135,7 @@ def changed_since(row: WhatIf) -> list[str]:
     """Describe instance counts that differ from the start of *row*; a plan need not fail by them."""
     now, then = (_ready(one) for one in (selectors.present_scenario(), row.start["scenario"]))
     return [
-        f"{model} in {region} has {now.get((model, region), 0)} instances, and had {count}"
+        f"{model} in {region_title(region)}: {now.get((model, region), 0)} instead of {count} instance{'s' * (count != 1)}"
         for (model, region), count in then.items()
         if now.get((model, region), 0) != count
     ]

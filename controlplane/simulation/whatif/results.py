@@ -12,7 +12,7 @@ import numpy as np
 from controlplane.simulation.running import Simulated
 from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
-from scheduling.simulation.measures.columns import Counted, by_class, columns, over_time, ttft_counts
+from scheduling.simulation.measures.columns import Counted, by_class, by_rule, columns, over_time, ttft_counts
 from scheduling.simulation.measures.differences import DecisionPair, Difference, Log, around, differences
 from scheduling.simulation.measures.results import runs_by_application
 
@@ -36,6 +36,7 @@ def packed(ran: Simulated, counted: Mapping[str, Counted]) -> dict[str, Any]:
         "about": about,
         "columns": columns(result, staged.promises, staged.prices, counted),
         "classes": by_class(result, staged.names, staged.promises, whole),
+        "rules": by_rule(result, staged.names, staged.promises, whole),
         "runs": runs_by_application(result, whole.from_s, whole.until_s),
         "counters": {name: int(value) for name, value in result.counters.items() if value},
     }

@@ -216,6 +216,7 @@ def comparison(row: WhatIf, scope: str = ALL, usd_per_1000_missed: float | None 
             "holds": sum(each["slo_met"] is not None and each["slo_met"] >= row.slo_target for each in own.values()),
             "slo_met": _shown(slo.get(future.letter), _delta(own, base, "slo_met")),
             "at_door": _at_door(list(results.get(future.letter, {}).values())),
+            "rules": _rules(list(results.get(future.letter, {}).values())),
             "runs": _runs(list(results.get(future.letter, {}).values())),
         }
         for name in COLUMNS:
@@ -263,6 +264,22 @@ def _at_door(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         }
         for name in sorted(names)
     ]
+
+
+def _rules(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return a row for each name asked for, model that served and rule: requests, judged and missed, means over seeds of the
+    whole time.
+
+    None where every request is served by the model that it names.
+    """
+    columns = ("requests", "judged", "missed")
+    sums: defaultdict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0] * len(columns))
+    for result in results:
+        for one in result.get("rules", ()):
+            own = sums[one["asked_model"], one["model"], one["rule"]]
+            own[:] = [total + one[column] / len(results) for total, column in zip(own, columns, strict=True)]
+    names = ("asked_model", "model", "rule")
+    return [dict(zip((*names, *columns), (*key, *sums[key]), strict=True)) for key in sorted(sums)] or None
 
 
 def _runs(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:

@@ -123,6 +123,7 @@ def work() -> int | None:
         return int(row.pk)
     except Exception as error:
         known = isinstance(error, ValueError | RuntimeError)
+        logger.warning("what-if: run %d failed: %s", row.pk, error)
         _end(row, WhatIfState.FAILED, error=str(error) if known else f"{type(error).__name__}: {error}")
         settle(what_if.pk)
         if not known:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.routing.models import RULES
 from scheduling.simulation.cluster.world import UNPAID, Outcome
 from scheduling.simulation.measures.results import Price, Promise, ResultNames, kept, latency_s
 from scheduling.simulation.result import Result
@@ -102,6 +103,31 @@ def by_class(
             **at_door,
             "ttft_p95_ms": round(float(np.percentile(finite, 95)), 3) if finite.size else None,
         }
+    return rows
+
+
+def by_rule(result: Result, names: ResultNames, promises: Sequence[Promise], counted: Counted) -> list[dict[str, Any]]:
+    """Return asked_model, model (which served), rule, requests, judged and missed of each that had any request; empty where
+    every request is served by the model that it names.
+    """
+    rule, requests = result.outcomes["model_rule"], result.requests
+    if not rule.any():
+        return []
+    judged, met = kept(result, promises)
+    inside, asked = counted.of(result), np.where(requests.asked < 0, requests.model, requests.asked)
+    rows = []
+    for key in np.unique(np.column_stack([asked, requests.model, rule])[inside], axis=0).tolist():
+        own = inside & (asked == key[0]) & (requests.model == key[1]) & (rule == key[2])
+        rows.append(
+            {
+                "asked_model": (names.asked or names.models)[key[0]],
+                "model": names.models[key[1]],
+                "rule": str(RULES[key[2]] or ""),
+                "requests": int(own.sum()),
+                "judged": int(judged[own].sum()),
+                "missed": int((judged & ~met)[own].sum()),
+            }
+        )
     return rows
 
 

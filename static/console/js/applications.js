@@ -32,6 +32,9 @@ function zoom(start, wide) {
   for (const svg of document.querySelectorAll(".waterfall .bars svg, .rank-line")) {
     svg.setAttribute("viewBox", `${from} 0 ${width} ${svg.viewBox.baseVal.height}`);
   }
+  for (const mark of document.querySelectorAll(".ticks [data-x]")) {
+    mark.setAttribute("x", `${(mark.dataset.x * AXIS / 100 - from) / width * 100}%`);
+  }
   return true;
 }
 

@@ -1,5 +1,5 @@
-// Draws the figures that Python built. plotly.js is fetched when the first chart comes into view; until then the page shows
-// the server's drawing. Colours named var(--…) are resolved here, so that figures follow the theme.
+// Draws the figures that Python built. plotly.js is fetched when the first chart comes into view; each chart has a table for
+// browsers without it. Colours named var(--…) are resolved here, so that figures follow the theme.
 
 const EVERY_S = 5;
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
@@ -79,7 +79,7 @@ export class Charts {
     try {
       library = await loadPlotly(this.#container.dataset.plotly);
     } catch (error) {
-      console.warn(error.message); // the server's drawing stays
+      console.warn(error.message);
       return;
     }
     for (const panel of [...this.#visible]) {
@@ -88,7 +88,6 @@ export class Charts {
       const figure = this.#figures.get(panel.dataset.chart);
       if (!place || !figure || !panel.isConnected) continue;
       const { data, layout } = themed(figure);
-      place.querySelector(".preview")?.remove();
       await library.react(place, data, layout, CONFIG);
       this.#listen(place, panel.dataset.chart);
       panel.dataset.drawn = figure.data[0]?.x?.at(-1) ?? "";

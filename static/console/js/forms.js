@@ -70,6 +70,12 @@ export function startEstimates() {
 }
 
 export function startDialogs() {
+  // A link may lead to a dialog of another page, so that what an action costs is read before it is done.
+  const named = document.getElementById(location.hash.slice(1));
+  if (named?.localName === "dialog") {
+    history.replaceState(null, "", location.pathname + location.search);
+    named.showModal();
+  }
   if ("commandForElement" in HTMLButtonElement.prototype) return;
   document.addEventListener("click", (event) => {
     const button = event.target.closest?.("button[commandfor]");

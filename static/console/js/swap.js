@@ -4,7 +4,7 @@ const busy = new Set();
 
 // Whether exchanging *element* would take something from under the user's hands.
 function inUse(element) {
-  return element.querySelector("dialog[open]") !== null || element.contains(document.activeElement) &&
+  return element.querySelector("dialog[open], [popover]:popover-open") !== null || element.contains(document.activeElement) &&
     document.activeElement.matches('input:not([type="radio"]), select, textarea');
 }
 

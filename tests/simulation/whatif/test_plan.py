@@ -141,7 +141,7 @@ def test_it_is_refused_where_what_it_rests_on_has_gone(asked, operator, deployme
 
 def test_instances_that_came_or_went_do_not_stop_it(asked, operator, make_instance):
     make_instance()
-    assert plan.changed_since(asked) == [f"{MODEL} in us-east has 2 instances, and had 1"]
+    assert plan.changed_since(asked) == [f"{MODEL} in US East: 2 instead of 1 instance"]
     assert plan.make_plan(asked, "B", operator).plan["letter"] == "B"
 
 

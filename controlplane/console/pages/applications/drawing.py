@@ -1,7 +1,8 @@
 """Drawing of a demand graph: positions of SVG shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from controlplane.applications.selectors import UnitSummary
 from scheduling.applications.demand_graph import START, DemandGraph
@@ -9,8 +10,10 @@ from scheduling.applications.demand_graph import START, DemandGraph
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 160, 62, 52, 28, 14
 BAR = WIDTH - 24
 """Width of a bar that is the whole service of a run."""
+EMPTY: Mapping[str, int] = MappingProxyType({})
 MOST_UNITS = 40
 """Units drawn; the table has the others."""
+MOST_DOTS = 5
 LEAST_SHARE = 0.02
 """Branches seldom taken are left out of the drawing."""
 
@@ -37,6 +40,17 @@ class Box:
     calls: str = ""
     """How many at once, where that is not always one."""
     chosen: bool = False
+    runs: int = 0
+    """Running runs whose last ended call was of it."""
+
+    @property
+    def dots(self) -> list[int]:
+        """Return where the dots of its runs stand, on its lower edge; beyond `MOST_DOTS` the count says how many."""
+        return [self.x + 12 + 11 * at for at in range(min(self.runs, MOST_DOTS))]
+
+    @property
+    def dot_y(self) -> int:
+        return self.y + HEIGHT
 
     @property
     def text_x(self) -> int:
@@ -126,9 +140,12 @@ def _at_once(graph: DemandGraph) -> dict[str, str]:
     }
 
 
-def layout(graph: DemandGraph, units: Sequence[UnitSummary], chosen: str = "") -> Drawing:
+def layout(
+    graph: DemandGraph, units: Sequence[UnitSummary], chosen: str = "", runs_at: Mapping[str, int] = EMPTY
+) -> Drawing:
     """Return the drawing of *graph* with its *units*: layers from left to right, loops below the boxes, the *chosen* unit
-    marked."""
+    marked, and a dot for each running run at the unit of its last ended call (*runs_at*).
+    """
     by_name, at_once = {unit.name: unit for unit in units}, _at_once(graph)
     names = list(graph.units)[:MOST_UNITS]
     edges = [edge for edge in edges_of(graph) if edge.share >= LEAST_SHARE and edge.after in names]
@@ -146,6 +163,7 @@ def layout(graph: DemandGraph, units: Sequence[UnitSummary], chosen: str = "") -
             share=unit.share,
             calls=at_once.get(name, ""),
             chosen=name == chosen,
+            runs=runs_at.get(name, 0),
         )
     width = max(box.x for box in boxes.values()) + WIDTH + MARGIN
     height = max(box.y for box in boxes.values()) + HEIGHT + MARGIN + GAP_Y

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db.models import Count
+from django.db.models import Count, QuerySet
 
-from controlplane.applications.models import Application, ApplicationRun, PrewarmRow
+from controlplane.applications.models import ApplicationRun, PrewarmRow
 from controlplane.applications.selectors import prewarms_of
 from controlplane.console.pages.applications.timeline import AXIS
 
@@ -27,6 +27,8 @@ FATES: Final = {
     "waste": "unused",
     "failed": "failed",
 }
+
+DRAWN: Final = ("hit", "late", "miss", "waste", "failed")
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,16 @@ def prewarming_of_run(run: ApplicationRun, duration_s: float, now: datetime) -> 
     return {"prewarmed": [_life(row, run.began_at, duration_s, now) for row in prewarms_of(run)[:SHOWN]]}
 
 
-def prewarming_of(application: Application, now: datetime) -> dict[str, Any]:
-    """Return the context of the panel of an application: the last 24 hours by kind, and the latest."""
-    rows = PrewarmRow.objects.filter(
-        tenant=application.tenant_id, application=application.name, began_at__gte=now - DAY
-    )
+def prewarming_of(rows: QuerySet[PrewarmRow], now: datetime) -> dict[str, Any]:
+    """Return the context of the panel of one application or of all, with its *rows*: the last 24 hours by kind, and the
+    latest.
+    """
+    rows = rows.filter(began_at__gte=now - DAY)
     counts: dict[str, dict[str, int]] = {}
     for kind, fate, count in rows.order_by().values_list("kind", "fate").annotate(count=Count("pk")):
         counts.setdefault(kind, {})[fate or "open"] = count
     by_kind = [
-        {"kind": title, "warmed": sum(fates.values()) - fates.get("miss", 0), **fates}
+        {"kind": title, "warmed": sum(fates.values()) - fates.get("miss", 0), "parts": _parts(fates), **fates}
         for kind, title in KINDS.items()
         if (fates := counts.get(kind))
     ]
@@ -81,4 +83,24 @@ def prewarming_of(application: Application, now: datetime) -> dict[str, Any]:
         {"row": row, "kind": KINDS.get(row.kind, row.kind), "fate": FATES.get(row.fate, row.fate)}
         for row in rows.order_by("-began_at", "-pk")[:10]
     ]
-    return {"prewarmed_kinds": by_kind, "prewarmed_latest": latest}
+    calls = sum(fates.get(each, 0) for fates in counts.values() for each in ("hit", "late", "miss"))
+    hits = sum(fates.get("hit", 0) for fates in counts.values())
+    return {
+        "prewarmed_kinds": by_kind,
+        "prewarmed_latest": latest,
+        "fates": [(fate, FATES[fate]) for fate in DRAWN],
+        "prewarmed_calls": calls,
+        "prewarmed_hits": hits,
+        "prewarmed_hit_ratio": hits / calls if calls else None,
+    }
+
+
+def _parts(fates: dict[str, int]) -> list[Bar]:
+    """Return the bar of a kind: what came in time, late or not, and what was not used."""
+    shown = [(fate, fates.get(fate, 0)) for fate in DRAWN]
+    whole, at, bars = sum(count for _, count in shown) or 1, 0.0, []
+    for fate, count in shown:
+        if count:
+            bars.append(Bar(fate, round(at, 1), round(AXIS * count / whole, 1)))
+            at += AXIS * count / whole
+    return bars

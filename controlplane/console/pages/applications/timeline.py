@@ -1,6 +1,6 @@
 """A run on its time axis: its calls and reported units, the path that decided its duration, and what was lost on it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -17,6 +17,7 @@ AXIS: Final = 1000.0
 LEAST_LOST_S: Final = 0.05
 LOSSES: Final = 5
 RANKS_HIGH: Final = 90.0
+STEPS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 
 
 @dataclass
@@ -47,10 +48,10 @@ class Span:
         assert self.report is not None
         return "Runs, end not reported" if self.is_open else "Failed" if self.report.failed else "Done"
 
-    @property
-    def where(self) -> str:
+    def where(self, titles: Mapping[str, str]) -> str:
+        """Return its model and region, or its backend; *titles* of regions by name."""
         if self.call is not None:
-            return " ".join(filter(None, (self.call.model, self.call.region)))
+            return " ".join(filter(None, (self.call.model, titles.get(self.call.region, self.call.region))))
         assert self.report is not None
         return f"{self.report.kind} {self.report.backend}" if self.report.backend != self.unit else self.report.kind
 
@@ -211,28 +212,32 @@ def rank_line(rows: Sequence[Expectation], duration_s: float) -> str:
     return f"{path}H{AXIS:.0f}"
 
 
-def _in_words(value_s: float) -> str:
-    return seconds(value_s) if value_s < 100 else clock(value_s)
+def ticks(duration_s: float) -> list[tuple[float, str]]:
+    """Return places in percent and labels of round times on the axis of a run, at most nine of them."""
+    step_s = next((step_s for step_s in STEPS_S if duration_s <= 8 * step_s), max(duration_s, 1.0))
+    marks = [number * step_s for number in range(int(duration_s / step_s) + 1)]
+    form = seconds if step_s < 1 else clock
+    return [(round(100 * at_s / max(duration_s, 1e-3), 2), form(at_s)) for at_s in marks]
 
 
 def verdict(run: ApplicationRun, waited_s: float, slack_s: float | None) -> tuple[str, str]:
     """Return (level, sentence): how the run ended, or whether it will be in time. *slack_s*: of its expected end."""
-    waits = f" {_in_words(waited_s)} of it were waits on its critical path." if waited_s >= LEAST_LOST_S else ""
+    waits = f" {seconds(waited_s)} of it were waits on its critical path." if waited_s >= LEAST_LOST_S else ""
     state = run.state
     if state == "running":
         if slack_s is None:
             return "", f"Runs, {run.calls} call{'s' * (run.calls != 1)} so far."
         if slack_s < 0:
-            return "late", f"Will be late: {_in_words(-slack_s)} after its deadline, as expected."
-        return "fine", f"In time so far: {_in_words(slack_s)} more than it is expected to need."
+            return "late", f"Will be late: {seconds(-slack_s)} after its deadline, as expected."
+        return "fine", f"In time so far: {seconds(slack_s)} more than it is expected to need."
     if state in ("abandoned", "failed", "cancelled", "stopped"):
         return (
             "late" if state == "failed" else "risk",
-            f"{state.capitalize()} after {_in_words(run.duration_s)}.{waits}",
+            f"{state.capitalize()} after {seconds(run.duration_s)}.{waits}",
         )
     late_s = run.late_s
     if late_s is None:
-        return "", f"Ended after {_in_words(run.duration_s)}; it had no deadline.{waits}"
+        return "", f"Ended after {seconds(run.duration_s)}; it had no deadline.{waits}"
     if late_s > 0:
-        return "late", f"Late by {_in_words(late_s)}, after {_in_words(run.duration_s)}.{waits}"
-    return "fine", f"In time, {_in_words(-late_s)} before its deadline, after {_in_words(run.duration_s)}.{waits}"
+        return "late", f"Late by {seconds(late_s)}, after {seconds(run.duration_s)}.{waits}"
+    return "fine", f"In time, {seconds(-late_s)} before its deadline, after {seconds(run.duration_s)}.{waits}"

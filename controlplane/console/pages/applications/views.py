@@ -1,7 +1,9 @@
 """Applications: their completion times, demand graphs, and runs."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from django.contrib import messages
@@ -17,7 +19,8 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.applications import reporting, versions
-from controlplane.applications.models import Application, ApplicationRun, GraphVersion, RunOutcome
+from controlplane.applications.completion import AXIS_TICKS, on_axis
+from controlplane.applications.models import Application, ApplicationRun, GraphVersion, PrewarmRow, RunOutcome
 from controlplane.applications.selectors import (
     Prediction,
     graph_of,
@@ -46,11 +49,14 @@ from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.parts import PARTS, PolicyPart
 from controlplane.resources.applications import APPLICATIONS, visible_applications, visible_runs
 from controlplane.resources.filters import number
+from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif.starts.runs import ORDERS, replay_orders
 from scheduling.applications.demand_graph import DemandGraph
 from scheduling.applications.remaining import FEWEST_MATCHES, correlations
 
 RUNS_SHOWN = 20
+LONGER = 1.1
+"""How much more a run needs that stands ahead of another, for the page to say why."""
 RANKED = 50
 """Running runs with a prediction on a page."""
 SUMMED = 200
@@ -82,6 +88,9 @@ def applications(request: HttpRequest) -> HttpResponseBase:
         several_tenants=viewer.tenants().count() > 1,
         by=by,
         importers=tenants_with_role(request.user, Role.OPERATOR).order_by("name"),
+        axis=AXIS_TICKS,
+        sees_places=viewer.sees_fleet,
+        **prewarming_of(PrewarmRow.objects.filter(tenant__in=viewer.tenants()).exclude(application=""), now),
         **figures(rows, running),
     )
 
@@ -101,6 +110,7 @@ def figures(rows: list[Application], running: list["RunStanding"]) -> dict[str, 
         "finished": len(durations_s),
         "abandoned": sum(one.abandoned for one in done),
         "running": running[:RANKED],
+        "ahead": first_inversion(running[:RANKED]),
         "running_count": len(running),
         "late": sum(one.level == "late" for one in running),
         "at_risk": sum(one.level == "at_risk" for one in running),
@@ -127,6 +137,32 @@ class RunStanding:
     @property
     def rank(self) -> float:
         return self.prediction.rank if self.prediction else float("inf")
+
+    @property
+    def last_unit(self) -> str:
+        return self.prediction.last_unit if self.prediction else ""
+
+    @property
+    def places(self) -> dict[str, float]:
+        """Return the places of what it still needs, its rank and its deadline on the axis of completion times."""
+        known = self.prediction
+        seconds = {"deadline": self.left_s} if self.left_s is not None else {}
+        if known is not None:
+            seconds |= {"low": known.low_s, "high": known.high_s, "mean": known.mean_s, "rank": known.rank}
+        return {name: on_axis(max(0.0, value_s)) for name, value_s in seconds.items()}
+
+
+def first_inversion(running: Sequence[RunStanding]) -> tuple[RunStanding, RunStanding] | None:
+    """Return the first run that is ahead of the next one by rank and is expected to need much more; None without one."""
+    known = [one for one in running if one.prediction]
+    return next(
+        (
+            (one, other)
+            for one, other in pairwise(known)
+            if one.rank < other.rank and one.prediction.mean_s > LONGER * other.prediction.mean_s  # type: ignore[union-attr]
+        ),
+        None,
+    )
 
 
 SORTS: dict[str, Callable[[RunStanding], Any]] = {
@@ -167,6 +203,7 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
     row = application_of(request, pk)
     shown, graph = _graph_asked(request, row, "version")
     units = unit_summaries(graph)
+    running = ranked_runs(row.runs.all(), timezone.now())[:RANKED]
     chosen = request.GET.get("unit", "")
     if chosen not in graph.units:
         chosen = max(units, key=lambda unit: unit.share).name if units else ""
@@ -174,7 +211,7 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         **live_of(viewer_of(request)),
         "application": row,
         "done": row.completions,
-        "graph": layout(graph, units, chosen) if graph.records else None,
+        "graph": layout(graph, units, chosen, Counter(one.last_unit for one in running)) if graph.records else None,
         "edges": edges_of(graph),
         "units": units,
         "unit": next((unit for unit in units if unit.name == chosen), None),
@@ -189,10 +226,12 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "orders": orders_of(graph),
         "replays": ORDERS,
         "ordering": ORDERING,
-        "running": ranked_runs(row.runs.all(), timezone.now())[:RANKED],
+        "running": running,
+        "ahead": first_inversion(running),
+        "axis": AXIS_TICKS,
         "runs": row.runs.filter(imported=False).exclude(ended_at=None)[:RUNS_SHOWN],
         "managed": tenants_with_role(request.user, Role.OPERATOR).filter(pk=row.tenant_id).exists(),
-        **prewarming_of(row, timezone.now()),
+        **prewarming_of(PrewarmRow.objects.filter(tenant=row.tenant_id, application=row.name), timezone.now()),
         "sees_places": viewer_of(request).sees_fleet,
     }
     return render(request, "console/applications/application.html", context)
@@ -344,7 +383,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     row: ApplicationRun = get_object_or_404(visible_runs(viewer), pk=pk)
     rows = calls_of(row.application.tenant_id, row.application.name, row.run).order_by("arrived_at")
     spans = timeline.spans_of(list(rows[:CALLS_SHOWN]), list(row.reports.all()[:CALLS_SHOWN]), row.began_at, now)
-    path = [span for span in spans if span.critical]
+    path, titles = [span for span in spans if span.critical], place_titles()
     duration_s = max([row.duration_s, *(span.ended_s for span in spans)])
     graph = graph_of(row.application)
     running = row.state == "running"
@@ -357,11 +396,12 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "run": row,
         "running": running,
         "abandoned": row.outcome == RunOutcome.ABANDONED,
-        "spans": [(span, timeline.pieces(span, duration_s)) for span in spans],
+        "spans": [(span, timeline.pieces(span, duration_s), span.where(titles)) for span in spans],
         "duration_s": duration_s,
         "deadline_x": round(timeline.AXIS * min(1.0, row.deadline_s / max(duration_s, 1e-3)), 1)
         if row.deadline_s
         else None,
+        "ticks": timeline.ticks(duration_s),
         "went": timeline.where_time_went(path, duration_s) if spans else [],
         "losses": timeline.losses(path),
         "expected": expected,

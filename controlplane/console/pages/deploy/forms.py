@@ -33,7 +33,7 @@ class AdaptersField(forms.CharField):
 def form_field(name: str, declared: FieldInfo) -> forms.Field:
     """The field of the form for one of `DeployRequest`."""
     kind = next((one for one in get_args(declared.annotation) if one in WIDGETS), declared.annotation)
-    given = declared.default not in (None, "")
+    given = not declared.is_required() and declared.default not in (None, "")
     options: dict[str, Any] = {
         "label": declared.title,
         "help_text": declared.description or "",
@@ -93,6 +93,7 @@ class DeployForm(forms.Form):
         launchers = [choice for choice in Launcher.choices if choice[0] != Launcher.EXTERNAL]
         self.fields["launcher"].choices = launchers  # type: ignore[attr-defined]
         self.fields["launcher"].initial = usual_launcher()
+        self.fields["launcher"].help_text = ""
         names = Instance.objects.launched().order_by("name").values_list("name", flat=True)
         own = [("", "Dedicated GPUs"), *((name, name) for name in names)]
         self.fields["share_gpus_with"].choices = own  # type: ignore[attr-defined]
@@ -100,6 +101,12 @@ class DeployForm(forms.Form):
             del self.fields["address"]
         for name in ("region", "gpu_type", "model"):
             self.fields[name].widget.attrs |= {"list": f"{name}-names", "autocomplete": "off"}
+
+    def overlook_missing(self) -> None:
+        """Drop the errors of fields that are not filled in yet."""
+        missing = [name for name, errors in self.errors.as_data().items() if errors[0].code == "required"]
+        for name in missing:
+            del self.errors[name]
 
     def groups(self) -> Iterator[tuple[str, list[BoundField]]]:
         return ((title, [self[name] for name in names if name in self.fields]) for title, names in self.GROUPS)

@@ -32,6 +32,7 @@ def deploy(request: HttpRequest) -> HttpResponse:
     if request.GET and not form.is_bound:
         defaults = {name: field.initial for name, field in form.fields.items() if field.initial is not None}
         form = DeployForm(defaults | request.GET.dict(), may_address=may(request, Role.ADMIN))
+        form.overlook_missing()
     posted = request.method == "POST"
     if form.is_valid() and posted:
         try:

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Q, Sum
 
+from controlplane.console.charts.cache import once
 from controlplane.console.formats import age, count, duration, milliseconds, percent, percent_fine
 from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow, hours_back
@@ -88,9 +89,10 @@ class PartNow:
 
 def parts_of(row: ModelRow, now: datetime) -> list[PartNow]:
     """Return the five parts of an open model."""
-    hour = _last_hour(row.name, now)
+    hour, minute = _last_hour(row.name, now), now.replace(second=0, microsecond=0)
+    hits = once(("prefix hits", row.name, minute), lambda: prefix_hits(minute - SLO_OVER, model=row.name))
     health = {
-        "routing_policy": _router_health(row, hour, prefix_hits(now - SLO_OVER, model=row.name)),
+        "routing_policy": _router_health(row, hour, hits),
         "ordering_policy": _order_health(row, hour),
         "strategy": _plan_health(row.model, now),
         "FORECASTER": _forecast_health(row.name, now),

@@ -243,6 +243,11 @@ class _ComparisonPage:
             "futures": self.every,
             "shown": [each | {"hide": self._without(each["letter"])} for each in self.rows],
             "at_door": [(each, of) for each in self.rows for of in each["at_door"] or ()],
+            "rules": [
+                (each, of, 1 - of["missed"] / of["judged"] if of["judged"] else None)
+                for each in self.rows
+                for of in each["rules"] or ()
+            ],
             "runs": runs_of(self.rows),
             "hidden": [
                 each | {"show": self._with(each["letter"])} for each in self.every if each["letter"] in self.hidden

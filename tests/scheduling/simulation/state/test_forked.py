@@ -3,6 +3,7 @@
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec import convert
 
@@ -16,6 +17,7 @@ from scheduling.simulation.staging import stage
 from scheduling.simulation.staging.fork import fork
 from scheduling.simulation.state.placing import Where
 from scheduling.simulation.swapping import Swapping
+from scheduling.simulation.workload.requests import OPPORTUNISTIC
 from tests.scheduling.queueing.test_groups import queue_of
 from tests.scheduling.simulation.test_scenario import RIGHT
 from tests.scheduling.simulation.test_staging import SHARED
@@ -105,7 +107,7 @@ OTHER = INSTANCE | {"name": "other-east-1", "model": "other", "swap_group": "pai
 SHARES = INSTANCE | {"swap_group": "pair"}
 
 
-def forked_pair(m, other, by_queue=True):
+def forked_pair(m, other, by_queue=True, held=0):
     """A simulation of two models on the same GPUs, begun while both have groups in their virtual queue: of the other model
     one that was there first, and of the first model two."""
     text = RIGHT.replace("kv_tokens = 16000\n", SHARED).replace("instances = 2", "instances = 1")
@@ -145,7 +147,8 @@ def forked_pair(m, other, by_queue=True):
             "next_number": 8,
         },
     )  # fmt: skip
-    return Simulation(staged.cluster, staged.requests, state=state)
+    requests = staged.requests._replace(held=np.full_like(staged.requests.held, held))
+    return Simulation(staged.cluster, requests, state=state)
 
 
 def numbers(simulation, queue):
@@ -177,7 +180,11 @@ def test_one_that_comes_up_is_up_when_the_gateway_expects_it():
     assert [float(one["time_s"]) for one in result.changes if one["after"] == State.READY] == [2.5]
 
 
-def test_without_swaps_by_queue_each_has_its_groups():
-    simulation = forked_pair({}, {"state": "ASLEEP"}, by_queue=False)
+@pytest.mark.parametrize(("held", "means"), [(0, [250.0, 250.0]), (OPPORTUNISTIC, [250.0, 250.0, 0.0, 0.0])])
+def test_without_swaps_by_queue_each_has_its_groups(held, means):
+    simulation = forked_pair({}, {"state": "ASLEEP"}, by_queue=False, held=held)
     Swapping(simulation)
+    assert simulation.waiting.groups.mean_tokens.tolist() == means, (
+        "where instances are donated, their endpoints follow"
+    )
     assert numbers(simulation, 1) == [6]
