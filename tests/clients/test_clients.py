@@ -16,7 +16,7 @@ from django.utils import timezone
 from controlplane.applications.models import ApplicationRun
 from controlplane.applications.services import follow_runs
 from tests.clients import environments
-from tests.clients.conftest import ADDRESSED, CALLS, GATEWAY, address_of
+from tests.clients.conftest import ADDRESSED, CALLS, GATEWAY, REAL, address_of
 
 pytestmark = pytest.mark.clients
 
@@ -27,7 +27,8 @@ ERRORS = {
     "embeddings": ["NotFoundError", 404, "unsupported_endpoint"],
 }
 
-EMBEDDED = [3, 32, True, False]
+MODELS = ["e", "m"] if REAL else ["e", "m", "w"]
+EMBEDDED = [3, 384 if REAL else 32, True, False]
 """Vectors of three texts, their length, whether equal texts have equal vectors, and whether different ones do."""
 
 
@@ -46,15 +47,15 @@ def check_batches(report):
     assert report["deleted"]
 
 
-async def test_openai_for_python(said, emulated):
+async def test_openai_for_python(said, served):
     report = await said("openai_python.py", "openai")
     check(report, ERRORS)
-    assert report["models"] == ["e", "m"]
+    assert report["models"] == MODELS
     assert report["embeddings"] == EMBEDDED
     assert report["response"]
     assert report["events"][0] == "response.created"
     assert report["events"][-1] == "response.completed"
-    rows = await emulated.rows()
+    rows = await served.rows()
     assert [row.outcome for row in rows if row.slo_class != "flexible"] == ["done"] * 6
     check_batches(report)
 
@@ -62,7 +63,7 @@ async def test_openai_for_python(said, emulated):
 async def test_openai_for_node(said):
     report = await said("openai_node.mjs", "node")
     check(report, ERRORS)
-    assert report["models"] == ["e", "m"]
+    assert report["models"] == MODELS
     assert report["embeddings"] == EMBEDDED
     assert report["response"]
     assert report["events"][-1] == "response.completed"
@@ -79,9 +80,9 @@ def check_messages(report):
     assert report["errors"] == {name: ERRORS[name] for name in ("model", "value", "key")}
 
 
-async def test_anthropic_for_python(said, emulated):
+async def test_anthropic_for_python(said, served):
     check_messages(await said("anthropic_calls.py", "anthropic"))
-    assert {row.surface for row in await emulated.rows()} == {"messages", "messages/count_tokens"}
+    assert {row.surface for row in await served.rows()} == {"messages", "messages/count_tokens"}
 
 
 async def test_anthropic_for_node(said):
@@ -115,7 +116,7 @@ async def test_llama_index(said):
     assert report["errors"] == WRONG
 
 
-async def test_pydantic_ai(said, emulated):
+async def test_pydantic_ai(said, served):
     report = await said("pydantic_ai_calls.py", "pydantic-ai")
     for name in ("chat", "responses"):
         assert report[name]["said"]
@@ -123,17 +124,17 @@ async def test_pydantic_ai(said, emulated):
         assert report[name]["parts"][0] == "user-prompt"
         assert set(report[name]["typed"]) == {"city", "metres_per_s"}
     assert report["errors"] == {"model": ["ModelNotFoundError", 404], "key": ["ModelAuthenticationError", 401]}
-    assert {row.surface for row in await emulated.rows()} == {"chat/completions", "responses"}
+    assert {row.surface for row in await served.rows()} == {"chat/completions", "responses"}
 
 
-async def test_openai_agents(said, emulated):
+async def test_openai_agents(said, served):
     report = await said("openai_agents_calls.py", "openai-agents")
     for name in ("chat", "responses"):
         assert report[name]["said"] == report[name]["streamed"] != ""
         assert report[name]["items"][-1] == "message_output_item"
         assert "raw_response_event" in report[name]["events"]
     assert report["errors"] == WRONG
-    assert {row.surface for row in await emulated.rows()} == {"chat/completions", "responses"}
+    assert {row.surface for row in await served.rows()} == {"chat/completions", "responses"}
 
 
 async def test_instructor(said):
@@ -167,15 +168,15 @@ MODEL_OF_LLM = """
 WEATHER = "def weather(city: str) -> str:\n    'The weather in a city.'\n    return f'Windy in {city}.'"
 
 
-async def test_llm(run, emulated, tmp_path):
+async def test_llm(run, served, tmp_path):
     program = environments.python_of("llm").with_name("llm")
     printed = {}
     for at in ADDRESSED:
         (tmp_path / at).mkdir()
-        (tmp_path / at / "extra-openai-models.yaml").write_text(MODEL_OF_LLM % f"{address_of(emulated, at)}/v1")
+        (tmp_path / at / "extra-openai-models.yaml").write_text(MODEL_OF_LLM % f"{address_of(served, at)}/v1")
 
         async def ask(*options, at=at):
-            asked = (program, "prompt", "-m", "ours", "--key", emulated.secret, "--no-log", "-o", "temperature", "0")
+            asked = (program, "prompt", "-m", "ours", "--key", served.secret, "--no-log", "-o", "temperature", "0")
             return await run(*asked, *options, "Is it windy in Oslo?", at=at, LLM_USER_PATH=str(tmp_path / at))
 
         short = ("-o", "max_tokens", "8")
@@ -196,14 +197,14 @@ def lines_of(printed: str) -> list[dict]:
     return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 
-async def test_claude_code(run, emulated, tmp_path):
+async def test_claude_code(run, served, tmp_path):
     """C11. An agent asks with a temperature of its own, so its words differ each time; what it sends does not."""
     sent = {}
     for at in ADDRESSED:
         printed = await run(
             environments.program_of("agents", "claude"), "-p", GREETING, "--output-format", "stream-json", "--verbose",
             "--max-turns", "4", at=at, **alone_in(empty_folder(tmp_path, at)),
-            ANTHROPIC_BASE_URL=address_of(emulated, at), ANTHROPIC_AUTH_TOKEN=emulated.secret, ANTHROPIC_MODEL="m",
+            ANTHROPIC_BASE_URL=address_of(served, at), ANTHROPIC_AUTH_TOKEN=served.secret, ANTHROPIC_MODEL="m",
             CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
         )  # fmt: skip
         said = lines_of(printed)
@@ -212,7 +213,7 @@ async def test_claude_code(run, emulated, tmp_path):
         assert result["result"]
         sent[at] = answer["usage"]["input_tokens"]
     assert sent[GATEWAY] == sent[ADDRESSED[0]] > 1000
-    rows = await emulated.rows()
+    rows = await served.rows()
     assert {(row.surface, row.outcome, row.streamed) for row in rows} == {("messages", "done", True)}
     assert rows[0].prompt_tokens == sent[GATEWAY]
 
@@ -228,12 +229,12 @@ env_key = "KEY"
 """
 
 
-async def test_codex(run, emulated, tmp_path):
+async def test_codex(run, served, tmp_path):
     """C23."""
     for at in ADDRESSED:
         folder = empty_folder(tmp_path, at)
         (folder / ".codex").mkdir()
-        (folder / ".codex" / "config.toml").write_text(MODEL_OF_CODEX % address_of(emulated, at))
+        (folder / ".codex" / "config.toml").write_text(MODEL_OF_CODEX % address_of(served, at))
         printed = await run(
             environments.program_of("agents", "codex"), "exec", "--skip-git-repo-check", "--json", GREETING,
             at=at, **alone_in(folder),
@@ -242,18 +243,18 @@ async def test_codex(run, emulated, tmp_path):
         assert said[-1]["type"] == "turn.completed", said
         assert said[-1]["usage"]["input_tokens"] > 1000
         assert any(one.get("item", {}).get("type") == "agent_message" for one in said)
-    rows = await emulated.rows()
+    rows = await served.rows()
     assert {(row.surface, row.outcome, row.streamed) for row in rows} == {("responses", "done", True)}
 
 
 MODEL_OF_OPENCODE = {"name": "m", "limit": {"context": 30_000, "output": 1_000}}
 
 
-async def test_opencode(run, emulated, tmp_path):
+async def test_opencode(run, served, tmp_path):
     for at in ADDRESSED:
         folder = empty_folder(tmp_path, at)
         (folder / ".config/opencode").mkdir(parents=True)
-        options = {"baseURL": f"{address_of(emulated, at)}/v1", "apiKey": emulated.secret}
+        options = {"baseURL": f"{address_of(served, at)}/v1", "apiKey": served.secret}
         provider = {
             "npm": "@ai-sdk/openai-compatible",
             "name": "ours",
@@ -269,7 +270,7 @@ async def test_opencode(run, emulated, tmp_path):
         said = lines_of(printed)
         assert said[-1]["type"] == "step_finish", said
         assert "error" not in {one["type"] for one in said}
-    rows = await emulated.rows()
+    rows = await served.rows()
     assert {(row.surface, row.outcome, row.streamed) for row in rows} == {("chat/completions", "done", True)}
 
 
@@ -284,11 +285,11 @@ def empty_folder(within, at):
     return folder
 
 
-async def test_promptfoo(run, emulated, tmp_path):
+async def test_promptfoo(run, served, tmp_path):
     """It asks for a newer Node than many systems have, so its environment brings one."""
     answers = {}
     for at in ADDRESSED:
-        config = {"apiBaseUrl": f"{address_of(emulated, at)}/v1", "apiKey": emulated.secret, "temperature": 0}
+        config = {"apiBaseUrl": f"{address_of(served, at)}/v1", "apiKey": served.secret, "temperature": 0}
         said = [{"type": "javascript", "value": "output.length > 0"}]
         asked = {
             "prompts": ["Is it windy in {{city}}?"],
@@ -310,7 +311,7 @@ async def test_promptfoo(run, emulated, tmp_path):
         assert (results["stats"]["successes"], results["stats"]["failures"], results["stats"]["errors"]) == (4, 0, 0)
         answers[at] = sorted(one["response"]["output"] for one in results["results"])
     assert answers[GATEWAY] == answers[ADDRESSED[0]]
-    assert [row.outcome for row in await emulated.rows()] == ["done"] * 4
+    assert [row.outcome for row in await served.rows()] == ["done"] * 4
 
 
 @pytest.fixture(scope="session")
@@ -326,10 +327,10 @@ EACH = pytest.mark.parametrize("at", ADDRESSED)
 
 
 @EACH
-async def test_guidellm_with_its_default_validation(run, emulated, tokenizer, tmp_path, at):
+async def test_guidellm_with_its_default_validation(run, served, tokenizer, tmp_path, at):
     program = environments.python_of("guidellm").with_name("guidellm")
     report = tmp_path / "report.json"
-    backend = {"kind": "openai_http", "target": address_of(emulated, at), "model": "m", "api_key": emulated.secret}
+    backend = {"kind": "openai_http", "target": address_of(served, at), "model": "m", "api_key": served.secret}
     await run(
         program, "run",
         "--backend", json.dumps(backend),
@@ -344,21 +345,21 @@ async def test_guidellm_with_its_default_validation(run, emulated, tokenizer, tm
     (measured,) = json.loads(report.read_text())["benchmarks"]
     counts = measured["metrics"]["request_totals"]
     assert (counts["successful"], counts["errored"]) == (10, 0)
-    assert len([row for row in await emulated.rows() if row.outcome == "done"]) == (10 if at == GATEWAY else 0)
+    assert len([row for row in await served.rows() if row.outcome == "done"]) == (10 if at == GATEWAY else 0)
 
 
 @EACH
 @pytest.mark.nightly
-async def test_vllm_bench_serve(run, emulated, tokenizer, tmp_path, at):
+async def test_vllm_bench_serve(run, served, tokenizer, tmp_path, at):
     """E6: started by our shim, where `vllm` has no metadata of a package."""
     python = os.environ.get("VLLM_PYTHON") or environments.ROOT / ".venv-vllm/bin/python"
     await run(
         python, environments.ROOT / "workers/vllm/command_line.py", "bench", "serve",
-        "--backend", "openai-chat", "--base-url", address_of(emulated, at), "--endpoint", "/v1/chat/completions",
+        "--backend", "openai-chat", "--base-url", address_of(served, at), "--endpoint", "/v1/chat/completions",
         "--model", "m", "--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", "32",
         "--random-output-len", "8", "--num-prompts", "8", "--request-rate", "10",
         "--save-result", "--result-dir", tmp_path, "--result-filename", "bench.json",
-        OPENAI_API_KEY=emulated.secret, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
+        OPENAI_API_KEY=served.secret, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
     )  # fmt: skip
     measured = json.loads((tmp_path / "bench.json").read_text())
     assert (measured["completed"], measured["failed"], measured["total_output_tokens"]) == (8, 0, 64)
@@ -378,7 +379,7 @@ metric_list: [{metric: exact_match}]
 
 
 @pytest.mark.nightly
-async def test_lm_eval(run, emulated, tokenizer, tmp_path):
+async def test_lm_eval(run, served, tokenizer, tmp_path):
     questions = tmp_path / "questions.json"
     questions.write_text("\n".join(json.dumps({"question": f"What is {n}?", "answer": str(n)}) for n in range(6)))
     (tmp_path / "tasks").mkdir()
@@ -386,40 +387,40 @@ async def test_lm_eval(run, emulated, tokenizer, tmp_path):
     program = environments.python_of("lm-eval").with_name("lm_eval")
     answers = {}
     for at in ADDRESSED:
-        url = f"{address_of(emulated, at)}/v1/chat/completions"
+        url = f"{address_of(served, at)}/v1/chat/completions"
         await run(
             program, "run", "--model", "local-chat-completions", "--apply_chat_template", "--tasks", "tiny",
             "--model_args", f"model=m,base_url={url},num_concurrent=3,tokenizer={tokenizer}", "--log_samples",
             "--include_path", tmp_path / "tasks", "--output_path", tmp_path / at,
-            OPENAI_API_KEY=emulated.secret, HF_HUB_OFFLINE="1",
+            OPENAI_API_KEY=served.secret, HF_HUB_OFFLINE="1",
         )  # fmt: skip
         (results,) = (tmp_path / at).rglob("results*.json")
         assert "exact_match,none" in json.loads(results.read_text())["results"]["tiny"]
         (samples,) = (tmp_path / at).rglob("samples*.jsonl")
         answers[at] = sorted(str(json.loads(line)["resps"]) for line in samples.read_text().splitlines())
     assert answers[GATEWAY] == answers[ADDRESSED[0]]
-    assert [row.outcome for row in await emulated.rows()] == ["done"] * 6
+    assert [row.outcome for row in await served.rows()] == ["done"] * 6
 
 
 @EACH
 @pytest.mark.nightly
-async def test_aiperf(run, emulated, tokenizer, tmp_path, at):
+async def test_aiperf(run, served, tokenizer, tmp_path, at):
     program = environments.python_of("aiperf").with_name("aiperf")
     (tmp_path / "tiny").symlink_to(tokenizer)  # it takes a longer path for the name of a repository
     await run(
-        program, "profile", "--model", "m", "--url", address_of(emulated, at), "--endpoint-type", "chat", "--streaming",
+        program, "profile", "--model", "m", "--url", address_of(served, at), "--endpoint-type", "chat", "--streaming",
         "--tokenizer", "tiny", "--request-count", "8", "--concurrency", "2", "--isl", "32", "--osl", "8",
-        "--api-key", emulated.secret, "--output-artifact-dir", tmp_path / "artifacts", "--ui", "none",
+        "--api-key", served.secret, "--output-artifact-dir", tmp_path / "artifacts", "--ui", "none",
     )  # fmt: skip
     (report,) = (tmp_path / "artifacts").rglob("profile_export_aiperf.json")
     assert json.loads(report.read_text())["request_count"]["avg"] == 8
 
 
-async def test_agents_of_langgraph_are_runs_with_units(run, emulated):
+async def test_agents_of_langgraph_are_runs_with_units(run, served):
     """Nothing of the agents is ours: one is recognized by its conversation, two are marked by `metadata`."""
     printed = await run(environments.python_of("langchain"), CALLS / "langgraph_agents.py")
     report = json.loads(printed.splitlines()[-1])
-    rows = await emulated.rows()
+    rows = await served.rows()
     assert {row.outcome for row in rows} == {"done"}
     await database_sync_to_async(follow_runs)(timezone.now())
 

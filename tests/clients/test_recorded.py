@@ -43,16 +43,16 @@ async def answer_to(served, at: str, request: dict[str, Any], headers: dict[str,
 
 
 @pytest.mark.parametrize("client", ["claude_code", "codex"])
-async def test_recorded_sessions(emulated, client, subtests):
+async def test_recorded_sessions(served, client, subtests):
     """C11, C23."""
     recorded = json.loads((RECORDED / f"{client}.json").read_text())
     for request in recorded["requests"]:
         with subtests.test(request=request["name"]):
-            answers = {at: await answer_to(emulated, at, request, recorded["headers"]) for at in ADDRESSED}
+            answers = {at: await answer_to(served, at, request, recorded["headers"]) for at in ADDRESSED}
             assert answers[GATEWAY][0] == 200
             if request["name"] == "models":
                 assert "m" in [model["id"] for model in answers[GATEWAY][1]["data"]]
             else:
                 assert comparable(answers[GATEWAY][1]) == comparable(answers[INSTANCE][1])
     calls = len([request for request in recorded["requests"] if "body" in request])
-    assert [row.outcome for row in await emulated.rows()] == ["done"] * calls
+    assert [row.outcome for row in await served.rows()] == ["done"] * calls

@@ -13,11 +13,16 @@ BEGIN, END = "<!-- table: python -m tests.docs.clients -->\n", "<!-- end of tabl
 
 
 def table() -> str:
-    rows = ["| client | packages | pointed at the gateway by | tried with | run by |", "|---|---|---|---|---|"]
+    rows = [
+        "| client | packages | pointed at the gateway by | tried with | run by | at real vLLM |",
+        "|---|---|---|---|---|---|",
+    ]
     for each in CLIENTS:
         packages = ", ".join(f"`{package}`" for package in each.packages)
         run = "`make clients ALL=1`" if each.nightly else "`make clients`" if each.packages else "`make test`"
-        rows.append(f"| {each.title} | {packages} | {each.pointed} | {each.tried} | {run} |")
+        rows.append(
+            f"| {each.title} | {packages} | {each.pointed} | {each.tried} | {run} | {'yes' if each.real else ''} |"
+        )
     return "\n".join(rows) + "\n"
 
 

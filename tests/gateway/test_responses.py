@@ -59,6 +59,7 @@ async def emulated(transactional_db, monkeypatch):
         extra = {
             "instance": fleet.instances["one"],
             "embedder": fleet.instances["two"],
+            "url": f"{address}/one",
             "embedder_url": f"{address}/two",
         }
         yield await stack.enter_async_context(gateway_before([backend] * 3, **extra))

@@ -22,7 +22,9 @@ const response = await client.responses.create({ model: "m", input: "Is it windy
 said.response = response.output_text;
 said.events = [];
 for await (const event of client.responses.stream({ model: "m", input: "Is it windy?", max_output_tokens: 8, temperature: 0 })) {
-  said.events.push(event.type);
+  if (!said.events.includes(event.type)) { // as many of a kind as there were pieces
+    said.events.push(event.type);
+  }
 }
 const texts = ["the watch begins", "the sun", "the watch begins"];
 const embedder = client.withOptions({ baseURL: process.env.EMBEDDINGS_URL });

@@ -36,7 +36,7 @@ said["tool"], said["arguments"] = call.name, call.arguments
 response = client.responses.create(model="m", input="Is it windy?", max_output_tokens=8, temperature=0)
 said["response"] = response.output_text
 with client.responses.stream(model="m", input="Is it windy?", max_output_tokens=8, temperature=0) as events:
-    said["events"] = [event.type for event in events]
+    said["events"] = list(dict.fromkeys(event.type for event in events))  # as many of a kind as there were pieces
 texts = ["the watch begins", "the sun", "the watch begins"]
 embedder = client.with_options(base_url=os.environ["EMBEDDINGS_URL"])
 vectors = [one.embedding for one in embedder.embeddings.create(model="e", input=texts).data]
