@@ -61,7 +61,9 @@ def create_application(gateway: Gateway) -> Application:
         match scope["type"]:
             case "http":
                 path = scope["path"]
-                if path in operations.paths:
+                if path in PATH_KINDS:  # most requests
+                    await gateway.http(scope, receive, send)
+                elif path in operations.paths:
                     await operations(scope, receive, send)
                 elif path.startswith(("/v1/files", "/v1/batches")):
                     await _upload(scope, receive, send, MOST_FILE_BYTES + FORM_BYTES)

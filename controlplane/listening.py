@@ -31,6 +31,7 @@ ACCEPTED_PER_ITERATION = 64
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+END = b"0\r\n\r\n"
 DIRECT = "pilothouse.direct"
 """ASGI extension that offers a `Direct`, as `answer`."""
 
@@ -125,33 +126,39 @@ class Direct:
         if not head:
             return False
         head += (b"\r\n", body)
-        cycle = self._cycle
-        cycle.response_started = cycle.response_complete = True
+        self._cycle.response_started = True
         self._transport().write(b"".join(head))
-        cycle.message_event.set()
-        cycle.on_response()
+        self._complete()
         return True
 
-    def begin(self, status: int, headers: Headers, body: bytes) -> bool:
-        """Return whether the head of an answer of unknown length was written, with the first piece of its *body*."""
+    def begin(self, status: int, headers: Headers, body: bytes, *, last: bool = False) -> bool:
+        """Return whether the head of an answer of unknown length was written, with the first piece of its *body*: the *last*
+        one too, or others follow.
+        """
         head = self._head(status, headers)
         if not head:
             return False
         head.append(b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(body), body))
+        if last:
+            head.append(END)
         self._cycle.response_started = self._cycle.chunked_encoding = True
         self._transport().write(b"".join(head))
+        if last:
+            self._complete()
         return True
 
     def finish(self, body: bytes) -> bool:
         """Return whether the last piece of a *body* of unknown length was written, which may be empty."""
-        cycle = self._cycle
-        end = b"0\r\n\r\n"
-        if not cycle.keep_alive or not self.write_chunk(b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end):
+        chunk = b"%x\r\n%b\r\n%b" % (len(body), body, END) if body else END
+        if not self._cycle.keep_alive or not self.write_chunk(chunk):
             return False
-        cycle.response_complete = True
-        cycle.message_event.set()
-        cycle.on_response()
+        self._complete()
         return True
+
+    def _complete(self) -> None:
+        self._cycle.response_complete = True
+        self._cycle.message_event.set()
+        self._cycle.on_response()
 
     def _head(self, status: int, headers: Headers) -> list[bytes]:
         """Return the head of an answer but for its last line; empty if ASGI messages have to write it."""

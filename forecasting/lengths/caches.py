@@ -36,6 +36,8 @@ LEAST_SHINGLES: Final = 24
 """A shorter prompt has too few shingles to compare: only its exact match is looked up."""
 KEPT_CHARACTERS: Final = 4096
 """Characters from a prompt's end that make its digest and signature."""
+WHITE_SPACE: Final = b" \t\n\r\v\f"
+"""Left out of digests."""
 MODELS: Final = 256
 """Models that have entries at one time."""
 LOG_SPREAD: Final = 0.25
@@ -104,7 +106,7 @@ class CacheKey:
 
     model: str
     digest: bytes
-    words: str = field(repr=False)
+    text: str = field(repr=False)
     numbers: int = 0
     signed: bool = False
     signature: NDArray[np.uint32] | None = None
@@ -113,8 +115,8 @@ class CacheKey:
         """Return the signature, and release the text; None for a prompt that is too short."""
         if not self.signed:
             self.signed = True
-            self.signature, self.numbers = signature(self.words)
-            self.words = ""
+            self.signature, self.numbers = signature(" ".join(self.text.split()))
+            self.text = ""
         return self.signature
 
 
@@ -147,14 +149,15 @@ class LengthCache:
 
         *characters* of the whole prompt distinguish two prompts of which the query holds the same part.
         """
-        words = " ".join(query.text[-KEPT_CHARACTERS:].split())
-        if not words:
+        text = query.text[-KEPT_CHARACTERS:]
+        dense = text.encode(errors="surrogatepass").translate(None, WHITE_SPACE)
+        if not dense:
             return None
-        digest = hashlib.blake2b(words.encode(errors="surrogatepass"), digest_size=16, key=self._secret)
+        digest = hashlib.blake2b(dense, digest_size=16, key=self._secret)
         size = max(characters, len(query.text))
         if size >= KEPT_CHARACTERS:
             digest.update(b"%d" % size)
-        return CacheKey(query.model, digest.digest(), words)
+        return CacheKey(query.model, digest.digest(), text)
 
     def exact(self, key: CacheKey) -> SeenLengths | None:
         """Return the lengths of exactly this prompt."""

@@ -160,6 +160,17 @@ async def test_a_stream_needs_no_message_at_all():
         assert (pieces, closed) == ([b"6\r\nsecond\r\n", last], b"closed")
 
 
+async def test_a_stream_that_is_complete_is_one_write():
+    async def answer(scope, receive, send):
+        direct = scope["extensions"][DIRECT]["answer"]
+        assert direct.begin(200, [(b"content-type", b"text/event-stream")], b"all", last=True)
+        assert not direct.finish(b"")
+
+    head, closed = await written_of(answer, method=b"POST")
+    assert head.endswith(b"transfer-encoding: chunked\r\n\r\n3\r\nall\r\n0\r\n\r\n")
+    assert closed == b"closed"
+
+
 @pytest.mark.parametrize(("most", "whole"), [(6, True), (5, False), (0, False)])
 async def test_a_body_in_pieces_is_joined_or_left_to_messages(most, whole):
     read, messages = [], []

@@ -218,4 +218,4 @@ def test_no_text_is_kept(cache):
     assert "hunter2" not in repr(cache._shelves)
     assert b"hunter2" not in pickle.dumps(cache._shelves)
     assert "hunter2" not in repr(cache.key(query(secret)))
-    assert key.words == ""
+    assert key.text == ""

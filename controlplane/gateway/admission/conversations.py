@@ -25,7 +25,7 @@ MOST_SESSIONS: Final = 10_000
 """Sessions kept that other sessions began."""
 MOST_PROMPTS: Final = 4_096
 """System prompts whose digests are kept, by their hashes: a digest takes 100 us."""
-READ_CHARACTERS: Final = 512
+READ_CHARACTERS: Final = 128
 """Of a turn count its length and so many characters at either end, which bounds the time for long prompts."""
 SYSTEM_CHARACTERS: Final = 4_096
 """Of a system prompt count so many, without its digits: it may have a date or a time."""
@@ -115,12 +115,11 @@ class Conversations:
     def _hashes(self, turns: list[Turn], seed: int) -> Iterator[int]:
         """Yield the hash of the conversation up to the end of each turn."""
         for role, content in turns:
-            seed = hash((seed, role))
             if role in SYSTEM_ROLES:
-                seed = hash((seed, self._digest(content)))
+                seed = hash((seed, role, self._digest(content)))
             else:
                 for text in (content,) if type(content) is str else _texts(content):
-                    seed = hash((seed, len(text), text[:READ_CHARACTERS], text[-READ_CHARACTERS:]))
+                    seed = hash((seed, role, len(text), text[:READ_CHARACTERS], text[-READ_CHARACTERS:]))
             yield seed
 
     def _digest(self, content: Any) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from types import NoneType
 from typing import Any, Final
 
@@ -60,11 +61,11 @@ class RequestRecord(msgspec.Struct, eq=False):
     expected_by: str = ""  # how it knew: `port.KV_EVENTS` or `port.ESTIMATE`
 
     def values(self) -> list[Any]:
-        return [getattr(self, name) for name in COLUMNS]
+        return list(_VALUES_OF(self))
 
     def ended(self) -> "RequestRecord":
         """Return a copy that refers to nothing else of a live request."""
-        return RequestRecord(*self.values())
+        return RequestRecord(*_VALUES_OF(self))
 
     def bounded(self) -> "RequestRecord":
         """Return a copy with each value replaced by the nearest one that its column takes.
@@ -75,6 +76,7 @@ class RequestRecord(msgspec.Struct, eq=False):
 
 
 COLUMNS: Final = RequestRecord.__struct_fields__
+_VALUES_OF: Final = attrgetter(*COLUMNS)
 
 
 def fit(entries: Sequence[RequestRecord]) -> bool:

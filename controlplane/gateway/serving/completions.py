@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from zlib import crc32
 
 import orjson
 from msgspec import structs
@@ -138,11 +137,17 @@ _PERMISSION: dict[str, object] = {
 CONTINUING = (Kind.RESPONSE, Kind.RENDER_RESPONSE)
 """Calls that may continue a stored response."""
 ENDS_BYTES = 2_048
+BETWEEN_BYTES = 4_096
 
 
 def _fingerprint(raw: bytes) -> int:
-    """Return a number that the same body has again: a checksum with the ends, a quarter of the time of a hash of it all."""
-    return hash((len(raw), crc32(raw), raw[:ENDS_BYTES], raw[-ENDS_BYTES:]))
+    """Return a number that the same body has again: a hash of its length, its ends, and bytes evenly spread over it.
+
+    Of a long body it takes a tenth of a checksum's time. A body that differs in a word in the middle may have the same one:
+    if the first ended engines, so may the other.
+    """
+    between = raw[:: 1 + len(raw) // BETWEEN_BYTES] if len(raw) > 2 * ENDS_BYTES else b""
+    return hash((len(raw), raw[:ENDS_BYTES], raw[-ENDS_BYTES:], between))
 
 
 @dataclass(eq=False)

@@ -153,6 +153,8 @@ class Responder:
         self._direct = direct
         self.held: list[bytes] = []
         """Chunks that `write_now` could not write, left to `drain`."""
+        self.last = b""
+        """The end of a stream that is known to be complete: `finish` writes it, in one piece with what tells the end."""
         self._request_id = request_id.encode()
         self.started = self.ended = False
         self.stream = False  # its tenant asked for one
@@ -223,8 +225,14 @@ class Responder:
         await self.write(b"".join(held))
 
     async def finish(self, body: bytes = b"") -> None:
-        self.ended = True
-        if self._direct is None or not self._direct.finish(body):
+        self.ended, direct = True, self._direct
+        body, self.last = self.last + body, b""
+        if not self.started:
+            if direct is not None and direct.begin(200, self._headers(SSE_TYPE, stream=True), body, last=True):
+                self.started, self.status = True, 200
+                return
+            await self.start(200, SSE_TYPE, stream=True)
+        if direct is None or not direct.finish(body):
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def whole(self, status: int, content_type: bytes, body: bytes) -> None:
@@ -234,7 +242,7 @@ class Responder:
         """Send an error as a status and a body, or as an event if the stream has begun; nothing after the answer's end."""
         if self.ended:
             return
-        if self.started:
+        if self.started or self.last:
             await self.finish(error.event(self.sequence_number, anthropic=self.anthropic))
             return
         await self._whole(error.status, error.headers(), error.body(anthropic=self.anthropic))

@@ -6,6 +6,7 @@ consumer in one call, and silence is watched by one timer that checks when bytes
 """
 
 import asyncio
+import math
 import ssl
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -67,8 +68,10 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._asked_s = 0.0
         self._requests = 0  # served so far
-        self._silence_s = 0.0
-        self._silence_timer: asyncio.TimerHandle | None = None
+        self._silence_s = 0.0  # allowed; 0: any
+        self._wake_s = math.inf  # when a wait ends that is for a time
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf  # when it fires
 
     @property
     def usable(self) -> bool:
@@ -112,10 +115,8 @@ class Connection(asyncio.Protocol):
 
     def listen(self, silence_s: float) -> None:
         """Allow *silence_s* without a byte from now on."""
-        if self._silence_timer is not None:
-            self._silence_timer.cancel()
         self._silence_s = silence_s
-        self._silence_timer = self._loop.call_later(silence_s, self._listen)
+        self._look_at(self._loop.time() + silence_s)
 
     def pass_to(self, take: Take, take_chunk: TakeChunk | None = None) -> None:
         """Give the body to *take* from now on, received bytes immediately. An exception from it ends the answer.
@@ -130,13 +131,13 @@ class Connection(asyncio.Protocol):
         if self.complete or self._error is not None or self._paused:
             return
         self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(at_most_s, self._wake) if at_most_s is not None else None
+        if at_most_s is not None:
+            self._wake_s = self._loop.time() + at_most_s
+            self._look_at(self._wake_s)
         try:
             await self._waiter
         finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
+            self._waiter, self._wake_s = None, math.inf
 
     def check(self) -> None:
         """Raise the failure of the answer, if any."""
@@ -154,9 +155,7 @@ class Connection(asyncio.Protocol):
         """End the request. An incomplete answer is aborted: its instance sees a client that disconnected."""
         self._take = self._take_chunk = None
         self._pieces = []
-        if self._silence_timer is not None:
-            self._silence_timer.cancel()
-            self._silence_timer = None
+        self._silence_s = 0.0
         if not self.usable or self._error is not None:
             self.close()
         else:
@@ -202,6 +201,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._timer_s = None, math.inf
         self._closed(self)
         if self.complete:
             return
@@ -280,16 +282,32 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _listen(self) -> None:
-        """Fail after too long a silence, else check again when it may be. While reading is paused, nothing can come."""
+    def _look_at(self, when_s: float) -> None:
+        """Have `_look` called at *when_s*, or before. The timer outlives the request: most end long before it fires."""
+        if when_s < self._timer_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_s, self._timer = when_s, self._loop.call_at(when_s, self._look)
+
+    def _look(self) -> None:
+        """Fail after too long a silence, end a wait that was for a time, and look again when either may be due.
+
+        While reading is paused, nothing can come.
+        """
+        self._timer, self._timer_s = None, math.inf
         now_s = self._loop.time()
-        if self._paused:
-            self.heard_s = now_s
-        left_s = self.heard_s + self._silence_s - now_s
-        if left_s <= 0:
-            self._fail(TimeoutError(f"no byte for {self._silence_s:g} s"))
-        else:
-            self._silence_timer = self._loop.call_later(left_s, self._listen)
+        if now_s >= self._wake_s:
+            self._wake()
+        elif self._wake_s < math.inf:
+            self._look_at(self._wake_s)
+        if self._silence_s and not self.complete and self._error is None:
+            if self._paused:
+                self.heard_s = now_s
+            silent_until_s = self.heard_s + self._silence_s
+            if silent_until_s <= now_s:
+                self._fail(TimeoutError(f"no byte for {self._silence_s:g} s"))
+            else:
+                self._look_at(silent_until_s)
 
 
 MOST_ALONE_BYTES = 4096

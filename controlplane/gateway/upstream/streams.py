@@ -155,6 +155,7 @@ class Stream:
 
     __slots__ = (
         "_began",
+        "_connection",
         "_events",
         "_has_begun",
         "_open",
@@ -183,6 +184,7 @@ class Stream:
         self._whole = ticket.whole
         kept_back = not ticket.call.include_usage and self._whole is None
         self._withheld = Withheld(ticket.call.sequences, fingerprint) if kept_back else None
+        self._connection: Connection | None = None  # once it passes its answer here
         self._events = Events()
         self._has_begun = False
         self._opening = b""  # sent before the engine began: written with the first token
@@ -233,6 +235,7 @@ class Stream:
         await responder.finish(rest)
 
     def _pass(self, connection: Connection) -> None:
+        self._connection = connection
         connection.pass_to(self._take, self._take_chunk)
 
     def _take(self, piece: bytes) -> bool:
@@ -250,7 +253,12 @@ class Stream:
         except Exception as error:  # earlier events are passed on
             failure = error
         chunk = passed[0] if len(passed) == 1 else b"".join(passed)
-        taken = self._responder.write_now(chunk) if chunk else True
+        complete = self._connection is not None and self._connection.complete and self._usage.whole
+        if complete and failure is None and not self._responder.held:
+            self._responder.last += chunk
+            taken = True
+        else:
+            taken = self._responder.write_now(chunk) if chunk else True
         if failure is not None:
             raise failure
         self._open = (
@@ -480,6 +488,7 @@ class KeptStream(Stream):
         self._shape: KeptShape | None = None
 
     def _pass(self, connection: Connection) -> None:
+        self._connection = connection
         connection.pass_to(self._take)
 
     def _take(self, piece: bytes) -> bool:
