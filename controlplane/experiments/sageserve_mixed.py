@@ -363,7 +363,7 @@ def compare(result: Result) -> list[Comparison]:
     the hours of the busiest model and the waste of scaling against the reactive heuristic.
     """
     compared, planned = [], {row["strategy"]: row for row in result.get("plans", [])}
-    if "pools" in result or not planned:
+    if "pools" in result or not any(part in result for part in PARTS):
         rows = {row["strategy"]: row for row in result.get("pools", [])}
         siloed, unified = rows.get(SILOED), rows.get(UNIFIED)
         donated = most = None

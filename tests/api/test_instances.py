@@ -52,6 +52,7 @@ class TestInstances:
             "node": "node-1",
             "launcher": "emulated",
             "url": "http://127.0.0.1:8100/instance-1",
+            "kv_events": "",
             "state": "ready",
             "state_reason": "",
             "state_changed_at": 0,

@@ -150,7 +150,10 @@ def added_hours(_: Result, rows: list[Row]) -> Iterator[Panel]:
 def latencies_by_bin(_: Result, rows: list[Row]) -> Iterator[Panel]:
     for latency in ("ttft", "e2e"):
         courses = [row["series"][f"{latency}_p95_course_s"] for row in rows]
-        yield Panel(f"{latency.upper()} p95", courses, unit=" s", step_s=BIN_S)
+        span_s = len(courses[0]) * BIN_S
+        yield Panel(
+            f"{latency.upper()} p95", courses, unit=" s", step_s=BIN_S, span_s=span_s if span_s > 2 * DAY_S else 0.0
+        )
 
 
 def burst_memory(result: Result, rows: list[Row]) -> Iterator[Panel]:
@@ -198,6 +201,9 @@ PLOTS: Final = {
     ),
     "plans-bins": Plot(
         "sageserve-mixed-plans", "plans", "Llama-2: p95 by three hours of the day (figure 17)", latencies_by_bin
+    ),
+    "week-bins": Plot(
+        "sageserve-mixed-week", "week", "Llama-2: p95 by three hours of the week (figure 17)", latencies_by_bin
     ),
     "hermes-7b": Plot(
         "hermes-7b",
@@ -295,9 +301,14 @@ def _panel(x: int, wide: int, panel: Panel, step_s: float, colours: Sequence[str
     if panel.labels:
         return lines + _bars(x, wide, panel, most, colours)
     span_s = panel.span_s or DAY_S
-    for quarter in (1, 2, 3):
-        at = x + wide * quarter / 4
-        label = f"{span_s * quarter / 4:,.0f} s" if panel.span_s else f"{6 * quarter}:00"
+    days = round(span_s / DAY_S)
+    marks = (
+        [(DAY_S * day, f"{day} d") for day in range(1, days)]
+        if days > 1
+        else [(span_s * at / 4, f"{span_s * at / 4:,.0f} s" if panel.span_s else f"{6 * at}:00") for at in (1, 2, 3)]
+    )
+    for moment_s, label in marks:
+        at = x + wide * moment_s / span_s
         lines.append(
             f'<text x="{at:g}" y="{TOP + HEIGHT + 13}" text-anchor="middle" fill="#59636e">{label}</text>'
             f'<line x1="{at:g}" y1="{TOP}" x2="{at:g}" y2="{TOP + HEIGHT}" stroke="#eaeef2"/>'

@@ -63,7 +63,7 @@ class TestRows:
     def test_the_address_of_a_server_started_elsewhere_is(self, as_admin, make_instance):
         instance = make_instance(launcher=Launcher.EXTERNAL)
         page = as_admin.get(reverse("admin:fleet_instance_change", args=[instance.pk]))
-        assert list(page.context["adminform"].form.fields) == ["node", "url"]
+        assert list(page.context["adminform"].form.fields) == ["node", "url", "kv_events"]
 
     def test_a_new_one_is_started(self, as_admin, deployment, node):
         values = {"name": "new", "deployment": deployment.pk, "node": node.pk, "launcher": "emulated", "url": ""}

@@ -93,7 +93,7 @@ class InstanceAdmin(InventoryAdmin[Instance]):
             return list(self.readonly_fields)
         fixed = ["name", "deployment", "launcher"]  # what a running server was started with
         if obj.launcher != Launcher.EXTERNAL:
-            fixed.append("url")
+            fixed += ["url", "kv_events"]
         if obj.launcher != Launcher.PROCESS:
             fixed.append("host")  # editable for a process whose machine is gone for good
         return [*self.readonly_fields, *fixed]
