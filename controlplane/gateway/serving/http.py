@@ -154,7 +154,7 @@ class Responder:
         self.held: list[bytes] = []
         """Chunks that `write_now` could not write, left to `drain`."""
         self.last = b""
-        """The end of a stream that is known to be complete: `finish` writes it, in one piece with what tells the end."""
+        """The end of a stream that is known to be complete: `finish` writes it in one piece with the answer's end."""
         self._request_id = request_id.encode()
         self.started = self.ended = False
         self.stream = False  # its tenant asked for one
