@@ -43,7 +43,7 @@ from controlplane.gateway.admission.conversations import Conversations
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import PATH_KINDS
 from controlplane.gateway.errors import too_large
-from controlplane.gateway.process import Gateway
+from controlplane.gateway.process import Gateway, end
 from controlplane.gateway.serving.application import PATHS_NOT_SERVED
 from controlplane.operations import Application, Operations, Receive, Scope, Send
 from controlplane.planning.execution import floor as floor_rows
@@ -132,7 +132,7 @@ def _of_api_client(scope: Scope, path: str) -> bool:
 
 async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
     """Start the gateway before the first request; on shutdown let it finish its streams and write its ledger."""
-    feeding: asyncio.Future[Any] | None = None
+    feeding: list[asyncio.Future[Any]] = []
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
@@ -142,12 +142,10 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
             jobs = (feeder_of, graph_feeder_of, alert_watch_of, prewarm_keeper_of)
-            feeding = asyncio.gather(*(job(gateway).run() for job in jobs))
+            feeding += [asyncio.create_task(job(gateway).run()) for job in jobs]
             await send({"type": "lifespan.startup.complete"})
         else:
-            if feeding is not None:
-                feeding.cancel()
-                await asyncio.gather(feeding, return_exceptions=True)
+            await end(feeding)
             await gateway.stop()
             await send({"type": "lifespan.shutdown.complete"})
             return

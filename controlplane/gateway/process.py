@@ -7,9 +7,10 @@ The HTTP side (`gateway.serving`) and the decision side (`controlplane.dispatch`
 import asyncio
 import contextlib
 import gc
+import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,24 @@ COUNT_S = 0.1  # period of counting the tokens of streams
 SWEEP_S = 1.0
 NOTE_USE_S = 30.0
 FOLLOW_S = 1.0  # period of the look for instances whose KV events are to be followed
+CANCEL_AGAIN_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+async def end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel *tasks* until they have ended.
+
+    Once is not enough: asgiref loses a cancellation that comes as a thread calls back, and a process that waits for such a
+    task never stops.
+    """
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+        for task in pending:
+            logger.warning("gateway: still waiting for %s, cancelled again", task)
 
 
 class Gateway:
@@ -222,9 +241,7 @@ class Gateway:
         self.http.stopping = True
         if monitor.current is self.monitor:
             monitor.current = None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
         await self.ledger.stop()
         if self.records.tracing is not None:
             await asyncio.to_thread(self.records.tracing.stop)

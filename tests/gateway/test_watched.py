@@ -1,5 +1,7 @@
 """The gateway monitors its own jobs: readiness, metrics and the summary."""
 
+import asyncio
+
 from django.db import OperationalError
 
 from controlplane.gateway import process as parts_module
@@ -112,3 +114,23 @@ async def test_a_ledger_that_cannot_be_written_is_said_once_and_shows_everywhere
         assert (await ready(served))["jobs"]["flush-ledger"]["failures_in_a_row"] > 2
     await until(lambda: job.ok)
     assert len(await served.rows()) == 1
+
+
+async def test_a_job_that_loses_its_cancellation_is_cancelled_again(monkeypatch):
+    monkeypatch.setattr(parts_module, "CANCEL_AGAIN_S", 0.01)
+    lost = []
+
+    async def deaf() -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                if lost:
+                    raise
+                lost.append(True)
+
+    tasks = [asyncio.create_task(deaf()), asyncio.create_task(asyncio.sleep(60))]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await parts_module.end(tasks)
+    assert (lost, [task.cancelled() for task in tasks]) == ([True], [True, True])
