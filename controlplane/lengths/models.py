@@ -178,7 +178,7 @@ class LengthSample(models.Model):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Measures:
     """Sums over requests, and the errors in tokens and ratios derived from them; those are None without requests."""
 

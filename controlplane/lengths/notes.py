@@ -69,24 +69,23 @@ class Notes:
         """
         tokens, length = round(predicted[0]), max(1, round(real))
         key = (at // 60 * 60, model, tenant, predictor, 1 << (length.bit_length() - 1))
-        known = self.minutes.get(key)
-        if known is None and len(self.minutes) >= HELD_SERIES:
-            self.given_up += 1
-            return
+        sums = self.minutes.get(key)
+        if sums is None:
+            if len(self.minutes) >= HELD_SERIES:
+                self.given_up += 1
+                return
+            sums = self.minutes[key] = Measures()
         error = abs(tokens - length)
-        one = Measures(
-            requests=1,
-            predicted_tokens=tokens,
-            output_tokens=length,
-            absolute_error_tokens=error,
-            within_25=error <= 25,
-            within_50=error <= 50,
-            within_100=error <= 100,
-            below_median=real <= predicted[1],
-            below_upper=real <= math.ceil(predicted[2]),
-            late=late,
-        )
-        self.minutes[key] = one if known is None else known + one
+        sums.requests += 1
+        sums.predicted_tokens += tokens
+        sums.output_tokens += length
+        sums.absolute_error_tokens += error
+        sums.within_25 += error <= 25
+        sums.within_50 += error <= 50
+        sums.within_100 += error <= 100
+        sums.below_median += real <= predicted[1]
+        sums.below_upper += real <= math.ceil(predicted[2])
+        sums.late += late
 
     def add(self, notes: "Notes") -> None:
         """Take back *notes* that could not be written: add measures and alarms up, drop samples."""

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from yarl import URL
 
-from controlplane.gateway.upstream.connections import AnswerCutOff, Connections, Origin
+from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, Origin
 from controlplane.listening import create_loop
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
@@ -234,3 +234,29 @@ def test_connecting_fails_in_time(run):
             connections.close()
 
     run(test())
+
+
+async def test_each_request_has_its_own_silence():
+    """One timer is kept for all of them."""
+
+    class Silent(asyncio.Transport):
+        def write(self, data):
+            pass
+
+        def is_closing(self):
+            return False
+
+    connection = Connection(lambda connection: None)
+    connection.connection_made(Silent())
+    connection.send(b"", (b"",), 0.02)
+    connection.data_received(WHOLE)
+    assert connection.complete
+    connection.leave()
+    connection.send(b"", (b"",), 10)
+    await connection.wait(0.05)  # the first one's time has passed
+    connection.check()
+    assert not connection.complete
+    connection.listen(0.06)
+    await connection.wait()
+    with pytest.raises(TimeoutError):
+        connection.check()

@@ -48,6 +48,7 @@ class Records:
         self.errors: Counter[tuple[int, str]] = Counter()  # error answers by (status, code)
         self.tracing: Tracing | None = None
         self._groups: dict[tuple[str, str, str], tuple[int, ...]] = {}
+        self._interactive: dict[str, tuple[int, ...]] = {}  # by model
 
     def count_error(self, error: ApiError) -> None:
         self.errors[error.status, error.code] += 1
@@ -157,8 +158,11 @@ class Records:
             if value is not None and (outcome is Outcome.DONE or what is Latency.QUEUE):
                 windows.latency(groups, what, max(0.0, value - held_ms) if what is Latency.TTFT else value)
         if ticket.terms.interactive and outcome is Outcome.DONE and ticket.ttft_ms is not None:
-            scopes = FLEET, f"model {model}"
-            windows.latency(tuple(windows.group(interactive_of(one)) for one in scopes), Latency.TTFT, ticket.ttft_ms)
+            interactive = self._interactive.get(model)
+            if interactive is None:
+                scopes = FLEET, f"model {model}"
+                interactive = self._interactive[model] = tuple(windows.group(interactive_of(one)) for one in scopes)
+            windows.latency(interactive, Latency.TTFT, ticket.ttft_ms)
 
     def arrived(self, model: str) -> None:
         """Count an arrival for the fleet and *model*; its region is not known yet."""

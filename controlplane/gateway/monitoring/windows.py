@@ -7,7 +7,7 @@ arrays at the end of their second: a request records a dozen times. Reading sums
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from enum import IntEnum
 from typing import Any
 
@@ -164,12 +164,16 @@ class ServiceLevels:
         self._clock = clock
         self._windows = Windows(histograms=False)
         self.objectives: dict[str, float] = {}  # by class with a verdict, the latest promise
+        self._groups: dict[tuple[tuple[str, ...], str], tuple[int, ...]] = {}  # by scopes and class
 
-    def judge(self, scopes: Iterable[str], slo_class: str, objective: float, met: bool) -> None:
+    def judge(self, scopes: tuple[str, ...], slo_class: str, objective: float, met: bool) -> None:
         """Count a verdict on a request of *slo_class* for each of *scopes*."""
         self.objectives[slo_class] = objective
         self._windows.advance(self._clock())
-        groups = tuple(self._windows.group(_name(scope, slo_class)) for scope in scopes)
+        groups = self._groups.get((scopes, slo_class))
+        if groups is None:
+            groups = tuple(self._windows.group(_name(scope, slo_class)) for scope in scopes)
+            self._groups[scopes, slo_class] = groups
         self._windows.count(groups, Count.SLO_JUDGED)
         self._windows.count(groups, Count.SLO_MET, int(met))
 
