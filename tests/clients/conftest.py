@@ -111,7 +111,7 @@ async def real(
 def served(request: pytest.FixtureRequest, transactional_db: None) -> ServedGateway:
     """A gateway with an instance of "m", which generates, and one of "e", which embeds; with `VLLM=1` both are real."""
     if REAL and request.node.originalname not in {client.test for client in environments.CLIENTS if client.real}:
-        pytest.skip("it reads arguments of tools, and those of a random model fit no schema")
+        pytest.skip("it reads arguments of tools, which a random model writes wrong, or was not tried with one")
     served: ServedGateway = request.getfixturevalue("real" if REAL else "emulated")
     return served
 
