@@ -81,15 +81,18 @@ def test_a_machine_without_gpus_computes_on_its_cpus(tmp_path: Path, monkeypatch
 
 
 def test_processes_of_a_session_and_their_memory() -> None:
-    child = "import subprocess as s, sys; p = s.Popen([sys.executable, '-c', 'input()']); print(p.pid, flush=True); p.wait()"
+    # Memory that is one process's alone: PSS divides the interpreter's own pages among all that run.
+    holds = "held = b'x' * (4 << 20)"
+    inner = f"import os; {holds}; print(os.getpid(), flush=True); input()"
+    child = f"import subprocess as s, sys; {holds}; s.Popen([sys.executable, '-c', {inner!r}]).wait()"
     leader = subprocess.Popen(
         [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert leader.stdout is not None
     other = int(leader.stdout.readline())
-    processes = hardware.processes_of(leader.pid)
-    assert set(processes) == {leader.pid, other}
-    assert all(size > 2**20 for size in processes.values())
+    memory = hardware.processes_of(leader.pid)
+    assert set(memory) == {leader.pid, other}
+    assert all(size > 4 << 20 for size in memory.values())
     assert hardware.command_line_of(leader.pid)[1:] == ["-c", child]
     leader.communicate("\n")
     assert hardware.processes_of(leader.pid) == {}
