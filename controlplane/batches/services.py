@@ -20,7 +20,7 @@ from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Pu
 from controlplane.batches.progress import with_sample
 from controlplane.batches.speed_up import SHORTEST_S, refusal
 from controlplane.batches.storage import store_errors
-from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines
+from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines, lines_of
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model, SloClass, SloKind
@@ -241,7 +241,7 @@ def validate_batch(batch_id: int) -> bool:
         )
         return _fail(batch, [Problem("file_not_found", gone, param="input_file_id")], 0)
     with store_errors(f"read {batch.input_file_id}"), content as file:
-        checked = check_lines(file, batch.endpoint, models)
+        checked = check_lines(lines_of(file), batch.endpoint, models)
         while chunk := list(islice(checked, CHUNK_LINES)):
             lines = [one for one in chunk if isinstance(one, Line)]
             problems += [one for one in chunk if isinstance(one, Problem)]
