@@ -21,14 +21,14 @@ BUDGETS: dict[str, int] = {
     "controlplane/alerts": 903,
     "controlplane/api": 3463,  # /v1 in the OpenAPI document
     "controlplane/applications": 2087,  # runs and demand graphs
-    "controlplane/batches": 1765,  # Speed up, embeddings
+    "controlplane/batches": 1780,  # Speed up, embeddings
     "controlplane/console": 13608,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
-    "controlplane/dispatch": 8654,  # KV events, and what else it has
+    "controlplane/dispatch": 8666,  # KV events, and what else it has
     "controlplane/events": 332,
     "controlplane/experiments": 5197,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6156,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 10832,  # embeddings and other calls without output, conversations by stored responses, KV events
+    "controlplane/gateway": 10834,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
     "controlplane/lengths": 2214,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5378,  # capacity as it was then, fallbacks and weights as a scenario
@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "tests/alerts": 496,
     "tests/api": 1742,
     "tests/applications": 1321,
-    "tests/batches": 1202,  # the real SDK, kills
+    "tests/batches": 1233,  # the real SDK, kills
     "tests/bench": 6529,  # what periodic jobs hold the event loop for
     "tests/clients": 1291,  # real clients of the field, coding agents among them
     "tests/console": 7413,
@@ -71,7 +71,7 @@ BUDGETS: dict[str, int] = {
     "tests/experiments": 1113,
     "tests/fleet": 4072,
     "tests/forecasting": 2775,
-    "tests/gateway": 10540,  # KV events, and what else it has
+    "tests/gateway": 10545,  # KV events, and what else it has
     "tests/jobs": 458,
     "tests/lengths": 1644,
     "tests/oracles": 2164,
@@ -83,11 +83,11 @@ BUDGETS: dict[str, int] = {
     "tests/tuning": 286,
     "tests/usage": 338,
     "tests/vllm": 4162,  # conversations by stored responses, KV events
-    "tests/workers": 3336,
+    "tests/workers": 3339,
     "workers": 183,
     "workers/backends": 310,
     "workers/emulator": 4198,  # conversations by stored responses, KV events
-    "workers/tasks": 1030,
+    "workers/tasks": 1041,
     "workers/vllm": 2215,
 }
 
