@@ -86,10 +86,9 @@ def _check(raw: bytes, number: int, offset: int, endpoint: str, models: Mapping[
     if not isinstance(value, dict):
         return Problem("invalid_json_line", "This line is not a JSON object.", number)
     custom_id = value.get("custom_id")
-    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512:
-        return Problem(
-            "missing_required_parameter", "custom_id must be a text of 1 to 512 characters.", number, "custom_id"
-        )
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512 or "\0" in custom_id:
+        message = "custom_id must be a text of 1 to 512 characters, none of them NUL."
+        return Problem("missing_required_parameter", message, number, "custom_id")
     if value.get("method", "POST") != "POST":
         return Problem("invalid_method", f"The method must be POST, not {value['method']!r}.", number, "method")
     if value.get("url") != endpoint:

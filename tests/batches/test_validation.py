@@ -44,6 +44,7 @@ def test_a_line_that_is_too_large_is_not_held_in_memory(monkeypatch):
         (line("\xe9").replace(b"\\u00e9", b"\xe9"), "invalid_json_line", None),
         (b"[" * 100_000 + b"\n", "invalid_json_line", None),
         (line(custom_id=None), "missing_required_parameter", "custom_id"),
+        (line("a\0"), "missing_required_parameter", "custom_id"),
         (line(custom_id=""), "missing_required_parameter", "custom_id"),
         (line(method="GET"), "invalid_method", "method"),
         (line(url="/v1/completions"), "invalid_url", "url"),
