@@ -62,9 +62,15 @@ def create_file(
         size_bytes=content.size,
         expires_at=_expiry(expires_after_s),
     )
-    with store_errors(f"write {row.id}"):
-        row.content.save(f"{row.id}.jsonl", content, save=False)
-    row.save()
+    name = f"{row.id}.jsonl"
+    try:
+        with store_errors(f"write {row.id}"):
+            row.content.save(name, content, save=False)
+        row.save()
+    except Exception:
+        with contextlib.suppress(Exception):  # the part that was written would fill a full disk for good
+            row.content.storage.delete(row.content.field.generate_filename(row, name))
+        raise
     return row
 
 
@@ -308,7 +314,10 @@ def _shown(problem: Problem) -> dict[str, Any]:
 
 
 def _write_file(batch: Batch, name: str, texts: Iterable[str | None]) -> StoredFile | None:
-    """A file of *texts*, one a line; None without any."""
+    """A file of *texts*, one a line, in place of that of an earlier attempt; None without any."""
+    filename = f"{batch.public_id}_{name}.jsonl"
+    for earlier in StoredFile.objects.filter(tenant=batch.tenant, filename=filename, purpose=Purpose.BATCH_OUTPUT):
+        delete_file(earlier)
     with tempfile.TemporaryFile() as spool:
         size = sum(spool.write((text or "").encode() + b"\n") for text in texts)
         if not size:
@@ -319,7 +328,7 @@ def _write_file(batch: Batch, name: str, texts: Iterable[str | None]) -> StoredF
         return create_file(
             batch.tenant,
             content,
-            f"{batch.public_id}_{name}.jsonl",
+            filename,
             Purpose.BATCH_OUTPUT,
             expires_after_s=batch.output_expires_after_s,
         )
