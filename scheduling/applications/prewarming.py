@@ -122,6 +122,8 @@ class LikelyCall(NamedTuple):
     """The likeliest of its units that need *target* next."""
     calls: int = 1
     """Calls of it at once: as many containers are needed."""
+    probability: float = 1.0
+    """Of the call, given what its run has done so far (p_s of equation 3)."""
 
 
 def due(likely: Iterable[LikelyCall], *kinds: str) -> list[LikelyCall]:
@@ -178,7 +180,7 @@ def likely_calls_of(
     if graph is None:
         return []
     start, least = latest_start_in_s if by == LATEST else start_in_s, 0.0 if by == EAGER else min(1.0, k / run.weight)
-    starts: dict[Warmable, tuple[float, str]] = {}
+    starts: dict[Warmable, tuple[float, str, float]] = {}
     for before, unit, ends_in_s, there in _unfinished(run, graph, produced, now_s):
         outlook = graph.outlooks[unit]
         columns: dict[tuple[Warmable, float], list[int]] = {}
@@ -193,10 +195,17 @@ def likely_calls_of(
             start_s = start(np.sort(comes_s[follows]), probability, warm_s, least)
             start_s = 0.0 if by == EAGER and start_s is not None else start_s
             if start_s is not None and (target not in starts or start_s < starts[target][0]):
-                starts[target] = start_s, outlook.next_units[of[0]]
+                starts[target] = start_s, outlook.next_units[of[0]], probability
     return [
-        LikelyCall(target, start_s, run.number, unit, graph.outlooks[unit].parallelism if unit in graph.outlooks else 1)
-        for target, (start_s, unit) in starts.items()
+        LikelyCall(
+            target,
+            start_s,
+            run.number,
+            unit,
+            graph.outlooks[unit].parallelism if unit in graph.outlooks else 1,
+            probability,
+        )
+        for target, (start_s, unit, probability) in starts.items()
     ]
 
 

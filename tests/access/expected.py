@@ -221,6 +221,7 @@ REST = {
     "list_applications": Reach(SIGNED_IN, key=True),
     "list_runs": Reach(SIGNED_IN, key=True),
     "list_prewarms": Reach(SIGNED_IN, key=True),
+    "list_next_to_warm": Reach(SIGNED_IN, key=True),
     "list_unit_backends": Reach(VIEWER),
     "get_run": Reach(TENANT, {"run_id": "RUN"}, owned=True, key=True),
     "name_application": Reach(MANAGER, {"application_id": "APPLICATION"}, {"title": "Atlas"} | REASON, owned=True),
