@@ -150,7 +150,7 @@ class ApplicationRuns:
             self.came["prefix_came_warm"] += any(each == blocks for each in cached)
 
     def _note_prompt(self, request: int) -> None:
-        """Note the system prompt of *request*, which comes now. Each version of an application counts as one of its own."""
+        """Note the system prompt of *request*, which comes now. Each version counts as another application."""
         if not self.prompts or (known := self.prompts.get(name := self.prompt_of(request))) is None:
             return
         number, at = self._step_of[request]

@@ -23,6 +23,8 @@ from workers.vllm.kv_events import BlockHash, Cleared, Event, Follower, Lost, Re
 
 MOST_BLOCKS = 1 << 20
 """Blocks of one instance that are kept: of 16 tokens, those of 16 million."""
+MOST_TOLD = 1 << 16
+"""Blocks of one instance that a fork has."""
 DISCOVER_S = 2.0
 ASK_AGAIN_S = 30.0
 """Period of the question to an instance that publishes no events."""
@@ -48,6 +50,10 @@ class KvCache:
     def count(self) -> int:
         """Blocks that it has."""
         return len(self._blocks)
+
+    def hashes(self, most: int) -> bytes:
+        """Return the hashes of its newest *most* blocks, the first stored first."""
+        return np.array([hashed for hashed, _ in self._blocks.values()][-most:], np.int64).tobytes()
 
     def known(self) -> None:
         """Rely on it from now on."""
@@ -192,6 +198,13 @@ class KvCaches:
             if task.done():
                 self._stop(replica)
                 task.result()
+
+    def hashes_of(self, replica: Replica) -> bytes:
+        """Return the hashes of the blocks that *replica* has, the first stored first, at most the newest `MOST_TOLD`; b"" if
+        they are not known.
+        """
+        cache = self.of.get(replica)
+        return b"" if cache is None or cache.why else cache.hashes(MOST_TOLD)
 
     def close(self) -> None:
         for replica in list(self.of):

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 
 import msgspec
+import numpy as np
 
 from controlplane.accounts.models import Tenant
 from controlplane.dispatch.dispatcher import Dispatcher
@@ -27,10 +28,12 @@ from controlplane.gateway.upstream.client import upstream_priority
 from scheduling.fleet.state import FleetState
 from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS
+from scheduling.routing.prefix_affinity import filled
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
 
 SWEEP_S = 1.0
+BLOCK_TOKENS = 16
 BEGAN_AT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 """When the virtual clock stands at 0."""
 
@@ -48,6 +51,8 @@ class Asked:
     application: str = ""
     run: str = ""
     run_due_s: float | None = None
+    recorded: tuple[int, ...] = ()
+    """Hashes of the recorded blocks of its prompt."""
 
 
 @dataclass(slots=True)
@@ -195,8 +200,8 @@ class VirtualFleet:
                 max_tokens=None,
                 sequences=1,
                 streamed=True,
-                prefix_hashes=(),
-                block_tokens=0,
+                prefix_hashes=asked.recorded,
+                block_tokens=BLOCK_TOKENS if asked.recorded else 0,
                 application=asked.application,
                 run=asked.run,
                 run_due_s=asked.run_due_s,
@@ -224,7 +229,8 @@ class VirtualFleet:
         assert placed is not None
         priority = upstream_priority(ORDERINGS[placed.ordering], placed.priority, None, placed.queue_key_s)
         prompt, output = asked.prompt_tokens + course.tokens, asked.output_tokens - course.tokens
-        self.engines[slot].add(EngineRequest(str(number), prompt, output, priority, self.now_s))
+        blocks = filled(np.array(asked.recorded, np.int64), BLOCK_TOKENS, BLOCK_TOKENS).tolist()
+        self.engines[slot].add(EngineRequest(str(number), prompt, output, priority, self.now_s, tuple(blocks)))
         if self.steps[slot] is None:
             self.events_s[slot] = self.now_s
 
@@ -307,15 +313,15 @@ class VirtualFleet:
 
 def _engine(row: Deployment, spec: inventory.InstanceSpec) -> EngineConfig:
     """Return the engine of an emulated server of that deployment, with the memory in *spec*."""
-    block_tokens = 16
     profile = PerformanceProfile.objects.get()
     return EngineConfig(
         max_num_seqs=row.max_num_seqs,
         max_num_batched_tokens=row.max_num_batched_tokens,
-        block_size_tokens=block_tokens,
-        kv_blocks=spec.kv_capacity_tokens // block_tokens,
+        block_size_tokens=BLOCK_TOKENS,
+        kv_blocks=spec.kv_capacity_tokens // BLOCK_TOKENS,
         policy=row.scheduling_policy,
         max_model_len=row.model.context_tokens,
         profile=profile.coefficients(),
         front_end=profile.front_end(),
+        prefix_caching=row.routing_policy == "least_delay",
     )
