@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.floor import Observation
@@ -67,12 +68,14 @@ class Snapshot:
         observation: Observation,
         report: Callable[[], Mapping[int, float]],
         wall_clock: Callable[[], float] = time.time,
-        cached: Callable[[Replica], bytes] = lambda replica: b"",
+        cached: Callable[[Replica], NDArray[np.int64]] = lambda replica: np.zeros(0, np.int64),
     ) -> None:
         self.dispatcher, self.observation, self.report = dispatcher, observation, report
         self.wall_clock, self.cached = wall_clock, cached
         self._prompts: dict[tuple[Any, ...], tuple[int, PromptState]] = {}
         """Those of this state, by what is known of them, with their indices."""
+        self._numbers: dict[int, int] = {}
+        """Indices of its instances, by slot."""
 
     def __call__(self) -> FleetState:
         """Return the state; takes some 10 ms for a thousand requests."""
@@ -109,6 +112,10 @@ class Snapshot:
             look_s=max(0.0, dispatcher.holding.looked_s + LOOK_S - now_s),
         )
         state.prompts = [prompt for _, prompt in self._prompts.values()]
+        wanted = np.frombuffer(b"".join(prompt.tokens for prompt in state.prompts), np.int64)
+        for one, replica in zip(state.instances, replicas if wanted.size else (), strict=False):
+            hashes = self.cached(replica)
+            one.cached = hashes[np.isin(hashes, wanted)].tobytes()
         return state
 
     def _prompt(self, request: Request) -> int | None:
@@ -165,7 +172,6 @@ class Snapshot:
             kv_tokens=int(fleet.kv_capacity_tokens[slot]),
             round_trips=round_trips,
             adapters=[self.dispatcher.topology.adapter_names[at - 1] for at in fleet.adapters[slot].tolist() if at],
-            cached=self.cached(replica),
             cached_block_tokens=int(self.dispatcher.queue.affinity.blocks.block_tokens[slot]),
             given_tokens=fleet.given_tokens[slot].tolist(),
             iteration_s=self._iteration_s(replica, heard, now_s),

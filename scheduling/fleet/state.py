@@ -57,7 +57,7 @@ class InstanceState(Struct):
     adapters: list[str] = []
     """LoRA adapters that it holds, most recently used first."""
     cached: bytes = b""
-    """Hashes (64 bits) of the blocks in its prefix cache by its KV events, those stored first first; empty if not known."""
+    """Hashes (64 bits) of those blocks of `FleetState.prompts` that it has by its KV events, the first stored first."""
     cached_block_tokens: int = 0
     round_trips: list[float] = []
     """Its row of `FleetArrays.round_trips`."""

@@ -23,8 +23,6 @@ from workers.vllm.kv_events import BlockHash, Cleared, Event, Follower, Lost, Re
 
 MOST_BLOCKS = 1 << 20
 """Blocks of one instance that are kept: of 16 tokens, those of 16 million."""
-MOST_TOLD = 1 << 16
-"""Blocks of one instance that a fork has."""
 DISCOVER_S = 2.0
 ASK_AGAIN_S = 30.0
 """Period of the question to an instance that publishes no events."""
@@ -51,9 +49,9 @@ class KvCache:
         """Blocks that it has."""
         return len(self._blocks)
 
-    def hashes(self, most: int) -> bytes:
-        """Return the hashes of its newest *most* blocks, the first stored first."""
-        return np.array([hashed for hashed, _ in self._blocks.values()][-most:], np.int64).tobytes()
+    def hashes(self) -> NDArray[np.int64]:
+        """Return the hashes of its blocks, the first stored first."""
+        return np.fromiter((hashed for hashed, _ in self._blocks.values()), np.int64, len(self._blocks))
 
     def known(self) -> None:
         """Rely on it from now on."""
@@ -199,12 +197,10 @@ class KvCaches:
                 self._stop(replica)
                 task.result()
 
-    def hashes_of(self, replica: Replica) -> bytes:
-        """Return the hashes of the blocks that *replica* has, the first stored first, at most the newest `MOST_TOLD`; b"" if
-        they are not known.
-        """
+    def hashes_of(self, replica: Replica) -> NDArray[np.int64]:
+        """Return the hashes of the blocks that *replica* has, the first stored first; nothing if they are not known."""
         cache = self.of.get(replica)
-        return b"" if cache is None or cache.why else cache.hashes(MOST_TOLD)
+        return np.zeros(0, np.int64) if cache is None or cache.why else cache.hashes()
 
     def close(self) -> None:
         for replica in list(self.of):

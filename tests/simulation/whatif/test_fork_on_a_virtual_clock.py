@@ -269,10 +269,11 @@ def test_what_instances_carry_is_the_same_in_a_fork(db):
     assert max(both.outcomes["queue_s"]) > 1.0, "or room would hardly matter"
 
 
+@pytest.mark.parametrize("kv_events", [False, True])
 @pytest.mark.parametrize("ordering", at_night_but(["ssjf"], ["fcfs", "ssjf", "slack"]))
-def test_a_fork_has_the_prefix_caches_of_the_fleet(db, ordering):
+def test_a_fork_has_the_prefix_caches_of_the_fleet(db, ordering, kv_events):
     """What waits at the fork finds as much of its prompts cached, at the same instances, as in the fleet."""
-    make_fleet("least_delay", ordering, requests_ahead_limit=0)
+    make_fleet("least_delay", ordering, requests_ahead_limit=0, kv_events=kv_events)
     Instance.objects.update(kv_capacity_tokens=16 * 1024)
     hits: list[int] = []
 
@@ -280,6 +281,7 @@ def test_a_fork_has_the_prefix_caches_of_the_fleet(db, ordering):
         hits.append(sum(engine.prefix_hit_tokens_total for engine in live.engines))
 
     both = fork_and_continue(at_s=133.77, per_s=2.5, prompts=True, before_fork=note)
+    assert bool(both.live.stored) == kv_events
     fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
     assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
