@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.floor import Observation
@@ -20,7 +21,9 @@ from scheduling.fleet.state import (
     GroupsState,
     GroupState,
     HeldRequest,
+    Holder,
     InstanceState,
+    PromptState,
     RunningRequest,
     WaitingRequest,
 )
@@ -30,8 +33,14 @@ from scheduling.queueing.held_work import LONG_AGO_S, LOOK_S
 from scheduling.queueing.ordering import Standing
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
 from scheduling.queueing.waiting_set import in_order
+from scheduling.routing.prefix_affinity import held
 from scheduling.routing.regions import asked_work_s, backlog_s
 from scheduling.scaling.view import DEMAND_WINDOW_S
+
+MOST_PROMPTS: Final = 2_000
+"""Starts of prompts in a state; those of further requests are not known."""
+MOST_PROMPT_BYTES: Final = 8 * 1024
+"""Hashes of a prompt's tokens: of 16 tokens a block, the first 16,384."""
 
 CONDITIONS: Final = {
     Lifecycle.PROVISIONING: Condition.LOADING,
@@ -50,7 +59,7 @@ class Snapshot:
     """Callable that returns the state.
 
     *report* makes the dispatcher count streamed tokens, and returns when each request (by number) last streamed one, on the
-    dispatcher's clock.
+    dispatcher's clock. *cached* gives hashes of the blocks that an instance has by its KV events, where these are followed.
     """
 
     def __init__(
@@ -59,9 +68,14 @@ class Snapshot:
         observation: Observation,
         report: Callable[[], Mapping[int, float]],
         wall_clock: Callable[[], float] = time.time,
+        cached: Callable[[Replica], NDArray[np.int64]] = lambda replica: np.zeros(0, np.int64),
     ) -> None:
         self.dispatcher, self.observation, self.report = dispatcher, observation, report
-        self.wall_clock = wall_clock
+        self.wall_clock, self.cached = wall_clock, cached
+        self._prompts: dict[tuple[Any, ...], tuple[int, PromptState]] = {}
+        """Those of this state, by what is known of them, with their indices."""
+        self._numbers: dict[int, int] = {}
+        """Indices of its instances, by slot."""
 
     def __call__(self) -> FleetState:
         """Return the state; takes some 10 ms for a thousand requests."""
@@ -70,8 +84,9 @@ class Snapshot:
         now_s = dispatcher.clock()
         replicas = sorted(topology.replicas.values(), key=lambda one: one.name)
         numbers = {one.slot: at for at, one in enumerate(replicas)}
+        self._prompts, self._numbers = {}, numbers
         waiting, places = self._waiting(now_s)
-        return FleetState(
+        state = FleetState(
             at=self.wall_clock(),
             instances=[self._instance(one, heard, now_s) for one in replicas],
             running=[
@@ -96,6 +111,37 @@ class Snapshot:
             backlogs=dispatcher.holding.work.backlogs(now_s),
             look_s=max(0.0, dispatcher.holding.looked_s + LOOK_S - now_s),
         )
+        state.prompts = [prompt for _, prompt in self._prompts.values()]
+        wanted = np.frombuffer(b"".join(prompt.tokens for prompt in state.prompts), np.int64)
+        for one, replica in zip(state.instances, replicas if wanted.size else (), strict=False):
+            hashes = self.cached(replica)
+            one.cached = hashes[np.isin(hashes, wanted)].tobytes()
+        return state
+
+    def _prompt(self, request: Request) -> int | None:
+        """Return the index of the start of the prompt of *request*, None where no router considers it."""
+        asked, endpoint, queue = request.asked, request.endpoint, self.dispatcher.queue
+        recorded, tokens = asked.prefix_hashes, asked.token_blocks[:MOST_PROMPT_BYTES]
+        if not recorded and not tokens:
+            return None
+        key = endpoint.index, recorded, tokens
+        if (known := self._prompts.get(key)) is not None:
+            return known[0]
+        if len(self._prompts) >= MOST_PROMPTS:
+            return None
+        queue.fit()
+        affinity, spare = queue.affinity, queue.affinity.noted_count.size - 1
+        affinity.noted[spare, : len(recorded)] = recorded
+        affinity.noted_count[spare], affinity.block_tokens[spare] = len(recorded), asked.block_tokens
+        holders = [
+            Holder(self._numbers[slot], held_tokens, age_tokens)
+            for slot, held_tokens, age_tokens in held(self.dispatcher.topology.fleet, affinity, endpoint.index, spare)
+            if slot in self._numbers
+        ]
+        hashes = np.array(recorded, np.int64).tobytes()
+        prompt = PromptState(hashes, asked.block_tokens, tokens, asked.token_block_size if tokens else 0, holders)
+        self._prompts[key] = len(self._prompts), prompt
+        return len(self._prompts) - 1
 
     def _instance(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> InstanceState:
         fleet, wall_s = self.dispatcher.topology.fleet, self.wall_clock()
@@ -126,6 +172,7 @@ class Snapshot:
             kv_tokens=int(fleet.kv_capacity_tokens[slot]),
             round_trips=round_trips,
             adapters=[self.dispatcher.topology.adapter_names[at - 1] for at in fleet.adapters[slot].tolist() if at],
+            cached_block_tokens=int(self.dispatcher.queue.affinity.blocks.block_tokens[slot]),
             given_tokens=fleet.given_tokens[slot].tolist(),
             iteration_s=self._iteration_s(replica, heard, now_s),
             ended=self._ended(replica, now_s),
@@ -167,6 +214,7 @@ class Snapshot:
             "asked_model": asked.asked_model,
             "model_rule": asked.model_rule,
             "falls_back": bool(asked.fallback),
+            "prompt": self._prompt(request),
         }
 
     def _standing(self, request: Request, now_s: float) -> Standing | None:
@@ -187,6 +235,7 @@ class Snapshot:
             placed_s=request.placed_s - now_s,
             streamed=request.asked.streamed,
             output_tokens=request.output_tokens,
+            cached_tokens=request.cached_tokens,
             expected_prompt=request.expected_prompt,
             expected_tokens=request.expected_tokens,
             ahead=ahead,

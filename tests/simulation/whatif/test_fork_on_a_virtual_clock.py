@@ -22,11 +22,12 @@ from controlplane.simulation.whatif.start import Start, stage_start
 from controlplane.tuning.services import put
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.standings import KnownGraph
+from scheduling.routing.prefix_affinity import recorded
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from tests.examples import at_night_but
 from tests.gateway.rows import make_rows
-from tests.simulation.whatif.virtual_fleet import Asked, VirtualFleet
+from tests.simulation.whatif.virtual_fleet import BLOCK_TOKENS, Asked, VirtualFleet
 
 AFTER_S, LONG_S = 180.0, 600.0
 INSTANCES, SEQUENCES = 3, 4
@@ -114,6 +115,16 @@ class Both:
         return [(at_s, numbers[request], instance) for at_s, request, instance in each]
 
 
+def alike(asked: list[Asked], until_s: float) -> list[Asked]:
+    """Return *asked*; prompts that come before *until_s* are of six kinds, alike as far as they go."""
+    random, some = np.random.default_rng(4), []
+    for each in asked:
+        kind = int(random.integers(1, 7))
+        blocks = 1_000_000 * kind + np.arange(each.prompt_tokens // BLOCK_TOKENS)
+        some.append(replace(each, recorded=recorded(blocks) if each.arrived_s < until_s else ()))
+    return some
+
+
 def fork_and_continue(
     at_s: float = 120.0,
     per_s: float = 2.2,
@@ -121,10 +132,12 @@ def fork_and_continue(
     longest: int = 400,
     after_s: float = AFTER_S,
     spare: float = 0.0,
+    prompts: bool = False,
     before_fork: Callable[[VirtualFleet], None] | None = None,
 ) -> Both:
     """Run the fleet of the rows, fork it at *at_s*, and run *after_s* more of both."""
     live, asked = VirtualFleet("m", ROUND_TRIP_S, count_s), requests(at_s + after_s, per_s, longest, spare)
+    asked = alike(asked, at_s) if prompts else asked
     before = [each for each in asked if each.arrived_s < at_s]
     live.run(before, at_s)
     if before_fork is not None:
@@ -254,6 +267,26 @@ def test_what_instances_carry_is_the_same_in_a_fork(db):
     assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
     assert max(both.outcomes["queue_s"]) > 1.0, "or room would hardly matter"
+
+
+@pytest.mark.parametrize("kv_events", [False, True])
+@pytest.mark.parametrize("ordering", at_night_but(["ssjf"], ["fcfs", "ssjf", "slack"]))
+def test_a_fork_has_the_prefix_caches_of_the_fleet(db, ordering, kv_events):
+    """What waits at the fork finds as much of its prompts cached, at the same instances, as in the fleet."""
+    make_fleet("least_delay", ordering, requests_ahead_limit=0, kv_events=kv_events)
+    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    hits: list[int] = []
+
+    def note(live: VirtualFleet) -> None:
+        hits.append(sum(engine.prefix_hit_tokens_total for engine in live.engines))
+
+    both = fork_and_continue(at_s=133.77, per_s=2.5, prompts=True, before_fork=note)
+    assert bool(both.live.stored) == kv_events
+    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
+    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
+    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    found = sum(engine.prefix_hit_tokens_total for engine in both.live.engines) - hits[0]
+    assert both.result.counters["prefix_hit_tokens"] == found > 500
 
 
 def test_announced_work_sets_the_pace_in_a_fork_too(db):

@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.accounts.models import Tenant
 from controlplane.dispatch.dispatcher import Dispatcher
@@ -27,10 +29,13 @@ from controlplane.gateway.upstream.client import upstream_priority
 from scheduling.fleet.state import FleetState
 from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS
+from scheduling.routing.cached_blocks import drop, hold
+from scheduling.routing.prefix_affinity import filled
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
 
 SWEEP_S = 1.0
+BLOCK_TOKENS = 16
 BEGAN_AT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 """When the virtual clock stands at 0."""
 
@@ -48,6 +53,8 @@ class Asked:
     application: str = ""
     run: str = ""
     run_due_s: float | None = None
+    recorded: tuple[int, ...] = ()
+    """Hashes of the recorded blocks of its prompt."""
 
 
 @dataclass(slots=True)
@@ -83,11 +90,18 @@ class VirtualFleet:
             lambda: self.now_s,
             wall_clock=self.wall_s,
         )
-        self.snapshot = Snapshot(self.dispatcher, self.observation, self.report, wall_clock=self.wall_s)
+        self.stored: dict[int, dict[int, None]] = {}
+        """By slot: hashes of the blocks in its prefix cache, where instances publish their KV events."""
+        self.snapshot = Snapshot(
+            self.dispatcher, self.observation, self.report, wall_clock=self.wall_s, cached=self._stored_at
+        )
         replicas = sorted(self.topology.replicas.values(), key=lambda one: one.slot)
         self.slot_of = {one.name: one.slot for one in replicas}
         deployments = {row.region.name: row for row in Deployment.objects.select_related("region", "model")}
         self.engines = [ReferenceEngine(_engine(deployments[one.spec.region], one.spec)) for one in replicas]
+        for one in replicas:
+            if one.endpoint.spec.policy.exact_prefixes:
+                self._publish(one.slot)
         self.steps: list[StepResult | None] = [None] * len(self.engines)
         self.events_s = [inf] * len(self.engines)
         self.sent: deque[tuple[float, int, int]] = deque()
@@ -99,6 +113,28 @@ class VirtualFleet:
         """When a request of which number was given to which slot, in that order."""
         self.classes = {row.name: row for row in SloClass.objects.all()}
         self.tenant = Tenant.objects.get()
+
+    def _publish(self, slot: int) -> None:
+        """Have the dispatcher know what the engine in *slot* stores and removes."""
+        queue, stored = self.dispatcher.queue, self.stored.setdefault(slot, {})
+        queue.fit()
+        queue.affinity.blocks.block_tokens[slot] = BLOCK_TOKENS
+
+        def store(content: object) -> None:
+            if isinstance(content, int):
+                queue.fit_blocks(1)
+                hold(queue.affinity.blocks, slot, np.array([content], np.int64), 0, 1)
+                stored[content] = None
+
+        def remove(content: object) -> None:
+            if isinstance(content, int):
+                drop(queue.affinity.blocks, slot, np.array([content], np.int64), 0, 1)
+                stored.pop(content, None)
+
+        self.engines[slot].watch(store, remove)
+
+    def _stored_at(self, replica: Replica) -> NDArray[np.int64]:
+        return np.array(list(self.stored.get(replica.slot, ())), np.int64)
 
     def wall_s(self) -> float:
         return BEGAN_AT.timestamp() + self.now_s
@@ -195,8 +231,10 @@ class VirtualFleet:
                 max_tokens=None,
                 sequences=1,
                 streamed=True,
-                prefix_hashes=(),
-                block_tokens=0,
+                prefix_hashes=asked.recorded,
+                block_tokens=BLOCK_TOKENS if asked.recorded else 0,
+                token_blocks=_blocks(asked).tobytes() if self.stored else b"",
+                token_block_size=BLOCK_TOKENS,
                 application=asked.application,
                 run=asked.run,
                 run_due_s=asked.run_due_s,
@@ -224,7 +262,8 @@ class VirtualFleet:
         assert placed is not None
         priority = upstream_priority(ORDERINGS[placed.ordering], placed.priority, None, placed.queue_key_s)
         prompt, output = asked.prompt_tokens + course.tokens, asked.output_tokens - course.tokens
-        self.engines[slot].add(EngineRequest(str(number), prompt, output, priority, self.now_s))
+        blocks = tuple(_blocks(asked).tolist())
+        self.engines[slot].add(EngineRequest(str(number), prompt, output, priority, self.now_s, blocks))
         if self.steps[slot] is None:
             self.events_s[slot] = self.now_s
 
@@ -305,17 +344,21 @@ class VirtualFleet:
         )
 
 
+def _blocks(asked: Asked) -> NDArray[np.int64]:
+    return filled(np.array(asked.recorded, np.int64), BLOCK_TOKENS, BLOCK_TOKENS)
+
+
 def _engine(row: Deployment, spec: inventory.InstanceSpec) -> EngineConfig:
     """Return the engine of an emulated server of that deployment, with the memory in *spec*."""
-    block_tokens = 16
     profile = PerformanceProfile.objects.get()
     return EngineConfig(
         max_num_seqs=row.max_num_seqs,
         max_num_batched_tokens=row.max_num_batched_tokens,
-        block_size_tokens=block_tokens,
-        kv_blocks=spec.kv_capacity_tokens // block_tokens,
+        block_size_tokens=BLOCK_TOKENS,
+        kv_blocks=spec.kv_capacity_tokens // BLOCK_TOKENS,
         policy=row.scheduling_policy,
         max_model_len=row.model.context_tokens,
         profile=profile.coefficients(),
         front_end=profile.front_end(),
+        prefix_caching=row.routing_policy == "least_delay",
     )
