@@ -21,12 +21,12 @@ from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, 
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, WAITS, note_phase
 from scheduling.queueing.waiting_set import charge, claim, enqueue, rerank
 from scheduling.routing.adapters import use_adapter
-from scheduling.routing.cached_blocks import hold
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.simulation.cluster import loop
+from scheduling.simulation.cluster.dispatcher import count_blocks
 from scheduling.simulation.cluster.event_queue import reset_time
 from scheduling.simulation.cluster.state_changes import BEGIN, COMING, EVICT, GIVE, SHARING
 from scheduling.simulation.cluster.world import Outcome, State, World
@@ -277,9 +277,11 @@ class _Engines:
             self._place_maps(at, listed)
             self._link_running(at, [each for each in listed if each[0].where is Where.RUNNING])
             self._place_cache(at, instance)
-            self._hold_blocks(at, [slot for _, slot in listed])
-            self._begin(at, instance, [slot for one, slot in listed if one.where is Where.WAITING])
             endpoint = int(self.world.fleet.endpoint[at])
+            if self.world.policies[endpoint]["routing"] == LEAST_DELAY:
+                for _, slot in listed:
+                    count_blocks(self.world, endpoint, slot)
+            self._begin(at, instance, [slot for one, slot in listed if one.where is Where.WAITING])
             sent += [(one.reaches_s, one.number, endpoint, slot) for one, slot in listed if one.where is Where.SENT]
         numbers = [one.number for instance in self.fork.instances for one in instance.requests]
         self.world.engines.counters[GIVEN] = max(numbers, default=-1) + 1
@@ -340,17 +342,6 @@ class _Engines:
             fleet.placed_tokens[at] = max(0, present - age_tokens)
             learn(fleet, affinity, endpoint, spare, at)
         fleet.placed_tokens[at] = present
-
-    def _hold_blocks(self, at: int, slots: list[int]) -> None:
-        """Count the blocks of the requests that instance *at* has, where the router knows what it has cached."""
-        policy, cache = self.world.policies[self.world.fleet.endpoint[at]], self.world.engines.cache
-        if policy["routing"] != LEAST_DELAY or not policy["follow_kv_events"] or cache.first.size == 1:
-            return
-        for slot in slots:
-            this: Any = self.world.engines.sequences[slot]
-            first, last = int(cache.first[this.request]), int(cache.first[this.request + 1])
-            hold(self.world.affinity.blocks, at, cache.hashes, first, last)
-            this.counted_blocks = last - first
 
     def _place_maps(self, at: int, listed: list[tuple[ForkedRequest, int]]) -> None:
         maps, sequences = self.world.engines.ahead, self.world.engines.sequences
