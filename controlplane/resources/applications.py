@@ -185,11 +185,12 @@ APPLICATIONS = Resource(
         ),
     ),
     page=(
-        *("name", "tenant", "in_time", "completion", "completion_p50_s", "completion_p95_s", "deadline_s"),
+        *("name", "in_time", "completion", "completion_p50_s", "completion_p95_s", "deadline_s"),
         *("ended", "tokens", "prewarm_hits", "cost_usd", "order"),
     ),
     template="console/applications/applications.html",
     live="applications",
+    caption="",
     whole=200,
     refresh_s=10,
     empty="Send X-Application and X-Run with each request.",
