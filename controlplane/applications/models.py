@@ -51,7 +51,7 @@ class Application(models.Model):
         return self.title or self.name
 
     asked_hours: int = DAY_H
-    """How far back its figures go, and the region of their runs, empty for all: annotated by filters of the list."""
+    """Hours that its figures cover, and the region of their runs, empty for all: annotated by filters of the list."""
     asked_region: str = ""
 
     @property

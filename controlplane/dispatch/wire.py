@@ -166,7 +166,7 @@ class QueueChange:
 
 
 class NextToWarm(PublishedRow):
-    """Backend that prewarming will start next for a run in progress, if the run goes on as its demand graph has it."""
+    """Backend that prewarming will start next for a run in progress, by the demand graph of its application."""
 
     in_s: float
     """Seconds until it starts; 0: now, or as soon as there is room."""
