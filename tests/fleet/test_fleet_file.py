@@ -309,5 +309,3 @@ def test_an_adapter_may_be_of_a_tenant(run):
     target = '\n[[weighted_targets]]\nname = "chat"\ntarget = "sql"\n'
     with pytest.raises(CommandError, match=r"sql is an adapter of .* alone; targets are for all tenants"):
         run(FLEET + own + target, "--yes")
-    run(FLEET + own.replace('tenant = "acme"\n', "") + target, "--yes", "--prune")
-    assert Adapter.objects.get().tenant_id is not None, "what a file leaves out stays"
