@@ -65,7 +65,7 @@ BUDGETS: dict[str, int] = {
     "tests/clients": 1291,  # real clients of the field, coding agents among them
     "tests/console": 7413,
     "tests/dispatch": 5575,  # fallbacks and sleeping models under both clocks
-    "tests/docs": 1655,
+    "tests/docs": 1684,
     "tests/e2e": 2510,
     "tests/events": 106,
     "tests/experiments": 1113,

@@ -15,7 +15,7 @@ def pins() -> dict[str, str]:
 
 
 def test_every_line_is_a_name_and_a_version() -> None:
-    pinned = re.compile(r"[a-z0-9][a-z0-9._-]*==[0-9][0-9a-z.]*")
+    pinned = re.compile(r"[a-z0-9][a-z0-9._-]*==([0-9]+!)?[0-9][0-9a-z.]*")
     wrong = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not pinned.fullmatch(line)]
     assert not wrong, f"versions only, no addresses or local builds: {wrong}"
 

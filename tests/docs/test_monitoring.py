@@ -7,6 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.core import GaugeMetricFamily
 
 from tests.docs import monitoring
@@ -43,6 +46,32 @@ def test_rules_name_only_series_that_exist_and_panels_every_one(metrics):
 def test_a_metric_that_no_row_of_the_dashboard_holds_is_an_error():
     with pytest.raises(LookupError, match="something_new is in no group"):
         list(monitoring.panels([GaugeMetricFamily("something_new", "New.")]))
+
+
+def test_grafana_s_own_types_know_every_field_of_the_dashboard():
+    """Its readers leave out what they do not know, so what is written again has everything that was read."""
+    register_default_plugins()
+    made = json.loads(DASHBOARD_FILE.read_text())
+    for each in made["panels"]:
+        assert each["type"] in {"row", "timeseries"}, "one whose options are read too"
+    read_again = json.loads(JSONEncoder().encode(Dashboard.from_json(made)))
+    assert list(differences(made, read_again)) == []
+    made["panels"][1]["targets"][0]["legendformat"] = "odd"
+    assert [*differences(made, json.loads(JSONEncoder().encode(Dashboard.from_json(made))))] == [
+        ".panels[1].targets[0].legendformat"
+    ]
+
+
+def differences(written, read_again, at=""):
+    """Yield the places of *written* that are not the same in *read_again*, which may have more."""
+    if isinstance(written, dict) and isinstance(read_again, dict):
+        for name, value in written.items():
+            yield from differences(value, read_again.get(name), f"{at}.{name}")
+    elif isinstance(written, list) and isinstance(read_again, list) and len(written) == len(read_again):
+        for number, pair in enumerate(zip(written, read_again, strict=True)):
+            yield from differences(*pair, f"{at}[{number}]")
+    elif written != read_again:
+        yield at
 
 
 def test_panels_do_not_overlap(metrics):
