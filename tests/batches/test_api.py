@@ -278,7 +278,15 @@ async def test_a_wrong_batch_is_refused_with_its_field(served, client, changes, 
         assert (await response.json())["error"]["param"] == param
 
 
-async def test_errors_have_the_shape_of_openai(served):
+async def test_errors_have_the_shape_of_openai(served, monkeypatch):
+    batch_of = api.batch_of
+
+    def away(key, batch_id):
+        if batch_id == "batch_away":
+            raise OperationalError("database is locked")
+        return batch_of(key, batch_id)
+
+    monkeypatch.setattr(api, "batch_of", away)
     for method, path, status in (
         ("GET", "/v1/files", 401),
         ("PUT", "/v1/files", 405),
@@ -286,11 +294,13 @@ async def test_errors_have_the_shape_of_openai(served):
         ("GET", "/v1/batches?limit=0", 400),
         ("GET", "/v1/batches?after=batch_no", 400),
         ("GET", "/v1/batches/batch_no", 404),
+        ("GET", "/v1/batches/batch_away", 503),
     ):
         headers = {} if status == 401 else served.headers
         async with served.http.request(method, f"{served.url}{path}", headers=headers) as response:
             assert response.status == status, path
             assert set((await response.json())["error"]) == {"message", "type", "param", "code"}
+            assert ("retry-after" in response.headers) is (status == 503)
 
 
 async def test_answers_wait_in_memory_while_the_database_is_away(served, client, monkeypatch):
