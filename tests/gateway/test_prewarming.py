@@ -153,7 +153,7 @@ async def test_an_instance_that_dies_while_it_warms(prompted):
     await until(lambda: idle.running == 1)
     await idle.stop()
     await until(lambda: counts_of(prompted, "prefix").get("failed") == 1)
-    assert not prompted.gateway.dispatcher.prewarming._warming
+    assert not prompted.gateway.dispatcher.prewarming.prompts.warming
     assert (await plan)[0] == 200
     status, _ = await call(prompted, "c", "write", **WRITE)
     assert status == 200
