@@ -20,10 +20,11 @@ from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Pu
 from controlplane.batches.progress import with_sample
 from controlplane.batches.speed_up import SHORTEST_S, refusal
 from controlplane.batches.storage import store_errors
-from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines, lines_of
+from controlplane.batches.validation import ENDPOINTS, Line, Problem, Served, check_lines, lines_of
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model, SloClass, SloKind
+from controlplane.fleet.selectors import adapters_of
 from controlplane.gateway.errors import ApiError, invalid
 from scheduling.model_task import Task
 
@@ -232,8 +233,10 @@ def validate_batch(batch_id: int) -> bool:
     if batch is None:
         return False
     allowed = batch.api_key.allowed_models if batch.api_key else ()
-    every = Model.objects.values_list("name", "task")
-    models = {name: Task(task) for name, task in every if not allowed or name in allowed}
+    every = [(name, task, name) for name, task in Model.objects.values_list("name", "task")]
+    adapters = adapters_of(batch.tenant_id).filter(active=True)
+    every += adapters.values_list("name", "base__task", "base__name")
+    models = {name: Served(Task(task), base) for name, task, base in every if not allowed or name in allowed}
     problems: list[Problem] = []
     total, named = 0, set()
     try:

@@ -2,7 +2,7 @@
 
 import codecs
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -15,8 +15,16 @@ ENDPOINTS = (*GENERATION, EMBEDDINGS, *(f"/v1{path}" for path in SCORING))
 """Paths that a batch may call: OpenAI's, and those that vLLM's own batch runner takes too."""
 
 
+class Served(NamedTuple):
+    """A model or an adapter that lines may ask for."""
+
+    task: Task
+    base: str
+    """The model that serves it: itself, or the one that it adapts."""
+
+
 class Line(msgspec.Struct, frozen=True):
-    """A valid line: where it lies in the file and what it asks."""
+    """A valid line: where it lies in the file and which model serves it."""
 
     number: int
     custom_id: str
@@ -43,11 +51,11 @@ def lines_of(file: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Task]) -> Iterator[Line | Problem]:
+def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Served]) -> Iterator[Line | Problem]:
     """Check *lines* one by one, in their order. Blank lines are skipped, and a byte order mark before the first.
 
-    *models* are those that may be asked for, with their tasks. After `MOST_LINES` lines, faulty ones included, one last
-    problem ends it.
+    *models* are the models and adapters that may be asked for. A line of an adapter waits as its model does. After
+    `MOST_LINES` lines, faulty ones included, one last problem ends it.
     """
     seen: dict[str, int] = {}
     offset = requests = 0
@@ -75,7 +83,7 @@ def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Task
         yield Problem("empty_file", "The file has no requests.")
 
 
-def _check(raw: bytes, number: int, offset: int, endpoint: str, models: Mapping[str, Task]) -> Line | Problem:
+def _check(raw: bytes, number: int, offset: int, endpoint: str, models: Mapping[str, Served]) -> Line | Problem:
     if len(raw) > MOST_LINE_BYTES:
         return Problem("line_too_large", f"This line is larger than {MOST_LINE_BYTES:,} bytes.", number)
     try:
@@ -104,11 +112,11 @@ def _check(raw: bytes, number: int, offset: int, endpoint: str, models: Mapping[
     model = body.get("model")
     if not isinstance(model, str) or model not in models:
         return Problem("model_not_found", f"The model {model!r} does not exist here.", number, "body.model")
-    if endpoint not in (served := PATHS[models[model]]) and endpoint.removeprefix("/v1") not in served:
+    if endpoint not in (served := PATHS[models[model].task]) and endpoint.removeprefix("/v1") not in served:
         message = f"The model {model!r} does not serve {endpoint}. It serves {', '.join(served)}."
         return Problem("unsupported_endpoint", message, number, "body.model")
     if body.get("stream"):
         return Problem(
             "invalid_value", "Requests of a batch are not streamed: leave out stream.", number, "body.stream"
         )
-    return Line(number, custom_id, model, offset, len(raw))
+    return Line(number, custom_id, models[model].base, offset, len(raw))

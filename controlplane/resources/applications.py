@@ -15,12 +15,9 @@ from controlplane.applications.models import (
     with_costs,
 )
 from controlplane.fleet.models import Deployment
-from controlplane.planning.parts import PARTS, PolicyPart
 from controlplane.resources.filters import Search, Select, last_hours
 from controlplane.resources.requests import region_control, tenant_control
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, search_in
-
-ORDERING: PolicyPart = next(part for part in PARTS if part.name == "ordering_policy")
 
 
 def visible_applications(viewer: Viewer) -> QuerySet[Any]:
@@ -29,11 +26,11 @@ def visible_applications(viewer: Viewer) -> QuerySet[Any]:
     return rows.annotate(records=Count("runs", learned("runs__", "")), last_run_at=Max("runs__began_at"))
 
 
-def order_of(application: Application) -> str:
-    """Return the orders in which the models that its units ask serve, in words, the first one first; empty without one."""
+def orders_of(application: Application) -> list[str]:
+    """Return the orders in which the models that its units ask serve; none without a deployment of one."""
     names = {unit.get("name") for unit in application.units.values() if unit.get("kind") == "llm"}
     used = Deployment.objects.filter(model__name__in=names, active=True).values_list("ordering_policy", flat=True)
-    return ", ".join(ORDERING.choice(order).title for order in sorted(set(used)))
+    return sorted(set(used))
 
 
 def visible_runs(viewer: Viewer) -> QuerySet[Any]:
@@ -134,7 +131,8 @@ APPLICATIONS = Resource(
         Column(
             "order",
             "Order",
-            order_of,
+            lambda row: ", ".join(orders_of(row)),
+            draw="console/applications/cells/order.html",
             type=str,
             about="In which the models that its units ask serve what waits.",
         ),
@@ -185,11 +183,12 @@ APPLICATIONS = Resource(
         ),
     ),
     page=(
-        *("name", "tenant", "in_time", "completion", "completion_p50_s", "completion_p95_s", "deadline_s"),
+        *("name", "in_time", "completion", "completion_p50_s", "completion_p95_s", "deadline_s"),
         *("ended", "tokens", "prewarm_hits", "cost_usd", "order"),
     ),
     template="console/applications/applications.html",
     live="applications",
+    caption="",
     whole=200,
     refresh_s=10,
     empty="Send X-Application and X-Run with each request.",

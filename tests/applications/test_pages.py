@@ -60,8 +60,10 @@ def test_the_order_in_which_its_models_serve_is_in_the_list(client, operator, ap
     )
     client.force_login(operator)
     (row,) = client.get("/api/applications").json()["items"]
-    assert row["order"] in client.get("/applications/").content.decode()
-    assert row["order"]
+    assert row["order"] == "hermes"
+    assert (
+        "Lowest Gittins rank of the application run first (Hermes): " in client.get("/applications/").content.decode()
+    )
 
 
 def test_what_runs_were_predicted_to_need_is_compared_with_what_came(client, operator, acme):

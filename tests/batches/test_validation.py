@@ -5,7 +5,7 @@ import json
 import pytest
 
 from controlplane.batches import validation
-from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines, lines_of
+from controlplane.batches.validation import ENDPOINTS, Line, Problem, Served, check_lines, lines_of
 from scheduling.model_task import Task
 
 CHAT = "/v1/chat/completions"
@@ -17,7 +17,7 @@ def line(custom_id="a", **changes):
 
 
 def check(*lines):
-    return list(check_lines(lines, CHAT, {"m": Task.GENERATE, "e": Task.EMBED}))
+    return list(check_lines(lines, CHAT, {"m": Served(Task.GENERATE, "m"), "e": Served(Task.EMBED, "e")}))
 
 
 def test_lines_are_found_again_by_their_offset():
@@ -80,7 +80,7 @@ def test_an_empty_file_and_one_with_too_many_requests_fail(monkeypatch):
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_each_endpoint_takes_the_models_that_serve_it(endpoint):
-    models = {task.value: task for task in Task}
+    models = {task.value: Served(task, task.value) for task in Task}
     lines = [line(name, url=endpoint, body={"model": name}) for name in models]
     taken = [one.model for one in check_lines(lines, endpoint, models) if isinstance(one, Line)]
     expected = {

@@ -20,7 +20,14 @@ from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.applications import reporting, versions
 from controlplane.applications.completion import AXIS_TICKS, DAY_H, on_axis
-from controlplane.applications.models import Application, ApplicationRun, GraphVersion, PrewarmRow, RunOutcome
+from controlplane.applications.models import (
+    Application,
+    ApplicationRun,
+    GraphVersion,
+    PrewarmRow,
+    RunOutcome,
+    with_costs,
+)
 from controlplane.applications.selectors import (
     Prediction,
     graph_of,
@@ -48,7 +55,7 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.parts import PARTS, PolicyPart
-from controlplane.resources.applications import APPLICATIONS, visible_applications, visible_runs
+from controlplane.resources.applications import APPLICATIONS, orders_of, visible_applications, visible_runs
 from controlplane.resources.filters import last_hours, number
 from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif.starts.runs import ORDERS, replay_orders
@@ -76,7 +83,9 @@ def live_of(viewer: PageViewer) -> dict[str, Any]:
 def applications(request: HttpRequest) -> HttpResponseBase:
     viewer, now = viewer_of(request), timezone.now()
     filters, narrowed = APPLICATIONS.listed(viewer, request.GET)
-    rows: list[Application] = sorted(narrowed, key=worst_first)
+    rows: list[Any] = sorted(narrowed, key=worst_first)
+    for row in rows:
+        row.orders = [ORDERING.choice(order) for order in orders_of(row)]
     hours, region = int(filters["hours"]), filters["region"]
     runs = visible_runs(viewer).filter(application__in=[row.pk for row in rows])
     by = request.GET.get("by", "rank")
@@ -250,13 +259,13 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "fewest": FEWEST_MATCHES,
         "version": shown,
         "versions": row.versions.defer("graph"),
-        "orders": orders_of(graph),
+        "orders": orders_by_model(graph),
         "replays": ORDERS,
         "ordering": ORDERING,
         "running": running,
         "ahead": first_inversion(running),
         "axis": AXIS_TICKS,
-        "runs": row.runs.filter(imported=False).exclude(ended_at=None)[:RUNS_SHOWN],
+        "runs": with_costs(row.runs.filter(imported=False).exclude(ended_at=None))[:RUNS_SHOWN],
         "managed": tenants_with_role(request.user, Role.OPERATOR).filter(pk=row.tenant_id).exists(),
         **prewarming_of(
             PrewarmRow.objects.filter(tenant=row.tenant_id, application=row.name, began_at__gte=row.asked_since)
@@ -276,7 +285,7 @@ def _graph_asked(request: HttpRequest, row: Application, name: str) -> tuple[Gra
     return version, versions.version_graph(version)
 
 
-def orders_of(graph: DemandGraph) -> list[tuple[Model, str]]:
+def orders_by_model(graph: DemandGraph) -> list[tuple[Model, str]]:
     """Return the models that the units of *graph* ask, with the orders of their deployments."""
     names = {unit.name for unit in graph.units.values() if unit.kind == "llm"}
     rows = (
