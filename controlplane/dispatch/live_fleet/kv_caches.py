@@ -97,9 +97,9 @@ class KvCache:
         """Estimate the cache, because of *why*, until it is known again."""
         self.why, self._doubtful = why, set(self._blocks)
         self.queue.affinity.blocks.block_tokens[self.slot] = 0
-        self._turn_over()
+        self._expect_all()
 
-    def _turn_over(self) -> None:
+    def _expect_all(self) -> None:
         """Expect as many blocks to be stored as the cache holds."""
         tokens = int(self.queue.topology.fleet.kv_capacity_tokens[self.slot])
         self._to_store = -(-tokens // self.block_tokens) if tokens and self.block_tokens else MOST_BLOCKS
@@ -154,7 +154,7 @@ class KvCache:
         if first is None:
             if self._to_store is None:
                 self.doubt("it stored a block after one that was not published")
-            self._turn_over()
+            self._expect_all()
         elif len(self._blocks) + count > MOST_BLOCKS:
             self.unknown(f"it has more than {MOST_BLOCKS:,} blocks")
         else:
