@@ -3,6 +3,7 @@
 Both run on virtual clocks, so that the answer is the same on every machine. `test_fork_is_exact` does it in real time.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,18 +16,28 @@ import pytest
 from controlplane.accounts.models import Tenant
 from controlplane.dispatch.port import Backlog
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, GpuType, Instance, Model, PerformanceProfile, SloClass, SloKind
+from controlplane.fleet.models import (
+    Deployment,
+    GpuType,
+    Instance,
+    Model,
+    PerformanceProfile,
+    SloClass,
+    SloKind,
+    WeightedTarget,
+)
 from controlplane.gateway.models import LedgerRow
 from controlplane.simulation.whatif.fork import fork_of
 from controlplane.simulation.whatif.start import Start, stage_start
 from controlplane.tuning.services import put
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.standings import KnownGraph
+from scheduling.routing.models import RULES
 from scheduling.routing.prefix_affinity import recorded
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from tests.examples import at_night_but
-from tests.gateway.rows import make_rows
+from tests.gateway.rows import make_model, make_rows
 from tests.simulation.whatif.virtual_fleet import BLOCK_TOKENS, Asked, VirtualFleet
 
 AFTER_S, LONG_S = 180.0, 600.0
@@ -133,11 +144,16 @@ def fork_and_continue(
     after_s: float = AFTER_S,
     spare: float = 0.0,
     prompts: bool = False,
+    named: bool = False,
     before_fork: Callable[[VirtualFleet], None] | None = None,
 ) -> Both:
     """Run the fleet of the rows, fork it at *at_s*, and run *after_s* more of both."""
     live, asked = VirtualFleet("m", ROUND_TRIP_S, count_s), requests(at_s + after_s, per_s, longest, spare)
     asked = alike(asked, at_s) if prompts else asked
+    if named:
+        asked = [
+            replace(each, name="chat", model="mmn"[at // 2 % 3]) if at % 2 else each for at, each in enumerate(asked)
+        ]
     before = [each for each in asked if each.arrived_s < at_s]
     live.run(before, at_s)
     if before_fork is not None:
@@ -287,6 +303,37 @@ def test_a_fork_has_the_prefix_caches_of_the_fleet(db, ordering, kv_events):
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
     cached_tokens = sum(engine.prefix_hit_tokens_total for engine in both.live.engines) - hits[0]
     assert both.result.counters["prefix_hit_tokens"] == cached_tokens > 500
+
+
+@pytest.mark.parametrize("wait_s", [None, 2.0])
+def test_a_fork_has_fallbacks_and_weights_as_the_fleet(db, wait_s):
+    """The queue of a model is full at the fork, and its fallback serves what comes; a third of a public name's requests has
+    the other model by weight.
+    """
+    make_fleet("join_shortest_queue", "ssjf", requests_ahead_limit=0, queue_bound=6)
+    make_model("n", "http://127.0.0.1:1/n")
+    own, other = Model.objects.get(name="m"), Model.objects.get(name="n")
+    PerformanceProfile.objects.create(
+        model=other, gpu_type=GpuType.objects.get(), tensor_parallel=1, source="test", **PROFILE
+    )
+    values = {"max_num_batched_tokens": 2048, "ordering_policy": "ssjf", "requests_ahead_limit": 0, "max_instances": 1}
+    Deployment.objects.filter(model=other).update(routing_policy="join_shortest_queue", min_instances=1, **values)
+    Model.objects.filter(pk=own.pk).update(fallback=other, fallback_wait_s=wait_s)
+    for target, weight in (("m", 2.0), ("n", 1.0)):
+        WeightedTarget.objects.create(name="chat", target=target, weight=weight)
+    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    both = fork_and_continue(at_s=133.77, per_s=6.0, named=True)
+    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
+    rules = [str(RULES[one["model_rule"]] or "") for one in both.outcomes]
+    live = [row.model_rule for row in both.rows]
+    assert {"weights", "unavailable"} <= set(live)
+    if wait_s is not None:  # by estimates, which begin anew in a fork
+        counts = [Counter(each) for each in (live, rules)]
+        assert counts[1]["wait"] == pytest.approx(counts[0]["wait"], rel=0.3)
+        return
+    assert rules == live
+    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
+    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
 
 
 def test_announced_work_sets_the_pace_in_a_fork_too(db):

@@ -19,10 +19,10 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.topology import Replica, Topology
-from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Submit
+from controlplane.dispatch.port import Evict, FellBack, Finished, Left, Placed, Progress, Refused, Submit
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass, SloKind
+from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass, SloKind
 from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.upstream.client import upstream_priority
@@ -30,6 +30,7 @@ from scheduling.fleet.state import FleetState
 from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.cached_blocks import drop, hold
+from scheduling.routing.models import ModelRule
 from scheduling.routing.prefix_affinity import filled
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
@@ -55,6 +56,10 @@ class Asked:
     run_due_s: float | None = None
     recorded: tuple[int, ...] = ()
     """Hashes of the recorded blocks of its prompt."""
+    model: str = ""
+    """Model that the weights of the name it asked for gave it; "": that of the fleet."""
+    name: str = ""
+    """That public name."""
 
 
 @dataclass(slots=True)
@@ -71,6 +76,7 @@ class Course:
     reported_tokens: int = 0
     refused: str = ""
     evictions: int = 0
+    fell_back: FellBack | None = None
 
 
 class VirtualFleet:
@@ -97,8 +103,12 @@ class VirtualFleet:
         )
         replicas = sorted(self.topology.replicas.values(), key=lambda one: one.slot)
         self.slot_of = {one.name: one.slot for one in replicas}
-        deployments = {row.region.name: row for row in Deployment.objects.select_related("region", "model")}
-        self.engines = [ReferenceEngine(_engine(deployments[one.spec.region], one.spec)) for one in replicas]
+        rows = Deployment.objects.select_related("region", "model")
+        deployments = {(row.model.name, row.region.name): row for row in rows}
+        self.engines = [
+            ReferenceEngine(_engine(deployments[one.spec.model, one.spec.region], one.spec)) for one in replicas
+        ]
+        self.models = {row.name: row for row in Model.objects.select_related("fallback")}
         for one in replicas:
             if one.endpoint.spec.policy.exact_prefixes:
                 self._publish(one.slot)
@@ -207,14 +217,19 @@ class VirtualFleet:
 
     def _arrive(self, asked: Asked) -> None:
         number, slo = len(self.courses), self.classes[asked.slo_class]
+        model = self.models[asked.model or self.model]
         self.courses.append(Course(asked))
         terms = SloTerms.of(slo)
         self.dispatcher.take(
             Submit(
                 number,
                 f"r{number}",
-                self.model,
+                model.name,
                 asked.region,
+                asked_model=asked.name,
+                model_rule=ModelRule.WEIGHTS if asked.name else "",
+                fallback=model.fallback.name if model.fallback else "",
+                fallback_wait_s=model.fallback_wait_s,
                 tenant_id=self.tenant.pk,
                 priority=slo.priority,
                 due_s=terms.due_s,
@@ -251,6 +266,8 @@ class VirtualFleet:
                 if course.first_queue_s is None:
                     course.first_queue_s = self.now_s - course.asked.arrived_s
                 self.sent.append((self.now_s + self.round_trip_s, self.slot_of[record.instance], record.number))
+            case FellBack():
+                self.courses[record.number].fell_back = record
             case Refused():
                 self.courses[record.number].refused = record.code
             case Evict():
@@ -323,7 +340,9 @@ class VirtualFleet:
             request_id=f"r{number}",
             arrived_at=BEGAN_AT + timedelta(seconds=asked.arrived_s),
             tenant=self.tenant,
-            model=self.model,
+            model=course.fell_back.model if course.fell_back else asked.model or self.model,
+            asked_model=asked.name or (self.model if course.fell_back else ""),
+            model_rule=course.fell_back.rule if course.fell_back else ModelRule.WEIGHTS if asked.name else "",
             slo_class=asked.slo_class,
             region=placed.region if placed else asked.region,
             own_region=asked.region if placed and placed.region != asked.region else "",
@@ -350,7 +369,7 @@ def _blocks(asked: Asked) -> NDArray[np.int64]:
 
 def _engine(row: Deployment, spec: inventory.InstanceSpec) -> EngineConfig:
     """Return the engine of an emulated server of that deployment, with the memory in *spec*."""
-    profile = PerformanceProfile.objects.get()
+    profile = PerformanceProfile.objects.get(model=row.model)
     return EngineConfig(
         max_num_seqs=row.max_num_seqs,
         max_num_batched_tokens=row.max_num_batched_tokens,
