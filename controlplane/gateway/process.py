@@ -155,9 +155,7 @@ class Gateway:
             QueueOperations(self.dispatcher),
             self.owns,
             jobs.add("queue-commands", LOOK_S, "redis"),
-            Snapshot(
-                self.dispatcher, self.floor.observation, self.requests.last_heard, cached=self.kv_caches.hashes_of
-            ),
+            Snapshot(self.dispatcher, self.floor.observation, self.requests.last_heard),
         )
         self.http = Application(
             Completions(

@@ -56,9 +56,6 @@ class InstanceState(Struct):
     kv_tokens: int = 0
     adapters: list[str] = []
     """LoRA adapters that it holds, most recently used first."""
-    cached: bytes = b""
-    """Hashes (64 bits) of those blocks of `FleetState.prompts` that it has by its KV events, the first stored first."""
-    cached_block_tokens: int = 0
     round_trips: list[float] = []
     """Its row of `FleetArrays.round_trips`."""
     given_tokens: list[float] = []
@@ -70,13 +67,15 @@ class InstanceState(Struct):
 
 
 class Holder(NamedTuple):
-    """An instance that has the start of a prompt, by the router's own index."""
+    """An instance that has the start of a prompt."""
 
     instance: int
     """Index in `FleetState.instances`."""
     tokens: int
     age_tokens: int
-    """Tokens that it was given since."""
+    """Tokens that it was given since it was given that."""
+    by_events: bool = False
+    """By its KV events; else by the router's index."""
 
 
 class PromptState(Struct):

@@ -66,10 +66,6 @@ class KvCache:
         """Blocks that it has."""
         return len(self._blocks)
 
-    def hashes(self) -> NDArray[np.int64]:
-        """Return the hashes of its blocks, the first stored first."""
-        return np.fromiter((block.hashed for block in self._blocks.values()), np.int64, len(self._blocks))
-
     def known(self) -> None:
         """Rely on it from now on."""
         self.why = ""
@@ -273,11 +269,6 @@ class KvCaches:
             if task.done():
                 self._stop(replica)
                 task.result()
-
-    def hashes_of(self, replica: Replica) -> NDArray[np.int64]:
-        """Return the hashes of the blocks that *replica* has, the first stored first; nothing if they are not known."""
-        cache = self.of.get(replica)
-        return np.zeros(0, np.int64) if cache is None or cache.why else cache.hashes()
 
     def close(self) -> None:
         for replica in list(self.of):

@@ -59,7 +59,7 @@ def forecast_arrivals(
         stream = {
             "model": model,
             "region": region,
-            "named": [as_asked(row[1], *row[-2:], shared) for row in own],
+            "named": [as_asked(row[1], row[-2], row[-1], shared) for row in own],
             "gaps": np.diff([row[0].timestamp() for row in own]).tolist(),
             "slo_class": [row[3] for row in own],
             "tenant": [row[4] for row in own],

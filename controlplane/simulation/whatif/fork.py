@@ -96,14 +96,13 @@ def _silent_instances(state: FleetState, at: datetime) -> list[str]:
 
 def _caches(state: FleetState) -> list[str]:
     """Return what prefix caches start with."""
-    known = {holder.instance for prompt in state.prompts for holder in prompt.holders}
-    exact = sum(bool(one.cached) for one in state.instances)
-    if not known and not exact:
+    holders = [holder for prompt in state.prompts for holder in prompt.holders]
+    if not holders:
         return ["Prefix caches start empty."]
-    count = len(known | {at for at, one in enumerate(state.instances) if one.cached})
+    known, exact = ({one.instance for one in holders if one.by_events >= least} for least in (False, True))
     return [
-        f"Prefix caches of {count} instances start as the router knows them, {exact} of these by KV events; requests to"
-        " come share nothing with them, since the ledger keeps no prompts."
+        f"Prefix caches of {len(known)} instances start as the router knows them, {len(exact)} of these by KV events;"
+        " requests to come share nothing with them, since the ledger keeps no prompts."
     ]
 
 
@@ -138,7 +137,6 @@ def _fit(values: dict[str, Any], state: FleetState) -> None:
         if one.round_trips[0] > 0:
             trips[one.model, one.region].append(one.round_trips[0])
     cached = {(one.model, one.served_in) for one in state.requests if one.prompt is not None}
-    cached |= {(one.model, one.region) for one in state.instances if one.cached}
     for table in values["fleet"]:
         here = by_place[table["model"], table["regions"][0], gpus_as_type(table["gpu"], table["tensor_parallel"])]
         known = [one.kv_tokens for one in here if one.kv_tokens]

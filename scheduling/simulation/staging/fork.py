@@ -177,8 +177,8 @@ class _Forking:
         return requests._replace(prefix_first=first, prefix_hashes=np.concatenate([none, *blocks]))
 
     def _fill_cache(self, instance: ForkedInstance, at: int) -> None:
-        """Give *instance* what instance *at* of the fleet has cached: by its KV events, else by the router's index."""
-        seen, to_come = self.state.instances[at], self._to_come(at)
+        """Give *instance* what instance *at* of the fleet has cached."""
+        to_come = self._to_come(at)
         holders = [
             (holder.age_tokens, self.prompts[number][: holder.tokens // self.block_tokens])
             for number, prompt in enumerate(self.state.prompts)
@@ -187,12 +187,7 @@ class _Forking:
         ]
         holders.sort(key=lambda each: -each[0])
         instance.given = [(blocks, age_tokens) for age_tokens, blocks in holders]
-        if seen.cached and seen.cached_block_tokens == self.block_tokens:
-            hashes = np.frombuffer(seen.cached, np.int64)
-            hashes = hashes[~np.isin(hashes, to_come)]
-            instance.cached = [hashes[number : number + 1] for number in range(hashes.size)]
-        else:
-            instance.cached = [blocks[: _before(blocks, to_come)] for _, blocks in holders]
+        instance.cached = [blocks[: _before(blocks, to_come)] for _, blocks in holders]
 
     def _to_come(self, at: int) -> NDArray[np.int64]:
         """Return hashes of the blocks that instance *at* has still to compute for the requests that it was given."""

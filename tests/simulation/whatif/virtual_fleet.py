@@ -96,11 +96,9 @@ class VirtualFleet:
             lambda: self.now_s,
             wall_clock=self.wall_s,
         )
-        self.stored: dict[int, dict[int, None]] = {}
-        """By slot: hashes of the blocks in its prefix cache, where instances publish their KV events."""
-        self.snapshot = Snapshot(
-            self.dispatcher, self.observation, self.report, wall_clock=self.wall_s, cached=self._stored_at
-        )
+        self.publishes = False
+        """Whether instances publish their KV events."""
+        self.snapshot = Snapshot(self.dispatcher, self.observation, self.report, wall_clock=self.wall_s)
         replicas = sorted(self.topology.replicas.values(), key=lambda one: one.slot)
         self.slot_of = {one.name: one.slot for one in replicas}
         rows = Deployment.objects.select_related("region", "model")
@@ -126,7 +124,7 @@ class VirtualFleet:
 
     def _publish(self, slot: int) -> None:
         """Have the dispatcher know what the engine in *slot* stores and removes."""
-        queue, stored = self.dispatcher.queue, self.stored.setdefault(slot, {})
+        queue, self.publishes = self.dispatcher.queue, True
         queue.fit()
         queue.affinity.blocks.block_tokens[slot] = BLOCK_TOKENS
 
@@ -134,17 +132,12 @@ class VirtualFleet:
             if isinstance(content, int):
                 queue.fit_blocks(1)
                 hold(queue.affinity.blocks, slot, np.array([content], np.int64), 0, 1)
-                stored[content] = None
 
         def remove(content: object) -> None:
             if isinstance(content, int):
                 drop(queue.affinity.blocks, slot, np.array([content], np.int64), 0, 1)
-                stored.pop(content, None)
 
         self.engines[slot].watch(store, remove)
-
-    def _stored_at(self, replica: Replica) -> NDArray[np.int64]:
-        return np.array(list(self.stored.get(replica.slot, ())), np.int64)
 
     def wall_s(self) -> float:
         return BEGAN_AT.timestamp() + self.now_s
@@ -248,7 +241,7 @@ class VirtualFleet:
                 streamed=True,
                 prefix_hashes=asked.recorded,
                 block_tokens=BLOCK_TOKENS if asked.recorded else 0,
-                token_blocks=_blocks(asked).tobytes() if self.stored else b"",
+                token_blocks=_blocks(asked).tobytes() if self.publishes else b"",
                 token_block_size=BLOCK_TOKENS,
                 application=asked.application,
                 run=asked.run,
