@@ -209,14 +209,14 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
         help_text="Names of models and adapters that its requests may ask for, with commas between; empty: all.",
     )
 
-    def clean_allowed_models(self) -> list[str]:
-        try:
-            return allowed_models(self.cleaned_data["allowed_models"].split(","))
-        except ValidationError as error:
-            raise ValidationError(error.messages) from None
-
     def clean(self) -> dict[str, Any]:
         values = super().clean() or self.cleaned_data
+        if tenant := values.get("tenant"):
+            try:
+                names = values.get("allowed_models", "").split(",")
+                values["allowed_models"] = allowed_models(names, tenant.pk)
+            except ValidationError as error:
+                self.add_error("allowed_models", error.messages)
         if (role := values.get("service_role")) and (tenant := values.get("tenant")):
             check_service_key(tenant, "", values.get("expires_at"), Role(role))
         return values

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey
 from controlplane.applications import reporting
-from controlplane.applications.models import ApplicationRun, PrewarmRow, RunOutcome, UnitReport
+from controlplane.applications.models import ApplicationRun, PrewarmRow, RunOutcome, UnitReport, with_costs
 from controlplane.applications.selectors import prewarms_of
 from controlplane.gateway.admission.marks import TEXT
 from controlplane.gateway.errors import ApiError, invalid
@@ -66,7 +66,8 @@ def missing(run: str) -> NoReturn:
 
 def run_of(key: ApiKey, application: object, run: str) -> ApplicationRun:
     """Return the run of the key's tenant. Raises ApiError 404."""
-    rows = ApplicationRun.objects.filter(application__tenant=key.tenant, imported=False).select_related("application")
+    rows = with_costs(ApplicationRun.objects.filter(application__tenant=key.tenant, imported=False))
+    rows = rows.select_related("application")
     name = name_of(application, "application")
     return rows.filter(application__name=name, run=run).first() or missing(run)
 
@@ -119,6 +120,8 @@ def run_dict(run: ApplicationRun) -> dict[str, Any]:
         "calls": run.calls,
         "prompt_tokens": run.prompt_tokens,
         "output_tokens": run.output_tokens,
+        "cost_usd": run.cost_usd,
+        "charged_usd": run.charged_usd,
         "units": [unit_dict(row) for row in run.reports.all()[: reporting.MOST_REPORTS]],
         "prewarmed": [prewarm_dict(row) for row in prewarms_of(run)[:MOST_PREWARMS]],
     }

@@ -1,4 +1,4 @@
-"""How the runs of an application ended lately: completion times, deadlines met, and what was abandoned."""
+"""How the runs of an application ended lately: completion times, deadlines met, cost, and how well they were predicted."""
 
 import math
 from collections.abc import Iterable
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Protocol, Self
 
-DAY: Final = timedelta(days=1)
+DAY_H: Final = 24
+DAY: Final = timedelta(hours=DAY_H)
 TARGET: Final = 0.95
 """Share of runs that should end by their deadline."""
 AXIS_S: Final = (0.5, 3600.0)
@@ -20,6 +21,10 @@ class EndedRun(Protocol):
     deadline_s: float | None
     prompt_tokens: int
     output_tokens: int
+    cost_usd: float | None
+    needed_s: float
+    error_s: float
+    plain_error_s: float
 
     @property
     def duration_s(self) -> float: ...
@@ -48,8 +53,9 @@ AXIS_TICKS: Final = tuple(
 
 @dataclass(frozen=True)
 class Completions:
-    """The runs of an application that ended in the last day."""
+    """The runs of an application that ended lately, in a day or as it was asked."""
 
+    ended: int
     durations_s: list[float]
     """Ascending, without those that were abandoned or stopped."""
     judged: int
@@ -60,6 +66,30 @@ class Completions:
     """Of the latest run with one."""
     tokens: float | None
     """Mean of prompt and output."""
+    tokens_low: float | None
+    """With the next: of the middle 80% of runs."""
+    tokens_high: float | None
+    costs_usd: list[float]
+    """Of runs whose cost is known, all that ended: each is the share of the instances that its calls ran on."""
+    needed_s: float
+    """Service that came after predictions at calls placed by rank, their sum; what is next are sums of errors."""
+    error_s: float
+    plain_error_s: float
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Return the mean cost of a run; None where none is known."""
+        return sum(self.costs_usd) / len(self.costs_usd) if self.costs_usd else None
+
+    @property
+    def error(self) -> float | None:
+        """Return the mean error of predicted remaining demand, as a share of what came; None without a prediction."""
+        return self.error_s / self.needed_s if self.needed_s else None
+
+    @property
+    def plain_error(self) -> float | None:
+        """Return the same of the simplest rule: the mean of earlier runs less what a run has had."""
+        return self.plain_error_s / self.needed_s if self.needed_s else None
 
     @property
     def p50_s(self) -> float | None:
@@ -89,12 +119,19 @@ class Completions:
         runs = list(ended)
         finished = [run for run in runs if run.outcome not in ("abandoned", "stopped")]
         judged = [run for run in runs if run.in_time is not None]
-        tokens = [run.prompt_tokens + run.output_tokens for run in finished]
+        tokens = sorted(float(run.prompt_tokens + run.output_tokens) for run in finished)
         return cls(
+            ended=len(runs),
             durations_s=sorted(run.duration_s for run in finished),
             judged=len(judged),
             met=sum(bool(run.in_time) for run in judged),
             abandoned=sum(run.outcome == "abandoned" for run in runs),
             deadline_s=judged[-1].deadline_s if judged else None,
             tokens=sum(tokens) / len(tokens) if tokens else None,
+            tokens_low=quantile(tokens, 0.1),
+            tokens_high=quantile(tokens, 0.9),
+            costs_usd=[run.cost_usd for run in runs if run.cost_usd is not None],
+            needed_s=sum(run.needed_s for run in runs),
+            error_s=sum(run.error_s for run in runs),
+            plain_error_s=sum(run.plain_error_s for run in runs),
         )

@@ -1,14 +1,16 @@
 """Applications of tenants and their runs, by the marks of requests and by what tenants report (docs/applications.md)."""
 
+from datetime import datetime, timedelta
+
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import Avg, Case, F, OuterRef, Q, Subquery, Sum, When
 from django.utils import timezone
 from django.utils.functional import cached_property
 
 from controlplane.accounts.models import Tenant
-from controlplane.applications.completion import DAY, Completions
+from controlplane.applications.completion import DAY_H, Completions
 from scheduling.applications.recording import RECOGNIZED
 from workers.backends.actuators import PORT, ActuatorError, BackendSpec
 
@@ -48,11 +50,39 @@ class Application(models.Model):
     def __str__(self) -> str:
         return self.title or self.name
 
+    asked_hours: int = DAY_H
+    """Hours that its figures cover, and the region of their runs, empty for all: annotated by filters of the list."""
+    asked_region: str = ""
+
+    @property
+    def asked_since(self) -> datetime:
+        return timezone.now() - timedelta(hours=self.asked_hours)
+
+    @property
+    def asked_runs(self) -> "models.QuerySet[ApplicationRun]":
+        """Return its runs of the region asked for, running and ended, without imported ones."""
+        runs = self.runs.filter(imported=False)
+        return runs.filter(region=self.asked_region) if self.asked_region else runs
+
     @cached_property
     def completions(self) -> Completions:
-        """How its runs ended in the last day."""
-        ended = self.runs.filter(ended_at__gte=timezone.now() - DAY, imported=False)
+        """How its runs ended lately."""
+        ended = with_costs(self.asked_runs.filter(ended_at__gte=self.asked_since))
         return Completions.of(ended.defer("steps").order_by("ended_at"))
+
+    @property
+    def running(self) -> int:
+        return self.asked_runs.filter(ended_at=None).count()
+
+    @property
+    def prewarm_hits(self) -> float | None:
+        """Return the share of calls that found their backend warm lately, of those that needed one; None without any."""
+        rows = PrewarmRow.objects.filter(tenant=self.tenant_id, application=self.name, began_at__gte=self.asked_since)
+        if self.asked_region:
+            rows = rows.filter(run__in=self.asked_runs.values("run"))
+        fates = rows.order_by().filter(fate__in=("hit", "late", "miss"))
+        share: float | None = fates.aggregate(hits=Avg(Case(When(fate="hit", then=1.0), default=0.0)))["hits"]
+        return share
 
     @property
     def kinds(self) -> str:
@@ -81,10 +111,27 @@ class ApplicationRun(models.Model):
     output_tokens = models.PositiveBigIntegerField(default=0)
     imported = models.BooleanField(default=False, help_text="It came with a graph that was imported.")
     steps = models.JSONField(default=list, blank=True, help_text="Its record: units, what led to them, demands.")
+    region = models.CharField(max_length=40, blank=True, default="", help_text="Of the caller of its first call.")
+    service_s = models.FloatField(
+        null=True, blank=True, help_text="Service of all calls and units, by the profiles of their models."
+    )
+    expected_calls = models.PositiveIntegerField(
+        default=0, help_text="Calls that were placed by rank: what the run still needed was predicted then."
+    )
+    needed_s = models.FloatField(default=0.0, help_text="Service that came after these predictions, their sum.")
+    error_s = models.FloatField(default=0.0, help_text="By how much the predictions were wrong, their sum.")
+    plain_error_s = models.FloatField(
+        default=0.0, help_text="The same of the simplest rule: the mean of earlier runs less what this one had had."
+    )
     deadline_s = models.FloatField(null=True, blank=True, help_text="After it began; empty for none.")
     opened = models.BooleanField(default=False, help_text="It was opened by its tenant, who is to close it.")
     closed_at = models.DateTimeField(null=True, blank=True, help_text="When its tenant closed it.")
     outcome = models.CharField(max_length=16, blank=True, default="", choices=RunOutcome.choices)
+
+    cost_usd: float | None = None
+    """Share of the cost of the instances that its calls ran on, and what is charged for them; None where usage has not
+    counted them, or without `with_costs`."""
+    charged_usd: float | None = None
 
     class Meta:
         ordering = ["-began_at", "-id"]
@@ -126,6 +173,34 @@ def learned(run: str = "", application: str = "application__") -> Q:
         Q(**{until: None}) | Q(**{f"{ended}__lte": F(until)})
     )
     return ~Q(**{f"{run}steps": []}) & (Q(**{f"{run}imported": True}) | here)
+
+
+class RunCost(models.Model):
+    """Dollars of a run in an hour: the shares of its calls, as usage counts that hour and counts it again (`usage`)."""
+
+    hour = models.DateTimeField(db_index=True)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="+", db_index=False)
+    application = models.CharField(max_length=80)
+    run = models.CharField(max_length=80)
+    cost_usd = models.FloatField("cost (USD)", default=0.0)
+    charged_usd = models.FloatField("charged (USD)", default=0.0)
+
+    class Meta:
+        ordering = ["-hour"]
+        indexes = [models.Index(fields=["tenant", "application", "run"], name="cost_of_run")]
+
+    def __str__(self) -> str:
+        return f"{self.hour:%F %H:%M} {self.application} {self.run}"
+
+
+def with_costs(runs: "models.QuerySet[ApplicationRun]") -> "models.QuerySet[ApplicationRun]":
+    """Return *runs* with `cost_usd` and `charged_usd`; None where usage has not counted them."""
+    hours = RunCost.objects.filter(
+        tenant=OuterRef("application__tenant"), application=OuterRef("application__name"), run=OuterRef("run")
+    )
+    of_run = hours.order_by().values("run")
+    sums = {name: Subquery(of_run.values(sum=Sum(name))) for name in ("cost_usd", "charged_usd")}
+    return runs.annotate(**sums)
 
 
 class GraphVersion(models.Model):

@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 
 from controlplane.applications.models import Application, ApplicationRun, PrewarmRow, learned
 from controlplane.applications.services import backends, done_calls
-from controlplane.fleet.models import PerformanceProfile
+from controlplane.applications.spans import rates_of
 from scheduling.applications.demand_graph import (
     MOST_RECORDS,
     DemandGraph,
@@ -31,7 +31,6 @@ from scheduling.applications.remaining import (
     start_of,
 )
 from scheduling.applications.standings import KnownGraph
-from scheduling.fleet.profile import Profile
 
 SAMPLES = 400
 """Walks of the graph for one run."""
@@ -39,8 +38,6 @@ LEFT_OUT = 5
 """One record in so many is left out to judge predictions."""
 JUDGED = 40
 """Records that predictions are judged by at most."""
-UNKNOWN_RATE = ServiceRate(0.02, 2e-5, 0.02)
-"""Of models without a performance profile."""
 
 
 def prewarms_of(run: ApplicationRun) -> QuerySet[PrewarmRow]:
@@ -57,23 +54,10 @@ def graph_of(application: Application) -> DemandGraph:
     return DemandGraph(application.name, backends(application), records)
 
 
-def rates_of(graph: DemandGraph) -> dict[str, ServiceRate]:
-    """Return the service rate of each unit: by the profile of its model, and one second a second for other backends."""
-    models = {backend.name for backend in graph.units.values() if backend.kind == "llm"}
-    rates: dict[str, ServiceRate] = {}
-    for row in PerformanceProfile.objects.filter(model__name__in=models).select_related("model").order_by("pk"):
-        names = [each for each in Profile.__dataclass_fields__ if hasattr(row, each)]
-        rates[row.model.name] = ServiceRate.of(Profile(**{name: getattr(row, name) for name in names}))
-    return {
-        unit: rates.get(backend.name, UNKNOWN_RATE) if backend.kind == "llm" else ServiceRate()
-        for unit, backend in graph.units.items()
-    }
-
-
 def known_graph(application: Application) -> KnownGraph | None:
     """Return what orders by application know of *application*; None with too few records."""
     graph = graph_of(application)
-    return KnownGraph.of(graph, rates_of(graph)) if len(graph.records) >= FEWEST_MATCHES else None
+    return KnownGraph.of(graph, rates_of(graph.units)) if len(graph.records) >= FEWEST_MATCHES else None
 
 
 @dataclass(frozen=True)
@@ -110,7 +94,7 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
     """Return predictions of *runs* of one application, the lowest Gittins rank first; none with too few records."""
     if len(graph.records) < FEWEST_MATCHES or not runs:
         return []
-    rates = rates_of(graph)
+    rates = rates_of(graph.units)
     arrays, random = build(graph, rates), np.random.default_rng(0)
     attained, samples, paths, last_units = np.zeros(len(runs)), [], [], []
     for number, run in enumerate(runs):
@@ -185,7 +169,7 @@ def quality(graph: DemandGraph) -> Quality | None:
     known = [record for number, record in enumerate(graph.records) if number % LEFT_OUT]
     if len(known) < 2 * FEWEST_MATCHES:
         return None
-    rates = rates_of(graph)
+    rates = rates_of(graph.units)
     learned = DemandGraph(graph.application, graph.units, known)
     refined, marginal = build(learned, rates), build(learned, rates, refined=False)
     whole_s = float(np.mean([graph.service_s(record, rates) for record in known]))
@@ -268,7 +252,7 @@ def service_histogram(graph: DemandGraph) -> Histogram | None:
     """Return the distribution of the service of whole runs; None without a record."""
     if not graph.records:
         return None
-    rates = rates_of(graph)
+    rates = rates_of(graph.units)
     values = [graph.service_s(record, rates) for record in graph.records]
     counts, edges = np.histogram(values, 2 * DEMAND_BUCKETS)
     return Histogram(
@@ -294,7 +278,7 @@ class UnitSummary:
 
 def unit_summaries(graph: DemandGraph) -> list[UnitSummary]:
     """Return what each unit takes, by the records."""
-    rates, steps = rates_of(graph), [step for record in graph.records for step in record.steps]
+    rates, steps = rates_of(graph.units), [step for record in graph.records for step in record.steps]
     total_s = sum(step_service_s(step, graph.units[step.unit], rates[step.unit]) for step in steps) or 1.0
     rows = []
     for name, backend in graph.units.items():

@@ -5,17 +5,19 @@ from typing import Any, Final
 
 import msgspec
 from django.db import transaction
-from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet, Sum
+from django.db.models import Avg, Count, Exists, Max, Min, OuterRef, Q, QuerySet, Sum
 
 from controlplane.accounts.models import Tenant
 from controlplane.applications.models import (
     Application,
     ApplicationRun,
     FollowedLedger,
+    RunCost,
     RunOutcome,
     UnitReport,
     learned,
 )
+from controlplane.applications.spans import expectations, rates_of, service_of, spans_of
 from controlplane.dispatch.runs import MOST_UNIT_S
 from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.demand_graph import MOST_RECORDS, Backend, DemandGraph
@@ -103,12 +105,19 @@ def _follow(tenant_id: int, name: str, run: str, seen_pk: int) -> None:
     )
     new = calls.filter(pk__gt=seen_pk).only("arrived_at", "e2e_ms")
     last_call_at = max(call.ended_at or call.arrived_at for call in new)
-    due_s = calls.order_by("arrived_at").values_list("run_due_s", flat=True).exclude(run_due_s=None).first()
+    first = calls.order_by("arrived_at")
+    due_s = first.values_list("run_due_s", flat=True).exclude(run_due_s=None).first()
+    own, served = first.values_list("own_region", "region").first() or ("", "")
     application, _ = Application.objects.get_or_create(tenant_id=tenant_id, name=name)
     known = ApplicationRun.objects.filter(application=application, run=run).first()
     if known is None:
         ApplicationRun.objects.create(
-            application=application, run=run, last_call_at=last_call_at, deadline_s=due_s, **sums
+            application=application,
+            run=run,
+            last_call_at=last_call_at,
+            deadline_s=due_s,
+            region=own or served,
+            **sums,
         )
     elif known.calls != sums["calls"]:
         sums["began_at"] = min(known.began_at, sums["began_at"])
@@ -119,6 +128,7 @@ def _follow(tenant_id: int, name: str, run: str, seen_pk: int) -> None:
         ApplicationRun.objects.filter(pk=known.pk).update(
             last_call_at=max(known.last_call_at, last_call_at),
             deadline_s=due_s if known.deadline_s is None else known.deadline_s,
+            region=own or served,
             closed_at=closed_at,
             outcome=known.outcome if closed_at else "",
             ended_at=None,
@@ -161,6 +171,7 @@ def end_run(run: ApplicationRun) -> bool:
     calls, seen = done_calls(run)
     outcome = run.outcome or (RunOutcome.ABANDONED if _is_abandoned(run) else RunOutcome.ENDED)
     teaches = calls and outcome in (RunOutcome.ENDED, RunOutcome.DONE)
+    judged = judged_predictions(run, known_backends(application.units | seen)) if teaches else {}
     with transaction.atomic():
         known = Application.objects.select_for_update().get(pk=application.pk)  # another run may have added units since
         if known.units != known.units | seen:
@@ -171,8 +182,30 @@ def end_run(run: ApplicationRun) -> bool:
                 ended_at=run.closed_at or run.last_call_at,
                 outcome=outcome,
                 steps=msgspec.to_builtins(record_of(calls).steps) if teaches else [],
+                **judged,
             )
         )
+
+
+def judged_predictions(run: ApplicationRun, units: dict[str, Backend]) -> dict[str, float]:
+    """Return the columns of a complete *run* that compare what it was predicted to need, at each call placed by rank, with
+    what came.
+    """
+    application = run.application
+    calls = calls_of(application.tenant_id, application.name, run.run).order_by("arrived_at")[:MOST_CALLS]
+    spans = spans_of(list(calls), list(run.reports.all()), run.began_at, run.last_call_at)
+    rates = rates_of(units)
+    made = expectations(spans, units, rates)
+    earlier = application.runs.exclude(service_s=None).exclude(pk=run.pk).filter(began_at__lt=run.began_at)
+    mean_s = earlier.aggregate(mean_s=Avg("service_s"))["mean_s"] if made else None
+    plain = [max(0.0, mean_s - each.attained_s) if mean_s is not None else each.expected_s for each in made]
+    return {
+        "service_s": service_of(spans, units, rates),
+        "expected_calls": len(made),
+        "needed_s": sum(each.actual_s for each in made),
+        "error_s": sum(abs(each.error_s) for each in made),
+        "plain_error_s": sum(abs(each.actual_s - plain_s) for each, plain_s in zip(made, plain, strict=True)),
+    }
 
 
 def give_title(application: Application, title: str) -> str:
@@ -197,7 +230,7 @@ def prune_runs(now: datetime) -> int:
         needed = application.runs.filter(learned()).values_list("pk", flat=True)[:MOST_RECORDS]
         old = application.runs.filter(ended_at__lt=now - timedelta(days=KEPT_DAYS)).exclude(pk__in=list(needed))
         deleted += old.delete()[0]
-    return deleted
+    return deleted + RunCost.objects.filter(hour__lt=now - timedelta(days=KEPT_DAYS)).delete()[0]
 
 
 def import_graph(tenant: Tenant, graph: DemandGraph, now: datetime) -> Application:
@@ -225,4 +258,8 @@ def import_graph(tenant: Tenant, graph: DemandGraph, now: datetime) -> Applicati
 
 
 def backends(application: Application) -> dict[str, Backend]:
-    return {name: msgspec.convert(value, Backend) for name, value in application.units.items()}
+    return known_backends(application.units)
+
+
+def known_backends(units: dict[str, Any]) -> dict[str, Backend]:
+    return {name: msgspec.convert(value, Backend) for name, value in units.items()}

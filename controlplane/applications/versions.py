@@ -15,8 +15,9 @@ from django.db.models import Max
 from controlplane.accounts.models import Tenant, User
 from controlplane.applications.completion import DAY
 from controlplane.applications.models import Application, GraphVersion, learned
-from controlplane.applications.selectors import UnitSummary, graph_of, quality, rates_of, unit_summaries
+from controlplane.applications.selectors import UnitSummary, graph_of, quality, unit_summaries
 from controlplane.applications.services import import_graph
+from controlplane.applications.spans import rates_of
 from controlplane.events.services import record
 from scheduling.applications.demand_graph import DemandGraph
 from scheduling.applications.remaining import FEWEST_MATCHES
@@ -197,6 +198,6 @@ def compared(before: DemandGraph, after: DemandGraph) -> GraphComparison:
 
 
 def _mean_service_s(graph: DemandGraph) -> float | None:
-    rates = rates_of(graph)
+    rates = rates_of(graph.units)
     services = [graph.service_s(each, rates) for each in graph.records]
     return sum(services) / len(services) if services else None

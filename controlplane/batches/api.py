@@ -1,10 +1,10 @@
 """`/v1/files` and `/v1/batches`, as OpenAI's Files and Batch API. Django serves them: none is on the path of a request."""
 
-import json
 import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 from asgiref.sync import sync_to_async
 from django.db import transaction
 from django.db.models import Q, QuerySet
@@ -140,7 +140,7 @@ def list_batches(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
 
 def create_batch(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
     try:
-        body = json.loads(request.body)
+        body: Any = msgspec.json.decode(request.body)  # unlike `json`, it takes no half of a surrogate pair
     except (ValueError, RecursionError):
         raise invalid("The body is not valid JSON.", code="invalid_json") from None
     if not isinstance(body, dict):

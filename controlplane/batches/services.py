@@ -20,10 +20,11 @@ from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Pu
 from controlplane.batches.progress import with_sample
 from controlplane.batches.speed_up import SHORTEST_S, refusal
 from controlplane.batches.storage import store_errors
-from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines
+from controlplane.batches.validation import ENDPOINTS, Line, Problem, Served, check_lines, lines_of
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model, SloClass, SloKind
+from controlplane.fleet.selectors import adapters_of
 from controlplane.gateway.errors import ApiError, invalid
 from scheduling.model_task import Task
 
@@ -62,9 +63,15 @@ def create_file(
         size_bytes=content.size,
         expires_at=_expiry(expires_after_s),
     )
-    with store_errors(f"write {row.id}"):
-        row.content.save(f"{row.id}.jsonl", content, save=False)
-    row.save()
+    name = f"{row.id}.jsonl"
+    try:
+        with store_errors(f"write {row.id}"):
+            row.content.save(name, content, save=False)
+        row.save()
+    except Exception:
+        with contextlib.suppress(Exception):  # the part that was written would fill a full disk for good
+            row.content.storage.delete(row.content.field.generate_filename(row, name))
+        raise
     return row
 
 
@@ -226,8 +233,10 @@ def validate_batch(batch_id: int) -> bool:
     if batch is None:
         return False
     allowed = batch.api_key.allowed_models if batch.api_key else ()
-    every = Model.objects.values_list("name", "task")
-    models = {name: Task(task) for name, task in every if not allowed or name in allowed}
+    every = [(name, task, name) for name, task in Model.objects.values_list("name", "task")]
+    adapters = adapters_of(batch.tenant_id).filter(active=True)
+    every += adapters.values_list("name", "base__task", "base__name")
+    models = {name: Served(Task(task), base) for name, task, base in every if not allowed or name in allowed}
     problems: list[Problem] = []
     total, named = 0, set()
     try:
@@ -241,7 +250,7 @@ def validate_batch(batch_id: int) -> bool:
         )
         return _fail(batch, [Problem("file_not_found", gone, param="input_file_id")], 0)
     with store_errors(f"read {batch.input_file_id}"), content as file:
-        checked = check_lines(file, batch.endpoint, models)
+        checked = check_lines(lines_of(file), batch.endpoint, models)
         while chunk := list(islice(checked, CHUNK_LINES)):
             lines = [one for one in chunk if isinstance(one, Line)]
             problems += [one for one in chunk if isinstance(one, Problem)]
@@ -308,7 +317,10 @@ def _shown(problem: Problem) -> dict[str, Any]:
 
 
 def _write_file(batch: Batch, name: str, texts: Iterable[str | None]) -> StoredFile | None:
-    """A file of *texts*, one a line; None without any."""
+    """A file of *texts*, one a line, in place of that of an earlier attempt; None without any."""
+    filename = f"{batch.public_id}_{name}.jsonl"
+    for earlier in StoredFile.objects.filter(tenant=batch.tenant, filename=filename, purpose=Purpose.BATCH_OUTPUT):
+        delete_file(earlier)
     with tempfile.TemporaryFile() as spool:
         size = sum(spool.write((text or "").encode() + b"\n") for text in texts)
         if not size:
@@ -319,7 +331,7 @@ def _write_file(batch: Batch, name: str, texts: Iterable[str | None]) -> StoredF
         return create_file(
             batch.tenant,
             content,
-            f"{batch.public_id}_{name}.jsonl",
+            filename,
             Purpose.BATCH_OUTPUT,
             expires_after_s=batch.output_expires_after_s,
         )

@@ -1,7 +1,8 @@
 """Check the lines of an input file one by one, as OpenAI does before a batch runs."""
 
+import codecs
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -14,8 +15,16 @@ ENDPOINTS = (*GENERATION, EMBEDDINGS, *(f"/v1{path}" for path in SCORING))
 """Paths that a batch may call: OpenAI's, and those that vLLM's own batch runner takes too."""
 
 
+class Served(NamedTuple):
+    """A model or an adapter that lines may ask for."""
+
+    task: Task
+    base: str
+    """The model that serves it: itself, or the one that it adapts."""
+
+
 class Line(msgspec.Struct, frozen=True):
-    """A valid line: where it lies in the file and what it asks."""
+    """A valid line: where it lies in the file and which model serves it."""
 
     number: int
     custom_id: str
@@ -33,20 +42,33 @@ class Problem(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Task]) -> Iterator[Line | Problem]:
-    """Check *lines* one by one, in their order. Blank lines are skipped.
+def lines_of(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of *file*; of one that is too large, only as much as shows that."""
+    while line := file.readline(MOST_LINE_BYTES + 1):
+        rest = line
+        while len(rest) > MOST_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MOST_LINE_BYTES + 1)
+        yield line
 
-    *models* are those that may be asked for, with their tasks. After `MOST_LINES` requests one last problem ends it.
+
+def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Served]) -> Iterator[Line | Problem]:
+    """Check *lines* one by one, in their order. Blank lines are skipped, and a byte order mark before the first.
+
+    *models* are the models and adapters that may be asked for. A line of an adapter waits as its model does. After
+    `MOST_LINES` lines, faulty ones included, one last problem ends it.
     """
     seen: dict[str, int] = {}
-    offset = 0
-    for number, raw in enumerate(lines, 1):
-        start, offset = offset, offset + len(raw)
+    offset = requests = 0
+    for number, line in enumerate(lines, 1):
+        raw = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        offset += len(line)
+        start = offset - len(raw)
         if not raw.strip():
             continue
-        if len(seen) >= MOST_LINES:
+        if requests >= MOST_LINES:
             yield Problem("too_many_requests", f"A batch has at most {MOST_LINES:,} requests.", number)
             return
+        requests += 1
         checked = _check(raw, number, start, endpoint, models)
         if isinstance(checked, Line) and (first := seen.setdefault(checked.custom_id, number)) != number:
             yield Problem(
@@ -57,24 +79,24 @@ def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Task
             )
             continue
         yield checked
-    if not offset:
+    if not requests:
         yield Problem("empty_file", "The file has no requests.")
 
 
-def _check(raw: bytes, number: int, offset: int, endpoint: str, models: Mapping[str, Task]) -> Line | Problem:
+def _check(raw: bytes, number: int, offset: int, endpoint: str, models: Mapping[str, Served]) -> Line | Problem:
     if len(raw) > MOST_LINE_BYTES:
         return Problem("line_too_large", f"This line is larger than {MOST_LINE_BYTES:,} bytes.", number)
     try:
         value: Any = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Problem("invalid_json_line", "This line is not parseable as valid JSON.", number)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        return Problem("invalid_json_line", f"This line is not parseable as valid JSON: {why}.", number)
     if not isinstance(value, dict):
         return Problem("invalid_json_line", "This line is not a JSON object.", number)
     custom_id = value.get("custom_id")
-    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512:
-        return Problem(
-            "missing_required_parameter", "custom_id must be a text of 1 to 512 characters.", number, "custom_id"
-        )
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512 or "\0" in custom_id:
+        message = "custom_id must be a text of 1 to 512 characters, none of them NUL."
+        return Problem("missing_required_parameter", message, number, "custom_id")
     if value.get("method", "POST") != "POST":
         return Problem("invalid_method", f"The method must be POST, not {value['method']!r}.", number, "method")
     if value.get("url") != endpoint:
@@ -90,11 +112,11 @@ def _check(raw: bytes, number: int, offset: int, endpoint: str, models: Mapping[
     model = body.get("model")
     if not isinstance(model, str) or model not in models:
         return Problem("model_not_found", f"The model {model!r} does not exist here.", number, "body.model")
-    if endpoint not in (served := PATHS[models[model]]) and endpoint.removeprefix("/v1") not in served:
+    if endpoint not in (served := PATHS[models[model].task]) and endpoint.removeprefix("/v1") not in served:
         message = f"The model {model!r} does not serve {endpoint}. It serves {', '.join(served)}."
         return Problem("unsupported_endpoint", message, number, "body.model")
     if body.get("stream"):
         return Problem(
             "invalid_value", "Requests of a batch are not streamed: leave out stream.", number, "body.stream"
         )
-    return Line(number, custom_id, model, offset, len(raw))
+    return Line(number, custom_id, models[model].base, offset, len(raw))

@@ -97,6 +97,13 @@ def usd(amount: float | None) -> str:
     return f"${fixed(amount, 2 if amount < 1_000 else 0)}"
 
 
+def usd_fine(amount: float | None) -> str:
+    """Format the cost of something small, with three significant digits below a dollar: $0.148, $0.0031."""
+    if amount is None or amount >= 0.995 or amount < 0.000005:
+        return usd(amount)
+    return f"${amount:.{2 - math.floor(math.log10(amount))}f}"
+
+
 def signed(value: float | None) -> str:
     """Format as `+2`, or with a true minus."""
     if value is None:
@@ -259,6 +266,7 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "seconds_fine": lambda value, row: seconds_fine(value),
     "correlation": lambda value, row: correlation(value),
     "usd": lambda value, row: usd(value),
+    "usd_fine": lambda value, row: usd_fine(value),
     "signed": lambda value, row: signed(value),
     "share": lambda value, row: share(value),
     "clock": lambda value, row: clock(value),

@@ -101,7 +101,6 @@ urlpatterns = [
     path("what-if/<int:pk>/", what_if.what_if, name="what-if"),
     path("what-if/<int:pk>/decisions/<slug:letter>/", what_if.decisions, name="what-if-decisions"),
     path("what-if/<int:pk>/followed", what_if.panel, name="what-if-followed"),
-    path("what-if/<int:pk>/report", what_if.report_file, name="what-if-report"),
     path("what-if/<int:pk>/<slug:action>/", what_if.act, name="what-if-act"),
     path("console/api/what-if-charts/<int:pk>", what_if.charts, name="what-if-charts"),
     path("lengths/", lengths.lengths, name="lengths"),

@@ -120,7 +120,7 @@ class Dispatcher:
         adapters = (
             port.ServedModel(
                 one.name, base.context_tokens, one.created_at, one.base in lora, one.base in topology.by_prefix, base.task,
-                base=one.base, tokenizer=self._tokenizer(one.base),
+                base=one.base, tokenizer=self._tokenizer(one.base), tenant_id=one.tenant_id,
             )
             for one in topology.adapters.values()
             if (base := topology.models.get(one.base)) is not None

@@ -326,6 +326,7 @@ class ServedModel(Record, frozen=True):
     fallback: str = ""  # model that serves its requests where it does not; "" for none
     fallback_wait_s: float | None = None  # longest wait for it before that; None: however long
     tokenizer: Tokenizer | None = None  # `Submit.token_blocks` are wanted; None: they are not
+    tenant_id: int = 0  # of an adapter that is this tenant's alone; 0: of all
 
 
 class WeightedTargets(Record, frozen=True):

@@ -1,22 +1,18 @@
 """Live prewarming (Hermes section 3.4): adapters, system prompts and sleeping models, and what became of each.
 
 What is likely is decided by `scheduling.applications.prewarming`; this carries it out once a second. A system prompt is
-computed by a request for one token on the instance that will probably get the call, unless an instance with room has it by
-the prefix index. So it needs a router that considers prefixes: others would send the call anywhere. The text is the
+computed by a request for one token, where `scheduling.applications.system_prompts` says. That goes by the prefix index, so
+it needs a router that considers prefixes: others would send the call anywhere. The text is the
 gateway's (`controlplane.gateway.upstream.prewarming`); here a prompt is the hash of its last whole block.
 """
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Final, cast
-
-from msgspec.structs import replace
 
 from controlplane.dispatch import kernels, port
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.prewarming_log import CalledBy, PrewarmLog
+from controlplane.dispatch.prewarming_log import CalledBy, Fate, PrewarmLog
 from controlplane.dispatch.runs import ApplicationRuns
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
@@ -29,58 +25,28 @@ from scheduling.applications.prewarming import (
     MOST_WAITING,
     AdapterPrewarming,
     LikelyCall,
-    PrefillTime,
     Warmable,
     due,
     load_time_s,
     wakes,
 )
 from scheduling.applications.standings import Run, RunCall
+from scheduling.applications.system_prompts import Prompt, PromptPrewarming
 from scheduling.compiled import uncompiled
 from scheduling.fleet.profile import USUAL
-from scheduling.routing.adapters import NOT_LOADED, ON_GPU
-from scheduling.routing.prefix_affinity import covered, match, unmatch
+from scheduling.routing.adapters import NOT_LOADED
+from scheduling.routing.prefix_affinity import Affinity, covered
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
 
-MOST_PREFIXES: Final = 2_000
-MOST_UNITS: Final = 4_000
-SEEN_TWICE: Final = 2
-"""Calls of a unit in a row with the same system prompt before it is warmed: one that changes each time is not."""
-ANSWER_S: Final = 90.0
-"""A request that warms a prompt is given up after so long."""
 WAKE_S: Final = 5.0
 """Taken for waking an instance that shares no GPUs; those that do have measured times."""
 SLICE_S: Final = 0.002
 """Longest time at a stretch for likely calls, ten times a second: those of 1,000 runs in progress take 0.1 s in all."""
-CHECKED: Final = 256
-"""Warm prompts that are looked up in the index at once, the oldest first."""
 
 
 def name_of_prefix(prefix: int) -> str:
     """Return the digest that stands for a system prompt in records."""
     return f"{prefix & (1 << 64) - 1:016x}"
-
-
-@dataclass(slots=True)
-class KnownPrefix:
-    blocks: tuple[int, ...]
-    """Hashes of its recorded blocks."""
-    block_tokens: int
-    model: str
-    adapter: int
-
-    @property
-    def tokens(self) -> int:
-        return int(uncompiled(covered)(len(self.blocks))) * self.block_tokens
-
-
-@dataclass(slots=True)
-class Warming:
-    """A prompt that is being warmed at an instance."""
-
-    prefix: int
-    ready_at: float
-    until_s: float
 
 
 class Prewarming:
@@ -104,24 +70,20 @@ class Prewarming:
         self.starts_s: Callable[[], Mapping[str, float]] = dict
         self._starts_s: Mapping[str, float] = {}
         self._wakes_s: dict[int, float] = {}
-        """As of this look: times to wake a sleeping instance, by endpoint without one that is awake,"""
-        self._cold: dict[tuple[int, int], bool] = {}
-        """and whether no instance with room has a prompt, by endpoint and prompt."""
-        self._prefixes: OrderedDict[int, KnownPrefix] = OrderedDict()
-        self._of_units: OrderedDict[tuple[object, str], tuple[int, int]] = OrderedDict()
-        """By application and unit: the system prompt of its last calls, and how many had it."""
-        self._warming: dict[int, Warming] = {}
-        self._prefill_time = PrefillTime()
-        self._failed: dict[tuple[str, str], float] = {}
-        """Until when what failed at a place is not tried again."""
+        """As of this look: times to wake a sleeping instance, by endpoint without one that is awake."""
+        self.prompts = PromptPrewarming()
+        self._began: dict[int, float] = {}
+        """By slot: since when the instance that last warmed a prompt has been in its state."""
+        self._woken: dict[tuple[str, str], float] = {}
+        """Until when no instance of a model in a region is woken again."""
 
     # What is likely
 
     def look(self) -> None:
         """Warm what waiting requests and likely calls need. Call every second."""
-        self._name_prompts()
-        self._starts_s, self._wakes_s, self._cold = self.starts_s(), self._sleeping(), {}
-        if not (self.topology.adapter_names or self._of_units or self._starts_s or self._wakes_s):
+        self._starts_s, self._wakes_s = self.starts_s(), self._sleeping()
+        self.prompts.begin()
+        if not (self.topology.adapter_names or self.prompts.any_known or self._starts_s or self._wakes_s):
             self._likely, self._runs_left = {}, []
         elif not self._runs_left:
             runs = self.runs.standings.by_number
@@ -158,8 +120,8 @@ class Prewarming:
         tenant_id, application = cast("tuple[int, str]", run.application)
         return CalledBy(tenant_id, application, str(run.name))
 
-    def needs(self, call: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
-        """Yield what a call that follows *call* at *backend* needs, with the seconds to warm it."""
+    def needs(self, call: RunCall, unit: str, backend: Backend) -> Iterator[tuple[Warmable, float]]:
+        """Yield what a call of *unit* that follows *call* at *backend* needs, with the seconds to warm it."""
         if backend.kind in ("container", "dnn"):
             start_s = self._starts_s.get(backend.name)
             if start_s is not None:
@@ -176,9 +138,11 @@ class Prewarming:
         wake_s = self._wakes_s.get(endpoint.index)
         if wake_s is not None:
             yield Warmable("model", endpoint.model, endpoint.index), wake_s
-        elif backend.prompt and _by_prefix(endpoint) and self._is_cold(endpoint, int(backend.prompt)):
-            known = self._prefixes[int(backend.prompt)]
-            yield Warmable("prefix", int(backend.prompt), endpoint.index), self._prefill_s(endpoint, known)
+        elif _by_prefix(endpoint):
+            prefix = self.prompts.of_unit((call.application, unit))
+            if prefix is not None and self._is_cold(endpoint, prefix):
+                prefill_s = self.prompts.known[prefix].prefill_s(endpoint.spec.profile or USUAL)
+                yield Warmable("prefix", prefix, endpoint.index), prefill_s
 
     def _endpoint(self, call: RunCall, model: str) -> Endpoint | None:
         """Return the endpoint of *model* that the caller of *call* prefers; None without one."""
@@ -239,50 +203,26 @@ class Prewarming:
         """Take in the system prompt of a request, and that its unit has it."""
         if not asked.system_blocks:
             return
-        prefix = _prefix(asked)
-        if prefix not in self._prefixes:
-            adapter = self.topology.adapter_number(asked.adapter)
-            blocks = asked.prefix_hashes[: asked.system_blocks]
-            self._prefixes[prefix] = KnownPrefix(blocks, asked.block_tokens, asked.model, adapter)
-            if len(self._prefixes) > MOST_PREFIXES:
-                self._prefixes.popitem(last=False)
-        self._prefixes[prefix].block_tokens = asked.block_tokens  # an estimate that becomes better
-        self._prefixes.move_to_end(prefix)
-        if asked.application and asked.unit:
-            unit = (asked.tenant_id, asked.application), asked.unit
-            before, times = self._of_units.get(unit, (prefix, 0))
-            self._of_units[unit] = prefix, times + 1 if before == prefix else 1
-            self._of_units.move_to_end(unit)
-            if len(self._of_units) > MOST_UNITS:
-                self._of_units.popitem(last=False)
-
-    def _name_prompts(self) -> None:
-        """Write the system prompts of units into the demand graphs, which know models alone."""
-        graphs = self.runs.graphs
-        for (application, unit), (prefix, times) in self._of_units.items():
-            graph = graphs.get(application)
-            backend = graph.backends.get(unit) if graph is not None else None
-            prompt = str(prefix) if times >= SEEN_TWICE else ""
-            if graph is not None and backend is not None and backend.prompt != prompt:
-                graphs[application] = graph._replace(backends={**graph.backends, unit: replace(backend, prompt=prompt)})
+        adapter = self.topology.adapter_number(asked.adapter)
+        blocks = asked.prefix_hashes[: asked.system_blocks]
+        unit = ((asked.tenant_id, asked.application), asked.unit) if asked.application and asked.unit else None
+        self.prompts.come(_prefix(asked), Prompt(blocks, asked.block_tokens, asked.model, adapter), unit)
 
     def _warm_prefixes(self) -> None:
-        now_s = self.clock()
-        for slot, warming in list(self._warming.items()):
-            if now_s >= warming.until_s:
-                self._end(slot, "It did not answer.")
-        for one in self.log.open("prefix")[:CHECKED]:
-            replica, known = self._replica(one.place), self._prefixes.get(_number(one.backend))
-            if replica is None or known is None or (one.warm_at is not None and not self._holds(replica, known)):
+        now_s, topology, prompts = self.clock(), self.topology, self.prompts
+        for slot in prompts.overdue(now_s):
+            self._end(slot, "It did not answer.")
+        endpoint_of = {slot: one.endpoint.index for slot, one in topology.by_slot.items()}
+        for slot, prefix in prompts.waste(topology.fleet, self._affinity(), endpoint_of, now_s):
+            name = topology.by_slot[slot].name if slot in topology.by_slot else ""
+            self._settle(prefix, name, "waste")
+        for one in self.log.open("prefix"):
+            if self._replica(one.place) is None:
                 self.log.settle(one, "waste")
-        for slot, prefix in self._prefill_time.unused():
-            place = self.topology.by_slot[slot].name if slot in self.topology.by_slot else ""
-            if self.log.get("prefix", name_of_prefix(prefix), place) is None:  # it has settled
-                self._prefill_time.waste(slot, prefix)
         calls: dict[int, list[LikelyCall]] = {}
         for call in self.due_now("prefix"):
             calls.setdefault(call.target.endpoint, []).append(call)
-        for endpoint in self.topology.endpoints:
+        for endpoint in topology.endpoints:
             tuned = endpoint.spec.tuned
             if tuned.PREWARM_BY == LRU or not tuned.PREWARM_SHARE or not _by_prefix(endpoint):
                 continue
@@ -290,108 +230,70 @@ class Prewarming:
                 if request.asked.system_blocks:
                     self._warm(endpoint, _prefix(request.asked), "A request with it waits.", _caller(request.asked))
             for call in calls.get(endpoint.index, ()) if tuned.PREWARM_BY != EPWQ else ():
-                self._warm(endpoint, int(str(call.target.name)), why_likely(call), self.called_by(call))
+                self._warm(endpoint, cast("int", call.target.name), why_likely(call), self.called_by(call))
 
-    def _is_cold(self, endpoint: Endpoint, prefix: int) -> bool:
+    def _affinity(self) -> Affinity:
+        self.queue.fit()
+        return self.queue.affinity
+
+    def _is_cold(self, endpoint: Endpoint, prefix: Hashable) -> bool:
         """Whether no instance of *endpoint* with room has a system prompt, whose text is known."""
-        key = endpoint.index, prefix
-        if key not in self._cold:
-            known = self._prefixes.get(prefix)
-            holders = self._holders(endpoint, known) if known is not None else ()
-            self._cold[key] = known is not None and not any(one.slot in holders for one in self._with_room(endpoint))
-        return self._cold[key]
-
-    def _with_room(self, endpoint: Endpoint) -> list[Replica]:
-        fleet = self.topology.fleet
-        return [
-            one
-            for one in self.topology.members(endpoint)
-            if fleet.accepting[one.slot] and fleet.running[one.slot] < self.topology.at_once(one)
-        ]
+        topology = self.topology
+        return self.prompts.is_cold(topology.fleet, topology.arrays, self._affinity(), endpoint.index, prefix)
 
     def _warm(self, endpoint: Endpoint, prefix: int, why: str, called_by: CalledBy) -> None:
-        """Have one instance of *endpoint* compute a system prompt, unless one with room has it."""
-        known, fleet, now_s = self._prefixes.get(prefix), self.topology.fleet, self.clock()
+        """Have one instance of *endpoint* compute a system prompt, where the rule says so."""
+        known, topology = self.prompts.known.get(prefix), self.topology
         if known is None or known.model != endpoint.model:  # a fallback would be sent the text for another model
             return
-        name = name_of_prefix(prefix)
-        open_ones = self._with_room(endpoint)
-        if any(at is not None and at.prefix == prefix for at in (self._warming.get(one.slot) for one in open_ones)):
+        profile, share = endpoint.spec.profile or USUAL, endpoint.spec.tuned.PREWARM_SHARE
+        slot = self.prompts.place(
+            topology.fleet,
+            topology.arrays,
+            self._affinity(),
+            endpoint.index,
+            prefix,
+            profile,
+            share,
+            self.clock(),
+        )
+        if slot < 0:
             return
-        if not self._is_cold(endpoint, prefix):
-            return
-        able = [
-            one
-            for one in open_ones
-            if one.slot not in self._warming
-            and self._failed.get((name, one.name), -math.inf) <= now_s
-            and (known.adapter < 0 or kernels.tier_of(fleet, one.slot, known.adapter) == ON_GPU)
-        ]
-        if not able:
-            return
-        one = min(able, key=lambda each: (fleet.running[each.slot], fleet.remaining_tokens[each.slot], each.slot))
-        share, running = endpoint.spec.tuned.PREWARM_SHARE, int(fleet.running[one.slot])
-        if not self._prefill_time.take(one.slot, prefix, self._prefill_s(endpoint, known), running, share, now_s):
-            return
-        spec = one.spec
-        self._warming[one.slot] = Warming(prefix, spec.state_changed_at, now_s + ANSWER_S)
-        self.log.begin("prefix", name, spec.name, why, called_by)
+        spec = topology.by_slot[slot].spec
+        self._began[slot] = spec.state_changed_at
+        self.log.begin("prefix", name_of_prefix(prefix), spec.name, why, called_by)
         self.deliver(port.WarmPrefix(spec.name, spec.state_changed_at, spec.url, spec.api_key, prefix))
 
     def warmed(self, record: port.PrefixWarmed) -> None:
         """Take in the end of a request that warmed a system prompt."""
         replica = self._replica(record.instance)
-        warming = self._warming.get(replica.slot) if replica is not None else None
-        if replica is None or warming is None or (warming.prefix, warming.ready_at) != (record.prefix, record.ready_at):
+        warming = self.prompts.warming.get(replica.slot) if replica is not None else None
+        if (
+            replica is None
+            or warming is None
+            or (warming.prompt, self._began[replica.slot]) != (record.prefix, record.ready_at)
+        ):
             return
         if record.failure or replica.spec.state_changed_at != record.ready_at:
             self._end(replica.slot, record.failure or "It was restarted.")
             return
-        del self._warming[replica.slot]
-        known = self._prefixes.get(record.prefix)
-        if known is not None:
-            fleet, affinity = self.topology.fleet, self.queue.affinity
-            fleet.placed_tokens[replica.slot] += known.tokens
-            kernels.learn(fleet, affinity, replica.endpoint.index, self._noted(known), replica.slot)
+        fleet, endpoint = self.topology.fleet, replica.endpoint.index
+        self.prompts.end(fleet, self._affinity(), endpoint, replica.slot, self.clock())
         one = self.log.get("prefix", name_of_prefix(record.prefix), record.instance)
         if one is not None:
             self.log.warm(one)
 
     def _end(self, slot: int, why: str) -> None:
         """Give up what is being warmed in *slot*."""
-        warming, replica = self._warming.pop(slot), self.topology.by_slot.get(slot)
-        if replica is None:
-            return
-        name = name_of_prefix(warming.prefix)
-        if len(self._failed) >= MOST_PREFIXES:
-            self._failed.clear()
-        self._failed[name, replica.name] = self.clock() + AGAIN_S
-        one = self.log.get("prefix", name, replica.name)
+        prefix, replica = self.prompts.warming[slot].prompt, self.topology.by_slot.get(slot)
+        self.prompts.end(self.topology.fleet, self._affinity(), -1, slot, self.clock(), failed=True)
+        if replica is not None:
+            self._settle(prefix, replica.name, "failed", why)
+
+    def _settle(self, prefix: Hashable, place: str, fate: Fate, why: str = "") -> None:
+        one = self.log.get("prefix", name_of_prefix(cast("int", prefix)), place)
         if one is not None:
-            self.log.settle(one, "failed", why)
-
-    def _noted(self, known: KnownPrefix) -> int:
-        """Note the blocks of *known* in the spare place of the index, and return it."""
-        affinity, count = self.queue.affinity, len(known.blocks)
-        spare = affinity.noted_count.size - 1
-        affinity.noted[spare, :count] = known.blocks
-        affinity.noted_count[spare], affinity.block_tokens[spare] = count, known.block_tokens
-        return spare
-
-    def _holders(self, endpoint: Endpoint, known: KnownPrefix) -> set[int]:
-        """Return the slots of instances that have the whole of *known*, by the prefix index."""
-        self.queue.fit()
-        affinity = self.queue.affinity
-        touched = uncompiled(match)(self.topology.fleet, affinity, endpoint.index, self._noted(known))
-        holders = {int(at) for at in affinity.touched[:touched] if affinity.matched[at] >= len(known.blocks)}
-        uncompiled(unmatch)(affinity, touched)
-        return holders
-
-    def _holds(self, replica: Replica, known: KnownPrefix) -> bool:
-        return replica.slot in self._holders(replica.endpoint, known)
-
-    def _prefill_s(self, endpoint: Endpoint, known: KnownPrefix) -> float:
-        return float((endpoint.spec.profile or USUAL).service_time_s(known.tokens, 1))
+            self.log.settle(one, fate, why)
 
     # Sleeping models
 
@@ -400,13 +302,13 @@ class Prewarming:
         if endpoint.spec.tuned.PREWARM_BY != HERMES:
             return None
         key = endpoint.model, endpoint.region
-        woken, again_s = self.log.get("model", *key) is not None, self._failed.get(key, -math.inf)
+        woken, again_s = self.log.get("model", *key) is not None, self._woken.get(key, -math.inf)
         return wakes(self.due_now("model"), endpoint.index, self.clock(), again_s, woken=woken)
 
     def woken(self, endpoint: Endpoint, call: LikelyCall) -> str:
         """Record that an instance of *endpoint* is being woken for *call*; return why."""
         why = why_likely(call)
-        self._failed[endpoint.model, endpoint.region] = self.clock() + AGAIN_S
+        self._woken[endpoint.model, endpoint.region] = self.clock() + AGAIN_S
         self.log.begin("model", endpoint.model, endpoint.region, why, self.called_by(call))
         return f"Prewarming: {why}"
 
@@ -452,7 +354,7 @@ class Prewarming:
             name = name_of_prefix(_prefix(asked))
             tokens = min(int(uncompiled(covered)(asked.system_blocks)) * asked.block_tokens, asked.prompt_tokens - 1)
             used = log.use("prefix", name, replica.name, asked.arrived_at)
-            self._prefill_time.use(replica.slot, _prefix(asked))
+            self.prompts.time.use(replica.slot, _prefix(asked))
             if not used and asked.run and cached_tokens < tokens:
                 log.miss("prefix", name, replica.name, "It was not cached there.", _caller(asked))
 
@@ -467,11 +369,6 @@ def _by_prefix(endpoint: Endpoint) -> bool:
 def _prefix(asked: port.Submit) -> int:
     """Return the hash that stands for the system prompt of *asked*."""
     return asked.prefix_hashes[asked.system_blocks - 1]
-
-
-def _number(name: str) -> int:
-    number = int(name, 16)
-    return number - (1 << 64) if number >> 63 else number
 
 
 def _caller(asked: port.Submit) -> CalledBy:

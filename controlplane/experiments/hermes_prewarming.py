@@ -142,6 +142,7 @@ def scenario(setting: Setting, system: System, settings: Settings, data: Path, s
             "prewarming": system.prewarming,
             "prewarm_k": system.k,
             "prewarm_share": system.share,
+            **({"routing": "least_delay"} if setting.cold == "prefix" else {}),  # prompts are warmed by its index
         },
         models={LLAMA_7B.name: model},
         applications=[runs],

@@ -1,6 +1,7 @@
 """Reads of the inventory."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import Count, F, Q, QuerySet, Sum
@@ -80,15 +81,22 @@ def possible_actions(instance: Instance) -> list[Action]:
     return [action for action in actions if action == Action.STOP and command.verb != Action.STOP]
 
 
-def names_to_ask_for() -> set[str]:
-    """Return the names that a request may ask for: of models, adapters and weighted targets."""
-    rows: tuple[type[Model | Adapter | WeightedTarget], ...] = (Model, Adapter, WeightedTarget)
-    return {name for row in rows for name in row.objects.values_list("name", flat=True)}
+def adapters_of(tenant_id: int | None) -> QuerySet[Adapter]:
+    """Return the adapters that keys of a tenant may ask for: its own, and those of all tenants."""
+    return Adapter.objects.filter(Q(tenant=None) | Q(tenant_id=tenant_id))
 
 
-def allowed_models(names: Iterable[str]) -> list[str]:
-    """Return *names* for an API key, without empty ones. Raises ValidationError for one that no request may ask for."""
+def names_to_ask_for(tenant_id: int | None) -> set[str]:
+    """Return the names that requests of a tenant may ask for: of models, adapters and weighted targets."""
+    rows: tuple[QuerySet[Any], ...] = (Model.objects.all(), adapters_of(tenant_id), WeightedTarget.objects.all())
+    return {name for row in rows for name in row.values_list("name", flat=True)}
+
+
+def allowed_models(names: Iterable[str], tenant_id: int | None) -> list[str]:
+    """Return *names* for an API key of a tenant, without empty ones. Raises ValidationError for one that no request of it
+    may ask for.
+    """
     given = [name.strip() for name in names if name.strip()]
-    if unknown := sorted(set(given) - names_to_ask_for()):
+    if unknown := sorted(set(given) - names_to_ask_for(tenant_id)):
         raise ValidationError({"allowed_models": f"There is no model {unknown[0]!r}."})
     return given

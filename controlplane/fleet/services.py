@@ -107,6 +107,8 @@ def _follow_up(row: Instance, before: str, to: InstanceState, now: datetime) -> 
     if row.takes_over_id is not None and to in (InstanceState.LOADING, InstanceState.STOPPED, InstanceState.FAILED):
         row.takes_over = None
         row.save(update_fields=["takes_over"])
+    if to == InstanceState.FAILED and (taker := Instance.objects.filter(takes_over=row).first()):
+        stop(row, "spot pool", f"it failed, and {taker.name} waits for its GPUs")
     if to == InstanceState.STOPPED:
         for command in InstanceCommand.objects.open().filter(instance__takes_over=row):
             transaction.on_commit(partial(deliver, command))

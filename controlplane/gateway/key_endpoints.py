@@ -1,13 +1,17 @@
 """Endpoints below `/v1` that Django serves: callers have a key, and errors come in OpenAI's shape."""
 
+import logging
 from collections.abc import Callable
 from functools import wraps
 
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 
 from controlplane.accounts.models import ApiKey, hash_secret
 from controlplane.gateway.errors import ApiError, invalid_key
+
+logger = logging.getLogger(__name__)
 
 
 def key_of(request: HttpRequest) -> ApiKey:
@@ -38,7 +42,23 @@ def endpoint(**methods: Callable[..., HttpResponseBase]) -> Callable[..., HttpRe
                 )
             return serve(request, key_of(request), **parameters)
         except ApiError as error:
-            headers = {name.decode(): value.decode() for name, value in error.headers()}
-            return HttpResponse(error.body(), status=error.status, headers=headers)
+            return _answer(error)
+        except (OperationalError, InterfaceError) as error:
+            logger.error("%s %s: the database does not serve it: %s", request.method, request.path, error)
+            return _answer(AWAY)
 
     return wraps(next(iter(methods.values())))(view)
+
+
+AWAY = ApiError(
+    503,
+    "The database does not answer. Send the request again.",
+    type="server_error",
+    code="database_unavailable",
+    retry_after_s=2.0,
+)
+
+
+def _answer(error: ApiError) -> HttpResponse:
+    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    return HttpResponse(error.body(), status=error.status, headers=headers)

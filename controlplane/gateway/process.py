@@ -30,6 +30,7 @@ from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import FromDispatcher, Placed, ServedModels, Warm, WarmPrefix
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
 from controlplane.dispatch.queues.held import HeldView
+from controlplane.dispatch.queues.next_to_warm import NextToWarmView
 from controlplane.dispatch.queues.operations import QueueOperations
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.dispatch.snapshot import Snapshot
@@ -134,6 +135,7 @@ class Gateway:
             "queues": QueuesView(self.dispatcher),
             "held": HeldView(self.dispatcher.holding),
             "at_door": partial(at_door, self.records),
+            "next_to_warm": NextToWarmView(self.dispatcher.prewarming),
         }
         self.publisher = Publisher(
             Summary(self.dispatcher, self.records, self.lease.owner, sections),

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from django.db.models import Avg, Case, Count, Max, OuterRef, Q, QuerySet, Subquery, When
-from django.utils import timezone
+from django.db.models import Count, Max, QuerySet, Value
 
-from controlplane.applications.completion import DAY
+from controlplane.applications.completion import DAY_H
 from controlplane.applications.models import (
     Application,
     ApplicationRun,
@@ -13,36 +12,30 @@ from controlplane.applications.models import (
     PrewarmRow,
     UnitBackend,
     learned,
+    with_costs,
 )
-from controlplane.resources.filters import Search
-from controlplane.resources.requests import tenant_control
+from controlplane.fleet.models import Deployment
+from controlplane.resources.filters import Search, Select, last_hours
+from controlplane.resources.requests import region_control, tenant_control
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, search_in
 
 
 def visible_applications(viewer: Viewer) -> QuerySet[Any]:
-    """Return the applications that *viewer* may see, with their runs and prewarming of the last day in numbers."""
-    since = timezone.now() - DAY
-    warmed = PrewarmRow.objects.filter(
-        tenant=OuterRef("tenant"), application=OuterRef("name"), began_at__gte=since, fate__in=("hit", "late", "miss")
-    )
-    hits = warmed.order_by().values("application").values(share=Avg(Case(When(fate="hit", then=1.0), default=0.0)))
-    ended = Q(runs__ended_at__gte=since, runs__imported=False)
-    return (
-        Application.objects.filter(tenant__in=viewer.tenants())
-        .select_related("tenant")
-        .annotate(
-            running=Count("runs", Q(runs__ended_at=None)),
-            ended=Count("runs", ended),
-            records=Count("runs", learned("runs__", "")),
-            last_run_at=Max("runs__began_at"),
-            prewarm_hits=Subquery(hits),
-        )
-    )
+    """Return the applications that *viewer* may see, with their records in numbers."""
+    rows = Application.objects.filter(tenant__in=viewer.tenants()).select_related("tenant")
+    return rows.annotate(records=Count("runs", learned("runs__", "")), last_run_at=Max("runs__began_at"))
+
+
+def orders_of(application: Application) -> list[str]:
+    """Return the orders in which the models that its units ask serve; none without a deployment of one."""
+    names = {unit.get("name") for unit in application.units.values() if unit.get("kind") == "llm"}
+    used = Deployment.objects.filter(model__name__in=names, active=True).values_list("ordering_policy", flat=True)
+    return sorted(set(used))
 
 
 def visible_runs(viewer: Viewer) -> QuerySet[Any]:
     rows = ApplicationRun.objects.filter(application__tenant__in=viewer.tenants(), imported=False)
-    return rows.select_related("application__tenant")
+    return with_costs(rows.select_related("application__tenant"))
 
 
 APPLICATIONS = Resource(
@@ -56,9 +49,7 @@ APPLICATIONS = Resource(
         Column("title", "Title", about="Name given to an application that was recognized."),
         Column("tenant", "Tenant", "tenant.name", type=str),
         Column("running", "Running", draw="count", type=int),
-        Column(
-            "ended", "Ended, 24 h", label="Ended", draw="count", type=int, about="Runs that ended in the last 24 hours."
-        ),
+        Column("ended", "Ended", "completions.ended", draw="count", type=int, about="Runs that ended in the range."),
         Column(
             "in_time",
             "Deadlines met (share)",
@@ -66,7 +57,7 @@ APPLICATIONS = Resource(
             draw="console/applications/cells/in_time.html",
             kind="num",
             type=float | None,
-            about="Share of runs with a deadline that ended by it, over 24 hours; null without any.",
+            about="Share of runs with a deadline that ended by it; null without any.",
         ),
         Column("judged", "Runs with a deadline", "completions.judged", draw="count", type=int),
         Column(
@@ -88,9 +79,8 @@ APPLICATIONS = Resource(
         ),
         Column(
             "abandoned",
-            "Abandoned, 24 h",
+            "Abandoned",
             "completions.abandoned",
-            label="Abandoned",
             draw="count",
             type=int,
             about="Opened and not closed, or the last call did not succeed.",
@@ -101,7 +91,50 @@ APPLICATIONS = Resource(
             "completions.tokens",
             draw="quantity",
             type=float | None,
-            about="Mean of prompt and output tokens over 24 hours.",
+            about="Mean of prompt and output tokens.",
+        ),
+        *(
+            Column(
+                f"tokens_{end}",
+                f"Tokens a run, {end}",
+                f"completions.tokens_{end}",
+                type=float | None,
+                about=f"The {end} end of the middle 80% of runs.",
+            )
+            for end in ("low", "high")
+        ),
+        Column(
+            "cost_usd",
+            "Cost a run (USD)",
+            "completions.cost_usd",
+            draw="usd_fine",
+            type=float | None,
+            tip="Mean share of the cost of the instances that its calls ran on, as usage counts it",
+            about="Mean share of the cost of the instances that its calls ran on; null before usage has counted one.",
+        ),
+        Column(
+            "demand_error",
+            "Demand error (share)",
+            "completions.error",
+            draw="percent",
+            type=float | None,
+            about="Mean error of the remaining service that was predicted at calls placed by rank, as a share of what came; "
+            "null where none was.",
+        ),
+        Column(
+            "plain_demand_error",
+            "Demand error of the mean (share)",
+            "completions.plain_error",
+            type=float | None,
+            about="The same of the simplest rule: the mean of earlier runs less what a run has had.",
+        ),
+        Column(
+            "order",
+            "Order",
+            lambda row: ", ".join(orders_of(row)),
+            draw="console/applications/cells/order.html",
+            type=str,
+            about="In which the models that its units ask serve what waits.",
         ),
         Column(
             "completion_p50_s",
@@ -110,7 +143,7 @@ APPLICATIONS = Resource(
             source="completions.p50_s",
             draw="clock",
             type=float | None,
-            about="From the first call of a run to the end of its last one, over 24 hours.",
+            about="From the first call of a run to the end of its last one.",
         ),
         Column(
             "completion_p95_s",
@@ -126,7 +159,7 @@ APPLICATIONS = Resource(
             label="Prewarm hits",
             draw="percent",
             type=float | None,
-            about="Share of calls that found their backend warm, of those that needed one, over 24 hours.",
+            about="Share of calls that found their backend warm, of those that needed one.",
         ),
         Column("units", "Units", lambda row: len(row.units), draw="count", type=int),
         Column("records", "Records", draw="count", type=int, about="Runs that its demand graph is learned from."),
@@ -135,14 +168,28 @@ APPLICATIONS = Resource(
     filters=(
         search_in("name", control=Search("q", "Search by name")),
         Filter("tenant", "tenant__name", control=tenant_control, fleet=True),
+        Filter(
+            "region",
+            lambda rows, name: rows.annotate(asked_region=Value(name)),
+            control=region_control,
+            about="Figures of runs whose first call came from this region.",
+        ),
+        Filter(
+            "hours",
+            lambda rows, hours: rows.annotate(asked_hours=Value(int(hours))),
+            int,
+            control=Select("hours", "Range", last_hours(1, DAY_H, 168), str(DAY_H)),
+            about="Figures of so many hours; 24 by default.",
+        ),
     ),
     page=(
-        *("name", "tenant", "in_time", "completion", "completion_p50_s", "completion_p95_s", "deadline_s"),
-        *("running", "ended", "abandoned", "tokens", "prewarm_hits", "last_run_at"),
+        *("name", "in_time", "completion", "completion_p50_s", "completion_p95_s", "deadline_s"),
+        *("ended", "tokens", "prewarm_hits", "cost_usd", "order"),
     ),
     template="console/applications/applications.html",
     live="applications",
-    caption="Newest first; over 24 hours",
+    caption="",
+    whole=200,
     refresh_s=10,
     empty="Send X-Application and X-Run with each request.",
 )
@@ -167,9 +214,30 @@ RUNS = Resource(
         Column("failed_calls", "Failed calls", draw="count"),
         Column("prompt_tokens", "Prompt tokens", draw="count"),
         Column("output_tokens", "Output tokens", draw="count"),
+        Column("region", "Region"),
+        Column(
+            "cost_usd",
+            "Cost (USD)",
+            draw="usd_fine",
+            type=float | None,
+            about="Share of the cost of the instances that its calls ran on; null before usage has counted it.",
+        ),
+        Column(
+            "charged_usd",
+            "Charged (USD)",
+            draw="usd_fine",
+            type=float | None,
+            about="By price factor, batch discount or spot price.",
+        ),
+        Column("service_s", "Service (s)", about="Of all calls and units, by the profiles of their models."),
+        Column("expected_calls", "Predictions", draw="count"),
+        Column("needed_s", "Needed after predictions (s)"),
+        Column("error_s", "Error of predictions (s)"),
+        Column("plain_error_s", "Error of the mean (s)"),
     ),
     filters=(
         Filter("application", "application__name"),
+        Filter("region"),
         Filter("tenant", "application__tenant__name"),
         *in_range("began_at", "Began", 24, 168),
     ),

@@ -141,13 +141,16 @@ ADAPTERS = Resource(
     name="adapters",
     noun="adapter",
     model=Adapter,
-    rows=lambda viewer: Adapter.objects.select_related("base"),
+    rows=lambda viewer: Adapter.objects.select_related("base", "tenant"),
     columns=(
         Column("name"),
         Column("base", source="base.name", type=str),
+        Column(
+            "tenant", source=lambda row: row.tenant and row.tenant.name, type=str | None, about="Null: of all tenants."
+        ),
         *columns("source", "rank", "active"),
     ),
-    filters=(Filter("base", "base__name"),),
+    filters=(Filter("base", "base__name"), Filter("tenant", "tenant__name")),
 )
 WEIGHTED_TARGETS = Resource(
     name="weighted-targets",

@@ -23,6 +23,7 @@ NUMBERS = frozenset(
         "percent",
         "percent_fine",
         "usd",
+        "usd_fine",
         "quantity",
         "duration",
         "period",

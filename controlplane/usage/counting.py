@@ -7,7 +7,7 @@ come late are in it from the next time on. An hour whose ledger is no longer kep
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from django.conf import settings
@@ -15,11 +15,13 @@ from django.db import transaction
 from django.db.models import Min
 from numpy.typing import NDArray
 
+from controlplane.applications.models import ApplicationRun, RunCost
 from controlplane.fleet.models import Instance, SloClass
 from controlplane.gateway.models import LONG_MS, LedgerRow
 from controlplane.usage.models import UsageHour, UsageMark, Work
 from controlplane.usage.paid_time import PaidInstance, paid_instances
 from controlplane.usage.sharing import Seconds, held_tokens, share
+from scheduling.applications.recording import RECOGNIZED
 
 HOUR = timedelta(hours=1)
 HOUR_S = 3600.0
@@ -31,7 +33,16 @@ Series = tuple[int | None, int | None, str, str, Work]
 BATCH_LINE = "batch_req_"
 """Begin of the request ids of batch lines."""
 READ = ("tenant_id", "api_key_id", "model", "slo_class", "instance", "arrived_at", "queue_ms", "e2e_ms",
-        "prompt_tokens", "output_tokens", "request_id")  # fmt: skip
+        "prompt_tokens", "output_tokens", "request_id", "application", "run")  # fmt: skip
+RunKey = tuple[int, str, str]
+"""Tenant, application and run."""
+
+
+class CountedHour(NamedTuple):
+    """Rows of one hour, not saved: usage by series, and dollars by application run."""
+
+    rows: list[UsageHour]
+    runs: list[RunCost]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +63,14 @@ def count_usage(now: datetime, most_chunks: int = 1_000) -> int:
     for _ in range(most_chunks):
         mark = UsageMark.objects.first()
         look = look_from(mark, now)
-        rows = [row for hour in count_hours(look.hours, now) for row in hour]
+        counted = list(count_hours(look.hours, now))
         with transaction.atomic():
             if not _moved(mark, look.mark):
                 return written
             UsageHour.objects.filter(hour__in=look.hours).delete()
-            UsageHour.objects.bulk_create(rows, batch_size=500)
+            UsageHour.objects.bulk_create([row for hour in counted for row in hour.rows], batch_size=500)
+            RunCost.objects.filter(hour__in=look.hours).delete()
+            RunCost.objects.bulk_create([row for hour in counted for row in hour.runs], batch_size=500)
         written += len(look.hours)
         if look.whole:
             break
@@ -115,7 +128,7 @@ def hours_between(since: datetime, until: datetime) -> Iterator[datetime]:
         hour += HOUR
 
 
-def count_hours(hours: Sequence[datetime], now: datetime) -> Iterator[list[UsageHour]]:
+def count_hours(hours: Sequence[datetime], now: datetime) -> Iterator[CountedHour]:
     """The rows, not saved, of each of *hours*, which are in order; of the last one until *now*."""
     if not hours:
         return
@@ -142,8 +155,8 @@ class ClassPrice:
 
 def count_hour(
     begin: datetime, end: datetime, fleet: Iterable[PaidInstance], classes: dict[str, ClassPrice]
-) -> list[UsageHour]:
-    """Rows of the hour from *begin*, up to *end*.
+) -> CountedHour:
+    """Count the hour from *begin*, up to *end*.
 
     The time of each instance is shared as `sharing.share` says; GPU-seconds are those seconds times its GPUs, dollars those
     times their price. They are charged times the factor of their class; opportunistic work at the spot price of the GPUs,
@@ -189,7 +202,18 @@ def count_hour(
         )
         for at, (tenant, key, model, slo_class, work) in enumerate(ran.series)
     ]
-    return rows + list(idle.values())
+    runs = [
+        RunCost(
+            hour=begin,
+            tenant_id=tenant,
+            application=application,
+            run=run,
+            cost_usd=usd[of].sum().item(),
+            charged_usd=charged[of].sum().item(),
+        )
+        for (tenant, application, run), of in ran.runs.items()
+    ]
+    return CountedHour(rows + list(idle.values()), runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +232,8 @@ class LedgerHour:
     prompt_tokens: Seconds
     output_tokens: Seconds
     held: Seconds
+    runs: dict[RunKey, list[int]]
+    """Places of the calls of each application run."""
 
 
 def ledger_hour(begin: datetime, until_s: float, classes: dict[str, ClassPrice]) -> LedgerHour:
@@ -216,8 +242,13 @@ def ledger_hour(begin: datetime, until_s: float, classes: dict[str, ClassPrice])
     on: dict[str, list[int]] = {}
     series_of, numbers = [], []
     begin_s = begin.timestamp()
-    for at, row in enumerate(_ran_within(begin, begin + HOUR)):
+    runs: dict[RunKey, list[int]] = {}
+    firsts = first_calls(begin)
+    for at, (*row, application, run) in enumerate(_ran_within(begin, begin + HOUR)):
         tenant, key, model, slo_class, instance, arrived_at, queue_ms, e2e_ms, prompt_tokens, output_tokens, name = row
+        of = (tenant, application, run) if application and run else firsts.get((tenant, arrived_at))
+        if of is not None:
+            runs.setdefault(of, []).append(at)
         work = Work.BATCH if name.startswith(BATCH_LINE) else classes.get(slo_class, ClassPrice()).work
         series_of.append(series.setdefault((tenant, key, model, slo_class, work), len(series)))
         on.setdefault(instance, []).append(at)
@@ -237,7 +268,21 @@ def ledger_hour(begin: datetime, until_s: float, classes: dict[str, ClassPrice])
         prompt_tokens=prompt,
         output_tokens=output,
         held=held_tokens(prompt, output) * has_run,
+        runs=runs,
     )
+
+
+def first_calls(begin: datetime) -> dict[tuple[int, datetime], RunKey]:
+    """Return the recognized runs that began within an hour or the one before, by tenant and arrival of their first calls:
+    these came before there was a run to mark them with.
+    """
+    began = ApplicationRun.objects.filter(began_at__gte=begin - HOUR, began_at__lt=begin + HOUR)
+    rows = (
+        began.filter(run__startswith=RECOGNIZED)
+        .order_by()
+        .values_list("application__tenant", "application__name", "run", "began_at")
+    )
+    return {(tenant, began_at): (tenant, application, run) for tenant, application, run, began_at in rows}
 
 
 def _ran_within(begin: datetime, end: datetime) -> Iterator[tuple[Any, ...]]:

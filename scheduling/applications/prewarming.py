@@ -11,7 +11,8 @@ likely to follow a unit and when it ends. What was used least recently leaves fo
   has next as soon as the unit before it begins, which is the simplest rule that knows runs.
 
 `likely_calls` with `start_in_s` is the rule for every kind and under both clocks; `AdapterPrewarming` carries it out for
-adapters, and `warm_pool.WarmPool` for what is warm in a number of places: containers and DNN models.
+adapters, `system_prompts.PromptPrewarming` for prompts, and `warm_pool.WarmPool` for what is warm in a number of places:
+containers and DNN models.
 
 The paper's text and its formula differ. By the formula, p_e = p_s P(t_c > t_s + t_p) (equation 3), the probability that the
 call comes and finds its backend warm falls as the start t_s is put off: with a smaller K prewarming starts later, and there
@@ -23,8 +24,8 @@ the first moment with that p_e >= K. `latest` is the formula as it is printed; d
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,14 +54,6 @@ AGAIN_S: Final = 60.0
 """After a model was woken, or a prompt could not be warmed, until the same is tried again."""
 OPEN_S: Final = 600.0
 """After which what was warmed and not used counts as waste."""
-BURST_S: Final = 30.0
-"""The share of an instance's time is kept over so long."""
-TRIAL: Final = 0.02
-"""Of the share of time for system prompts that is left where they cost more than they win, to see when that changes."""
-FORGETS: Final = 0.9
-"""Weight of what became of earlier prompts with each further one."""
-AT_FIRST: Final = 4.0
-"""Prompts taken to have been used before the first."""
 MOST_WAITING: Final = 32
 """First waiting requests of an endpoint whose adapters are prewarmed."""
 
@@ -104,9 +97,9 @@ class Warmable(NamedTuple):
     endpoint: int = -1
 
 
-Needs = Callable[[RunCall, Backend], Iterable[tuple[Warmable, float]]]
-"""Returns what a call that follows the given one at a backend needs, each with the seconds that it takes to warm. All that
-differs between kinds is here: a kind that a clock cannot warm is not among them, nor a model that is awake.
+Needs = Callable[[RunCall, str, Backend], Iterable[tuple[Warmable, float]]]
+"""Returns what a call of a unit that follows the given one at a backend needs, each with the seconds that it takes to warm.
+All that differs between kinds is here: a kind that a clock cannot warm is not among them, nor a model that is awake.
 """
 
 
@@ -122,12 +115,14 @@ class LikelyCall(NamedTuple):
     """The likeliest of its units that need *target* next."""
     calls: int = 1
     """Calls of it at once: as many containers are needed."""
+    probability: float = 1.0
+    """Of the call, given what its run has done so far (p_s of equation 3)."""
 
 
 def due(likely: Iterable[LikelyCall], *kinds: str) -> list[LikelyCall]:
     """Return the calls whose warming starts before the next look, the first to start first."""
     now = [call for call in likely if call.target.kind in kinds and call.start_in_s <= LOOK_S]
-    return sorted(now, key=lambda call: (call.start_in_s, call.run, str(call.target)))
+    return sorted(now, key=lambda call: (call.start_in_s, call.run))
 
 
 def wakes(
@@ -178,12 +173,12 @@ def likely_calls_of(
     if graph is None:
         return []
     start, least = latest_start_in_s if by == LATEST else start_in_s, 0.0 if by == EAGER else min(1.0, k / run.weight)
-    starts: dict[Warmable, tuple[float, str]] = {}
+    starts: dict[Warmable, tuple[float, str, float]] = {}
     for before, unit, ends_in_s, there in _unfinished(run, graph, produced, now_s):
         outlook = graph.outlooks[unit]
         columns: dict[tuple[Warmable, float], list[int]] = {}
         for at, following in enumerate(outlook.next_units):
-            for need in needs(before, graph.backends[following]):
+            for need in needs(before, following, graph.backends[following]):
                 columns.setdefault(need, []).append(at)
         for (target, warm_s), of in columns.items():
             comes_s = ends_in_s + outlook.gap_s[:, of].min(axis=1)
@@ -193,10 +188,17 @@ def likely_calls_of(
             start_s = start(np.sort(comes_s[follows]), probability, warm_s, least)
             start_s = 0.0 if by == EAGER and start_s is not None else start_s
             if start_s is not None and (target not in starts or start_s < starts[target][0]):
-                starts[target] = start_s, outlook.next_units[of[0]]
+                starts[target] = start_s, outlook.next_units[of[0]], probability
     return [
-        LikelyCall(target, start_s, run.number, unit, graph.outlooks[unit].parallelism if unit in graph.outlooks else 1)
-        for target, (start_s, unit) in starts.items()
+        LikelyCall(
+            target,
+            start_s,
+            run.number,
+            unit,
+            graph.outlooks[unit].parallelism if unit in graph.outlooks else 1,
+            probability,
+        )
+        for target, (start_s, unit, probability) in starts.items()
     ]
 
 
@@ -233,6 +235,13 @@ def load_time_s(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) ->
     """Return the time to load an adapter on an instance of *endpoint*, the slowest; 0 without one."""
     members = endpoints.members[endpoints.first[endpoint] : endpoints.first[endpoint + 1]]
     return float(fleet.adapter_load_s[members, NOT_LOADED].max(initial=0.0))
+
+
+def nearest(fleet: FleetArrays, near: Mapping[int, int]) -> int:
+    """Return the instance that warms an adapter or a system prompt: where it is *near* most, by instance, then where the
+    fewest requests run, which have the fewest tokens left.
+    """
+    return min(near, key=lambda at: (-near[at], int(fleet.running[at]), int(fleet.remaining_tokens[at]), at))
 
 
 class Warmed(NamedTuple):
@@ -291,12 +300,12 @@ class AdapterPrewarming:
         return warmed
 
     def _warm(self, fleet: FleetArrays, members: NDArray[np.int32], adapter: int) -> Warmed | None:
-        """Bring *adapter* onto the GPU of one of *members*: where it is nearest, then where the fewest requests run."""
+        """Bring *adapter* onto the GPU of one of *members*, the `nearest`."""
         able = [at for at in members.tolist() if fleet.accepting[at] and takes_adapter(fleet, at, adapter)]
         if not able:
             return None
         tiers = {at: int(tier_of(fleet, at, adapter)) for at in able}
-        instance = min(able, key=lambda at: (-tiers[at], int(fleet.running[at]), at))
+        instance = nearest(fleet, tiers)
         leaves = int(use_adapter(fleet, instance, adapter, 0))
         if tiers[instance] == ON_GPU:
             return None
@@ -310,66 +319,10 @@ class AdapterPrewarming:
         self.counts["wasted"] += len(gone)
 
 
-class PrefillTime:
-    """Time of instances for system prompts that are computed early: a share, kept over `BURST_S`, which follows their use.
-
-    A prompt that is used wins its time for one call, and takes none from others, as that call would have computed it. One
-    that is pushed out before takes its time from each of n requests that run there. So while fewer than n in n + 1 of
-    the last prompts were used, `TRIAL` of the share is left.
-
-    `counts` has the prompts `warmed`, those of them `used`, and those `wasted`.
-    """
-
-    def __init__(self) -> None:
-        self._left: dict[Hashable, tuple[float, float]] = {}
-        """Seconds left and since when, by instance."""
-        self._became: dict[Hashable, tuple[float, float]] = {}
-        """Of the last prompts at an instance, those used and all that settled, each by its weight."""
-        self._unused: set[tuple[Any, Any]] = set()
-        self.counts: Counter[str] = Counter(warmed=0, used=0, wasted=0)
-
-    def take(
-        self, instance: Hashable, prompt: Hashable, takes_s: float, running: int, share: float, now_s: float
-    ) -> bool:
-        """Take *takes_s* for *prompt* of the time of *instance*, where *running* requests run; return False, and take
-        nothing, if none is left.
-        """
-        used, settled = self._became.get(instance, (AT_FIRST, AT_FIRST))
-        share *= 1.0 if used >= settled * running / (running + 1) else TRIAL
-        left_s, since_s = self._left.get(instance, (share * BURST_S, now_s))
-        left_s = min(share * BURST_S, left_s + share * (now_s - since_s))
-        taken = left_s > 0.0
-        self._left[instance] = left_s - takes_s * (taken and running > 0), now_s
-        if taken:
-            self.counts["warmed"] += 1
-            self._unused.add((instance, prompt))
-        return taken
-
-    def unused(self) -> list[tuple[Any, Any]]:
-        """Return the instances and prompts of those that no call has used."""
-        return list(self._unused)
-
-    def use(self, instance: Hashable, prompt: Hashable) -> None:
-        """Take in that a call with *prompt* was given to *instance*."""
-        self._settle(instance, prompt, used=True)
-
-    def waste(self, instance: Hashable, prompt: Hashable) -> None:
-        """Take in that *prompt* has left *instance* unused, or was never there."""
-        self._settle(instance, prompt, used=False)
-
-    def _settle(self, instance: Hashable, prompt: Hashable, *, used: bool) -> None:
-        if (instance, prompt) not in self._unused:
-            return
-        self._unused.remove((instance, prompt))
-        self.counts["used" if used else "wasted"] += 1
-        before, settled = self._became.get(instance, (AT_FIRST, AT_FIRST))
-        self._became[instance] = FORGETS * before + used, FORGETS * settled + 1.0
-
-
-def first_waiting(waiting: WaitingArrays, endpoint: int, among: NDArray[np.bool_]) -> list[int]:
-    """Return the slots of the first requests that wait for *endpoint*, in order, of those *among* (a mask of slots)."""
+def first_waiting(waiting: WaitingArrays, endpoint: int, among: NDArray[np.bool_] | None = None) -> list[int]:
+    """Return the slots of the first requests that wait for *endpoint*, in order; of those *among* (a mask), if given."""
     slots = waiting.heap[endpoint, : waiting.size[endpoint]]
-    slots = slots[among[slots]]
+    slots = slots if among is None else slots[among[slots]]
     order = np.lexsort((waiting.sequence[slots], waiting.key[slots]))[:MOST_WAITING]
     first: list[int] = slots[order].tolist()
     return first

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, uncompiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, memory_tokens
 from scheduling.routing.cached_blocks import LEAST_PLACES, CachedBlocks, allocate_cached_blocks, for_instances, leading
 from scheduling.struct_of_arrays import struct_of_arrays
@@ -114,6 +114,15 @@ def covered(count: int) -> int:
     """Return the number of blocks up to and including the *count*-th recorded one."""
     level, rest = count // STEADY, count % STEADY
     return STEADY * ((1 << level) - 1) + (rest << level)
+
+
+PLACES: Final = tuple(uncompiled(covered)(number) for number in range(MOST_NOTED + 1))
+"""Ends of the recorded blocks, in blocks; the first is 0."""
+
+
+def recorded(hashes: NDArray[np.int64]) -> tuple[int, ...]:
+    """Return those of a prompt's leading *hashes* that are recorded."""
+    return tuple(int(hashes[end - 1]) for end in PLACES[1:] if end <= hashes.size)
 
 
 @compiled

@@ -11,8 +11,11 @@ import numpy as np
 from scheduling.applications.demand_graph import Backend, ServiceRate, step_service_s
 from scheduling.applications.prewarming import LikelyCall, Prewarming, Warmable, due, likely_calls, load_time_s
 from scheduling.applications.standings import KnownGraph, RunCall, Standings, follows_runs, rekey_run, runs_waiting
+from scheduling.applications.system_prompts import Prompt, PromptPrewarming
 from scheduling.applications.warm_pool import WarmBackend, WarmPool
 from scheduling.routing.adapters import ON_GPU, tier_of
+from scheduling.routing.prefix_affinity import recorded
+from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, World
 from scheduling.simulation.engine.prefix_cache import cached_blocks
@@ -68,6 +71,8 @@ class ApplicationRuns:
         if requests.prefix_first.size and self._block_tokens:
             for row in np.flatnonzero((requests.run >= 0) & (np.diff(requests.prefix_first) > 0)).tolist():
                 self.prompts.setdefault(self.prompt_of(row), row)
+        self.known_prompts = PromptPrewarming()
+        """What calls have shown of the prompts of units, and where these are warmed."""
         self.came: Counter[str] = Counter()
         """Calls that need an adapter or share a system prompt, and those that had it warm when they came."""
         self._others: dict[tuple[int, int], list[tuple[int, WarmBackend | None]]] = {}
@@ -124,6 +129,7 @@ class ApplicationRuns:
             self._coming = rows[::-1]
         request = self._coming.pop()
         self._note_warm(world, request)
+        self._note_prompt(request)
         self._stand(world, request, now_s)
         arrive(request)
 
@@ -142,6 +148,19 @@ class ApplicationRuns:
             cached = (cached_blocks(world.engines, at, int(first[request]), blocks) for at in members)
             self.came["prefix_came"] += 1
             self.came["prefix_came_warm"] += any(each == blocks for each in cached)
+
+    def _note_prompt(self, request: int) -> None:
+        """Note the system prompt of *request*, which comes now. Each version counts as another application."""
+        if not self.prompts or (known := self.prompts.get(name := self.prompt_of(request))) is None:
+            return
+        number, at = self._step_of[request]
+        run, first = self._runs.runs[number], self._requests.prefix_first
+        blocks = recorded(self._requests.prefix_hashes[first[known] : first[known + 1]])
+        if blocks:
+            model = self._cluster.models[int(self._requests.model[request])]
+            prompt = Prompt(blocks, self._block_tokens, model, int(self._requests.adapter[request]))
+            unit = run.application, run.prompts, run.record.steps[at].unit
+            self.known_prompts.come(name, prompt, unit)
 
     def end_other_units(self, until_s: float) -> None:
         """End the units that are no LLM and end before *until_s*, once there is no further request."""
@@ -299,25 +318,27 @@ class ApplicationRuns:
         an instance of each endpoint that has none awake.
         """
 
-        def needs(before: RunCall, backend: Backend) -> Iterator[tuple[Warmable, float]]:
+        def needs(before: RunCall, unit: str, backend: Backend) -> Iterator[tuple[Warmable, float]]:
             if backend.kind == "llm" and before.adapter >= 0:
                 load_s = load_time_s(world.fleet, world.endpoints, before.endpoint)
                 yield Warmable("adapter", before.adapter, before.endpoint), load_s
             endpoint = self._endpoint_after(before, backend.name) if backend.kind == "llm" else -1
             if endpoint in sleeping:
                 yield Warmable("model", backend.name, endpoint), sleeping[endpoint]
-            elif endpoint >= 0 and isinstance(before.run, int):
-                prompt = backend.prompt, self._runs.runs[before.run].prompts
-                if (request := self.prompts.get(prompt)) is not None:
-                    key = self._cluster.endpoints[endpoint]
-                    first = self._requests.prefix_first
-                    tokens = int(first[request + 1] - first[request]) * self._block_tokens
-                    prefill_s = self._cluster.reference_profile(key).step_time_s(tokens, 0, 0)
-                    yield Warmable("prefix", prompt, endpoint), prefill_s
+            elif (
+                endpoint >= 0
+                and isinstance(before.run, int)
+                and int(world.policies[endpoint]["routing"]) == LEAST_DELAY
+            ):
+                name = prompts.of_unit((before.application, self._runs.runs[before.run].prompts, unit))
+                if name is not None and prompts.is_cold(fleet, endpoints, world.affinity, endpoint, name):
+                    profile = self._cluster.reference_profile(self._cluster.endpoints[endpoint])
+                    yield Warmable("prefix", name, endpoint), prompts.known[name].prefill_s(profile)
             elif backend.kind in ("container", "dnn") and backend.kind in self.pools:
                 terms = self._cluster.backends[backend.kind]
                 yield Warmable(backend.kind, backend.name), terms.warm_s(backend.name)
 
+        prompts, fleet, endpoints = self.known_prompts, world.fleet, world.endpoints
         k, produced = self._cluster.prewarm_k, _produced(world).__getitem__
         return likely_calls(self._standings, produced, needs, k, now_s, by)
 

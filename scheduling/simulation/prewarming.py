@@ -15,17 +15,17 @@ from scheduling.applications.prewarming import (
     OPEN_S,
     AdapterPrewarming,
     LikelyCall,
-    PrefillTime,
     due,
     first_waiting,
     wakes,
 )
+from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.application_runs import ApplicationRuns
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.lifecycle import Lives
 from scheduling.simulation.cluster.state_changes import COMING, WITHOUT_GPUS
 from scheduling.simulation.cluster.world import State, World
-from scheduling.simulation.engine.prefix_cache import cached_blocks, warm_prefix
+from scheduling.simulation.engine.prefix_cache import warm_prefix
 from scheduling.simulation.workload.requests import Requests
 
 
@@ -52,6 +52,8 @@ class SimulatedPrewarming:
     def look(self, world: World, now_s: float) -> None:
         self.next_s += LOOK_S
         by, likely = self._cluster.prewarming, list[LikelyCall]()
+        if self._runs is not None:
+            self._runs.known_prompts.begin()
         if by in BY_GRAPH and self._runs is not None:
             sleeping = self._models.sleeping() if self._models is not None else {}
             likely = self._runs.likely_calls(world, now_s, by, sleeping)
@@ -71,7 +73,7 @@ class SimulatedPrewarming:
         counts = {f"prewarmed_{name}": count for name, count in self._adapters.counts.items()}
         counts = counts if self._has_adapters else {}
         if self._prefixes is not None:
-            counts |= {f"prefix_{name}": count for name, count in self._prefixes.time.counts.items()}
+            counts |= {f"prefix_{name}": count for name, count in self._prefixes.counts.items()}
         if self._models is not None:
             counts |= {f"model_{name}": count for name, count in self._models.counts.items()}
         return counts
@@ -161,64 +163,62 @@ class ModelPrewarming:
 
 
 class PrefixPrewarming:
-    """System prompts of units, which a request of one token brings into the prefix cache of an instance."""
+    """System prompts of units, which an instance computes once it has memory for them."""
 
     def __init__(self, cluster: Cluster, requests: Requests, runs: ApplicationRuns) -> None:
-        self._runs, self._first = runs, requests.prefix_first
-        self._cluster, self.time = cluster, PrefillTime()
+        self._runs, self._first, self._models = runs, requests.prefix_first, requests.model
+        self._cluster, self._prompts = cluster, runs.known_prompts
         self._shares: NDArray[np.bool_] = (requests.run >= 0) & (np.diff(self._first) > 0)
         self._unseen = np.flatnonzero(self._shares)
         """Calls that no instance was seen to have."""
 
+    @property
+    def counts(self) -> Counter[str]:
+        return self._prompts.time.counts
+
     def look(self, world: World, likely: Sequence[LikelyCall], now_s: float) -> None:
-        """Warm the prompts of the first waiting calls and of *likely* ones, as far as free memory and time go."""
-        self._note(world)
-        soon: dict[int, list[tuple[str, int]]] = {}
+        """Warm the prompts of the first waiting calls and of *likely* ones."""
+        self._note(world, now_s)
+        soon: dict[int, list[Any]] = {}
         for call in due(likely, "prefix"):
-            if isinstance(call.target.name, tuple):
-                soon.setdefault(call.target.endpoint, []).append(call.target.name)
-        endpoints, engines = world.endpoints, world.engines.instances
+            soon.setdefault(call.target.endpoint, []).append(call.target.name)
         for endpoint in range(world.waiting.size.size):
-            first = first_waiting(world.waiting, endpoint, self._shares[world.held])
-            prompts = [self._runs.prompt_of(int(world.held[slot])) for slot in first] + soon.get(endpoint, [])
-            members = endpoints.members[endpoints.first[endpoint] : endpoints.first[endpoint + 1]]
-            fleet = world.fleet
-            room = fleet.running[members] < fleet.max_num_seqs[members]
-            able = members[(fleet.accepting[members] != 0) & (engines["prefix_caching"][members] != 0) & room].tolist()
-            free, chosen = int(engines["free_blocks"][able].sum()), list[tuple[str, int]]()
-            for prompt in dict.fromkeys(prompts) if able else ():
-                free -= self._blocks(prompt)[1]
-                if free < 0:
-                    break
-                chosen.append(prompt)
-            for prompt in reversed(chosen):  # what is used first is pushed out last
-                self._warm(world, endpoint, able, prompt, now_s)
+            if world.policies[endpoint]["routing"] != LEAST_DELAY:
+                continue
+            waiting = [int(world.held[slot]) for slot in first_waiting(world.waiting, endpoint)]
+            names = [self._runs.prompt_of(request) for request in waiting if self._shares[request]]
+            for name in [*names, *soon.get(endpoint, ())]:
+                self._warm(world, endpoint, name, now_s)
+        for instance in list(self._prompts.warming):
+            self._compute(world, instance, now_s)
 
-    def _blocks(self, prompt: tuple[str, int]) -> tuple[int, int]:
-        """Return where the hashes of *prompt* begin, and how many there are."""
-        request = self._runs.prompts[prompt]
-        return int(self._first[request]), int(self._first[request + 1] - self._first[request])
-
-    def _warm(self, world: World, endpoint: int, able: list[int], prompt: tuple[str, int], now_s: float) -> None:
-        """Warm *prompt* where most of it is, then where the fewest requests run."""
-        first, count = self._blocks(prompt)
-        cached = {at: cached_blocks(world.engines, at, first, count) for at in able}
-        instance = min(able, key=lambda at: (-cached[at], int(world.fleet.running[at]), at))
-        profile = self._cluster.reference_profile(self._cluster.endpoints[endpoint % len(self._cluster.endpoints)])
-        if count >= int(world.engines.instances["free_blocks"][instance]):
+    def _warm(self, world: World, endpoint: int, name: tuple[str, int], now_s: float) -> None:
+        key = self._cluster.endpoints[endpoint % len(self._cluster.endpoints)]
+        known = self._prompts.known.get(name)
+        if known is None or known.model != key[0]:
             return
-        if tokens := (count - cached[instance]) * int(world.engines.instances["block_size_tokens"][instance]):
-            takes_s, running = profile.service_time_s(tokens, 1), int(world.fleet.running[instance])
-            if not self.time.take(instance, prompt, takes_s, running, self._cluster.prewarm_share, now_s):
-                return
-        warm_prefix(world.engines, instance, first, count)
+        profile, share = self._cluster.reference_profile(key), self._cluster.prewarm_share
+        arrays = world.fleet, world.endpoints, world.affinity
+        self._prompts.place(*arrays, endpoint, name, profile, share, now_s)
 
-    def _note(self, world: World) -> None:
+    def _compute(self, world: World, instance: int, now_s: float) -> None:
+        """Have *instance* compute the prompt that it warms, if it has memory for it."""
+        name: Any = self._prompts.warming[instance].prompt
+        request = self._runs.prompts[name]
+        first, count = int(self._first[request]), int(self._first[request + 1] - self._first[request])
+        endpoint, accepts = int(world.fleet.endpoint[instance]), bool(world.fleet.accepting[instance])
+        caches = bool(world.engines.instances["prefix_caching"][instance])
+        if not (accepts and caches):
+            self._prompts.end(world.fleet, world.affinity, endpoint, instance, now_s, failed=True)
+        elif warm_prefix(world.engines, instance, first, count) >= 0:
+            self._prompts.end(world.fleet, world.affinity, endpoint, instance, now_s)
+
+    def _note(self, world: World, now_s: float) -> None:
         placed = world.outcomes["attempts"][self._unseen] > 0
         for row in self._unseen[placed].tolist():
-            self.time.use(int(world.outcomes["instance"][row]), self._runs.prompt_of(row))
+            self._prompts.time.use(int(world.outcomes["instance"][row]), self._runs.prompt_of(row))
         self._unseen = self._unseen[~placed]
-        for instance, prompt in self.time.unused():
-            first, count = self._blocks(prompt)
-            if cached_blocks(world.engines, instance, first, count) < count:
-                self.time.waste(instance, prompt)
+        for instance in self._prompts.overdue(now_s):
+            endpoint = int(world.fleet.endpoint[instance])
+            self._prompts.end(world.fleet, world.affinity, endpoint, instance, now_s, failed=True)
+        self._prompts.waste(world.fleet, world.affinity, dict(enumerate(world.fleet.endpoint.tolist())), now_s)

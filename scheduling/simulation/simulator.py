@@ -331,9 +331,9 @@ class Simulation:
         self.lives.make_room()
 
     def _grown_affinity(self, slots: int) -> Affinity:
-        """Return the world's affinity table, grown for the waiting requests in *slots* if it is in use."""
+        """Return the world's affinity table, grown for the waiting requests in *slots* and a spare if it is in use."""
         affinity, noted = self.world.affinity, (self.world.policies["routing"] == LEAST_DELAY).any()
-        return grow_affinity(affinity, affinity.matched.size, slots) if noted else affinity
+        return grow_affinity(affinity, affinity.matched.size, slots + 1) if noted else affinity
 
     def _replace(self, **arrays: Any) -> None:
         self.lives.world = self.world._replace(**arrays)

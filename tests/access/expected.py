@@ -33,7 +33,6 @@ class Reach:
     send: dict[str, Any] | None = None  # a POST (or as the REST operation says) with these values
     owned: bool = False
     key: bool = False  # REST: with an API key too
-    large: bool = False  # megabytes: in the fast tests only those read it who ask for everything
 
 
 REASON = {"reason": "a test"}
@@ -58,7 +57,6 @@ CONSOLE = {
     "what-if": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "new-what-if": Reach(VIEWER),
     "what-if-followed": Reach(VIEWER, {"pk": "WHAT_IF"}),
-    "what-if-report": Reach(VIEWER, {"pk": "WHAT_IF"}, large=True),
     "what-if-charts": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "what-if-decisions": Reach(VIEWER, {"pk": "WHAT_IF", "letter": "A"}),
     "what-if-act": Reach(OPERATOR, {"pk": "WHAT_IF", "action": "cancel"}, REASON),
@@ -221,6 +219,7 @@ REST = {
     "list_applications": Reach(SIGNED_IN, key=True),
     "list_runs": Reach(SIGNED_IN, key=True),
     "list_prewarms": Reach(SIGNED_IN, key=True),
+    "list_next_to_warm": Reach(SIGNED_IN, key=True),
     "list_unit_backends": Reach(VIEWER),
     "get_run": Reach(TENANT, {"run_id": "RUN"}, owned=True, key=True),
     "name_application": Reach(MANAGER, {"application_id": "APPLICATION"}, {"title": "Atlas"} | REASON, owned=True),
@@ -252,7 +251,6 @@ REST = {
     "get_what_if_curves": Reach(VIEWER, {"number": "WHAT_IF"}),
     "export_what_if_runs": Reach(VIEWER, {"number": "WHAT_IF"}),
     "export_what_if_futures": Reach(VIEWER, {"number": "WHAT_IF"}),
-    "export_what_if_report": Reach(VIEWER, {"number": "WHAT_IF"}, large=True),
     "choose_future": Reach(OPERATOR, {"number": "WHAT_IF"}, {"future": "A"}),
     "check_what_if_plan": Reach(VIEWER, {"number": "WHAT_IF"}),
     "make_what_if_plan": Reach(OPERATOR, {"number": "WHAT_IF"}, {"future": "A"} | REASON),

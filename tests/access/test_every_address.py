@@ -81,7 +81,7 @@ standing = standing_with(build)
 
 def asks(role: str, reach: Reach, everything: bool) -> bool:
     """Whether *role* asks for an address: for all, or for what it just may open and what it just may not."""
-    return everything or role in EVERYTHING_OF or (reach.least - RANKS[role] in (0, 1) and not reach.large)
+    return everything or role in EVERYTHING_OF or (reach.least - RANKS[role] in (0, 1))
 
 
 def addresses(patterns, before: str = "", space: str = "") -> Iterator[tuple[str, str, URLPattern]]:
@@ -200,13 +200,9 @@ def test_the_console_and_its_exports(world, sign_in, roles, everything):
             if should != did:
                 wrong.append(f"{path}: {role} {did}, and should: {should}")
             wrong += check(world, role, path, text)
-            if (
-                did == IN
-                and answer.headers.get("Content-Type", "").startswith("text/html")
-                and name != "what-if-report"
-            ):
+            if did == IN and answer.headers.get("Content-Type", "").startswith("text/html"):
                 wrong += [f"{path}: {fault}" for fault in against_the_policy(answer)]
-        if reach.send is not None or name.startswith("sign-") or name == "what-if-report":  # which is a file
+        if reach.send is not None or name.startswith("sign-"):
             continue
         linked_for_all = links.get("fleet_admin", set())
         asked = [

@@ -125,3 +125,24 @@ def test_a_limit_of_thousands_of_digits_is_refused(path, acme):
     _, secret = create_api_key(acme, "of the schema", "test")
     answer = Client(headers={"Authorization": f"Bearer {secret}"}).get(path, {"limit": "9" * 5000})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+
+
+FORM, JSON = "application/x-www-form-urlencoded", "application/json"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind", "refused"),
+    [
+        ("/sign-in/?q=%00", b"", FORM, True),
+        ("/keys/a%00/", b"", FORM, True),
+        ("/sign-in/", b"username=a%00", FORM, True),
+        ("/api/keys", rb'{"name": "\\\u0000"}', JSON, True),
+        ("/v1/batches", rb'{"input_file_id": "\u0000"}', JSON, True),
+        ("/v1/batches", rb'{"input_file_id": "\\u0000"}', JSON, False),
+        ("/sign-in/?q=%2500", b"username=a%2500", FORM, False),
+    ],
+)
+def test_a_nul_is_refused_before_it_comes_to_a_database(client, db, path, body, kind, refused):
+    answer = client.post(path, body, content_type=kind)
+    assert (answer.status_code == 400 and b"U+0000" in answer.content) is refused
+    assert not refused or not path.startswith(("/api", "/v1")) or answer.json()["error"]["code"] == "invalid_value"

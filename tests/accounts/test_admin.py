@@ -12,6 +12,7 @@ from controlplane.applications.models import (
     FollowedLedger,
     GraphVersion,
     PrewarmRow,
+    RunCost,
     UnitReport,
 )
 from controlplane.batches.models import Batch, BatchLine, StoredFile
@@ -41,7 +42,7 @@ def test_every_model_of_the_project_is_registered():
     ours = {model for model in apps.get_models() if model.__module__.startswith("controlplane.")}
     shown_elsewhere = {
         *{JobRow, UsageMark, CapacityStep, StoredFile, Batch, BatchLine, Donation},
-        *{Application, ApplicationRun, FollowedLedger, GraphVersion, PrewarmRow, UnitReport},
+        *{Application, ApplicationRun, FollowedLedger, GraphVersion, PrewarmRow, RunCost, UnitReport},
     }  # on pages of the console
     assert ours - shown_elsewhere == set(MODELS)
 

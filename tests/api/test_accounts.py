@@ -10,6 +10,7 @@ from django.utils import timezone
 from controlplane.accounts.models import ApiKey, Role, User, hash_secret
 from controlplane.accounts.services import create_api_key, create_sign_in_link, revoke_api_key, use_sign_in_link
 from controlplane.events.models import Event
+from controlplane.fleet.models import Adapter
 from tests.api.conftest import Caller
 
 pytestmark = pytest.mark.django_db
@@ -78,6 +79,19 @@ class TestAllowedModels:
         assert (refused.status_code, refused.json()["error"]["field"]) == (422, "allowed_models")
         made = sign_in("key_manager").post("keys", tenant="acme", name="laptop", allowed_models=["nothing"])
         assert (made.status_code, ApiKey.objects.count()) == (422, 2)
+
+    def test_an_adapter_of_another_tenant_is_no_name(self, sign_in, acme, globex, deployment):
+        adapter = Adapter.objects.create(name="sql", base=deployment.model, source="globex/sql", tenant=globex)
+        caller = sign_in("key_manager")
+
+        def made(name):
+            answer = caller.post("keys", tenant="acme", name="laptop", allowed_models=[name])
+            return answer.status_code, answer.content.decode().replace(name, "NAME")
+
+        assert made("sql") == made("nothing")
+        assert made("sql")[0] == 422
+        Adapter.objects.filter(pk=adapter.pk).update(tenant=acme)
+        assert made("sql")[0] == 201
 
     def test_of_own_tenants_alone(self, sign_in, keys):
         assert self.put(sign_in("key_manager"), keys["globex"]).status_code == 404

@@ -7,9 +7,10 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from controlplane.applications.models import Application, ApplicationRun
+from controlplane.applications.models import Application, ApplicationRun, RunCost
 from controlplane.applications.selectors import graph_of
 from controlplane.applications.services import calls_of, follow_runs
+from controlplane.fleet.models import Deployment
 from scheduling.applications.recording import run_named
 from tests.applications.conftest import learned
 from tests.console.conftest import ledger_row
@@ -24,6 +25,70 @@ def test_the_list_shows_runs_and_completion_times(client, operator, application,
     rows = client.get("/applications/?format=csv").getvalue().decode().splitlines()
     assert rows[0].startswith("Application,Title,Tenant,Running,")
     assert rows[1].startswith("review,,acme,1,40,")
+
+
+def test_the_list_is_narrowed_to_a_region_and_a_range(client, operator, application, acme):
+    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+    for run, region in (("run-1", "east"), ("run-2", "west")):
+        application.runs.filter(run=run).update(region=region, ended_at=timezone.now())
+        RunCost.objects.create(
+            hour=hour, tenant=acme, application="review", run=run, cost_usd=0.25 if run == "run-1" else 0.75
+        )
+    client.force_login(operator)
+
+    def listed(query):
+        (row,) = client.get(f"/api/applications?{query}").json()["items"]
+        return row["ended"], row["cost_usd"]
+
+    assert listed("") == (40, 0.5)
+    assert listed("hours=1") == (2, 0.5)
+    assert listed("hours=1&region=west") == (1, 0.75)
+    assert listed("region=nowhere") == (0, None)
+    page = client.get("/applications/?hours=1&region=west").content.decode()
+    assert "<b>$0.750</b>" in page
+    assert "last hour" in page
+    (run, *_) = [row for row in client.get("/api/runs").json()["items"] if row["run"] == "run-1"]
+    assert (run["cost_usd"], run["region"]) == (0.25, "east")
+    assert "$0.250" in client.get(f"/applications/runs/{run['id']}/").content.decode()
+
+
+def test_the_order_in_which_its_models_serve_is_in_the_list(client, operator, application, make_instance):
+    deployment = make_instance().deployment
+    Deployment.objects.filter(pk=deployment.pk).update(ordering_policy="hermes")
+    Application.objects.filter(pk=application.pk).update(
+        units={"write": {"kind": "llm", "name": deployment.model.name}}
+    )
+    client.force_login(operator)
+    (row,) = client.get("/api/applications").json()["items"]
+    assert row["order"] == "hermes"
+    assert (
+        "Lowest Gittins rank of the application run first (Hermes): " in client.get("/applications/").content.decode()
+    )
+
+
+def test_what_runs_were_predicted_to_need_is_compared_with_what_came(client, operator, acme):
+    """Of two runs alike, what is left was expected to be 9 s and 1 s of service."""
+    at, expected = timezone.now() - timedelta(hours=1), {"write": (0.0, 9.0), "review": (10.0, 1.0)}
+    for number in range(2):
+        for unit, output_tokens in (("write", 500), ("review", 100)):
+            attained_s, remaining_s = expected[unit]
+            standing = {"rank_s": 1.0, "attained_s": attained_s, "remaining_s": remaining_s, "worst_s": 20.0}
+            ledger_row(
+                acme, arrived_at=at, application="review", run=f"run-{number}", unit=unit, prompt_tokens=0,
+                output_tokens=output_tokens, e2e_ms=1000.0, trace=[{"run": standing}],
+            )  # fmt: skip
+            at += timedelta(seconds=1.01)
+        follow_runs(timezone.now())
+    first, second = ApplicationRun.objects.order_by("began_at")
+    whole_s = second.service_s
+    assert second.expected_calls == 2
+    assert second.needed_s == pytest.approx(whole_s + whole_s - 10.0)
+    assert second.error_s == pytest.approx(whole_s - 9.0 + whole_s - 11.0)
+    assert second.plain_error_s == pytest.approx(0.0), "it is as the run before"
+    client.force_login(operator)
+    (row,) = client.get("/api/applications").json()["items"]
+    assert row["demand_error"] == pytest.approx((first.error_s + second.error_s) / (first.needed_s + second.needed_s))
+    assert f"±{row['demand_error']:.0%}" in client.get("/applications/").content.decode()
 
 
 def test_the_empty_list_says_how_to_begin(client, operator, db):
@@ -80,7 +145,7 @@ def test_the_verdict_names_applications_that_finish_too_late(client, operator, a
     client.force_login(operator)
     page = client.get("/applications/").content.decode()
     assert "1 application finishes too late" in page
-    assert "0 of 40 in 24 h" in page
+    assert "0 of 40</span>" in page
     assert "no deadline" not in page
     run = application.runs.first()
     assert f"Late by {run.duration_s - 0.5:.1f} s" in client.get(f"/applications/runs/{run.pk}/").content.decode()

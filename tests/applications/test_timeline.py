@@ -6,6 +6,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.applications.models import ApplicationRun, UnitReport
+from controlplane.applications.spans import expectations, spans_of
 from controlplane.console.pages.applications import timeline
 from controlplane.gateway.models import LedgerRow
 from scheduling.applications.demand_graph import Backend, ServiceRate
@@ -36,7 +37,7 @@ TESTS = [reported("tests", 14.1, 22)]
 
 @pytest.fixture
 def spans():
-    return timeline.spans_of(CALLS, TESTS, BEGAN, BEGAN + timedelta(seconds=30))
+    return spans_of(CALLS, TESTS, BEGAN, BEGAN + timedelta(seconds=30))
 
 
 def test_the_critical_path_is_what_each_step_waited_for(spans):
@@ -59,17 +60,17 @@ def test_waits_on_the_path_are_lost_time_the_longest_first(spans):
 
 
 def test_a_unit_without_an_end_is_open_until_now():
-    (span,) = timeline.spans_of([], [reported("tests", 5, None)], BEGAN, BEGAN + timedelta(seconds=9))
+    (span,) = spans_of([], [reported("tests", 5, None)], BEGAN, BEGAN + timedelta(seconds=9))
     assert (span.is_open, span.duration_s, span.outcome) == (True, 4.0, "Runs, end not reported")
 
 
 def test_expected_and_actual_service_at_each_call_with_a_rank():
     standing = {"rank_s": 3.0, "remaining_s": 20.0, "worst_s": 60.0, "attained_s": 4.0}
     calls = [called("plan", 0, 4), called("write", 5, 9, output_tokens=500, trace=[{"run": standing}])]
-    spans = timeline.spans_of(calls, [reported("tests", 15, 22)], BEGAN, BEGAN)
+    spans = spans_of(calls, [reported("tests", 15, 22)], BEGAN, BEGAN)
     units = {"plan": Backend("llm", "m"), "write": Backend("llm", "m"), "tests": Backend("container", "tests")}
     rates = {"plan": ServiceRate(4.0), "write": ServiceRate(0, 0, 0.02), "tests": ServiceRate()}
-    (row,) = timeline.expectations(spans, units, rates)
+    (row,) = expectations(spans, units, rates)
     assert (row.rank_s, row.expected_s, row.actual_s, row.error_s) == (
         3.0,
         20.0,

@@ -17,7 +17,7 @@ from controlplane.accounts.models import ApiKey, Budget, BudgetKind, Tenant, has
 from controlplane.batches import api, feeder, services
 from controlplane.batches.models import Batch, BatchLine, StoredFile
 from controlplane.events.models import Event
-from controlplane.fleet.models import SloClass
+from controlplane.fleet.models import Adapter, Deployment, Model, SloClass
 from tests.gateway.conftest import open_sdk, until
 
 CHAT = "/v1/chat/completions"
@@ -118,6 +118,30 @@ async def test_a_line_that_vllm_refuses_is_in_the_error_file(served, client):
     assert fault["custom_id"] == "wrong"
     assert fault["response"]["status_code"] == 400
     assert fault["response"]["body"]["error"]["param"] == "max_tokens"
+
+
+async def test_lines_name_adapters_of_their_tenant_and_of_all(served, client):
+    """One of another tenant is as one that there is not; those that are served wait and count as their model."""
+
+    def adapt():
+        Deployment.objects.update(max_loras=2, max_cpu_loras=2)
+        base = Model.objects.get(name="m")
+        other = Tenant.objects.create(name="other", default_slo_class=SloClass.objects.get(name="interactive"))
+        own = Tenant.objects.exclude(pk=other.pk).get()
+        for name, tenant in (("all", None), ("own", own), ("others", other)):
+            Adapter.objects.create(name=name, base=base, source=f"acme/{name}", tenant=tenant)
+
+    await database_sync_to_async(adapt)()
+    await served.gateway.read_inventory()
+    content = b"".join(
+        input_of(1, model=name).replace(b"line-0", name.encode()) for name in ("others", "nothing", "all", "own")
+    )
+    failed = await ended(client, await run(client, content))
+    faults = [(one.line, one.code, one.message.replace("nothing", "others")) for one in failed.errors.data]
+    assert faults == [(line, "model_not_found", "The model 'others' does not exist here.") for line in (1, 2)]
+    batch = await ended(client, await run(client, content.split(b"\n", 2)[2]))
+    assert (batch.status, batch.request_counts.completed, batch.model) == ("completed", 2, "m")
+    assert sorted((row.model, row.adapter) for row in await served.rows()) == [("m", "all"), ("m", "own")]
 
 
 async def test_an_invalid_file_fails_the_batch_and_says_where(served, client):
@@ -256,7 +280,15 @@ async def test_a_wrong_batch_is_refused_with_its_field(served, client, changes, 
         assert (await response.json())["error"]["param"] == param
 
 
-async def test_errors_have_the_shape_of_openai(served):
+async def test_errors_have_the_shape_of_openai(served, monkeypatch):
+    batch_of = api.batch_of
+
+    def away(key, batch_id):
+        if batch_id == "batch_away":
+            raise OperationalError("database is locked")
+        return batch_of(key, batch_id)
+
+    monkeypatch.setattr(api, "batch_of", away)
     for method, path, status in (
         ("GET", "/v1/files", 401),
         ("PUT", "/v1/files", 405),
@@ -264,11 +296,13 @@ async def test_errors_have_the_shape_of_openai(served):
         ("GET", "/v1/batches?limit=0", 400),
         ("GET", "/v1/batches?after=batch_no", 400),
         ("GET", "/v1/batches/batch_no", 404),
+        ("GET", "/v1/batches/batch_away", 503),
     ):
         headers = {} if status == 401 else served.headers
         async with served.http.request(method, f"{served.url}{path}", headers=headers) as response:
             assert response.status == status, path
             assert set((await response.json())["error"]) == {"message", "type", "param", "code"}
+            assert ("retry-after" in response.headers) is (status == 503)
 
 
 async def test_answers_wait_in_memory_while_the_database_is_away(served, client, monkeypatch):

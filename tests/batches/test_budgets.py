@@ -1,28 +1,25 @@
-"""Budgets of batches: lines that wait, and dollars."""
+"""Budgets of batches (lines that wait, and dollars); the order in which their files are worked on, and full disks."""
 
 import json
+from pathlib import Path
 
 import pytest
 from django.core.files.base import ContentFile
+from django.core.files.storage import FileSystemStorage, storages
 
-from controlplane.accounts.models import ApiKey, Budget, Tenant
+from controlplane.accounts.models import Budget, Tenant
 from controlplane.batches import services
 from controlplane.batches.budgets import CODE, spent_budgets, waiting_lines
 from controlplane.batches.feeder import grant_of
-from controlplane.batches.models import Batch, BatchStatus
+from controlplane.batches.models import Batch, BatchLine, BatchStatus, StoredFile
 from controlplane.gateway.errors import ApiError
-from tests.gateway.rows import make_rows
+from workers.tasks import batches as tasks
+from workers.tasks.planning import only_one
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def key(settings, tmp_path):
-    make_rows([], regions=[], max_num_seqs=1, queue_bound=1)
-    return ApiKey.objects.select_related("tenant").get()
-
-
-def batch_of(key, lines):
+def batch_of(key, lines, validated=True):
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     text = "".join(
         json.dumps({"custom_id": str(n), "method": "POST", "url": "/v1/chat/completions", "body": body}) + "\n"
@@ -30,8 +27,9 @@ def batch_of(key, lines):
     )
     file = services.create_file(key.tenant, ContentFile(text.encode(), "in.jsonl"), "in.jsonl", "batch")
     batch = services.create_batch(key, file, "/v1/chat/completions", "24h")
-    services.validate_batch(batch.pk)
-    batch.refresh_from_db()
+    if validated:
+        services.validate_batch(batch.pk)
+        batch.refresh_from_db()
     return batch
 
 
@@ -71,3 +69,40 @@ def test_lines_ask_for_the_models_that_their_key_may(key):
     batch = batch_of(key, 1)
     assert batch.status == BatchStatus.IN_PROGRESS
     assert grant_of(batch).models == {"m"}
+
+
+def test_the_files_of_one_batch_are_worked_on_at_a_time_and_the_next_comes_then(key, settings, tmp_path, monkeypatch):
+    settings.STATE_DIR, sent = tmp_path, []
+    monkeypatch.setattr(tasks.validate, "delay", sent.append)
+    first, second = batch_of(key, 1, validated=False), batch_of(key, 1, validated=False)
+    with only_one("batch-files"):
+        assert not tasks.validate(first.pk)
+    assert tasks.validate(first.pk)
+    assert sent == [second.pk]
+    assert tasks.validate(second.pk)
+    assert sent == [second.pk]
+
+
+def test_a_full_disk_leaves_no_part_of_a_file_behind(key, monkeypatch):
+    batch = batch_of(key, 2)
+    for line, succeeded in zip(BatchLine.objects.order_by("number"), (True, False), strict=True):
+        services.record_answers([services.Answer(line.pk, batch.pk, "{}", succeeded, (1, 1))])
+    services.enter(batch.pk, BatchStatus.FINALIZING, of=(BatchStatus.IN_PROGRESS,), ends_as=BatchStatus.COMPLETED)
+    save, room, store = FileSystemStorage._save, [1], storages["files"]
+    others = set(store.listdir("")[1]) - set(StoredFile.objects.values_list("content", flat=True))
+
+    def full(storage, name, content):
+        if not room:
+            Path(storage.path(name)).write_bytes(b"a part")
+            raise OSError(28, "No space left on device")
+        room.pop()
+        return save(storage, name, content)
+
+    monkeypatch.setattr(FileSystemStorage, "_save", full)
+    with pytest.raises(ApiError, match="Nothing was lost"):
+        services.finish_batch(batch.pk)
+    room += [1, 1]
+    assert services.finish_batch(batch.pk)
+    kept = StoredFile.objects.values_list("filename", flat=True)
+    assert sorted(kept) == sorted(["in.jsonl", f"{batch.public_id}_errors.jsonl", f"{batch.public_id}_output.jsonl"])
+    assert set(store.listdir("")[1]) - others == set(StoredFile.objects.values_list("content", flat=True))

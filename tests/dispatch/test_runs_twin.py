@@ -59,6 +59,11 @@ class RunsLive(Live):
         self.topology.tuned = self.topology.tuned.model_copy(update={"TENANT_WEIGHTS": named})
 
     @staticmethod
+    def name_of(run):
+        """Return the name of the application of *run*."""
+        return f"a{run.application}"
+
+    @staticmethod
     def promised(requests, row):
         """Return the priority, and the promised seconds until the first and the last token; None for no promise."""
         columns = (np.broadcast_to(each, requests.run.shape) for each in (requests.deadline_s, requests.end_s))
@@ -87,7 +92,7 @@ class RunsLive(Live):
 
         def report(what, number, at, execution):
             run, tenant = runs.runs[number], int(requests.tenant[rows[number][0]])
-            step, name = run.record.steps[at], f"a{run.application}"
+            step, name = run.record.steps[at], self.name_of(run)
             self.dispatcher.runs.report(
                 RunReport(what, 1 + tenant, name, str(number), execution, step.unit, step.duration_s)
             )
@@ -135,7 +140,7 @@ class RunsLive(Live):
                         row, "m", fleet.regions[requests.region[row]], int(requests.prompt_tokens[row]),
                         int(requests.predicted_tokens[row]), int(requests.output_tokens[row]),
                         *self.promised(requests, row), None, tenant=int(requests.tenant[row]),
-                        application=f"a{run.application}", run=str(number), unit=run.record.steps[at].unit,
+                        application=self.name_of(run), run=str(number), unit=run.record.steps[at].unit,
                         run_due_s=run.due_in_s,
                         adapter=f"a{requests.adapter[row]}" if requests.adapter[row] >= 0 else "",
                     )  # fmt: skip

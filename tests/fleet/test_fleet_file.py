@@ -9,6 +9,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.fleet.inventory import model_source
 from controlplane.fleet.models import (
+    Adapter,
     Deployment,
     Device,
     GpuType,
@@ -298,3 +299,13 @@ def test_models_have_fallbacks_and_names_are_shared(run):
         run(FLEET + SHARED.replace('target = "tiny"', 'target = "nothing"'), "--yes")
     run(FLEET + SHARED.replace('[[weighted_targets]]\nname = "chat"\ntarget = "tiny"\n', ""), "--yes", "--prune")
     assert WeightedTarget.objects.count() == 1
+
+
+def test_an_adapter_may_be_of_a_tenant(run):
+    """Also of one that stands behind it in the file. What is shared by weight is of all."""
+    own = '\n[[adapters]]\nname = "sql"\nbase = "tiny"\nsource = "acme/sql"\ntenant = "acme"\n'
+    run(FLEET.replace("[[tenants]]", own + "\n[[tenants]]", 1), "--yes")
+    assert Adapter.objects.get().tenant.name == "acme"
+    target = '\n[[weighted_targets]]\nname = "chat"\ntarget = "sql"\n'
+    with pytest.raises(CommandError, match=r"sql is an adapter of .* alone; targets are for all tenants"):
+        run(FLEET + own + target, "--yes")

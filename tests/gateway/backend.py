@@ -122,7 +122,7 @@ class Backend:
             return web.Response(status=self.script.metrics_status)
         if not self.script.metrics:
             request.transport.abort()
-        labels = 'engine="0",model_name="m"'
+        labels = f'engine="0",model_name="{(self.script.models or ("m",))[0]}"'
         running = self.running if self.script.running is None else self.script.running
         text = (
             f"vllm:num_requests_running{{{labels}}} {running}.0\n"

@@ -6,6 +6,7 @@ import pytest
 import pytest_asyncio
 from channels.db import database_sync_to_async
 
+from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.fleet.models import Adapter, Deployment, Model
 from scheduling.fleet.arrays import GPU_SLOTS
 from tests.gateway.conftest import until
@@ -47,6 +48,59 @@ async def test_an_adapter_is_a_model_of_the_api(adapted):
     await status_of(adapted, "sql")
     assert (await adapted.new_row()).trace[0]["adapter"]["was"] == "on the GPU"
     assert backend.lora_calls == ["+sql"]
+
+
+def make_other_tenants(name):
+    """Another tenant with a key, whose adapter alone *name* is."""
+    key = ApiKey.objects.select_related("tenant").get()
+    other = Tenant.objects.create(name="globex", default_slo_class=key.tenant.default_slo_class)
+    other.slo_classes.set(key.tenant.slo_classes.all())
+    ApiKey.objects.create(tenant=other, name="k", prefix="ph_other", sha256=hash_secret("ph_other"))
+    Adapter.objects.filter(name=name).update(tenant=other)
+
+
+MESSAGE = [{"role": "user", "content": "Hello"}]
+ASK = {
+    "/v1/chat/completions": {"messages": MESSAGE},
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/messages": {"messages": MESSAGE, "max_tokens": 3},
+    "/tokenize": {"messages": MESSAGE},
+}
+MARKS = {"X-Application": "review", "X-Run": "r", "X-Unit": "write"}
+
+
+async def test_an_adapter_of_a_tenant_does_not_exist_for_others(adapted):
+    """By every way to ask for it, as a call of an application too, others are answered as for a name that there is not."""
+    await database_sync_to_async(make_other_tenants)("sql")
+    await adapted.gateway.read_inventory()
+
+    async def tried(name):
+        answers = []
+        async with adapted.http.get(f"{adapted.url}/v1/models/{name}", headers=adapted.headers) as response:
+            answers.append((response.status, await response.text()))
+        for path, body in ASK.items():
+            headers = adapted.headers | MARKS
+            async with adapted.http.post(
+                f"{adapted.url}{path}", headers=headers, json={"model": name} | body
+            ) as response:
+                answers.append((response.status, await response.text()))
+        return [(status, text.replace(name, "NAME")) for status, text in answers]
+
+    async def listed():
+        async with adapted.http.get(f"{adapted.url}/v1/models", headers=adapted.headers) as response:
+            return [card["id"] for card in (await response.json())["data"]]
+
+    of_other = await tried("sql")
+    assert of_other == await tried("nothing")
+    assert {status for status, _ in of_other} == {404}
+    assert all("model_not_found" in text or "not_found_error" in text for _, text in of_other)
+    assert await listed() == ["chess", "legal", "m", "poet"]
+    assert await adapted.rows() == []
+    adapted.secret = "ph_other"
+    assert await listed() == ["chess", "legal", "m", "poet", "sql"]
+    assert (await status_of(adapted, "sql"))[0] == 200
+    assert (await status_of(adapted, "poet"))[0] == 200
 
 
 async def test_the_least_recently_used_adapter_is_unloaded(adapted):

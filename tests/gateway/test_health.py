@@ -240,7 +240,7 @@ async def test_the_only_one_passes_its_refusal_on_with_retry_after(served):
     assert (response.status, response.headers["x-should-retry"]) == (501, "false")
 
 
-@ONE
+@TWO
 async def test_an_instance_is_checked_against_its_registration(served):
     backend = served.backends[0]
     backend.script.models = ("other", "third")
@@ -250,6 +250,11 @@ async def test_an_instance_is_checked_against_its_registration(served):
     backend.script.models = ("m",)
     replica_of(served).identified_s = -math.inf
     assert await served.becomes("ready")
+    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
+    backend.script.models = ("other",)  # started again within a heartbeat
+    assert {(await served.chat()).status for _ in range(6)} == {200}
+    assert await served.becomes("failed")
+    assert (await served.instance()).state_reason == "it serves other, not m"
 
 
 @ONE

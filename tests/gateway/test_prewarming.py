@@ -13,6 +13,8 @@ from controlplane.accounts.models import Tenant
 from controlplane.applications import backends as module
 from controlplane.applications.backends import OF_PROCESS
 from controlplane.applications.models import PrewarmRow, UnitBackend
+from controlplane.dispatch.prewarming_log import CalledBy
+from controlplane.dispatch.queues.next_to_warm import NextToWarmView
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
@@ -151,7 +153,7 @@ async def test_an_instance_that_dies_while_it_warms(prompted):
     await until(lambda: idle.running == 1)
     await idle.stop()
     await until(lambda: counts_of(prompted, "prefix").get("failed") == 1)
-    assert not prompted.gateway.dispatcher.prewarming._warming
+    assert not prompted.gateway.dispatcher.prewarming.prompts.warming
     assert (await plan)[0] == 200
     status, _ = await call(prompted, "c", "write", **WRITE)
     assert status == 200
@@ -279,3 +281,22 @@ async def test_what_is_kept_ends_with_the_gateway(served):
     assert not running.actuator.runs(running.started.handle)
     assert counts_of(served, "container")["waste"] == 1
     plan.cancel()
+
+
+async def test_what_starts_next_is_published_until_it_is_being_warmed(served):
+    await teach(served, graph_of("plan", "tests", kinds=[("tests", "container")]))
+    served.gateway.dispatcher.prewarming.starts_s = lambda: {"tests": 0.1}
+    for backend in served.backends:
+        backend.script.tokens, backend.script.token_s = 8, 0.1
+    plan = await planned(served)
+    served.gateway.dispatcher.prewarm()
+    view = NextToWarmView(served.gateway.dispatcher.prewarming)
+    (row,) = view.rows()
+    assert (row.kind, row.backend, row.application, row.run, row.unit) == ("container", "tests", "review", "c", "tests")
+    assert (row.probability, row.k, row.why) == (1.0, 0.5, "tests follows with 100%")
+    assert 0.0 < row.in_s < 1.0, "after the rest of the plan, less the time to start one"
+    assert view()["run"] == ["c"]
+    log, caller = served.gateway.dispatcher.prewarming.log, CalledBy(row.tenant_id)
+    log.begin("container", "tests", "", "", caller)
+    assert view.rows() == []
+    await plan

@@ -21,7 +21,7 @@ from controlplane.fleet.models import (
     PerformanceProfile,
 )
 from controlplane.fleet.spot import selectors, services
-from controlplane.planning.execution import executor, live_views
+from controlplane.planning.execution import executor, floor, live_views
 from controlplane.planning.models import MoveSource
 from controlplane.planning.plans import inventory as planned
 from controlplane.tuning import services as tuning
@@ -153,10 +153,25 @@ def test_another_model_gets_the_gpus_when_it_has_none(make_instance, node, other
     fleet.move(donor, S.STOPPED, actor="a worker", reason="stopped")
     assert Donation.objects.get().state == DonationState.REDEPLOYED
     taker.refresh_from_db()
-    assert not tasks._waits_for_gpus(InstanceCommand.objects.select_related("instance__takes_over").get(pk=start.pk))
+    assert not tasks.waits_for_gpus(InstanceCommand.objects.select_related("instance__takes_over").get(pk=start.pk))
     fleet.move(taker, S.LOADING, actor="a worker", reason="started")
     taker.refresh_from_db()
     assert taker.takes_over is None
+
+
+def test_a_donated_instance_that_fails_while_its_gpus_are_given_away_is_stopped(
+    make_instance, node, other, caplog, monkeypatch
+):
+    monkeypatch.setattr(floor.connections, "close_all", lambda: None)
+    make_instance(node=node)
+    donor = let_go(make_instance(node=node))
+    taker = Instance.objects.get(name=executor.add("other", "us-east", why("load")).instance)
+    InstanceCommand.objects.filter(instance=taker).update(actor=executor.FLOOR_ACTOR)
+    assert (floor.take_up_commands(0.0), caplog.text) == (0, ""), "it says nothing of a command that waits for GPUs"
+    fleet.move(donor, S.FAILED, actor="gateway", reason="silent")
+    assert InstanceCommand.objects.get(instance=donor).verb == "stop"
+    fleet.move(donor, S.STOPPED, actor="a worker", reason="stopped")
+    assert not tasks.waits_for_gpus(InstanceCommand.objects.get(instance=taker))
 
 
 def test_both_clocks_take_instances_in_the_same_order(make_instance, node, deployment, other):

@@ -14,23 +14,39 @@ logger = logging.getLogger(__name__)
 
 @shared_task
 def validate(batch_id: int) -> bool:
-    """Check a batch's file and store its lines; return False if that was done before, or another worker does it."""
-    return _once(services.validate_batch, batch_id)
+    """Check a batch's file and store its lines; return False if that was done before, or files of another are worked on."""
+    return _alone(services.validate_batch, batch_id)
 
 
 @shared_task
 def finish(batch_id: int) -> bool:
     """Write the output and error files of a batch and end it; return False as `validate` does."""
-    return _once(services.finish_batch, batch_id)
+    return _alone(services.finish_batch, batch_id)
 
 
-def _once(act: Callable[[int], bool], batch_id: int) -> bool:
-    with only_one(f"batch-{batch_id}") as free:
+def _alone(act: Callable[[int], bool], batch_id: int) -> bool:
+    """Work on one batch at a time, and send the next afterwards: large files must not occupy the processes that carry out
+    fleet operations.
+    """
+    with only_one("batch-files") as free:
+        if not free:
+            return False
         try:
-            return act(batch_id) if free else False
+            done = act(batch_id)
         except ApiError as error:  # the store of files is away: `resume` tries again
             logger.warning("batch %s waits: %s", batch_id, error.message)
             return False
+    _send(most=1)
+    return done
+
+
+def _send(most: int | None = None) -> int:
+    """Send tasks for batches that wait, those first that only have to be written. Return how many."""
+    validating, finalizing = services.due_work()
+    due = [*((finish, pk) for pk in finalizing), *((validate, pk) for pk in validating)][:most]
+    for task, pk in due:
+        task.delay(pk)
+    return len(due)
 
 
 @shared_task
@@ -40,9 +56,4 @@ def resume() -> int:
         services.delete_expired_files()
     except ApiError as error:
         logger.warning("expired files wait: %s", error.message)
-    validating, finalizing = services.due_work()
-    for batch_id in validating:
-        validate.delay(batch_id)
-    for batch_id in finalizing:
-        finish.delay(batch_id)
-    return len(validating) + len(finalizing)
+    return _send()

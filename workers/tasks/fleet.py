@@ -59,7 +59,7 @@ def run_command(command_id: int) -> None:
     pending = rows.filter(pk=command_id).first()
     if pending is None:
         return
-    if _waits_for_gpus(pending):
+    if waits_for_gpus(pending):
         return  # delivered again when they are free
     if why := hosts.obstacle(pending.instance):
         _pass_on(pending, why)
@@ -177,7 +177,7 @@ def claim(command_id: int) -> InstanceCommand | None:
     return command if claimed else None
 
 
-def _waits_for_gpus(command: InstanceCommand) -> bool:
+def waits_for_gpus(command: InstanceCommand) -> bool:
     """Whether *command* starts an instance on the GPUs of a donated one that has not stopped yet."""
     donated = command.instance.takes_over
     return command.verb == CommandVerb.START and donated is not None and donated.state != InstanceState.STOPPED

@@ -88,7 +88,7 @@ def create_key(request: ApiRequest, body: KeyIn) -> Status[ApiKey]:
         user,
         expires_at=body.expires_at,
         role=body.role,
-        allowed_models=allowed_models(body.allowed_models),
+        allowed_models=allowed_models(body.allowed_models, tenant.pk),
     )
     cast("WithAnnotations[ApiKey, Shown]", key).secret = secret
     return Status(201, key)
@@ -104,7 +104,7 @@ def revoke_key(request: ApiRequest, key_id: int, body: RevokeIn) -> ApiKey:
 def put_allowed_models(request: ApiRequest, key_id: int, body: AllowedModelsIn) -> ApiKey:
     """Set the models that requests with a key may ask for. They follow within seconds."""
     key = _managed(request, key_id)
-    return allow_models(key, allowed_models(body.allowed_models), request.auth.person, body.reason)
+    return allow_models(key, allowed_models(body.allowed_models, key.tenant_id), request.auth.person, body.reason)
 
 
 def _managed(request: ApiRequest, key_id: int) -> ApiKey:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Literal
 
+import orjson
 from django.db.models import QuerySet
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404
@@ -17,6 +18,7 @@ from controlplane.accounts.selectors import tenants_with_role
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.resources import add_list, schema_of
+from controlplane.api.routers import system
 from controlplane.api.schemas import ActionIn, Described, RowSchema
 from controlplane.applications import versions
 from controlplane.applications.models import Application, ApplicationRun, GraphVersion
@@ -27,6 +29,7 @@ from controlplane.batches.models import Batch
 from controlplane.batches.services import speed_up, undo_speed_up
 from controlplane.dispatch.queues.commands import GatewaySilent, ask_of_run
 from controlplane.dispatch.queues.runs import RunAction, RunPrice, sentence
+from controlplane.dispatch.wire import NextToWarm
 from controlplane.events.services import record
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
@@ -141,6 +144,31 @@ add_list(
     "What was prewarmed and what became of it, newest first; rows are kept for a week.",
     check=check_tenant,
 )
+
+
+class NextToWarmOut(Described):
+    at: float
+    """Epoch seconds of the summary."""
+    next: list[NextToWarm]
+    """The first to start first."""
+
+
+@router.get("/prewarms/next", response={200: NextToWarmOut, 503: ErrorBody})
+def list_next_to_warm(request: ApiRequest) -> dict[str, Any]:
+    """Return what prewarming starts next for runs in progress, when and why; people of tenants see their own. 503 while no
+    gateway publishes it.
+    """
+    summary = system.read_summary()
+    if summary is None:
+        raise ApiError(503, "no_summary", "No gateway has published a summary in the last seconds.")
+    read = orjson.loads(summary)
+    seen = set(request.auth.tenants().values_list("pk", flat=True))
+    columns = read.get("next_to_warm") or {}
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    hidden = {} if request.auth.sees_fleet else {"region": ""}
+    return {"at": read["ts"], "next": [row | hidden for row in rows if row["tenant_id"] in seen]}
+
+
 RequestOut = schema_of(REQUESTS, "RequestOut", "One request of the ledger. Never a prompt, never a completion.")
 add_list(
     router,

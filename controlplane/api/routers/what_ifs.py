@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from django.db.models import Prefetch, QuerySet
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from ninja import Field, File, Form, Query, Router, Schema, Status
 from ninja.files import UploadedFile
@@ -270,16 +270,6 @@ def export_what_if_futures(request: ApiRequest, number: int, query: Query[Compar
     """Export the comparison as CSV."""
     rows = selectors.futures(_row(number), query.scope)
     return csv_response(f"what-if-{number}", selectors.FUTURES_HEADER, rows)
-
-
-@router.get("/what-ifs/{int:number}/report.html", response={200: None})
-def export_what_if_report(request: ApiRequest, number: int) -> HttpResponse:
-    """Export the comparison as one self-contained HTML file with its figures."""
-    # imported here: Plotly is not needed otherwise in a web process
-    from controlplane.simulation.whatif import report
-
-    disposition = f'attachment; filename="pilothouse-what-if-{number}.html"'
-    return HttpResponse(report.html(_row(number)), headers={"Content-Disposition": disposition})
 
 
 @router.get("/what-ifs/{int:number}/obstacles", response=Obstacles)

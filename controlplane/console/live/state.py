@@ -17,6 +17,7 @@ from controlplane.dispatch.wire import (
     HELD_COLUMNS,
     INSTANCE_COLUMNS,
     LANE_COLUMNS,
+    NEXT_TO_WARM_COLUMNS,
     QUEUE_COLUMNS,
     RELEASE_COLUMNS,
     REORDER_COLUMNS,
@@ -109,6 +110,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
         "releases": rows_of(holding.get("releases") or {}, RELEASE_COLUMNS, "at"),
         "signals": rows_of(holding.get("signals") or {}, SIGNAL_COLUMNS, "model"),
         "at_door": rows_of(summary.get("at_door") or {}, AT_DOOR_COLUMNS, "model"),
+        "next_to_warm": rows_of(summary.get("next_to_warm") or {}, NEXT_TO_WARM_COLUMNS, "run"),
         "reorders": rows_of(published.get("reorders") or {}, REORDER_COLUMNS, "at"),
         **jobs.tables_of(summary.get("system")),
     }

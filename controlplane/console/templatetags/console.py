@@ -22,7 +22,7 @@ register = template.Library()
 for written in (
     *(formats.count, formats.amount, formats.quantity, formats.gib, formats.gigabytes),
     *(formats.milliseconds, formats.seconds, formats.percent, formats.percent_fine, formats.goal),
-    *(formats.times, formats.duration, formats.clock, formats.period, formats.usd),
+    *(formats.times, formats.duration, formats.clock, formats.period, formats.usd, formats.usd_fine),
     *(formats.usd_signed, formats.signed, formats.slack, formats.hour, formats.ordinal, formats.correlation),
 ):
     register.filter(written.__name__, written)

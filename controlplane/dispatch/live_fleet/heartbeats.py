@@ -151,8 +151,20 @@ class Heartbeats:
         await self._look_at_work(replica, metrics, now_s)
         if replica.lost:
             await self._give_up(replica, replica.lost)
+        elif obstacle := await self._other_model(replica, before, metrics):
+            await self._give_up(replica, obstacle)
         else:
             await self._answered(replica, metrics, now_s)
+
+    async def _other_model(self, replica: Replica, before: VllmMetrics | None, metrics: VllmMetrics) -> str:
+        """Return why *replica* is no longer what is registered, if its server changed models within two heartbeats."""
+        known = {replica.spec.model, before.model_name if before else ""}
+        if replica.spec.state not in SERVING or metrics.model_name in known | {""}:
+            return ""
+        try:
+            return await self._obstacle(replica, metrics)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return ""
 
     async def _missed(self, replica: Replica, error: Exception, began_s: float) -> None:
         """Look for other signs of life of *replica*, whose `/metrics` failed with *error*."""

@@ -148,6 +148,7 @@ class AdapterSpec:
     base: str
     source: str
     created_at: int  # epoch seconds
+    tenant_id: int = 0  # whose alone it is; 0: of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +259,7 @@ def read() -> Inventory:
         latency_ms=region_latencies_ms(),
         swap_groups=swap_groups,
         adapters=tuple(
-            AdapterSpec(row.name, row.base.name, row.source, int(row.created_at.timestamp()))
+            AdapterSpec(row.name, row.base.name, row.source, int(row.created_at.timestamp()), row.tenant_id or 0)
             for row in Adapter.objects.filter(active=True, base__active=True).select_related("base")
         ),
         targets=_targets(),

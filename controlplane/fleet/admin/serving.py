@@ -71,11 +71,11 @@ class WeightedTargetAdmin(InventoryAdmin[WeightedTarget]):
 
 @admin.register(Adapter)
 class AdapterAdmin(InventoryAdmin[Adapter]):
-    list_display = ["name", "base", "source", "rank", "active"]
-    list_filter = ["base", "active"]
-    list_select_related = ["base"]
+    list_display = ["name", "base", "tenant", "source", "rank", "active"]
+    list_filter = ["base", "tenant", "active"]
+    list_select_related = ["base", "tenant"]
     search_fields = ["name", "base__name", "source"]
-    autocomplete_fields = ["base"]
+    autocomplete_fields = ["base", "tenant"]
 
 
 @admin.register(PerformanceProfile)

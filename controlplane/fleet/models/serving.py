@@ -193,6 +193,11 @@ class WeightedTarget(models.Model):
             raise ValidationError({"weight": "A weight is a number."})
         if (task := self._task(self.target)) is None:
             raise ValidationError({"target": f"There is no model or adapter {self.target!r}."})
+        own = Adapter.objects.exclude(tenant=None).filter(name__in=[self.name, self.target]).first()
+        if own is not None:
+            raise ValidationError(
+                {"target": f"{own} is an adapter of {own.tenant} alone; targets are for all tenants."}
+            )
         for other in WeightedTarget.objects.filter(name=self.name).exclude(pk=self.pk):
             if other.target == self.target:
                 raise ValidationError({"target": f"{self.name} has this target already: change that one."})
@@ -228,6 +233,14 @@ class Adapter(models.Model):
         validators=[MinValueValidator(1), MaxValueValidator(512)],
         help_text="Its LoRA rank; servers are started with the largest of their model (vLLM's --max-lora-rank).",
     )
+    tenant = models.ForeignKey(
+        "accounts.Tenant",
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="adapters",
+        help_text="Its keys alone see it and may ask for it; for others it does not exist. Empty: of all tenants.",
+    )
     active = models.BooleanField(default=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
@@ -240,6 +253,11 @@ class Adapter(models.Model):
     def clean(self) -> None:
         if Model.objects.filter(name=self.name).exists():
             raise ValidationError({"name": f"{self.name} is the name of a model."})
+        shared = (
+            WeightedTarget.objects.filter(Q(target=self.name) | Q(name=self.name)).first() if self.tenant_id else None
+        )
+        if shared is not None:
+            raise ValidationError({"tenant": f"{shared} is for all tenants: it cannot be of one."})
         if self.base_id and self.base.pools:
             raise ValidationError({"base": f"{self.base} does not generate text, and adapters of it are not served."})
 

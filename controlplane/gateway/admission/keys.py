@@ -131,6 +131,10 @@ class Grant:
     def may_ask(self, model: str) -> bool:
         return not self.models or model in self.models
 
+    def sees(self, model: str, tenant_id: int) -> bool:
+        """Whether it may ask for *model*, which is of a tenant alone unless that is 0."""
+        return self.may_ask(model) and tenant_id in (0, self.tenant_id)
+
     def check_model(self, model: str) -> None:
         """Raise ApiError 403 if requests may not ask for *model*."""
         if not self.may_ask(model):

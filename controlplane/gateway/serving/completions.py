@@ -57,7 +57,8 @@ class Catalog:
                 self._shared[each.name] = WeightedTargets(each.name, each.created_at, known)
 
     def _is_served(self, name: str) -> bool:
-        return name in self._models and self._models[name].has_endpoint
+        model = self._models.get(name)
+        return model is not None and model.has_endpoint and not model.tenant_id
 
     def shared(self, name: str) -> dict[str, float]:
         """Return the weights of the targets that share the requests for *name*; empty for a model."""
@@ -70,10 +71,10 @@ class Catalog:
             return ""
         return other.name
 
-    def serving(self, name: str, kind: Kind) -> ServedModel:
-        """Return the model called *name*. Raises ApiError 404 if it is unknown or does not serve *kind*."""
+    def serving(self, name: str, kind: Kind, tenant_id: int) -> ServedModel:
+        """Return the model called *name*. Raises ApiError 404 if it is unknown or of another tenant, or serves no *kind*."""
         model = self._models.get(name)
-        if model is None:
+        if model is None or model.tenant_id not in (0, tenant_id):
             raise unknown_model(name)
         task = Task(model.task)
         served = PATHS[task]
@@ -88,7 +89,7 @@ class Catalog:
         """
         shared = {each.name: self._as_model(each) for each in self._shared.values()}
         every = sorted((self._models | shared).items())
-        models = {key: model for key, model in every if model.has_endpoint and grant.may_ask(key)}
+        models = {key: model for key, model in every if model.has_endpoint and grant.sees(key, model.tenant_id)}
         if not name:
             return orjson.dumps({"object": "list", "data": [_card(model) for model in models.values()]})
         if name not in models:
@@ -190,7 +191,7 @@ class Completions:
             # A first request of a conversation is not known to be of a run, and stays where the later ones will be.
             session = marks.run if marks.run and not marks.run.startswith(RECOGNIZED) else call.beginning
             call.rename(target_of(weights, f"{asked_model}\0{grant.key_id}\0{session}"))
-        model = self.catalog.serving(call.model, kind)
+        model = self.catalog.serving(call.model, kind, grant.tenant_id)
         if made is not None and made.base != (model.base or model.name):
             why = f"It was made by {made.model}, and the request asks for {asked_model}."
             raise not_continued(call.body["previous_response_id"], why)

@@ -15,13 +15,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from controlplane.gateway.admission.validation import SPEECH, Call, Kind
-from scheduling.compiled import uncompiled
-from scheduling.routing.prefix_affinity import MOST_NOTED, covered
+from scheduling.routing.prefix_affinity import PLACES
 
 BLOCK_CHARACTERS = 256
 BLOCK_IDS = 64
-PLACES = tuple(uncompiled(covered)(number) for number in range(MOST_NOTED + 1))
-"""Ends of the noted blocks, in blocks."""
 READ_CHARACTERS = 4096
 """Of an image or a sound count so many at either end, which bounds the time."""
 LONGEST = PLACES[-1] * BLOCK_CHARACTERS

@@ -260,6 +260,8 @@ class Upstream:
         error = answers.refusal(status, answer)
         if status == 404 and error is not None and error.param == "response_id" and ticket.asked.instance:
             raise not_continued(ticket.call.body["previous_response_id"])
+        if status == 404 and error is not None and error.param == "model":  # it was started again with another model
+            raise answers.InstanceLost(reason, ERROR)
         if error is not None:
             raise error
         if status in answers.BUSY_STATUSES:

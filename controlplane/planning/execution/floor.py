@@ -100,7 +100,7 @@ def take_up_commands(patience_s: float) -> int:
 
     Commands of other hosts are left to them; leftovers of failed servers on this host are ended too.
     """
-    from workers.tasks.fleet import STALE_AFTER, end_failed, run_command
+    from workers.tasks.fleet import STALE_AFTER, end_failed, run_command, waits_for_gpus
 
     now = timezone.now()
     own = InstanceCommand.objects.filter(actor=executor.FLOOR_ACTOR)
@@ -109,7 +109,8 @@ def take_up_commands(patience_s: float) -> int:
         state=CommandState.PENDING, started_at=None
     )
     waiting = own.filter(state=CommandState.PENDING, created_at__lt=now - timedelta(seconds=patience_s)).order_by("pk")
-    keys = [row.pk for row in waiting.select_related("instance__node") if not hosts.obstacle(row.instance)]
+    rows = waiting.select_related("instance__node", "instance__takes_over")
+    keys = [row.pk for row in rows if not hosts.obstacle(row.instance) and not waits_for_gpus(row)]
     for key in keys:
         logger.warning("floor: no worker took command %s within %g s; the gateway carries it out", key, patience_s)
         run_command(key)

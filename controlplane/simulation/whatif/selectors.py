@@ -37,7 +37,7 @@ SHOWN: Final = {
     "instance_hours": ("Instance-hours", "{:,.1f}"),
     "queue_peak": ("Queue peak", "{:,.0f}"),
 }
-"""Columns in the report and in the terminal: title, and form of the mean."""
+"""Columns in the terminal: title, and form of the mean."""
 RECENT: Final = timedelta(hours=1)
 """Of the ledger, by which round trips are known."""
 LEAST_WAITING: Final = 0.5

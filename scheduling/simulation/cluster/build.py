@@ -191,7 +191,8 @@ def _affinity(cluster: Cluster, policies: NDArray[np.void], slots: int) -> Affin
     if policies["follow_kv_events"].any():
         blocks = sum(spec.engine.kv_blocks for spec in cluster.instances)
         cached_places = 1 << min(max(4 * blocks, LEAST_PLACES), MOST_PLACES).bit_length()
-    affinity = allocate_affinity(len(cluster.instances), slots, cached_places=cached_places)
+    spare = 1  # for a prompt that no request has (`system_prompts`)
+    affinity = allocate_affinity(len(cluster.instances), slots + spare, cached_places=cached_places)
     affinity.counters[BLOCK_TOKENS] = min(cluster.cached_block_sizes(), default=0)
     return affinity
 

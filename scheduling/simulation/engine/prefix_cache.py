@@ -170,12 +170,16 @@ def settle(engines: EngineArrays, instance: int, free_blocks: int) -> None:
 
 
 @compiled_internal
-def settle_iteration(engines: EngineArrays, instance: int) -> None:
-    """Forget the blocks that were reused up to the iteration in progress, whose tokens `observe` counted."""
+def settle_iteration(engines: EngineArrays, instance: int) -> int:
+    """Forget the blocks that were reused up to the iteration in progress, whose tokens `observe` counted; return how many
+    are free.
+    """
     engine = engines.instances[instance]
+    free = int(engine.free_blocks)
     if engine.phase == SEGMENT:
-        taken = blocks_of_steps(engines, instance, int(min(engine.counted + 1, engine.steps)))
-        settle(engines, instance, int(engine.free_blocks) - taken)
+        free -= blocks_of_steps(engines, instance, int(min(engine.counted + 1, engine.steps)))
+        settle(engines, instance, free)
+    return free
 
 
 @compiled_internal
@@ -287,9 +291,10 @@ def warm_prefix(engines: EngineArrays, instance: int, first: int, count: int) ->
     reused then. Their prefill makes the next step of a busy *instance* longer.
     """
     engine, cache = engines.instances[instance], engines.cache
-    if count >= engine.free_blocks:
+    free = settle_iteration(engines, instance)
+    if count >= free:
         return -1
-    cached, free = cached_blocks(engines, instance, first, count), int(engine.free_blocks)
+    cached = cached_blocks(engines, instance, first, count)
     for index in range(cached):
         at = int(cache.table[instance, _place(engines, instance, SHARED, int(cache.hashes[first + index]))] - 1)
         if cache.blocks[instance, at].holders == 0:

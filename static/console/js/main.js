@@ -8,6 +8,7 @@ import { startChanges, startCopying, startDialogs, startEstimates, startFilters,
 import { show } from "./fragments.js";
 import { startKeys } from "./keys.js";
 import { Live } from "./live.js";
+import { startMenus } from "./menus.js";
 import { startQueues } from "./queues.js";
 import { refreshRegions, startSwapLinks, swap } from "./swap.js";
 import { startWhatIfs } from "./whatif.js";
@@ -56,6 +57,7 @@ if (menu) {
 }
 startFilters();
 startDialogs();
+startMenus();
 startChanges();
 startEstimates();
 startSending();

@@ -15,7 +15,6 @@ from scheduling.applications.prewarming import (
     LRU,
     AdapterPrewarming,
     LikelyCall,
-    PrefillTime,
     Warmable,
     Warmed,
     due,
@@ -24,6 +23,7 @@ from scheduling.applications.prewarming import (
     start_in_s,
 )
 from scheduling.applications.standings import KnownGraph, RunCall, Standings
+from scheduling.applications.system_prompts import PrefillTime
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue
 from scheduling.routing.adapters import IN_MEMORY, NOT_LOADED, ON_GPU, tier_of, use_adapter
 from tests.scheduling.routing.test_adapters import fleet_of
@@ -107,12 +107,12 @@ def report(number, run="r"):
     return RunCall(-number, "a", run, "test", 0, 0, ServiceRate())
 
 
-def adapters(before, backend):
+def adapters(before, unit, backend):
     if backend.kind == "llm" and before.adapter >= 0:
         yield Warmable("adapter", before.adapter, before.endpoint), 0.1
 
 
-def containers(before, backend):
+def containers(before, unit, backend):
     if backend.kind == "container":
         yield Warmable("container", backend.name), 0.5
 
@@ -126,7 +126,7 @@ def test_the_next_call_of_a_run_is_expected_by_its_graph():
     known.come(call(1, "plan"), 0.0)
     # 3 of 4 continue, and 2 of 3 have to come later: 1.5 s of prefill, 20 tokens, 2 s of another unit
     (likely,) = starts_of(known)
-    assert likely == LikelyCall(Warmable("adapter", 5, 0), pytest.approx(1.5 + 2.0 + 2.0 - 0.1), 0, "write")
+    assert likely == LikelyCall(Warmable("adapter", 5, 0), pytest.approx(1.5 + 2.0 + 2.0 - 0.1), 0, "write", 1, 0.75)
     assert starts_of(known, produced=15)[0].start_in_s == pytest.approx(0.5 + 2.0 - 0.1)
     assert starts_of(known, k=0.8) == []
     known.end(1, 20, 3.0)

@@ -256,7 +256,8 @@ def test_system_prompts_are_cached_and_prewarmed(tmp_path, by):
         'regions = ["east", "west"]', 'regions = ["east"]'
     )
     runs = RUNS.replace("runs = 12", 'runs = 20\nsuite = "mix"\nprompts = 3\nwindow_h = 0.2')
-    made = staged(tmp_path, f'{runs}[policies]\nordering = "hermes"\nprewarming = "{by}"\n', head)
+    policies = f'[policies]\nrouting = "least_delay"\nordering = "hermes"\nprewarming = "{by}"\n'
+    made = staged(tmp_path, f"{runs}{policies}", head)
     versions = {each.prompts for each in made.runs.runs}
     assert versions == {0, 1, 2}
     result = made.run()
@@ -267,8 +268,10 @@ def test_system_prompts_are_cached_and_prewarmed(tmp_path, by):
         assert "prefix_warmed" not in counters
         return
     assert counters["prefix_used"] + counters["prefix_wasted"] <= counters["prefix_warmed"]
-    none = staged(tmp_path, f'{runs}[policies]\nordering = "hermes"\nprewarming = "{by}"\nprewarm_share = 0\n', head)
+    none = staged(tmp_path, f"{runs}{policies}prewarm_share = 0\n", head)
     assert none.run().counters["prefix_warmed"] == 0
+    blind = staged(tmp_path, f"{runs}{policies.replace('least_delay', 'round_robin')}", head)
+    assert blind.run().counters["prefix_warmed"] == 0, "calls would go anywhere"
     assert counters["prefix_used"] > 0
 
 

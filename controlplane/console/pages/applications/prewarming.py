@@ -1,24 +1,19 @@
 """What was prewarmed for a run or an application, and what became of it, for the panel of their pages."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from django.db.models import Count, QuerySet
 
 from controlplane.applications.models import ApplicationRun, PrewarmRow
 from controlplane.applications.selectors import prewarms_of
+from controlplane.console.live.next_to_warm import KINDS
 from controlplane.console.pages.applications.timeline import AXIS
 
 SHOWN: Final = 30
-DAY: Final = timedelta(hours=24)
-KINDS: Final = {
-    "adapter": "LoRA adapter",
-    "prefix": "system prompt",
-    "model": "sleeping model",
-    "container": "container",
-    "dnn": "DNN model",
-}
+FROM_QUEUE: Final = "A request with it waits"
+"""Begins why something was warmed for the waiting queue alone."""
 FATES: Final = {
     "": "not used yet",
     "hit": "hit",
@@ -66,16 +61,13 @@ def prewarming_of_run(run: ApplicationRun, duration_s: float, now: datetime) -> 
     return {"prewarmed": [_life(row, run.began_at, duration_s, now) for row in prewarms_of(run)[:SHOWN]]}
 
 
-def prewarming_of(rows: QuerySet[PrewarmRow], now: datetime) -> dict[str, Any]:
-    """Return the context of the panel of one application or of all, with its *rows*: the last 24 hours by kind, and the
-    latest.
-    """
-    rows = rows.filter(began_at__gte=now - DAY)
+def prewarming_of(rows: QuerySet[PrewarmRow]) -> dict[str, Any]:
+    """Return the context of the panel of one application or of several, with their *rows*: by kind, and the latest."""
     counts: dict[str, dict[str, int]] = {}
     for kind, fate, count in rows.order_by().values_list("kind", "fate").annotate(count=Count("pk")):
         counts.setdefault(kind, {})[fate or "open"] = count
     by_kind = [
-        {"kind": title, "warmed": sum(fates.values()) - fates.get("miss", 0), "parts": _parts(fates), **fates}
+        {"kind": title, "parts": _parts(fates), "ratio": _ratio(fates), "words": _words(fates)}
         for kind, title in KINDS.items()
         if (fates := counts.get(kind))
     ]
@@ -92,7 +84,27 @@ def prewarming_of(rows: QuerySet[PrewarmRow], now: datetime) -> dict[str, Any]:
         "prewarmed_calls": calls,
         "prewarmed_hits": hits,
         "prewarmed_hit_ratio": hits / calls if calls else None,
+        "prewarmed": sum(sum(fates.values()) - fates.get("miss", 0) for fates in counts.values()),
+        "prewarmed_from_queue": rows.filter(why__startswith=FROM_QUEUE).count(),
     }
+
+
+def _ratio(fates: dict[str, int]) -> float | None:
+    calls = sum(fates.get(each, 0) for each in ("hit", "late", "miss"))
+    return fates.get("hit", 0) / calls if calls else None
+
+
+def _words(fates: dict[str, int]) -> str:
+    """Return the counts in words, without those of nothing."""
+    words = {
+        "hit": "hit",
+        "late": "late",
+        "waste": "unused",
+        "failed": "failed",
+        "open": "not used yet",
+        "miss": "missed",
+    }
+    return ", ".join(f"{fates[fate]:,} {word}" for fate, word in words.items() if fates.get(fate))
 
 
 def _parts(fates: dict[str, int]) -> list[Bar]:

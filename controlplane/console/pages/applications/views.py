@@ -19,22 +19,30 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.applications import reporting, versions
-from controlplane.applications.completion import AXIS_TICKS, on_axis
-from controlplane.applications.models import Application, ApplicationRun, GraphVersion, PrewarmRow, RunOutcome
+from controlplane.applications.completion import AXIS_TICKS, DAY_H, on_axis
+from controlplane.applications.models import (
+    Application,
+    ApplicationRun,
+    GraphVersion,
+    PrewarmRow,
+    RunOutcome,
+    with_costs,
+)
 from controlplane.applications.selectors import (
     Prediction,
     graph_of,
     histograms,
     predictions,
     quality,
-    rates_of,
     service_histogram,
     unit_summaries,
 )
 from controlplane.applications.services import calls_of, give_title
+from controlplane.applications.spans import expectations, rates_of, spans_of
 from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.actions import ActionForm, action, back
 from controlplane.console.lists import PageViewer, list_page, viewer_of
+from controlplane.console.live import next_to_warm
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.applications import timeline
@@ -47,8 +55,8 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.parts import PARTS, PolicyPart
-from controlplane.resources.applications import APPLICATIONS, visible_applications, visible_runs
-from controlplane.resources.filters import number
+from controlplane.resources.applications import APPLICATIONS, orders_of, visible_applications, visible_runs
+from controlplane.resources.filters import last_hours, number
 from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif.starts.runs import ORDERS, replay_orders
 from scheduling.applications.demand_graph import DemandGraph
@@ -59,8 +67,6 @@ LONGER = 1.1
 """How much more a run needs that stands ahead of another, for the page to say why."""
 RANKED = 50
 """Running runs with a prediction on a page."""
-SUMMED = 200
-"""Applications that the tiles and the verdict of the list cover."""
 CALLS_SHOWN = 500
 ORDERING: PolicyPart = next(part for part in PARTS if part.name == "ordering_policy")
 
@@ -76,29 +82,55 @@ def live_of(viewer: PageViewer) -> dict[str, Any]:
 @signed_in
 def applications(request: HttpRequest) -> HttpResponseBase:
     viewer, now = viewer_of(request), timezone.now()
-    rows = list(visible_applications(viewer)[:SUMMED])
+    filters, narrowed = APPLICATIONS.listed(viewer, request.GET)
+    rows: list[Any] = sorted(narrowed, key=worst_first)
+    for row in rows:
+        row.orders = [ORDERING.choice(order) for order in orders_of(row)]
+    hours, region = int(filters["hours"]), filters["region"]
+    runs = visible_runs(viewer).filter(application__in=[row.pk for row in rows])
     by = request.GET.get("by", "rank")
-    running = ranked_runs(visible_runs(viewer), now)
+    running = ranked_runs(runs.filter(region=region) if region else runs, now)
     if by in SORTS:
         running.sort(key=SORTS[by])
+    narrow = any(given for control, given in filters if control.name != "hours")
+    warmed = PrewarmRow.objects.filter(
+        tenant__in={row.tenant_id for row in rows},
+        application__in=[row.name for row in rows],
+        began_at__gte=now - timedelta(hours=hours),
+    )
+    if region:
+        warmed = warmed.filter(run__in=runs.filter(region=region).values("run"))
+    tenants = {row.tenant_id for row in rows} if narrow or not viewer.sees_fleet else None
     return list_page(
         request,
         APPLICATIONS,
+        show=lambda _: rows,
         model=model_to_try(),
+        in_range=dict(last_hours(1, DAY_H, 168))[filters["hours"]].lower(),
+        is_whole=viewer.sees_fleet and not narrow,
         several_tenants=viewer.tenants().count() > 1,
         by=by,
         importers=tenants_with_role(request.user, Role.OPERATOR).order_by("name"),
         axis=AXIS_TICKS,
         sees_places=viewer.sees_fleet,
-        **prewarming_of(PrewarmRow.objects.filter(tenant__in=viewer.tenants()).exclude(application=""), now),
-        **figures(rows, running),
+        **prewarming_of(warmed),
+        **next_to_warm.panel(hub.state(), place_titles(), tenants=tenants, region=region, places=viewer.sees_fleet),
+        **figures(rows, running, hours),
     )
 
 
-def figures(rows: list[Application], running: list["RunStanding"]) -> dict[str, Any]:
-    """Return the numbers above the list, and the running runs in the order of their ranks."""
+def worst_first(row: Application) -> tuple[float, int, str]:
+    """Return the key of the list: what misses most deadlines first, then what runs most, then by name."""
+    done = row.completions
+    return (done.in_time if done.in_time is not None else 2.0, -done.ended, str(row))
+
+
+def figures(rows: list[Application], running: list["RunStanding"], hours: int) -> dict[str, Any]:
+    """Return the numbers above the list, of so many *hours*, and the running runs in the order of their ranks."""
     done = [row.completions for row in rows]
     durations_s = [each for one in done for each in one.durations_s]
+    costs_usd = [each for one in done for each in one.costs_usd]
+    needed_s = sum(one.needed_s for one in done)
     judged, met = sum(one.judged for one in done), sum(one.met for one in done)
     return {
         "met_ratio": met / judged if judged else None,
@@ -108,6 +140,10 @@ def figures(rows: list[Application], running: list["RunStanding"]) -> dict[str, 
         "below": [row for row in rows if row.completions.below_target],
         "mean_s": sum(durations_s) / len(durations_s) if durations_s else None,
         "finished": len(durations_s),
+        "cost_usd_per_hour": sum(costs_usd) / hours if costs_usd else None,
+        "cost_usd": sum(costs_usd) / len(costs_usd) if costs_usd else None,
+        "error": sum(one.error_s for one in done) / needed_s if needed_s else None,
+        "plain_error": sum(one.plain_error_s for one in done) / needed_s if needed_s else None,
         "abandoned": sum(one.abandoned for one in done),
         "running": running[:RANKED],
         "ahead": first_inversion(running[:RANKED]),
@@ -223,15 +259,18 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "fewest": FEWEST_MATCHES,
         "version": shown,
         "versions": row.versions.defer("graph"),
-        "orders": orders_of(graph),
+        "orders": orders_by_model(graph),
         "replays": ORDERS,
         "ordering": ORDERING,
         "running": running,
         "ahead": first_inversion(running),
         "axis": AXIS_TICKS,
-        "runs": row.runs.filter(imported=False).exclude(ended_at=None)[:RUNS_SHOWN],
+        "runs": with_costs(row.runs.filter(imported=False).exclude(ended_at=None))[:RUNS_SHOWN],
         "managed": tenants_with_role(request.user, Role.OPERATOR).filter(pk=row.tenant_id).exists(),
-        **prewarming_of(PrewarmRow.objects.filter(tenant=row.tenant_id, application=row.name), timezone.now()),
+        **prewarming_of(
+            PrewarmRow.objects.filter(tenant=row.tenant_id, application=row.name, began_at__gte=row.asked_since)
+        ),
+        "in_range": dict(last_hours(DAY_H))[str(DAY_H)].lower(),
         "sees_places": viewer_of(request).sees_fleet,
     }
     return render(request, "console/applications/application.html", context)
@@ -246,7 +285,7 @@ def _graph_asked(request: HttpRequest, row: Application, name: str) -> tuple[Gra
     return version, versions.version_graph(version)
 
 
-def orders_of(graph: DemandGraph) -> list[tuple[Model, str]]:
+def orders_by_model(graph: DemandGraph) -> list[tuple[Model, str]]:
     """Return the models that the units of *graph* ask, with the orders of their deployments."""
     names = {unit.name for unit in graph.units.values() if unit.kind == "llm"}
     rows = (
@@ -382,19 +421,20 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     viewer, now = viewer_of(request), timezone.now()
     row: ApplicationRun = get_object_or_404(visible_runs(viewer), pk=pk)
     rows = calls_of(row.application.tenant_id, row.application.name, row.run).order_by("arrived_at")
-    spans = timeline.spans_of(list(rows[:CALLS_SHOWN]), list(row.reports.all()[:CALLS_SHOWN]), row.began_at, now)
+    spans = spans_of(list(rows[:CALLS_SHOWN]), list(row.reports.all()[:CALLS_SHOWN]), row.began_at, now)
     path, titles = [span for span in spans if span.critical], place_titles()
     duration_s = max([row.duration_s, *(span.ended_s for span in spans)])
     graph = graph_of(row.application)
     running = row.state == "running"
     standing = RunStanding(row, next(iter(predictions(graph, [row])), None), now) if running else None
-    expected = timeline.expectations(spans, graph.units, rates_of(graph))
+    expected = expectations(spans, graph.units, rates_of(graph.units))
     waited_s = sum(span.parts.get("queue", 0.0) for span in path)
     level, sentence = timeline.verdict(row, waited_s, standing.slack_s if standing else None)
     context = {
         **live_of(viewer),
         "run": row,
         "running": running,
+        "mean_cost_usd": row.application.completions.cost_usd,
         "abandoned": row.outcome == RunOutcome.ABANDONED,
         "spans": [(span, timeline.pieces(span, duration_s), span.where(titles)) for span in spans],
         "duration_s": duration_s,
@@ -456,7 +496,7 @@ def _other(viewer: PageViewer, run: ApplicationRun, name: str) -> dict[str, Any]
         calls = calls_of(each.application.tenant_id, each.application.name, each.run).order_by("arrived_at")[
             :CALLS_SHOWN
         ]
-        spans = timeline.spans_of(list(calls), list(each.reports.all()[:CALLS_SHOWN]), each.began_at, timezone.now())
+        spans = spans_of(list(calls), list(each.reports.all()[:CALLS_SHOWN]), each.began_at, timezone.now())
         for span in spans:
             both = sums.setdefault(span.unit, [(0, 0.0, 0.0), (0, 0.0, 0.0)])
             count, took_s, waited_s = both[at]

@@ -45,7 +45,7 @@ def keys(request: HttpRequest) -> HttpResponseBase:
                 user_of(request),
                 expires_at=timezone.now() + timedelta(days=int(days)) if days.isdecimal() and len(days) < 6 else None,
                 role=Role(role) if role in Role.values else None,
-                allowed_models=allowed_models(request.POST.get("allowed_models", "").split(",")),
+                allowed_models=allowed_models(request.POST.get("allowed_models", "").split(","), tenant.pk),
             )
         except ValidationError as error:
             errors = error.message_dict
@@ -105,6 +105,9 @@ def revoke(form: ActionForm, key: ApiKey) -> str:
 def models(form: ActionForm, key: ApiKey) -> str:
     """Set the models that requests with a key may ask for."""
     names = allow_models(
-        key, allowed_models(form.fields.get("allowed_models", "").split(",")), form.user, form.reason
+        key,
+        allowed_models(form.fields.get("allowed_models", "").split(","), key.tenant_id),
+        form.user,
+        form.reason,
     ).allowed_models
     return f"{key.name} may ask for {', '.join(names) if names else 'all models'}; requests follow within seconds."

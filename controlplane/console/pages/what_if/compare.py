@@ -77,9 +77,10 @@ class Drawn(NamedTuple):
     target: float
 
 
-def state_of(state: str, text: str = "") -> Verdict:
+def state_of(state: str, text: str = "", *, failed: bool = False) -> Verdict:
+    """Return the state of a what-if in words; *failed*: some of its futures did."""
     tone, word = STATES[WhatIfState(state)]
-    return Verdict(tone, f"{word}{text}")
+    return Verdict("warning" if failed and tone == "ok" else tone, f"{word}{text}")
 
 
 def rows_of(compared: Row, progress: Row) -> list[Row]:
@@ -150,7 +151,7 @@ def said(done: Row) -> str:
             left = f", {duration(done['eta_s'])} left" if done["eta_s"] else ""
             return f"{100 * done['done']:.0f}%, seed {done['seed']} of {done['seeds']}, {done['phase']}{left}"
         case WhatIfState.FAILED:
-            return "failed"
+            return f"failed: {done['error']}" if done["error"] else "failed"
         case WhatIfState.CANCELLED:
             return f"cancelled, {done['seeds_done']} of {done['seeds']} seeds kept"
     return f"{done['state']}, {done['seeds_done']} of {done['seeds']} seeds"

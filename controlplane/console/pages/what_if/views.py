@@ -37,7 +37,7 @@ from controlplane.planning.models import ScalingPlan
 from controlplane.resources.filters import number
 from controlplane.resources.names import place_titles
 from controlplane.resources.tables import Table
-from controlplane.simulation.whatif import plan, report, selectors, services, twin_errors
+from controlplane.simulation.whatif import plan, selectors, services, twin_errors
 from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import LETTERS, Future, WhatIf, WhatIfState
 from controlplane.simulation.whatif.plan import followed, ready_since
@@ -125,15 +125,6 @@ def what_if(request: HttpRequest, pk: int) -> HttpResponseBase:
 @fleet_role(Role.VIEWER)
 def charts(request: HttpRequest, pk: int) -> HttpResponse:
     return redrawn(request, _ComparisonPage(request, get_object_or_404(WhatIf, pk=pk)).charts())
-
-
-@require_safe
-@fleet_role(Role.VIEWER)
-def report_file(request: HttpRequest, pk: int) -> HttpResponse:
-    """Return one HTML file of the whole comparison, charts included."""
-    answer = HttpResponse(report.html(get_object_or_404(WhatIf, pk=pk)), content_type="text/html; charset=utf-8")
-    answer["Content-Disposition"] = f'attachment; filename="what-if-{pk}.html"'
-    return answer
 
 
 def page_of(row: WhatIf) -> str:
@@ -283,14 +274,16 @@ class _ComparisonPage:
         done = self.progress
         row = self.row
         whole = sum(each["whole"] for each in self.every)
+        failed = sum(each["state"] == WhatIfState.FAILED for each in self.every)
         texts = {
             WhatIfState.RUNNING: f", {whole} of {len(self.every)} futures done",
             WhatIfState.CANCELLED: f" by {row.ended_by}, {whole} of {len(self.every)} futures kept"
             if row.ended_by
             else "",
+            WhatIfState.DONE: f", {failed} of {len(self.every)} futures failed" if failed else "",
         }
         return {
-            "verdict": state_of(row.state, texts.get(WhatIfState(row.state), "")),
+            "verdict": state_of(row.state, texts.get(WhatIfState(row.state), ""), failed=failed > 0),
             "text": in_words(done, kernels.progress() if row.state in OPEN else None),
             "open": row.state in OPEN,
             "missing": row.state not in OPEN and any(each["state"] in MISSING for each in done["futures"]),
