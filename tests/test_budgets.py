@@ -16,19 +16,19 @@ NOT_OURS_TO_SHAPE = {"migrations", "vendor", "__pycache__"}
 
 # Lines, blank ones and comments included. Raise one only with a comment alongside it that says what its users got for it.
 BUDGETS: dict[str, int] = {
-    "controlplane": 2228,  # streams and bodies without ASGI messages, memory that is kept; what is asked and not served
+    "controlplane": 2257,  # streams and bodies without ASGI messages, memory that is kept; what is asked and not served
     "controlplane/accounts": 1188,  # budgets
     "controlplane/alerts": 903,
     "controlplane/api": 3481,  # /v1 in the OpenAPI document
     "controlplane/applications": 2386,  # runs and demand graphs
-    "controlplane/batches": 1799,  # Speed up, embeddings
+    "controlplane/batches": 1802,  # Speed up, embeddings
     "controlplane/console": 13618,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
     "controlplane/dispatch": 8673,  # KV events, and what else it has
     "controlplane/events": 332,
     "controlplane/experiments": 5198,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6184,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 10858,  # embeddings and other calls without output, conversations by stored responses, KV events
+    "controlplane/gateway": 10872,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
     "controlplane/lengths": 2214,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5379,  # capacity as it was then, fallbacks and weights as a scenario
@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "tests/alerts": 496,
     "tests/api": 1752,
     "tests/applications": 1387,
-    "tests/batches": 1295,  # the real SDK, kills
+    "tests/batches": 1297,  # the real SDK, kills
     "tests/bench": 6529,  # what periodic jobs hold the event loop for
     "tests/clients": 1291,  # real clients of the field, coding agents among them
     "tests/console": 7408,
@@ -71,7 +71,7 @@ BUDGETS: dict[str, int] = {
     "tests/experiments": 1113,
     "tests/fleet": 4083,
     "tests/forecasting": 2775,
-    "tests/gateway": 10620,  # KV events, and what else it has
+    "tests/gateway": 10699,  # KV events, and what else it has
     "tests/jobs": 458,
     "tests/lengths": 1644,
     "tests/oracles": 2164,
