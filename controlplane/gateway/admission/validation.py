@@ -396,7 +396,7 @@ def _boolean(body: dict[str, Any], name: str, param: str = "") -> bool:
 
 
 def _integer(body: dict[str, Any], name: str, *, least: int, most: int) -> int | None:
-    value = body.get(name)
+    value: Any = body.get(name)
     if not (isinstance(value, float) and value.is_integer() and abs(value) > MAX_TOKENS):  # read as a float
         value = _lax(body, name, int, "an integer")
     if value is not None and not least <= value <= most:
