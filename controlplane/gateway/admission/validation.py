@@ -396,11 +396,12 @@ def _boolean(body: dict[str, Any], name: str, param: str = "") -> bool:
 
 
 def _integer(body: dict[str, Any], name: str, *, least: int, most: int) -> int | None:
-    value: Any = body.get(name)
-    if not (isinstance(value, float) and value.is_integer() and abs(value) > MAX_TOKENS):  # read as a float
-        value = _lax(body, name, int, "an integer")
+    given = body.get(name)
+    large = isinstance(given, float) and given.is_integer() and abs(given) > MAX_TOKENS  # the parser makes it a float
+    value: int | None = int(body[name]) if large else _lax(body, name, int, "an integer")
     if value is not None and not least <= value <= most:
-        raise invalid(f"`{name}` must be between {least} and {most}, not {value}.", name, "integer_out_of_range")
+        shown = given if large else value
+        raise invalid(f"`{name}` must be between {least} and {most}, not {shown}.", name, "integer_out_of_range")
     return value
 
 
