@@ -28,7 +28,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/experiments": 5198,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6184,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 10872,  # embeddings and other calls without output, conversations by stored responses, KV events
+    "controlplane/gateway": 10873,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
     "controlplane/lengths": 2214,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5379,  # capacity as it was then, fallbacks and weights as a scenario
