@@ -90,6 +90,11 @@ class _Forking:
         self.block_tokens = min(sizes) if len(sizes := cluster.cached_block_sizes()) == 1 else 0
         """Of the prefix caches, 0 for none."""
         self.prompts = [self._blocks(one) for one in state.prompts] if self.block_tokens else []
+        self.holders: defaultdict[int, list[tuple[int, NDArray[np.int64]]]] = defaultdict(list)
+        """By instance of the fleet: tokens given since and blocks of the starts of prompts that it has."""
+        for blocks, prompt in zip(self.prompts, state.prompts if self.prompts else (), strict=True):
+            for one in prompt.holders:
+                self.holders[one.instance].append((one.age_tokens, blocks[: one.tokens // self.block_tokens]))
         self.requests = self._requests(known, tenants, seed)
         self.outcomes = np.zeros(len(known), OUTCOME)
         for name in ("ttft_s", "e2e_s", "queue_s"):
@@ -178,14 +183,7 @@ class _Forking:
 
     def _fill_cache(self, instance: ForkedInstance, at: int) -> None:
         """Give *instance* what instance *at* of the fleet has cached."""
-        to_come = self._to_come(at)
-        holders = [
-            (holder.age_tokens, self.prompts[number][: holder.tokens // self.block_tokens])
-            for number, prompt in enumerate(self.state.prompts)
-            for holder in prompt.holders
-            if holder.instance == at
-        ]
-        holders.sort(key=lambda each: -each[0])
+        to_come, holders = self._to_come(at), sorted(self.holders[at], key=lambda each: -each[0])
         instance.given = [(blocks, age_tokens) for age_tokens, blocks in holders]
         instance.cached = [blocks[: _before(blocks, to_come)] for _, blocks in holders]
 
