@@ -12,6 +12,9 @@ written from a callback (`Direct`), where an ASGI message would need a task. A c
 where ASGI needs a task that waits for the message. A complete body is read, and a complete answer written, in one call each:
 uvicorn checks every header for illegal characters, 20 us an answer.
 
+A head that does not end is refused: the parser joins its pieces, and each takes longer than the one before it, so that 50 MB
+of one header, which needs no key, kept the process from everything else for half a minute.
+
 Memory: glibc returns large blocks to the system as they are freed, and the system clears each page of the next one, more
 than a microsecond a page. A body of 300 kB is allocated several times, so that this took as long as all other work on it.
 """
@@ -222,8 +225,33 @@ def direct_of(scope: dict[str, Any]) -> Direct | None:
     return extension["answer"] if extension else None
 
 
+MOST_HEAD_BYTES = 2**18
+"""Of a request's line and headers, and of what follows a body in chunks; what comes with their beginning is not counted."""
+TOO_LONG = b"The request's line and headers are longer than %d bytes." % MOST_HEAD_BYTES
+
+
 class HttpProtocol(HttpToolsProtocol):
     _direct: Direct | None = None  # of the current answer
+    _has_read = False  # a head or a part of a body, with the last piece that came
+    _unread_bytes = 0  # since then
+
+    def data_received(self, data: bytes) -> None:
+        self._has_read = False
+        super().data_received(data)
+        self._unread_bytes = 0 if self._has_read else self._unread_bytes + len(data)
+        if self._unread_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+                self.transport.write(STATUS_LINE[431] + head % len(TOO_LONG) + TOO_LONG)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._has_read = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._has_read = True
+        super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["method"] != "HEAD":  # no body follows that the head could be sent with
@@ -233,6 +261,7 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
+        self._has_read = True
         direct = self._direct
         if direct is None or not direct.take(body):
             super().on_body(body)

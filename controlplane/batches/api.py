@@ -55,8 +55,8 @@ def page_of(request: HttpRequest, rows: QuerySet[Any], default: int, most: int, 
 # Files
 
 
-def file_of(key: ApiKey, file_id: object, param: str = "file_id") -> StoredFile:
-    row = StoredFile.objects.filter(pk=str(file_id), tenant=key.tenant).first()
+def file_of(key: ApiKey, file_id: str, param: str = "file_id") -> StoredFile:
+    row = StoredFile.objects.filter(pk=file_id, tenant=key.tenant).first()
     if row is None:
         raise ApiError(404, f"No such File object: {file_id}", code="not_found", param=param)
     return row
@@ -148,9 +148,12 @@ def create_batch(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
     expiry = body.get("output_expires_after")
     if expiry is not None and not (isinstance(expiry, dict) and isinstance(expiry.get("seconds"), int)):
         raise invalid("output_expires_after must have anchor and seconds.", "output_expires_after")
+    file_id = body.get("input_file_id")
+    if not isinstance(file_id, str):
+        raise invalid("`input_file_id` must be the id of a file.", "input_file_id", code="missing_required_parameter")
     batch = services.create_batch(
         key,
-        file_of(key, body.get("input_file_id"), "input_file_id"),
+        file_of(key, file_id, "input_file_id"),
         body.get("endpoint", ""),
         body.get("completion_window", ""),
         metadata=metadata_of(body.get("metadata")),

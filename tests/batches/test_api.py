@@ -261,6 +261,8 @@ async def test_a_tenant_sees_nothing_of_another(served, client):
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
+        ({"input_file_id": None}, "input_file_id"),
+        ({"input_file_id": 5}, "input_file_id"),
         ({"endpoint": "/v1/audio/speech"}, "endpoint"),
         ({"completion_window": "25h"}, "completion_window"),
         ({"completion_window": "1d"}, "completion_window"),

@@ -1,5 +1,6 @@
 """Bad input: each case gets OpenAI's error shape with the right status, and nothing is queued or written for it."""
 
+import gzip
 import io
 import json
 
@@ -29,7 +30,7 @@ OF_CHATS = [  # fields alongside those of `CHAT`, or a whole body; code, param
     ({"max_tokens": -1}, "integer_out_of_range", "max_tokens"),
     ({"max_tokens": "nine"}, "invalid_type", "max_tokens"),
     ({"max_tokens": [9]}, "invalid_type", "max_tokens"),
-    ({"max_tokens": 10**30}, "invalid_type", "max_tokens"),
+    ({"max_tokens": 10**30}, "integer_out_of_range", "max_tokens"),
     ({"max_tokens": 1.5}, "invalid_type", "max_tokens"),
     ({"max_completion_tokens": 0}, "integer_out_of_range", "max_completion_tokens"),
     ({"n": 0}, "integer_out_of_range", "n"),
@@ -74,6 +75,15 @@ def test_a_wrong_body_is_refused_and_its_field_is_named(kind, body, code, param)
     error = refused.value
     assert (error.status, error.code, error.param) == (400, code, param)
     assert error.message
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [(b'{"model": "\xe9"}', "byte 11, 0xe9, is not UTF-8."), (gzip.compress(b"{}"), "send it uncompressed")],
+)
+def test_of_what_is_no_text_the_place_is_said(body, said):
+    with pytest.raises(ApiError, match=said):
+        parse(body, Kind.CHAT, max_depth=512)
 
 
 OF_REQUESTS = [  # fields, headers, status, code, param

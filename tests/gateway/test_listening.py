@@ -13,7 +13,14 @@ import uvloop
 
 from controlplane.gateway.errors import STOPPING
 from controlplane.gateway.serving.http import HttpRequest, Responder
-from controlplane.listening import ACCEPTED_PER_ITERATION, DIRECT, HttpProtocol, create_loop, keep_freed_memory
+from controlplane.listening import (
+    ACCEPTED_PER_ITERATION,
+    DIRECT,
+    MOST_HEAD_BYTES,
+    HttpProtocol,
+    create_loop,
+    keep_freed_memory,
+)
 
 CLIENTS = 200
 
@@ -70,18 +77,15 @@ def test_what_the_loop_does_without_it():
         assert runner.run(iterations_until_accepted()) >= CLIENTS
 
 
-async def written_of(answer, *, method=b"POST", before=b"", times=1) -> list[bytes]:
-    """Return the transport writes of one request to the ASGI application *answer*, or of *times* requests in
-    sequence.
-    """
-    writes: list[bytes] = []
+def protocol_of(answer, writes: list[bytes]) -> HttpProtocol:
+    """Return the protocol of a new connection to the ASGI application *answer*, which adds what it writes to *writes*."""
 
     class Recorder(asyncio.Transport):
         def write(self, data):
             writes.append(bytes(data))
 
         def is_closing(self):
-            return False
+            return b"closed" in writes
 
         def close(self):
             writes.append(b"closed")
@@ -91,12 +95,77 @@ async def written_of(answer, *, method=b"POST", before=b"", times=1) -> list[byt
     config.load()
     protocol = HttpProtocol(config, uvicorn.server.ServerState(), {})
     protocol.connection_made(Recorder())
+    return protocol
+
+
+async def written_of(answer, *, method=b"POST", before=b"", times=1) -> list[bytes]:
+    """Return the transport writes of one request to the ASGI application *answer*, or of *times* requests in
+    sequence.
+    """
+    writes: list[bytes] = []
+    protocol = protocol_of(answer, writes)
     for _ in range(times):
         protocol.data_received(b"%b / HTTP/1.1\r\nHost: x\r\n%bContent-Length: 2\r\n\r\n{}" % (method, before))
         while protocol.tasks:  # noqa: ASYNC110
             await asyncio.sleep(0)
     protocol.connection_lost(None)
     return writes
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begins", "is_refused"),
+    [
+        (b"GET /", True),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX-Big: ", True),
+        (CHUNKED + b"0\r\nX-Big: ", False),  # its answer may have begun
+    ],
+)
+async def test_a_head_that_does_not_end_closes_its_connection(begins, is_refused):
+    """50 MB of one header, without a key, kept the process from all others for half a minute."""
+    writes: list[bytes] = []
+
+    async def silent(scope, receive, send):
+        await asyncio.Event().wait()
+
+    protocol = protocol_of(silent, writes)
+    protocol.data_received(begins)
+    piece, pieces = b"y" * 2**15, 0
+    while b"closed" not in writes:
+        protocol.data_received(piece)
+        pieces += 1
+    assert pieces == MOST_HEAD_BYTES // len(piece) + 1
+    assert [write.partition(b"\r\n")[0] for write in writes] == [
+        *([b"HTTP/1.1 431 Request Header Fields Too Large"] if is_refused else []),
+        b"closed",
+    ]
+    protocol.connection_lost(None)
+    for task in protocol.tasks:
+        task.cancel()
+
+
+async def test_a_long_body_is_no_long_head():
+    async def answer(scope, receive, send):
+        size = 0
+        while (message := await receive())["body"] or message["more_body"]:
+            size += len(message["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": str(size).encode()})
+
+    writes: list[bytes] = []
+    protocol = protocol_of(answer, writes)
+    protocol.data_received(CHUNKED)
+    for _ in range(40):
+        protocol.data_received(b"8000\r\n" + b"y" * 2**14)
+        protocol.data_received(b"y" * 2**14 + b"\r\n")
+        await asyncio.sleep(0)
+    protocol.data_received(b"0\r\n\r\n")
+    while protocol.tasks:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    protocol.connection_lost(None)
+    assert str(40 * 2**15).encode() in b"".join(writes)
 
 
 async def test_the_head_goes_out_with_the_body():

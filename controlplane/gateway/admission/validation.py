@@ -288,7 +288,9 @@ def _read(raw: bytes, max_depth: int) -> tuple[dict[str, Any], bytes]:
         except RecursionError:
             raise _too_deep(max_depth) from None
         except ValueError:
-            raise invalid(f"The request body is not valid JSON: {error}", code="invalid_json") from None
+            raise invalid(
+                f"The request body is not valid JSON: {_what_is_wrong(raw, error)}", code="invalid_json"
+            ) from None
     if not isinstance(body, dict):
         raise invalid("The request body must be a JSON object.", code="invalid_json")
     if _opens_more(raw, max_depth):  # no body is deeper than its number of brackets
@@ -317,6 +319,16 @@ def _by_the_letter(raw: bytes) -> bytes:
     body = json.loads(raw, parse_constant=_refuse_constant)
     text = json.dumps(body, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def _what_is_wrong(raw: bytes, error: ValueError) -> str:
+    """Say what is wrong with *raw*; of bytes that are no text, the parser that raised *error* says it in other terms."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as at:
+        compressed = " It begins as gzip does: send it uncompressed." * raw.startswith(b"\x1f\x8b")
+        return f"byte {at.start}, 0x{raw[at.start]:02x}, is not UTF-8.{compressed}"
+    return str(error)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -384,9 +396,12 @@ def _boolean(body: dict[str, Any], name: str, param: str = "") -> bool:
 
 
 def _integer(body: dict[str, Any], name: str, *, least: int, most: int) -> int | None:
-    value: int | None = _lax(body, name, int, "an integer")
+    given = body.get(name)
+    large = isinstance(given, float) and given.is_integer() and abs(given) > MAX_TOKENS  # the parser makes it a float
+    value: int | None = int(body[name]) if large else _lax(body, name, int, "an integer")
     if value is not None and not least <= value <= most:
-        raise invalid(f"`{name}` must be between {least} and {most}, not {value}.", name, "integer_out_of_range")
+        shown = given if large else value
+        raise invalid(f"`{name}` must be between {least} and {most}, not {shown}.", name, "integer_out_of_range")
     return value
 
 
