@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from controlplane.planning.forecasts.demand import other_classes
 from controlplane.planning.forecasts.selectors import latest_forecasts, windows_of
 from controlplane.planning.models import Quantity
-from controlplane.simulation.selectors import as_asked, asked_rows, own_rows, workload_of
+from controlplane.simulation.selectors import as_asked, asked_rows, fallbacks_of_targets, own_rows, workload_of
 from scheduling.fleet.state import RequestState, RunningRequest
 from scheduling.queueing.running import OVERRUN_SHARE
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
@@ -53,7 +53,7 @@ def forecast_arrivals(
     covered_s = max(1.0, (at - rows[0][0]).total_seconds()) if rows else 1.0
     prompts = latest_forecasts(Quantity.PROMPT, at - FORECAST_AGE)
     outputs = latest_forecasts(Quantity.OUTPUT, at - FORECAST_AGE)
-    others, streams, missing = set(other_classes()), [], set()
+    others, streams, missing, shared = set(other_classes()), [], set(), fallbacks_of_targets()
     for model, region, separate in dict.fromkeys((row[1], row[2], row[3] if row[3] in others else "") for row in rows):
         own = [row for row in rows if (row[1], row[2], row[3] if row[3] in others else "") == (model, region, separate)]
         tokens = sum(sum(_lengths(row)) for row in own) / len(own)
@@ -61,7 +61,7 @@ def forecast_arrivals(
         stream = {
             "model": model,
             "region": region,
-            "named": [as_asked(row[1], *row[-2:]) for row in own],
+            "named": [as_asked(row[1], row[-2], row[-1], shared) for row in own],
             "gaps": np.diff([row[0].timestamp() for row in own]).tolist(),
             "slo_class": [row[3] for row in own],
             "tenant": [row[4] for row in own],

@@ -60,7 +60,7 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
         state=state,
         arrivals=arrivals,
         past=past_demand(at),
-        remarks=[*remarks, "Prefix caches start empty.", *about_arrivals],
+        remarks=[*remarks, *_caches(state), *about_arrivals],
     )
 
 
@@ -94,6 +94,18 @@ def _silent_instances(state: FleetState, at: datetime) -> list[str]:
     ]
 
 
+def _caches(state: FleetState) -> list[str]:
+    """Return what prefix caches start with."""
+    holders = [holder for prompt in state.prompts for holder in prompt.holders]
+    if not holders:
+        return ["Prefix caches start empty."]
+    known, exact = ({one.instance for one in holders if one.by_events >= least} for least in (False, True))
+    return [
+        f"Prefix caches of {len(known)} instances start as the router knows them, {len(exact)} of these by KV events;"
+        " requests to come share nothing with them, since the ledger keeps no prompts."
+    ]
+
+
 def _lengths(at: datetime) -> dict[str, list[float]]:
     """Return true over predicted output of recently ended requests, by model."""
     ratios: defaultdict[str, list[float]] = defaultdict(list)
@@ -124,10 +136,13 @@ def _fit(values: dict[str, Any], state: FleetState) -> None:
         by_place[one.model, one.region, one.gpu].append(one)
         if one.round_trips[0] > 0:
             trips[one.model, one.region].append(one.round_trips[0])
+    cached = {(one.model, one.served_in) for one in state.requests if one.prompt is not None}
     for table in values["fleet"]:
         here = by_place[table["model"], table["regions"][0], gpus_as_type(table["gpu"], table["tensor_parallel"])]
         known = [one.kv_tokens for one in here if one.kv_tokens]
         table["kv_tokens"] = min(known) if known else table["kv_tokens"]
+        if (table["model"], table["regions"][0]) in cached:
+            table["prefix_caching"] = True
         if table.get("sharing") is None:
             alone = sum(not one.swap_group for one in here)
             missing = alone - table["instances"] - table.get("empty", 0)
