@@ -21,7 +21,7 @@ from controlplane.simulation.selectors import as_asked, asked_rows, fallbacks_of
 from scheduling.fleet.state import RequestState, RunningRequest
 from scheduling.queueing.running import OVERRUN_SHARE
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
-from scheduling.simulation.workload.edits import merged
+from scheduling.simulation.workload.edits import Factor, merged
 
 RECENT: Final = timedelta(hours=1)
 """Period from which lengths, tenants and gaps are drawn."""
@@ -33,6 +33,8 @@ HALF_BAND_80: Final = 1.2816
 """Standard deviations from the mean of a normal distribution to the end of its 80% band."""
 FURTHEST: Final = 1.96
 """Largest deviation of a drawn level from the mean, in standard deviations: the 95% band."""
+PROBES: Final = 1_000
+"""Moments at which a rate is looked at."""
 FORECAST_AGE: Final = timedelta(hours=2)
 
 
@@ -121,6 +123,20 @@ def drawn(arrivals: dict[str, Any], seed: int) -> Workload:
     parts = [_stream(stream, arrivals["horizon_s"], np.random.default_rng([seed, 5, at]))
              for at, stream in enumerate(arrivals["streams"])]  # fmt: skip
     return _together(parts)
+
+
+def expected_requests(arrivals: dict[str, Any], horizon_s: float, factors: Sequence[Factor]) -> float:
+    """Return the requests that come of *arrivals* (`forecast_arrivals`) before *horizon_s*, times *factors*, on average."""
+    at_s, count = np.linspace(0.0, horizon_s, PROBES, endpoint=False), 0.0
+    for stream in arrivals["streams"]:
+        rates, size = stream["requests_per_s"], len(stream["prompt_tokens"])
+        rows = _requests(stream, np.zeros(size), np.arange(size))
+        window = np.clip(((at_s - rates["start_s"]) // rates["window_s"]).astype(np.int64), 0, len(rates["mean"]) - 1)
+        per_s = np.array(rates["mean"], np.float64)[window]
+        for each in factors:
+            per_s = per_s * (1 + each.scope.of(rows).mean() * (each.of(at_s) - 1))
+        count += float(per_s.mean()) * horizon_s
+    return count
 
 
 def recent(arrivals: dict[str, Any]) -> Workload:
