@@ -90,6 +90,12 @@ class _Forking:
         self.block_tokens = min(sizes) if len(sizes := cluster.cached_block_sizes()) == 1 else 0
         """Of the prefix caches, 0 for none."""
         self.prompts = [self._blocks(one) for one in state.prompts] if self.block_tokens else []
+        self.holders: defaultdict[int, dict[bytes, int]] = defaultdict(dict)
+        """By instance of the fleet: blocks of the starts of prompts that it has, with the tokens given since."""
+        for blocks, prompt in zip(self.prompts, state.prompts if self.prompts else (), strict=True):
+            for one in prompt.holders:
+                start, mine = blocks[: one.tokens // self.block_tokens].tobytes(), self.holders[one.instance]
+                mine[start] = min(one.age_tokens, mine.get(start, one.age_tokens))
         self.requests = self._requests(known, tenants, seed)
         self.outcomes = np.zeros(len(known), OUTCOME)
         for name in ("ttft_s", "e2e_s", "queue_s"):
@@ -178,16 +184,9 @@ class _Forking:
 
     def _fill_cache(self, instance: ForkedInstance, at: int) -> None:
         """Give *instance* what instance *at* of the fleet has cached."""
-        to_come = self._to_come(at)
-        holders = [
-            (holder.age_tokens, self.prompts[number][: holder.tokens // self.block_tokens])
-            for number, prompt in enumerate(self.state.prompts)
-            for holder in prompt.holders
-            if holder.instance == at
-        ]
-        holders.sort(key=lambda each: -each[0])
-        instance.given = [(blocks, age_tokens) for age_tokens, blocks in holders]
-        instance.cached = [blocks[: _before(blocks, to_come)] for _, blocks in holders]
+        to_come, holders = self._to_come(at), sorted(self.holders[at].items(), key=lambda each: -each[1])
+        instance.given = [(np.frombuffer(start, np.int64).copy(), age_tokens) for start, age_tokens in holders]
+        instance.cached = [blocks[: _before(blocks, to_come)] for blocks, _ in instance.given]
 
     def _to_come(self, at: int) -> NDArray[np.int64]:
         """Return hashes of the blocks that instance *at* has still to compute for the requests that it was given."""
