@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/api": 3481,  # /v1 in the OpenAPI document
     "controlplane/applications": 2386,  # runs and demand graphs
     "controlplane/batches": 1803,  # Speed up, embeddings
-    "controlplane/console": 13623,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
+    "controlplane/console": 13622,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
     "controlplane/dispatch": 8817,  # KV events, and what else it has
     "controlplane/events": 332,
     "controlplane/experiments": 5198,  # rules with evictions, readings of slack, mixes that nothing was tuned on
@@ -50,7 +50,7 @@ BUDGETS: dict[str, int] = {
     "scheduling/scaling": 1609,  # one owner of an endpoint for floor, strategies and plans
     "scheduling/simulation": 14530,  # donated instances, application runs, fallbacks of models as live
     "static/admin": 138,
-    "static/console": 2362,  # a live connection that leaves a silent socket
+    "static/console": 2361,  # a live connection that leaves a silent socket
     "templates": 28,
     "templates/admin": 87,
     "templates/console": 2823,  # places, undeploy and retire, models that served
