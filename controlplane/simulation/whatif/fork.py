@@ -79,6 +79,21 @@ def _complete(state: FleetState, fleet: inventory.Fleet, at: datetime) -> None:
         row = fleet.deployments.get((one.model, one.region, one.gpu))
         one.gpu = gpus_as_type(one.gpu, row.tensor_parallel if row else 1)
     state.lengths, state.memory = _lengths(at), _memory(at)
+    _unlink(state)
+
+
+def _unlink(state: FleetState) -> None:
+    """Put random numbers in the place of hashes of prompts, the same one for each.
+
+    So what is stored says which prompts begin alike, and nothing of their text, not even to one who can guess it.
+    """
+    texts = [text for prompt in state.prompts for text in (prompt.recorded, prompt.tokens)]
+    hashes, numbers = np.unique(np.frombuffer(b"".join(texts), np.int64), return_inverse=True)
+    drawn = np.random.default_rng().integers(-(1 << 63), (1 << 63) - 1, hashes.size)[numbers].tobytes()
+    ends = np.cumsum([0, *map(len, texts)]).tolist()
+    for at, prompt in enumerate(state.prompts):
+        first, middle, last = ends[2 * at : 2 * at + 3]
+        prompt.recorded, prompt.tokens = drawn[first:middle], drawn[middle:last]
 
 
 def _silent_instances(state: FleetState, at: datetime) -> list[str]:

@@ -158,7 +158,11 @@ def fork_and_continue(
     live.run(before, at_s)
     if before_fork is not None:
         before_fork(live)
-    start = Start.model_validate_json(fork_of(live.seen(), after_s).model_dump_json())
+    seen = live.seen()
+    hashes = {prompt.recorded for prompt in seen.prompts}
+    start = Start.model_validate_json(fork_of(seen, after_s).model_dump_json())
+    assert start.state is not None
+    assert hashes.isdisjoint(prompt.recorded for prompt in start.state.prompts), "no hash of a prompt is stored"
     live.run(asked[len(before) :])
     live.write_ledger()
     until = (start.at + timedelta(seconds=after_s)).isoformat()
@@ -166,7 +170,6 @@ def fork_and_continue(
     result = simulate(start.model_copy(update={"arrivals": came}))
     state = stage_start(start, Scenario.model_validate(start.scenario), 0).state
     begun = [one.computed_tokens for each in state.instances for one in each.requests if one.prefilling]
-    assert start.state is not None
     held = sorted(int(one.request_id[1:]) for one in start.state.requests)
     rows = list(LedgerRow.objects.filter(arrived_at__gte=start.at).order_by("arrived_at", "pk"))
     assert len(rows) == result.requests.count - len(held) > 0.8 * after_s * per_s
