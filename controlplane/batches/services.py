@@ -388,7 +388,8 @@ def finish_batch(batch_id: int) -> bool:
         for succeeded in (True, False)
     }
     output, errors = _write_file(batch, "output", texts[True]), _write_file(batch, "errors", texts[False])
-    if not enter(batch_id, ends_as, of=(BatchStatus.FINALIZING,), output_file=output, error_file=errors):
+    files = {"output_file": output, "error_file": errors}
+    if not enter(batch_id, ends_as, of=(BatchStatus.FINALIZING,), total=lines.count(), **files):
         return False
     record("batch.ended", batch, actor="batches", after={"status": ends_as.value, "completed": batch.completed})
     while keys := list(BatchLine.objects.filter(batch=batch).values_list("pk", flat=True)[:CHUNK_LINES]):

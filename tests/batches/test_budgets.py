@@ -88,6 +88,7 @@ def test_a_full_disk_leaves_no_part_of_a_file_behind(key, monkeypatch):
     for line, succeeded in zip(BatchLine.objects.order_by("number"), (True, False), strict=True):
         services.record_answers([services.Answer(line.pk, batch.pk, "{}", succeeded, (1, 1))])
     services.enter(batch.pk, BatchStatus.FINALIZING, of=(BatchStatus.IN_PROGRESS,), ends_as=BatchStatus.COMPLETED)
+    Batch.objects.update(total=0)  # as of one that was cancelled before all lines were read
     save, room, store = FileSystemStorage._save, [1], storages["files"]
     others = set(store.listdir("")[1]) - set(StoredFile.objects.values_list("content", flat=True))
 
@@ -105,4 +106,6 @@ def test_a_full_disk_leaves_no_part_of_a_file_behind(key, monkeypatch):
     assert services.finish_batch(batch.pk)
     kept = StoredFile.objects.values_list("filename", flat=True)
     assert sorted(kept) == sorted(["in.jsonl", f"{batch.public_id}_errors.jsonl", f"{batch.public_id}_output.jsonl"])
+    batch.refresh_from_db()
+    assert batch.total == 2
     assert set(store.listdir("")[1]) - others == set(StoredFile.objects.values_list("content", flat=True))

@@ -194,6 +194,8 @@ def test_an_error_in_the_last_table_leaves_nothing_behind(run):
         ("[[regions]]", "[[region]]", "there is no table region"),
         ("[[regions]]", "[regions]", r"regions is a list of tables: write \[\[regions\]\]"),
         ('title = "Here"', "title = ", "Invalid value .at line 4"),
+        ('title = "Here"', "title = " + "[" * 5_000, "maximum recursion depth"),
+        ('title = "Here"', r'title = "He\u0000re"', "line 4 holds a NUL character"),
         ('title = "Here"', 'titel = "Here"', r"regions\[1\] \(here\): titel: there is no such key"),
         ("gpu_count = 2", "", r"nodes\[1\] \(machine\): gpu_count: this key is missing"),
         ("gpu_count = 2", 'gpu_count = "two"', r"nodes\[1\] \(machine\): gpu_count: Input should be a valid integer"),

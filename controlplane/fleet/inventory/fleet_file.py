@@ -24,6 +24,7 @@ from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.kinds import BY_NAME, KINDS, MODEL, Kind
 from controlplane.fleet.lifecycle.states import ActionError
 
+NUL = re.compile(r"\\(?:u0000|U00000000)")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -58,11 +59,15 @@ class Change:
 def read(path: Path) -> list[Entry]:
     """Return the entries of the file at *path*, in creation order. Raises FleetFileError."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
     except OSError as error:
         raise FleetFileError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FleetFileError(f"{path}: {error}") from error
+    if (nul := NUL.search(text)) is not None:
+        line = text.count("\n", 0, nul.start()) + 1
+        raise FleetFileError(f"{path}: line {line} holds a NUL character, which no text here may have")
     for name in document.keys() - BY_NAME.keys():
         raise FleetFileError(f"{path}: there is no table {name}; tables are {', '.join(BY_NAME)}")
     entries = [entry for kind in KINDS for entry in _entries(path, kind, document.get(kind.name, []))]

@@ -26,7 +26,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ScenarioError(path, 0, "", getattr(error, "strerror", None) or str(error)) from error
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         position = re.search(r" \(at line (\d+), column (\d+)\)", str(error))
         line, what = (int(position[1]), str(error).replace(position[0], "")) if position else (0, str(error))
         raise ScenarioError(path, line, "", f"is not TOML: {what}") from error
