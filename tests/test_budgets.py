@@ -62,7 +62,7 @@ BUDGETS: dict[str, int] = {
     "tests/applications": 1387,
     "tests/batches": 1297,  # the real SDK, kills
     "tests/bench": 6529,  # what periodic jobs hold the event loop for
-    "tests/clients": 1291,  # real clients of the field, coding agents among them
+    "tests/clients": 1291,  # real clients of the field, coding agents among them, a trained model of real vLLM
     "tests/console": 7408,
     "tests/dispatch": 5751,  # fallbacks and sleeping models under both clocks
     "tests/docs": 1684,
