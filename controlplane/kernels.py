@@ -109,7 +109,9 @@ def compile_simulation() -> None:
     import numpy as np
 
     from controlplane.simulation.running import SMALL
+    from scheduling.simulation.cluster.dispatcher import count_blocks
     from scheduling.simulation.engine.lookahead import memory_held
+    from scheduling.simulation.engine.prefix_cache import warm_prefix
     from scheduling.simulation.scenario import Scenario
     from scheduling.simulation.simulator import Simulation
     from scheduling.simulation.staging import stage
@@ -125,6 +127,8 @@ def compile_simulation() -> None:
     memory_held(
         world.fleet, world.endpoints, world.engines, np.zeros(1), np.zeros(1)
     )  # the scaling that experiments use
+    warm_prefix(world.engines, 0, np.zeros(1, np.int64), 0, 0)  # forks and prewarming, where there are prefix caches
+    count_blocks(world, 0, 0)
 
 
 class _Silent:

@@ -64,6 +64,7 @@ Days = Annotated[float, NOT_NEGATIVE, Unit("days")]
 PositiveDays = Annotated[float, POSITIVE, Unit("days")]
 WholeDays = Annotated[int, Field(ge=0), Unit("days")]
 Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Texts = Annotated[list[str], NoDecode, BeforeValidator(_parts)]
 Secrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(_parts)]
@@ -141,7 +142,7 @@ class Plans(Group):
     PLAN_NIW_DUE: Annotated[bool, PER_MODEL] = False
     """Whether plans have room for the batch lines whose deadline is within their horizon, at the least constant speed that
     keeps it, on top of forecast interactive demand."""
-    PLAN_EPSILON: Share = 0.8
+    PLAN_EPSILON: PositiveShare = 0.8
     """Share of its local demand that each region must be able to serve; the rest may be served elsewhere."""
     PLAN_SOLVER: Literal["auto", "exact", "fast"] = "auto"
     """Plan solver: `exact` solves the integer program (PuLP with HiGHS), `fast` rounds its relaxation unless the fleet is

@@ -416,8 +416,9 @@ def error_text(line: BatchLine, code: str, message: str) -> str:
 
 
 def due_work() -> tuple[list[int], list[int]]:
-    """Batches whose files wait to be read, and those whose files wait to be written; whatever was lost in between."""
+    """Batches whose files wait to be read, the smallest first, and those whose files wait to be written."""
+    validating = Batch.objects.filter(status=BatchStatus.VALIDATING).order_by("input_file__size_bytes", "pk")
     return (
-        list(Batch.objects.filter(status=BatchStatus.VALIDATING).values_list("pk", flat=True)),
+        list(validating.values_list("pk", flat=True)),
         list(Batch.objects.filter(status=BatchStatus.FINALIZING).values_list("pk", flat=True)),
     )

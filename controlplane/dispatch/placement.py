@@ -102,7 +102,8 @@ class Placement:
             self.waits.placed(request, replica)
             unload = self._use_adapter(request, instance)
             why = self._explain(request, endpoint, replica, pulled)
-            self.prewarming.placed(request, replica, self._cached_tokens(instance) if policy == LEAST_DELAY else 0.0)
+            request.cached_tokens = int(self._cached_tokens(instance)) if policy == LEAST_DELAY else 0
+            self.prewarming.placed(request, replica, request.cached_tokens)
             self.accounts.open(request, replica)
             if replica.health.breaker is not Breaker.CLOSED:  # it takes one at a time
                 topology.settle(replica)

@@ -216,8 +216,9 @@ class Prewarming:
         for slot, prefix in prompts.waste(topology.fleet, self._affinity(), endpoint_of, now_s):
             name = topology.by_slot[slot].name if slot in topology.by_slot else ""
             self._settle(prefix, name, "waste")
+        there = {one.name for one in topology.replicas.values()}
         for one in self.log.open("prefix"):
-            if self._replica(one.place) is None:
+            if one.place not in there:
                 self.log.settle(one, "waste")
         calls: dict[int, list[LikelyCall]] = {}
         for call in self.due_now("prefix"):

@@ -19,6 +19,9 @@ from controlplane.resources.filters import Search, Select, last_hours
 from controlplane.resources.requests import region_control, tenant_control
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, search_in
 
+RANGE = Select("hours", "Range", last_hours(1, DAY_H, 168), str(DAY_H))
+"""Hours that the figures of pages cover."""
+
 
 def visible_applications(viewer: Viewer) -> QuerySet[Any]:
     """Return the applications that *viewer* may see, with their records in numbers."""
@@ -178,7 +181,7 @@ APPLICATIONS = Resource(
             "hours",
             lambda rows, hours: rows.annotate(asked_hours=Value(int(hours))),
             int,
-            control=Select("hours", "Range", last_hours(1, DAY_H, 168), str(DAY_H)),
+            control=RANGE,
             about="Figures of so many hours; 24 by default.",
         ),
     ),

@@ -1,14 +1,14 @@
 """Reads of the request ledger: as a workload, a trace, and measurements of our instances."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 from django.db.models import QuerySet
 
-from controlplane.fleet.models import Instance
+from controlplane.fleet.models import Instance, Model, WeightedTarget
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.selectors import OWN_REGION
@@ -63,7 +63,8 @@ def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
     if not columns:
         return NO_REQUESTS
     moments, served, region, slo_class, tenant, *tokens, unserved, asked, rules = columns
-    model, public = zip(*map(as_asked, served, asked, rules), strict=True)
+    shared = fallbacks_of_targets()
+    model, public = zip(*(as_asked(*one, shared) for one in zip(served, asked, rules, strict=True)), strict=True)
     prompts, outputs, predicted_prompts, predicted = (np.array(each, np.int32) for each in tokens)
     lost = np.array(unserved, bool)
     arrival_s = np.fromiter((each.timestamp() for each in moments), np.float64, len(moments)) - at.timestamp()
@@ -80,11 +81,28 @@ def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
     )
 
 
-def as_asked(served: str, asked: str, rule: str) -> tuple[str, str]:
-    """Return the model of a request that *served* served by *rule*, before fallbacks, and the public name it *asked* for."""
+def as_asked(served: str, asked: str, rule: str, shared: Mapping[str, Mapping[str, str]]) -> tuple[str, str]:
+    """Return the model of a request that *served* served by *rule*, before fallbacks, and the public name it *asked* for.
+
+    *shared* are `fallbacks_of_targets`: a target's fallback serves under the public name, and the ledger does not say which
+    target it was.
+    """
     if rule == ModelRule.WEIGHTS:
         return served, asked
+    if asked in shared:
+        return shared[asked].get(served, served), asked
     return asked or served, ""
+
+
+def fallbacks_of_targets() -> dict[str, dict[str, str]]:
+    """Return by public name the target that each fallback of one stands in for, the heaviest where several have it."""
+    fallbacks = dict(Model.objects.filter(fallback__isnull=False).values_list("name", "fallback__name"))
+    shared: dict[str, dict[str, str]] = {}
+    for name, target in WeightedTarget.objects.order_by("weight").values_list("name", "target"):
+        of_name = shared.setdefault(name, {})
+        if target in fallbacks:
+            of_name[fallbacks[target]] = target
+    return shared
 
 
 def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:

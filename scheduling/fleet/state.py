@@ -66,6 +66,32 @@ class InstanceState(Struct):
     """Requests that ended since the oldest one without a token was placed."""
 
 
+class Holder(NamedTuple):
+    """An instance that has the start of a prompt."""
+
+    instance: int
+    """Index in `FleetState.instances`."""
+    tokens: int
+    age_tokens: int
+    """Tokens that it was given since it was given that."""
+    by_events: bool = False
+    """By its KV events; else by the router's index."""
+
+
+class PromptState(Struct):
+    """The start of a prompt, as routers know it."""
+
+    recorded: bytes
+    """Hashes (64 bits) of its recorded blocks (`routing.prefix_affinity`)."""
+    block_tokens: int
+    """Tokens in each block of which some are recorded."""
+    tokens: bytes = b""
+    """Hashes of the full blocks of its tokens, where these are known,"""
+    tokens_block: int = 0
+    """and the tokens in each."""
+    holders: list[Holder] = []
+
+
 class RequestState(Struct, kw_only=True):
     request_id: str
     model: str
@@ -84,6 +110,8 @@ class RequestState(Struct, kw_only=True):
     tenant_id: int = 0
     adapter: str = ""
     """LoRA adapter, "" for none."""
+    prompt: int | None = None
+    """Index in `FleetState.prompts`, where a router considers prompts."""
     standing: Standing | None = None
     """Of its application run, where its queue is ordered by run; due at `NEVER_S` for never."""
     priority: int | None = None
@@ -123,6 +151,8 @@ class RunningRequest(RequestState, kw_only=True):
     placed_s: float
     streamed: bool
     output_tokens: int
+    cached_tokens: int = 0
+    """Of its prompt at its instance when it was placed, as its router knew."""
     ahead: int | None = None
     """Iterations since it entered the look-ahead map; None if it is in none."""
 
@@ -230,6 +260,7 @@ class FleetState(Struct):
     """When the queue manager looks next."""
     memory: dict[str, float] = {}
     """Memory of the scaling strategies."""
+    prompts: list[PromptState] = []
 
     @property
     def requests(self) -> list[RequestState]:

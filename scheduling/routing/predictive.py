@@ -60,6 +60,7 @@ from scheduling.routing.prefix_affinity import (
     allocate_affinity,
     forget,
     forget_known,
+    held,
     know,
     learn,
     match,
@@ -389,6 +390,7 @@ def warm_up() -> None:
         forget_known(endpoints, affinity, 0)
         slot, instance = dispatch_ahead(fleet, endpoints, waiting, ahead, affinity, 0, policy, np.zeros((1, COLUMNS)))
         learn(fleet, affinity, 0, slot, instance)
+        held(fleet, affinity, 0, slot)
         free_slot(waiting, slot)
         prefilled(fleet, instance, 2)
         release(fleet, instance, 3, 0)

@@ -202,6 +202,33 @@ def match(fleet: FleetArrays, affinity: Affinity, endpoint: int, slot: int) -> i
     return touched
 
 
+def held(fleet: FleetArrays, affinity: Affinity, endpoint: int, slot: int) -> list[tuple[int, int, int]]:
+    """Return the instances with the start of the prompt in *slot*, by the index: (instance, tokens, tokens given since)."""
+    touched = match(fleet, affinity, endpoint, slot)
+    holders = []
+    for instance in affinity.touched[:touched].tolist():
+        count = int(affinity.matched[instance])
+        at = _find(affinity, _key(endpoint, int(affinity.noted[slot, count - 1])))
+        since = int(affinity.since[at, affinity.holder[at] == instance].max())
+        tokens = PLACES[count] * int(affinity.block_tokens[slot])
+        holders.append((instance, tokens, int(fleet.placed_tokens[instance]) - since))
+    unmatch(affinity, touched)
+    return holders
+
+
+def filled(recorded: NDArray[np.int64], block_tokens: int, size: int) -> NDArray[np.int64]:
+    """Return hashes of the full blocks of *size* tokens of a prompt of which only *recorded* hashes are known.
+
+    Between the ends of two recorded blocks each is derived from the later one: prompts that are alike up to a recorded block
+    have the same hashes up to there.
+    """
+    ends = np.array(PLACES[: recorded.size + 1], np.int64) * block_tokens // size
+    counts = np.diff(ends)
+    within = np.arange(int(ends[-1])) - np.repeat(ends[:-1], counts)
+    hashes: NDArray[np.int64] = (np.repeat(recorded, counts) ^ (within + 1)) * np.int64(0x1E3779B97F4A7C15)
+    return hashes
+
+
 @compiled
 def unmatch(affinity: Affinity, touched: int) -> None:
     """Clear the output of `match`, which returned *touched*."""

@@ -210,7 +210,7 @@ class PrefixPrewarming:
         caches = bool(world.engines.instances["prefix_caching"][instance])
         if not (accepts and caches):
             self._prompts.end(world.fleet, world.affinity, endpoint, instance, now_s, failed=True)
-        elif warm_prefix(world.engines, instance, first, count) >= 0:
+        elif warm_prefix(world.engines, instance, world.engines.cache.hashes, first, count) >= 0:
             self._prompts.end(world.fleet, world.affinity, endpoint, instance, now_s)
 
     def _note(self, world: World, now_s: float) -> None:

@@ -49,6 +49,11 @@ def test_the_list_is_narrowed_to_a_region_and_a_range(client, operator, applicat
     assert "last hour" in page
     (run, *_) = [row for row in client.get("/api/runs").json()["items"] if row["run"] == "run-1"]
     assert (run["cost_usd"], run["region"]) == (0.25, "east")
+    for hours, ended in (("24", 40), ("1", 2)):
+        assert (
+            f"running, {ended} ended"
+            in client.get(f"/applications/{application.pk}/?hours={hours}&unit=write").content.decode()
+        )
     assert "$0.250" in client.get(f"/applications/runs/{run['id']}/").content.decode()
 
 

@@ -1,10 +1,14 @@
 """Records of prewarming: fates in memory, rows, the panels of pages, and the rows of backends by REST."""
 
+import json
 from datetime import timedelta
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
+from controlplane.accounts.services import create_api_key
+from controlplane.api.routers import system
 from controlplane.applications import prewarming
 from controlplane.applications.backends import Failure
 from controlplane.applications.models import PrewarmRow, UnitBackend
@@ -124,3 +128,21 @@ class TestRows:
         assert 'id="application-prewarming"' in page
         (row, _) = client.get(f"/api/prewarms?run={running.run}&kind=container").json()["items"]
         assert (row["backend"], row["fate"]) == ("python:3.11", "miss")
+
+    def test_what_starts_next_comes_by_rest_to_whom_it_concerns(self, client, operator, acme, globex, monkeypatch):
+        row = {
+            "in_s": 2.0, "kind": "container", "backend": "python:3.11", "model": "m", "region": "east",
+            "application": "review", "run": "r", "unit": "tests", "probability": 0.8, "k": 0.5,
+            "why": "tests follows with 80%",
+        }  # fmt: skip
+        columns = {name: [value, value] for name, value in row.items()} | {"tenant_id": [acme.pk, globex.pk]}
+        summary = json.dumps({"ts": 1.0, "next_to_warm": columns}).encode()
+        monkeypatch.setattr(system, "read_summary", lambda: summary)
+        client.force_login(operator)
+        seen = client.get("/api/prewarms/next").json()["next"]
+        assert [(one["tenant_id"], one["region"]) for one in seen] == [(acme.pk, "east"), (globex.pk, "east")]
+        key = {"authorization": f"Bearer {create_api_key(acme, 'k', 'a test')[1]}"}
+        (own,) = Client().get("/api/prewarms/next", headers=key).json()["next"]
+        assert own == row | {"tenant_id": acme.pk, "region": ""}
+        monkeypatch.setattr(system, "read_summary", lambda: None)
+        assert client.get("/api/prewarms/next").status_code == 503

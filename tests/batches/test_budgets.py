@@ -74,13 +74,13 @@ def test_lines_ask_for_the_models_that_their_key_may(key):
 def test_the_files_of_one_batch_are_worked_on_at_a_time_and_the_next_comes_then(key, settings, tmp_path, monkeypatch):
     settings.STATE_DIR, sent = tmp_path, []
     monkeypatch.setattr(tasks.validate, "delay", sent.append)
-    first, second = batch_of(key, 1, validated=False), batch_of(key, 1, validated=False)
+    first, _, second = (batch_of(key, lines, validated=False) for lines in (1, 3, 1))
     with only_one("batch-files"):
         assert not tasks.validate(first.pk)
     assert tasks.validate(first.pk)
     assert sent == [second.pk]
     assert tasks.validate(second.pk)
-    assert sent == [second.pk]
+    assert len(sent) == 2, "the smallest file comes first"
 
 
 def test_a_full_disk_leaves_no_part_of_a_file_behind(key, monkeypatch):

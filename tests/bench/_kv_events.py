@@ -9,14 +9,22 @@ import msgspec
 import numpy as np
 
 from controlplane.dispatch import kernels
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.floor import Observation
+from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.kv_caches import KvCache
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.port import Submit
+from controlplane.dispatch.snapshot import Snapshot
 from controlplane.experiments.experiment import Case
 from controlplane.experiments.preserve_routing import MOONCAKE_MODEL
 from controlplane.experiments.shared.scenes import requests_of, scenario_of
 from controlplane.gateway.upstream.tokenizing import TokenBlocks
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
+from scheduling.fleet.profile import USUAL
+from scheduling.policy import EndpointPolicy
 from scheduling.routing.cached_blocks import with_room
-from scheduling.routing.prefix_affinity import allocate_affinity
+from scheduling.routing.prefix_affinity import allocate_affinity, recorded
 from tests.bench.routing import median_us
 from workers.vllm.kv_events import Stream
 
@@ -25,6 +33,7 @@ INSTANCES = 8
 SESSIONS, SESSION_BLOCKS, BLOCK_TOKENS = 40, 8, MOONCAKE_MODEL.block_tokens
 KV_TOKENS = 100_000
 NEW_TOKENS, OUTPUT_TOKENS = 200, 100
+FORKED, FORKED_INSTANCES, PROMPT_BLOCKS = 1200, 20, 125
 
 
 class Queue:
@@ -140,8 +149,46 @@ def sessions(requests: int, per_s: float, *, kv_events: bool) -> dict[str, float
     }
 
 
+def fork(known: str) -> dict[str, float]:
+    """Take the state of a fleet with requests of different prompts, of which sixty each begin with the same ten blocks.
+
+    *known* of them is "nothing", the "text", or the "tokens" too.
+    """
+    policy = EndpointPolicy(routing="least_delay", follow_kv_events=known == "tokens", queue_bound=FORKED)
+    instances = tuple(
+        InstanceSpec(number, f"i{number}", "", "ready", 1.0, "m", "here", "gpu", 16, 400_000, profile=USUAL)
+        for number in range(FORKED_INSTANCES)
+    )
+    models, endpoints = {"m": ModelSpec("m", 8192, 0)}, (EndpointSpec("m", "here", policy),)
+    dispatcher = Dispatcher(Topology(), lambda: 100.0, deliver=lambda record: None)
+    dispatcher.apply_inventory(Inventory(models, endpoints, instances, ttft_slo_ms=None))
+    fleet, random = dispatcher.topology.fleet, np.random.default_rng(1)
+    for slot in dispatcher.topology.by_slot:
+        fleet.accepting[slot] = 1
+        if known == "tokens":
+            dispatcher.queue.affinity.blocks.block_tokens[slot] = BLOCK
+    for number in range(FORKED):
+        hashes = random.integers(-(2**62), 2**62, PROMPT_BLOCKS)
+        hashes[:10] = 1000 * (number % 20) + np.arange(10)
+        prompt = {} if known == "nothing" else {"prefix_hashes": recorded(hashes), "block_tokens": 64}
+        if known == "tokens":
+            prompt |= {"token_blocks": hashes.tobytes(), "token_block_size": BLOCK}
+        about = {"tenant_id": 1, "priority": 0, "due_s": None, "arrived_at": 100.0, "arrived_s": 100.0}
+        lengths = {"prompt_tokens": 2000, "predicted_tokens": 50, "max_tokens": None, "sequences": 1, "streamed": True}
+        dispatcher.take(Submit(number, str(number), "m", "here", **about, **lengths, **prompt))
+    observation = Observation(
+        dispatcher.topology, dispatcher.queue.count, dispatcher.outlook, dispatcher.clock, wall_clock=lambda: 0.0
+    )
+    snapshot = Snapshot(dispatcher, observation, dict, wall_clock=lambda: 0.0)
+    return {
+        "ms": round(median_us(snapshot, 9, 1) / 1000, 1),
+        "kb": round(len(msgspec.json.encode(snapshot())) / 1000),
+    }
+
+
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"cost": costs(options)}
+    result["fork"] = {known: fork(known) for known in ("nothing", "text", "tokens")}
     for per_s in (4.0, 8.0):
         for kv_events in (False, True):
             name = f"sessions_{per_s:g}_per_s_{'kv_events' if kv_events else 'estimate'}"

@@ -4,6 +4,9 @@ Costs are of one core, medians. Batches of events, from their bytes to the table
 is stored (256 blocks) and removed; `decode`, eight requests each fill a block. A request: `cut`, its tokens are hashed;
 `look_up`, eight instances have its whole prompt of 4,096 tokens; `count`, its blocks are counted where it runs and dropped.
 
+`fork`: the state of 1,200 requests with prompts of 125 blocks at 20 instances, in milliseconds of the gateway and kilobytes
+of JSON, where routers know nothing of prompts, their text, or their tokens too.
+
 `sessions` are simulated: two instances whose caches together have room for forty sessions of 4,096 tokens, alone for half of
 them, and requests of random sessions.
 """

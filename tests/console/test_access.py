@@ -74,6 +74,9 @@ def test_acting_needs_a_post_and_a_token(client, operator, fleet):
     answer = strict.post(url("act", fleet[0].name, "drain"), {"reason": "x"})
     assert answer.status_code == 403
     assert "out of date" in answer.content.decode()
+    client.logout()
+    answer = client.post(url("act", fleet[0].name, "drain"), {"reason": "x", "next": "/instances/?q=m"})
+    assert answer["Location"] == "/sign-in/?next=/instances/%3Fq%3Dm", "not to an address that takes no GET"
 
 
 def test_every_page_carries_the_policy(reader):

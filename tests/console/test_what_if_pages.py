@@ -517,9 +517,12 @@ def test_the_list_shows_the_replay_and_the_twin_error(acting):
 def test_the_page_says_what_it_has_drawn_and_lines_of_futures_are_kept_fresh(acting, ran, live):
     marks = set()
     for state in (WhatIfState.DONE, WhatIfState.FAILED):
-        FutureSeed.objects.filter(future__letter="B", seed=1).update(state=state)
+        error = "no instance fits" if state == WhatIfState.FAILED else ""
+        FutureSeed.objects.filter(future__letter="B", seed=1).update(state=state, error=error)
         mark = fragments.drawn_of(live.hub.latest(), f"what-if:{ran.pk}")
-        assert mark in acting.get(f"/what-if/{ran.pk}/").content.decode()
+        text = acting.get(f"/what-if/{ran.pk}/").content.decode()
+        assert mark in text
+        assert ("Done, 1 of 2 futures failed" in text) == ("failed: Seed 1: no instance fits" in text) == bool(error)
         marks.add(mark)
     assert len(marks) == 2
     html = what_ifs.html(what_ifs.read(ran.pk) | {"state": "running"})

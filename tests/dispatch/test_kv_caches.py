@@ -15,6 +15,7 @@ from scheduling.fleet.profile import USUAL
 from scheduling.policy import EndpointPolicy
 from scheduling.routing import cached_blocks
 from scheduling.routing.cached_blocks import space
+from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
 from tests.dispatch.test_ordering import asked
 from workers.vllm.kv_events import Cleared, Lost, Removed, Stored
 
@@ -144,6 +145,10 @@ def has(cache: KvCache, block_hashes: np.ndarray) -> int:
     return cached_blocks.leading(blocks, cache.slot, block_hashes, 0, block_hashes.size)
 
 
+def relied_on(cache: KvCache) -> bool:
+    return bool(cache.queue.affinity.blocks.block_tokens[cache.slot])
+
+
 def test_adapters_salts_and_images_divide_the_cache():
     cache = cache_alone()
     cache.take(
@@ -173,9 +178,62 @@ def test_a_cache_that_is_not_known_whole_is_not_relied_on_until_it_is_cleared_or
     for again in (Cleared(), Lost("the server restarted", restarted=True)):
         cache = cache_alone()
         cache.take([stored(IDS[:8], 1), event, stored(IDS[:8], 1)])
-        assert (cache.why, cache.count, has(cache, hashes(IDS))) == (why, 0, 0)
+        assert (cache.why, relied_on(cache)) == (why, False)
         cache.take([again, stored(IDS[:8], 1)])
         assert (cache.why, cache.count, has(cache, hashes(IDS))) == ("", 2, 2)
+
+
+def test_after_lost_events_a_cache_is_known_again_once_it_has_turned_over():
+    cache = cache_alone()
+    cache.queue.topology.fleet.kv_capacity_tokens[cache.slot] = 6 * SIZE
+    other = [number + 1000 for number in IDS]
+    cache.take([stored(IDS[:8], 1), stored(other[:8], 11), Lost("events 3 to 4 are gone")])
+    cache.take([stored(IDS[8:16], 3, parent=2), Removed([99], "GPU", 0)])  # what is before it is there
+    assert cache.unknown_because == "events 3 to 4 are gone; it is estimated until 4 more blocks are stored"
+    cache.take([stored(IDS[:4], 9, parent=77)])  # it was stored in the gap
+    assert "until 6 more" in cache.unknown_because
+    cache.take([stored(IDS[16:36], 5, parent=4)])
+    assert not relied_on(cache)
+    cache.take([stored([5] * 4, 21)])
+    assert (cache.unknown_because, relied_on(cache)) == ("", True)
+    assert (has(cache, hashes(IDS[:36])), has(cache, hashes(other))) == (9, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_relied_on_after_a_gap_is_there(seed):
+    """Prompts of few kinds at an engine with little memory, whose events are lost for some time, again and again."""
+    draw, cache, kinds = random.Random(seed), cache_alone(), [1000 * kind for kind in range(1, 7)]
+    engine = ReferenceEngine(EngineConfig(3, 64, SIZE, 40, "fcfs", 100, USUAL, prefix_caching=True))
+    cache.queue.topology.fleet.kv_capacity_tokens[cache.slot] = 40 * SIZE
+    events, checked, equal, losses = [], 0, 0, 0
+    chains = {kind: hashes([block for block in range(kind, kind + 12) for _ in range(SIZE)]) for kind in kinds}
+
+    def store(block):
+        if isinstance(block, int):
+            events.append(stored([block] * SIZE, block, block - 1 if block % 1000 else None))
+
+    engine.watch(store, lambda block: events.append(Removed([block], "GPU", 0)) if isinstance(block, int) else None)
+    for number in range(1500):
+        kind, count = draw.choice(kinds), draw.randrange(1, 13)
+        request = EngineRequest(
+            str(number), SIZE * count + 1, draw.randrange(1, 9), 0, 0.0, tuple(range(kind, kind + count))
+        )
+        engine.add(request)
+        while engine.waiting + engine.running > draw.randrange(4):
+            engine.step(0.0)
+        if number % 300 < 5:  # a gap
+            losses += bool(events)
+            events = [Lost("events are gone")] if events else []
+        cache.take(events)
+        events.clear()
+        if relied_on(cache):
+            for kind, chain in chains.items():
+                there = len(engine._pool.find(range(kind, kind + 12)))
+                assert has(cache, chain) <= there
+                checked, equal = checked + 1, equal + (has(cache, chain) == there)
+    assert losses >= 10
+    assert checked > 2000, "it was known again after each"
+    assert equal > 0.95 * checked
 
 
 def test_what_is_offloaded_or_of_another_group_is_left_out():

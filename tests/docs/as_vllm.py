@@ -24,7 +24,7 @@ SERVED = {
     "GET /version": "Pilothouse's.",
     "GET /load": "Requests of your tenant that wait or run; needs a key.",
     "GET /metrics": "Pilothouse's; each instance's are read for it.",
-    "GET /v1/models": "All models that are deployed, with their `task` and adapters; owned by pilothouse.",
+    "GET /v1/models": "All models that are deployed, with their `task`, and adapters of all and of the tenant.",
     "GET /v1/responses/{response_id}": "From the instance that made it, if that stores responses. Not as a stream.",
     "POST /v1/responses/{response_id}/cancel": "Passed to that instance, which refuses: none runs in the background.",
 }

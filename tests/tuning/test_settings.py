@@ -103,6 +103,7 @@ def test_a_change_is_an_event_with_before_and_after(operator, language_model):
     ("name", "value", "says"),
     [
         ("PLAN_EPSILON", 2, "PLAN_EPSILON cannot be 2. Input should be less than or equal to 1."),
+        ("PLAN_EPSILON", 0, "PLAN_EPSILON cannot be 0. Input should be greater than 0."),
         ("PLAN_EPSILON", "much", "PLAN_EPSILON cannot be 'much'. Input should be a valid number"),
         ("PLAN_EPSILON", True, "valid number"),
         ("FORECAST_WINDOW_S", 90, "multiple of 60"),

@@ -35,13 +35,18 @@ def sees_tenants(request: HttpRequest) -> bool:
     return may(request, Role.VIEWER) or visible_tenants(request.user).exists()
 
 
+def _to_sign_in(request: HttpRequest) -> HttpResponseBase:
+    """Redirect to the sign-in, and from there to the page: that of the form, where one was sent after the session's end."""
+    return redirect_to_login(request.POST.get("next", "/") if request.method == "POST" else request.get_full_path())
+
+
 def signed_in(view: View) -> View:
     """Restrict the page to users who see some tenant; others are asked to sign in or to request a role."""
 
     @wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         if not request.user.is_authenticated:
-            return redirect_to_login(request.get_full_path())
+            return _to_sign_in(request)
         if not sees_tenants(request):
             raise PermissionDenied("Your account has no role yet. Ask an admin to add you to a tenant.")
         return view(request, *args, **kwargs)
@@ -57,7 +62,7 @@ def fleet_role(least: Role) -> Callable[[View], View]:
         def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             if not may(request, least):
                 if not request.user.is_authenticated:
-                    return redirect_to_login(request.get_full_path())
+                    return _to_sign_in(request)
                 if request.path == "/" and sees_tenants(request):
                     return redirect("console:usage")  # tenant users land here after signing in
                 raise PermissionDenied(f"This needs the role {least.label.lower()} over the fleet.")

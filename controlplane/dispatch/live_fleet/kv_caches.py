@@ -1,13 +1,18 @@
 """Prefix caches of the instances as their KV events say, for routers that consider the start of prompts.
 
 `KvCache` keeps the blocks of one instance: vLLM's name of each, and the hash by which `scheduling.routing.cached_blocks`
-knows it. `KvCaches` follows the instances whose deployment asks for it. An instance whose events are missing, or of which
-some are lost for good, is estimated as before until it restarts or clears its cache: what it has would be guessed, and what
-it no longer has would be relied on.
+knows it. `KvCaches` follows the instances whose deployment asks for it. An instance without events is estimated as before.
+
+Where events are lost for good, blocks that were known are in doubt, as their removal may be among what was lost, and the
+instance is estimated. A block in doubt is there if another one is stored after it. An engine reuses the block that was used
+longest ago: once it has stored as many blocks as its cache holds, and none after a block that is not known, those still in
+doubt are taken to be gone, and the cache is known again. When the server restarts or clears its cache it is at once. A block
+that was stored in the gap may be missing then, but none is relied on that is not there.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -30,6 +35,14 @@ GPU = (None, "GPU")
 """Media of blocks that a request finds at once; others are offloaded."""
 
 
+@dataclass(slots=True)
+class _Block:
+    hashed: int
+    before: BlockHash | None
+    """Name of the block before it."""
+    copies: int = 0
+
+
 class KvCache:
     """The blocks of *replica* by its KV events."""
 
@@ -41,7 +54,11 @@ class KvCache:
         """Why its cache is not known; "" if it is."""
         self.events = self.losses = 0
         self.block_tokens = replica.metrics.block_size if replica.metrics else 0
-        self._blocks: dict[BlockHash, list[int]] = {}  # by vLLM's name: hash and copies
+        self._blocks: dict[BlockHash, _Block] = {}  # by vLLM's name
+        self._doubtful: set[BlockHash] = set()
+        """Of these, the ones that may have been removed."""
+        self._to_store: int | None = None
+        """Blocks to be stored until it is known again, None unless events were lost."""
         self._hashes = np.zeros(64, np.int64)
 
     @property
@@ -63,20 +80,41 @@ class KvCache:
 
     def clear(self) -> None:
         """Drop all blocks."""
-        held = [hashed for hashed, copies in self._blocks.values() for _ in range(copies)]
-        if held:
-            kernels.drop_blocks(self.queue.affinity.blocks, self.slot, np.array(held, np.int64), 0, len(held))
+        self._drop([block.hashed for block in self._blocks.values() for _ in range(block.copies)])
         self._blocks.clear()
+        self._doubtful.clear()
+        self._to_store = None
+
+    def _drop(self, hashes: list[int]) -> None:
+        if hashes:
+            kernels.drop_blocks(self.queue.affinity.blocks, self.slot, np.array(hashes, np.int64), 0, len(hashes))
+
+    def doubt(self, why: str) -> None:
+        """Estimate the cache, because of *why*, until it is known again."""
+        self.why, self._doubtful = why, set(self._blocks)
+        self.queue.affinity.blocks.block_tokens[self.slot] = 0
+        self._expect_all()
+
+    def _expect_all(self) -> None:
+        """Expect as many blocks to be stored as the cache holds."""
+        tokens = int(self.queue.topology.fleet.kv_capacity_tokens[self.slot])
+        self._to_store = -(-tokens // self.block_tokens) if tokens and self.block_tokens else MOST_BLOCKS
+
+    @property
+    def unknown_because(self) -> str:
+        """Why it is not known, and until when; "" if it is."""
+        left = "" if self._to_store is None else f"; it is estimated until {self._to_store:,} more blocks are stored"
+        return self.why + left
 
     def take(self, events: Iterable[Event]) -> None:
         """Take in what its server published."""
         for event in events:
             self.events += 1
             if isinstance(event, Stored):
-                if not self.why and event.medium in GPU and not event.group_idx:
+                if self._follows and event.medium in GPU and not event.group_idx:
                     self._store(event)
             elif isinstance(event, Removed):
-                if not self.why and event.medium in GPU and not event.group_idx:
+                if self._follows and event.medium in GPU and not event.group_idx:
                     self._remove(event.block_hashes)
             elif isinstance(event, Cleared):
                 self.clear()
@@ -84,13 +122,18 @@ class KvCache:
             else:
                 self._lose(event)
 
+    @property
+    def _follows(self) -> bool:
+        """Whether its events are of use: it is known, or will be again."""
+        return not self.why or self._to_store is not None
+
     def _lose(self, lost: Lost) -> None:
         if lost.restarted:
             self.clear()
             self.known()
         else:
             self.losses += 1
-            self.unknown(lost.reason)
+            self.doubt(lost.reason)
 
     def _store(self, event: Stored) -> None:
         count = len(event.block_hashes)
@@ -101,24 +144,58 @@ class KvCache:
             return
         if event.block_size != self.block_tokens:
             self.block_tokens = event.block_size
-            self.known()
+            if not self.why:
+                self.known()
         first = self._first(event)
         if first is None:
-            self.unknown("it stored a block after one that was not published")
+            if self._to_store is None:
+                self.doubt("it stored a block after one that was not published")
+            self._expect_all()
         elif len(self._blocks) + count > MOST_BLOCKS:
             self.unknown(f"it has more than {MOST_BLOCKS:,} blocks")
         else:
             hashes = self._chain(event, first)
+            self._trust(event)
             self.queue.fit_blocks(count)
             kernels.hold_blocks(self.queue.affinity.blocks, self.slot, hashes, 0, count)
+            before = event.parent_block_hash
             for name, hashed in zip(event.block_hashes, hashes[:count].tolist(), strict=True):
-                self._blocks.setdefault(name, [hashed, 0])[1] += 1
+                self._blocks.setdefault(name, _Block(hashed, before)).copies += 1
+                before = name
+            if self._to_store is not None:
+                self._to_store -= count
+                if self._to_store <= 0:
+                    self._settle()
+
+    def _trust(self, event: Stored) -> None:
+        """Take the blocks before those of *event* to be there, once; its blocks, if they were in doubt, were removed."""
+        if not self._doubtful:
+            return
+        name = event.parent_block_hash
+        while name is not None and name in self._doubtful:
+            self._doubtful.discard(name)
+            block = self._blocks[name]
+            self._drop([block.hashed] * (block.copies - 1))
+            block.copies, name = 1, block.before
+        self._forget(set(event.block_hashes) & self._doubtful)
+
+    def _forget(self, names: set[BlockHash]) -> None:
+        """Drop *names*, which are in doubt."""
+        gone = [self._blocks.pop(name) for name in names]
+        self._drop([block.hashed for block in gone for _ in range(block.copies)])
+        self._doubtful -= names
+
+    def _settle(self) -> None:
+        """Drop what is still in doubt, and rely on the rest from now on."""
+        self._forget(set(self._doubtful))
+        self._to_store = None
+        self.known()
 
     def _first(self, event: Stored) -> int | None:
         """Return the hash before the first block of *event*, None if that block is not known."""
         if event.parent_block_hash is not None:
             parent = self._blocks.get(event.parent_block_hash)
-            return parent[0] if parent else None
+            return parent.hashed if parent else None
         keys = (event.extra_keys or [None])[0] or []
         texts = [key for key in keys if isinstance(key, str)]
         salt = texts[-1] if len(texts) > bool(event.lora_name) else ""
@@ -143,14 +220,14 @@ class KvCache:
     def _remove(self, names: list[BlockHash]) -> None:
         gone = []
         for name in names:
-            if (block := self._blocks.get(name)) is None:
-                continue  # stored under another hash before, or never
-            gone.append(block[0])
-            block[1] -= 1
-            if not block[1]:
-                del self._blocks[name]
-        if gone:
-            kernels.drop_blocks(self.queue.affinity.blocks, self.slot, np.array(gone, np.int64), 0, len(gone))
+            if name in self._doubtful:
+                self._forget({name})
+            elif (block := self._blocks.get(name)) is not None:  # else stored under another hash before, or in a gap
+                gone.append(block.hashed)
+                block.copies -= 1
+                if not block.copies:
+                    del self._blocks[name]
+        self._drop(gone)
 
 
 def _images(keys: list[Any] | None) -> str:
@@ -187,7 +264,7 @@ class KvCaches:
             cache = self.of[replica] = KvCache(self.queue, replica)
             self._tasks[replica] = asyncio.create_task(self._follow(replica, cache))
         for replica, cache in self.of.items():
-            replica.cached_blocks, replica.cache_unknown = None if cache.why else cache.count, cache.why
+            replica.cached_blocks, replica.cache_unknown = None if cache.why else cache.count, cache.unknown_because
         for replica, task in list(self._tasks.items()):
             if task.done():
                 self._stop(replica)

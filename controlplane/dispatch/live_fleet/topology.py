@@ -90,6 +90,7 @@ class Request(Struct, eq=False):
     evicting_s: float | None = None  # when its instance was asked to give it up
     kept_tokens: int = 0  # output of earlier instances: part of the prompt in `asked`
     placed_s: float = 0.0
+    cached_tokens: int = 0  # of its prompt at its instance when it was placed, as its router knew
     output_tokens: int = 0  # so far
     expected_tokens: int = 0  # prompt and output, as the fleet arrays reserved them
     counted_tokens: int = 0  # of those, counted as done in the arrays

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from controlplane.planning.forecasts.demand import other_classes
 from controlplane.planning.forecasts.selectors import latest_forecasts, windows_of
 from controlplane.planning.models import Quantity
-from controlplane.simulation.selectors import as_asked, asked_rows, own_rows, workload_of
+from controlplane.simulation.selectors import as_asked, asked_rows, fallbacks_of_targets, own_rows, workload_of
 from scheduling.fleet.state import RequestState, RunningRequest
 from scheduling.queueing.running import OVERRUN_SHARE
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
-from scheduling.simulation.workload.edits import merged
+from scheduling.simulation.workload.edits import Factor, merged
 
 RECENT: Final = timedelta(hours=1)
 """Period from which lengths, tenants and gaps are drawn."""
@@ -33,6 +33,8 @@ HALF_BAND_80: Final = 1.2816
 """Standard deviations from the mean of a normal distribution to the end of its 80% band."""
 FURTHEST: Final = 1.96
 """Largest deviation of a drawn level from the mean, in standard deviations: the 95% band."""
+PROBES: Final = 1_000
+"""Moments at which a rate is looked at."""
 FORECAST_AGE: Final = timedelta(hours=2)
 
 
@@ -51,7 +53,7 @@ def forecast_arrivals(
     covered_s = max(1.0, (at - rows[0][0]).total_seconds()) if rows else 1.0
     prompts = latest_forecasts(Quantity.PROMPT, at - FORECAST_AGE)
     outputs = latest_forecasts(Quantity.OUTPUT, at - FORECAST_AGE)
-    others, streams, missing = set(other_classes()), [], set()
+    others, streams, missing, shared = set(other_classes()), [], set(), fallbacks_of_targets()
     for model, region, separate in dict.fromkeys((row[1], row[2], row[3] if row[3] in others else "") for row in rows):
         own = [row for row in rows if (row[1], row[2], row[3] if row[3] in others else "") == (model, region, separate)]
         tokens = sum(sum(_lengths(row)) for row in own) / len(own)
@@ -59,7 +61,7 @@ def forecast_arrivals(
         stream = {
             "model": model,
             "region": region,
-            "named": [as_asked(row[1], *row[-2:]) for row in own],
+            "named": [as_asked(row[1], row[-2], row[-1], shared) for row in own],
             "gaps": np.diff([row[0].timestamp() for row in own]).tolist(),
             "slo_class": [row[3] for row in own],
             "tenant": [row[4] for row in own],
@@ -121,6 +123,20 @@ def drawn(arrivals: dict[str, Any], seed: int) -> Workload:
     parts = [_stream(stream, arrivals["horizon_s"], np.random.default_rng([seed, 5, at]))
              for at, stream in enumerate(arrivals["streams"])]  # fmt: skip
     return _together(parts)
+
+
+def expected_requests(arrivals: dict[str, Any], horizon_s: float, factors: Sequence[Factor]) -> float:
+    """Return the requests that come of *arrivals* (`forecast_arrivals`) before *horizon_s*, times *factors*, on average."""
+    at_s, count = np.linspace(0.0, horizon_s, PROBES, endpoint=False), 0.0
+    for stream in arrivals["streams"]:
+        rates, size = stream["requests_per_s"], len(stream["prompt_tokens"])
+        rows = _requests(stream, np.zeros(size), np.arange(size))
+        window = np.clip(((at_s - rates["start_s"]) // rates["window_s"]).astype(np.int64), 0, len(rates["mean"]) - 1)
+        per_s = np.array(rates["mean"], np.float64)[window]
+        for each in factors:
+            per_s = per_s * (1 + each.scope.of(rows).mean() * (each.of(at_s) - 1))
+        count += float(per_s.mean()) * horizon_s
+    return count
 
 
 def recent(arrivals: dict[str, Any]) -> Workload:

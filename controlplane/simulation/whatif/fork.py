@@ -60,7 +60,7 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
         state=state,
         arrivals=arrivals,
         past=past_demand(at),
-        remarks=[*remarks, "Prefix caches start empty.", *about_arrivals],
+        remarks=[*remarks, *_caches(state), *about_arrivals],
     )
 
 
@@ -79,6 +79,21 @@ def _complete(state: FleetState, fleet: inventory.Fleet, at: datetime) -> None:
         row = fleet.deployments.get((one.model, one.region, one.gpu))
         one.gpu = gpus_as_type(one.gpu, row.tensor_parallel if row else 1)
     state.lengths, state.memory = _lengths(at), _memory(at)
+    _unlink(state)
+
+
+def _unlink(state: FleetState) -> None:
+    """Put random numbers in the place of hashes of prompts, the same one for each.
+
+    So what is stored says which prompts begin alike, and nothing of their text, not even to one who can guess it.
+    """
+    texts = [text for prompt in state.prompts for text in (prompt.recorded, prompt.tokens)]
+    hashes, numbers = np.unique(np.frombuffer(b"".join(texts), np.int64), return_inverse=True)
+    drawn = np.random.default_rng().integers(-(1 << 63), (1 << 63) - 1, hashes.size)[numbers].tobytes()
+    ends = np.cumsum([0, *map(len, texts)]).tolist()
+    for at, prompt in enumerate(state.prompts):
+        first, middle, last = ends[2 * at : 2 * at + 3]
+        prompt.recorded, prompt.tokens = drawn[first:middle], drawn[middle:last]
 
 
 def _silent_instances(state: FleetState, at: datetime) -> list[str]:
@@ -91,6 +106,18 @@ def _silent_instances(state: FleetState, at: datetime) -> list[str]:
     count = len(state.instances)
     return [
         f"{count - len(silent)} of {count} instances answered; {len(silent)} taken as at their last heartbeat{since}."
+    ]
+
+
+def _caches(state: FleetState) -> list[str]:
+    """Return what prefix caches start with."""
+    holders = [holder for prompt in state.prompts for holder in prompt.holders]
+    if not holders:
+        return ["Prefix caches start empty."]
+    known, exact = ({one.instance for one in holders if one.by_events >= least} for least in (False, True))
+    return [
+        f"Prefix caches of {len(known)} instances start as the router knows them, {len(exact)} of these by KV events;"
+        " requests to come share nothing with them, since the ledger keeps no prompts."
     ]
 
 
@@ -124,10 +151,13 @@ def _fit(values: dict[str, Any], state: FleetState) -> None:
         by_place[one.model, one.region, one.gpu].append(one)
         if one.round_trips[0] > 0:
             trips[one.model, one.region].append(one.round_trips[0])
+    cached = {(one.model, one.served_in) for one in state.requests if one.prompt is not None}
     for table in values["fleet"]:
         here = by_place[table["model"], table["regions"][0], gpus_as_type(table["gpu"], table["tensor_parallel"])]
         known = [one.kv_tokens for one in here if one.kv_tokens]
         table["kv_tokens"] = min(known) if known else table["kv_tokens"]
+        if (table["model"], table["regions"][0]) in cached:
+            table["prefix_caching"] = True
         if table.get("sharing") is None:
             alone = sum(not one.swap_group for one in here)
             missing = alone - table["instances"] - table.get("empty", 0)

@@ -13,11 +13,13 @@ from controlplane.accounts.models import User
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.simulation.whatif import working
+from controlplane.simulation.whatif.arrivals import expected_requests
 from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
+from controlplane.simulation.whatif.changes.demand import DemandChange, TenantChange
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import LETTERS, Future, FutureSeed, WhatIf, WhatIfState
-from controlplane.simulation.whatif.start import Start
+from controlplane.simulation.whatif.start import MOST_REQUESTS, Start
 from controlplane.simulation.whatif.starts.nodes import with_instances
 from controlplane.simulation.whatif.starts.traces import misfits
 from controlplane.simulation.whatif.twin_errors import fleet_error
@@ -25,6 +27,7 @@ from scheduling.simulation.scenario import Scenario, ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.staging import SOURCE
 from scheduling.simulation.staging.applications import expected_calls
+from scheduling.simulation.workload.edits import Factor
 
 AS_NOW: Final = "As now"
 MOST_KEPT: Final = 200
@@ -34,8 +37,6 @@ MOST_DRAFTS: Final = 50
 """Maximum form drafts stored until run or deleted."""
 MOST_SEEDS: Final = 100
 MOST_HORIZON_S: Final = 7 * 86_400.0
-MOST_REQUESTS: Final = 5_000_000
-"""Maximum requests of one run, including bursts and the past that forecasters learn from."""
 MOST_INSTANCES: Final = 2_000
 MOST_BYTES: Final = 256 * 1024
 """Maximum size of a scenario simulated by itself."""
@@ -118,10 +119,17 @@ def check(row: WhatIf) -> dict[str, str]:
     if not 1 <= row.seeds <= MOST_SEEDS:
         wrong["seeds"] = f"is {row.seeds}; from 1 to {MOST_SEEDS} can be simulated"
     try:
-        parsed(row.edits, "edits")
+        edits = parsed(row.edits, "edits")
     except ChangeError as error:
         wrong[error.field] = error.what
         return wrong
+    if start.arrivals["kind"] == "forecast" and not wrong:
+        added = sum(each.client.requests_per_s for each in edits if isinstance(each, TenantChange)) * row.horizon_s
+        demand = (each for each in edits if isinstance(each, DemandChange))
+        factors = [edit for each in demand for edit in each.edits({}, 0, row.horizon_s) if isinstance(edit, Factor)]
+        if (count := added + expected_requests(start.arrivals, row.horizon_s, factors)) > MOST_REQUESTS:
+            wrong["horizon_s"] = f"has some {count:,.0f} requests; {MOST_REQUESTS:,} are the most"
+            return wrong
     if start.is_quiet and not any(edit["kind"] in ("tenant", "application") for edit in row.edits):
         wrong["edits"] = "no requests came in the last hour, so none are expected: add a tenant or an application"
     for future in row.futures.all():

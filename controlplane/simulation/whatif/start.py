@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import reduce
 from math import inf
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from controlplane.simulation.whatif.arrivals import drawn, recent, recorded
@@ -18,6 +20,9 @@ from scheduling.simulation.staging.demand import demand_of, of_the_fleet
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.edits import Edit, Factor, Shift, edited
+
+MOST_REQUESTS: Final = 5_000_000
+"""Maximum requests of one run, including bursts and the past that forecasters learn from."""
 
 
 class Start(BaseModel):
@@ -65,6 +70,9 @@ def stage_start(
             workload, _ = demand_of(scenario, SOURCE.parent, seed)
         if horizon_s < inf:
             workload = workload.select(workload.arrival_s < horizon_s)
+        factors = (edit.of_each(workload) for edit in edits if isinstance(edit, Factor))
+        if (count := float(reduce(np.multiply, factors, np.ones(len(workload))).sum())) > MOST_REQUESTS:
+            raise ValueError(f"These are some {count:,.0f} requests; {MOST_REQUESTS:,} are the most.")
         workload = edited(workload, edits, seed=seed, horizon_s=horizon_s)
     made = stage(scenario, SOURCE, seed, workload)
     if start.arrivals["kind"] == "forecast" and all(isinstance(edit, Factor | Shift) for edit in edits):

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from scheduling.compiled import compiled_inline, compiled_internal, index
+from scheduling.compiled import compiled, compiled_inline, compiled_internal, index
 from scheduling.dispatch import dispatch, send
 from scheduling.fleet.profile import decode_time_s, service_time_s
 from scheduling.lookahead.maps import leave
@@ -87,10 +87,7 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     this.counted_blocks = 0
     if world.policies[endpoint].routing == LEAST_DELAY:
         learn(world.fleet, world.affinity, endpoint, slot, instance)
-        if _reads_caches(world, endpoint):
-            first, last = world.engines.cache.first[request], world.engines.cache.first[request + 1]
-            hold(world.affinity.blocks, instance, world.engines.cache.hashes, first, last)
-            this.counted_blocks = last - first
+        count_blocks(world, endpoint, sequence)
     priority, key = column(arrivals.priority, request), float(waiting.key[slot])
     this.priority = engine_priority(int(world.policies[endpoint].ordering), priority, key)
     this.produced_tokens = this.computed_tokens = 0
@@ -212,6 +209,17 @@ def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> t
     if known:
         forget_known(world.endpoints, world.affinity, endpoint)
     return slot, instance
+
+
+@compiled
+def count_blocks(world: World, endpoint: int, sequence: int) -> None:
+    """Count the blocks of the prompt of *sequence* at its instance, if the router of *endpoint* knows what that has."""
+    if not _reads_caches(world, endpoint):
+        return
+    this, cache = world.engines.sequences[sequence], world.engines.cache
+    first, last = cache.first[this.request], cache.first[this.request + 1]
+    hold(world.affinity.blocks, int(this.instance), cache.hashes, first, last)
+    this.counted_blocks = last - first
 
 
 @compiled_inline

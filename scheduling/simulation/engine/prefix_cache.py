@@ -14,6 +14,9 @@ Copies of one content are in a ring, oldest first; the open-addressed table know
 
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from scheduling.compiled import compiled, compiled_inline, compiled_internal
 from scheduling.simulation.engine.kv_room import blocks_of_steps
 from scheduling.simulation.engine.state import (
@@ -273,19 +276,23 @@ def give_back(engines: EngineArrays, instance: int, sequence: int, tokens: int, 
     return int(freed)
 
 
-@compiled
-def cached_blocks(engines: EngineArrays, instance: int, first: int, count: int) -> int:
-    """Return how many of the *count* shared blocks whose hashes begin at *first* are cached, up to the first missing one."""
-    cache = engines.cache
+@compiled_internal
+def _leading(engines: EngineArrays, instance: int, hashes: NDArray[np.int64], first: int, count: int) -> int:
     for index in range(count):
-        if cache.table[instance, _place(engines, instance, SHARED, int(cache.hashes[first + index]))] == 0:
+        if engines.cache.table[instance, _place(engines, instance, SHARED, int(hashes[first + index]))] == 0:
             return index
     return count
 
 
 @compiled
-def warm_prefix(engines: EngineArrays, instance: int, first: int, count: int) -> int:
-    """Compute the *count* shared blocks whose hashes begin at *first*, as a request of one token does that ends at once.
+def cached_blocks(engines: EngineArrays, instance: int, first: int, count: int) -> int:
+    """Return how many of the *count* shared blocks whose hashes begin at *first* are cached, up to the first missing one."""
+    return _leading(engines, instance, engines.cache.hashes, first, count)
+
+
+@compiled
+def warm_prefix(engines: EngineArrays, instance: int, hashes: NDArray[np.int64], first: int, count: int) -> int:
+    """Compute the *count* shared blocks from `hashes[first]` on, as a request of one token does that ends at once.
 
     Return how many were missing, -1 if there are not as many free blocks, and one for the token. All are the last to be
     reused then. Their prefill makes the next step of a busy *instance* longer.
@@ -294,16 +301,16 @@ def warm_prefix(engines: EngineArrays, instance: int, first: int, count: int) ->
     free = settle_iteration(engines, instance)
     if count >= free:
         return -1
-    cached = cached_blocks(engines, instance, first, count)
+    cached = _leading(engines, instance, hashes, first, count)
     for index in range(cached):
-        at = int(cache.table[instance, _place(engines, instance, SHARED, int(cache.hashes[first + index]))] - 1)
+        at = int(cache.table[instance, _place(engines, instance, SHARED, int(hashes[first + index]))] - 1)
         if cache.blocks[instance, at].holders == 0:
             _pick_up(engines, instance, at)
             free -= 1
     if cached < count:
         settle(engines, instance, free - (count - cached) - 1)
     for index in range(count - 1, -1, -1):  # its last block is reused first
-        number = int(cache.hashes[first + index])
+        number = int(hashes[first + index])
         if index >= cached:
             at = _publish(engines, instance, SHARED, number)
             cache.blocks[instance, at].holders = 0

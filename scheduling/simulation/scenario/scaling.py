@@ -50,7 +50,7 @@ class PlannerOf(ScenarioTable):
     """Share of the past hour's non-interactive tokens to keep free (SageServe's beta)."""
     niw_due: bool = False
     """Whether plans have room for the non-interactive work that must run within them to keep its deadlines."""
-    epsilon: Share = 0.8
+    epsilon: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.8
     """Share of local demand that a region must be able to serve."""
     time_limit_s: Positive = 20.0
     capability_instances: Annotated[int, Field(ge=1, le=64)] = 8

@@ -21,6 +21,7 @@ from scheduling.fleet.state import (
     FleetState,
     GroupsState,
     InstanceState,
+    PromptState,
     RequestState,
     RunningRequest,
     WaitingRequest,
@@ -42,6 +43,7 @@ from scheduling.queueing.ordering import (
     run_due_s,
 )
 from scheduling.routing.models import RULES, ModelRule
+from scheduling.routing.prefix_affinity import filled
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.scaling.spot import spot_policy
@@ -85,6 +87,15 @@ class _Forking:
         self.rows = {id(one): at for at, one in enumerate(known)}
         self.adapters: dict[str, int] = {}
         """Numbers of adapters by name."""
+        self.block_tokens = min(sizes) if len(sizes := cluster.cached_block_sizes()) == 1 else 0
+        """Of the prefix caches, 0 for none."""
+        self.prompts = [self._blocks(one) for one in state.prompts] if self.block_tokens else []
+        self.holders: defaultdict[int, dict[bytes, int]] = defaultdict(dict)
+        """By instance of the fleet: blocks of the starts of prompts that it has, with the tokens given since."""
+        for blocks, prompt in zip(self.prompts, state.prompts if self.prompts else (), strict=True):
+            for one in prompt.holders:
+                start, mine = blocks[: one.tokens // self.block_tokens].tobytes(), self.holders[one.instance]
+                mine[start] = min(one.age_tokens, mine.get(start, one.age_tokens))
         self.requests = self._requests(known, tenants, seed)
         self.outcomes = np.zeros(len(known), OUTCOME)
         for name in ("ttft_s", "e2e_s", "queue_s"):
@@ -146,12 +157,49 @@ class _Forking:
         names = {name: at for at, name in enumerate(self.scenario.names)}
         asked = np.array([names.get(one.asked_model, -1) for one in known], np.int16)
         requests = requests._replace(adapter=np.array(adapters, np.int32), asked=asked)
+        if self.prompts:
+            requests = self._with_prompts(requests, known)
         released = [(at, one.priority) for at, one in enumerate(known) if one.priority is not None]
         if released:
             requests = requests._replace(priority=np.array(requests.priority))
             for at, priority in released:
                 requests.priority[at] = priority
         return requests
+
+    def _blocks(self, prompt: PromptState) -> NDArray[np.int64]:
+        """Return hashes of the full blocks of *prompt* as engines have them, those of its tokens where they are known."""
+        if prompt.tokens and prompt.tokens_block == self.block_tokens:
+            return np.frombuffer(prompt.tokens, np.int64).copy()
+        return filled(np.frombuffer(prompt.recorded, np.int64), prompt.block_tokens, self.block_tokens)
+
+    def _with_prompts(self, requests: Requests, known: Sequence[RequestState]) -> Requests:
+        none = np.zeros(0, np.int64)
+        most = (requests.prompt_tokens // self.block_tokens).tolist()
+        blocks = [
+            (none if one.prompt is None else self.prompts[one.prompt])[:count]
+            for one, count in zip(known, most, strict=True)
+        ]
+        first = np.cumsum([0, *(each.size for each in blocks)], dtype=np.int64)
+        return requests._replace(prefix_first=first, prefix_hashes=np.concatenate([none, *blocks]))
+
+    def _fill_cache(self, instance: ForkedInstance, at: int) -> None:
+        """Give *instance* what instance *at* of the fleet has cached."""
+        to_come, holders = self._to_come(at), sorted(self.holders[at].items(), key=lambda each: -each[1])
+        instance.given = [(np.frombuffer(start, np.int64).copy(), age_tokens) for start, age_tokens in holders]
+        instance.cached = [blocks[: _before(blocks, to_come)] for blocks, _ in instance.given]
+
+    def _to_come(self, at: int) -> NDArray[np.int64]:
+        """Return hashes of the blocks that instance *at* has still to compute for the requests that it was given."""
+        none = np.zeros(0, np.int64)
+        mine = [one for one in self.state.running if one.instance == at and one.prompt is not None]
+        blocks = [self.prompts[one.prompt] for one in mine if one.prompt is not None]
+        begun = [each for one, each in zip(mine, blocks, strict=True) if one.output_tokens]
+        still = [
+            each[one.cached_tokens // self.block_tokens :]
+            for one, each in zip(mine, blocks, strict=True)
+            if not one.output_tokens
+        ]
+        return np.setdiff1d(np.concatenate([none, *still]), np.concatenate([none, *begun]))
 
     def _adapter(self, name: str) -> int:
         """Return the number of an adapter, -1 for none; beyond those that the scenario draws for requests to come."""
@@ -173,6 +221,8 @@ class _Forking:
         instances = [ForkedInstance(int(spec.state), loading_s=spec.start_s) for spec in self.cluster.instances]
         for at, place in self.place_of.items():
             self._fill_instance(instances[place], self.state.instances[at], place)
+            if self.block_tokens:
+                self._fill_cache(instances[place], at)
         waiting = [self._queued(one, one.expected_output) for one in self.state.waiting if id(one) in self.rows]
         lost = self._place_running(instances)
         waiting += [self._queued(one, one.expected_output) for one in lost]
@@ -441,6 +491,12 @@ class _Forking:
             tried_s=groups.tried_s,
             short_instances={numbers[at]: count for at, count in groups.short_instances if at in numbers},
         )
+
+
+def _before(blocks: NDArray[np.int64], others: NDArray[np.int64]) -> int:
+    """Return how many of *blocks* come before the first that is one of *others*."""
+    among = np.isin(blocks, others)
+    return int(among.argmax()) if among.any() else blocks.size
 
 
 def _emitted(one: RequestState) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.fleet.arrays import MEMORY_SLOTS, index_members
+from scheduling.compiled import uncompiled
+from scheduling.fleet.arrays import MEMORY_SLOTS, index_members, memory_tokens
 from scheduling.fleet.carried import carried
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import BacklogState, GroupState
@@ -20,13 +21,16 @@ from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, 
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, WAITS, note_phase
 from scheduling.queueing.waiting_set import charge, claim, enqueue, rerank
 from scheduling.routing.adapters import use_adapter
+from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.simulation.cluster import loop
+from scheduling.simulation.cluster.dispatcher import count_blocks
 from scheduling.simulation.cluster.event_queue import reset_time
 from scheduling.simulation.cluster.state_changes import BEGIN, COMING, EVICT, GIVE, SHARING
 from scheduling.simulation.cluster.world import Outcome, State, World
+from scheduling.simulation.engine.prefix_cache import warm_prefix
 from scheduling.simulation.engine.state import FREE_SEQUENCES, GIVEN, NONE, sequences_in_use
 from scheduling.simulation.workload.requests import Requests
 
@@ -88,6 +92,10 @@ class ForkedInstance:
     """Running ones in order of admission, then waiting ones in order, then those on their way."""
     adapters: list[int] = field(default_factory=list)
     """LoRA adapters that it holds, most recently used first."""
+    cached: list[NDArray[np.int64]] = field(default_factory=list)
+    """Starts of prompts in its prefix cache, those used longest ago first."""
+    given: list[tuple[NDArray[np.int64], int]] = field(default_factory=list)
+    """Starts of prompts that it was given, with the tokens given since, those given longest ago first: for the router."""
     begins_s: float = 0.0
     """When the iteration in progress began, with the requests that had arrived by then."""
 
@@ -268,8 +276,12 @@ class _Engines:
             self._place_adapters(at, instance)
             self._place_maps(at, listed)
             self._link_running(at, [each for each in listed if each[0].where is Where.RUNNING])
-            self._begin(at, instance, [slot for one, slot in listed if one.where is Where.WAITING])
+            self._place_cache(at, instance)
             endpoint = int(self.world.fleet.endpoint[at])
+            if self.world.policies[endpoint]["routing"] == LEAST_DELAY:
+                for _, slot in listed:
+                    count_blocks(self.world, endpoint, slot)
+            self._begin(at, instance, [slot for one, slot in listed if one.where is Where.WAITING])
             sent += [(one.reaches_s, one.number, endpoint, slot) for one, slot in listed if one.where is Where.SENT]
         numbers = [one.number for instance in self.fork.instances for one in instance.requests]
         self.world.engines.counters[GIVEN] = max(numbers, default=-1) + 1
@@ -312,6 +324,24 @@ class _Engines:
         for one in instance.requests:
             if (adapter := int(self.fork.requests.adapter[one.request])) >= 0:
                 use_adapter(fleet, at, adapter, 1)
+
+    def _place_cache(self, at: int, instance: ForkedInstance) -> None:
+        """Fill the prefix cache of instance *at*, as far as there is free memory, and what the router knows of it."""
+        engines, fleet, affinity = self.world.engines, self.world.fleet, self.world.affinity
+        engine: Any = engines.instances[at]
+        if not engine.prefix_caching:
+            return
+        for hashes in instance.cached:
+            warm_prefix(engines, at, hashes, 0, min(hashes.size, max(0, int(engine.free_blocks) - 1)))
+        endpoint = int(fleet.endpoint[at])
+        if self.world.policies[endpoint]["routing"] != LEAST_DELAY:
+            return
+        spare, present = affinity.noted_count.size - 1, int(uncompiled(memory_tokens)(fleet, at))
+        for hashes, age_tokens in instance.given:
+            note(affinity, spare, hashes, 0, hashes.size, int(affinity.counters[BLOCK_TOKENS]))
+            fleet.placed_tokens[at] = max(0, present - age_tokens)
+            learn(fleet, affinity, endpoint, spare, at)
+        fleet.placed_tokens[at] = present
 
     def _place_maps(self, at: int, listed: list[tuple[ForkedRequest, int]]) -> None:
         maps, sequences = self.world.engines.ahead, self.world.engines.sequences
@@ -426,7 +456,9 @@ def _place_waiting(world: World, fork: Fork) -> None:
         policy: Any = world.policies[one.endpoint]
         policy.expires_s = min(policy.expires_s, arrival_s + float(requests.hold_s[one.request]))
         if policy.routing == LEAST_DELAY:
-            world.affinity.noted_count[slot] = 0
+            cache, affinity = world.engines.cache, world.affinity
+            first, last = cache.first[one.request : one.request + 2].tolist() if cache.first.size > 1 else (0, 0)
+            note(affinity, slot, cache.hashes, first, last, int(affinity.counters[BLOCK_TOKENS]))
         world.outcomes[one.request]["state"] = Outcome.WAITING
     if fork.groups is not None:
         _place_groups(waiting.groups, fork.groups, slots)

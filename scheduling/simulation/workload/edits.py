@@ -56,8 +56,12 @@ class Factor:
             height = np.clip(np.minimum(arrival_s - self.from_s, self.until_s - arrival_s) / self.ramp_s, 0.0, 1.0)
         return np.where(inside, 1.0 + (self.by - 1.0) * height, 1.0)
 
+    def of_each(self, workload: Workload) -> Floats:
+        """Return how often each request of *workload* comes, on average."""
+        return np.where(self.scope.of(workload), self.of(workload.arrival_s), 1.0)
+
     def applied(self, workload: Workload, horizon_s: float, draw: np.random.Generator) -> Workload:
-        factor = np.where(self.scope.of(workload), self.of(workload.arrival_s), 1.0)
+        factor = self.of_each(workload)
         whole = np.floor(factor)
         copies = (whole + (draw.random(factor.size) < factor - whole)).astype(np.int64)
         chosen = np.repeat(np.arange(copies.size), copies)

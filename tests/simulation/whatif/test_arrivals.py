@@ -12,9 +12,10 @@ from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.planning.models import Forecast
 from controlplane.simulation.whatif import timing
-from controlplane.simulation.whatif.arrivals import drawn, forecast_arrivals, recent, recorded
+from controlplane.simulation.whatif.arrivals import drawn, expected_requests, forecast_arrivals, recent, recorded
 from controlplane.simulation.whatif.changes.applying import parsed
 from scheduling.fleet.state import RunningRequest, WaitingRequest
+from scheduling.simulation.workload.edits import Factor, Scope
 
 AT = datetime(2026, 11, 22, 14, 0, tzinfo=UTC)
 
@@ -45,6 +46,16 @@ def test_the_mean_over_seeds_is_the_forecast_and_seeds_differ_within_the_band():
     assert counts.min() > 2400 * (1 - 0.5 * 1.96 / 1.2816) - 200
     assert counts.max() < 2400 * (1 + 0.5 * 1.96 / 1.2816) + 200
     assert counts.std() > 300
+
+
+def test_requests_are_counted_before_they_are_drawn():
+    """2 a second for 1,200 s: twice as many in all regions, three times in the first half, and none of another model."""
+    factors = [
+        Factor(Scope(), 2.0),
+        Factor(Scope(), 3.0, until_s=600.0),
+        Factor(Scope(models=frozenset({"other"})), 0.0),
+    ]
+    assert expected_requests(arrivals(stream(), stream()), 1200.0, factors) == pytest.approx(2 * 2400 * 2 * 2, rel=0.01)
 
 
 def test_whole_rows_are_drawn_in_order_of_time():

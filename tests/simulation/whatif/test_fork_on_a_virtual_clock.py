@@ -3,6 +3,7 @@
 Both run on virtual clocks, so that the answer is the same on every machine. `test_fork_is_exact` does it in real time.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,18 +16,29 @@ import pytest
 from controlplane.accounts.models import Tenant
 from controlplane.dispatch.port import Backlog
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, GpuType, Instance, Model, PerformanceProfile, SloClass, SloKind
+from controlplane.fleet.models import (
+    Deployment,
+    GpuType,
+    Instance,
+    Model,
+    PerformanceProfile,
+    SloClass,
+    SloKind,
+    WeightedTarget,
+)
 from controlplane.gateway.models import LedgerRow
 from controlplane.simulation.whatif.fork import fork_of
 from controlplane.simulation.whatif.start import Start, stage_start
 from controlplane.tuning.services import put
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.standings import KnownGraph
+from scheduling.routing.models import RULES
+from scheduling.routing.prefix_affinity import recorded
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from tests.examples import at_night_but
-from tests.gateway.rows import make_rows
-from tests.simulation.whatif.virtual_fleet import Asked, VirtualFleet
+from tests.gateway.rows import make_model, make_rows
+from tests.simulation.whatif.virtual_fleet import BLOCK_TOKENS, Asked, VirtualFleet
 
 AFTER_S, LONG_S = 180.0, 600.0
 INSTANCES, SEQUENCES = 3, 4
@@ -114,6 +126,16 @@ class Both:
         return [(at_s, numbers[request], instance) for at_s, request, instance in each]
 
 
+def alike(asked: list[Asked], until_s: float) -> list[Asked]:
+    """Return *asked*; prompts that come before *until_s* are of six kinds, alike as far as they go."""
+    random, some = np.random.default_rng(4), []
+    for each in asked:
+        kind = int(random.integers(1, 7))
+        blocks = 1_000_000 * kind + np.arange(each.prompt_tokens // BLOCK_TOKENS)
+        some.append(replace(each, recorded=recorded(blocks) if each.arrived_s < until_s else ()))
+    return some
+
+
 def fork_and_continue(
     at_s: float = 120.0,
     per_s: float = 2.2,
@@ -121,15 +143,26 @@ def fork_and_continue(
     longest: int = 400,
     after_s: float = AFTER_S,
     spare: float = 0.0,
+    prompts: bool = False,
+    named: bool = False,
     before_fork: Callable[[VirtualFleet], None] | None = None,
 ) -> Both:
     """Run the fleet of the rows, fork it at *at_s*, and run *after_s* more of both."""
     live, asked = VirtualFleet("m", ROUND_TRIP_S, count_s), requests(at_s + after_s, per_s, longest, spare)
+    asked = alike(asked, at_s) if prompts else asked
+    if named:
+        asked = [
+            replace(each, name="chat", model="mmn"[at // 2 % 3]) if at % 2 else each for at, each in enumerate(asked)
+        ]
     before = [each for each in asked if each.arrived_s < at_s]
     live.run(before, at_s)
     if before_fork is not None:
         before_fork(live)
-    start = Start.model_validate_json(fork_of(live.seen(), after_s).model_dump_json())
+    seen = live.seen()
+    hashes = {prompt.recorded for prompt in seen.prompts}
+    start = Start.model_validate_json(fork_of(seen, after_s).model_dump_json())
+    assert start.state is not None
+    assert hashes.isdisjoint(prompt.recorded for prompt in start.state.prompts), "no hash of a prompt is stored"
     live.run(asked[len(before) :])
     live.write_ledger()
     until = (start.at + timedelta(seconds=after_s)).isoformat()
@@ -137,7 +170,6 @@ def fork_and_continue(
     result = simulate(start.model_copy(update={"arrivals": came}))
     state = stage_start(start, Scenario.model_validate(start.scenario), 0).state
     begun = [one.computed_tokens for each in state.instances for one in each.requests if one.prefilling]
-    assert start.state is not None
     held = sorted(int(one.request_id[1:]) for one in start.state.requests)
     rows = list(LedgerRow.objects.filter(arrived_at__gte=start.at).order_by("arrived_at", "pk"))
     assert len(rows) == result.requests.count - len(held) > 0.8 * after_s * per_s
@@ -254,6 +286,57 @@ def test_what_instances_carry_is_the_same_in_a_fork(db):
     assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
     assert max(both.outcomes["queue_s"]) > 1.0, "or room would hardly matter"
+
+
+@pytest.mark.parametrize("kv_events", [False, True])
+@pytest.mark.parametrize("ordering", at_night_but(["ssjf"], ["fcfs", "ssjf", "slack"]))
+def test_a_fork_has_the_prefix_caches_of_the_fleet(db, ordering, kv_events):
+    """What waits at the fork finds as much of its prompts cached, at the same instances, as in the fleet."""
+    make_fleet("least_delay", ordering, requests_ahead_limit=0, kv_events=kv_events)
+    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    hits: list[int] = []
+
+    def note(live: VirtualFleet) -> None:
+        hits.append(sum(engine.prefix_hit_tokens_total for engine in live.engines))
+
+    both = fork_and_continue(at_s=133.77, per_s=2.5, prompts=True, before_fork=note)
+    assert both.live.publishes == kv_events
+    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
+    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
+    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    cached_tokens = sum(engine.prefix_hit_tokens_total for engine in both.live.engines) - hits[0]
+    assert both.result.counters["prefix_hit_tokens"] == cached_tokens > 500
+
+
+@pytest.mark.parametrize("wait_s", [None, 2.0])
+def test_a_fork_has_fallbacks_and_weights_as_the_fleet(db, wait_s):
+    """The queue of a model is full at the fork, and its fallback serves what comes; a third of a public name's requests has
+    the other model by weight.
+    """
+    make_fleet("join_shortest_queue", "ssjf", requests_ahead_limit=0, queue_bound=6)
+    make_model("n", "http://127.0.0.1:1/n")
+    own, other = Model.objects.get(name="m"), Model.objects.get(name="n")
+    PerformanceProfile.objects.create(
+        model=other, gpu_type=GpuType.objects.get(), tensor_parallel=1, source="test", **PROFILE
+    )
+    values = {"max_num_batched_tokens": 2048, "ordering_policy": "ssjf", "requests_ahead_limit": 0, "max_instances": 1}
+    Deployment.objects.filter(model=other).update(routing_policy="join_shortest_queue", min_instances=1, **values)
+    Model.objects.filter(pk=own.pk).update(fallback=other, fallback_wait_s=wait_s)
+    for target, weight in (("m", 2.0), ("n", 1.0)):
+        WeightedTarget.objects.create(name="chat", target=target, weight=weight)
+    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    both = fork_and_continue(at_s=133.77, per_s=6.0, named=True)
+    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
+    rules = [str(RULES[one["model_rule"]] or "") for one in both.outcomes]
+    live = [row.model_rule for row in both.rows]
+    assert {"weights", "unavailable"} <= set(live)
+    if wait_s is not None:  # by estimates, which begin anew in a fork
+        counts = [Counter(each) for each in (live, rules)]
+        assert counts[1]["wait"] == pytest.approx(counts[0]["wait"], rel=0.3)
+        return
+    assert rules == live
+    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
+    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
 
 
 def test_announced_work_sets_the_pace_in_a_fork_too(db):

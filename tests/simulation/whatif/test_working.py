@@ -224,6 +224,30 @@ def test_what_is_wrong_is_named(operator, changes, field, what):
     assert row.state == WhatIfState.DRAFT
 
 
+def test_too_many_requests_are_refused_before_they_are_drawn(operator, monkeypatch):
+    """A factor of 10 on a week of a small fleet took 4 GB in each process, and more."""
+    rates = {"start_s": 0.0, "window_s": 600.0, "mean": [1.0], "lower": [1.0], "upper": [1.0]}
+    stream = {
+        "model": "m",
+        "region": "east",
+        "gaps": [],
+        "slo_class": ["fast"],
+        "tenant": ["acme"],
+        "requests_per_s": rates,
+    }
+    stream |= {"prompt_tokens": [10], "output_tokens": [30], "predicted_tokens": [30]}
+    begin = rows.start() | {"arrivals": {"kind": "forecast", "horizon_s": 1200.0, "streams": [stream]}}
+    twice = {"kind": "demand", "edit": "factor", "by": 2.0}
+    row = rows.draft(operator, start=begin, edits=[twice])
+    monkeypatch.setattr(services, "MOST_REQUESTS", 2000)
+    with pytest.raises(ValidationError, match="some 2,400 requests; 2,000 are the most"):
+        services.submit(row, operator)
+    monkeypatch.setattr("controlplane.simulation.whatif.start.MOST_REQUESTS", 2000)
+    changed = working.changed(row, row.futures.get(letter="A"), Start.model_validate(begin))
+    with pytest.raises(ValueError, match="2,000 are the most"):
+        stage_start(Start.model_validate(begin), changed.scenario, 1, changed.edits(1, 1200.0), 1200.0)
+
+
 def test_no_file_of_the_server_is_read(operator):
     values = rows.start()
     values["scenario"]["clients"][0]["lengths"] = {"file": "/etc/passwd", "format": "azure"}

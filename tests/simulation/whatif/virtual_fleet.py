@@ -11,26 +11,32 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.accounts.models import Tenant
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.topology import Replica, Topology
-from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Submit
+from controlplane.dispatch.port import Evict, FellBack, Finished, Left, Placed, Progress, Refused, Submit
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass, SloKind
+from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass, SloKind
 from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.upstream.client import upstream_priority
 from scheduling.fleet.state import FleetState
 from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS
+from scheduling.routing.cached_blocks import drop, hold
+from scheduling.routing.models import ModelRule
+from scheduling.routing.prefix_affinity import filled
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
 
 SWEEP_S = 1.0
+BLOCK_TOKENS = 16
 BEGAN_AT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 """When the virtual clock stands at 0."""
 
@@ -48,6 +54,12 @@ class Asked:
     application: str = ""
     run: str = ""
     run_due_s: float | None = None
+    recorded: tuple[int, ...] = ()
+    """Hashes of the recorded blocks of its prompt."""
+    model: str = ""
+    """Model that the weights of the name it asked for gave it; "": that of the fleet."""
+    name: str = ""
+    """That public name."""
 
 
 @dataclass(slots=True)
@@ -64,6 +76,7 @@ class Course:
     reported_tokens: int = 0
     refused: str = ""
     evictions: int = 0
+    fell_back: FellBack | None = None
 
 
 class VirtualFleet:
@@ -83,11 +96,20 @@ class VirtualFleet:
             lambda: self.now_s,
             wall_clock=self.wall_s,
         )
+        self.publishes = False
+        """Whether instances publish their KV events."""
         self.snapshot = Snapshot(self.dispatcher, self.observation, self.report, wall_clock=self.wall_s)
         replicas = sorted(self.topology.replicas.values(), key=lambda one: one.slot)
         self.slot_of = {one.name: one.slot for one in replicas}
-        deployments = {row.region.name: row for row in Deployment.objects.select_related("region", "model")}
-        self.engines = [ReferenceEngine(_engine(deployments[one.spec.region], one.spec)) for one in replicas]
+        rows = Deployment.objects.select_related("region", "model")
+        deployments = {(row.model.name, row.region.name): row for row in rows}
+        self.engines = [
+            ReferenceEngine(_engine(deployments[one.spec.model, one.spec.region], one.spec)) for one in replicas
+        ]
+        self.models = {row.name: row for row in Model.objects.select_related("fallback")}
+        for one in replicas:
+            if one.endpoint.spec.policy.exact_prefixes:
+                self._publish(one.slot)
         self.steps: list[StepResult | None] = [None] * len(self.engines)
         self.events_s = [inf] * len(self.engines)
         self.sent: deque[tuple[float, int, int]] = deque()
@@ -99,6 +121,23 @@ class VirtualFleet:
         """When a request of which number was given to which slot, in that order."""
         self.classes = {row.name: row for row in SloClass.objects.all()}
         self.tenant = Tenant.objects.get()
+
+    def _publish(self, slot: int) -> None:
+        """Have the dispatcher know what the engine in *slot* stores and removes."""
+        queue, self.publishes = self.dispatcher.queue, True
+        queue.fit()
+        queue.affinity.blocks.block_tokens[slot] = BLOCK_TOKENS
+
+        def store(content: object) -> None:
+            if isinstance(content, int):
+                queue.fit_blocks(1)
+                hold(queue.affinity.blocks, slot, np.array([content], np.int64), 0, 1)
+
+        def remove(content: object) -> None:
+            if isinstance(content, int):
+                drop(queue.affinity.blocks, slot, np.array([content], np.int64), 0, 1)
+
+        self.engines[slot].watch(store, remove)
 
     def wall_s(self) -> float:
         return BEGAN_AT.timestamp() + self.now_s
@@ -171,14 +210,19 @@ class VirtualFleet:
 
     def _arrive(self, asked: Asked) -> None:
         number, slo = len(self.courses), self.classes[asked.slo_class]
+        model = self.models[asked.model or self.model]
         self.courses.append(Course(asked))
         terms = SloTerms.of(slo)
         self.dispatcher.take(
             Submit(
                 number,
                 f"r{number}",
-                self.model,
+                model.name,
                 asked.region,
+                asked_model=asked.name,
+                model_rule=ModelRule.WEIGHTS if asked.name else "",
+                fallback=model.fallback.name if model.fallback else "",
+                fallback_wait_s=model.fallback_wait_s,
                 tenant_id=self.tenant.pk,
                 priority=slo.priority,
                 due_s=terms.due_s,
@@ -195,8 +239,10 @@ class VirtualFleet:
                 max_tokens=None,
                 sequences=1,
                 streamed=True,
-                prefix_hashes=(),
-                block_tokens=0,
+                prefix_hashes=asked.recorded,
+                block_tokens=BLOCK_TOKENS if asked.recorded else 0,
+                token_blocks=_blocks(asked).tobytes() if self.publishes else b"",
+                token_block_size=BLOCK_TOKENS,
                 application=asked.application,
                 run=asked.run,
                 run_due_s=asked.run_due_s,
@@ -213,6 +259,8 @@ class VirtualFleet:
                 if course.first_queue_s is None:
                     course.first_queue_s = self.now_s - course.asked.arrived_s
                 self.sent.append((self.now_s + self.round_trip_s, self.slot_of[record.instance], record.number))
+            case FellBack():
+                self.courses[record.number].fell_back = record
             case Refused():
                 self.courses[record.number].refused = record.code
             case Evict():
@@ -224,7 +272,8 @@ class VirtualFleet:
         assert placed is not None
         priority = upstream_priority(ORDERINGS[placed.ordering], placed.priority, None, placed.queue_key_s)
         prompt, output = asked.prompt_tokens + course.tokens, asked.output_tokens - course.tokens
-        self.engines[slot].add(EngineRequest(str(number), prompt, output, priority, self.now_s))
+        blocks = tuple(_blocks(asked).tolist())
+        self.engines[slot].add(EngineRequest(str(number), prompt, output, priority, self.now_s, blocks))
         if self.steps[slot] is None:
             self.events_s[slot] = self.now_s
 
@@ -284,7 +333,9 @@ class VirtualFleet:
             request_id=f"r{number}",
             arrived_at=BEGAN_AT + timedelta(seconds=asked.arrived_s),
             tenant=self.tenant,
-            model=self.model,
+            model=course.fell_back.model if course.fell_back else asked.model or self.model,
+            asked_model=asked.name or (self.model if course.fell_back else ""),
+            model_rule=course.fell_back.rule if course.fell_back else ModelRule.WEIGHTS if asked.name else "",
             slo_class=asked.slo_class,
             region=placed.region if placed else asked.region,
             own_region=asked.region if placed and placed.region != asked.region else "",
@@ -305,17 +356,21 @@ class VirtualFleet:
         )
 
 
+def _blocks(asked: Asked) -> NDArray[np.int64]:
+    return filled(np.array(asked.recorded, np.int64), BLOCK_TOKENS, BLOCK_TOKENS)
+
+
 def _engine(row: Deployment, spec: inventory.InstanceSpec) -> EngineConfig:
     """Return the engine of an emulated server of that deployment, with the memory in *spec*."""
-    block_tokens = 16
-    profile = PerformanceProfile.objects.get()
+    profile = PerformanceProfile.objects.get(model=row.model)
     return EngineConfig(
         max_num_seqs=row.max_num_seqs,
         max_num_batched_tokens=row.max_num_batched_tokens,
-        block_size_tokens=block_tokens,
-        kv_blocks=spec.kv_capacity_tokens // block_tokens,
+        block_size_tokens=BLOCK_TOKENS,
+        kv_blocks=spec.kv_capacity_tokens // BLOCK_TOKENS,
         policy=row.scheduling_policy,
         max_model_len=row.model.context_tokens,
         profile=profile.coefficients(),
         front_end=profile.front_end(),
+        prefix_caching=row.routing_policy == "least_delay",
     )

@@ -19,7 +19,7 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.applications import reporting, versions
-from controlplane.applications.completion import AXIS_TICKS, DAY_H, on_axis
+from controlplane.applications.completion import AXIS_TICKS, on_axis
 from controlplane.applications.models import (
     Application,
     ApplicationRun,
@@ -55,8 +55,8 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.parts import PARTS, PolicyPart
-from controlplane.resources.applications import APPLICATIONS, orders_of, visible_applications, visible_runs
-from controlplane.resources.filters import last_hours, number
+from controlplane.resources.applications import APPLICATIONS, RANGE, orders_of, visible_applications, visible_runs
+from controlplane.resources.filters import Filters, Hidden, number
 from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif.starts.runs import ORDERS, replay_orders
 from scheduling.applications.demand_graph import DemandGraph
@@ -106,7 +106,7 @@ def applications(request: HttpRequest) -> HttpResponseBase:
         APPLICATIONS,
         show=lambda _: rows,
         model=model_to_try(),
-        in_range=dict(last_hours(1, DAY_H, 168))[filters["hours"]].lower(),
+        in_range=dict(RANGE.options)[filters["hours"]].lower(),
         is_whole=viewer.sees_fleet and not narrow,
         several_tenants=viewer.tenants().count() > 1,
         by=by,
@@ -237,6 +237,8 @@ def application_of(request: HttpRequest, pk: int) -> Application:
 @signed_in
 def application(request: HttpRequest, pk: int) -> HttpResponse:
     row = application_of(request, pk)
+    filters = Filters(request.GET, RANGE, Hidden("unit", length=80), Hidden("version", length=20))
+    row.asked_hours = int(filters["hours"])
     shown, graph = _graph_asked(request, row, "version")
     units = unit_summaries(graph)
     running = ranked_runs(row.runs.all(), timezone.now())[:RANKED]
@@ -270,7 +272,8 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         **prewarming_of(
             PrewarmRow.objects.filter(tenant=row.tenant_id, application=row.name, began_at__gte=row.asked_since)
         ),
-        "in_range": dict(last_hours(DAY_H))[str(DAY_H)].lower(),
+        "filters": filters,
+        "in_range": dict(RANGE.options)[filters["hours"]].lower(),
         "sees_places": viewer_of(request).sees_fleet,
     }
     return render(request, "console/applications/application.html", context)

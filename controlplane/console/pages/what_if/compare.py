@@ -120,7 +120,6 @@ def _row(one: Row, done: Row, target: float, left: float) -> Row:
         "state": done["state"],
         "progress": done["done"],
         "said": said(done),
-        "error": done["error"],
         "words": one["changes"],
         "interval": drawn(one["slo_met"], target, left) if one["slo_met"] else None,
         "cells": cells(one, at),

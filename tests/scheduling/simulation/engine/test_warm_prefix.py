@@ -56,7 +56,7 @@ def test_the_cache_is_that_of_the_reference(chosen):
         count = len(PREFIXES[at])
         cached = len(pool.find(PREFIXES[at]))
         assert cached_blocks(engines, 0, first[at], count) == cached
-        assert warm_prefix(engines, 0, first[at], count) == warm(pool, list(PREFIXES[at]))
+        assert warm_prefix(engines, 0, engines.cache.hashes, first[at], count) == warm(pool, list(PREFIXES[at]))
         assert idle_order(engines) == idle_contents(pool)
     assert engines.instances["free_blocks"][0] == BLOCKS
 
@@ -67,7 +67,8 @@ def test_a_warm_prefix_is_not_computed_again_and_its_prefill_delays_a_busy_insta
         made.advance(0.002)
         assert made.world.engines.instances["running"][0] == 1
         if warms_at_s:
-            assert warm_prefix(made.world.engines, 0, made.requests.prefix_first[1], 2) == 2
+            engines = made.world.engines
+            assert warm_prefix(engines, 0, engines.cache.hashes, made.requests.prefix_first[1], 2) == 2
         result = made.run()
         return result.outcomes["ttft_s"], result.outcomes["cached_tokens"]
 
