@@ -89,8 +89,10 @@ def take_in(
 ) -> tuple[Application, GraphVersion]:
     """Keep *graph*, which is imported, as a version of the application of its name, which is made if missing.
 
-    *activate*: its records replace those that were imported before.
+    *activate*: its records replace those that were imported before. Raises ValueError for a name that cannot be stored.
     """
+    if not 1 <= len(graph.application) <= 80 or "\0" in graph.application:
+        raise ValueError("application: a name has 1 to 80 characters, none of them NUL")
     if activate:
         application = import_graph(tenant, graph, now)
     else:

@@ -188,7 +188,10 @@ class DemandGraph(Struct):
     @classmethod
     def from_json(cls, text: bytes) -> "DemandGraph":
         """Return the graph of `to_json`. Raises ValueError that says what is wrong and where."""
-        value: Any = msgspec.json.decode(text)
+        try:
+            value: Any = msgspec.json.decode(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
         if not isinstance(value, dict) or value.pop("version", None) != VERSION:
             raise ValueError(f"version: must be {VERSION}")
         return msgspec.convert(value, cls)

@@ -114,12 +114,18 @@ def test_a_file_is_compared_before_it_counts(client, operator, application):
     assert exported.content == text
 
 
+NAMED = b'{"version":1,"application":"%b","units":{"u":{"kind":"llm","name":"m"}}}'
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         (b"", "input data was truncated"),
         (b"[]", "version: must be 1"),
+        (b"[" * 50_000, "it is nested too deeply"),
         (b'{"version":1,"application":"a","units":{}}', "units: the graph has none"),
+        (NAMED % b"a\\u0000", "application: a name has 1 to 80 characters"),
+        (NAMED % (b"a" * 81), "application: a name has 1 to 80 characters"),
     ],
 )
 def test_a_wrong_file_changes_nothing_and_says_why(client, operator, application, text, words):

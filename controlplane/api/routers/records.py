@@ -412,9 +412,9 @@ def import_application_graph(request: ApiRequest, body: ImportIn) -> dict[str, i
         raise ApiError(403, "forbidden", "You do not manage the applications of such a tenant.", "tenant")
     try:
         graph = DemandGraph.from_json(json.dumps(body.graph).encode())
+        application, version = versions.take_in(tenant, graph, person, timezone.now(), activate=body.activate)
     except ValueError as error:
         raise ApiError(422, "invalid", str(error), "graph") from error
-    application, version = versions.take_in(tenant, graph, person, timezone.now(), activate=body.activate)
     return {"id": application.pk, "records": len(graph.records), "version": version.number}
 
 

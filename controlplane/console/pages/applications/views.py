@@ -328,7 +328,7 @@ def page_of(row: Application) -> str:
 def import_graph(request: HttpRequest) -> HttpResponse:
     """Keep the graph in a file as a version, and show what differs from the present one."""
     tenants = tenants_with_role(request.user, Role.OPERATOR)
-    tenant = get_object_or_404(tenants, name=request.POST.get("tenant", ""))
+    tenant = get_object_or_404(tenants, name=request.POST.get("tenant", "").replace("\0", " "))
     file = request.FILES.get("file")
     try:
         graph = versions.read_graph(file.read(versions.MOST_BYTES + 1) if file is not None else b"")
