@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/api": 3481,  # /v1 in the OpenAPI document
     "controlplane/applications": 2388,  # runs and demand graphs
     "controlplane/batches": 1803,  # Speed up, embeddings
-    "controlplane/console": 13625,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
+    "controlplane/console": 13628,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
     "controlplane/dispatch": 8817,  # KV events, and what else it has
     "controlplane/events": 332,
     "controlplane/experiments": 5198,  # rules with evictions, readings of slack, mixes that nothing was tuned on
