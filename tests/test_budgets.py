@@ -65,7 +65,7 @@ BUDGETS: dict[str, int] = {
     "tests/clients": 1485,  # real clients of the field, coding agents among them
     "tests/console": 7414,
     "tests/dispatch": 5809,  # fallbacks and sleeping models under both clocks
-    "tests/docs": 1684,
+    "tests/docs": 1700,  # examples of the API page, Grafana's own types
     "tests/e2e": 2510,
     "tests/events": 106,
     "tests/experiments": 1114,
