@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/api": 3481,  # /v1 in the OpenAPI document
     "controlplane/applications": 2388,  # runs and demand graphs
     "controlplane/batches": 1803,  # Speed up, embeddings
-    "controlplane/console": 13625,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
+    "controlplane/console": 13628,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
     "controlplane/dispatch": 8817,  # KV events, and what else it has
     "controlplane/events": 332,
     "controlplane/experiments": 5198,  # rules with evictions, readings of slack, mixes that nothing was tuned on
@@ -62,11 +62,11 @@ BUDGETS: dict[str, int] = {
     "tests/applications": 1420,
     "tests/batches": 1297,  # the real SDK, kills
     "tests/bench": 6579,  # what periodic jobs hold the event loop for
-    "tests/clients": 1291,  # real clients of the field, coding agents among them
+    "tests/clients": 1485,  # real clients of the field, coding agents among them
     "tests/console": 7414,
     "tests/dispatch": 5809,  # fallbacks and sleeping models under both clocks
-    "tests/docs": 1684,
-    "tests/e2e": 2510,
+    "tests/docs": 1700,  # examples of the API page, Grafana's own types
+    "tests/e2e": 2529,
     "tests/events": 106,
     "tests/experiments": 1114,
     "tests/fleet": 4083,

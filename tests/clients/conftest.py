@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,22 +15,21 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from channels.db import database_sync_to_async
-from safetensors.numpy import load_file, save_file
 
 from controlplane.fleet.models import Model
 from forecasting.lengths.encoder import _minilm_folder
 from scheduling.model_task import Task
 from tests.batches.test_api import here  # noqa: F401 (a fixture)
-from tests.clients import environments
+from tests.clients import environments, talker
 from tests.gateway.conftest import ServedGateway, do_once, gateway_before
 from tests.gateway.rows import make_model, make_rows
 from tests.gateway.test_responses import emulated  # noqa: F401 (a fixture)
-from tests.vllm.conftest import TOOLS, servers_of, vllm_python, write_tiny_model  # noqa: F401 (a fixture)
+from tests.vllm.conftest import TOOLS, servers_of, vllm_python  # noqa: F401 (a fixture)
 
 CALLS = Path(__file__).with_name("calls")
 LIMIT_S = 240.0
 REAL = os.environ.get("VLLM") == "1"
-"""Whether instances are real vLLM servers of a random model."""
+"""Whether instances are real vLLM servers, of the model that `talker` trains."""
 GATEWAY, INSTANCE = "gateway", "instance"
 ADDRESSED = (INSTANCE, GATEWAY)
 Run = Callable[..., Awaitable[str]]
@@ -42,6 +42,11 @@ def address_of(served: ServedGateway, at: str, model: str = "m") -> str:
     return str(served.extra["embedder_url" if model == "e" else "url"])
 
 
+def train_talker(python: str, folder: Path) -> None:
+    command = [python, "-m", "tests.clients.talker", str(folder)]
+    subprocess.run(command, cwd=environments.ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}, timeout=900, check=True)
+
+
 @pytest.fixture(scope="session")
 def real_servers(
     vllm_python: str,  # noqa: F811
@@ -49,12 +54,12 @@ def real_servers(
 ) -> Iterator[dict[str, str]]:
     """Addresses of real vLLM servers: of "m", which generates and calls tools, and of "e", which embeds."""
     folder = tmp_path_factory.mktemp("vllm")
-    write_talker(vllm_python, folder / "m")
+    train_talker(vllm_python, folder / "m")
     with (
         servers_of(vllm_python, folder / "run-m", folder / "m") as talkers,
         servers_of(vllm_python, folder / "run-e", _minilm_folder()) as embedders,
     ):
-        limits = {"max_model_len": TALKER_CONTEXT, "max_num_batched_tokens": 8192}
+        limits = {"max_model_len": talker.CONTEXT_TOKENS, "max_num_batched_tokens": 8192}
         urls = {
             "m": talkers.start("m", model="m", extra_args=TOOLS, **limits),
             "e": embedders.start("e", model="e", task=Task.EMBED, max_model_len=256, max_num_batched_tokens=1024),
@@ -62,34 +67,6 @@ def real_servers(
         talkers.wait("m", urls["m"])
         embedders.wait("e", urls["e"])
         yield urls
-
-
-TALKER_CONTEXT = 65_536
-"""Coding agents have long prompts, of which a vocabulary of 1,024 makes many tokens."""
-
-
-def write_talker(python: str, folder: Path) -> None:
-    """Write the tiny model with a long context, and weights by which it soon ends a text or an object of JSON.
-
-    A random model, held to a schema, seldom does: the likeliest of all tokens is no quotation mark.
-    """
-    write_tiny_model(python, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"max_position_embeddings": TALKER_CONTEXT, "tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = load_file(folder / "model.safetensors")
-    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    embedded = weights["model.embed_tokens.weight"]
-    likely = weights["lm_head.weight"] = embedded.copy()
-    embedded *= 10
-    embedded[:, 0] = 2.0  # the same for all, so that its weight in the head is how likely a token is anywhere
-    likely[:, 0] = 0.0
-    for token, number in vocabulary.items():
-        if not token.strip("ĠĊĉčĈ \t\n"):
-            likely[number, 0] = -2.0  # an object of JSON may have any white space between its parts
-    for ending in ('"', "}", "<|end|>"):
-        likely[vocabulary[ending], 0] = 0.055
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest_asyncio.fixture
@@ -100,7 +77,7 @@ async def real(
     do_once(monkeypatch)
     backend = SimpleNamespace(name="m-0", url=real_servers["m"])
     await database_sync_to_async(make_rows)([backend], regions=["here"], max_num_seqs=4, queue_bound=100)
-    await database_sync_to_async(Model.objects.update)(context_tokens=TALKER_CONTEXT)
+    await database_sync_to_async(Model.objects.update)(context_tokens=talker.CONTEXT_TOKENS)
     await database_sync_to_async(make_model)("e", real_servers["e"], task="embed", context_tokens=256)
     extra = {"url": real_servers["m"], "embedder_url": real_servers["e"]}
     async with gateway_before([backend] * 2, **extra) as served:
@@ -110,8 +87,6 @@ async def real(
 @pytest.fixture
 def served(request: pytest.FixtureRequest, transactional_db: None) -> ServedGateway:
     """A gateway with an instance of "m", which generates, and one of "e", which embeds; with `VLLM=1` both are real."""
-    if REAL and request.node.originalname not in {client.test for client in environments.CLIENTS if client.real}:
-        pytest.skip("it reads arguments of tools, which a random model writes wrong, or was not tried with one")
     served: ServedGateway = request.getfixturevalue("real" if REAL else "emulated")
     return served
 

@@ -26,18 +26,16 @@ class Client:
     test: str
     nightly: bool = False
     """It brings much, or takes long: `make clients ALL=1`."""
-    real: bool = False
-    """A random model on real vLLM can serve it: `make clients VLLM=1`."""
 
 
 CLIENTS = (
     Client(
         "OpenAI SDK, Python", ("openai==3.57.0",), "openai", '`OpenAI(base_url="URL/v1", api_key="KEY")`',
-        "models, chat, streams, tools, Responses, embeddings, files, batches, errors", "test_openai_for_python", real=True,
+        "models, chat, streams, tools, Responses, embeddings, files, batches, errors", "test_openai_for_python",
     ),
     Client(
         "OpenAI SDK, Node", ("openai@6.49.0",), "node", '`new OpenAI({ baseURL: "URL/v1", apiKey: "KEY" })`',
-        "the same, and half a surrogate pair", "test_openai_for_node", real=True,
+        "the same, and half a surrogate pair", "test_openai_for_node",
     ),
     Client(
         "Anthropic SDK, Python", ("anthropic==2.14.0",), "anthropic",
@@ -58,7 +56,7 @@ CLIENTS = (
         "Codex", ("@openai/codex@0.171.0",), "agents",
         '`[model_providers.NAME]` with `base_url = "URL/v1"`, `wire_api = "responses"` and an `env_key`',
         "`codex exec`; and the requests of a session: Responses with function, custom, namespace and search tools, and "
-        "their results", "test_codex", real=True,
+        "their results", "test_codex",
     ),
     Client(
         "opencode", ("opencode-ai@1.18.33",), "agents",
@@ -68,7 +66,7 @@ CLIENTS = (
     Client(
         "promptfoo", ("node@22.23.3", "promptfoo@0.123.1"), "promptfoo",
         "`openai:chat:MODEL` and `openai:responses:MODEL` with `apiBaseUrl: URL/v1`",
-        "an evaluation with assertions, by chat and by Responses", "test_promptfoo", real=True,
+        "an evaluation with assertions, by chat and by Responses", "test_promptfoo",
     ),
     Client(
         "LiteLLM", ("litellm==1.110.2",), "litellm", '`completion(model="openai/MODEL", api_base="URL/v1", api_key="KEY")`',

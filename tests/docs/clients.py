@@ -14,15 +14,14 @@ BEGIN, END = "<!-- table: python -m tests.docs.clients -->\n", "<!-- end of tabl
 
 def table() -> str:
     rows = [
-        "| client | packages | pointed at the gateway by | tried with | run by | at real vLLM |",
+        "| client | packages | pointed at the gateway by | tried with | emulated | real vLLM |",
         "|---|---|---|---|---|---|",
     ]
     for each in CLIENTS:
         packages = ", ".join(f"`{package}`" for package in each.packages)
-        run = "`make clients ALL=1`" if each.nightly else "`make clients`" if each.packages else "`make test`"
-        rows.append(
-            f"| {each.title} | {packages} | {each.pointed} | {each.tried} | {run} | {'yes' if each.real else ''} |"
-        )
+        command = "make clients ALL=1" if each.nightly else "make clients"
+        runs = f"`{command}` | `{command} VLLM=1`"
+        rows.append(f"| {each.title} | {packages} | {each.pointed} | {each.tried} | {runs} |")
     return "\n".join(rows) + "\n"
 
 

@@ -1,6 +1,7 @@
 """The documentation says what there is: variables, commands, verbs, error codes, metrics, links."""
 
 import ast
+import builtins
 import re
 import tomllib
 from pathlib import Path
@@ -108,6 +109,21 @@ def test_every_error_code_of_the_gateway_is_in_the_api_page() -> None:
     section = read("docs/api.md").partition("## Errors\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| \d{3} \|([^|]+)\|", section, re.MULTILINE)
     assert {code for row in rows for code in re.findall(r"`([a-z_]+)`", row)} == raised_codes()
+
+
+def test_examples_of_the_api_page_define_what_they_use_and_name_models_of_the_demo() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", read("docs/api.md"), re.DOTALL)
+    defined, used = set(dir(builtins)), set()
+    for node in ast.walk(ast.parse("\n".join(blocks))):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.arg(arg=name) | ast.alias(name=name):
+                defined.add(name)
+    assert used - defined == set()
+    models = {name for block in blocks for name in re.findall(r'model="([^"]+)"', block)}
+    demo = {model["name"] for model in tomllib.loads(read("controlplane/fleet/demo.toml"))["models"]}
+    assert models - demo == {"whisper-large-v3"}, "of which the page says that the demo has none"
 
 
 def test_the_metrics_named_in_operations_exist() -> None:

@@ -330,6 +330,25 @@ def test_everything_by_keyboard(console, open_page):
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.get_by_role("button", name="Drain…")).to_be_focused()
+    # A menu of a row, as on Applications.
+    entries = '<a href="#1">One</a><a href="#2">Two</a>'
+    menu = f'<button popovertarget="m">Row</button><div class="row-menu" id="m" popover>{entries}</div>'
+    page.evaluate("menu => document.querySelector('main').insertAdjacentHTML('beforeend', menu)", menu)
+    page.get_by_role("button", name="Row").focus()
+    for key, focused in (
+        ("Enter", "One"),
+        ("ArrowDown", "Two"),
+        ("ArrowDown", "One"),
+        ("ArrowUp", "Two"),
+        ("Home", "One"),
+    ):
+        page.keyboard.press(key)
+        expect(page.get_by_role("link", name=focused)).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Row")).to_be_focused()
+    expect(page.locator(".row-menu")).to_be_hidden()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("link", name="One")).to_be_focused()
 
 
 def test_shortcuts_are_listed_and_can_be_switched_off(console, open_page):

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -83,7 +83,10 @@ def live_of(viewer: PageViewer) -> dict[str, Any]:
 def applications(request: HttpRequest) -> HttpResponseBase:
     viewer, now = viewer_of(request), timezone.now()
     filters, narrowed = APPLICATIONS.listed(viewer, request.GET)
-    rows: list[Any] = sorted(narrowed, key=worst_first)
+    latest: Any = narrowed
+    rows: list[Any] = sorted(
+        latest.order_by(F("last_run_at").desc(nulls_last=True))[: APPLICATIONS.whole], key=worst_first
+    )
     for row in rows:
         row.orders = [ORDERING.choice(order) for order in orders_of(row)]
     hours, region = int(filters["hours"]), filters["region"]
