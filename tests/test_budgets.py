@@ -21,12 +21,12 @@ BUDGETS: dict[str, int] = {
     "controlplane/alerts": 903,
     "controlplane/api": 3481,  # /v1 in the OpenAPI document
     "controlplane/applications": 2388,  # runs and demand graphs
-    "controlplane/batches": 1803,  # Speed up, embeddings
+    "controlplane/batches": 1804,  # Speed up, embeddings
     "controlplane/console": 13628,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
     "controlplane/dispatch": 8817,  # KV events, and what else it has
     "controlplane/events": 332,
     "controlplane/experiments": 5198,  # rules with evictions, readings of slack, mixes that nothing was tuned on
-    "controlplane/fleet": 6184,  # donations, weights by region
+    "controlplane/fleet": 6189,  # donations, weights by region
     "controlplane/formats": 8,
     "controlplane/gateway": 10873,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "tests/alerts": 496,
     "tests/api": 1752,
     "tests/applications": 1420,
-    "tests/batches": 1297,  # the real SDK, kills
+    "tests/batches": 1300,  # the real SDK, kills
     "tests/bench": 6579,  # what periodic jobs hold the event loop for
     "tests/clients": 1485,  # real clients of the field, coding agents among them
     "tests/console": 7414,
@@ -69,7 +69,7 @@ BUDGETS: dict[str, int] = {
     "tests/e2e": 2529,
     "tests/events": 106,
     "tests/experiments": 1114,
-    "tests/fleet": 4083,
+    "tests/fleet": 4085,
     "tests/forecasting": 2775,
     "tests/gateway": 10699,  # KV events, and what else it has
     "tests/jobs": 458,
