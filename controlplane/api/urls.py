@@ -5,6 +5,7 @@ Inference is served on `/v1`, in OpenAI's format.
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -87,7 +88,29 @@ ROUTERS = (
     *(records.router, planning.router, queues.router, lengths.router, settings.router, what_ifs.simulations),
     *(system.router, alerts.router, usage.router, waiting.router, what_ifs.router),
 )
+
+
+def only_known(operation: Operation) -> Callable[..., Any]:
+    """Return the function of *operation*, which refuses parameters that it does not have: a mistyped one filters nothing."""
+    view: Callable[..., Any] = operation.view_func
+    query = [model for model in operation.models if model.__ninja_param_source__ == "query"]
+    known = sorted(name for model in query for name in model.__ninja_flatten_map__)  # type: ignore[attr-defined]
+
+    @functools.wraps(view)
+    def answer(request: HttpRequest, **given: Any) -> Any:
+        for name in request.GET:
+            if name not in known:
+                those = f"It takes {', '.join(known)}." if known else "It takes none."
+                raise ApiError(422, "invalid", f"This path has no parameter {name!r}. {those}", name)
+        return view(request, **given)
+
+    return answer
+
+
 for router in ROUTERS:
+    for path_view in router.path_operations.values():
+        for operation in path_view.operations:
+            operation.view_func = only_known(operation)
     api.add_router("", router)
 
 

@@ -84,6 +84,8 @@ class Column:
     about: str = ""
     """In REST, where the model's field has no help text."""
     tip: str = ""
+    leaves: bool = False
+    """Not shown in windows between a phone's and a desk's."""
     axis: str = ""
     """Template of the marks in the header of a column that is drawn on an axis."""
 
@@ -119,6 +121,11 @@ class Column:
     def sorts_first(self) -> str:
         """Sign of the order that the first click on the header asks for: the greatest number, the first name."""
         return "-" if self.is_number and self.draw not in EPOCHS else ""
+
+    @property
+    def header_css(self) -> str:
+        """Return the class of its header."""
+        return ("num" if self.is_number else "text") + " leaves" * self.leaves
 
     @property
     def is_number(self) -> bool:

@@ -1,6 +1,7 @@
 """`/api`: who reads the inventory, and what operators do to instances."""
 
 import json
+import re
 
 import pytest
 from django.test import Client
@@ -154,3 +155,15 @@ def test_unknown_paths_and_broken_json_have_the_same_body(sign_in, make_instance
     response = caller.client.post("/api/instances/instance-1/drain", b"{", content_type="application/json")
     assert response.status_code == 400
     assert error(response)["code"] == "bad_request"
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "known"),
+    [("usage", {"hours": "x"}, "since"), ("requests", {"page": -1}, "cursor"), ("me", {"page": 1}, "takes none")],
+)
+def test_a_parameter_that_a_path_does_not_have_is_refused(sign_in, anonymous, operator, path, query, known):
+    refused = sign_in("operator").get(path, **query)
+    (name,) = query
+    assert (refused.status_code, error(refused)["field"]) == (422, name)
+    assert re.search(rf"'{name}'.*{known}", error(refused)["message"])
+    assert anonymous.get(path, **query).status_code == 401

@@ -25,6 +25,17 @@ def test_groups_of_columns_come_first():
     assert labels(f"<table>{head}{body}</table>") == ["Live: MAE", "Live: Bias"]
 
 
+def test_cells_of_a_column_that_leaves_say_so():
+    head = '<thead><tr><th>A</th><th class="num leaves" colspan="2">B</th><th class="text">C</th></tr></thead>'
+    row = '<tr><th>1</th><td>2</td><td class="num">3</td><td>4</td></tr>'
+    html = engines["django"].from_string("{% load console %}{% cards %}<table>" + head + row + "</table>{% endcards %}")
+    assert re.findall(r"<td[^>]*?( data-leaves)?(?: class=\"num\")?>", html.render({})) == [
+        " data-leaves",
+        " data-leaves",
+        "",
+    ]
+
+
 def test_a_table_within_a_cell_keeps_its_own():
     inner = "<table><tbody><tr><td>x</td><td>y</td></tr></tbody></table>"
     body = f"<tbody><tr><td>1</td><td>2</td></tr><tr><td colspan='2'>{inner}</td></tr><tr><td>3</td></tr></tbody>"

@@ -17,6 +17,7 @@ expect.set_options(timeout=PATIENCE_MS)
 
 RESULTS = ROOT / "test-results" / "console"
 DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+TABLET = {"width": 900, "height": 900}
 # No name is looked up: what a page would fetch from elsewhere fails at once, and so does what Chromium asks for itself.
 CHROMIUM_ARGS = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]
 # What Chromium itself writes when a test takes the server away.
@@ -188,6 +189,14 @@ def open_page(browser, complaints, sessions):
     yield open_
     for context in contexts:
         context.close()
+
+
+def cut(page, viewport) -> list[str]:
+    """Return the tables and drawings that are wider than their panel in a window of *viewport*."""
+    page.set_viewport_size(viewport)
+    wider = "all => all.filter(one => one.scrollWidth > one.clientWidth)"
+    wider += ".map(one => one.ariaLabel + ' by ' + (one.scrollWidth - one.clientWidth))"
+    return page.locator(".scroll").evaluate_all(wider)
 
 
 def sign_in(page, user: str) -> None:

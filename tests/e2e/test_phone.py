@@ -1,7 +1,7 @@
 """The console on a screen of 390 pixels."""
 
 from tests.e2e import seed
-from tests.e2e.conftest import PHONE
+from tests.e2e.conftest import PHONE, TABLET, cut
 
 
 def test_on_a_phone_tables_are_cards(console, open_page):
@@ -17,3 +17,6 @@ def test_on_a_phone_tables_are_cards(console, open_page):
     page.wait_for_url("**/instances/?sort=-kv_ratio")
     page.set_viewport_size({"width": 1440, "height": 900})
     assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == "none"
+    for path in ("/instances/", "/", "/models/"):  # between a phone and a desk columns leave, and no table is cut
+        page.goto(path)
+        assert cut(page, TABLET) == [], path

@@ -20,7 +20,7 @@ from controlplane.fleet.models import Deployment, Instance
 from controlplane.planning.models import WHAT_IF, ScalingPlan
 from controlplane.simulation.whatif import plan, working
 from controlplane.simulation.whatif.models import Counterfactual, Future, TwinError, WhatIf, WhatIfState
-from tests.e2e.conftest import DESKTOP, PHONE, keep
+from tests.e2e.conftest import DESKTOP, PHONE, TABLET, cut, keep
 from tests.e2e.test_accessibility import settle, violations
 
 MODEL = "llama-3.1-8b"
@@ -299,3 +299,5 @@ def test_its_comparison_is_accessible(no_what_ifs, open_page, theme):
         settle(page)
         assert violations(page) == []
         keep(page, f"what-if-{theme}-{'desktop' if width is DESKTOP else 'phone'}")
+    assert cut(page, TABLET) == []
+    keep(page, f"what-if-{theme}-tablet")

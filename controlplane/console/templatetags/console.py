@@ -155,10 +155,12 @@ def tile(label: str, value: str, unit: str = "", title: str = "") -> SafeString:
 def cards(content: SafeString) -> SafeString:
     """The table *content*, whose rows narrow windows show as cards: each cell knows its column's header, as `data-label`.
 
-    The header is the last row of its head, after the group of columns that it is in.
+    The header is the last row of its head, after the group of columns that it is in. A column whose header has the class
+    `leaves` is not shown in windows between a phone's and a desk's.
     """
     head, end, body = content.partition("</thead>")
     labels, column, depth = _labels(head), 0, 0
+    leaving = _leaving(head)
 
     def labelled(token: re.Match[str]) -> str:
         nonlocal column, depth
@@ -173,7 +175,8 @@ def cards(content: SafeString) -> SafeString:
             at, width = column, _span(rest)
             column += width
             if name == "td" and width == 1 and at < len(labels) and labels[at]:
-                return f'<td data-label="{labels[at]}"{rest}>'
+                leaves = " data-leaves" if at in leaving else ""
+                return f'<td data-label="{labels[at]}"{leaves}{rest}>'
         return token[0]
 
     return mark_safe(head + end + TOKEN.sub(labelled, body))  # noqa: S308 - what was rendered, with its own words
@@ -182,6 +185,8 @@ def cards(content: SafeString) -> SafeString:
 TOKEN = re.compile(r"<(/?)(table|tr|th|td)\b([^>]*)>")
 HEADER = re.compile(r"<(th|td)\b([^>]*)>(.*?)</\1>", re.DOTALL)
 UNSPOKEN = re.compile(r'<span[^>]*(?:aria-hidden|class="unseen")[^>]*>.*?</span>|<[^>]+>', re.DOTALL)
+
+LEAVES = 'leaves"'  # ends the class of a header
 
 
 def _span(attributes: str) -> int:
@@ -204,6 +209,13 @@ def _labels(head: str) -> list[str]:
     return labels
 
 
+def _leaving(head: str) -> set[int]:
+    """The numbers of the columns that leave."""
+    headers = (attributes for _, attributes, _ in HEADER.findall(head.rpartition("<tr")[2]))
+    wide = [LEAVES in attributes for attributes in headers for _ in range(_span(attributes))]
+    return {at for at, leaves in enumerate(wide) if leaves}
+
+
 @register.simple_block_tag(takes_context=True)
 def reason_dialog(
     context: template.Context, content: SafeString, name: str, action: str, title: str, *of: Any, **more: Any
@@ -224,7 +236,7 @@ def sort_header(
     """A column's header as a link that sorts by it, then in the other direction; numbers begin with the greatest."""
     order = context["filters"].order
     current = order.field == field
-    target = ("" if order.descending else "-") + field if current else (first if kind == "num" else "") + field
+    target = ("" if order.descending else "-") + field if current else (first if kind.startswith("num") else "") + field
     query = context["request"].GET.copy()
     query["sort"] = target
     for name in ("format", "before"):  # another order starts at its first page
