@@ -1,6 +1,7 @@
 """Records of prewarming: fates in memory, rows, the panels of pages, and the rows of backends by REST."""
 
 import json
+import re
 from datetime import timedelta
 
 import pytest
@@ -121,9 +122,12 @@ class TestRows:
         assert page.count('data-part="ready" x=') == 1
         assert "miss: it was cold" in page
         page = client.get(f"/applications/{application.pk}/").content.decode()
-        assert "Prewarm hits" in (every := client.get("/applications/").content.decode())
+        every = client.get("/applications/").content.decode()
+        assert "Prewarm hits" in every
         assert "<b>50%</b>" in every
         assert 'data-fate="miss"' in every
+        saved = re.search(r"Waiting saved: ([\d.]+) s; unused warming took ([\d.]+) s", every)
+        assert [float(each) for each in saved.groups()] == [2.0, 0.0]
         assert "127.0.0.1:1" in page
         assert 'id="application-prewarming"' in page
         (row, _) = client.get(f"/api/prewarms?run={running.run}&kind=container").json()["items"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from django.db.models import Count, QuerySet
+from django.db.models import Count, DurationField, F, QuerySet, Sum
 
 from controlplane.applications.models import ApplicationRun, PrewarmRow
 from controlplane.applications.selectors import prewarms_of
@@ -85,8 +85,17 @@ def prewarming_of(rows: QuerySet[PrewarmRow]) -> dict[str, Any]:
         "prewarmed_hits": hits,
         "prewarmed_hit_ratio": hits / calls if calls else None,
         "prewarmed": sum(sum(fates.values()) - fates.get("miss", 0) for fates in counts.values()),
+        "prewarmed_saved_s": _started_s(rows, "hit"),
+        "prewarmed_unused_s": _started_s(rows, "waste"),
         "prewarmed_from_queue": rows.filter(why__startswith=FROM_QUEUE).count(),
     }
+
+
+def _started_s(rows: QuerySet[PrewarmRow], fate: str) -> float:
+    """Return for how long the backends of *fate* were being warmed, together."""
+    took = Sum(F("warm_at") - F("began_at"), output_field=DurationField())
+    whole = rows.order_by().filter(fate=fate, warm_at__isnull=False).aggregate(took=took)["took"]
+    return whole.total_seconds() if whole else 0.0
 
 
 def _ratio(fates: dict[str, int]) -> float | None:
