@@ -131,7 +131,7 @@ def run_cases(
 
 
 def mean_of(rows: Sequence[Row]) -> Row:
-    """Return the mean of each measure; values that are the same in all *rows* stay, and None (nothing to measure) is left out."""
+    """Return the mean of each measure, without None (nothing to measure); values that are the same in all *rows* stay."""
 
     def mean(values: Sequence[Any]) -> Any:
         if isinstance(values[0], Mapping):
