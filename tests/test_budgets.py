@@ -25,7 +25,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/console": 13628,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
     "controlplane/dispatch": 8817,  # KV events, and what else it has
     "controlplane/events": 332,
-    "controlplane/experiments": 5198,  # rules with evictions, readings of slack, mixes that nothing was tuned on
+    "controlplane/experiments": 5199,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6189,  # donations, weights by region
     "controlplane/formats": 8,
     "controlplane/gateway": 10873,  # embeddings and other calls without output, conversations by stored responses, KV events
@@ -68,7 +68,7 @@ BUDGETS: dict[str, int] = {
     "tests/docs": 1700,  # examples of the API page, Grafana's own types
     "tests/e2e": 2529,
     "tests/events": 106,
-    "tests/experiments": 1114,
+    "tests/experiments": 1121,
     "tests/fleet": 4085,
     "tests/forecasting": 2775,
     "tests/gateway": 10699,  # KV events, and what else it has
