@@ -25,7 +25,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/console": 13628,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
     "controlplane/dispatch": 8817,  # KV events, and what else it has
     "controlplane/events": 332,
-    "controlplane/experiments": 5198,  # rules with evictions, readings of slack, mixes that nothing was tuned on
+    "controlplane/experiments": 5199,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6189,  # donations, weights by region
     "controlplane/formats": 8,
     "controlplane/gateway": 10873,  # embeddings and other calls without output, conversations by stored responses, KV events
@@ -33,7 +33,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/lengths": 2214,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5379,  # capacity as it was then, fallbacks and weights as a scenario
     "controlplane/resources": 2426,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
-    "controlplane/simulation": 6372,  # effects over all seeds, futures with other fallbacks and weights
+    "controlplane/simulation": 6386,  # effects over all seeds, futures with other fallbacks and weights
     "controlplane/supervisor": 1249,
     "controlplane/tuning": 354,
     "controlplane/usage": 754,  # dollars by use
@@ -58,7 +58,7 @@ BUDGETS: dict[str, int] = {
     "tests/access": 1330,
     "tests/accounts": 515,
     "tests/alerts": 496,
-    "tests/api": 1752,
+    "tests/api": 1759,
     "tests/applications": 1420,
     "tests/batches": 1300,  # the real SDK, kills
     "tests/bench": 6579,  # what periodic jobs hold the event loop for
@@ -68,7 +68,7 @@ BUDGETS: dict[str, int] = {
     "tests/docs": 1700,  # examples of the API page, Grafana's own types
     "tests/e2e": 2529,
     "tests/events": 106,
-    "tests/experiments": 1114,
+    "tests/experiments": 1121,
     "tests/fleet": 4085,
     "tests/forecasting": 2775,
     "tests/gateway": 10699,  # KV events, and what else it has
@@ -78,7 +78,7 @@ BUDGETS: dict[str, int] = {
     "tests/planning": 5114,
     "tests/replay": 1296,
     "tests/scheduling": 14472,
-    "tests/simulation": 3610,
+    "tests/simulation": 3630,
     "tests/supervisor": 1308,
     "tests/tuning": 287,
     "tests/usage": 366,
