@@ -22,25 +22,25 @@ BUDGETS: dict[str, int] = {
     "controlplane/api": 3481,  # /v1 in the OpenAPI document
     "controlplane/applications": 2388,  # runs and demand graphs
     "controlplane/batches": 1804,  # Speed up, embeddings
-    "controlplane/console": 13628,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
+    "controlplane/console": 13648,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
     "controlplane/dispatch": 8817,  # KV events, and what else it has
-    "controlplane/events": 332,
-    "controlplane/experiments": 5198,  # rules with evictions, readings of slack, mixes that nothing was tuned on
-    "controlplane/fleet": 6189,  # donations, weights by region
+    "controlplane/events": 425,
+    "controlplane/experiments": 5199,  # rules with evictions, readings of slack, mixes that nothing was tuned on
+    "controlplane/fleet": 6246,  # donations, weights by region
     "controlplane/formats": 8,
     "controlplane/gateway": 10873,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
     "controlplane/lengths": 2214,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5379,  # capacity as it was then, fallbacks and weights as a scenario
     "controlplane/resources": 2426,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
-    "controlplane/simulation": 6372,  # effects over all seeds, futures with other fallbacks and weights
-    "controlplane/supervisor": 1249,
+    "controlplane/simulation": 6386,  # effects over all seeds, futures with other fallbacks and weights
+    "controlplane/supervisor": 1261,
     "controlplane/tuning": 354,
     "controlplane/usage": 754,  # dollars by use
     "forecasting": 255,  # the models extra is looked for once
     "forecasting/lengths": 4493,
     "forecasting/workload": 2269,  # boosted trees in the blend, weights by time of day
-    "scheduling": 1512,  # knobs of a policy, declared once
+    "scheduling": 1522,  # knobs of a policy, declared once
     "scheduling/applications": 2273,  # where runs stand, late runs last, prewarming that follows its use
     "scheduling/fleet": 1572,  # the state of a fleet as one record
     "scheduling/lookahead": 393,
@@ -48,38 +48,38 @@ BUDGETS: dict[str, int] = {
     "scheduling/queueing": 6514,  # orders by run and by share
     "scheduling/routing": 1855,  # use by engine time
     "scheduling/scaling": 1609,  # one owner of an endpoint for floor, strategies and plans
-    "scheduling/simulation": 14530,  # donated instances, application runs, fallbacks of models as live
+    "scheduling/simulation": 14536,  # donated instances, application runs, fallbacks of models as live
     "static/admin": 138,
     "static/console": 2361,  # a live connection that leaves a silent socket
     "templates": 28,
-    "templates/admin": 87,
-    "templates/console": 2823,  # places, undeploy and retire, models that served
+    "templates/admin": 89,
+    "templates/console": 2825,  # places, undeploy and retire, models that served
     "tests": 2750,  # methods that nothing shipped calls
     "tests/access": 1330,
     "tests/accounts": 515,
     "tests/alerts": 496,
-    "tests/api": 1752,
+    "tests/api": 1759,
     "tests/applications": 1420,
     "tests/batches": 1300,  # the real SDK, kills
     "tests/bench": 6579,  # what periodic jobs hold the event loop for
     "tests/clients": 1485,  # real clients of the field, coding agents among them
-    "tests/console": 7414,
+    "tests/console": 7450,
     "tests/dispatch": 5809,  # fallbacks and sleeping models under both clocks
-    "tests/docs": 1700,  # examples of the API page, Grafana's own types
+    "tests/docs": 1706,  # examples of the API page, Grafana's own types
     "tests/e2e": 2529,
     "tests/events": 106,
-    "tests/experiments": 1114,
-    "tests/fleet": 4085,
+    "tests/experiments": 1121,
+    "tests/fleet": 4119,
     "tests/forecasting": 2775,
     "tests/gateway": 10699,  # KV events, and what else it has
     "tests/jobs": 458,
     "tests/lengths": 1644,
-    "tests/oracles": 2164,
-    "tests/planning": 5114,
+    "tests/oracles": 2171,
+    "tests/planning": 5119,
     "tests/replay": 1296,
-    "tests/scheduling": 14472,
-    "tests/simulation": 3610,
-    "tests/supervisor": 1308,
+    "tests/scheduling": 14488,
+    "tests/simulation": 3630,
+    "tests/supervisor": 1311,
     "tests/tuning": 287,
     "tests/usage": 366,
     "tests/vllm": 4162,  # conversations by stored responses, KV events
@@ -87,7 +87,7 @@ BUDGETS: dict[str, int] = {
     "workers": 183,
     "workers/backends": 310,
     "workers/emulator": 4198,  # conversations by stored responses, KV events
-    "workers/tasks": 1041,
+    "workers/tasks": 1051,
     "workers/vllm": 2215,
 }
 

@@ -7,15 +7,43 @@ from django.contrib import admin
 from django.db import transaction
 from django.db.models import QuerySet
 from django.forms import BaseModelFormSet, ModelForm
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 
 from controlplane.accounts.admin_site import RoleAdmin, Row
 from controlplane.accounts.requests import NotedRequest, user_of
+from controlplane.events import since
 from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
 from controlplane.events.models import Event
 
 
-class AuditedAdmin(RoleAdmin[Row]):
+class CheckedAdmin(RoleAdmin[Row]):
+    """What another changed while the page was open is not overwritten unseen (`events.since`)."""
+
+    change_form_template = "admin/checked_form.html"
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any
+    ) -> HttpResponse:
+        row = context["original"]
+        return super().render_change_form(
+            request, context | {"drawn_after": row and str(since.newest(row))}, *args, **more
+        )
+
+    def get_form(self, request: HttpRequest, obj: Row | None = None, change: bool = False, **more: Any) -> Any:
+        form: Any = super().get_form(request, obj, change=change, **more)
+        if obj is None or request.method != "POST":
+            return form
+
+        def clean(self: Any) -> Any:
+            values = form.clean(self)
+            type(obj)._default_manager.select_for_update(of=("self",)).get(pk=obj.pk)
+            since.check(obj, request.POST.get(since.FIELD, ""), self.fields)
+            return values
+
+        return type(form)(form.__name__, (form,), {"clean": clean})
+
+
+class AuditedAdmin(CheckedAdmin[Row]):
     """Every row created, changed or deleted here is an event with before and after.
 
     Changes are compared after many-to-many fields are saved too; rows edited inline have their own events.

@@ -131,15 +131,16 @@ def run_cases(
 
 
 def mean_of(rows: Sequence[Row]) -> Row:
-    """Return the mean of each measure; values that are the same in all *rows* stay."""
+    """Return the mean of each measure, without None (nothing to measure); values that are the same in all *rows* stay."""
 
     def mean(values: Sequence[Any]) -> Any:
         if isinstance(values[0], Mapping):
             return {key: mean([value[key] for value in values]) for key in values[0]}
         if isinstance(values[0], str) or values.count(values[0]) == len(values):
             return values[0]
-        total = sum(values) / len(values)
-        return round(total) if isinstance(values[0], int) else total
+        measured = [value for value in values if value is not None]
+        total = sum(measured) / len(measured)
+        return round(total) if isinstance(measured[0], int) else total
 
     return {name: mean([row[name] for row in rows]) for name in rows[0]}
 

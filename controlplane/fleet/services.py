@@ -107,11 +107,19 @@ def _follow_up(row: Instance, before: str, to: InstanceState, now: datetime) -> 
     if row.takes_over_id is not None and to in (InstanceState.LOADING, InstanceState.STOPPED, InstanceState.FAILED):
         row.takes_over = None
         row.save(update_fields=["takes_over"])
-    if to == InstanceState.FAILED and (taker := Instance.objects.filter(takes_over=row).first()):
-        stop(row, "spot pool", f"it failed, and {taker.name} waits for its GPUs")
+    if to == InstanceState.FAILED:
+        free_for_taker(row)
     if to == InstanceState.STOPPED:
         for command in InstanceCommand.objects.open().filter(instance__takes_over=row):
             transaction.on_commit(partial(deliver, command))
+
+
+def free_for_taker(donor: Instance) -> bool:
+    """Stop the failed *donor* if another instance waits for its GPUs; return whether one does."""
+    taker = Instance.objects.filter(takes_over=donor).first()
+    if taker is not None:
+        stop(donor, "spot pool", f"it failed, and {taker.name} waits for its GPUs")
+    return taker is not None
 
 
 def _count_failure(row: Instance, reason: str, now: datetime) -> str:
@@ -296,6 +304,26 @@ def retire(model: Model, actor: User | str, reason: str) -> str:
     record("model.retired", row, actor=actor, before={"active": True}, after={"active": False}, reason=reason)
     transaction.on_commit(notify)
     return f"{row} is retired: it is offered no more, and its history stays"
+
+
+@transaction.atomic
+def activate(row: Model | Deployment, actor: User | str, reason: str) -> str:
+    """Set a retired model or an undeployed deployment active again, this with its model. Return a sentence for the operator.
+
+    Nothing is started: the floor does that, or an operator.
+    """
+    rows: list[Model | Deployment] = [row.model, row] if isinstance(row, Deployment) else [row]
+    in_use = [type(each).objects.select_for_update(no_key=True, of=("self",)).get(pk=each.pk).active for each in rows]
+    resting = [each for each, active in zip(rows, in_use, strict=True) if not active]
+    if not resting:
+        raise ActionError(f"{row} is active already")
+    for each in resting:
+        each.active = True
+        each.save(update_fields=["active"])
+        kind = f"{each._meta.model_name}.activated"
+        record(kind, each, actor=actor, before={"active": False}, after={"active": True}, reason=reason)
+    transaction.on_commit(notify)
+    return f"{' and '.join(map(str, resting))} {'is' if len(resting) == 1 else 'are'} active again"
 
 
 def by_whom(actor: User | str, reason: str) -> str:

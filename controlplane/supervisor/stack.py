@@ -18,6 +18,7 @@ import redis.asyncio
 
 import controlplane
 from controlplane.dispatch.wire import SUMMARY_KEY
+from controlplane.env import SQLITE_WAITS_S
 from controlplane.jobs.broker import answering_workers
 from controlplane.supervisor.keeper import Keeper, Part, PartError
 from controlplane.supervisor.redis_server import NoRedisError, OwnRedis, answers, own_redis, without_password
@@ -27,15 +28,23 @@ from controlplane.supervisor.state import PARTS_FILE, REDIS_URL_FILE, FolderHeld
 PYTHON = sys.executable
 INSTANCES_READY_WITHIN_S = 45.0
 # Traffic first, so that the web process has little to finish; the web process writes its ledger while Redis still
-# answers. Celery's pool takes seconds to end even when idle, so it is asked at once and waited for in its place. The
-# patience with each part adds up to less than five seconds along the longest path.
+# answers. Celery's pool takes seconds to end even when idle, so it is asked at once and waited for in its place. The web
+# process ends by itself, once its streams have had their grace and its rows are written: a write waits SQLITE_WAITS_S for
+# others at most. On a machine that has nothing else to do it takes less than three seconds, and all of it less than five.
 STOP_ORDER = (("traffic",), ("web", "beat", "celery"), ("emulator",), ("redis",))
-PATIENCE_S = {"traffic": 0.8, "web": 3.2, "beat": 3.2, "celery": 3.2, "emulator": 0.5, "redis": 0.3}
+WEB_GRACE_S = 2  # for open streams; the ledger is written after it
+PATIENCE_S = {
+    "traffic": 0.8,
+    "web": WEB_GRACE_S + SQLITE_WAITS_S + 5.0,
+    "beat": 3.2,
+    "celery": 3.2,
+    "emulator": 0.5,
+    "redis": 0.3,
+}
 CELERY_READY_WITHIN_S = 120.0
 WEB_READY_WITHIN_S = 180.0  # of a machine that has much else to do, or has to compile first; else 6
 CELERY_ANSWERS_WITHIN_S = 2.0  # on a machine that has much else to do
 REDIS_LONGEST_BACK_OFF_S = 5.0  # nearly everything waits for it
-WEB_GRACE_S = 2  # for open streams; the ledger is written after it
 # A day of the demo's traffic takes eight minutes, so it is planned by the minute, and a length model on an encoder is
 # trained in minutes. What the environment says goes first.
 DEMO_PACE = {
@@ -185,7 +194,10 @@ class Stack:
         for name in (REDIS_URL_FILE, PARTS_FILE):
             (self.plan.state_dir / name).unlink(missing_ok=True)
         if "web" in killed:  # of the others none has anything to lose
-            self.screen.trouble("web did not end in time and was killed: its last ledger rows may be lost.")
+            self.screen.trouble(
+                f"web did not end within {PATIENCE_S['web']:g} s and was killed. Ledger rows of requests that had ended are "
+                f"kept in {self.plan.state_dir}, and the next start writes them; requests that were still open have none."
+            )
         self.screen.note(f"Stopped in {time.monotonic() - began:.1f} s.")
 
     async def _redis(self) -> str:

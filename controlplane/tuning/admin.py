@@ -7,15 +7,15 @@ from django.db.models import Field, QuerySet
 from django.forms import ChoiceField, ModelForm
 from django.http import HttpRequest
 
-from controlplane.accounts.admin_site import RoleAdmin
 from controlplane.accounts.requests import user_of
+from controlplane.events.admin import CheckedAdmin
 from controlplane.tunable import Tunable
 from controlplane.tuning import services
 from controlplane.tuning.models import Setting
 
 
 @admin.register(Setting)
-class SettingAdmin(RoleAdmin[Setting]):
+class SettingAdmin(CheckedAdmin[Setting]):
     """Changed and deleted through the services, so that each change is an event."""
 
     list_display = ["name", "model", "value", "changed_at", "changed_by"]

@@ -388,15 +388,15 @@ class Simulation:
         """Fail *instance* and return how many of its requests were queued again.
 
         Those are the requests without output so far, or all requests of a donated instance and where request groups make
-        streams evictable. The
-        instance is repaired after *repair_s* (infinity: never; None: by the cluster's delays), and loads its weights again.
+        streams evictable. The instance is repaired after *repair_s* (infinity: never; None: by the cluster's delays), and
+        loads its weights again. One that drains for another model is not: that is loaded at once, as in the live fleet.
         """
         self._check_instance(instance, *(state for state in State if state not in (*OUT_OF_ORDER, State.EMPTY)))
         lasts_s = self._repair_s(repair_s)
         again, lent = 0, self.fleet.endpoint[instance] != self.endpoint_of(instance)
         grouped = lent or self.waiting.groups.limit[self.fleet.endpoint[instance]] > 0
         self.make_room(int(self.fleet.running[instance]))
-        self.lives.fail(instance, float(lasts_s))
+        given = self.lives.fail(instance, float(lasts_s))
         for request, emitted_tokens, expected_tokens in take_out(self.world, instance):
             outcome = self.world.outcomes[request]
             self._settle(request, emitted_tokens - expected_tokens)
@@ -419,6 +419,8 @@ class Simulation:
                 self._run_state.failed += 1
                 self._run_state.ended += 1
         self._run_state.requeued += again
+        if given:
+            self.lives.settle(instance)
         return again
 
     def _settle(self, request: int, more_tokens: int) -> None:
@@ -442,6 +444,7 @@ class Simulation:
         elif state == State.FAILED:
             self.lives.fail(instance, lasts_s)
         else:
+            self.world.lives.instances["goal_endpoint"][instance] = -1  # nothing is loaded there until it is back
             self.fail(instance, lasts_s)
 
     def _repair_s(self, repair_s: float | None) -> float:

@@ -236,7 +236,14 @@ def test_adapters_are_rows_as_others(sign_in, deployment):
     admin = sign_in("fleet_admin")
     base = deployment.model.name
     answer = admin.post("adapters", name="sql", base=base, source="acme/sql", rank=16)
-    assert answer.json() == {"name": "sql", "base": base, "source": "acme/sql", "rank": 16, "active": True}
+    assert answer.json() == {
+        "name": "sql",
+        "base": base,
+        "source": "acme/sql",
+        "rank": 16,
+        "tenant": None,
+        "active": True,
+    }
     assert admin.patch("adapters/sql", rank=8).json()["rank"] == 8
     assert [row["name"] for row in sign_in("viewer").get("adapters", base=base).json()["items"]] == ["sql"]
     assert error(admin.post("adapters", name=base, base=base, source="x"))["field"] == "name"

@@ -5,6 +5,7 @@ import re
 import pytest
 from django.urls import reverse
 
+from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
 
 FORM = {
@@ -137,3 +138,16 @@ def test_the_same_by_rest(client, request, role, address, status):
         assert answer.json()["profile_estimated"] is True
         again = client.post("/api/deploy", body, content_type="application/json")
         assert (again.status_code, again.json()["error"]["field"]) == (422, "gpu_type")
+
+
+def test_a_retired_model_is_set_active_again_from_the_page(client, fleet_admin, operator):
+    model = Model.objects.create(name="qwen-8b", active=False, weights_bytes=1, kv_bytes_per_token=1, context_tokens=9)
+    for user, offered in ((operator, False), (fleet_admin, True)):
+        client.force_login(user)
+        html = client.post(reverse("console:deploy"), FORM).content.decode()
+        assert "qwen-8b is retired. Set it active again: <code>PATCH /api/models/qwen-8b</code>" in html
+        assert ("Set qwen-8b active again…" in html) is offered
+    client.post(reverse("console:place", args=("model", model.pk, "activate")), {"reason": "it is wanted again"})
+    model.refresh_from_db()
+    assert model.active
+    assert Event.objects.get(kind="model.activated").reason == "it is wanted again"

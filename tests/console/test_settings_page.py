@@ -45,6 +45,28 @@ def test_an_operator_changes_a_value_and_sets_it_back(client, operator):
     )
 
 
+def test_what_another_changed_meanwhile_is_said_before_it_is_overwritten(client, operator):
+    client.force_login(operator)
+    address = reverse("console:setting", args=["PLAN_EPSILON"])
+
+    def saved(page, **values):
+        drawn = re.search(r'action="/settings/PLAN_EPSILON/".*?name="drawn_after" value="(\d+)"', page, re.S)[1]
+        form = {"drawn_after": drawn, "reason": "mine"} | values
+        return client.post(address, form, follow=True).content.decode()
+
+    first = html_of(client)
+    services.change("PLAN_EPSILON", 0.6, "alice")
+    services.change("PLAN_EVERY_S", 1200.0, "bob")
+    for values, said in (({"value": "0.5"}, "0.5"), ({"reset": "1"}, "its default")):
+        again = saved(first, **values)
+        assert "Nothing was saved: since this form was opened, alice changed PLAN_EPSILON from 0.8 to 0.6 at " in again
+        assert f"; this form says {said}. Save again to overwrite that." in again
+        assert tuned().PLAN_EPSILON == 0.6
+    assert "PLAN_EPSILON is 0.5" in saved(again, value="0.5")
+    both = f"{operator} changed PLAN_EPSILON from 0.8 to 0.5"
+    assert both in saved(first, value="0.4"), "of a form drawn before two changes, the last one's author"
+
+
 def test_the_values_of_one_model(acting, language_model):
     services.change("FORECASTER", "arima", "test")
     acting.post(

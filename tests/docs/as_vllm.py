@@ -240,6 +240,12 @@ BEHAVIOURS = (
         ("test_a_busy_one_is_left_for_another_and_passed_on_when_all_are",),
     ),
     Behaviour(
+        "A query such as `?beta=true` of Anthropic's SDK is ignored",
+        "Taken, and not passed on",
+        "No call of these routes with a body reads one",
+        ("test_claude_codes_own_fields_and_query_are_taken",),
+    ),
+    Behaviour(
         "Any page may call, by `--allowed-origins`",
         "Those of `PILOTHOUSE_CORS_ORIGINS`; none by default",
         "Keys are secrets",

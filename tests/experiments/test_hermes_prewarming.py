@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from controlplane.experiments.experiment import mean_of
 from controlplane.experiments.hermes_prewarming import HERMES_PREWARMING, MEMORIES_GB, PARTS
 
 
@@ -59,3 +60,9 @@ def test_a_smaller_k_makes_containers_and_models_warm_more_often_and_idle_longer
     printed = [rows["containers (CG)", name]["waited_s"] for name in named[3:]]
     assert printed[0] > printed[1], "by the formula as printed a smaller K starts later"
     assert HERMES_PREWARMING.compare(result) == []
+
+
+def test_a_mean_leaves_out_seeds_with_nothing_to_measure():
+    rows = [{"waste": 0.25, "runs": 3}, {"waste": None, "runs": 4}, {"waste": 0.75, "runs": 4}]
+    assert mean_of(rows) == {"waste": 0.5, "runs": 4}
+    assert mean_of([{"waste": None}, {"waste": None}]) == {"waste": None}

@@ -1,10 +1,15 @@
 """Admin of instances: no state by hand, actions with a reason, nothing alive is deleted."""
 
+import re
+
 import pytest
 from django.urls import reverse
 
 from controlplane.events.models import Event
+from controlplane.fleet import services
 from controlplane.fleet.inventory import model_source
+from controlplane.fleet.inventory.kinds import REGION
+from controlplane.fleet.inventory.services import change
 from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher
 from controlplane.fleet.models import Model as LanguageModel
@@ -101,6 +106,22 @@ class TestRows:
                 {"name": "us-east", "title": "East", "active": "on"},
             )
         assert messages == ["notify"]
+
+    def test_what_another_changed_meanwhile_is_said_before_it_is_overwritten(self, as_admin, region):
+        path = reverse("admin:fleet_region_change", args=[region.pk])
+        values = {"name": "us-east", "title": "Mine", "active": "on"}
+        drawn = as_admin.get(path).context["drawn_after"]
+        change(REGION, region, {"title": "Theirs"}, "alice")
+        services.cordon(region, "bob", "no field of this form")
+        page = as_admin.post(path, values | {"drawn_after": drawn})
+        said = "Nothing was saved: since this form was opened, alice changed title from US East to Theirs at "
+        assert [text[: len(said)] for text in page.context["adminform"].form.non_field_errors()] == [said]
+        region.refresh_from_db()
+        assert region.title == "Theirs"
+        (again,) = re.findall(r'name="drawn_after" value="(\d+)"', page.content.decode())
+        assert as_admin.post(path, values | {"drawn_after": again}).status_code == 302
+        region.refresh_from_db()
+        assert region.title == "Mine"
 
 
 class TestSecrets:

@@ -3,11 +3,13 @@
 from datetime import timedelta
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.events.models import Event
 from controlplane.fleet import places, services
+from controlplane.fleet.inventory.deploy import DeployRequest, deploy, out_of_use
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Launcher, Model, Node, SwapGroup
 from controlplane.fleet.rollouts import services as rollouts
@@ -185,3 +187,14 @@ def test_a_model_is_undeployed_and_retired_and_its_history_stays(two, deployment
     assert inventory.read().models == {}
     with pytest.raises(ActionError, match="retired already"):
         services.retire(model, operator, "again")
+    names = {"model": model.name, "region": deployment.region.name, "gpu_type": deployment.gpu_type.name}
+    with pytest.raises(
+        ValidationError, match=f"is retired. Set it active again: `PATCH /api/models/{model.name}`"
+    ) as no:
+        deploy(DeployRequest(**names), operator)
+    assert f"then `PATCH /api/deployments/{deployment.pk}`" in no.value.message_dict["model"][0]
+    deployment.refresh_from_db()
+    assert services.activate(deployment, operator, "again") == f"{model} and {deployment} are active again"
+    assert out_of_use(DeployRequest(**names)) is None
+    with pytest.raises(ActionError, match="active already"):
+        services.activate(model, operator, "again")

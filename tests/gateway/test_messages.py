@@ -118,7 +118,7 @@ async def test_an_instances_refusal_has_anthropics_shape(emulated):
     assert (status, json.loads(data)["type"]) == (400, "error")
 
 
-async def test_claude_codes_own_fields_and_query_reach_the_instance(emulated):
+async def test_claude_codes_own_fields_and_query_are_taken(emulated):
     """C11: parts with `cache_control`, a server's tool without a schema, `?beta=true`."""
     cached = {"type": "ephemeral"}
     system = [{"type": "text", "text": "Be brief.", "cache_control": cached}]

@@ -473,3 +473,5 @@ class ReferenceFleet:
             else:
                 self._queue(again)
                 self._pump(again.endpoint)
+        if server.goal is not None:
+            self.lives.settle(server, self._now_s)

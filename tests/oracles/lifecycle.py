@@ -315,7 +315,12 @@ class ReferenceLives:
         """Lose *server*; return its requests: running ones in order of admission, then the others by key."""
         there = (*server.admitted, *server.engine._waiting)
         lost = [server.held[name] for name in (*there, *(name for name in server.held if name not in there))]
+        goal = server.goal
         server.held, server.admitted, server.step, server.event_s, server.goal = {}, {}, None, NEVER, None
+        if goal is not None and goal[1] >= 0 and goal[0][0][0] == State.LOADING:  # its GPUs are another model's
+            server.goal = goal
+            self.put(server, now_s, (State.FAILED, NEVER))
+            return lost
         loading = State.LOADING, self.delays.local_weights_s
         self.put(server, now_s, (State.FAILED, repair_s), loading, (State.READY, NEVER))
         return lost

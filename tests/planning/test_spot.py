@@ -170,6 +170,11 @@ def test_a_donated_instance_that_fails_while_its_gpus_are_given_away_is_stopped(
     assert (floor.take_up_commands(0.0), caplog.text) == (0, ""), "it says nothing of a command that waits for GPUs"
     fleet.move(donor, S.FAILED, actor="gateway", reason="silent")
     assert InstanceCommand.objects.get(instance=donor).verb == "stop"
+    tasks.run_pending_commands()
+    assert InstanceCommand.objects.filter(instance=donor).count() == 1, "not while one is fresh"
+    InstanceCommand.objects.filter(instance=donor).delete()  # as one that failed before its successor was thought of
+    tasks.run_pending_commands()
+    assert InstanceCommand.objects.get(instance=donor).verb == "stop"
     fleet.move(donor, S.STOPPED, actor="a worker", reason="stopped")
     assert not tasks.waits_for_gpus(InstanceCommand.objects.get(instance=taker))
 

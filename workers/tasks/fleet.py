@@ -23,7 +23,7 @@ from controlplane.fleet.lifecycle.launching import launch_spec
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState, check_move
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
 from controlplane.fleet.rollouts import revisions
-from controlplane.fleet.services import advance_swaps, deliver, move, notify
+from controlplane.fleet.services import advance_swaps, deliver, free_for_taker, move, notify
 from controlplane.fleet.weights import services as weights
 from controlplane.jobs.broker import send_task
 from workers.celery import app
@@ -85,8 +85,18 @@ def run_command(command_id: int) -> None:
 
 @app.task
 def run_pending_commands() -> int:
-    """Deliver pending commands again, and give back those whose worker died. Return how many were delivered."""
+    """Deliver pending commands again, and give back those whose worker died. Return how many were delivered.
+
+    A failed instance whose GPUs another waits for is stopped, unless that was tried within `STALE_AFTER`.
+    """
     now = timezone.now()
+    tried = InstanceCommand.objects.filter(verb=CommandVerb.STOP, created_at__gte=now - STALE_AFTER)
+    failed = Instance.objects.filter(state=InstanceState.FAILED, taken_over_by__isnull=False)
+    for donor in failed.exclude(pk__in=tried.values("instance")):
+        try:
+            free_for_taker(donor)
+        except ActionError as error:
+            logger.warning("%s failed, and its GPUs cannot be given away: %s", donor.name, error)
     InstanceCommand.objects.filter(state=CommandState.RUNNING, started_at__lt=now - STALE_AFTER).update(
         state=CommandState.PENDING, started_at=None
     )

@@ -257,6 +257,16 @@ def _nodes(wanted: DeployRequest) -> list[Node]:
     return list(Node.objects.filter(region__name=wanted.region, gpu_type__name=wanted.gpu_type, active=True))
 
 
+def out_of_use(wanted: DeployRequest) -> Deployment | Model | None:
+    """Return what was deployed by these names and has to be set active again: the deployment, or the retired model."""
+    rows = Deployment.objects.select_related("model", "region", "gpu_type").filter(
+        model__name=wanted.model, region__name=wanted.region, gpu_type__name=wanted.gpu_type
+    )
+    if (row := rows.first()) is not None and row.out_of_use():
+        return row
+    return Model.objects.filter(name=wanted.model, active=False).first()
+
+
 @dataclass(frozen=True, slots=True)
 class Deployed:
     deployment: Deployment
@@ -270,6 +280,8 @@ def deploy(wanted: DeployRequest, actor: User | str, reason: str = "") -> Deploy
 
     Raises ValidationError naming the field of `DeployRequest` at fault; nothing is written then.
     """
+    if (row := out_of_use(wanted)) is not None:
+        raise ValidationError({"model": row.out_of_use()})
     with _naming("region"):
         region = Region.objects.filter(name=wanted.region).first() or services.create(
             REGION, {"name": wanted.region, "title": wanted.region.replace("-", " ").title()}, actor, reason

@@ -146,6 +146,11 @@ class Model(models.Model):
         """Whether its requests are prefill alone."""
         return Task(self.task).pools
 
+    def out_of_use(self) -> str:
+        """Return that it is retired and how it is set active again; "" where it is not."""
+        how = f'Set it active again: `PATCH /api/models/{self.name}` with `{{"active": true}}`.'
+        return "" if self.active else f"{self} is retired. {how}"
+
     def clean(self) -> None:
         if Adapter.objects.filter(name=self.name).exists():
             raise ValidationError({"name": f"{self.name} is the name of an adapter."})
@@ -455,6 +460,17 @@ class Deployment(EndpointPolicyColumns):
     def __str__(self) -> str:
         return f"{self.model} in {self.region} on {self.gpu_type}"
 
+    def out_of_use(self) -> str:
+        """Return that it is undeployed or its model retired, and how it is set active again; "" where neither is so."""
+        if not self.model.active:
+            more = "" if self.active else f", then `PATCH /api/deployments/{self.pk}` with the same"
+            return f"{self.model.out_of_use().rstrip('.')}{more}."
+        if self.active:
+            return ""
+        return (
+            f'{self} is undeployed. Set it active again: `PATCH /api/deployments/{self.pk}` with `{{"active": true}}`.'
+        )
+
     @property
     def longest_request_tokens(self) -> int:
         """Tokens of the longest request, for the simulator: one to a pooling model has many inputs, each of a context, and
@@ -502,8 +518,9 @@ class Deployment(EndpointPolicyColumns):
         if None not in (self.max_loras, self.max_cpu_loras) and 0 < self.max_cpu_loras < self.max_loras:
             errors["max_cpu_loras"] = f"Not below the {self.max_loras} adapters on the GPU, which are in memory too."
         same = Deployment.objects.filter(model=self.model_id, region=self.region_id, gpu_type=self.gpu_type_id)
-        if same.exclude(pk=self.pk).exists():
-            errors["gpu_type"] = "This model is deployed in this region on this GPU type already."
+        if (other := same.exclude(pk=self.pk).first()) is not None:
+            text = "This model is deployed in this region on this GPU type already."
+            errors["gpu_type"] = other.out_of_use() or text
         if self.region_id and self.gpu_type_id and self.tensor_parallel and "gpu_type" not in errors:
             errors.update(self._errors_of_nodes())
         if self.model_id and self.gpu_type_id and self.tensor_parallel and self.gpu_memory_utilization:

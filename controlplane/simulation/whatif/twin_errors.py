@@ -7,6 +7,7 @@ profile, times to the first token also from queues.
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -23,7 +24,9 @@ from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.plans import inventory
 from controlplane.simulation.selectors import (
     WORKLOAD_COLUMNS,
+    as_asked,
     asked_rows,
+    fallbacks_of_targets,
     ledger_measurements,
     ledger_rows,
     workload_of,
@@ -144,10 +147,8 @@ def _judged(since: datetime, until: datetime) -> list[TwinError]:
     fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
     asked = asked_rows(since - WARM_UP, until)
     values = scenario_of(fleet, asked)
-    served = asked.filter(model__in=list(values["models"]), own_region__in=["", *values["regions"]])
-    rows = list(
-        reversed(served.order_by("-arrived_at", "-pk")[:NEWEST].select_related("tenant").defer("error_message"))
-    )
+    newest = asked.order_by("-arrived_at", "-pk")[:NEWEST].select_related("tenant").defer("error_message")
+    rows = _of_the_fleet(values, reversed(newest))
     if len(rows) < FEWEST:
         return []
     gpus = {
@@ -180,6 +181,19 @@ def _judged(since: datetime, until: datetime) -> list[TwinError]:
                 )
             )
     return TwinError.objects.bulk_create(made)
+
+
+def _of_the_fleet(values: dict[str, Any], rows: Iterable[LedgerRow]) -> list[LedgerRow]:
+    """Return those of *rows* that a simulation of *values* takes: a request that was cancelled while held has no region,
+    and models and classes may be gone."""
+    shared = fallbacks_of_targets()
+    return [
+        row
+        for row in rows
+        if row.caller_region in values["regions"]
+        and row.slo_class in values["classes"]
+        and {row.model, as_asked(row.model, row.asked_model, row.model_rule, shared)[0]} <= values["models"].keys()
+    ]
 
 
 def _as_served(values: dict[str, Any], rows: list[LedgerRow]) -> dict[str, Any]:

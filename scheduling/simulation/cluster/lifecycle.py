@@ -175,10 +175,13 @@ class Lives:
         lasts_s = self.delays.sleep_s if life.swap_group < 0 else float(life.sleep_s)
         self.drain(instance, State.FALLING_ASLEEP, lasts_s)
 
-    def fail(self, instance: int, repair_s: float) -> None:
+    def fail(self, instance: int, repair_s: float) -> bool:
+        """Fail *instance*; return whether its GPUs go to another endpoint, to which `settle` moves it once it is empty."""
         life: Any = self.world.lives.instances[instance]
-        life.goal_endpoint, life.loading_s = -1, life.local_weights_s
+        given = int(life.goal_endpoint) >= 0 and State(life.goal) == State.LOADING
+        life.goal_endpoint, life.loading_s = life.goal_endpoint if given else -1, life.local_weights_s
         self._change(PUT, instance, State.FAILED, lasts_s=repair_s)
+        return given
 
     def lose(self, instance: int, lasts_s: float) -> None:
         """Keep the empty place of *instance* unusable for *lasts_s*."""

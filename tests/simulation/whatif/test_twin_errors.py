@@ -76,6 +76,26 @@ def test_measurements_equal_to_the_profile_have_no_error(now):
     assert twin_errors.fleet_error()["ttft_p95"] < 0.02
 
 
+def test_requests_that_no_simulation_takes_are_left_out(now):
+    """One that was cancelled while held has no region; a fallback may have served a model that is gone."""
+    middle, tenant = now - timedelta(seconds=600), Tenant.objects.get()
+    more = {"arrived_at": middle, "tenant": tenant, "model": "m", "streamed": False, "prompt_tokens": 9}
+    cancelled = {"outcome": Outcome.CANCELLED, "status_code": 499}
+    LedgerRow.objects.create(request_id="held", slo_class="interactive", **more, **cancelled)
+    LedgerRow.objects.create(request_id="gone", slo_class="gone", region="east", **more, **cancelled)
+    LedgerRow.objects.create(
+        request_id="fell",
+        slo_class="interactive",
+        region="east",
+        asked_model="gone",
+        model_rule="failure",
+        **more,
+        **cancelled,
+    )
+    (row,) = twin_errors.judge(now)
+    assert row.requests == COUNT
+
+
 def test_a_profile_that_is_off_shows_and_its_fit_is_proposed(now):
     PerformanceProfile.objects.update(decode_a_s=0.15)
     (row,) = twin_errors.judge(now)

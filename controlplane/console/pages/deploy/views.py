@@ -34,6 +34,7 @@ def deploy(request: HttpRequest) -> HttpResponse:
         form = DeployForm(defaults | request.GET.dict(), may_address=may(request, Role.ADMIN))
         form.overlook_missing()
     posted = request.method == "POST"
+    resting = deploying.out_of_use(form.wanted()) if posted and form.is_valid() else None
     if form.is_valid() and posted:
         try:
             made = deploying.deploy(form.wanted(), user_of(request), form.cleaned_data["reason"])
@@ -49,6 +50,8 @@ def deploy(request: HttpRequest) -> HttpResponse:
         "source": form.wanted().source if form.is_bound else "",
         "wrong": [field for field in form if field.errors] if posted else [],
         "estimate": deploying.estimate(form.wanted()) if form.is_bound else None,
+        "out_of_use": resting,
+        "out_of_use_kind": resting and resting._meta.model_name,
         "places": deploying.gpus_by_place(),
     }
     return render(request, "console/deploy/deploy.html", context, status=422 if posted else 200)

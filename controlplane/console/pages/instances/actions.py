@@ -26,7 +26,9 @@ PLACE_ACTIONS: dict[tuple[str, str], tuple[type[Any], Callable[..., str], Role]]
     ("node", "cordon"): (Node, services.cordon, Role.OPERATOR),
     ("node", "uncordon"): (Node, services.uncordon, Role.OPERATOR),
     ("deployment", "undeploy"): (Deployment, services.undeploy, Role.ADMIN),
+    ("deployment", "activate"): (Deployment, services.activate, Role.ADMIN),
     ("model", "retire"): (Model, services.retire, Role.ADMIN),
+    ("model", "activate"): (Model, services.activate, Role.ADMIN),
 }
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
@@ -12,6 +13,7 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import viewer_of
+from controlplane.events import since
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.planning.parts import resting
@@ -61,6 +63,7 @@ def settings(request: HttpRequest) -> HttpResponseBase:
     model = filters["model"]
     if request.GET.get("format") == "csv":
         return SETTINGS.csv(described)
+    drawn = since.newest_by_subject(Setting)
     context = {
         "filters": filters,
         "model": model,
@@ -70,7 +73,11 @@ def settings(request: HttpRequest) -> HttpResponseBase:
             for column in SETTINGS.named(*SETTINGS.page)
         ],
         "groups": [
-            (title, f"group-{number}", [line(each) for each in members])
+            (
+                title,
+                f"group-{number}",
+                [line(each) | {"drawn": str(drawn.get(_subject(each.name, model), 0))} for each in members],
+            )
             for number, (title, members) in enumerate(groupby(described, key=lambda each: each.group))
         ],
         "changed": [line(each) for each in described if each.row],
@@ -81,13 +88,21 @@ def settings(request: HttpRequest) -> HttpResponseBase:
     return render(request, "console/settings/settings.html", context)
 
 
+def _subject(name: str, model: Model | str | None) -> str:
+    return f"{name} of {model}" if model else name
+
+
 @action(Role.OPERATOR, page="console:settings", unchanged="{name} is as before")
+@transaction.atomic
 def change(form: ActionForm, name: str) -> str:
     """Change or reset a setting."""
     if name not in Tunable.model_fields:
         raise Http404(name)
     model = get_object_or_404(Model, name=form.fields["model"]) if form.fields.get("model") else None
-    subject = f"{name} of {model}" if model else name
+    subject = _subject(name, model)
+    given = "its default" if "reset" in form.fields else form.fields.get("value", "")[:60]
+    Setting.objects.select_for_update(of=("self",)).filter(name=name, model=model).first()
+    since.check(Setting(name=name, model=model), form.fields.get(since.FIELD, ""), [name], given)
     if "reset" in form.fields:
         row = Setting.objects.filter(name=name, model=model).first()
         if row is None:

@@ -90,6 +90,22 @@ def test_redeploying_changes_model_engine_and_endpoint():
     assert states(remote.run())[-1] == (7200.0, 0, "READY")
 
 
+def test_one_that_fails_while_it_drains_for_another_model_is_given_to_that_unless_its_machine_is_lost():
+    fleet = cluster(instance("a"), instance("b"))
+    for fails, then, at_s, endpoint in (
+        (Simulation.fail, "LOADING", 5.0, 1),
+        (Simulation.lose, "LOADING", 105.0, 0),
+    ):
+        simulation = Simulation(fleet, make_requests([0.0, 800.0], model=[0, 1], prompt_tokens=50, output_tokens=900))
+        simulation.advance(1.0)
+        simulation.redeploy(0, 1)
+        simulation.advance(5.0)
+        fails(simulation, 0, 100.0)
+        simulation.advance(2000.0)
+        assert simulation.fleet.endpoint[0] == endpoint
+        assert (at_s, 0, then) in states(simulation.run())
+
+
 def test_swapping_back_is_quicker_than_the_first_time():
     delays = Delays(swap_storage_s=60.0, swap_cpu_s=5.0)
     simulation = Simulation(
