@@ -97,6 +97,16 @@ BUNDLES: Final = {
             forecaster="blend",
         ),
         Bundle(
+            name="hermes",
+            title="Hermes",
+            about="Calls of the application run with the lowest Gittins rank go first, where they delay themselves and others "
+            "the least, with prefixes; what likely calls need is warmed before. The paper has a fixed fleet: here instances "
+            "come and go by use.",
+            policy={"routing": "least_delay", "ordering": "hermes"},
+            strategy="reactive",
+            forecaster="blend",
+        ),
+        Bundle(
             name="pilothouse",
             title="Pilothouse",
             about="The shortest predicted request goes first, where it delays itself and others the least, with prefixes; "

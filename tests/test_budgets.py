@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "forecasting": 255,  # the models extra is looked for once
     "forecasting/lengths": 4493,
     "forecasting/workload": 2269,  # boosted trees in the blend, weights by time of day
-    "scheduling": 1512,  # knobs of a policy, declared once
+    "scheduling": 1522,  # knobs of a policy, declared once
     "scheduling/applications": 2273,  # where runs stand, late runs last, prewarming that follows its use
     "scheduling/fleet": 1572,  # the state of a fleet as one record
     "scheduling/lookahead": 393,

@@ -14,7 +14,7 @@ from scheduling.bundles import BUNDLES
 # Bundles with ARIMA or mLSTM are left out: with one-minute windows they take minutes to fit, delaying the first forecasts.
 GIVEN = {
     "llama-3.1-8b": ("pilothouse", PolicyMode.AUTO),
-    "llama-2-70b": ("ssjf", PolicyMode.AUTO),
+    "llama-2-70b": ("hermes", PolicyMode.AUTO),  # it serves the applications
     "bloom-176b": ("qlm", PolicyMode.AUTO),
     "llama-3.2-3b": ("pilothouse", PolicyMode.ASK),
     "qwen3-embedding-0.6b": ("pilothouse", PolicyMode.AUTO),
