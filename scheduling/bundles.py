@@ -99,9 +99,9 @@ BUNDLES: Final = {
         Bundle(
             name="hermes",
             title="Hermes",
-            about="Calls of the application run with the lowest Gittins rank go first, where they delay themselves and others "
-            "the least, with prefixes; what likely calls need is warmed before. The paper has a fixed fleet: here instances "
-            "come and go by use.",
+            about="Calls of the application run with the lowest Gittins rank go first, where they delay themselves and "
+            "others the least, with prefixes; what likely calls need is warmed before. The paper has a fixed "
+            "fleet: here instances come and go by use.",
             policy={"routing": "least_delay", "ordering": "hermes"},
             strategy="reactive",
             forecaster="blend",

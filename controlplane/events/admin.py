@@ -36,7 +36,7 @@ class CheckedAdmin(RoleAdmin[Row]):
 
         def clean(self: Any) -> Any:
             values = form.clean(self)
-            type(obj)._default_manager.select_for_update(of=("self",)).get(pk=obj.pk)
+            type(obj)._default_manager.select_for_update(of=("self",)).filter(pk=obj.pk).first()
             since.check(obj, request.POST.get(since.FIELD, ""), self.fields)
             return values
 
