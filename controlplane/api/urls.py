@@ -94,7 +94,7 @@ def only_known(operation: Operation) -> Callable[..., Any]:
     """Return the function of *operation*, which refuses parameters that it does not have: a mistyped one filters nothing."""
     view: Callable[..., Any] = operation.view_func
     query = [model for model in operation.models if model.__ninja_param_source__ == "query"]
-    known = sorted(name for model in query for name in model.__ninja_flatten_map__)  # type: ignore[attr-defined]
+    known = sorted(name for model in query for name in model.__ninja_flatten_map__)
 
     @functools.wraps(view)
     def answer(request: HttpRequest, **given: Any) -> Any:
