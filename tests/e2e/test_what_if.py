@@ -172,9 +172,6 @@ def test_a_what_if_from_the_question_to_the_plan(no_what_ifs, open_page, browser
     with page.expect_download() as file:
         run.get_by_role("link", name="CSV").click()
     assert file.value.path().read_text().count("\n") == 4
-    with page.expect_download() as file:
-        run.get_by_role("link", name="Report").click()
-    assert "Plotly" in file.value.path().read_text()
 
     hides(page)
     compares_decisions(page)
