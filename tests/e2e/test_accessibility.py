@@ -66,7 +66,9 @@ def address(name: str) -> str:
 def settle(page) -> None:
     """Wait until every chart has been in view and drawn, and no transition runs."""
     for plot in page.locator("[data-plot]").all():
-        plot.scroll_into_view_if_needed()
+        plot.evaluate(
+            "each => each.scrollIntoView()"
+        )  # at once: a region may be drawn anew while one waits for it to rest
         expect(plot.locator(".main-svg").first).to_be_visible()
     page.evaluate("window.scrollTo(0, 0)")
     page.wait_for_timeout(400)

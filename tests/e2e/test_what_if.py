@@ -292,7 +292,6 @@ def test_its_comparison_is_accessible(no_what_ifs, open_page, theme):
     address = page.url.removeprefix(console.url)
     for width in (DESKTOP, PHONE):
         page = open_page(console, address, viewport=width, theme=theme)
-        page.locator("[data-plot]").first.scroll_into_view_if_needed()
         settle(page)
         assert violations(page) == []
         keep(page, f"what-if-{theme}-{'desktop' if width is DESKTOP else 'phone'}")
