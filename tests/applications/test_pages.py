@@ -104,7 +104,7 @@ def test_the_empty_list_says_how_to_begin(client, operator, db):
 def test_a_page_shows_graph_units_ranks_and_correlations(client, operator, application, running):
     client.force_login(operator)
     page = client.get(f"/applications/{application.pk}/").content.decode()
-    assert '<svg class="demand-graph"' in page
+    assert '<svg class="demand-graph short"' in page
     assert "1 running run, with write as the last ended call" in page
     assert "What refines what" in page
     assert f'href="/applications/runs/{running.pk}/"' in page

@@ -441,7 +441,7 @@ def test_cost_is_drawn_against_goodput_too(client, operator, ran):
     text = page(client, operator, f"/what-if/{ran.pk}/")
     table = text.partition('aria-label="Futures, table"')[2].partition("</table>")[0]
     assert "Goodput tok/s" in table
-    assert all(f'<td data-label="Goodput tok/s" class="num">{each}' in table for each in good)
+    assert all(f'<td data-label="Goodput tok/s" data-leaves class="num">{each}' in table for each in good)
     assert 'href="?against=goodput#chart-what-if-cost"' in text
     text = page(client, operator, f"/what-if/{ran.pk}/?against=goodput")
     assert "Cost against goodput" in text
