@@ -1,7 +1,9 @@
 """Connections to instances, on the web process's loop and on asyncio's: each answer of a scripted server."""
 
 import asyncio
+import gc
 import socket
+import weakref
 from contextlib import asynccontextmanager
 
 import pytest
@@ -260,3 +262,26 @@ async def test_each_request_has_its_own_silence():
     await connection.wait()
     with pytest.raises(TimeoutError):
         connection.check()
+
+
+def test_a_connection_that_broke_leaves_nothing_to_the_garbage_collector(run):
+    """Old garbage is collected rarely, and a broken connection would hold its request with it."""
+
+    async def cut_off(reader, writer):
+        writer.write(CHUNKED + b"5\r\nhel")
+        writer.close()
+
+    async def test():
+        async with connected(cut_off) as (connections, origin, server):
+            seen = weakref.ref(await connections.get(origin))
+            connections.put_back(seen())
+            with pytest.raises(AnswerCutOff):
+                await body_of(connections, origin)
+            await until(lambda: seen() is None)
+            assert server.connections == 1
+
+    gc.disable()
+    try:
+        run(test())
+    finally:
+        gc.enable()

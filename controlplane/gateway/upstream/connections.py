@@ -160,6 +160,7 @@ class Connection(asyncio.Protocol):
             self.close()
         else:
             self.resume()
+        self._error = None  # raised, it refers to the frames of the request, and these to the connection
 
     def stop(self, error: Exception) -> None:
         """Take no more of an incomplete answer: its waiter gets *error*."""
@@ -201,6 +202,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        del self._parser  # it refers to the connection
         if self._timer is not None:
             self._timer.cancel()
             self._timer, self._timer_s = None, math.inf
