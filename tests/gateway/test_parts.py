@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import math
+import pickle
 import random
 
 import numpy as np
@@ -127,13 +128,39 @@ class TestWindows:
         windows.advance(70.0)
         assert windows.percentiles(group, Latency.TTFT, (50,)) == [None]
 
-    def test_more_groups_than_it_was_made_for(self):
-        windows = Windows(capacity=2)
-        groups = [windows.group(f"g{index}") for index in range(5)]
+    @given(
+        st.lists(st.tuples(st.sampled_from([0, 1, 2, 59, 60, 70]), st.integers(0, 2), st.integers(1, 999)), max_size=40)
+    )
+    def test_percentiles_are_of_the_last_minute_alone(self, recorded):
+        windows, now_s, values = Windows(), 1000, []
+        sets = [tuple(map(windows.group, names)) for names in (("fleet", "a"), ("fleet", "b"), ("fleet",))]
+        for later_s, chosen, value in recorded:
+            now_s += later_s
+            windows.advance(now_s)
+            windows.latency(sets[chosen], Latency.ITL, value)
+            values.append((now_s, sets[chosen], value))
+            fresh = Windows()
+            fresh.advance(now_s)
+            for at_s, groups, value in values:
+                if at_s > now_s - 60:
+                    fresh.latency(groups, Latency.ITL, value)
+            for group in range(3):
+                asked = group, Latency.ITL, (1, 50, 99)
+                assert windows.percentiles(*asked) == fresh.percentiles(*asked)
+
+    def test_an_instance_takes_memory_while_it_answers(self):
+        windows = Windows()
+        fleet, *instances = (windows.group(f"{number}") for number in range(1001))
         windows.advance(1.0)
-        windows.count(tuple(groups), Count.ERRORS)
+        for instance in instances[:10]:
+            windows.count((fleet,), Count.ERRORS)
+            windows.latency((fleet, instance), Latency.TTFT, 9.0)
         windows.advance(2.0)
-        assert [windows.total(group, Count.ERRORS, 10) for group in groups] == [1] * 5
+        assert len(pickle.dumps(windows)) < 11 * 4096 + 7000 + 20 * 1000
+        assert windows.total(fleet, Count.ERRORS, 10) == 10
+        assert windows.total(instances[-1], Count.ERRORS, 10) == 0
+        windows.advance(62.0)
+        assert len(pickle.dumps(windows)) < 7000 + 20 * 1000
 
 
 def entry(**changes) -> RequestRecord:
