@@ -141,9 +141,9 @@ class TestWindows:
             values.append((now_s, sets[chosen], value))
             fresh = Windows()
             fresh.advance(now_s)
-            for at_s, groups, value in values:
+            for at_s, groups, value_ms in values:
                 if at_s > now_s - 60:
-                    fresh.latency(groups, Latency.ITL, value)
+                    fresh.latency(groups, Latency.ITL, value_ms)
             for group in range(3):
                 asked = group, Latency.ITL, (1, 50, 99)
                 assert windows.percentiles(*asked) == fresh.percentiles(*asked)
