@@ -144,10 +144,10 @@ class Records:
         self.tokens[model, region, slo_class, "output"] += ticket.output_tokens
         windows = self.windows
         windows.advance(self.clock())
-        scopes = self.groups(model, region, "")
-        windows.count(scopes, Count.FINISHED)
+        counted = self.groups(model, region, "")
+        windows.count(counted, Count.FINISHED)
         if outcome in (Outcome.FAILED, Outcome.REJECTED):
-            windows.count(scopes, Count.ERRORS)
+            windows.count(counted, Count.ERRORS)
         if ticket.slo_met is not None:
             self.judged[model, slo_class, ticket.slo_met] += 1
             self.service_levels.judge(scopes_of(model, region), slo_class, ticket.terms.objective, ticket.slo_met)
