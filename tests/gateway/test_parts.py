@@ -5,6 +5,7 @@ import itertools
 import math
 import pickle
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.dispatch.port import Submit
-from controlplane.gateway.admission.limits import Limits, Pace
+from controlplane.gateway.admission import limits as limits_module
+from controlplane.gateway.admission.limits import Limits, LoopLoad, Pace
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.ledger.writer import minute_sums
@@ -212,6 +214,33 @@ async def test_pace_lets_a_few_begin_in_each_iteration_and_all_in_order():
     assert max(begun_by_iteration) <= 3
     await asyncio.gather(*tasks, return_exceptions=True)
     assert pace.enter() is None
+
+
+def test_the_load_of_the_loop_follows_the_time_that_it_computes(monkeypatch):
+    """A tenth of a second of hard work is forgotten, two seconds of it are not; nor does it stay busy."""
+    clock = SimpleNamespace(now_s=100.0, computed_s=7.0)
+    fake = SimpleNamespace(monotonic=lambda: clock.now_s, thread_time=lambda: clock.computed_s)
+    monkeypatch.setattr(limits_module, "time", fake)
+    load = LoopLoad()
+    load.look()
+    assert load.share == 0.0
+
+    def pass_s(seconds: float, share: float) -> None:
+        for _ in range(round(seconds / 0.1)):
+            clock.now_s, clock.computed_s = clock.now_s + 0.1, clock.computed_s + 0.1 * share
+            load.look()
+
+    for seconds, share, busy in (
+        (5.0, 0.5, False),
+        (0.1, 1.0, False),
+        (5.0, 0.5, False),
+        (2.0, 1.0, True),
+        (2.0, 0.1, False),
+    ):
+        pass_s(seconds, share)
+        assert load.busy is busy
+    pass_s(20.0, 0.25)
+    assert load.share == pytest.approx(0.25, abs=1e-6)
 
 
 class Withholding(Withheld):
