@@ -19,19 +19,19 @@ BUDGETS: dict[str, int] = {
     "controlplane": 2268,  # streams and bodies without ASGI messages, memory that is kept; what is asked and not served
     "controlplane/accounts": 1188,  # budgets
     "controlplane/alerts": 903,
-    "controlplane/api": 3504,  # /v1 in the OpenAPI document
+    "controlplane/api": 3504,  # /v1 in the OpenAPI document; ETag and If-Match of each row
     "controlplane/applications": 2388,  # runs and demand graphs
     "controlplane/batches": 1804,  # Speed up, embeddings
     "controlplane/console": 13669,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
     "controlplane/dispatch": 8817,  # KV events, and what else it has
-    "controlplane/events": 425,
+    "controlplane/events": 425,  # nothing is overwritten unseen
     "controlplane/experiments": 5199,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6246,  # donations, weights by region
     "controlplane/formats": 8,
     "controlplane/gateway": 10947,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
     "controlplane/lengths": 2214,  # the service stands with its rows; gateway/lengths is gone
-    "controlplane/planning": 5379,  # capacity as it was then, fallbacks and weights as a scenario
+    "controlplane/planning": 5379,  # capacity as it was then, fallbacks and weights as a scenario, rows of a bundle
     "controlplane/resources": 2441,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
     "controlplane/simulation": 6386,  # effects over all seeds, futures with other fallbacks and weights
     "controlplane/supervisor": 1261,
