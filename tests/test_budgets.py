@@ -16,7 +16,7 @@ NOT_OURS_TO_SHAPE = {"migrations", "vendor", "__pycache__"}
 
 # Lines, blank ones and comments included. Raise one only with a comment alongside it that says what its users got for it.
 BUDGETS: dict[str, int] = {
-    "controlplane": 2262,  # streams and bodies without ASGI messages, memory that is kept; what is asked and not served
+    "controlplane": 2268,  # streams and bodies without ASGI messages, memory that is kept; what is asked and not served
     "controlplane/accounts": 1188,  # budgets
     "controlplane/alerts": 903,
     "controlplane/api": 3504,  # /v1 in the OpenAPI document
@@ -28,7 +28,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/experiments": 5199,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6246,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 10875,  # embeddings and other calls without output, conversations by stored responses, KV events
+    "controlplane/gateway": 10947,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
     "controlplane/lengths": 2214,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5379,  # capacity as it was then, fallbacks and weights as a scenario
@@ -71,7 +71,7 @@ BUDGETS: dict[str, int] = {
     "tests/experiments": 1121,
     "tests/fleet": 4119,
     "tests/forecasting": 2775,
-    "tests/gateway": 10724,  # KV events, and what else it has
+    "tests/gateway": 10794,  # KV events, and what else it has
     "tests/jobs": 458,
     "tests/lengths": 1644,
     "tests/oracles": 2171,
