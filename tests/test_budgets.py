@@ -75,7 +75,7 @@ BUDGETS: dict[str, int] = {
     "tests/jobs": 458,
     "tests/lengths": 1644,
     "tests/oracles": 2171,
-    "tests/planning": 5119,
+    "tests/planning": 5074,
     "tests/replay": 1296,
     "tests/scheduling": 14488,
     "tests/simulation": 3630,
