@@ -37,9 +37,9 @@ BUDGETS: dict[str, int] = {
     "controlplane/supervisor": 1261,
     "controlplane/tuning": 357,
     "controlplane/usage": 754,  # dollars by use
-    "forecasting": 255,  # the models extra is looked for once
-    "forecasting/lengths": 4493,
-    "forecasting/workload": 2269,  # boosted trees in the blend, weights by time of day
+    "forecasting": 274,  # the models extra is looked for once
+    "forecasting/lengths": 4492,
+    "forecasting/workload": 2265,  # boosted trees in the blend, weights by time of day
     "scheduling": 1522,  # knobs of a policy, declared once
     "scheduling/applications": 2273,  # where runs stand, late runs last, prewarming that follows its use
     "scheduling/fleet": 1572,  # the state of a fleet as one record
@@ -54,12 +54,12 @@ BUDGETS: dict[str, int] = {
     "templates": 28,
     "templates/admin": 89,
     "templates/console": 2826,  # places, undeploy and retire, models that served
-    "tests": 2750,  # methods that nothing shipped calls
+    "tests": 2748,  # methods that nothing shipped calls
     "tests/access": 1346,
     "tests/accounts": 525,
     "tests/alerts": 496,
     "tests/api": 1902,
-    "tests/applications": 1424,
+    "tests/applications": 1441,
     "tests/batches": 1300,  # the real SDK, kills
     "tests/bench": 6579,  # what periodic jobs hold the event loop for
     "tests/clients": 1485,  # real clients of the field, coding agents among them
