@@ -294,6 +294,11 @@ class GatewayCollector:
         gateway = self.gateway
         yield GaugeMetricFamily("pilothouse_active_requests", "Requests being answered.", value=gateway.active)
         yield GaugeMetricFamily(
+            "pilothouse_event_loop_busy_ratio",
+            "Share of its time that the event loop computes.",
+            value=gateway.http.completions.load.share,
+        )
+        yield GaugeMetricFamily(
             "pilothouse_lease_held", "1 if this process owns the regions.", value=gateway.lease.held
         )
         yield GaugeMetricFamily(

@@ -267,6 +267,7 @@ class Gateway:
                 await work()
 
     async def _count(self) -> None:
+        self.http.completions.load.look()
         self.requests.report()
         self.dispatcher.prewarm_on()
         if self.topology.changed.is_set():
@@ -346,7 +347,8 @@ class Parts:
             return Part("web", PartState.STARTING, "starting or stopping")
         if not gateway.lease.held:
             return Part("web", PartState.STANDBY, f"standing by for {gateway.lease.holder}")
-        return Part("web", PartState.OK, f"{gateway.lease.owner} owns the regions; {gateway.active} in flight")
+        busy = f"its event loop is busy for {gateway.http.completions.load.share:.0%} of the time"
+        return Part("web", PartState.OK, f"{gateway.lease.owner} owns the regions; {gateway.active} in flight; {busy}")
 
     def _redis(self) -> Part:
         for job in (self.gateway.publisher.job, self.gateway.lease.job):

@@ -38,7 +38,7 @@ GROUPS = {
     ),
     "Output lengths": ("pilothouse_length_",),
     "Jobs and parts": ("pilothouse_job_", "pilothouse_part_"),
-    "Ledger and process": ("pilothouse_ledger_", "pilothouse_info", "process_"),
+    "Ledger and process": ("pilothouse_ledger_", "pilothouse_event_loop_", "pilothouse_info", "process_"),
 }
 """Rows of the dashboard: beginnings of the names of their metrics."""
 SCRAPED = {"job": "exported_job", "instance": "exported_instance"}

@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import math
+import pickle
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.dispatch.port import Submit
-from controlplane.gateway.admission.limits import Limits, Pace
+from controlplane.gateway.admission import limits as limits_module
+from controlplane.gateway.admission.limits import Limits, LoopLoad, Pace
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.ledger.writer import minute_sums
@@ -127,13 +130,39 @@ class TestWindows:
         windows.advance(70.0)
         assert windows.percentiles(group, Latency.TTFT, (50,)) == [None]
 
-    def test_more_groups_than_it_was_made_for(self):
-        windows = Windows(capacity=2)
-        groups = [windows.group(f"g{index}") for index in range(5)]
+    @given(
+        st.lists(st.tuples(st.sampled_from([0, 1, 2, 59, 60, 70]), st.integers(0, 2), st.integers(1, 999)), max_size=40)
+    )
+    def test_percentiles_are_of_the_last_minute_alone(self, recorded):
+        windows, now_s, values = Windows(), 1000, []
+        sets = [tuple(map(windows.group, names)) for names in (("fleet", "a"), ("fleet", "b"), ("fleet",))]
+        for later_s, chosen, value in recorded:
+            now_s += later_s
+            windows.advance(now_s)
+            windows.latency(sets[chosen], Latency.ITL, value)
+            values.append((now_s, sets[chosen], value))
+            fresh = Windows()
+            fresh.advance(now_s)
+            for at_s, groups, value_ms in values:
+                if at_s > now_s - 60:
+                    fresh.latency(groups, Latency.ITL, value_ms)
+            for group in range(3):
+                asked = group, Latency.ITL, (1, 50, 99)
+                assert windows.percentiles(*asked) == fresh.percentiles(*asked)
+
+    def test_an_instance_takes_memory_while_it_answers(self):
+        windows = Windows()
+        fleet, *instances = (windows.group(f"{number}") for number in range(1001))
         windows.advance(1.0)
-        windows.count(tuple(groups), Count.ERRORS)
+        for instance in instances[:10]:
+            windows.count((fleet,), Count.ERRORS)
+            windows.latency((fleet, instance), Latency.TTFT, 9.0)
         windows.advance(2.0)
-        assert [windows.total(group, Count.ERRORS, 10) for group in groups] == [1] * 5
+        assert len(pickle.dumps(windows)) < 11 * 4096 + 7000 + 20 * 1000
+        assert windows.total(fleet, Count.ERRORS, 10) == 10
+        assert windows.total(instances[-1], Count.ERRORS, 10) == 0
+        windows.advance(62.0)
+        assert len(pickle.dumps(windows)) < 7000 + 20 * 1000
 
 
 def entry(**changes) -> RequestRecord:
@@ -185,6 +214,33 @@ async def test_pace_lets_a_few_begin_in_each_iteration_and_all_in_order():
     assert max(begun_by_iteration) <= 3
     await asyncio.gather(*tasks, return_exceptions=True)
     assert pace.enter() is None
+
+
+def test_the_load_of_the_loop_follows_the_time_that_it_computes(monkeypatch):
+    """A tenth of a second of hard work is forgotten, two seconds of it are not; nor does it stay busy."""
+    clock = SimpleNamespace(now_s=100.0, computed_s=7.0)
+    fake = SimpleNamespace(monotonic=lambda: clock.now_s, thread_time=lambda: clock.computed_s)
+    monkeypatch.setattr(limits_module, "time", fake)
+    load = LoopLoad()
+    load.look()
+    assert load.share == 0.0
+
+    def pass_s(seconds: float, share: float) -> None:
+        for _ in range(round(seconds / 0.1)):
+            clock.now_s, clock.computed_s = clock.now_s + 0.1, clock.computed_s + 0.1 * share
+            load.look()
+
+    for seconds, share, busy in (
+        (5.0, 0.5, False),
+        (0.1, 1.0, False),
+        (5.0, 0.5, False),
+        (2.0, 1.0, True),
+        (2.0, 0.1, False),
+    ):
+        pass_s(seconds, share)
+        assert load.busy is busy
+    pass_s(20.0, 0.25)
+    assert load.share == pytest.approx(0.25, abs=1e-6)
 
 
 class Withholding(Withheld):

@@ -129,6 +129,20 @@ async def test_it_is_switched_off_by_a_setting(served, monkeypatch):
     assert settings.STREAM_ALL
 
 
+async def test_a_busy_gateway_asks_for_short_ones_in_one_piece(served, monkeypatch):
+    load, backend = served.gateway.http.completions.load, served.backends[0]
+    monkeypatch.setattr(load, "look", lambda: None)
+    seen = []
+    for share, limit in ((0.5, 200), (0.7, 200), (0.7, 2000)):
+        monkeypatch.setattr(load, "share", share)
+        async with await served.chat(max_tokens=limit, min_tokens=limit) as response:
+            assert response.status == 200
+        row = await served.new_row()
+        seen.append(("stream" in backend.bodies[-1], row.ttft_ms is not None, row.trace[0].get("in_one_piece")))
+    why = "the gateway was busy, and it was expected to be short"
+    assert seen == [(True, True, None), (False, False, why), (True, True, None)]
+
+
 FIRST_TOKENS_MS = [(None, False), (40, True), (10**6, True), (-1, False), ("soon", False), (float("inf"), False)]
 
 

@@ -1,6 +1,11 @@
-"""Per-tenant limits: concurrent requests, tokens a minute. Kept in the memory of the process that owns the region."""
+"""Per-tenant limits: concurrent requests, tokens a minute. Kept in the memory of the process that owns the region.
+
+And those of the process itself: requests that begin at once, and how busy its event loop is.
+"""
 
 import asyncio
+import math
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -104,3 +109,28 @@ class Pace:
             if not begins.done():  # its request may have left
                 begins.set_result(None)
                 self._count()
+
+
+BUSY_SHARE = 0.6
+LOAD_S = 1.0
+
+
+class LoopLoad:
+    """Share of its time that the event loop's thread computes: a moving average over about `LOAD_S`."""
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self._looked_s, self._computed_s = time.monotonic(), math.inf
+
+    @property
+    def busy(self) -> bool:
+        """Whether so little time is left that what can be spared should be."""
+        return self.share > BUSY_SHARE
+
+    def look(self) -> None:
+        """Take in the time since the last look. Call it on the event loop, some ten times a second."""
+        now_s, computed_s = time.monotonic(), time.thread_time()
+        passed_s, used_s = now_s - self._looked_s, max(0.0, computed_s - self._computed_s)
+        self._looked_s, self._computed_s = now_s, computed_s
+        if passed_s > 0:
+            self.share += (min(1.0, used_s / passed_s) - self.share) * -math.expm1(-passed_s / LOAD_S)

@@ -54,7 +54,7 @@ class Records:
         self.errors[error.status, error.code] += 1
 
     def groups(self, model: str, region: str, instance: str) -> tuple[int, ...]:
-        """Return the window groups that a request of *model* in *region* on *instance* counts for."""
+        """Return the window groups of a request of *model* in *region*, with that of *instance*."""
         groups = self._groups.get((model, region, instance))
         if groups is None:
             names = list(scopes_of(model, region))
@@ -144,14 +144,15 @@ class Records:
         self.tokens[model, region, slo_class, "output"] += ticket.output_tokens
         windows = self.windows
         windows.advance(self.clock())
-        groups = self.groups(model, region, ticket.instance)
-        windows.count(groups, Count.FINISHED)
+        counted = self.groups(model, region, "")
+        windows.count(counted, Count.FINISHED)
         if outcome in (Outcome.FAILED, Outcome.REJECTED):
-            windows.count(groups, Count.ERRORS)
+            windows.count(counted, Count.ERRORS)
         if ticket.slo_met is not None:
             self.judged[model, slo_class, ticket.slo_met] += 1
             self.service_levels.judge(scopes_of(model, region), slo_class, ticket.terms.objective, ticket.slo_met)
         times_ms = (ticket.queue_ms, ticket.ttft_ms, ticket.itl_ms, ticket.e2e_ms)
+        groups = self.groups(model, region, ticket.instance)
         # A backlog that waits for a trough says nothing of how fast instances answer: TTFT counts from its release.
         held_ms = max(0.0, ticket.released_s - ticket.asked.arrived_s) * 1000
         for what, value in zip(TIMES, times_ms, strict=True):

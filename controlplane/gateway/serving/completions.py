@@ -18,7 +18,7 @@ from controlplane.gateway.admission.budgets import Admission, Budgets
 from controlplane.gateway.admission.conversations import Conversations
 from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
-from controlplane.gateway.admission.limits import Limits
+from controlplane.gateway.admission.limits import Limits, LoopLoad
 from controlplane.gateway.admission.marks import Marks, marks_of
 from controlplane.gateway.admission.validation import SPEECH, Call, Kind, parse, with_prompt
 from controlplane.gateway.errors import JSON_TYPE, STOPPING, ApiError, not_served, unknown_model
@@ -137,6 +137,10 @@ _PERMISSION: dict[str, object] = {
 
 CONTINUING = (Kind.RESPONSE, Kind.RENDER_RESPONSE)
 """Calls that may continue a stored response."""
+SHORT_TOKENS = 256
+"""Longest answer, as predicted, that a busy gateway asks for in one piece: a stream takes half as much again of its time,
+and nothing is lost but the moments of a few seconds' tokens.
+"""
 ENDS_BYTES = 2_048
 BETWEEN_BYTES = 4_096
 
@@ -165,6 +169,7 @@ class Completions:
     max_depth: int  # of a body's JSON
     most_body_bytes: int  # without media
     stream_all: bool  # stream from instances even answers that tenants do not stream
+    load: LoopLoad = field(default_factory=LoopLoad)
     conversations: Conversations = field(default_factory=Conversations)
 
     async def complete(
@@ -309,7 +314,9 @@ class Completions:
                 length, token_blocks = await asyncio.gather(predicted, self.upstream.tokens.of(call, served))
         if span is not None:
             span.queued_s = self.clock()
-        in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
+        # A sequence without output ends with its prefill, as one that has a single token of output does.
+        predicted_tokens = length.tokens if length is not None else call.sequences
+        in_one_piece = "" if call.stream else self._in_one_piece(call, predicted_tokens)
         streamed = not in_one_piece
         session = marks.run if marks.session or marks.run.startswith(RECOGNIZED) else ""
         by_prefix = served.by_prefix and made is None  # else it begins with what is stored
@@ -340,8 +347,7 @@ class Completions:
             arrived_at=arrived_at,
             arrived_s=arrived_s,
             prompt_tokens=prompt_tokens,
-            # A sequence without output ends with its prefill, as one that has a single token of output does.
-            predicted_tokens=length.tokens if length is not None else call.sequences,
+            predicted_tokens=predicted_tokens,
             max_tokens=call.max_tokens,
             sequences=call.sequences,
             streamed=streamed,
@@ -379,6 +385,15 @@ class Completions:
             in_one_piece=in_one_piece,
             task=asyncio.current_task(),
         )
+
+    def _in_one_piece(self, call: Call, predicted_tokens: float) -> str:
+        """Return why the instance is not asked to stream its answer to *call*, which its tenant does not stream; else ""."""
+        if not self.stream_all:
+            return "streams are switched off"
+        why = not_streamed(call)
+        if not why and self.load.busy and predicted_tokens <= SHORT_TOKENS:
+            return "the gateway was busy, and it was expected to be short"
+        return why
 
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and complete it."""

@@ -10,7 +10,7 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ('fleet', '0009_region_latency'),
+        ('fleet', '0001_squashed'),
     ]
 
     operations = [

@@ -1,0 +1,131 @@
+import django.db.models.deletion
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+
+    replaces = [
+        ('gateway', '0001_initial'),
+        ('gateway', '0002_ledger_error_message'),
+        ('gateway', '0003_demand_as_asked'),
+        ('gateway', '0004_generated_minutes'),
+        ('gateway', '0005_ledger_tenant_by_time'),
+        ('gateway', '0006_retries_of_requests'),
+        ('gateway', '0007_long_requests'),
+        ('gateway', '0008_waits_and_evictions'),
+        ('gateway', '0009_capacity_steps'),
+        ('gateway', '0010_runs'),
+        ('gateway', '0011_promises_at_the_door'),
+        ('gateway', '0012_ledger_surface'),
+        ('gateway', '0013_deadline_of_runs'),
+        ('gateway', '0014_models_asked_for'),
+        ('gateway', '0015_cached_tokens'),
+        ('gateway', '0016_expected_by'),
+    ]
+
+    initial = True
+
+    dependencies = [
+        ('accounts', '0001_squashed'),
+    ]
+
+    operations = [
+        migrations.CreateModel(
+            name='CapacityStep',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('at', models.DateTimeField()),
+                ('model', models.CharField(max_length=160)),
+                ('region', models.CharField(max_length=40)),
+                ('ready', models.PositiveSmallIntegerField(help_text='Instances.')),
+                ('tokens_per_s', models.FloatField(help_text='Empty: no plan had valued an instance.', null=True)),
+            ],
+            options={
+                'ordering': ['-id'],
+                'indexes': [models.Index(fields=['model', 'region', 'at'], name='capacity_by_endpoint')],
+            },
+        ),
+        migrations.CreateModel(
+            name='MinuteRow',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('minute', models.DateTimeField(db_index=True)),
+                ('model', models.CharField(max_length=160)),
+                ('region', models.CharField(blank=True, max_length=40)),
+                ('own_region', models.CharField(blank=True, default='', help_text='Of the callers, whose demand it is; empty: the same as region.', max_length=40)),
+                ('slo_class', models.CharField(max_length=40)),
+                ('requests', models.PositiveIntegerField(default=0)),
+                ('failed', models.PositiveIntegerField(default=0)),
+                ('slo_met', models.PositiveIntegerField(default=0)),
+                ('slo_judged', models.PositiveIntegerField(default=0)),
+                ('prompt_tokens', models.PositiveBigIntegerField(default=0)),
+                ('output_tokens', models.PositiveBigIntegerField(default=0)),
+                ('unserved', models.PositiveIntegerField(default=0)),
+                ('unserved_prompt_tokens', models.PositiveBigIntegerField(default=0)),
+                ('unserved_output_tokens', models.PositiveBigIntegerField(default=0)),
+                ('repeated', models.PositiveIntegerField(default=0)),
+                ('repeated_prompt_tokens', models.PositiveBigIntegerField(default=0)),
+                ('repeated_output_tokens', models.PositiveBigIntegerField(default=0)),
+                ('generated', models.BooleanField(db_default=False, help_text='Made up as a past of the demo: nobody asked for it, and nothing served it.')),
+            ],
+            options={
+                'ordering': ['-minute'],
+                'indexes': [models.Index(condition=models.Q(('generated', True)), fields=['minute'], name='generated_minutes')],
+                'constraints': [models.UniqueConstraint(fields=('minute', 'model', 'region', 'own_region', 'slo_class'), name='one_row_per_minute_and_series')],
+            },
+        ),
+        migrations.CreateModel(
+            name='LedgerRow',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('request_id', models.CharField(db_index=True, max_length=80)),
+                ('arrived_at', models.DateTimeField(db_index=True)),
+                ('model', models.CharField(max_length=160)),
+                ('slo_class', models.CharField(max_length=40)),
+                ('region', models.CharField(blank=True, max_length=40)),
+                ('own_region', models.CharField(blank=True, default='', help_text='Where its caller is and it counts as demand; empty: as region.', max_length=40)),
+                ('instance', models.CharField(blank=True, max_length=80)),
+                ('application', models.CharField(blank=True, max_length=80)),
+                ('run', models.CharField(blank=True, max_length=80)),
+                ('unit', models.CharField(blank=True, max_length=80)),
+                ('run_due_s', models.FloatField(help_text="Seconds from the start of its run to the run's deadline, as this call says it.", null=True)),
+                ('streamed', models.BooleanField()),
+                ('outcome', models.CharField(choices=[('done', 'Done'), ('failed', 'Failed'), ('cancelled', 'Cancelled'), ('rejected', 'Rejected')], max_length=16)),
+                ('status_code', models.PositiveSmallIntegerField()),
+                ('error_code', models.CharField(blank=True, max_length=64)),
+                ('error_message', models.CharField(blank=True, default='', help_text='What the tenant was told, without quotations of the request.', max_length=500)),
+                ('prompt_tokens', models.PositiveIntegerField(default=0)),
+                ('output_tokens', models.PositiveIntegerField(default=0)),
+                ('predicted_prompt_tokens', models.PositiveIntegerField(default=0)),
+                ('predicted_output_tokens', models.PositiveIntegerField(default=0)),
+                ('queue_ms', models.FloatField(null=True)),
+                ('ttft_ms', models.FloatField(null=True)),
+                ('itl_ms', models.FloatField(help_text='Mean time between output tokens.', null=True)),
+                ('e2e_ms', models.FloatField(null=True)),
+                ('slo_met', models.BooleanField(null=True)),
+                ('unserved', models.BooleanField(default=False, help_text='Demand that got no token: refused by the fleet, or expired, cancelled or failed before its first one.')),
+                ('retry', models.PositiveSmallIntegerField(default=0, help_text="Which time the client's SDK sent it again, as it says; 0: the first attempt.")),
+                ('repeated', models.BooleanField(default=False, help_text='A retry of a request that was counted as unserved demand: it is not demand once more.')),
+                ('queue_position', models.PositiveIntegerField(help_text='In its queue when it came; 0: it did not wait.', null=True)),
+                ('estimated_wait_s', models.FloatField(help_text='How long it was expected to wait when it came: the mean.', null=True)),
+                ('estimated_wait_p99_s', models.FloatField(help_text='The same, the 99th percentile.', null=True)),
+                ('attempts', models.PositiveSmallIntegerField(default=0)),
+                ('evictions', models.PositiveSmallIntegerField(default=0, help_text='How often it was taken from an instance and queued again, what it had emitted kept.')),
+                ('asked_class', models.CharField(blank=True, default='', help_text='SLO class that it was degraded from, because that promise was unreachable; empty: it kept its class.', max_length=40)),
+                ('asked_model', models.CharField(blank=True, default='', help_text='Name that it asked for, where another model served it; empty: that of the model or adapter.', max_length=160)),
+                ('model_rule', models.CharField(blank=True, default='', help_text='Why another model served it: weights, unavailable, wait or failure.', max_length=16)),
+                ('adapter', models.CharField(blank=True, default='', help_text='LoRA adapter of the model that served it; empty: none.', max_length=160)),
+                ('cached_tokens', models.PositiveIntegerField(help_text='Prompt tokens in the prefix cache, as the instance reports; empty: it does not.', null=True)),
+                ('expected_cached_tokens', models.PositiveIntegerField(help_text='Prompt tokens that the router expected there; empty: it weighs no prefixes.', null=True)),
+                ('expected_by', models.CharField(blank=True, default='', help_text='How it knew: kv_events or estimate; empty: it weighs no prefixes.', max_length=16)),
+                ('surface', models.CharField(blank=True, default='', help_text='What was called, by the last part of its path, such as embeddings; empty: not known.', max_length=24)),
+                ('trace', models.JSONField(blank=True, default=list, help_text='Placements tried, with policy, scores and reason.')),
+                ('api_key', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='accounts.apikey')),
+                ('tenant', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.tenant')),
+            ],
+            options={
+                'ordering': ['-id'],
+                'indexes': [models.Index(fields=['tenant', '-arrived_at'], name='ledger_tenant'), models.Index(fields=['instance', '-arrived_at'], name='ledger_instance'), models.Index(condition=models.Q(('e2e_ms__gt', 600000.0)), fields=['arrived_at'], name='ledger_long'), models.Index(condition=models.Q(('asked_model', ''), _negated=True), fields=['asked_model', '-arrived_at'], name='ledger_asked_model'), models.Index(condition=models.Q(('run', ''), _negated=True), fields=['tenant', 'application', 'run'], name='ledger_application_run')],
+            },
+        ),
+    ]
