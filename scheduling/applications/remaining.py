@@ -70,7 +70,7 @@ class GraphArrays(NamedTuple):
     matches: Ints
     """Executions that match."""
     outcome_range: Ints
-    """(U, MOST_VISITS + 1, 2): where executions begin and end that tell what follows one, by its visits before."""
+    """(U, MOST_VISITS + 1, 2): where the executions begin and end that say what follows one, by its visits before."""
     outcome: Ints
     """(E,): executions of each unit, by visits before."""
     child_first: Ints
@@ -255,9 +255,9 @@ def _outcome_ranges(first: Ints) -> Ints:
     """Return `GraphArrays.outcome_range`; *first* (U, MOST_VISITS + 2) is where executions begin by visits before."""
     visit = np.arange(MOST_VISITS + 1)
     ranges = np.zeros((first.shape[0], MOST_VISITS + 1, 2), np.int64)
-    for apart in range(MOST_VISITS, -1, -1):
-        begin, end = first[:, np.maximum(0, visit - apart)], first[:, np.minimum(MOST_VISITS, visit + apart) + 1]
-        enough = (end - begin >= FEWEST_OUTCOMES) | (apart == MOST_VISITS)
+    for distance in range(MOST_VISITS, -1, -1):
+        begin, end = first[:, np.maximum(0, visit - distance)], first[:, np.minimum(MOST_VISITS, visit + distance) + 1]
+        enough = (end - begin >= FEWEST_OUTCOMES) | (distance == MOST_VISITS)
         ranges[enough] = np.stack([begin, end], axis=2)[enough]
     return ranges
 

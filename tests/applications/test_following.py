@@ -138,12 +138,12 @@ def test_runs_with_less_left_have_a_lower_rank(acme, application):
 
 
 def test_without_a_record_nothing_is_predicted_and_few_are_not_judged(acme):
+    graph = graph_of(learned(acme, runs=1))
     write_run(acme, "now", timezone.now() - timedelta(seconds=25), np.random.default_rng(2), reviews=0)
     services.follow_runs(timezone.now())
-    run = ApplicationRun.objects.get()
-    assert predictions(graph_of(run.application), [run]) == []
-    graph = graph_of(learned(acme, runs=1))
+    run = ApplicationRun.objects.get(run="now")
     assert [one.mean_s > 0 for one in predictions(graph, [run])] == [True]
+    assert predictions(DemandGraph("review", graph.units), [run]) == []
     assert quality(graph) is None
 
 

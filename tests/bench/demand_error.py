@@ -8,7 +8,7 @@ open calls take, their lengths known exactly; `graph`; `marginal`, the graph wit
 each step taken to have the calls that have come.
 
 `demo`: the applications of the demo in its mix. `others`: means over the suite's other ones, and ChatDev with the data.
-`--fewest` sets how many executions tell what follows one.
+`--fewest` sets how many executions say what follows one.
 """
 
 import argparse
