@@ -30,7 +30,7 @@ DEMAND_BUCKETS: Final = 10
 FEWEST_MATCHES: Final = 8
 FEWEST_OUTCOMES: Final = 3
 """What follows the n-th execution of a unit is drawn from so many: n-th ones, and if these are fewer, those next to them.
-All of them had runs of the demo go on in a loop for ever, while few had been recorded."""
+By all of them, no loop of the demo ended by its number of passes while few runs were recorded."""
 MOST_TRIES: Final = 16
 """Draws of a parallelism that is to be at least what has come."""
 MOST_VISITS: Final = 16
