@@ -90,6 +90,7 @@ def test_what_runs_were_predicted_to_need_is_compared_with_what_came(client, ope
     assert second.needed_s == pytest.approx(whole_s + whole_s - 10.0)
     assert second.error_s == pytest.approx(whole_s - 9.0 + whole_s - 11.0)
     assert second.plain_error_s == pytest.approx(0.0), "it is as the run before"
+    assert first.plain_error_s == first.error_s, "no run had ended"
     client.force_login(operator)
     (row,) = client.get("/api/applications").json()["items"]
     assert row["demand_error"] == pytest.approx((first.error_s + second.error_s) / (first.needed_s + second.needed_s))
