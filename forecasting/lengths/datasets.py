@@ -149,9 +149,7 @@ def in_test(text: str, share: float = TEST_SHARE) -> bool:
 
 
 def read_sets(folder: Path, names: Iterable[str] = tuple(SETS), share: float = TEST_SHARE) -> Split:
-    """Return the sets *names* below *folder*, without empty answers. Raises DataMissing, and KeyError for an unknown
-    name.
-    """
+    """Return the sets *names* in *folder*, without empty answers. Raises DataMissing; KeyError for an unknown name."""
     split = Split([], [])
     owner: dict[str, str] = {}
     for name in names:
@@ -185,9 +183,7 @@ def temperature_lengths(folder: Path) -> list[tuple[int, ...]]:
 
 
 def proxy_predictions(folder: Path) -> list[tuple[int, int]]:
-    """Return (real tokens of Vicuna-13B, class predicted by a BERT of SSJF's authors) of 85,482 prompts of LMSYS-
-    Chat-1M.
-    """
+    """Return (real tokens, class by a BERT of SSJF's authors) of 85,482 prompts of LMSYS-Chat-1M to Vicuna-13B."""
     path = folder / "proxy_lengths" / "predictions_warmup_multi_cls_1000K.csv.gz"
     return [
         (int(float(row["output_token_length"])), int(float(row["predicted_length"])))

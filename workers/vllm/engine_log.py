@@ -133,9 +133,7 @@ def facts(text: str) -> Facts:
 
 
 def rotate_log(path: Path) -> None:
-    """Make room for the log of a new start: NAME.log becomes NAME.log.1, which becomes NAME.log.2; the oldest is
-    deleted.
-    """
+    """Make room for a new start's log: NAME.log becomes NAME.log.1, then NAME.log.2; the oldest is deleted."""
     for number in range(KEPT, 0, -1):
         earlier = _numbered(path, number - 1)
         with suppress(FileNotFoundError):

@@ -58,9 +58,7 @@ class InstanceSpec:
     dispatch_kv_tokens: int | None = None
     """KV tokens that the dispatcher assumes; the engine's own if None."""
     start_s: float | None = None
-    """Measured time from request to serving, machine and weights together (returns from spot are drawn around it); None: by
-    the `Delays`.
-    """
+    """Measured time from request to serving (returns from spot vary around it); None: by the `Delays`."""
     reclaim_s: float | None = None
     """Measured median time of a reclaim from spot; None: by the `Delays`, or like a start where that is measured."""
     pull_s: float | None = None

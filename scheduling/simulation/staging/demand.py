@@ -132,9 +132,7 @@ def _client(scenario: Scenario, one: ClientOf, folder: Path, seed: int) -> Clien
 
 
 def client_of(one: ClientOf, regions: Sequence[str], lengths: EmpiricalLengths | None = None) -> Client:
-    """Return the client that *one* describes, alike in all of *regions* if it names none; *lengths* are those of its
-    trace.
-    """
+    """Return the client of *one*, alike in all of *regions* if it names none; *lengths* are those of its trace."""
     given: EmpiricalLengths | LengthsByClass | None = lengths
     if given is None:
         assert one.prompt is not None

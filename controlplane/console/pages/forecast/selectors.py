@@ -291,9 +291,7 @@ def scores(backtest: Backtest, quantity: str, series: str = "") -> list[Score]:
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in backtest.rows:
         if row.get("quantity") == quantity and (not series or row.get("series") == series):
-            # Rows that were stored before empty windows counted have APE alone.
-            of_old = {"error": row.get("mean_ape"), "error_by_horizon": row.get("mean_ape_by_horizon")}
-            groups[row["forecaster"]].append({**of_old, **row})
+            groups[row["forecaster"]].append(row)
     board = [
         Score(
             forecaster=name,
