@@ -122,15 +122,15 @@ def rows_of(connection: Any) -> dict[str, dict[int, tuple[Any, ...]]]:
     return {table: {row[0]: tuple(row[1:]) for row in rows} for table, rows in selected.items()}
 
 
-_written: dict[Any, tuple[dict[str, set[int]], dict[str, list[tuple[Any, ...]]]]] = {}
-"""By function: which rows there were before it, and which it wrote."""
+_written: dict[Any, dict[str, list[tuple[Any, ...]]]] = {}
+"""Which rows a function wrote, by the function and the rows that there were before it."""
 
 
 def write(build: Any) -> None:
     """What *build* writes; in SQLite it is called once in a process, and then the same rows are put in as they were.
 
-    For rows that do not depend on the time of day. It may only add rows, and where others are there than the first time, by
-    their numbers, it is called again.
+    For rows that do not depend on the time of day. It may only add rows, and where others are there than before, by their
+    numbers, it is called again.
     """
     connection = connections["default"]
     if connection.vendor != "sqlite":
@@ -138,9 +138,9 @@ def write(build: Any) -> None:
         return
     connection.ensure_connection()
     before = rows_of(connection)
-    numbers = {table: set(rows) for table, rows in before.items()}
-    if build in _written and _written[build][0] == numbers:
-        for table, rows in _written[build][1].items():
+    known = build, tuple((table, *rows) for table, rows in before.items())
+    if known in _written:
+        for table, rows in _written[known].items():
             places = ", ".join("?" * len(rows[0]))
             connection.connection.executemany(f'INSERT INTO "{table}" VALUES ({places})', rows)
         return
@@ -148,10 +148,8 @@ def write(build: Any) -> None:
     after = rows_of(connection)
     for table, rows in before.items():
         assert all(after[table].get(number) == row for number, row in rows.items()), f"{table} is changed"
-    new = {
-        table: [row for number, row in rows.items() if number not in numbers[table]] for table, rows in after.items()
-    }
-    _written[build] = numbers, {table: rows for table, rows in new.items() if rows}
+    new = {table: [row for number, row in rows.items() if number not in before[table]] for table, rows in after.items()}
+    _written[known] = {table: rows for table, rows in new.items() if rows}
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from ninja.errors import AuthenticationError
@@ -63,6 +63,10 @@ class ApiRequest(HttpRequest):
     """Request with an authenticated caller."""
 
     auth: Caller
+    etag: str
+    """Of what is answered (`conditions`)."""
+    changed: tuple[Model, ...]
+    """Rows that this request changes if its condition holds."""
 
 
 class SessionCaller(APIKeyCookie):

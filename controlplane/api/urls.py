@@ -7,14 +7,16 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
-from django.http import HttpRequest
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
 from ninja import NinjaAPI, Router
 from ninja.openapi.schema import OpenAPISchema
 from ninja.operation import Operation
 
-from controlplane.api import errors
+from controlplane.api import conditions, errors
+from controlplane.api.callers import ApiRequest
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.routers import (
     accounts,
@@ -36,6 +38,12 @@ INFERENCE = Path(__file__).with_name("inference.json")
 """OpenAPI of the gateway's `/v1`: bodies are OpenAI's and pass through to vLLM; only what the gateway reads is described."""
 
 
+def takes_condition(operation: Operation) -> bool:
+    """Whether *operation* changes nothing that another changed since, if `If-Match` says so."""
+    headers = [model for model in operation.models if model.__ninja_param_source__ == "header"]
+    return any(conditions.IF_MATCH in model.__ninja_flatten_map__ for model in headers)
+
+
 class PilothouseApi(NinjaAPI):
     """API whose operations are named after their functions (`list_instances`) instead of module paths."""
 
@@ -55,6 +63,12 @@ class PilothouseApi(NinjaAPI):
     def _documents(self) -> dict[str, OpenAPISchema]:
         return {}
 
+    def create_response(self, request: HttpRequest, data: Any, **more: Any) -> HttpResponse:
+        response = super().create_response(request, data, **more)
+        if response.status_code == 200 and (etag := getattr(request, "etag", "")):
+            response.headers["ETag"] = etag
+        return response
+
     def _document(self, path_prefix: str) -> OpenAPISchema:
         schema = super().get_openapi_schema(path_prefix=path_prefix)
         content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
@@ -62,6 +76,12 @@ class PilothouseApi(NinjaAPI):
             for operation in operations.values():
                 operation["summary"] = operation["summary"].capitalize()
                 operation["responses"]["default"] = {"description": "An error", "content": content}
+            if any(
+                each["name"] == conditions.IF_MATCH for one in operations.values() for each in one.get("parameters", ())
+            ):
+                for operation in operations.values():
+                    if ok := operation["responses"].get(200):
+                        ok["headers"] = {"ETag": {"schema": {"type": "string"}, "description": "For `If-Match`."}}
         inference = json.loads(INFERENCE.read_text())
         common = inference["call"]  # of all calls that instances answer
         calls = {
@@ -91,10 +111,14 @@ ROUTERS = (
 
 
 def only_known(operation: Operation) -> Callable[..., Any]:
-    """Return the function of *operation*, which refuses parameters that it does not have: a mistyped one filters nothing."""
+    """Return the function of *operation*, which refuses parameters that it does not have: a mistyped one filters nothing.
+
+    A condition is checked, and the change made, in one transaction.
+    """
     view: Callable[..., Any] = operation.view_func
     query = [model for model in operation.models if model.__ninja_param_source__ == "query"]
     known = sorted(name for model in query for name in model.__ninja_flatten_map__)
+    conditional = takes_condition(operation)
 
     @functools.wraps(view)
     def answer(request: HttpRequest, **given: Any) -> Any:
@@ -102,7 +126,16 @@ def only_known(operation: Operation) -> Callable[..., Any]:
             if name not in known:
                 those = f"It takes {', '.join(known)}." if known else "It takes none."
                 raise ApiError(422, "invalid", f"This path has no parameter {name!r}. {those}", name)
-        return view(request, **given)
+        if not conditional:
+            if conditions.IF_MATCH in request.headers and request.method not in ("GET", "HEAD"):
+                raise ApiError(422, "invalid", f"This path does not take {conditions.IF_MATCH}.", conditions.IF_MATCH)
+            return view(request, **given)
+        asked = cast(ApiRequest, request)
+        with transaction.atomic():
+            answered = view(request, **given)
+            if request.method != "DELETE":
+                conditions.tag(asked, *asked.changed)
+        return answered
 
     return answer
 

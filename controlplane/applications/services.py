@@ -194,9 +194,9 @@ def judged_predictions(run: ApplicationRun, units: dict[str, Backend]) -> dict[s
     application = run.application
     calls = calls_of(application.tenant_id, application.name, run.run).order_by("arrived_at")[:MOST_CALLS]
     spans = spans_of(list(calls), list(run.reports.all()), run.began_at, run.last_call_at)
-    rates = rates_of(units)
+    rates = rates_of(units, run.region)
     made = expectations(spans, units, rates)
-    earlier = application.runs.exclude(service_s=None).exclude(pk=run.pk).filter(began_at__lt=run.began_at)
+    earlier = application.runs.exclude(service_s=None).filter(ended_at__lt=run.began_at)
     mean_s = earlier.aggregate(mean_s=Avg("service_s"))["mean_s"] if made else None
     plain = [max(0.0, mean_s - each.attained_s) if mean_s is not None else each.expected_s for each in made]
     return {

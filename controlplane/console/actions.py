@@ -1,6 +1,6 @@
 """Operators' actions: a form posts a reason, a service carries it out, and a message answers on the page of the form."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -16,6 +16,7 @@ from django.views.decorators.http import require_POST
 from controlplane.accounts.models import Role, User
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import View, fleet_role, signed_in
+from controlplane.events import since
 from controlplane.fleet.lifecycle.states import ActionError
 
 Rows = type[Model] | QuerySet[Any] | Callable[[HttpRequest], QuerySet[Any]] | None
@@ -29,6 +30,10 @@ class ActionForm:
     user: User
     reason: str
     fields: QueryDict
+
+    def check(self, *rows: Model, fields: Collection[str], given: str = "") -> None:
+        """Raise ValidationError if another changed *fields* of *rows* since the form was drawn (`events.since`)."""
+        since.check(self.fields.get(since.FIELD, ""), *rows, fields=fields, given=given)
 
 
 def action(

@@ -1,6 +1,6 @@
 """Admin of the event record, and the base classes by which every other admin writes to it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, cast
 
 from django.contrib import admin
@@ -24,23 +24,47 @@ class CheckedAdmin(RoleAdmin[Row]):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any
     ) -> HttpResponse:
-        row = context["original"]
-        return super().render_change_form(
-            request, context | {"drawn_after": row and str(since.newest(row))}, *args, **more
-        )
+        drawn_after = context["original"] and str(since.newest())
+        return super().render_change_form(request, context | {"drawn_after": drawn_after}, *args, **more)
+
+    def checked_fields(self, row: Row, form: ModelForm[Row]) -> Collection[str]:
+        """Return the names that events have for what *form* sets."""
+        return form.fields
 
     def get_form(self, request: HttpRequest, obj: Row | None = None, change: bool = False, **more: Any) -> Any:
         form: Any = super().get_form(request, obj, change=change, **more)
+        checked_fields = self.checked_fields
         if obj is None or request.method != "POST":
             return form
 
         def clean(self: Any) -> Any:
             values = form.clean(self)
             type(obj)._default_manager.select_for_update(of=("self",)).filter(pk=obj.pk).first()
-            since.check(obj, request.POST.get(since.FIELD, ""), self.fields)
+            since.check(request.POST.get(since.FIELD, ""), obj, fields=checked_fields(obj, self))
             return values
 
         return type(form)(form.__name__, (form,), {"clean": clean})
+
+    def get_formsets_with_inlines(self, request: HttpRequest, obj: Row | None = None) -> Iterator[tuple[Any, Any]]:
+        for formset, inline in super().get_formsets_with_inlines(request, obj):
+            if obj is None or request.method != "POST":
+                yield formset, inline
+            else:
+                yield _checked(formset, request.POST.get(since.FIELD, "")), inline
+
+
+def _checked(formset: type[BaseModelFormSet[Any, Any]], carried: str) -> type[BaseModelFormSet[Any, Any]]:
+    """Return *formset* that refuses rows which another changed after *carried*."""
+
+    def clean(self: BaseModelFormSet[Any, Any]) -> None:
+        formset.clean(self)
+        written = {
+            form.instance.pk: form for form in self.initial_forms if form.has_changed() or form in self.deleted_forms
+        }
+        for row in self.get_queryset().select_for_update(of=("self",)).filter(pk__in=written):
+            since.check(carried, row, fields=written[row.pk].fields)
+
+    return type(formset.__name__, (formset,), {"clean": clean})
 
 
 class AuditedAdmin(CheckedAdmin[Row]):

@@ -4,8 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.db.models import Model as Row
+
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.models import ScalingPolicy
+from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import Values
 from controlplane.tuning.selectors import read as read_settings
 from scheduling.bundles import BUNDLES, SAID, Bundle
@@ -16,6 +19,8 @@ COLUMNS: Final = {knob.column.name: name for name, knob in HELD.items() if knob.
 KNOB_SETTINGS: Final = {knob.setting: name for name, knob in HELD.items() if knob.setting}
 SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", "NIW_RELEASE", "PLAN_NIW_BUFFER", "PLAN_NIW_DUE", *KNOB_SETTINGS)
 """Settings that a bundle sets per model."""
+SET: Final = (*COLUMNS, "strategy", "parameters", "length_model", *SETTINGS)
+"""What a bundle sets, named as in `values_of`."""
 NONE: Final = "none"
 
 
@@ -76,6 +81,16 @@ class Present:
         return [
             Difference(what, self.values[what], value) for what, value in values.items() if self.values[what] != value
         ]
+
+
+def rows_of(*models: Model) -> list[Row]:
+    """Return the rows that the policies of *models* are read from, with their key if they are stored under one for good."""
+    return [
+        *models,
+        *Deployment.objects.filter(model__in=models),
+        *ScalingPolicy.objects.filter(model__in=models),
+        *(Setting(name=name, model=model) for name in SETTINGS for model in models),
+    ]
 
 
 def present(model: Model) -> Present:

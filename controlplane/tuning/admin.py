@@ -32,6 +32,9 @@ class SettingAdmin(CheckedAdmin[Setting]):
     def get_readonly_fields(self, request: HttpRequest, obj: Setting | None = None) -> list[str]:
         return ["name", "model"] if obj else []
 
+    def checked_fields(self, row: Setting, form: ModelForm[Setting]) -> list[str]:
+        return [row.name]
+
     def save_model(self, request: HttpRequest, obj: Setting, form: ModelForm[Setting], change: bool) -> None:
         obj.pk = services.change(obj.name, obj.value, user_of(request), model=obj.model).pk
 

@@ -24,6 +24,7 @@ from forecasting.lengths.features import Features, measure_matrix
 from forecasting.lengths.query import MEDIAN, QUANTILES, Sample
 from forecasting.lengths.student import BUNDLED, Scaling, Student, Weights
 from forecasting.lengths.trees import HabitTrees
+from forecasting.threads import one_thread
 
 Floats = NDArray[np.float32]
 
@@ -257,8 +258,6 @@ LATER_LEAVES: Final = 8
 
 def train(student: "Student", features: Sequence[Features], samples: Sequence[Sample]) -> None:
     """Fit *student*; samples that reached their max_tokens count as "at least this long"."""
-    from threadpoolctl import threadpool_limits
-
     fresh = not student.networks
     measures = measure_matrix(features)
     measured = Scaling.of(measures)
@@ -286,7 +285,7 @@ def train(student: "Student", features: Sequence[Features], samples: Sequence[Sa
         for ids in ([each.ids for each in features], [each.opening for each in features])
     ]
     everyone = np.arange(len(samples))
-    with threadpool_limits(1):  # small products: more threads only wait for one another
+    with one_thread():
         student.networks = [
             _network(start, known, bags, held, fresh, student.fitting.seed + place)
             for place, start in enumerate(starts)

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from forecasting.lengths.features import extract, measure_matrix
 from forecasting.lengths.model import DEFAULT, Fitting, LengthModel, bounded
 from forecasting.lengths.query import MEDIAN, QUANTILES, LengthQuery, Predictions, Sample
+from forecasting.threads import one_thread
 from forecasting.trees import Ensemble
 
 LEAVES: Final = 31
@@ -27,14 +28,13 @@ def boosted(
 ) -> Ensemble:
     """Return trees for a *quantile* of *target* (n,) given *rows* (n, columns), by pinball loss."""
     from sklearn.ensemble import HistGradientBoostingRegressor
-    from threadpoolctl import threadpool_limits
 
     model = HistGradientBoostingRegressor(
         loss="quantile", quantile=quantile, max_iter=trees, learning_rate=RATE, max_leaf_nodes=leaves,
         min_samples_leaf=min(LEAST_IN_LEAF, max(1, len(rows) // 10)), l2_regularization=1.0, max_features=0.5,
         early_stopping=False, random_state=seed,
     )  # fmt: skip
-    with threadpool_limits(1):  # on a busy machine threads wait for one another far longer than they work
+    with one_thread():
         model.fit(rows, np.asarray(target, float), sample_weight=None if weights is None else np.asarray(weights))
     return Ensemble.of_boosting(model)
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.files import read_state, write_state
+from forecasting.threads import one_thread
 from forecasting.workload.bands import GROWTH, Bands
 from forecasting.workload.series import Series, Values, windows_in_a_day
 
@@ -204,14 +205,9 @@ class Forecaster:
         self.fit_s = time.perf_counter() - started_s
 
     def _fit(self, values: NDArray[np.float64]) -> None:
-        """Fit the model in use on *values*, with one thread of linear algebra.
-
-        The products are small: with more threads, each waits for the others far longer than it computes.
-        """
-        from threadpoolctl import threadpool_limits
-
+        """Fit the model in use on *values*, with one thread of linear algebra."""
         self._used.prepare()  # a library that is loaded later would not be limited
-        with threadpool_limits(1, user_api="blas"):
+        with one_thread("blas"):
             self._used.fit(values, self.season)
 
     def refit(self, series: Series) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.files import StateError
+from forecasting.threads import one_thread
 from forecasting.trees import Ensemble, Nodes
 from forecasting.workload.experts import LAGS, Index, Trail, days_before, recent_columns, thinned
 from forecasting.workload.series import Values
@@ -110,7 +111,6 @@ class Forest(Trees):
 class Boosted(Trees):
     def grow(self, table: NDArray[np.float32], moves: Values, weights: Values) -> Ensemble:
         from sklearn.ensemble import HistGradientBoostingRegressor
-        from threadpoolctl import threadpool_limits
 
         varied = np.flatnonzero(np.ptp(table, axis=0) > 0)  # of a column that is always the same it makes no bins
         model = HistGradientBoostingRegressor(
@@ -123,7 +123,7 @@ class Boosted(Trees):
             early_stopping=False,
             random_state=1,
         )
-        with threadpool_limits(1):  # on a busy machine threads wait for one another far longer than they work
+        with one_thread():
             model.fit(table[:, varied], moves, sample_weight=weights)
         trees = Ensemble.of_boosting(model)
         return replace(trees, columns=varied[trees.columns].astype(np.int32))

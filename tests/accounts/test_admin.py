@@ -120,28 +120,38 @@ class TestEdits:
         assert "default_slo_class" in response.context["adminform"].form.errors
 
     def test_memberships_edited_inline_are_events(self, as_admin, acme, member, slo_class):
-        membership = member.memberships.get()
-        response = as_admin.post(
-            url_of(Tenant, "change", acme.pk),
-            {
-                "name": "acme",
-                "title": "Acme",
-                "active": "on",
-                "slo_classes": [slo_class.pk],
-                "default_slo_class": slo_class.pk,
-                "max_concurrent_requests": 256,
-                "tokens_per_minute": 0,
-                "memberships-TOTAL_FORMS": 1,
-                "memberships-INITIAL_FORMS": 1,
-                "memberships-0-id": membership.pk,
-                "memberships-0-tenant": acme.pk,
-                "memberships-0-user": member.pk,
-                "memberships-0-role": "admin",
-            },
-        )
+        membership, url = member.memberships.get(), url_of(Tenant, "change", acme.pk)
+        values = {
+            "name": "acme",
+            "title": "Acme",
+            "active": "on",
+            "slo_classes": [slo_class.pk],
+            "default_slo_class": slo_class.pk,
+            "max_concurrent_requests": 256,
+            "tokens_per_minute": 0,
+            "memberships-TOTAL_FORMS": 1,
+            "memberships-INITIAL_FORMS": 1,
+            "memberships-0-id": membership.pk,
+            "memberships-0-tenant": acme.pk,
+            "memberships-0-user": member.pk,
+            "memberships-0-role": "admin",
+        }
+        drawn = {"drawn_after": as_admin.get(url).context["drawn_after"]}
+        response = as_admin.post(url, values | drawn)
         assert response.status_code == 302, response.context["errors"]
         event = Event.objects.get(kind="membership.changed")
         assert (event.before, event.after) == ({"role": "viewer"}, {"role": "admin"})
+        said = "Nothing was saved: since this form was opened, "
+        for given in (
+            {"memberships-0-role": "operator"},
+            {"memberships-0-DELETE": "on", "memberships-0-role": "viewer"},
+        ):
+            refused = as_admin.post(url, values | drawn | given)
+            (formset,) = refused.context["inline_admin_formsets"]
+            assert formset.non_form_errors()[0].startswith(f"{said}{event.actor} changed role from viewer to admin at ")
+        again = {"drawn_after": refused.context["drawn_after"]}
+        assert as_admin.post(url, values | again | given).status_code == 302
+        assert not member.memberships.exists()
 
     @pytest.mark.sql
     def test_deletion_is_an_event_one_by_one_and_in_bulk(self, as_admin):

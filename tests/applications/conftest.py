@@ -1,11 +1,15 @@
+import functools
+import time
 from datetime import timedelta
 
 import numpy as np
 import pytest
 from django.utils import timezone
 
+from controlplane.accounts.models import Tenant
 from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.services import follow_runs
+from tests import database
 from tests.console.conftest import ledger_row
 from tests.inventory import *  # noqa: F403 (fixtures)
 
@@ -24,13 +28,26 @@ def write_run(tenant, run, began_at, random, *, application="review", reviews=2,
 
 
 def learned(tenant, runs=40):
-    """An application with *runs* runs that ended, of one to three reviews."""
-    random, now = np.random.default_rng(1), timezone.now()
-    for number in range(runs):
-        began_at = now - timedelta(hours=3, minutes=number)
-        write_run(tenant, f"run-{number}", began_at, random, reviews=int(random.integers(1, 4)))
-    follow_runs(now)
+    """An application with *runs* runs that ended three hours ago, or a few minutes more, of one to three reviews.
+
+    What it has learned is found once in a test process, and again only half an hour later.
+    """
+    database.write(_teach(tenant.name, runs, int(time.monotonic() // 1800)))
     return Application.objects.get(tenant=tenant, name="review")
+
+
+@functools.cache
+def _teach(tenant_name, runs, _half_hour):
+    """A function that writes the runs: for the same values the same one, as `database.write` wants."""
+
+    def write():
+        tenant, random, now = Tenant.objects.get(name=tenant_name), np.random.default_rng(1), timezone.now()
+        for number in range(runs):
+            began_at = now - timedelta(hours=3, minutes=number)
+            write_run(tenant, f"run-{number}", began_at, random, reviews=int(random.integers(1, 4)))
+        follow_runs(now)
+
+    return write
 
 
 @pytest.fixture

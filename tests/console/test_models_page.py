@@ -1,5 +1,6 @@
 """The models page: endpoints, cost and policy of each model, details of a row, and switching single parts."""
 
+import html
 import re
 from datetime import timedelta
 
@@ -11,6 +12,8 @@ from controlplane.console.formats import percent
 from controlplane.console.pages.models.details import classes_of, parts_of, promise_of
 from controlplane.console.pages.models.selectors import TIMES, model_rows
 from controlplane.events.models import Event
+from controlplane.fleet.inventory.kinds import DEPLOYMENT, MODEL
+from controlplane.fleet.inventory.services import change
 from controlplane.fleet.models import Adapter, Deployment, Model, Region, SloClass
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import services
@@ -160,6 +163,55 @@ def test_bounds_are_changed_together_or_not_at_all(two_regions, client, fleet_ad
     assert "Not below the minimum of 9 instances." in refused
     assert Event.objects.filter(kind="deployment.changed").count() == 1
     assert Deployment.objects.get(pk=east.pk).max_instances == 3
+
+
+def drawn_before(page, address):
+    return re.search(rf'action="{address}"[^>]*>.*?name="drawn_after" value="(\d+)"', page, re.S)[1]
+
+
+@pytest.mark.parametrize(
+    ("form", "values", "others", "said"),
+    [
+        ("bounds", {"max_instances-{east}": "3"}, {"max_instances": 6}, "max_instances from 3 to 6"),
+        ("fallback", {"fallback": "", "fallback_wait_s": ""}, {"fallback": "small"}, "fallback from nothing to small"),
+        ("parts", {"routing_policy": "preserve"}, "qlm", "ordering_policy of llama-3.1-8b from priority to qlm"),
+        ("bundle", {"bundle": "ssjf"}, {"routing_policy": "round_robin"}, "to round_robin at"),
+        (
+            "policy",
+            {"strategy": "reactive", "mode": "off"},
+            "pilothouse",
+            "strategy of llama-3.1-8b from none to pilothouse",
+        ),
+    ],
+)
+def test_no_dialog_overwrites_unseen(two_regions, client, fleet_admin, form, values, others, said):
+    model, east = Model.objects.get(), Deployment.objects.order_by("pk").first()
+    Model.objects.create(name="small", title="Small", weights_bytes=1, kv_bytes_per_token=1, context_tokens=9)
+    values = {name.format(east=east.pk): value for name, value in values.items()} | {"reason": "mine"}
+    if form == "parts":
+        values["ordering_policy"] = "priority"
+    client.force_login(fleet_admin)
+    address = reverse(f"console:{form}", args=[model.pk])
+    shown = "console:scaling" if form == "policy" else "console:models"
+
+    def save(page):
+        answer = client.post(address, values | {"drawn_after": drawn_before(page, address)}, follow=True)
+        return answer.content.decode()
+
+    drawn = client.get(reverse(shown), {"open": model.name} if form != "policy" else {}).content.decode()
+    if isinstance(others, str):
+        services.switch_bundle(model, others, "bob")
+    else:
+        kind, row = (MODEL, model) if "fallback" in others else (DEPLOYMENT, east)
+        change(kind, row, others, "bob")
+    before = Event.objects.count()
+    refused = html.unescape(save(drawn))
+    assert "Nothing was saved: since this form was opened, bob changed " in refused
+    assert said in refused
+    assert Event.objects.count() == before
+    again = client.get(reverse(shown), {"open": model.name} if form != "policy" else {}).content.decode()
+    assert "Nothing was saved" not in save(again)
+    assert Event.objects.count() > before
 
 
 def test_a_fallback_is_given_and_taken_away(two_regions, client, fleet_admin, operator):

@@ -10,7 +10,9 @@ from ninja import Field, Router, Status
 from controlplane.accounts.models import ApiKey, Role
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
 from controlplane.accounts.services import allow_models, create_api_key, revoke_api_key
+from controlplane.api import conditions
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest
+from controlplane.api.conditions import IfMatch
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, Strict
@@ -100,10 +102,17 @@ def revoke_key(request: ApiRequest, key_id: int, body: RevokeIn) -> ApiKey:
     return revoke_api_key(_managed(request, key_id), request.auth.person, body.reason)
 
 
+@router.get("/keys/{int:key_id}", response=KeyOut)
+def get_key(request: ApiRequest, key_id: int) -> ApiKey:
+    """One key without its secret, with its `ETag`."""
+    return cast(ApiKey, conditions.read(request, visible_keys(request.auth), pk=key_id))
+
+
 @router.put("/keys/{int:key_id}/allowed-models", response=KeyOut, auth=PEOPLE)
-def put_allowed_models(request: ApiRequest, key_id: int, body: AllowedModelsIn) -> ApiKey:
+def put_allowed_models(request: ApiRequest, key_id: int, body: AllowedModelsIn, if_match: str = IfMatch) -> ApiKey:
     """Set the models that requests with a key may ask for. They follow within seconds."""
     key = _managed(request, key_id)
+    conditions.check(request, if_match, key)
     return allow_models(key, allowed_models(body.allowed_models, key.tenant_id), request.auth.person, body.reason)
 
 

@@ -1,5 +1,7 @@
 """`/api/alerts` and `/api/alert-rules`: what is wrong, and which webhook hears of it."""
 
+from typing import cast
+
 from asgiref.sync import async_to_sync
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
@@ -9,7 +11,9 @@ from pydantic import AwareDatetime
 from controlplane.accounts.models import Role
 from controlplane.alerts import services, webhooks
 from controlplane.alerts.models import Alert, AlertRule, Condition, WebhookFormat
+from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.conditions import IfMatch
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, DecisionIn, Strict
@@ -98,11 +102,18 @@ def create_alert_rule(request: ApiRequest, body: AlertRuleIn) -> Status[AlertRul
     return Status(201, services.save_rule(rule, user, body.reason))
 
 
+@router.get("/alert-rules/{int:rule_id}", response=AlertRuleOut)
+def get_alert_rule(request: ApiRequest, rule_id: int) -> AlertRule:
+    """One alert rule, with its `ETag`."""
+    return cast(AlertRule, conditions.read(request, ALERT_RULES.rows(request.auth), pk=rule_id))
+
+
 @router.patch("/alert-rules/{int:rule_id}", response=AlertRuleOut)
-def change_alert_rule(request: ApiRequest, rule_id: int, body: AlertRuleChange) -> AlertRule:
+def change_alert_rule(request: ApiRequest, rule_id: int, body: AlertRuleChange, if_match: str = IfMatch) -> AlertRule:
     """Change an alert rule; its condition stays. Needs the role admin."""
     user = request.auth.require(Role.ADMIN)
     rule = get_object_or_404(AlertRule, pk=rule_id)
+    conditions.check(request, if_match, rule)
     for name, value in body.model_dump(exclude_unset=True, exclude={"reason"}).items():
         if value is None and name != "threshold":
             raise ApiError(422, "invalid", f"{name} cannot be null: leave it out to keep it.", name)
@@ -111,10 +122,11 @@ def change_alert_rule(request: ApiRequest, rule_id: int, body: AlertRuleChange) 
 
 
 @router.delete("/alert-rules/{int:rule_id}", response={204: None})
-def delete_alert_rule(request: ApiRequest, rule_id: int, body: ActionIn) -> Status[None]:
+def delete_alert_rule(request: ApiRequest, rule_id: int, body: ActionIn, if_match: str = IfMatch) -> Status[None]:
     """Delete an alert rule and its alerts; its webhook is not notified. Needs the role admin."""
-    user = request.auth.require(Role.ADMIN)
-    services.delete_rule(get_object_or_404(AlertRule, pk=rule_id), user, body.reason)
+    user, rule = request.auth.require(Role.ADMIN), get_object_or_404(AlertRule, pk=rule_id)
+    conditions.check(request, if_match, rule)
+    services.delete_rule(rule, user, body.reason)
     return Status(204, None)
 
 

@@ -1,11 +1,15 @@
 """`/api/budgets`: limits on the use of tenants, API keys and models."""
 
+from typing import cast
+
 from django.shortcuts import get_object_or_404
 from ninja import Field, Router, Status
 
 from controlplane.accounts.models import ApiKey, Budget, BudgetKind, Role, Tenant
 from controlplane.accounts.services import delete_budget, save_budget
+from controlplane.api import conditions
 from controlplane.api.callers import PEOPLE_AND_KEYS, VIEWERS, ApiRequest
+from controlplane.api.conditions import IfMatch
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Strict
@@ -53,19 +57,27 @@ def create_budget(request: ApiRequest, body: BudgetIn) -> Status[Budget]:
     return Status(201, save_budget(budget, user, body.reason))
 
 
+@router.get("/budgets/{int:budget_id}", response=BudgetOut)
+def get_budget(request: ApiRequest, budget_id: int) -> Budget:
+    """One budget, with its `ETag`."""
+    return cast(Budget, conditions.read(request, BUDGETS.rows(request.auth), pk=budget_id))
+
+
 @router.patch("/budgets/{int:budget_id}", response=BudgetOut, auth=VIEWERS)
-def change_budget(request: ApiRequest, budget_id: int, body: BudgetChange) -> Budget:
+def change_budget(request: ApiRequest, budget_id: int, body: BudgetChange, if_match: str = IfMatch) -> Budget:
     """Change the limits of a budget; a limit that is null is taken away. Needs the role admin."""
     user = request.auth.require(Role.ADMIN)
     budget = get_object_or_404(Budget, pk=budget_id)
+    conditions.check(request, if_match, budget)
     for name, value in body.model_dump(exclude_unset=True, exclude={"reason"}).items():
         setattr(budget, name, value)
     return save_budget(budget, user, body.reason)
 
 
 @router.delete("/budgets/{int:budget_id}", response={204: None}, auth=VIEWERS)
-def remove_budget(request: ApiRequest, budget_id: int, body: ActionIn) -> Status[None]:
+def remove_budget(request: ApiRequest, budget_id: int, body: ActionIn, if_match: str = IfMatch) -> Status[None]:
     """Delete a budget. Needs the role admin."""
-    user = request.auth.require(Role.ADMIN)
-    delete_budget(get_object_or_404(Budget, pk=budget_id), user, body.reason)
+    user, budget = request.auth.require(Role.ADMIN), get_object_or_404(Budget, pk=budget_id)
+    conditions.check(request, if_match, budget)
+    delete_budget(budget, user, body.reason)
     return Status(204, None)

@@ -10,7 +10,9 @@ from ninja import Field, Query, Router, Schema
 from ninja.pagination import paginate
 
 from controlplane.accounts.models import Role
+from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.conditions import IfMatch
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, Page, RowSchema, Strict
 from controlplane.fleet.models import Model
@@ -218,14 +220,22 @@ def list_policies(request: ApiRequest) -> dict[str, Any]:
     return {"items": [_policy(model, policy) for model, policy in selectors.policies()]}
 
 
+@router.get("/scaling/policies/{path:model}", response=PolicyOut)
+def get_policy(request: ApiRequest, model: str) -> dict[str, Any]:
+    """The scaling policy of *model*, with the `ETag` that its policy bundle has too."""
+    row = _model(model)
+    conditions.tag(request, *bundles.rows_of(row))
+    return _policy(row, ScalingPolicy.objects.filter(model=row).first())
+
+
 @router.put("/scaling/policies/{path:model}", response=PolicyOut)
-def set_policy(request: ApiRequest, model: str, body: PolicyIn) -> dict[str, Any]:
+def set_policy(request: ApiRequest, model: str, body: PolicyIn, if_match: str = IfMatch) -> dict[str, Any]:
     """Set the scaling policy of *model*. Plans awaiting approval under another strategy or mode are superseded.
 
     In mode `auto`, instances move without approval; try `shadow` first to see the effect.
     """
-    user = request.auth.require(Role.OPERATOR)
-    row = get_object_or_404(Model, name=model, active=True)
+    user, row = request.auth.require(Role.OPERATOR), _model(model)
+    conditions.check(request, if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
     return _policy(row, services.set_policy(row, body.strategy, body.mode, body.parameters, user, body.reason))
 
 
@@ -241,23 +251,25 @@ def list_bundles(request: ApiRequest) -> dict[str, Any]:
 
 @router.get("/models/{path:model}/bundle", response=ModelBundleOut)
 def get_bundle(request: ApiRequest, model: str) -> dict[str, Any]:
-    """Return the bundle that *model* matches or is nearest to, and the differences."""
-    return _bundle(bundles.present(get_object_or_404(Model, name=model, active=True)))
+    """Return the bundle that *model* matches or is nearest to, and the differences; with their `ETag`."""
+    row = _model(model)
+    conditions.tag(request, *bundles.rows_of(row))
+    return _bundle(bundles.present(row))
 
 
 @router.put("/models/{path:model}/bundle", response=ModelBundleOut)
-def switch_bundle(request: ApiRequest, model: str, body: BundleIn) -> dict[str, Any]:
+def switch_bundle(request: ApiRequest, model: str, body: BundleIn, if_match: str = IfMatch) -> dict[str, Any]:
     """Apply a bundle to *model* from the next decision, without a restart. The mode stays."""
-    user = request.auth.require(Role.OPERATOR)
-    row = get_object_or_404(Model, name=model, active=True)
+    user, row = request.auth.require(Role.OPERATOR), _model(model)
+    conditions.check(request, if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
     return _bundle(services.switch_bundle(row, body.bundle, user, body.reason))
 
 
 @router.patch("/models/{path:model}/bundle", response=ModelBundleOut)
-def switch_parts(request: ApiRequest, model: str, body: PartsIn) -> dict[str, Any]:
+def switch_parts(request: ApiRequest, model: str, body: PartsIn, if_match: str = IfMatch) -> dict[str, Any]:
     """Change parts of the policy of *model*: router, order, strategy, forecaster or length model. One event; no restart."""
-    user = request.auth.require(Role.OPERATOR)
-    row = get_object_or_404(Model, name=model, active=True)
+    user, row = request.auth.require(Role.OPERATOR), _model(model)
+    conditions.check(request, if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
     values = body.model_dump(exclude={"reason"}, exclude_none=True)
     return _bundle(services.switch_parts(row, values, user, body.reason))
 
@@ -309,6 +321,10 @@ add_list(
 def list_comparisons(request: ApiRequest) -> QuerySet[StrategyComparison]:
     """List comparisons of each strategy's cost and service on the last hours of the ledger, newest first."""
     return StrategyComparison.objects.all()
+
+
+def _model(name: str) -> Model:
+    return get_object_or_404(Model, name=name, active=True)
 
 
 def _bundle(present: bundles.Present) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from django.shortcuts import get_object_or_404
 from ninja import Field, Router
 
 from controlplane.accounts.models import Role
+from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest, Caller
+from controlplane.api.conditions import IfMatch
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import Reason, Strict
 from controlplane.fleet.models import Model
@@ -37,22 +39,33 @@ def check_model(_caller: Caller, given: dict[str, Any]) -> None:
 add_list(router, SETTINGS, SettingOut, "List all runtime settings by group.", paged=False, check=check_model)
 
 
+@router.get("/settings/{name}", response=SettingOut)
+def get_setting(request: ApiRequest, name: str, model: str = "") -> Described:
+    """One setting of all models or of one, with its `ETag`."""
+    conditions.tag(request, Setting(name=_known(name), model=_model(model)))
+    return _one(name, model)
+
+
 @router.put("/settings/{name}", response=SettingOut)
-def change_setting(request: ApiRequest, name: str, body: SettingIn) -> Described:
+def change_setting(request: ApiRequest, name: str, body: SettingIn, if_match: str = IfMatch) -> Described:
     """Set a value for all models or for one. It takes effect within seconds, without a restart.
 
     422 names the limit that a value violates.
     """
     user, model = request.auth.require(Role.OPERATOR), _model(body.model)
-    services.change(_known(name), body.value, user, body.reason, model)
+    conditions.check(request, if_match, Setting(name=_known(name), model=model), fields=[name])
+    services.change(name, body.value, user, body.reason, model)
     return _one(name, body.model)
 
 
 @router.delete("/settings/{name}", response=SettingOut)
-def reset_setting(request: ApiRequest, name: str, model: str = "", reason: str = Reason) -> Described:
+def reset_setting(
+    request: ApiRequest, name: str, model: str = "", reason: str = Reason, if_match: str = IfMatch
+) -> Described:
     """Reset to the default, or for one model to the value for all."""
-    user = request.auth.require(Role.OPERATOR)
-    row = Setting.objects.filter(name=_known(name), model=_model(model)).first()
+    user, of = request.auth.require(Role.OPERATOR), _model(model)
+    row = Setting.objects.select_for_update(of=("self",)).filter(name=_known(name), model=of).first()
+    conditions.check(request, if_match, Setting(name=name, model=of), fields=[name])
     if row is not None:
         services.reset(row, user, reason)
     return _one(name, model)

@@ -1,12 +1,13 @@
 """`/api`: instances, operator actions and rollouts of changed deployments."""
 
-from typing import Any
+from typing import Any, cast
 
 from django.shortcuts import get_object_or_404
 from ninja import Router, Status
 from ninja.params.functions import Query as QueryParam
 
 from controlplane.accounts.models import Role
+from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, Reason, RowSchema
@@ -101,7 +102,8 @@ add_list(
 
 @router.get("/instances/{name}", response=InstanceDetail)
 def get_instance(request: ApiRequest, name: str) -> Instance:
-    return get_object_or_404(selectors.instances(), name=name)
+    """One instance with its newest commands, and its `ETag`."""
+    return cast(Instance, conditions.read(request, selectors.instances(), name=name))
 
 
 @router.get("/instances/{name}/log", response=LogOut)

@@ -16,7 +16,9 @@ from ninja import Field, Router, Status
 from pydantic import BaseModel, create_model
 
 from controlplane.accounts.models import Role
+from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest, Caller
+from controlplane.api.conditions import IfMatch
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.routers import accounts
 from controlplane.api.routers.fleet import instances
@@ -26,7 +28,7 @@ from controlplane.fleet import selectors
 from controlplane.fleet import services as fleet
 from controlplane.fleet.inventory import kinds, services
 from controlplane.fleet.inventory.kinds import Kind
-from controlplane.fleet.models import Deployment, Model, Node, Region, RegionLatency, WeightedTarget
+from controlplane.fleet.models import Adapter, Deployment, Model, Node, Region, RegionLatency, WeightedTarget
 from controlplane.resources.applications import UNIT_BACKENDS
 from controlplane.resources.instances import INSTANCES
 from controlplane.resources.inventory import (
@@ -147,10 +149,10 @@ def add_operations(written: Written) -> None:
     every, one = f"/{written.resource.name}", f"/{written.resource.name}/{{name}}"
 
     def described(
-        verb: str, text: str, **schemas: type[BaseModel]
+        verb: str, text: str, needs: str = " Needs the role admin.", **schemas: type[BaseModel]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def describe(function: Callable[..., Any]) -> Callable[..., Any]:
-            function.__name__, function.__doc__ = f"{verb}_{word}", f"{text} Needs the role admin."
+            function.__name__, function.__doc__ = f"{verb}_{word}", f"{text}{needs}"
             function.__annotations__ |= schemas
             return function
 
@@ -165,11 +167,19 @@ def add_operations(written: Written) -> None:
         row = services.create(kind, given(body), user, body.reason)
         return Status(201, written.rows.get(pk=row.pk))
 
+    if kind is not kinds.INSTANCE:
+
+        @written.router.get(one, response=written.out, auth=VIEWERS)
+        @described("get", f"One {title}, with its `ETag`.", needs="")
+        def get(request: ApiRequest, name: str) -> models.Model:
+            return cast(models.Model, conditions.read(request, written.rows, name=name))
+
     @written.router.patch(one, response=written.out, auth=VIEWERS)
     @described("change", "Only what is given changes.", body=with_reason(kind.change))
-    def change(request: ApiRequest, name: str, body: Reasoned) -> models.Model:
+    def change(request: ApiRequest, name: str, body: Reasoned, if_match: str = IfMatch) -> models.Model:
         user = request.auth.require(Role.ADMIN)
         row = get_object_or_404(kind.model, name=name)
+        conditions.check(request, if_match, row)
         services.change(kind, row, given(body), user, body.reason)
         return written.rows.get(pk=row.pk)
 
@@ -178,9 +188,11 @@ def add_operations(written: Written) -> None:
 
     @written.router.delete(one, response={204: None}, auth=VIEWERS)
     @described("delete", "Refused while other rows refer to it.")
-    def delete(request: ApiRequest, name: str, reason: str = Reason) -> Status[None]:
+    def delete(request: ApiRequest, name: str, reason: str = Reason, if_match: str = IfMatch) -> Status[None]:
         user = request.auth.require(Role.ADMIN)
-        services.delete(kind, get_object_or_404(kind.model, name=name), user, reason)
+        row = get_object_or_404(kind.model, name=name)
+        conditions.check(request, if_match, row)
+        services.delete(kind, row, user, reason)
         return Status(204, None)
 
 
@@ -194,6 +206,9 @@ else:
     NewDeployment, DeploymentChange = with_reason(kinds.DEPLOYMENT.create), with_reason(kinds.DEPLOYMENT.change)
 
 
+FIELDS = frozenset(field.name for field in Deployment._meta.get_fields())
+
+
 @router.post("/deployments", response={201: DeploymentOut})
 def create_deployment(request: ApiRequest, body: NewDeployment) -> Status[Deployment]:
     """Create a deployment. Its instances are created automatically. Requires the role admin."""
@@ -202,13 +217,22 @@ def create_deployment(request: ApiRequest, body: NewDeployment) -> Status[Deploy
     return Status(201, selectors.deployments().get(pk=row.pk))
 
 
+@router.get("/deployments/{int:deployment_id}", response=DeploymentOut)
+def get_deployment(request: ApiRequest, deployment_id: int) -> Deployment:
+    """One deployment, with its `ETag`."""
+    return cast(Deployment, conditions.read(request, selectors.deployments(), pk=deployment_id))
+
+
 @router.patch("/deployments/{int:deployment_id}", response=DeploymentOut)
-def change_deployment(request: ApiRequest, deployment_id: int, body: DeploymentChange) -> Deployment:
+def change_deployment(
+    request: ApiRequest, deployment_id: int, body: DeploymentChange, if_match: str = IfMatch
+) -> Deployment:
     """Change the given fields. The gateway applies bounds and policies within a second; instances keep their engine settings
     until they restart: `POST /api/deployments/ID/rollout`. Requires the role admin.
     """
     user = request.auth.require(Role.ADMIN)
     row = get_object_or_404(Deployment, pk=deployment_id)
+    conditions.check(request, if_match, row, fields=FIELDS)
     changes = {
         name: value
         for name, value in given(body).items()
@@ -219,10 +243,13 @@ def change_deployment(request: ApiRequest, deployment_id: int, body: DeploymentC
 
 
 @router.delete("/deployments/{int:deployment_id}", response={204: None})
-def delete_deployment(request: ApiRequest, deployment_id: int, reason: str = Reason) -> Status[None]:
+def delete_deployment(
+    request: ApiRequest, deployment_id: int, reason: str = Reason, if_match: str = IfMatch
+) -> Status[None]:
     """Delete a deployment. Refused while it has instances. Requires the role admin."""
-    user = request.auth.require(Role.ADMIN)
-    services.delete(kinds.DEPLOYMENT, get_object_or_404(Deployment, pk=deployment_id), user, reason)
+    user, row = request.auth.require(Role.ADMIN), get_object_or_404(Deployment, pk=deployment_id)
+    conditions.check(request, if_match, row, fields=FIELDS)
+    services.delete(kinds.DEPLOYMENT, row, user, reason)
     return Status(204, None)
 
 
@@ -264,17 +291,28 @@ class LatencyIn(Strict):
     reason: str = Field("", max_length=255, description="Kept with the event.")
 
 
+@router.get("/region-latencies/{origin}/{target}", response=RegionLatencyOut)
+def get_region_latency(request: ApiRequest, origin: str, target: str) -> RegionLatency:
+    """The latency between two regions, with its `ETag`; 404 where none was set."""
+    rows = REGION_LATENCIES.rows(ADMIN)
+    return cast(RegionLatency, conditions.read(request, rows, origin__name=origin, target__name=target))
+
+
 @router.put("/region-latencies/{origin}/{target}", response=RegionLatencyOut)
-def put_region_latency(request: ApiRequest, origin: str, target: str, body: LatencyIn) -> RegionLatency:
+def put_region_latency(
+    request: ApiRequest, origin: str, target: str, body: LatencyIn, if_match: str = IfMatch
+) -> RegionLatency:
     """Set the latency between two regions. The gateway applies it within a second. Requires the role admin."""
     user, kind = request.auth.require(Role.ADMIN), kinds.REGION_LATENCY
     key, values = {"origin": origin, "target": target}, {"latency_ms": body.latency_ms}
     known = kind.find(key)
+    conditions.check(request, if_match, *filter(None, [known]))
     row: RegionLatency = (
         services.change(kind, known, values, user, body.reason)
         if known
         else services.create(kind, key | values, user, body.reason)
     )
+    request.changed = (row,)
     return row
 
 
@@ -284,6 +322,12 @@ else:
     TargetsOut = Items[TargetOut]
 
 
+def targets_of(name: str) -> list[WeightedTarget]:
+    """Every target that *name* may have, by its name: one that was added or taken away since is a change too."""
+    names = [*Model.objects.values_list("name", flat=True), *Adapter.objects.values_list("name", flat=True)]
+    return [WeightedTarget(name=name, target=target) for target in names]
+
+
 class WeightsIn(Strict):
     targets: dict[str, float] = Field(
         description="Weight of each model or adapter; those left out end, and without any the name does."
@@ -291,19 +335,31 @@ class WeightsIn(Strict):
     reason: str = Field("", max_length=255, description="Kept with the event.")
 
 
+@router.get("/weighted-targets/{path:name}", response=TargetsOut)
+def get_weighted_targets(request: ApiRequest, name: str) -> dict[str, Any]:
+    """The targets of one public name, with the `ETag` of all of them; none where it is not shared."""
+    conditions.tag(request, *targets_of(name))
+    return {"items": list(WeightedTarget.objects.filter(name=name))}
+
+
 @router.put("/weighted-targets/{path:name}", response=TargetsOut)
-def put_weighted_targets(request: ApiRequest, name: str, body: WeightsIn) -> dict[str, Any]:
+def put_weighted_targets(request: ApiRequest, name: str, body: WeightsIn, if_match: str = IfMatch) -> dict[str, Any]:
     """Share the requests that ask for a public name among models by weight. A conversation stays with its target as long as
     that has its weight. The gateway follows within a second. Requires the role admin.
     """
-    services.share(name, body.targets, request.auth.require(Role.ADMIN), body.reason)
+    user = request.auth.require(Role.ADMIN)
+    conditions.check(request, if_match, *targets_of(name))
+    services.share(name, body.targets, user, body.reason)
     return {"items": list(WeightedTarget.objects.filter(name=name))}
 
 
 @router.delete("/region-latencies/{origin}/{target}", response={204: None})
-def delete_region_latency(request: ApiRequest, origin: str, target: str, reason: str = Reason) -> Status[None]:
+def delete_region_latency(
+    request: ApiRequest, origin: str, target: str, reason: str = Reason, if_match: str = IfMatch
+) -> Status[None]:
     """Reset the latency between two regions to the default. Requires the role admin."""
     user = request.auth.require(Role.ADMIN)
     row = get_object_or_404(RegionLatency, origin__name=origin, target__name=target)
+    conditions.check(request, if_match, row)
     services.delete(kinds.REGION_LATENCY, row, user, reason)
     return Status(204, None)

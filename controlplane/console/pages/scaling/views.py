@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
@@ -20,10 +21,11 @@ from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.plans.cards import cards_of, with_undone
 from controlplane.console.pages.scaling import tables
 from controlplane.console.pages.scaling.charts import cost_against_service
+from controlplane.events import since
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
+from controlplane.planning import bundles, services
 from controlplane.planning import selectors as planning
-from controlplane.planning import services
 from controlplane.planning.comparison.services import AGAIN_S, LEAST
 from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts.selectors import generated_past
@@ -77,7 +79,7 @@ def comparison_chart(comparison: StrategyComparison | None, used: set[str]) -> C
 @require_safe
 @fleet_role(Role.VIEWER)
 def scaling(request: HttpRequest) -> HttpResponseBase:
-    now = timezone.now()
+    now, drawn_after = timezone.now(), str(since.newest())
     filters = Filters(request.GET, model_select(model_names()))
     model = filters["model"]
     titles = place_titles()
@@ -96,6 +98,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     policies = [(row, policy) for row, policy in planning.policies() if model in ("", row.name)]
     context = {
         **live_context(hub.state(), "events"),
+        "drawn_after": drawn_after,
         "filters": filters,
         "now": now,
         "titles": titles,
@@ -166,16 +169,21 @@ def decide(form: ActionForm, plan: ScalingPlan, decision: str) -> str:
 
 
 @action(Role.OPERATOR, Model, page="console:scaling", unchanged="{row} keeps its policy")
+@transaction.atomic
 def bundle(form: ActionForm, model: Model) -> str:
     """Give one model the values of a policy bundle."""
+    form.check(*bundles.rows_of(Model.objects.select_for_update().get(pk=model.pk)), fields=bundles.SET)
     made = services.switch_bundle(model, form.fields.get("bundle", ""), form.user, form.reason)
     return f"{model} now uses {made.title}."
 
 
 @action(Role.OPERATOR, Model, page="console:scaling", unchanged="{row} is scaled as before")
+@transaction.atomic
 def policy(form: ActionForm, model: Model) -> str:
     """Set the strategy and mode of one model."""
     unchanged, given = f"{model} is scaled as before", form.fields
+    rows = bundles.rows_of(Model.objects.select_for_update().get(pk=model.pk))
+    form.check(*rows, fields=("strategy", "mode", "parameters"))
     try:
         parameters = json.loads(given.get("parameters", "").strip() or "{}")
         row = services.set_policy(

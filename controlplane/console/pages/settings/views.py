@@ -59,12 +59,13 @@ def line(each: Described) -> dict[str, Any]:
 @require_safe
 @fleet_role(Role.VIEWER)
 def settings(request: HttpRequest) -> HttpResponseBase:
+    drawn_after = str(since.newest())
     filters, described = SETTINGS.listed(viewer_of(request), request.GET)
     model = filters["model"]
     if request.GET.get("format") == "csv":
         return SETTINGS.csv(described)
-    drawn = since.newest_by_subject(Setting)
     context = {
+        "drawn_after": drawn_after,
         "filters": filters,
         "model": model,
         "actions": "console/settings/setting_actions.html" if may(request, Role.OPERATOR) else "",
@@ -76,7 +77,7 @@ def settings(request: HttpRequest) -> HttpResponseBase:
             (
                 title,
                 f"group-{number}",
-                [line(each) | {"drawn": str(drawn.get(_subject(each.name, model), 0))} for each in members],
+                [line(each) for each in members],
             )
             for number, (title, members) in enumerate(groupby(described, key=lambda each: each.group))
         ],
@@ -102,7 +103,7 @@ def change(form: ActionForm, name: str) -> str:
     subject = _subject(name, model)
     given = "its default" if "reset" in form.fields else form.fields.get("value", "")[:60]
     Setting.objects.select_for_update(of=("self",)).filter(name=name, model=model).first()
-    since.check(Setting(name=name, model=model), form.fields.get(since.FIELD, ""), [name], given)
+    form.check(Setting(name=name, model=model), fields=[name], given=given)
     if "reset" in form.fields:
         row = Setting.objects.filter(name=name, model=model).first()
         if row is None:
