@@ -191,9 +191,7 @@ def cases(name: str, part: EvaluationPart, settings: experiment.Settings) -> Ite
 
 
 def measured(run: Simulated) -> experiment.Row:
-    """Return completion times of runs in seconds: mean, 95th percentile, and means by size of the application; of runs
-    with deadlines, the shares that met them, by factor.
-    """
+    """Return completion times: mean, p95, means by size; of runs with deadlines, shares that met them, by factor."""
     runs, to_come = run.result.runs, run.staged.runs
     assert runs is not None
     assert to_come is not None

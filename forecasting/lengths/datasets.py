@@ -163,15 +163,13 @@ def read_sets(folder: Path, names: Iterable[str] = tuple(SETS), share: float = T
     return split
 
 
-def free_answers(folder: Path, unseen: float = UNSEEN_SHARE) -> list[AnsweredPrompt]:
-    """Return answers of the sets `FREE`, without a share *unseen* of the prompts, kept for the test. Raises
-    DataMissing.
-    """
+def free_answers(folder: Path) -> list[AnsweredPrompt]:
+    """Return answers of the sets `FREE`, without the prompts that are kept for the test. Raises DataMissing."""
     return [
         each
         for name in FREE
         for each in SETS[name](folder / name)
-        if normalised(each.prompt) and each.tokens and not in_test(each.prompt, unseen)
+        if normalised(each.prompt) and each.tokens and not in_test(each.prompt, UNSEEN_SHARE)
     ]
 
 
@@ -213,9 +211,9 @@ SYSTEM_PROMPTS: Final = (
 )
 
 
-def with_histories(pairs: Sequence[AnsweredPrompt], seed: int = 1) -> list[Sample]:
+def with_histories(pairs: Sequence[AnsweredPrompt]) -> list[Sample]:
     """Return a sample of each of *pairs* alone, and `SHARE` as many synthetic ones; names of tenants are hidden."""
-    dice = random.Random(seed)
+    dice = random.Random(1)
     sources: dict[tuple[str, str], list[AnsweredPrompt]] = defaultdict(list)
     for pair in pairs:
         sources[pair.source, pair.model].append(pair)

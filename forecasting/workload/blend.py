@@ -143,9 +143,7 @@ class BlendModel(PointModel):
         return np.asarray(weights / weights.sum(axis=0))
 
     def _by_time_of_day(self, targets: Index) -> Values:
-        """Return losses at the times of day of *targets*, one for each horizon of the grid, interpolated between parts
-        of the day.
-        """
+        """Return losses at the times of day of *targets* by horizon of the grid, interpolated between parts of day."""
         parts = len(self.by_part)
         at = ((self.phase + targets) % self._season + 0.5) * parts / self._season - 0.5
         before = np.floor(at).astype(np.int64)

@@ -59,13 +59,13 @@ class Facts:
     startup_s: float | None = None
 
 
-def tail(path: Path, size_bytes: int = TAIL_BYTES) -> str:
+def tail(path: Path) -> str:
     """Return the end of the file in whole lines; "" if there is no file."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - size_bytes))
-            if size > size_bytes:
+            stream.seek(max(0, size - TAIL_BYTES))
+            if size > TAIL_BYTES:
                 stream.readline()
             return stream.read().decode("utf-8", "replace")
     except FileNotFoundError:

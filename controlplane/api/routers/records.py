@@ -100,13 +100,7 @@ add_list(
     """,
 )
 BatchOut = schema_of(BATCHES, "BatchOut")
-add_list(
-    router,
-    BATCHES,
-    BatchOut,
-    "Batches, newest first; `/v1/batches` is what SDKs ask.",
-    check=check_tenant,
-)
+add_list(router, BATCHES, BatchOut, "Batches, newest first; `/v1/batches` is what SDKs ask.", check=check_tenant)
 
 
 class SpeedUpIn(ActionIn):
@@ -128,13 +122,7 @@ def speed_up_batch(request: ApiRequest, public_id: str, body: SpeedUpIn) -> Batc
 
 
 ApplicationOut = schema_of(APPLICATIONS, "ApplicationOut")
-add_list(
-    router,
-    APPLICATIONS,
-    ApplicationOut,
-    "Applications, newest first.",
-    check=check_tenant,
-)
+add_list(router, APPLICATIONS, ApplicationOut, "Applications, newest first.", check=check_tenant)
 RunOut = schema_of(RUNS, "RunOut")
 PrewarmOut = schema_of(PREWARMS, "PrewarmOut", "A backend that was prewarmed, or that a call of a run found cold.")
 add_list(
@@ -168,13 +156,7 @@ def list_next_to_warm(request: ApiRequest) -> dict[str, Any]:
 
 
 RequestOut = schema_of(REQUESTS, "RequestOut", "One request of the ledger. Never a prompt, never a completion.")
-add_list(
-    router,
-    RUNS,
-    RunOut,
-    "Runs of applications, newest first.",
-    check=check_tenant,
-)
+add_list(router, RUNS, RunOut, "Runs of applications, newest first.", check=check_tenant)
 add_list(
     router,
     REQUESTS,
@@ -185,13 +167,7 @@ add_list(
 
 
 VersionOut = schema_of(VERSIONS, "GraphVersionOut", "A demand graph as it was.")
-add_list(
-    router,
-    VERSIONS,
-    VersionOut,
-    "Versions of demand graphs, newest first.",
-    check=check_tenant,
-)
+add_list(router, VERSIONS, VersionOut, "Versions of demand graphs, newest first.", check=check_tenant)
 
 
 def application_of(request: ApiRequest, pk: int, *, managed: bool = False) -> Application:

@@ -46,9 +46,7 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
 
 
 def _shared(scenario: Scenario, workload: Workload, seed: int) -> Workload:
-    """Return *workload* with requests for public names shared among their weighted targets, each drawn by itself; as it is
-    where they have been shared.
-    """
+    """Return *workload* with requests for public names drawn among their weighted targets, unless they are already."""
     asked, models = workload.model, list(scenario.models)
     if workload.asked is not None or not scenario.weighted_targets.keys() & set(asked.names):
         return workload

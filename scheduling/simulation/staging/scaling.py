@@ -32,9 +32,7 @@ class Scaled:
 
 
 def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
-    """Return strategies and bounds; None where nothing scales. Raise ScenarioProblem where one model's regions would
-    follow different plans.
-    """
+    """Return strategies and bounds; None without scaling. Raise ScenarioProblem if a model's regions follow two."""
     scaling = scenario.scaled
     if scaling is None:
         return None

@@ -276,9 +276,7 @@ def random_bursts(
     models: frozenset[str] = frozenset(),
     seed: int,
 ) -> list[Burst]:
-    """Return *count* bursts at random times of the first *duration_s* (SageServe 7.3.4: two bursts of eight times the
-    load).
-    """
+    """Return *count* bursts at random times of the first *duration_s* (SageServe 7.3.4: two, eight times the load)."""
     random = np.random.default_rng([seed, 1])
     latest_s = max(0.0, duration_s - length_s)
     starts: npt.NDArray[np.float64] = np.sort(random.uniform(0.0, latest_s, count))

@@ -161,9 +161,7 @@ def _forecasts(asked: OutlookFilter, now: datetime) -> list[Forecast]:
 
 
 def _summed(tracks: Sequence[Sequence[ForecastWindow]]) -> list[ForecastWindow]:
-    """Return sums of the windows that every one of *tracks* has. Ends of bands are summed too: as if all regions erred
-    alike, the widest possible band of the sum.
-    """
+    """Return sums of the windows that all *tracks* have; ends of bands too: the widest band of the sum."""
     by_start: dict[datetime, list[ForecastWindow]] = defaultdict(list)
     for track in tracks:
         for window in track:
