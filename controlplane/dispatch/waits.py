@@ -75,7 +75,8 @@ class Paces:
         history: History,
         clock: Callable[[], float],
     ) -> None:
-        self.topology, self.queue, self.history, self.clock = topology, queue, history, clock
+        self.topology, self.queue, self.history = topology, queue, history
+        self.clock, self.wall_clock = clock, time.time
         self._paces: dict[tuple[int, int], Pace] = {}  # by endpoint and instance, -1 for all of its instances
         self._corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class, "" for all
         self._blends: dict[tuple[int, str], Blend] = {}
@@ -171,7 +172,7 @@ class Paces:
     def _serves_in_s(self, one: Replica) -> float | None:
         """Return seconds until *one*, which starts, rests, is busy or unreachable, takes requests; None otherwise."""
         if one.spec.start_s is not None:
-            passed_s = time.time() - one.spec.start_began_at
+            passed_s = self.wall_clock() - one.spec.start_began_at
             return left_of_start_s(one.spec.start_s, max(0.0, passed_s)) if passed_s < COMING_LIMIT_S else None
         asleep = one.metrics is not None and one.metrics.sleeping
         is_well = one.spec.state == InstanceState.READY and not one.lost and not one.wedged and not asleep
