@@ -16,41 +16,41 @@ NOT_OURS_TO_SHAPE = {"migrations", "vendor", "__pycache__"}
 
 # Lines, blank ones and comments included. Raise one only with a comment alongside it that says what its users got for it.
 BUDGETS: dict[str, int] = {
-    "controlplane": 2268,  # streams and bodies without ASGI messages, memory that is kept; what is asked and not served
+    "controlplane": 2266,  # streams and bodies without ASGI messages, memory that is kept; what is asked and not served
     "controlplane/accounts": 1186,  # budgets
     "controlplane/alerts": 903,
-    "controlplane/api": 3697,  # /v1 in the OpenAPI document; ETag and If-Match of each row
+    "controlplane/api": 3673,  # /v1 in the OpenAPI document; ETag and If-Match of each row
     "controlplane/applications": 2411,  # runs and demand graphs
     "controlplane/batches": 1804,  # Speed up, embeddings
-    "controlplane/console": 13679,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
-    "controlplane/dispatch": 8827,  # KV events, and what else it has
+    "controlplane/console": 13669,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
+    "controlplane/dispatch": 8822,  # KV events, and what else it has
     "controlplane/events": 459,  # nothing is overwritten unseen
-    "controlplane/experiments": 5117,  # rules with evictions, readings of slack, mixes that nothing was tuned on
+    "controlplane/experiments": 5115,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6244,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 10947,  # embeddings and other calls without output, conversations by stored responses, KV events
+    "controlplane/gateway": 10940,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
     "controlplane/lengths": 2208,  # the service stands with its rows; gateway/lengths is gone
-    "controlplane/planning": 5386,  # capacity as it was then, fallbacks and weights as a scenario, rows of a bundle
-    "controlplane/resources": 2441,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
-    "controlplane/simulation": 6375,  # effects over all seeds, futures with other fallbacks and weights
+    "controlplane/planning": 5373,  # capacity as it was then, fallbacks and weights as a scenario, rows of a bundle
+    "controlplane/resources": 2437,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
+    "controlplane/simulation": 6365,  # effects over all seeds, futures with other fallbacks and weights
     "controlplane/supervisor": 1261,
     "controlplane/tuning": 357,
-    "controlplane/usage": 754,  # dollars by use
+    "controlplane/usage": 752,  # dollars by use
     "forecasting": 272,  # the models extra is looked for once
-    "forecasting/lengths": 4468,
-    "forecasting/workload": 2259,  # boosted trees in the blend, weights by time of day
+    "forecasting/lengths": 4466,
+    "forecasting/workload": 2257,  # boosted trees in the blend, weights by time of day
     "scheduling": 1520,  # knobs of a policy, declared once
     "scheduling/applications": 2338,  # where runs stand, late runs last, prewarming that follows its use
-    "scheduling/fleet": 1558,  # the state of a fleet as one record
+    "scheduling/fleet": 1556,  # the state of a fleet as one record
     "scheduling/lookahead": 393,
     "scheduling/planning": 2268,
-    "scheduling/queueing": 6465,  # orders by run and by share
+    "scheduling/queueing": 6457,  # orders by run and by share
     "scheduling/routing": 1843,  # use by engine time
-    "scheduling/scaling": 1599,  # one owner of an endpoint for floor, strategies and plans
-    "scheduling/simulation": 14512,  # donated instances, application runs, fallbacks of models as live
+    "scheduling/scaling": 1595,  # one owner of an endpoint for floor, strategies and plans
+    "scheduling/simulation": 14487,  # donated instances, application runs, fallbacks of models as live
     "static/admin": 138,
-    "static/console": 2363,  # a live connection that leaves a silent socket
+    "static/console": 2359,  # a live connection that leaves a silent socket
     "templates": 28,
     "templates/admin": 89,
     "templates/console": 2826,  # places, undeploy and retire, models that served
@@ -87,8 +87,8 @@ BUDGETS: dict[str, int] = {
     "workers": 179,
     "workers/backends": 310,
     "workers/emulator": 4196,  # conversations by stored responses, KV events
-    "workers/tasks": 1051,
-    "workers/vllm": 2205,
+    "workers/tasks": 1045,
+    "workers/vllm": 2204,
 }
 
 
