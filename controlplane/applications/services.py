@@ -236,7 +236,7 @@ def _mean_services_s(
     means_s: list[float | None] = []
     for one in made:
         at = run.began_at + timedelta(seconds=one.span.began_s)
-        services_s = [service_s for ended_at, service_s in ended if ended_at <= at]
+        services_s = [service_s for ended_at, service_s in ended if ended_at is not None and ended_at <= at]
         means_s.append(sum(services_s) / len(services_s) if services_s else None)
     return means_s
 

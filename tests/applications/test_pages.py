@@ -172,7 +172,7 @@ def test_running_runs_have_slack(client, operator, application, running, deadlin
 def test_an_application_that_learns_says_how_many_runs_are_missing(client, operator, acme):
     learned(acme, runs=5)
     client.force_login(operator)
-    assert "learning, 5 of 8 runs" in client.get("/applications/").content.decode()
+    assert "learned from 5 runs" in client.get("/applications/").content.decode()
 
 
 def test_a_recognized_application_is_named(client, operator, acme):
