@@ -62,9 +62,7 @@ class Column:
     label: str = ""
     """On the page; by default the heading without its unit."""
     draw: str = ""
-    """Format of the value on the page: a number format, `moment`, `age`, `since`, `id`, `reason` or `wide`; or a template,
-    given `row`.
-    """
+    """Format on the page: of a number, `moment`, `age`, `since`, `id`, `reason`, `wide`; or a template, given `row`."""
     live: str = ""
     """Format of a number that the live connection keeps fresh, in place of *draw*."""
     kind: str = ""
@@ -267,9 +265,7 @@ class Resource:
         return tuple(name for name in dict.fromkeys(names) if name in fields)
 
     def listed(self, viewer: Viewer, query: Mapping[str, str], rows: Rows | None = None) -> tuple[Filters, Rows]:
-        """Return the values of the page's form in *query*, and those of *rows* that fit them; by default of all rows that
-        *viewer* may see.
-        """
+        """Return the form's values in *query*, and those of *rows* that fit; by default all that *viewer* may see."""
         controls = [
             (each, each.control(viewer) if callable(each.control) else each.control)
             for each in self.filters
