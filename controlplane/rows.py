@@ -50,14 +50,12 @@ def page_of(rows: QuerySet[Row], cursor: int | None = None, size: int = PAGE_SIZ
     return Page(page[:size], page[size - 1].pk if len(page) > size else None)
 
 
-def sorted_page_of(
-    rows: QuerySet[Row], field: str, descending: bool, cursor: int | None = None, size: int = PAGE_SIZE
-) -> Page[Row]:
+def sorted_page_of(rows: QuerySet[Row], field: str, descending: bool, cursor: int | None = None) -> Page[Row]:
     """Return the page of *rows* by *field* after the first *cursor* rows; rows without a value are left out.
 
     New rows may shift the following pages, which may then repeat or skip a row.
     """
-    start, size = cursor or 0, max(1, min(size, MAX_PAGE_SIZE))
+    start, end = cursor or 0, (cursor or 0) + PAGE_SIZE
     order = [f"-{field}" if descending else field, "-pk"]
-    page = list(rows.filter(**{f"{field}__isnull": False}).order_by(*order)[start : start + size + 1])
-    return Page(page[:size], start + size if len(page) > size else None)
+    page = list(rows.filter(**{f"{field}__isnull": False}).order_by(*order)[start : end + 1])
+    return Page(page[:PAGE_SIZE], end if len(page) > PAGE_SIZE else None)

@@ -34,9 +34,7 @@ def write_state(path: Path, state: dict[str, Any], compressed: bool = True) -> N
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the state in the file *path*. Raises StateError for a file of another format, and OSError if it cannot be
-    opened.
-    """
+    """Return the state in the file *path*. Raises StateError for another format, OSError if it cannot be opened."""
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(str(file[HEADER]))

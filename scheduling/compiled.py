@@ -84,9 +84,7 @@ def source_digest(file: Path, root: Path) -> str:
 
 
 def cache_bases(package: Path) -> list[Path]:
-    """Return possible cache folders for *package*, best first: NUMBA_CACHE_DIR, the user's cache, the package's
-    `__pycache__`.
-    """
+    """Return possible cache folders, best first: NUMBA_CACHE_DIR, the user's cache, the package's `__pycache__`."""
     bases = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilothouse", package / "__pycache__"]
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         bases.insert(0, Path(chosen))

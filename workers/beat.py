@@ -39,9 +39,7 @@ class Scheduler(PersistentScheduler):
         return min(super().tick(*args, **kwargs), WAKE_S)
 
     def take_up_periods(self) -> None:
-        """Apply the periods in force to entries whose period is a setting; keep the last ones while the database is
-        away.
-        """
+        """Apply the periods in force to entries whose period is a setting; keep the last while the database is away."""
         try:
             periods = beat_periods()
         except (DatabaseError, InterfaceError):

@@ -67,9 +67,7 @@ def load_kernels() -> None:
 
 @signals.worker_before_create_process.connect
 def share_memory(**_: Any) -> None:
-    """Hide loaded objects from the garbage collector, which would write to their pages and copy them into each pool
-    process.
-    """
+    """Hide loaded objects from the garbage collector, whose writes would copy their pages into each pool process."""
     load_kernels()
     gc.collect()
     gc.freeze()

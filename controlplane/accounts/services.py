@@ -80,9 +80,7 @@ def check_service_key(tenant: Tenant, actor: User | str, expires_at: datetime | 
 
 @transaction.atomic
 def allow_models(key: ApiKey, names: Collection[str], actor: User | str, reason: str = "") -> ApiKey:
-    """Let *key* ask for the models called *names* alone, for all if there is none; the gateway follows within
-    `PILOTHOUSE_KEY_CACHE_S`.
-    """
+    """Let *key* ask for the models *names*, all if there is none; gateways follow within `PILOTHOUSE_KEY_CACHE_S`."""
     row = ApiKey.objects.select_for_update().get(pk=key.pk)
     before, row.allowed_models = row.allowed_models, sorted(set(names))
     if row.allowed_models != before:

@@ -9,6 +9,7 @@ from ninja.errors import AuthenticationError, HttpError
 from ninja.errors import ValidationError as RequestError
 from pydantic import ConfigDict
 
+from controlplane.dispatch.queues.commands import GatewaySilent
 from controlplane.fleet.lifecycle.states import ActionError
 
 
@@ -49,6 +50,10 @@ def install(api: NinjaAPI) -> None:
     @api.exception_handler(ActionError)
     def action_refused(request: HttpRequest, error: ActionError) -> HttpResponse:
         return answer(request, 409, "conflict", str(error))
+
+    @api.exception_handler(GatewaySilent)
+    def gateway_silent(request: HttpRequest, error: GatewaySilent) -> HttpResponse:
+        return answer(request, 503, "no_gateway", f"{error}.")
 
     @api.exception_handler(ValidationError)
     def invalid_row(request: HttpRequest, error: ValidationError) -> HttpResponse:

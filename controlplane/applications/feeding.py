@@ -147,7 +147,7 @@ def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[E
         heard[key] = max(heard.get(key, unit.began_at), unit.ended_at or now)
         if unit.ended_at is not None:
             began_s, ended_s = ((now - at).total_seconds() for at in (unit.began_at, unit.ended_at))
-            units[key].append(EndedCall("", unit.unit, began_s, ended_s, 0, unit.duration_s))
+            units[key].append(EndedCall("", "", unit.unit, began_s, ended_s, 0, unit.duration_s))
     active = sorted(
         (key for key, at in heard.items() if now - at < (SESSION_IDLE if key in sessions else IDLE)),
         key=lambda key: heard[key],
@@ -158,7 +158,8 @@ def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[E
         for row in calls_of(tenant_id, application, run).order_by("-arrived_at")[:MOST_CALLS]:
             began_s, ended_s = ((now - at).total_seconds() for at in (row.arrived_at, row.ended_at or row.arrived_at))
             output = row.output_tokens if row.outcome == Outcome.DONE else None
-            call = EndedCall(row.model, row.unit, began_s, ended_s, row.prompt_tokens, output)
+            own = row.own_region or row.region
+            call = EndedCall(row.model, own, row.unit, began_s, ended_s, row.prompt_tokens, output)
             ended[(tenant_id, application), run].append(call)
         ended[(tenant_id, application), run] += units[tenant_id, application, run]
     return dict(ended)

@@ -21,12 +21,14 @@ from scheduling.applications.demand_graph import (
     step_service_s,
 )
 from scheduling.applications.gittins import buckets, gittins_ranks
+from scheduling.applications.recording import record_of
 from scheduling.applications.remaining import (
     DEMAND_BUCKETS,
     FEWEST_MATCHES,
     GraphArrays,
     Position,
     build,
+    rate_rows,
     remaining,
     start_of,
 )
@@ -55,9 +57,9 @@ def graph_of(application: Application) -> DemandGraph:
 
 
 def known_graph(application: Application) -> KnownGraph | None:
-    """Return what orders by application know of *application*; None with too few records."""
+    """Return what orders by application know of *application*; None without records."""
     graph = graph_of(application)
-    return KnownGraph.of(graph, rates_of(graph.units)) if len(graph.records) >= FEWEST_MATCHES else None
+    return KnownGraph.of(graph, rates_of(graph.units)) if graph.records else None
 
 
 @dataclass(frozen=True)
@@ -91,16 +93,21 @@ class Prediction:
 
 
 def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Prediction]:
-    """Return predictions of *runs* of one application, the lowest Gittins rank first; none with too few records."""
-    if len(graph.records) < FEWEST_MATCHES or not runs:
+    """Return predictions of *runs* of one application, the lowest Gittins rank first; none without records.
+
+    Service is that of the region that a run comes from.
+    """
+    if not graph.records or not runs:
         return []
-    rates = rates_of(graph.units)
-    arrays, random = build(graph, rates), np.random.default_rng(0)
+    rates_in = {region: rates_of(graph.units, region) for region in {run.region for run in runs}}
+    arrays, random = build(graph, rates_of(graph.units)), np.random.default_rng(0)
     attained, samples, paths, last_units = np.zeros(len(runs)), [], [], []
     for number, run in enumerate(runs):
+        rates = rates_in[run.region]
         last, visits, attained[number] = _so_far(graph, rates, run)
         position = start_of(graph, random) if last is None else _after(graph, last, visits)
-        drawn, path_s = remaining(arrays, position, SAMPLES, number + 1)
+        there = arrays._replace(rate=rate_rows(graph, rates))
+        drawn, path_s = remaining(there, position, SAMPLES, number + 1)
         if last is not None:  # the step there has been served
             drawn = drawn - step_service_s(last, graph.units[last.unit], rates[last.unit])
         samples.append(np.maximum(drawn, 0.0))
@@ -126,8 +133,8 @@ def _so_far(
     """Return the last step of a run that was served, how often each unit ran before it, and the service so far."""
     visits, attained_s, last = np.zeros(len(graph.units), np.int64), 0.0, None
     index = {name: number for number, name in enumerate(graph.units)}
-    for call in done_calls(run)[0]:
-        step = Step(call.unit, -1, call.input_tokens, call.output_tokens, call.duration_s)
+    calls = done_calls(run)[0]
+    for step in record_of(calls).steps if calls else ():
         if step.unit not in index:
             continue  # a unit that no run before had
         if last is not None:

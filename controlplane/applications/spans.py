@@ -1,28 +1,43 @@
 """Calls and reported units of a run over time, what decided its duration, and what it was expected to need still."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from controlplane.applications.models import UnitReport
-from controlplane.fleet.models import PerformanceProfile
+from controlplane.fleet.models import Deployment, PerformanceProfile
 from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.demand_graph import Backend, ServiceRate, Step, step_service_s
 from scheduling.applications.recording import NO_UNIT, TOGETHER_S
-from scheduling.fleet.profile import Profile
+from scheduling.fleet.profile import USUAL
 
-UNKNOWN_RATE = ServiceRate(0.02, 2e-5, 0.02)
+UNKNOWN_RATE = ServiceRate.of(USUAL)
 """Of models without a performance profile."""
+NOT_SERVED = (True, "\uffff", 0)
+"""Where no deployment has the GPUs of a profile; behind all that have."""
 
 
-def rates_of(units: Mapping[str, Backend]) -> dict[str, ServiceRate]:
-    """Return the service rate of each unit: by the profile of its model, and one second a second for other backends."""
+def rates_of(units: Mapping[str, Backend], region: str = "") -> dict[str, ServiceRate]:
+    """Return the service rate of each unit: by the profile of its model where it serves *region*, or else where it serves
+    first; and one second a second for other backends.
+    """
     models = {backend.name for backend in units.values() if backend.kind == "llm"}
+    serving: dict[tuple[int, int, int], tuple[bool, str, int]] = {}
+    for row in Deployment.objects.filter(active=True, model__name__in=models).select_related("region"):
+        place, key = (
+            (row.region.name != region, row.region.name, row.pk),
+            (row.model_id, row.gpu_type_id, row.tensor_parallel),
+        )
+        serving[key] = min(place, serving.get(key, place))
+    profiles = PerformanceProfile.objects.filter(model__name__in=models).select_related("model").order_by("pk")
     rates: dict[str, ServiceRate] = {}
-    for row in PerformanceProfile.objects.filter(model__name__in=models).select_related("model").order_by("pk"):
-        names = [each for each in Profile.__dataclass_fields__ if hasattr(row, each)]
-        rates[row.model.name] = ServiceRate.of(Profile(**{name: getattr(row, name) for name in names}))
+    for profile in sorted(
+        profiles, key=lambda each: serving.get((each.model_id, each.gpu_type_id, each.tensor_parallel), NOT_SERVED)
+    ):
+        with suppress(ValueError):  # not a valid measurement
+            rates.setdefault(profile.model.name, ServiceRate.of(profile.coefficients()))
     return {
         unit: rates.get(backend.name, UNKNOWN_RATE) if backend.kind == "llm" else ServiceRate()
         for unit, backend in units.items()

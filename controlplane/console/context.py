@@ -85,16 +85,15 @@ def badges(attention: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {entry: (name, badge(attention, name)) for entry, name in BADGES.items()}
 
 
-def freshness(state: LiveState, now_s: float | None = None) -> dict[str, str]:
+def freshness(state: LiveState) -> dict[str, str]:
     """Return the freshness badge next to the title, as rendered by the server; `live.js` updates it.
 
     `word` is live, delayed or disconnected; `text` is its label.
     """
-    now_s = time.time() if now_s is None else now_s
     if state.ts is None:
         return {"word": "disconnected", "text": f"No live numbers, {SOURCE_TEXT.get(state.source, 'retrying')}"}
     moment = datetime.fromtimestamp(state.ts, timezone.get_current_timezone()).strftime("%H:%M:%S")
-    seconds = max(0.0, now_s - state.ts)
+    seconds = max(0.0, time.time() - state.ts)
     if state.source in (Source.SILENT, Source.UNREACHABLE) or seconds > LOST_S:
         why = SOURCE_TEXT.get(state.source, "retrying")
         return {"word": "disconnected", "text": f"Disconnected, showing {moment}, {why}"}

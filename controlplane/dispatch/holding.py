@@ -37,9 +37,7 @@ class HeldEstimate(NamedTuple):
 
 
 class Holding:
-    """*spot_with_room* returns the donated instances that a request may go to, *enqueue* queues a released one at its
-    endpoint, *refuse* ends one that is given up.
-    """
+    """*spot_with_room*: donated instances a request may go to; *enqueue* queues a released one, *refuse* ends one."""
 
     def __init__(
         self,

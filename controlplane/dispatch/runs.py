@@ -38,6 +38,8 @@ class EndedCall(NamedTuple):
 
     model: str
     """Empty of a unit that is no LLM."""
+    region: str
+    """Of its caller."""
     unit: str
     began_s: float
     ended_s: float
@@ -148,6 +150,7 @@ class ApplicationRuns:
         due_in_s = asked.run_due_s if asked.run_due_s is not None else asked.end_s
         if (application, asked.run) in self._opened:
             due_in_s = self._due_in_s(application, asked.run, queue.moment_s)
+        endpoint = self._endpoint(asked.model, asked.region) or request.endpoint
         call = RunCall(
             asked.number,
             application,
@@ -155,11 +158,11 @@ class ApplicationRuns:
             asked.unit or NO_UNIT,
             asked.prompt_tokens,
             request.predicted_tokens,
-            self._rate(request),
+            ServiceRate.of(endpoint.spec.profile),
             math.inf if due_in_s is None else due_in_s,
             queue.weight(asked),
             adapter=request.adapter,
-            endpoint=self._endpoint(request).index,
+            endpoint=endpoint.index,
         )
         queue.fit()
         run = self.standings.come(call, queue.since_start_s(asked.arrived_s))
@@ -168,13 +171,14 @@ class ApplicationRuns:
             request.standing = self.standings.stand(run, queue.moment_s, self._produced)
             self._rekey(run.number, request)
 
-    def _rate(self, request: Request) -> ServiceRate:
-        return ServiceRate.of(self._endpoint(request).spec.profile)
+    def _rate(self, model: str, region: str) -> ServiceRate:
+        endpoint = self._endpoint(model, region)
+        return ServiceRate.of(endpoint.spec.profile if endpoint is not None else USUAL)
 
-    def _endpoint(self, request: Request) -> Endpoint:
-        """Return the endpoint that the caller of *request* prefers."""
-        candidates = self.topology.candidates(request.asked.model, request.asked.region)
-        return self.topology.endpoints[int(candidates[0])] if candidates.size else request.endpoint
+    def _endpoint(self, model: str, region: str) -> Endpoint | None:
+        """Return the endpoint of *model* that a caller in *region* prefers; None without any."""
+        candidates = self.topology.candidates(model, region)
+        return self.topology.endpoints[int(candidates[0])] if candidates.size else None
 
     def likely_calls_of(self, run: Run, needs: Needs) -> list[LikelyCall]:
         """Return the calls that *run* will probably make next; *needs* as in `prewarming.likely_calls_of`."""
@@ -184,7 +188,6 @@ class ApplicationRuns:
     def resume(self, runs: Iterable[tuple[tuple[int, str], str, Sequence[EndedCall]]]) -> int:
         """Follow *runs* in progress: (tenant id, application), run, and its ended calls. Return how many are resumed."""
         now_s, resumed = self.queue.moment_s, 0
-        rates = {each.model: ServiceRate.of(each.spec.profile) for each in reversed(self.topology.endpoints)}
         for application, name, ended in runs:
             past = [
                 PastCall(
@@ -193,7 +196,7 @@ class ApplicationRuns:
                     now_s - one.ended_s,
                     one.prompt_tokens,
                     one.output_tokens,
-                    rates.get(one.model, ServiceRate.of(USUAL)) if one.model else ServiceRate(),
+                    self._rate(one.model, one.region) if one.model else ServiceRate(),
                 )
                 for one in ended
             ]

@@ -36,9 +36,7 @@ class _Asked:
 
 
 class Swapping:
-    """Swap decisions. *pump* gives out an endpoint's requests where there is room: its groups may be first again.
-    *prewarming* says which models are likely to be called.
-    """
+    """Swap decisions. *pump* gives out requests where there is room; *prewarming* says which models are likely next."""
 
     def __init__(
         self,

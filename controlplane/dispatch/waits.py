@@ -74,10 +74,9 @@ class Paces:
         queue: WaitingQueue,
         history: History,
         clock: Callable[[], float],
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.topology, self.queue, self.history = topology, queue, history
-        self.clock, self.wall_clock = clock, wall_clock
+        self.clock, self.wall_clock = clock, time.time
         self._paces: dict[tuple[int, int], Pace] = {}  # by endpoint and instance, -1 for all of its instances
         self._corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class, "" for all
         self._blends: dict[tuple[int, str], Blend] = {}

@@ -5,20 +5,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from controlplane.experiments import sageserve
-from controlplane.experiments.experiment import (
-    SCALE,
-    SEED,
-    Experiment,
-    Option,
-    Progress,
-    Result,
-    Settings,
-    percent,
-    rounded,
-    seconds,
-    share,
-)
+from controlplane.experiments import experiment, sageserve
 from controlplane.experiments.shared.scenes import INTERACTIVE, JUDGED, two_models
 from controlplane.terminal import Column, table
 from forecasting.workload import FORECASTERS, rests
@@ -33,7 +20,7 @@ NOT_COMPARED: Final = ("foreknown", "static")
 """Strategies that know the future demand."""
 
 
-def run(settings: Settings, progress: Progress) -> Result:
+def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     days, seed, runs = settings["days"], settings["seed"], []
     for demand in settings["demands"]:
         scene = DAYS[demand](settings["scale"])
@@ -44,16 +31,16 @@ def run(settings: Settings, progress: Progress) -> Result:
                     "demand": demand,
                     "capability": capability,
                     "requests": len(made.workload),
-                    "models": {name: rounded(asdict(one)) for name, one in made.capability.items()},
+                    "models": {name: experiment.rounded(asdict(one)) for name, one in made.capability.items()},
                     "cv": [round(cv, 2) for cv in made.cvs],
                     "ttft_s": scene.promises[INTERACTIVE].ttft_s,
-                    "rows": rounded(sageserve.rows_of(made, settings["strategies"], progress)),
+                    "rows": experiment.rounded(sageserve.rows_of(made, settings["strategies"], progress)),
                 }
             )
     return {**{name: settings[name] for name in ("days", "scale", "seed", "forecaster")}, "runs": runs}
 
 
-def show(console: Console, result: Result) -> None:
+def show(console: Console, result: experiment.Result) -> None:
     for each in result["runs"]:
         console.print(
             f"[bold]{each['demand']}[/], capability under {each['capability']}, {result['days']:g} day(s):"
@@ -77,27 +64,31 @@ def _over_cheapest(row: dict[str, Any]) -> float | None:
 COLUMNS: Final = (
     Column("Strategy", "strategy"),
     Column("hours", "instance_hours", "{:,.1f}"),
-    Column("over cheapest", _over_cheapest, percent),
+    Column("over cheapest", _over_cheapest, experiment.percent),
     Column("USD", "usd", "{:,.0f}"),
-    Column("in time", "slo_met", share),
-    Column("TTFT p95", "ttft_p95_s", seconds),
-    Column("TTFT p99", "ttft_p99_s", seconds),
+    Column("in time", "slo_met", experiment.share),
+    Column("TTFT p95", "ttft_p95_s", experiment.seconds),
+    Column("TTFT p99", "ttft_p99_s", experiment.seconds),
     Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),
 )
-BURSTS: Final = Experiment(
+BURSTS: Final = experiment.Experiment(
     name="bursts",
     paper="ours",
     section="own",
     measures="requests in time and hours by strategy over days of uneven arrivals, with and without a reserve",
     results="scaling.md#promises-under-bursts",
     options=(
-        Option("days", "days simulated", 1.0, float, above=0.0, at_most=7.0),
-        SCALE,
-        SEED,
-        Option("demands", "days of demand, separated by commas", "two-models", among=tuple(DAYS), several=True),
-        Option("capabilities", "separated by commas (default all)", among=CAPABILITIES, several=True),
-        Option("strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True),
-        Option("forecaster", "of all strategies", "ets", among=tuple(FORECASTERS), rests=rests),
+        experiment.Option("days", "days simulated", 1.0, float, above=0.0, at_most=7.0),
+        experiment.SCALE,
+        experiment.SEED,
+        experiment.Option(
+            "demands", "days of demand, separated by commas", "two-models", among=tuple(DAYS), several=True
+        ),
+        experiment.Option("capabilities", "separated by commas (default all)", among=CAPABILITIES, several=True),
+        experiment.Option(
+            "strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True
+        ),
+        experiment.Option("forecaster", "of all strategies", "ets", among=tuple(FORECASTERS), rests=rests),
     ),
     run=run,
     show=show,

@@ -15,20 +15,7 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from controlplane.experiments.experiment import (
-    DATA,
-    SEED,
-    Case,
-    Comparison,
-    Experiment,
-    Option,
-    Progress,
-    Result,
-    Row,
-    Settings,
-    percent,
-    rounded,
-)
+from controlplane.experiments import experiment
 from controlplane.experiments.shared.scenes import HERE, INTERACTIVE, ServedModel, scenario_of
 from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
@@ -190,7 +177,7 @@ def scenario(part: EvaluationPart, order: Order, window_min: float, scale: float
     )
 
 
-def cases(name: str, part: EvaluationPart, settings: Settings) -> Iterator[Case]:
+def cases(name: str, part: EvaluationPart, settings: experiment.Settings) -> Iterator[experiment.Case]:
     """Yield each system of *part* at each intensity."""
 
     def draw(order: Order, window_min: float, seed: int) -> tuple[Scenario, Workload | None]:
@@ -200,13 +187,11 @@ def cases(name: str, part: EvaluationPart, settings: Settings) -> Iterator[Case]
         for system, order in part.systems.items():
             if not settings["systems"] or system in settings["systems"].split(";"):
                 about = {"part": name, "intensity": window, "system": system}
-                yield Case(about, partial(draw, order, INTENSITY_MIN[window]))
+                yield experiment.Case(about, partial(draw, order, INTENSITY_MIN[window]))
 
 
-def measured(run: Simulated) -> Row:
-    """Return completion times of runs in seconds: mean, 95th percentile, and means by size of the application; of runs
-    with deadlines, the shares that met them, by factor.
-    """
+def measured(run: Simulated) -> experiment.Row:
+    """Return completion times: mean, p95, means by size; of runs with deadlines, shares that met them, by factor."""
     runs, to_come = run.result.runs, run.staged.runs
     assert runs is not None
     assert to_come is not None
@@ -214,7 +199,7 @@ def measured(run: Simulated) -> Row:
     if not np.isfinite(taken_s).all():
         raise RuntimeError(f"{np.isnan(taken_s).sum()} of {taken_s.size} runs did not end")
     sizes = np.array([SUITE[name].size for name in runs.names])[runs.application]
-    row: Row = {
+    row: experiment.Row = {
         "runs": taken_s.size,
         "calls": int(run.staged.requests.count),
         "mean_s": float(taken_s.mean()),
@@ -239,7 +224,7 @@ def measured(run: Simulated) -> Row:
     return row
 
 
-def run(settings: Settings, progress: Progress) -> Result:
+def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     """Run every case for each seed; rows hold the values of all seeds in order."""
     seeds = range(settings["seed"], settings["seed"] + settings["seeds"])
     listed = [case for name in settings["parts"] for case in cases(name, PARTS[name], settings)]
@@ -253,10 +238,10 @@ def run(settings: Settings, progress: Progress) -> Result:
     progress("hermes", len(listed), len(listed))
     bursts = "mooncake" if (settings["data"] / MOONCAKE).exists() else f"gaps of CV {OWN_CV:g}"
     return {**{name: settings[name] for name in ("parts", "scale", "seed", "seeds")}, "arrivals": bursts,
-            "rows": rounded(rows)}  # fmt: skip
+            "rows": experiment.rounded(rows)}  # fmt: skip
 
 
-def against(row: Row, base: Row | None, name: str) -> Interval | None:
+def against(row: experiment.Row, base: experiment.Row | None, name: str) -> Interval | None:
     """Return the change of *name* from *base* to *row*, seed by seed; None without *base*."""
     if base is None:
         return None
@@ -268,7 +253,7 @@ def changed(interval: Interval | None) -> str:
     if interval is None:
         return "-"
     half = f" ±{100 * (interval.high - interval.mean):.1f}" if interval.high > interval.mean else ""
-    return percent(interval.mean) + half
+    return experiment.percent(interval.mean) + half
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -276,7 +261,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def columns(part: EvaluationPart, rows: Sequence[Row]) -> list[Column]:
+def columns(part: EvaluationPart, rows: Sequence[experiment.Row]) -> list[Column]:
     """Return the columns of the *rows* of *part*, with changes against its first system."""
     first, *_ = part.systems
     bases = {row["intensity"]: row for row in rows if row["system"] == first}
@@ -289,7 +274,7 @@ def columns(part: EvaluationPart, rows: Sequence[Row]) -> list[Column]:
 
     shown = [Column("Intensity", "intensity"), Column("System", "system")]
     if part.deadlines:
-        share = partial(percent, sign=False)
+        share = partial(experiment.percent, sign=False)
         shown.append(Column("deadlines met", of("met"), share))
         shown += [Column(f"at {factor:g}x", of(f"met_{factor:g}"), share) for factor in FACTORS]
         return [*shown, Column("mean (s)", of("mean_s"), "{:,.1f}")]
@@ -303,7 +288,7 @@ def columns(part: EvaluationPart, rows: Sequence[Row]) -> list[Column]:
     ]
 
 
-def show(console: Console, result: Result) -> None:
+def show(console: Console, result: experiment.Result) -> None:
     console.print(
         f"[bold]Hermes, section 5[/], scale {result['scale']:g}, seeds {result['seed']} to"
         f" {result['seed'] + result['seeds'] - 1}; runs begin as in {result['arrivals']}. Completion times are means over"
@@ -344,7 +329,7 @@ PAPER: Final = (
 """Measure, part, intensity, the two systems, and the paper's change."""
 
 
-def compare(result: Result) -> list[Comparison]:
+def compare(result: experiment.Result) -> list[experiment.Comparison]:
     """Return changes of the mean over seeds, and the deadlines met by Hermes-DDL over EDF as a factor."""
     of = {(row["part"], row["intensity"], row["system"]): row for row in result["rows"]}
     rows = []
@@ -352,19 +337,19 @@ def compare(result: Result) -> list[Comparison]:
         if part in result["parts"]:
             one, other = of.get((part, intensity, system)), of.get((part, intensity, base))
             interval = against(one, other, name) if one is not None else None
-            rows.append(Comparison(measure, PARTS[part].section, paper, interval.mean if interval else None))
+            rows.append(experiment.Comparison(measure, PARTS[part].section, paper, interval.mean if interval else None))
     if "deadlines" in result["parts"]:
         ours, edf = (of.get(("deadlines", "2x", system)) for system in ("Hermes-DDL", "EDF"))
         ratio = np.mean(ours["met"]) / np.mean(edf["met"]) if ours and edf else None
         rows.append(
-            Comparison(
+            experiment.Comparison(
                 "deadlines met, Hermes-DDL over EDF", "5.2", 2.0, None if ratio is None else float(ratio), "factor"
             )
         )
     return rows
 
 
-HERMES: Final = Experiment(
+HERMES: Final = experiment.Experiment(
     name="hermes",
     paper="Hermes",
     section="5.2, 5.3, 5.5",
@@ -372,18 +357,20 @@ HERMES: Final = Experiment(
     " and buckets are worth",
     results="applications.md#hermes-evaluation",
     options=(
-        Option("parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True),
-        Option("systems", "only these, separated by semicolons (default all)", ""),
-        Option(
+        experiment.Option(
+            "parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True
+        ),
+        experiment.Option("systems", "only these, separated by semicolons (default all)", ""),
+        experiment.Option(
             "intensities",
             "of those of a part, separated by commas (default all)",
             among=tuple(INTENSITY_MIN),
             several=True,
         ),
-        DATA,
-        Option("scale", "factor on runs and window alike", 1.0, float, above=0.0, at_most=4.0),
-        SEED,
-        Option("seeds", "seeds from the first one on", 5, int, at_least=1),
+        experiment.DATA,
+        experiment.Option("scale", "factor on runs and window alike", 1.0, float, above=0.0, at_most=4.0),
+        experiment.SEED,
+        experiment.Option("seeds", "seeds from the first one on", 5, int, at_least=1),
     ),
     run=run,
     show=show,

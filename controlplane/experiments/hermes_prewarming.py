@@ -21,21 +21,7 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from controlplane.experiments.experiment import (
-    DATA,
-    SEED,
-    Case,
-    Comparison,
-    Experiment,
-    Option,
-    Progress,
-    Result,
-    Row,
-    Settings,
-    mean_of,
-    percent,
-    rounded,
-)
+from controlplane.experiments import experiment
 from controlplane.experiments.hermes import LLAMA_7B, MOONCAKE, OWN_CV, against, changed
 from controlplane.experiments.shared.scenes import HERE, INTERACTIVE, scenario_of
 from controlplane.simulation.running import Simulated
@@ -113,7 +99,7 @@ PARTS: Final[dict[str, tuple[Mapping[str, Setting], Mapping[str, System]]]] = {
 }
 
 
-def scenario(setting: Setting, system: System, settings: Settings, data: Path, seed: int) -> Scenario:
+def scenario(setting: Setting, system: System, settings: experiment.Settings, data: Path, seed: int) -> Scenario:
     """Return *setting* under *system*, with `scale` times as many runs in a window as much longer."""
     count = max(1, round(setting.runs * settings["scale"]))
     trace = data / MOONCAKE
@@ -152,7 +138,7 @@ def scenario(setting: Setting, system: System, settings: Settings, data: Path, s
     )
 
 
-def cases(part: str, settings: Settings) -> Iterator[tuple[Setting, Case]]:
+def cases(part: str, settings: experiment.Settings) -> Iterator[tuple[Setting, experiment.Case]]:
     def draw(setting: Setting, system: System, seed: int) -> tuple[Scenario, Workload | None]:
         return scenario(setting, system, settings, settings["data"], seed), None
 
@@ -160,17 +146,17 @@ def cases(part: str, settings: Settings) -> Iterator[tuple[Setting, Case]]:
     for title, setting in of.items():
         for name, system in systems.items():
             about = {"part": part, "setting": title, "system": name}
-            yield setting, Case(about, partial(draw, setting, system))
+            yield setting, experiment.Case(about, partial(draw, setting, system))
 
 
-def measured(setting: Setting, run: Simulated) -> Row:
+def measured(setting: Setting, run: Simulated) -> experiment.Row:
     """Return how often a call finds what it needs, what prewarming does, and completion times in seconds."""
     counters, runs, to_come = run.result.counters, run.result.runs, run.staged.runs
     assert runs is not None
     assert to_come is not None
     usual = np.array([all(step.unit != RARE for step in each.record.steps) for each in to_come.runs])
     taken_s = runs.completion_s[usual & np.isfinite(runs.completion_s)]
-    row: Row = {"mean_s": float(taken_s.mean()), "p95_s": float(np.percentile(taken_s, 95))}
+    row: experiment.Row = {"mean_s": float(taken_s.mean()), "p95_s": float(np.percentile(taken_s, 95))}
     kind, count = setting.cold, len(to_come.runs)
     if kind == "adapter":
         tiers = ("not_loaded", "in_memory", "on_gpu")
@@ -198,7 +184,7 @@ def measured(setting: Setting, run: Simulated) -> Row:
     return row | {"warmed": warmed} | {name: each / warmed if warmed else None for name, each in fates.items()}
 
 
-def run(settings: Settings, progress: Progress) -> Result:
+def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     """Run every system of the parts for each seed; rows are means over seeds, with the mean completion time of each."""
     seeds = range(settings["seed"], settings["seed"] + settings["seeds"])
     listed = [case for part in settings["parts"] for case in cases(part, settings)]
@@ -206,11 +192,11 @@ def run(settings: Settings, progress: Progress) -> Result:
     for at, (setting, case) in enumerate(listed):
         progress("hermes-prewarming", at, len(listed))
         values = [measured(setting, case.simulate(seed)) for seed in seeds]
-        rows.append(case.about | mean_of(values) | {"means_s": [each["mean_s"] for each in values]})
+        rows.append(case.about | experiment.mean_of(values) | {"means_s": [each["mean_s"] for each in values]})
     progress("hermes-prewarming", len(listed), len(listed))
     return {
         **{name: settings[name] for name in ("parts", "scale", "instances", "prompts", "seed", "seeds")},
-        "rows": rounded(rows),
+        "rows": experiment.rounded(rows),
     }
 
 
@@ -221,9 +207,9 @@ TITLES: Final[Mapping[str, str]] = {
 }
 
 
-def columns(rows: list[Row]) -> list[Column]:
+def columns(rows: list[experiment.Row]) -> list[Column]:
     """Return the columns of *rows*, those that any of them has."""
-    share, seconds = partial(percent, sign=False), "{:,.1f}"
+    share, seconds = partial(experiment.percent, sign=False), "{:,.1f}"
     known = [
         Column("", "setting"),
         Column("System", "system"),
@@ -246,7 +232,7 @@ def columns(rows: list[Row]) -> list[Column]:
     return shown
 
 
-def show(console: Console, result: Result) -> None:
+def show(console: Console, result: experiment.Result) -> None:
     console.print(
         f"[bold]Hermes, section 5.4[/]: scale {result['scale']:g}, {result['instances']} instance(s), {result['prompts']}"
         f" versions of system prompts, means over {result['seeds']} seeds."
@@ -257,7 +243,7 @@ def show(console: Console, result: Result) -> None:
             console.print(table(f"{TITLES[part]}: {setting}", columns(rows)[1:], rows))
 
 
-def compare(result: Result) -> list[Comparison]:
+def compare(result: experiment.Result) -> list[experiment.Comparison]:
     """Return the changes from the baselines to Hermes, of those that the paper gives as numbers."""
     of = {(row["part"], row["setting"], row["system"]): row for row in result["rows"]}
 
@@ -268,7 +254,7 @@ def compare(result: Result) -> list[Comparison]:
     kept = []
     if "lora" in result["parts"]:
         ours = change_of("lora", "adapters", "EPWQ", "came_hits")
-        kept.append(Comparison("hits of adapters, Hermes against EPWQ", "5.4", 0.211, ours))
+        kept.append(experiment.Comparison("hits of adapters, Hermes against EPWQ", "5.4", 0.211, ours))
     if "kv" in result["parts"]:
         for base, hits, time in (("LRU", 1.11, -0.18), ("EPWQ", 0.33, -0.06)):
             for measure, name, paper, pick in (
@@ -279,12 +265,14 @@ def compare(result: Result) -> list[Comparison]:
                 known = [each for each in changes if each is not None]
                 what = f"{measure} of system prompts" if name == "came_hits" else f"{measure} with system prompts"
                 kept.append(
-                    Comparison(f"{what}, Hermes against {base}, at most", "5.4", paper, pick(known) if known else None)
+                    experiment.Comparison(
+                        f"{what}, Hermes against {base}, at most", "5.4", paper, pick(known) if known else None
+                    )
                 )
     return kept
 
 
-HERMES_PREWARMING: Final = Experiment(
+HERMES_PREWARMING: Final = experiment.Experiment(
     name="hermes-prewarming",
     paper="Hermes",
     section="5.4",
@@ -292,13 +280,15 @@ HERMES_PREWARMING: Final = Experiment(
     " for adapters, containers and DNN models",
     results="applications.md#prewarming",
     options=(
-        Option("parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True),
-        DATA,
-        Option("scale", "factor on runs and window alike", 1.0, float, above=0.0, at_most=4.0),
-        Option("instances", "instances of the model", 1, int, at_least=1),
-        Option("prompts", "versions of each system prompt", 10, int, at_least=1),
-        SEED,
-        Option("seeds", "seeds from the first one on", 3, int, at_least=1),
+        experiment.Option(
+            "parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True
+        ),
+        experiment.DATA,
+        experiment.Option("scale", "factor on runs and window alike", 1.0, float, above=0.0, at_most=4.0),
+        experiment.Option("instances", "instances of the model", 1, int, at_least=1),
+        experiment.Option("prompts", "versions of each system prompt", 10, int, at_least=1),
+        experiment.SEED,
+        experiment.Option("seeds", "seeds from the first one on", 3, int, at_least=1),
     ),
     run=run,
     show=show,

@@ -23,22 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from controlplane.experiments.experiment import (
-    DATA,
-    SCALE,
-    SEED,
-    Case,
-    Comparison,
-    Experiment,
-    Progress,
-    Result,
-    Row,
-    Settings,
-    change,
-    rounded,
-    run_cases,
-    share,
-)
+from controlplane.experiments import experiment
+from controlplane.experiments.experiment import share
 from controlplane.experiments.shared.scenes import LLAMA_2_7B, ServedModel, requests_of, scenario_of
 from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
@@ -142,18 +128,20 @@ def transferred(rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[
     return np.maximum(np.rint(np.quantile(outputs, np.clip(share, 0.0, 1.0))), 1).astype(np.int64)
 
 
-def case(model: ServedModel, draw: Callable[[int], Workload], about: Row, router: str = "join_shortest_queue") -> Case:
+def case(
+    model: ServedModel, draw: Callable[[int], Workload], about: experiment.Row, router: str = "join_shortest_queue"
+) -> experiment.Case:
     """Return requests by seed on INSTANCES of *model* by *router*, at the depth in *about*."""
     policies, deep = {"routing": router}, about.get("depth") == "deep"
     scenario = scenario_of([model.group(instances=INSTANCES)], deep=deep, policies=policies)
-    return Case(about | {"router": router}, lambda seed: (scenario, draw(seed)))
+    return experiment.Case(about | {"router": router}, lambda seed: (scenario, draw(seed)))
 
 
 def alone_s(model: ServedModel, lengths: AzureLengths) -> float:
     """Return the mean normalised latency of requests that come one at a time."""
     drawn = lengths.requests(model, 0.5, 0)
     far = replace(drawn, arrival_s=np.arange(len(drawn), dtype=np.float64) * 120.0)
-    result = Case.of({}, scenario_of([model.group()]), far).simulate().result
+    result = experiment.Case.of({}, scenario_of([model.group()]), far).simulate().result
     return float(np.mean(result.outcomes["e2e_s"] / drawn.output_tokens))
 
 
@@ -165,7 +153,7 @@ def full_per_s(model: ServedModel, lengths: AzureLengths) -> float:
     return float(len(drawn) * 0.9 / end_s[int(len(drawn) * 0.9)])  # the last ones leave instances idle
 
 
-def measured(slo_s: float, run: Simulated) -> Row:
+def measured(slo_s: float, run: Simulated) -> experiment.Row:
     """Return seconds and shares of a run; `cached` is the share of all prompt tokens."""
     outcomes, requests = run.result.outcomes, run.result.requests
     ttft_s, normalised_s = outcomes["ttft_s"], outcomes["e2e_s"] / requests.output_tokens
@@ -180,7 +168,9 @@ def measured(slo_s: float, run: Simulated) -> Row:
     }
 
 
-def routing(model: ServedModel, lengths: AzureLengths, full: float, settings: Settings) -> Iterator[Case]:
+def routing(
+    model: ServedModel, lengths: AzureLengths, full: float, settings: experiment.Settings
+) -> Iterator[experiment.Case]:
     """Yield *model* at each depth, prediction and load, by each router."""
     for depth, predictions, load in product(DEPTHS, PREDICTIONS, LOADS):
         per_s = round(load * full * settings["scale"], 2)
@@ -190,7 +180,7 @@ def routing(model: ServedModel, lengths: AzureLengths, full: float, settings: Se
             yield case(model, draw, about, router)
 
 
-def prefixes(settings: Settings) -> Iterator[Case]:
+def prefixes(settings: experiment.Settings) -> Iterator[experiment.Case]:
     """Yield Mooncake's conversations at several speeds, their lengths predicted with a lognormal error of 0.5."""
     try:
         workload = load_trace(settings["data"] / MOONCAKE, "mooncake")
@@ -210,7 +200,7 @@ def prefixes(settings: Settings) -> Iterator[Case]:
             yield case(MOONCAKE_MODEL, lambda seed, trace=trace: trace, about, router)  # type: ignore[misc]
 
 
-def changes(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def changes(rows: Sequence[experiment.Row]) -> dict[str, dict[str, Any]]:
     """Return the changes by PreServe's router and ours, by model and depth, at the load that the paper speaks of.
 
     That is the load at which `least_request` is nearest to keeping 88.8 % of the promises; each change is that against the
@@ -229,14 +219,17 @@ def changes(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             "requests_per_s": near["requests_per_s"],
             "least_request_slo_met": round(near["slo_met"], 4),
             **{
-                router: {name: change(of(at_load[router]), min(map(of, baselines))) for name, of in CHANGED.items()}
+                router: {
+                    name: experiment.change(of(at_load[router]), min(map(of, baselines)))
+                    for name, of in CHANGED.items()
+                }
                 for router in OURS
             },
         }
     return result
 
 
-CHANGED: Final[dict[str, Callable[[Row], float]]] = {
+CHANGED: Final[dict[str, Callable[[experiment.Row], float]]] = {
     **{name: itemgetter(f"{name}_s") for name in LATENCIES},
     "violations": lambda row: 1.0 - row["slo_met"],
 }
@@ -255,29 +248,29 @@ COLUMNS: Final = (
 )
 
 
-def run(settings: Settings, progress: Progress) -> Result:
+def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     """Run both scenes. Raise ValueError where the data is missing."""
     lengths = AzureLengths.read(settings["data"])
-    rows: list[Row] = []
+    rows: list[experiment.Row] = []
     about: dict[str, Any] = {}
     for model in MODELS:
         slo_s, full = SLO_FACTOR * alone_s(model, lengths), full_per_s(model, lengths)
-        about[model.name] = rounded({"slo_s": slo_s, "full_per_s": full})
+        about[model.name] = experiment.rounded({"slo_s": slo_s, "full_per_s": full})
         seeds = range(FIRST_SEED + settings["seed"], FIRST_SEED + settings["seed"] + SEEDS)
         cases = routing(model, lengths, full, settings)
-        rows += run_cases(model.name, cases, partial(measured, slo_s), progress, seeds)
-    rows += run_cases("prefixes", prefixes(settings), partial(measured, 0.2), progress)
+        rows += experiment.run_cases(model.name, cases, partial(measured, slo_s), progress, seeds)
+    rows += experiment.run_cases("prefixes", prefixes(settings), partial(measured, 0.2), progress)
     return {
         "paper": "preserve-routing",
         **{name: settings[name] for name in ("seed", "scale")},
         "about": about,
-        "rows": rounded(rows),
+        "rows": experiment.rounded(rows),
         "found": changes(rows),
         "reported": PAPER,
     }
 
 
-def show(console: Console, result: Result) -> None:
+def show(console: Console, result: experiment.Result) -> None:
     rows = result["rows"]
     for key in dict.fromkeys((row["scene"], row["depth"], row["predictions"]) for row in rows):
         title = f"{key[0]}: {key[1]} queues at instances, lengths {key[2]}"
@@ -292,24 +285,26 @@ def show(console: Console, result: Result) -> None:
             console.print(f"  {router}: {said}")
 
 
-def compare(result: Result) -> list[Comparison]:
+def compare(result: experiment.Result) -> list[experiment.Comparison]:
     """Return PreServe's router, and ours, against the best baseline where instances queue and lengths are predicted."""
     changed = {model: result["found"].get(f"{model}, deep, predicted", {}) for model in PAPER}
     return [
-        Comparison(f"{router}, {model}: {measure}", "5.4", figure, changed[model].get(router, {}).get(measure))
+        experiment.Comparison(
+            f"{router}, {model}: {measure}", "5.4", figure, changed[model].get(router, {}).get(measure)
+        )
         for model, figures in PAPER.items()
         for measure, figure in figures.items()
         for router in ("preserve", "least_delay")
     ]
 
 
-PRESERVE_ROUTING: Final = Experiment(
+PRESERVE_ROUTING: Final = experiment.Experiment(
     name="preserve-routing",
     paper="PreServe",
     section="5.4",
     measures="TTFT, normalised latency and SLO attainment by router and load; what prefix caches are worth",
     results="routing.md#against-the-paper",
-    options=(DATA, SCALE, SEED),
+    options=(experiment.DATA, experiment.SCALE, experiment.SEED),
     run=run,
     show=show,
     compare=compare,

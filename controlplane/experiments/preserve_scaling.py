@@ -14,23 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from controlplane.experiments.experiment import (
-    SCALE,
-    SEED,
-    Case,
-    Comparison,
-    Experiment,
-    Option,
-    Progress,
-    Result,
-    Row,
-    Settings,
-    percent,
-    rounded,
-    run_cases,
-    seconds,
-    share,
-)
+from controlplane.experiments import experiment
 from controlplane.experiments.shared.measures import percentiles
 from controlplane.experiments.shared.scenes import DAY_S, preserve
 from controlplane.experiments.shared.setting import Setting, prepare
@@ -139,7 +123,7 @@ BY_MEMORY: Final[dict[str, tuple[type[ByEndpoint], type[Control]]]] = {
 """The paper's forms of strategies, at depth `deep`."""
 
 
-def setting_of(service: str, settings: Settings, progress: Progress) -> Setting:
+def setting_of(service: str, settings: experiment.Settings, progress: experiment.Progress) -> Setting:
     """Return a weekday of *service* with its surges, forecasts and capability (Algorithm 1)."""
     days, seed = settings["days"], settings["seed"]
     surges = random_bursts(days * DAY_S, max(1, round(SURGES * days)), SURGE_S, factor=SURGE_FACTOR, seed=seed)
@@ -149,7 +133,7 @@ def setting_of(service: str, settings: Settings, progress: Progress) -> Setting:
     )  # fmt: skip
 
 
-def cases(service: str, made: Setting, names: Sequence[str]) -> Iterator[Case]:
+def cases(service: str, made: Setting, names: Sequence[str]) -> Iterator[experiment.Case]:
     """Yield *service* under each of *names* at both depths; `static` keeps all instances."""
     scene = made.scene
     requests = scene.requests(made.workload, made.seed)
@@ -173,13 +157,11 @@ def cases(service: str, made: Setting, names: Sequence[str]) -> Iterator[Case]:
                 )
             if strategy.uses_advice:
                 hooks["advisor"] = made.planner(strategy.plans_for, USD_PER_HOUR)
-        yield Case.of({"service": service, "depth": depth, "strategy": name}, scenario, requests, **hooks)
+        yield experiment.Case.of({"service": service, "depth": depth, "strategy": name}, scenario, requests, **hooks)
 
 
-def measured(run: Simulated) -> Row:
-    """Return the measures of a run; `peak_normalised_s` is the highest mean of normalised latency over five minutes of
-    arrivals.
-    """
+def measured(run: Simulated) -> experiment.Row:
+    """Return measures of a run; `peak_normalised_s`: highest mean normalised latency of five minutes' arrivals."""
     result = run.result
     normalised_s, arrival_s = latency_s(result, "normalised"), result.requests.arrival_s
     hours = result.state_s.sum(axis=0) / 3600
@@ -208,7 +190,7 @@ def _highest_mean(arrival_s: Floats, values: Floats, window_s: float) -> float:
     return float(means.max())
 
 
-def changes(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+def changes(rows: Sequence[experiment.Row]) -> dict[str, dict[str, float]]:
     """Return changes to compare with `PAPER`, by depth and service, for the strategies that were run.
 
     "both" is of the sum over the services: the paper gives means of both.
@@ -230,11 +212,11 @@ def changes(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     return result
 
 
-def run(settings: Settings, progress: Progress) -> Result:
+def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     rows, services = [], []
     for service in SERVICES:
         made = setting_of(service, settings, progress)
-        rows += run_cases(service, cases(service, made, settings["strategies"]), measured, progress)
+        rows += experiment.run_cases(service, cases(service, made, settings["strategies"]), measured, progress)
         (capability,) = made.capability.values()
         services.append(
             {
@@ -251,7 +233,7 @@ def run(settings: Settings, progress: Progress) -> Result:
         "paper": "preserve-scaling",
         **{name: settings[name] for name in ("days", "scale", "seed", "forecaster")},
         "services": services,
-        "rows": rounded(rows),
+        "rows": experiment.rounded(rows),
         "found": changes(rows),
         "reported": PAPER,
     }
@@ -262,46 +244,50 @@ COLUMNS: Final = (
     Column("Queues", "depth"),
     Column("Strategy", "strategy"),
     Column("instance-hours", "instance_hours", "{:,.1f}"),
-    Column("peak 5 min", "peak_normalised_s", seconds),
-    Column("peak minute", "peak_minute_normalised_s", seconds),
-    Column("mean", "normalised_mean_s", seconds),
-    Column(f"within {SLO_S} s", "slo_met", share),
-    Column("TTFT p95", "ttft_p95_s", seconds),
+    Column("peak 5 min", "peak_normalised_s", experiment.seconds),
+    Column("peak minute", "peak_minute_normalised_s", experiment.seconds),
+    Column("mean", "normalised_mean_s", experiment.seconds),
+    Column(f"within {SLO_S} s", "slo_met", experiment.share),
+    Column("TTFT p95", "ttft_p95_s", experiment.seconds),
     Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),
 )
 
 
-def show(console: Console, result: Result) -> None:
+def show(console: Console, result: experiment.Result) -> None:
     title = f"PreServe, section 5.3: {result['days']:g} day(s), seed {result['seed']}"
     console.print(table(title, COLUMNS, result["rows"]))
     for name, by_service in result["found"].items():
         if by_service:
-            values = ", ".join(f"{service} {percent(value)}" for service, value in by_service.items())
+            values = ", ".join(f"{service} {experiment.percent(value)}" for service, value in by_service.items())
             console.print(f"PreServe, {name.replace('_', ' ')}: {values}")
 
 
-def compare(result: Result) -> list[Comparison]:
+def compare(result: experiment.Result) -> list[experiment.Comparison]:
     """Return PreServe over both services, by depth."""
     return [
-        Comparison(f"{name.replace('_', ' ')}, {depth}", "5.3", figure, result["found"][name].get(f"both, {depth}"))
+        experiment.Comparison(
+            f"{name.replace('_', ' ')}, {depth}", "5.3", figure, result["found"][name].get(f"both, {depth}")
+        )
         for name, figure in PAPER.items()
         for depth in DEPTHS
         if depth == "deep" or not name.endswith("hybrid_mean")
     ]
 
 
-PRESERVE_SCALING: Final = Experiment(
+PRESERVE_SCALING: Final = experiment.Experiment(
     name="preserve-scaling",
     paper="PreServe",
     section="5.3",
     measures="peak of normalised latency and instance-hours by scaling strategy",
     results="scaling.md#preserves-day",
     options=(
-        Option("days", "days simulated", 1.0, float, above=0.0, at_most=7.0),
-        SCALE,
-        SEED,
-        Option("strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True),
-        Option(
+        experiment.Option("days", "days simulated", 1.0, float, above=0.0, at_most=7.0),
+        experiment.SCALE,
+        experiment.SEED,
+        experiment.Option(
+            "strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True
+        ),
+        experiment.Option(
             "forecaster",
             "of prompt and output tokens; mlstm is the paper's",
             "mlstm",

@@ -5,18 +5,7 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from controlplane.experiments.experiment import (
-    SEED,
-    Case,
-    Experiment,
-    Option,
-    Progress,
-    Result,
-    Settings,
-    rounded,
-    run_cases,
-    share,
-)
+from controlplane.experiments import experiment
 from controlplane.experiments.shared.scenes import ServedModel, scenario_of
 from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
@@ -98,15 +87,15 @@ def measured(ran: Simulated) -> dict[str, Any]:
     }
 
 
-def case_of(about: dict[str, Any], rule: str, hours: float, **changed: Any) -> Case:
+def case_of(about: dict[str, Any], rule: str, hours: float, **changed: Any) -> experiment.Case:
     scenario = scenario_at(rule, hours, **changed)
-    return Case(about, lambda seed: (scenario.model_copy(update={"seed": seed}), None))
+    return experiment.Case(about, lambda seed: (scenario.model_copy(update={"seed": seed}), None))
 
 
-def run(settings: Settings, progress: Progress) -> Result:
+def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     hours, seed = settings["hours"], settings["seed"]
     bounds = [case_of({"bound": bound}, "bound", hours, bound=bound) for bound in BOUNDS]
-    tried = run_cases("tune the bound", bounds, measured, progress, (seed,))
+    tried = experiment.run_cases("tune the bound", bounds, measured, progress, (seed,))
     best = max(tried, key=lambda row: row["in_time_of_all"])["bound"]
     cases = [
         case_of({"load": load, "rule": rule}, rule, hours, bound=best if rule == "bound" else None, **changed)
@@ -114,11 +103,17 @@ def run(settings: Settings, progress: Progress) -> Result:
         for rule in RULES
     ]
     # Another seed than that of the tuning, also for the load that the bound was tuned on.
-    rows = run_cases("compare", cases, measured, progress, (seed + 1,))
-    return {"hours": hours, "seed": seed, "bound": best, "tried": rounded(tried), "rows": rounded(rows)}
+    rows = experiment.run_cases("compare", cases, measured, progress, (seed + 1,))
+    return {
+        "hours": hours,
+        "seed": seed,
+        "bound": best,
+        "tried": experiment.rounded(tried),
+        "rows": experiment.rounded(rows),
+    }
 
 
-def show(console: Console, result: Result) -> None:
+def show(console: Console, result: experiment.Result) -> None:
     title = (
         f"TTFT within {TTFT_MS / 1000:g} s; a bound of {result['bound']} waiting requests keeps the most in time"
         f" under the load {TUNED!r}; {result['hours']:g} h, seed {result['seed']}"
@@ -130,18 +125,18 @@ COLUMNS: Final = (
     Column("Load", "load"),
     Column("rule", "rule"),
     Column("requests", "requests", "{:,}"),
-    Column("refused", "refused", share),
-    Column("degraded", "degraded", share),
-    Column("in time, of admitted", "in_time_of_admitted", share),
-    Column("in time, of all", "in_time_of_all", share),
+    Column("refused", "refused", experiment.share),
+    Column("degraded", "degraded", experiment.share),
+    Column("in time, of admitted", "in_time_of_admitted", experiment.share),
+    Column("in time, of all", "in_time_of_all", experiment.share),
 )
-PROMISES: Final = Experiment(
+PROMISES: Final = experiment.Experiment(
     name="promises",
     paper="ours",
     section="own",
     measures="attainment of the admitted and refused share, under loads that a fixed bound was not tuned on",
     results="waiting-time.md#promises-at-the-door",
-    options=(Option("hours", "hours simulated", 0.5, float, above=0.0, at_most=24.0), SEED),
+    options=(experiment.Option("hours", "hours simulated", 0.5, float, above=0.0, at_most=24.0), experiment.SEED),
     run=run,
     show=show,
 )

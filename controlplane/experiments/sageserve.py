@@ -7,24 +7,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from controlplane.experiments.experiment import (
-    SCALE,
-    SEED,
-    Case,
-    Comparison,
-    Experiment,
-    Option,
-    Progress,
-    Result,
-    Row,
-    Settings,
-    change,
-    percent,
-    rounded,
-    run_cases,
-    seconds,
-    share,
-)
+from controlplane.experiments import experiment
 from controlplane.experiments.shared import scenes, setting
 from controlplane.experiments.shared.measures import of_run
 from controlplane.experiments.shared.scenes import INTERACTIVE, OTHER, Scene
@@ -58,7 +41,13 @@ PAPER: Final = {
 
 
 def prepare(
-    scene: Scene, days: float, seed: int, bursts: bool, forecaster: str, progress: Progress, smooth: bool = False
+    scene: Scene,
+    days: float,
+    seed: int,
+    bursts: bool,
+    forecaster: str,
+    progress: experiment.Progress,
+    smooth: bool = False,
 ) -> Setting:
     """Return the setting of *scene* with the promise of interactive requests; *bursts*: two bursts a day, of eight times
     the load of every model (section 7.3.4).
@@ -85,7 +74,7 @@ def peaks(made: Setting) -> list[dict[str, Any]]:
     ]
 
 
-def cases(made: Setting, names: Sequence[str], floor: bool = True) -> Iterator[Case]:
+def cases(made: Setting, names: Sequence[str], floor: bool = True) -> Iterator[experiment.Case]:
     """Yield a case for each of the strategies *names*; *floor*: over the reactive floor, but for the paper's baselines."""
     scene = made.scene
     for name in names:
@@ -98,24 +87,26 @@ def cases(made: Setting, names: Sequence[str], floor: bool = True) -> Iterator[C
         hooks: dict[str, Any] = {"until_s": made.until_s, "seed": made.seed}
         if strategy.uses_advice:
             hooks["advisor"] = made.planner(strategy.plans_for, scene.usd_per_hour, name == "foreknown")
-        yield Case({"strategy": name}, partial(_drawn, made, scenario, siloed), hooks)
+        yield experiment.Case({"strategy": name}, partial(_drawn, made, scenario, siloed), hooks)
 
 
 def _drawn(made: Setting, scenario: Scenario, siloed: bool, _: int) -> tuple[Scenario, Workload]:
     return scenario, made.scene.requests(made.workload, made.seed, siloed)
 
 
-def rows_of(made: Setting, names: Sequence[str], progress: Progress, floor: bool = True) -> list[Row]:
+def rows_of(
+    made: Setting, names: Sequence[str], progress: experiment.Progress, floor: bool = True
+) -> list[experiment.Row]:
     """Simulate the demand under each of *names*: a row each."""
     promises = [made.scene.promises[name] for name in (INTERACTIVE, OTHER)]
     measure = partial(of_run, promises=promises, usd_per_hour=made.scene.usd_per_hour)
-    return run_cases("simulating", cases(made, names, floor), measure, progress)
+    return experiment.run_cases("simulating", cases(made, names, floor), measure, progress)
 
 
 CHANGED: Final = ("instance_hours", "busiest_hours", "waste_hours", "ttft_p95_s")
 
 
-def against_reactive(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
+def against_reactive(rows: Sequence[experiment.Row]) -> dict[str, dict[str, float | None]]:
     """Return changes against the paper's reactive heuristic (`per_arrival`) by strategy, None where that measured nothing;
     empty if it was not run. `busiest_hours` are those of the busiest model.
     """
@@ -123,10 +114,12 @@ def against_reactive(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
     base = by.pop("per_arrival", None)
     if base is None:
         return {}
-    return {name: {each: change(row[each], base[each], 1e-6) for each in CHANGED} for name, row in by.items()}
+    return {
+        name: {each: experiment.change(row[each], base[each], 1e-6) for each in CHANGED} for name, row in by.items()
+    }
 
 
-def run(settings: Settings, progress: Progress) -> Result:
+def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     scene = scenes.sageserve(settings["scale"])
     demands = ("plain", "bursts") if settings["demand"] == "both" else (settings["demand"],)
     return {
@@ -139,7 +132,9 @@ def run(settings: Settings, progress: Progress) -> Result:
     }
 
 
-def _run_demand(scene: Scene, demand: str, settings: Settings, progress: Progress) -> dict[str, Any]:
+def _run_demand(
+    scene: Scene, demand: str, settings: experiment.Settings, progress: experiment.Progress
+) -> dict[str, Any]:
     """Return the result of all strategies under *demand*, plain or bursts."""
     made = prepare(scene, settings["days"], settings["seed"], demand == "bursts", settings["forecaster"], progress)
     rows = rows_of(made, settings["strategies"], progress, not settings["no_floor"])
@@ -153,15 +148,17 @@ def _run_demand(scene: Scene, demand: str, settings: Settings, progress: Progres
             f"{quantity} tokens, {each.forecaster}": round(each.error, 4)
             for quantity, each in (("prompt", made.expected.prompt), ("output", made.expected.output))
         },
-        "rows": rounded(rows),
+        "rows": experiment.rounded(rows),
         "against_reactive": against_reactive(rows),
     }
 
 
-def show(console: Console, result: Result) -> None:
+def show(console: Console, result: experiment.Result) -> None:
     busiest, over = result["models"][0], "over" if result["floor"] else "without"
     for each in result["runs"]:
-        errors = ", ".join(f"{name}: {percent(error, sign=False)}" for name, error in each["forecast_error"].items())
+        errors = ", ".join(
+            f"{name}: {experiment.percent(error, sign=False)}" for name, error in each["forecast_error"].items()
+        )
         console.print(
             f"[bold]SageServe[/], {result['days']:g} day(s), {each['demand']}: {each['requests']:,} requests, seed"
             f" {result['seed']}. Error of the forecasts: {errors}."
@@ -172,7 +169,7 @@ def show(console: Console, result: Result) -> None:
 
 def _columns(busiest: str) -> Sequence[Column]:
     def changed(measure: str) -> Column:
-        return Column("change", lambda row: row["changes"].get(measure), percent)
+        return Column("change", lambda row: row["changes"].get(measure), experiment.percent)
 
     return (
         Column("Strategy", "strategy"),
@@ -183,10 +180,10 @@ def _columns(busiest: str) -> Sequence[Column]:
         Column("waste (h)", "waste_hours", "{:,.1f}"),
         changed("waste_hours"),
         Column("USD", "usd", "{:,.0f}"),
-        Column("TTFT p95", "ttft_p95_s", seconds),
-        Column("TTFT p99", "ttft_p99_s", seconds),
-        Column("E2E p95", "e2e_p95_s", seconds),
-        Column("SLO met", "slo_met", share),
+        Column("TTFT p95", "ttft_p95_s", experiment.seconds),
+        Column("TTFT p99", "ttft_p99_s", experiment.seconds),
+        Column("E2E p95", "e2e_p95_s", experiment.seconds),
+        Column("SLO met", "slo_met", experiment.share),
         Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),
     )
 
@@ -198,10 +195,10 @@ SECTIONS: Final = {
 """Our measure and the paper's section; instance-hours are those of the busiest model, as in figure 11."""
 
 
-def compare(result: Result) -> list[Comparison]:
+def compare(result: experiment.Result) -> list[experiment.Comparison]:
     """Return the changes against reactive."""
     return [
-        Comparison(
+        experiment.Comparison(
             f"{strategy}, {each['demand']}: {measure.replace('_', ' ')}",
             SECTIONS[measure][1],
             figure,
@@ -213,20 +210,24 @@ def compare(result: Result) -> list[Comparison]:
     ]
 
 
-SAGESERVE: Final = Experiment(
+SAGESERVE: Final = experiment.Experiment(
     name="sageserve",
     paper="SageServe",
     section="7.3",
     measures="instance-hours, waste by scaling, latencies by strategy, over a week of four models in three regions",
     results="scaling.md#sageserves-week",
     options=(
-        Option("days", "days simulated", 7.0, float, above=0.0, at_most=7.0),
-        SCALE,
-        SEED,
-        Option("strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True),
-        Option("demand", "plain, bursts or both", "both", among=("plain", "bursts", "both")),
-        Option("no-floor", "plans alone, without the reactive floor, as in the paper", flag=True, default=False),
-        Option(
+        experiment.Option("days", "days simulated", 7.0, float, above=0.0, at_most=7.0),
+        experiment.SCALE,
+        experiment.SEED,
+        experiment.Option(
+            "strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True
+        ),
+        experiment.Option("demand", "plain, bursts or both", "both", among=("plain", "bursts", "both")),
+        experiment.Option(
+            "no-floor", "plans alone, without the reactive floor, as in the paper", flag=True, default=False
+        ),
+        experiment.Option(
             "forecaster", "of prompt and output tokens, for all strategies", BEST, among=tuple(FORECASTERS), rests=rests
         ),
     ),

@@ -15,25 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from controlplane.experiments import sageserve
-from controlplane.experiments.experiment import (
-    SCALE,
-    SEED,
-    Case,
-    Comparison,
-    Experiment,
-    Option,
-    Progress,
-    Result,
-    Row,
-    Settings,
-    change,
-    percent,
-    rounded,
-    run_cases,
-    seconds,
-    share,
-)
+from controlplane.experiments import experiment, sageserve
 from controlplane.experiments.shared import scenes
 from controlplane.experiments.shared.measures import INTERACTIVE_CLASS, hours_by_model, percentiles, spells
 from controlplane.experiments.shared.scenes import DAY_S, SILO, Scene
@@ -73,7 +55,7 @@ PAPER_TTFT_CHANGE: Final = 0.12
 """Section 4: the largest change of a model's p95 TTFT from silos to one pool."""
 
 
-def pools(scene: Scene, drawn: Workload, seed: int) -> Iterator[Case]:
+def pools(scene: Scene, drawn: Workload, seed: int) -> Iterator[experiment.Case]:
     """Yield the silos and the one pool under each release rule."""
     for name, release in POOLS.items():
         siloed = name == SILOED
@@ -83,10 +65,12 @@ def pools(scene: Scene, drawn: Workload, seed: int) -> Iterator[Case]:
         }  # fmt: skip
         scenario = scene.scenario(siloed, release=release, scaling=scaling)
         requests = scene.requests(drawn, seed, siloed)
-        yield Case.of({"strategy": name}, scenario, requests, until_s=DAY_S, seed=seed, sample_s=SAMPLE_S["pools"])
+        yield experiment.Case.of(
+            {"strategy": name}, scenario, requests, until_s=DAY_S, seed=seed, sample_s=SAMPLE_S["pools"]
+        )
 
 
-def plans(paper: Setting, ours: Setting, sample_s: float) -> Iterator[Case]:
+def plans(paper: Setting, ours: Setting, sample_s: float) -> Iterator[experiment.Case]:
     """Yield the paper's strategies in its own form, and ours; reactive is the paper's heuristic on every arrival."""
     for name, strategy in (*PAPERS.items(), (OURS, "pilothouse")):
         made, faithful = (ours, False) if name == OURS else (paper, True)
@@ -101,10 +85,10 @@ def plans(paper: Setting, ours: Setting, sample_s: float) -> Iterator[Case]:
         if chosen.uses_advice:
             beta = BETA if faithful else 0.0
             hooks["advisor"] = made.planner(chosen.plans_for, scene.usd_per_hour, niw_share=beta)
-        yield Case.of({"strategy": name}, scenario, requests, **hooks)
+        yield experiment.Case.of({"strategy": name}, scenario, requests, **hooks)
 
 
-def measured(run: Simulated, course: Callable[[Simulated], dict[str, Any]]) -> Row:
+def measured(run: Simulated, course: Callable[[Simulated], dict[str, Any]]) -> experiment.Row:
     """Return the measures of a run. Latencies are those of interactive requests, by model; `donated_hours` were lent out;
     *course* returns series.
 
@@ -245,14 +229,16 @@ def arrivals(made: Setting, step_s: float) -> dict[str, list[float]]:
     }
 
 
-def followed(part: str, scene: Scene, seed: int, progress: Progress) -> Result:
+def followed(part: str, scene: Scene, seed: int, progress: experiment.Progress) -> experiment.Result:
     """Return the result of the *part* `plans`, `bursts` or `week`: a row for each strategy, and the forecasts' errors."""
     days, bursty, sample_s = 7.0 if part == "week" else 1.0, part == "bursts", SAMPLE_S[part]
     prepared = partial(sageserve.prepare, scene, days, seed, bursty)
     paper = prepared("arima", progress, smooth=True)
     ours = replace(prepared(BEST, progress), workload=paper.workload)
     return {
-        part: rounded(run_cases(part, plans(paper, ours, sample_s), partial(measured, course=of_busiest), progress)),
+        part: experiment.rounded(
+            experiment.run_cases(part, plans(paper, ours, sample_s), partial(measured, course=of_busiest), progress)
+        ),
         "forecast_error": {
             each.forecaster: round(each.error, 4) for each in (paper.expected.prompt, ours.expected.prompt)
         },
@@ -260,9 +246,9 @@ def followed(part: str, scene: Scene, seed: int, progress: Progress) -> Result:
     }
 
 
-def run(settings: Settings, progress: Progress) -> Result:
+def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     scene, seed = scenes.mixed(settings["scale"]), settings["seed"]
-    result: Result = {
+    result: experiment.Result = {
         "paper": "sageserve",
         **{name: settings[name] for name in ("scale", "seed", "parts")},
         "models": [model.name for model in scene.models],
@@ -272,7 +258,9 @@ def run(settings: Settings, progress: Progress) -> Result:
         other = np.array([name == scenes.OTHER for name in drawn.slo_class.names])[drawn.slo_class.codes]
         result["interactive"], result["other"] = int(np.count_nonzero(~other)), int(np.count_nonzero(other))
         measure = partial(measured, course=by_model)
-        result["pools"] = rounded(run_cases("silos and one pool", pools(scene, drawn, seed), measure, progress))
+        result["pools"] = experiment.rounded(
+            experiment.run_cases("silos and one pool", pools(scene, drawn, seed), measure, progress)
+        )
     for part in PARTS[1:]:
         if part in settings["parts"]:
             result |= {"forecast_error": {}} | result
@@ -291,7 +279,7 @@ TITLES: Final = {
 """Of the tables, by part."""
 
 
-def show(console: Console, result: Result) -> None:
+def show(console: Console, result: experiment.Result) -> None:
     if "interactive" in result:
         console.print(
             f"[bold]SageServe, section 4[/]: {result['interactive']:,} interactive and {result['other']:,} other requests"
@@ -305,7 +293,7 @@ def show(console: Console, result: Result) -> None:
             console.print(table(title, [*_COLUMNS, *more], rows))
             console.print(table(f"{title}: interactive p95 and KV use by model", _by_model(result["models"]), rows))
     for part, errors in result.get("forecast_error", {}).items():
-        said = ", ".join(f"{name}: {percent(error, sign=False)}" for name, error in errors.items())
+        said = ", ".join(f"{name}: {experiment.percent(error, sign=False)}" for name, error in errors.items())
         console.print(f"{TITLES[part]}: error of the forecasts of prompt tokens: {said}.")
 
 
@@ -313,27 +301,29 @@ _COLUMNS: Final = (
     Column("Strategy", "strategy"),
     Column("hours", "instance_hours", "{:,.0f}"),
     Column("donated (h)", "donated_hours", "{:,.0f}"),
-    Column("KV use", "kv_use", share),
-    Column("TTFT p95", "ttft_p95_s", seconds),
-    Column("E2E p95", "e2e_p95_s", seconds),
-    Column("TTFT in 2 s", "interactive_in_2_s", share),
+    Column("KV use", "kv_use", experiment.share),
+    Column("TTFT p95", "ttft_p95_s", experiment.seconds),
+    Column("E2E p95", "e2e_p95_s", experiment.seconds),
+    Column("TTFT in 2 s", "interactive_in_2_s", experiment.share),
     Column("other done", "other_done", "{:,}"),
     Column("left", "other_left", "{:,}"),
     Column("p95 (h)", "other_p95_h", "{:,.2f}"),
-    Column("deadlines met", "deadlines_met", share),
+    Column("deadlines met", "deadlines_met", experiment.share),
     Column("out/in", "moves", "{}"),
 )
 
 
 def _against_reactive(busiest: str) -> list[Column]:
-    def hours(row: Row) -> float:
+    def hours(row: experiment.Row) -> float:
         return float(row["hours_by_model"][busiest])
 
     return [
         Column(f"{busiest} hours", hours, "{:,.0f}"),
-        Column("change", lambda row: change(hours(row), hours(row["base"])), percent),
+        Column("change", lambda row: experiment.change(hours(row), hours(row["base"])), experiment.percent),
         Column("waste (h)", "waste_hours", "{:,.1f}"),
-        Column("change", lambda row: change(row["waste_hours"], row["base"]["waste_hours"]), percent),
+        Column(
+            "change", lambda row: experiment.change(row["waste_hours"], row["base"]["waste_hours"]), experiment.percent
+        ),
     ]
 
 
@@ -345,20 +335,20 @@ def _by_model(models: list[str]) -> list[Column]:
         return lambda row: row["series"]["kv_use"][name]
 
     def changed(name: str) -> Any:
-        return lambda row: change(row["ttft_p95_by_model_s"][name], row["base"]["ttft_p95_by_model_s"][name])
+        return lambda row: experiment.change(row["ttft_p95_by_model_s"][name], row["base"]["ttft_p95_by_model_s"][name])
 
     columns = [Column("Strategy", "strategy")]
     for name in models:
         columns += [
-            Column(f"{name} TTFT", of(name, "ttft_p95_by_model_s"), seconds),
-            Column("change", changed(name), percent),
-            Column("E2E", of(name, "e2e_p95_by_model_s"), seconds),
-            Column("KV use", use(name), partial(percent, sign=False)),
+            Column(f"{name} TTFT", of(name, "ttft_p95_by_model_s"), experiment.seconds),
+            Column("change", changed(name), experiment.percent),
+            Column("E2E", of(name, "e2e_p95_by_model_s"), experiment.seconds),
+            Column("KV use", use(name), partial(experiment.percent, sign=False)),
         ]
     return columns
 
 
-def compare(result: Result) -> list[Comparison]:
+def compare(result: experiment.Result) -> list[experiment.Comparison]:
     """Return donated hours and the largest change of a model's TTFT, one pool against silos; and where plans were followed,
     the hours of the busiest model and the waste of scaling against the reactive heuristic.
     """
@@ -370,34 +360,46 @@ def compare(result: Result) -> list[Comparison]:
         if siloed and unified:
             donated = unified["donated_hours"] - siloed["donated_hours"]
             changes = [
-                change(unified["ttft_p95_by_model_s"][name], before)
+                experiment.change(unified["ttft_p95_by_model_s"][name], before)
                 for name, before in siloed["ttft_p95_by_model_s"].items()
             ]
             most = max((each for each in changes if each is not None), default=None)
         compared = [
-            Comparison("instance-hours donated more by one pool than by silos", "4", PAPER_DONATED_H, donated, "hours"),
-            Comparison("largest change of a model's p95 TTFT, one pool against silos", "4", PAPER_TTFT_CHANGE, most),
+            experiment.Comparison(
+                "instance-hours donated more by one pool than by silos", "4", PAPER_DONATED_H, donated, "hours"
+            ),
+            experiment.Comparison(
+                "largest change of a model's p95 TTFT, one pool against silos", "4", PAPER_TTFT_CHANGE, most
+            ),
         ]
     for name, strategy in PAPERS.items() if planned else ():
         for measure, figure in sageserve.PAPER.get(strategy, {}).items():
             base, own = (_of_paper(measure, planned[each], result["models"][0]) for each in (REACTIVE, name))
             section = sageserve.SECTIONS[measure][1]
-            compared.append(Comparison(f"{name}: {measure.replace('_', ' ')}", section, figure, change(own, base)))
+            compared.append(
+                experiment.Comparison(
+                    f"{name}: {measure.replace('_', ' ')}", section, figure, experiment.change(own, base)
+                )
+            )
     return compared
 
 
-def _of_paper(measure: str, row: Row, busiest: str) -> float:
+def _of_paper(measure: str, row: experiment.Row, busiest: str) -> float:
     """Return *measure* of *row* as the paper has it: instance-hours are those of the busiest model (figure 11)."""
     return float(row["hours_by_model"][busiest] if measure == "instance_hours" else row[measure])
 
 
-SAGESERVE_MIXED: Final = Experiment(
+SAGESERVE_MIXED: Final = experiment.Experiment(
     name="sageserve-mixed",
     paper="SageServe",
     section="4, 7.3",
     measures="interactive and other work in silos or one pool, by release rule; the paper's LT strategies and ours",
     results="batches.md#sageserves-day",
-    options=(SCALE, SEED, Option("parts", "parts, separated by commas (default all)", among=PARTS, several=True)),
+    options=(
+        experiment.SCALE,
+        experiment.SEED,
+        experiment.Option("parts", "parts, separated by commas (default all)", among=PARTS, several=True),
+    ),
     run=run,
     show=show,
     compare=compare,

@@ -9,19 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from controlplane.experiments.experiment import (
-    DATA,
-    SCALE,
-    SEED,
-    Case,
-    Experiment,
-    Progress,
-    Result,
-    Row,
-    Settings,
-    rounded,
-    run_cases,
-)
+from controlplane.experiments import experiment
 from controlplane.experiments.preserve_routing import INSTANCES, MOONCAKE, MOONCAKE_MODEL, MOONCAKE_SPEEDS
 from controlplane.experiments.shared.scenes import requests_of, scenario_of
 from controlplane.simulation.running import Simulated
@@ -58,7 +46,7 @@ def sticky(trace: Workload, session: NDArray[np.int64]) -> Workload:
     return replace(trace, model=Coded((session % INSTANCES).astype(np.int16), names))
 
 
-def measured(run: Simulated) -> Row:
+def measured(run: Simulated) -> experiment.Row:
     outcomes, requests = run.result.outcomes, run.result.requests
     ttft_s, normalised_s = outcomes["ttft_s"], outcomes["e2e_s"] / requests.output_tokens
     given = Counter(outcomes["instance"].tolist())
@@ -73,7 +61,7 @@ def measured(run: Simulated) -> Row:
     }
 
 
-def run(settings: Settings, progress: Progress) -> Result:
+def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     """Simulate Mooncake's conversations at several speeds by each router. Raise ValueError where the data is missing."""
     try:
         workload = load_trace(settings["data"] / MOONCAKE, "mooncake")
@@ -85,7 +73,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     factor = np.exp(0.5 * np.random.default_rng([settings["seed"], 55]).standard_normal(len(workload)))
     predicted = np.clip(np.rint(workload.output_tokens * factor), 1, 8192)
 
-    def case(speed: float, router: str) -> Case:
+    def case(speed: float, router: str) -> experiment.Case:
         trace = requests_of(
             workload.arrival_s / (speed * settings["scale"]), workload.prompt_tokens, workload.output_tokens, predicted,
             models=[MOONCAKE_MODEL.name], prefix_first=workload.prefix_first, prefix_hashes=workload.prefix_hashes,
@@ -98,16 +86,20 @@ def run(settings: Settings, progress: Progress) -> Result:
         routing = "least_delay" if router in (STICKY, BY_EVENTS) else router
         scenario = scenario_of(groups, policies={"routing": routing, "follow_kv_events": router == BY_EVENTS})
         about = {"requests_per_s": round(len(trace) / float(trace.arrival_s[-1]), 2), "router": router}
-        return Case(about, lambda seed: (scenario, trace))
+        return experiment.Case(about, lambda seed: (scenario, trace))
 
     cases = [case(speed, router) for speed, router in product(MOONCAKE_SPEEDS, ROUTERS)]
-    rows = run_cases("sessions", cases, measured, progress)
+    rows = experiment.run_cases("sessions", cases, measured, progress)
     lengths = Counter(session.tolist()).values()
     about = {"requests": len(workload), "sessions": len(lengths), "continued": float(np.mean(np.array([*lengths]) > 1))}
-    return {**{name: settings[name] for name in ("seed", "scale")}, "about": rounded(about), "rows": rounded(rows)}
+    return {
+        **{name: settings[name] for name in ("seed", "scale")},
+        "about": experiment.rounded(about),
+        "rows": experiment.rounded(rows),
+    }
 
 
-def show(console: Console, result: Result) -> None:
+def show(console: Console, result: experiment.Result) -> None:
     about = result["about"]
     title = (
         f"{about['requests']:,} requests of {about['sessions']:,} sessions, {about['continued']:.0%} of them continued"
@@ -126,13 +118,13 @@ COLUMNS: Final = (
     Column("cached", lambda row: 100 * row["cached"], "{:.1f} %"),
     Column("busiest instance", "busiest", "{:.2f} of its share"),
 )
-SESSIONS: Final = Experiment(
+SESSIONS: Final = experiment.Experiment(
     name="sessions",
     paper="ours",
     section="own",
     measures="latency of conversations that stay with one instance, against routing by load and cached prefixes",
     results="routing.md#sessions",
-    options=(DATA, SCALE, SEED),
+    options=(experiment.DATA, experiment.SCALE, experiment.SEED),
     run=run,
     show=show,
 )

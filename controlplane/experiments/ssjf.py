@@ -17,19 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from controlplane.experiments.experiment import (
-    SEED,
-    Case,
-    Comparison,
-    Experiment,
-    Option,
-    Progress,
-    Result,
-    Row,
-    Settings,
-    rounded,
-    run_cases,
-)
+from controlplane.experiments import experiment
 from controlplane.experiments.shared.scenes import ServedModel, requests_of, scenario_of
 from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
@@ -146,11 +134,11 @@ def requests(arrival_s: NDArray[np.float64], jobs: Jobs) -> Workload:
 def capacity_per_s(jobs: Jobs, mode: str, batch: int) -> float:
     """Return the requests a second served by FCFS when all are there at once; loads are shares of it."""
     at_once = requests(np.zeros(jobs[0].size), jobs)
-    outcomes = Case.of({}, scenario(mode, batch, "fcfs", 0.0), at_once).simulate().result.outcomes
+    outcomes = experiment.Case.of({}, scenario(mode, batch, "fcfs", 0.0), at_once).simulate().result.outcomes
     return float(jobs[0].size / outcomes["e2e_s"].max())
 
 
-def measured(run: Simulated) -> Row:
+def measured(run: Simulated) -> experiment.Row:
     """Return seconds, and requests a second: of all over the whole run, from the first arrival to the last token
     (`throughput`), and of those that ended before the last arrival.
     """
@@ -168,7 +156,7 @@ def measured(run: Simulated) -> Row:
     }
 
 
-def against_fcfs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+def against_fcfs(rows: Sequence[experiment.Row]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
     """Return {parameter: {mode: {ordering: against FCFS, the mean over its values and the best of them}}}.
 
     JCT as a reduction, throughputs as factors.
@@ -189,7 +177,7 @@ def against_fcfs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str,
     changes: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     for (varied, mode, ordering), values in gathered.items():
         (reduction, whole, _), (most, whole_most, arriving_most) = np.mean(values, axis=0), np.max(values, axis=0)
-        changes.setdefault(varied, {}).setdefault(mode, {})[ordering] = rounded(
+        changes.setdefault(varied, {}).setdefault(mode, {})[ordering] = experiment.rounded(
             {
                 "jct_reduction": float(reduction),
                 "jct_reduction_most": float(most),
@@ -239,7 +227,7 @@ TOTALS: Final = (
 )
 
 
-def run(settings: Settings, progress: Progress) -> Result:
+def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     """Run every variation with `scale` times 4,000 requests each. Raise ValueError as `read_lengths`."""
     folder, seed = settings["data"], settings["seed"]
     lengths, students = read_lengths(folder), student_lengths(folder)
@@ -247,7 +235,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     capacity: dict[tuple[str, int, int, bool], float] = {}
     variations = [*_variations(folder), *([Variation("predictor", "continuous", STUDENT)] if students else [])]
 
-    def cases() -> Iterator[Case]:
+    def cases() -> Iterator[experiment.Case]:
         for each in variations:
             said = students if each.value == STUDENT and students is not None else lengths
             jobs = draw_jobs(said, count, seed, each.round)
@@ -259,9 +247,9 @@ def run(settings: Settings, progress: Progress) -> Result:
             about = {"varied": each.varied, "mode": each.mode, "value": each.value}
             for ordering, stretch in each.chosen:
                 of_ordering = {"ordering": ordering, "stretch": stretch}
-                yield Case.of(about | of_ordering, scenario(each.mode, each.batch, ordering, stretch), drawn)
+                yield experiment.Case.of(about | of_ordering, scenario(each.mode, each.batch, ordering, stretch), drawn)
 
-    rows = run_cases("ssjf", cases(), measured, progress)
+    rows = experiment.run_cases("ssjf", cases(), measured, progress)
     return {
         "paper": "ssjf",
         "seed": seed,
@@ -271,13 +259,13 @@ def run(settings: Settings, progress: Progress) -> Result:
         "prediction_error_tokens": round(float(np.abs(lengths.predicted - lengths.output).mean()), 1),
         "capacity_per_s": {f"{mode}, batch {batch}, round {round_}": round(value, 3)
                            for (mode, batch, round_, student), value in capacity.items() if not student},
-        "rows": rounded(rows),
+        "rows": experiment.rounded(rows),
         "found": against_fcfs(rows),
         "reported": PAPER,
     }  # fmt: skip
 
 
-def show(console: Console, result: Result) -> None:
+def show(console: Console, result: experiment.Result) -> None:
     console.print(
         f"[bold]SSJF[/], section 4.2: {result['requests']:,} requests a run, seed {result['seed']}, outputs of"
         f" {result['mean_output_tokens']} tokens predicted to {result['prediction_error_tokens']} on average."
@@ -298,7 +286,7 @@ def show(console: Console, result: Result) -> None:
     console.print(table("Against FCFS, over all values", TOTALS, totals))
 
 
-def compare(result: Result) -> list[Comparison]:
+def compare(result: experiment.Result) -> list[experiment.Comparison]:
     """Return SSJF and its oracle against FCFS, the mean over the values of each parameter."""
     rows = []
     for varied, mode, ordering, measure, figure in [
@@ -312,9 +300,9 @@ def compare(result: Result) -> list[Comparison]:
         ours = result["found"].get(varied, {}).get(mode, {}).get(ordering, {}).get(measure)
         about = f"{varied}, {mode}, {ordering}"
         if measure == "jct_reduction":
-            rows.append(Comparison(f"mean JCT: {about}", "4.2", -figure, None if ours is None else -ours))
+            rows.append(experiment.Comparison(f"mean JCT: {about}", "4.2", -figure, None if ours is None else -ours))
         else:
-            rows.append(Comparison(f"throughput: {about}", "4.2", figure, ours, "factor"))
+            rows.append(experiment.Comparison(f"throughput: {about}", "4.2", figure, ours, "factor"))
     return rows
 
 
@@ -396,16 +384,16 @@ def trace_gaps(trace: tuple[Path, str], count: int) -> NDArray[np.float64]:
     return np.asarray(gaps / gaps.mean(), np.float64)
 
 
-SSJF: Final = Experiment(
+SSJF: Final = experiment.Experiment(
     name="ssjf",
     paper="SSJF",
     section="4.2, 4.3",
     measures="mean job completion time and throughput by ordering: rate, burstiness, traces, batch size, rounds, aging",
     results="ordering.md#measured",
     options=(
-        Option("data", "folder with proxy_lengths, and traces", Path("data"), Path),
-        Option("scale", "factor on the 4,000 requests of a run", 1.0, float, above=0.0, at_most=100.0),
-        SEED,
+        experiment.Option("data", "folder with proxy_lengths, and traces", Path("data"), Path),
+        experiment.Option("scale", "factor on the 4,000 requests of a run", 1.0, float, above=0.0, at_most=100.0),
+        experiment.SEED,
     ),
     run=run,
     show=show,

@@ -93,9 +93,7 @@ def names_to_ask_for(tenant_id: int | None) -> set[str]:
 
 
 def allowed_models(names: Iterable[str], tenant_id: int | None) -> list[str]:
-    """Return *names* for an API key of a tenant, without empty ones. Raises ValidationError for one that no request of it
-    may ask for.
-    """
+    """Return *names* for a tenant's API key, without empty ones. Raises ValidationError for one it may not ask for."""
     given = [name.strip() for name in names if name.strip()]
     if unknown := sorted(set(given) - names_to_ask_for(tenant_id)):
         raise ValidationError({"allowed_models": f"There is no model {unknown[0]!r}."})

@@ -134,15 +134,8 @@ def not_served(model: str, path: str, served: Sequence[str]) -> ApiError:
     )
 
 
-def too_many(message: str, *, code: str, retry_after_s: float, estimated_wait_s: float | None = None) -> ApiError:
-    return ApiError(
-        429,
-        message,
-        type="rate_limit_error",
-        code=code,
-        retry_after_s=retry_after_s,
-        estimated_wait_s=estimated_wait_s,
-    )
+def too_many(message: str, *, code: str, retry_after_s: float) -> ApiError:
+    return ApiError(429, message, type="rate_limit_error", code=code, retry_after_s=retry_after_s)
 
 
 def unavailable(message: str, *, code: str, retry_after_s: float, status: int = 503) -> ApiError:

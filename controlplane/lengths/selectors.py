@@ -105,9 +105,7 @@ def samples(scope: Scope) -> QuerySet[LengthSample]:
 
 
 def pairs(scope: Scope, most: int = PAIRS) -> tuple[list[LengthSample], int]:
-    """Return at most *most* samples without text, oldest first and spread evenly over those of *scope*, and their full
-    number.
-    """
+    """Return up to *most* samples of *scope* without text, oldest first and evenly spread, and their full number."""
     rows = samples(scope)
     count = rows.count()
     if count > most:

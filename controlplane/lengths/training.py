@@ -312,9 +312,7 @@ def _mae(version: LengthVersion, held_out: Sequence[Sample]) -> float | None:
 
 
 def ask(actor: User, reason: str = "", kind: str = STUDENT) -> LengthTraining:
-    """Have a worker train a version of *kind* now. Raises ActionError for too few samples, or if one is pending or
-    running.
-    """
+    """Have a worker train a version of *kind*. Raises ActionError for too few samples, or while another one trains."""
     check_samples(kind)
     if LengthTraining.objects.filter(kind=kind, state__in=OPEN).exists():
         raise ActionError(f"A training of {kind} waits or runs already; the Lengths page shows its progress.")
@@ -389,9 +387,7 @@ def note_waiting(pk: int) -> None:
 
 
 def end_lost(now: datetime) -> int:
-    """Fail trainings that no worker started in time or whose worker is gone, and resend unseen ones; return how many
-    failed.
-    """
+    """Fail trainings not started in time or whose worker is gone, and resend unseen ones; return how many failed."""
     waited = LengthTraining.objects.filter(
         state=TrainingState.QUEUED, asked_at__lt=now - timedelta(seconds=WAITS_S + 60)
     )

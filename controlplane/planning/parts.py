@@ -18,9 +18,7 @@ from scheduling.policy import LIVE_CHOICES
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """One value of a part. *about* describes its effect; *rests* says why it is unavailable here and replaced by a
-    fallback.
-    """
+    """One value of a part. *about*: its effect; *rests*: why it is unavailable here and a fallback stands in."""
 
     value: str
     title: str

@@ -34,6 +34,7 @@ NUMBERS = frozenset(
         "share",
     }
 )
+LEAVES, LEAVES_FIRST = "leaves", "leaves-first"
 EPOCHS = frozenset({"age", "since"})
 """Formats of times, which may be epoch seconds."""
 Rows = QuerySet[Any] | Sequence[Any]
@@ -61,9 +62,7 @@ class Column:
     label: str = ""
     """On the page; by default the heading without its unit."""
     draw: str = ""
-    """Format of the value on the page: a number format, `moment`, `age`, `since`, `id`, `reason` or `wide`; or a template,
-    given `row`.
-    """
+    """Format on the page: of a number, `moment`, `age`, `since`, `id`, `reason`, `wide`; or a template, given `row`."""
     live: str = ""
     """Format of a number that the live connection keeps fresh, in place of *draw*."""
     kind: str = ""
@@ -84,8 +83,8 @@ class Column:
     about: str = ""
     """In REST, where the model's field has no help text."""
     tip: str = ""
-    leaves: bool = False
-    """Not shown in windows between a phone's and a desk's."""
+    leaves: str = ""
+    """`LEAVES`: not shown in windows between a phone's and a desk's; `LEAVES_FIRST`: not on a small desk either."""
     axis: str = ""
     """Template of the marks in the header of a column that is drawn on an axis."""
 
@@ -125,7 +124,7 @@ class Column:
     @property
     def header_css(self) -> str:
         """Return the class of its header."""
-        return ("num" if self.is_number else "text") + " leaves" * self.leaves
+        return " ".join(filter(None, ("num" if self.is_number else "text", self.leaves)))
 
     @property
     def is_number(self) -> bool:
@@ -266,9 +265,7 @@ class Resource:
         return tuple(name for name in dict.fromkeys(names) if name in fields)
 
     def listed(self, viewer: Viewer, query: Mapping[str, str], rows: Rows | None = None) -> tuple[Filters, Rows]:
-        """Return the values of the page's form in *query*, and those of *rows* that fit them; by default of all rows that
-        *viewer* may see.
-        """
+        """Return the form's values in *query*, and those of *rows* that fit; by default all that *viewer* may see."""
         controls = [
             (each, each.control(viewer) if callable(each.control) else each.control)
             for each in self.filters

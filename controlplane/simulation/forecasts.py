@@ -99,9 +99,7 @@ class SeriesForecasts:
         return digest.digest()
 
     def _up_to(self, now: int) -> Fallback:
-        """Return the forecaster that knows the windows before *now*; refitted after `refit_s`, or with half as many
-        more.
-        """
+        """Return the forecaster fitted before *now*; refitted after `refit_s`, or with half as many windows more."""
         grown = self.history.size + now > 1.5 * (self.history.size + self._fitted_windows)
         old = (now - self._fitted_windows) * self.window_s >= self.refit_s
         if self._fitted is None or grown or old:

@@ -45,9 +45,7 @@ NO_STRATEGY = PlansFor()
 
 
 def planner_of(scenario: Scenario, path: Path, staged: Stage) -> SimulatedPlanner | None:
-    """Return the planner of *staged*; None where no strategy follows plans. Raise ScenarioError for an unknown
-    forecaster.
-    """
+    """Return the planner; None where no strategy follows plans. Raise ScenarioError for an unknown forecaster."""
     forecasters = _forecasters(scenario, path, staged.cluster.endpoints)
     if staged.scaled is None or not staged.scaled.one.uses_advice:
         return None

@@ -26,7 +26,7 @@ from scheduling.applications.recording import RECOGNIZED
 HOUR = timedelta(hours=1)
 HOUR_S = 3600.0
 LONGEST = timedelta(days=8)  # from arrival to end, of a request that is found again in the hours in which it ran
-CHUNK_ROWS = 50_000
+CHUNK_ROWS, MOST_CHUNKS = 50_000, 1_000
 COUNTS = ("requests", "prompt_tokens", "output_tokens")
 Series = tuple[int | None, int | None, str, str, Work]
 """Tenant, API key, model, SLO class and kind of work of a row."""
@@ -54,13 +54,13 @@ class Look:
     whole: bool  # nothing newer is left
 
 
-def count_usage(now: datetime, most_chunks: int = 1_000) -> int:
+def count_usage(now: datetime) -> int:
     """Count what the ledger has since the last time, and the time of the fleet until *now*; returns the hours written.
 
     Two processes may count at once: the slower one finds the mark moved, and leaves its hours to the next time.
     """
     written = 0
-    for _ in range(most_chunks):
+    for _ in range(MOST_CHUNKS):
         mark = UsageMark.objects.first()
         look = look_from(mark, now)
         counted = list(count_hours(look.hours, now))
@@ -273,9 +273,7 @@ def ledger_hour(begin: datetime, until_s: float, classes: dict[str, ClassPrice])
 
 
 def first_calls(begin: datetime) -> dict[tuple[int, datetime], RunKey]:
-    """Return the recognized runs that began within an hour or the one before, by tenant and arrival of their first calls:
-    these came before there was a run to mark them with.
-    """
+    """Return recognized runs of an hour or the one before, by tenant and arrival of their first, unmarked, calls."""
     began = ApplicationRun.objects.filter(began_at__gte=begin - HOUR, began_at__lt=begin + HOUR)
     rows = (
         began.filter(run__startswith=RECOGNIZED)

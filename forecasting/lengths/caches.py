@@ -339,9 +339,7 @@ class EmbeddingCache:
         self.limits = limits
 
     def look_up(self, query: LengthQuery, embedding: NDArray[np.float32], number: int) -> SeenLengths | None:
-        """Return the lengths of the prompt nearest to *query*, if near enough; *number* identifies the query for
-        `learn`.
-        """
+        """Return the lengths of the prompt nearest to *query*, if near enough, and the *number* that `learn` takes."""
         if not self.limits.entries or not query.text or query.asked != query.text:
             return None
         size = float(np.linalg.norm(embedding))

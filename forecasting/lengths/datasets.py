@@ -149,9 +149,7 @@ def in_test(text: str, share: float = TEST_SHARE) -> bool:
 
 
 def read_sets(folder: Path, names: Iterable[str] = tuple(SETS), share: float = TEST_SHARE) -> Split:
-    """Return the sets *names* below *folder*, without empty answers. Raises DataMissing, and KeyError for an unknown
-    name.
-    """
+    """Return the sets *names* in *folder*, without empty answers. Raises DataMissing; KeyError for an unknown name."""
     split = Split([], [])
     owner: dict[str, str] = {}
     for name in names:
@@ -165,15 +163,13 @@ def read_sets(folder: Path, names: Iterable[str] = tuple(SETS), share: float = T
     return split
 
 
-def free_answers(folder: Path, unseen: float = UNSEEN_SHARE) -> list[AnsweredPrompt]:
-    """Return answers of the sets `FREE`, without a share *unseen* of the prompts, kept for the test. Raises
-    DataMissing.
-    """
+def free_answers(folder: Path) -> list[AnsweredPrompt]:
+    """Return answers of the sets `FREE`, without the prompts that are kept for the test. Raises DataMissing."""
     return [
         each
         for name in FREE
         for each in SETS[name](folder / name)
-        if normalised(each.prompt) and each.tokens and not in_test(each.prompt, unseen)
+        if normalised(each.prompt) and each.tokens and not in_test(each.prompt, UNSEEN_SHARE)
     ]
 
 
@@ -185,9 +181,7 @@ def temperature_lengths(folder: Path) -> list[tuple[int, ...]]:
 
 
 def proxy_predictions(folder: Path) -> list[tuple[int, int]]:
-    """Return (real tokens of Vicuna-13B, class predicted by a BERT of SSJF's authors) of 85,482 prompts of LMSYS-
-    Chat-1M.
-    """
+    """Return (real tokens, class by a BERT of SSJF's authors) of 85,482 prompts of LMSYS-Chat-1M to Vicuna-13B."""
     path = folder / "proxy_lengths" / "predictions_warmup_multi_cls_1000K.csv.gz"
     return [
         (int(float(row["output_token_length"])), int(float(row["predicted_length"])))
@@ -217,9 +211,9 @@ SYSTEM_PROMPTS: Final = (
 )
 
 
-def with_histories(pairs: Sequence[AnsweredPrompt], seed: int = 1) -> list[Sample]:
+def with_histories(pairs: Sequence[AnsweredPrompt]) -> list[Sample]:
     """Return a sample of each of *pairs* alone, and `SHARE` as many synthetic ones; names of tenants are hidden."""
-    dice = random.Random(seed)
+    dice = random.Random(1)
     sources: dict[tuple[str, str], list[AnsweredPrompt]] = defaultdict(list)
     for pair in pairs:
         sources[pair.source, pair.model].append(pair)

@@ -195,9 +195,7 @@ def look_up(
     seen: NDArray[np.uint8],
     into: NDArray[np.int32],
 ) -> int:
-    """Put the rows of the *hashes* that the table knows, each once, *into*; return how many. *seen* (zeros) has one a
-    row.
-    """
+    """Put the rows of the known *hashes* *into*, each once; return how many. *seen*: zeros, one a row."""
     places = len(keys) - 1
     count = 0
     for code in hashes:

@@ -115,9 +115,7 @@ class LengthModel(ABC):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Return the model that `save` wrote. Raises StateError, a ValueError, for any other file, and OSError as
-        `open`.
-        """
+        """Return the model that `save` wrote. Raises StateError for any other file, OSError as `open`."""
         state = read_state(path)
         if state.get("model") != cls.name:
             raise StateError(f"{path}: holds {state.get('model')!r}, not the length model {cls.name!r}")

@@ -56,9 +56,7 @@ class Scaling:
         return cls(mean, variance, low, high, float(len(table)))
 
     def with_more(self, other: "Scaling") -> "Scaling":
-        """Return the scaling of both; earlier samples count at most as much as *other*, so that a scale can follow a
-        change.
-        """
+        """Return the scaling of both; earlier samples count at most as much as *other*, so that it can change."""
         before = min(self.seen, other.seen) / (min(self.seen, other.seen) + other.seen)
         mean = before * self.mean + (1.0 - before) * other.mean
         within = before * self.variance + (1.0 - before) * other.variance
@@ -74,9 +72,7 @@ class Scaling:
         return scaled
 
     def moved(self, weights: Weights, other: "Scaling") -> Weights:
-        """Return *weights* whose outputs under *other* are those under this scaling; measures that did not vary before
-        weigh nothing.
-        """
+        """Return *weights* with the same outputs under *other*; measures that did not vary before weigh nothing."""
         ratio = np.divide(self.scale, other.scale, out=np.zeros_like(self.scale), where=other.scale > 0)
         offset = self.scale * (other.mean - self.mean)
         moved = dict(weights)
@@ -113,9 +109,7 @@ def answer(
 
 
 def ascending(heads: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return log-quantiles from a network's *heads*: the median as it is, every other a positive step from its
-    neighbour.
-    """
+    """Return log-quantiles from *heads*: the median as it is, every other a positive step from its neighbour."""
     steps = np.where(heads > LARGE_STEP, heads, np.log1p(np.exp(np.minimum(heads, LARGE_STEP))))
     logs = np.empty_like(heads)
     logs[MEDIAN] = min(max(float(heads[MEDIAN]), 0.0), float(np.log1p(MOST_TOKENS)))
@@ -245,9 +239,7 @@ class Student(LengthModel):
         return self.scaling(measures)
 
     def shifted(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return log-quantiles corrected by errors on held-out prompts, between bands of the predicted median;
-        ascending.
-        """
+        """Return ascending log-quantiles, corrected by held-out errors between bands of the predicted median."""
         at = float(logs[MEDIAN])
         knots = self.knots
         if not len(knots):

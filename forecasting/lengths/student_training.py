@@ -368,9 +368,7 @@ def _network(
 
 
 def _start(student: "Student", place: int, scaling: Scaling, lengths: NDArray[np.float64], measures: int) -> Weights:
-    """Return the initial weights of network *place*: its present ones with a row of zeros per new name, else random
-    ones.
-    """
+    """Return initial weights of network *place*: its own with a row of zeros per new name, else random ones."""
     names = (("models", student.models), ("tenants", student.tenants))
     if student.scaling is not None:
         begin = student.scaling.moved(student.networks[place], scaling)
@@ -427,9 +425,7 @@ def _correct_quantiles(student: "Student", logs: NDArray[np.float64], real: NDAr
 
 
 def build(folder: Path, path: Path = BUNDLED) -> int:
-    """Write the bundled student to *path*; return how many samples it learned from. Raises DataMissing without the free
-    sets.
-    """
+    """Write the bundled student to *path*; return its number of samples. Raises DataMissing without the free sets."""
     samples = with_histories(free_answers(folder))
     Student().fit(samples).save(path)
     path.chmod(0o644)

@@ -44,9 +44,7 @@ TRUST: Final = 20.0
 
 
 class Habits:
-    """Mean log-length by served model, by tenant and by both, each shrunk towards the mean of all while samples are
-    few.
-    """
+    """Mean log-length by served model, tenant and both, each shrunk towards the mean of all while samples are few."""
 
     def __init__(self) -> None:
         self.means: dict[str, float] = {}

@@ -34,9 +34,7 @@ def usable(name: str) -> str:
 
 
 def load(path: Path) -> Forecaster:
-    """Return the forecaster in a file that `save` wrote, of any kind. Raises StateError if there is none, OSError as
-    `open`.
-    """
+    """Return the forecaster that `save` wrote, of any kind. Raises StateError if there is none, OSError as `open`."""
     state = read_state(path)
     forecaster = FORECASTERS.get(str(state.get("forecaster")))
     if forecaster is None:

@@ -40,9 +40,7 @@ FIRST_WEIGHTS: Final = np.array([SIMPLE_SHARE] * (len(NAMES) - len(TREES)) + lis
 LOSS_WINDOWS: Final = 288  # at the end of what is first fitted on, whose forecasts give the first losses
 LARGEST_LOSS: Final = 2.0  # an opinion cannot be more wrong than that in one window
 LEAST_LEVEL: Final = 0.3
-"""Least divisor of an error, as a share of the mean rate: on a series that is mostly idle, shares of next to nothing
-would otherwise decide.
-"""
+"""Least divisor of an error, as a share of the mean rate: a mostly idle series would else decide by nothing."""
 
 
 class BlendModel(PointModel):
@@ -145,9 +143,7 @@ class BlendModel(PointModel):
         return np.asarray(weights / weights.sum(axis=0))
 
     def _by_time_of_day(self, targets: Index) -> Values:
-        """Return losses at the times of day of *targets*, one for each horizon of the grid, interpolated between parts
-        of the day.
-        """
+        """Return losses at the times of day of *targets* by horizon of the grid, interpolated between parts of day."""
         parts = len(self.by_part)
         at = ((self.phase + targets) % self._season + 0.5) * parts / self._season - 0.5
         before = np.floor(at).astype(np.int64)
@@ -223,9 +219,7 @@ class BlendModel(PointModel):
 
 @lru_cache(maxsize=64)
 def between_grid(horizon: int) -> Values:
-    """Return the matrix that interpolates a value at each horizon of `GRID` to horizons 1 to *horizon*: (grid,
-    horizon).
-    """
+    """Return the matrix (grid, horizon) that interpolates values at `GRID` to horizons 1 to *horizon*."""
     horizons = np.arange(1, horizon + 1)
     return np.stack([np.interp(horizons, GRID, unit) for unit in np.eye(len(GRID))])
 

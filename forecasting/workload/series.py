@@ -155,11 +155,11 @@ def aggregate(series: Series, window_s: float, *, known_share: float = KNOWN_SHA
     return Series(float(start_s), window_s, np.where(enough, mean, np.nan), series.name)
 
 
-def without_partial(series: Series, *, share: float = PARTIAL_SHARE) -> Series:
+def without_partial(series: Series) -> Series:
     """Return *series* with partly collected windows turned into gaps.
 
-    A run of windows that touches a gap, with a rate under *share* of the median of the known windows of the day before
-    and after, is the work of a collector that stops or starts, not demand. Low windows that touch no gap stay.
+    A run of windows that touches a gap, with a rate under `PARTIAL_SHARE` of the median of the known windows of the day
+    before and after, is the work of a collector that stops or starts, not demand. Low windows that touch no gap stay.
     """
     values = np.array(series.tokens_per_s)
     gap = np.isnan(values)
@@ -168,9 +168,9 @@ def without_partial(series: Series, *, share: float = PARTIAL_SHARE) -> Series:
     reach = windows_in_a_day(series.window_s)
     low = gap.copy()
     # The median is only needed where a window is far below the highest: most are not.
-    for index in np.flatnonzero(~gap & (values < share * np.nanmax(values))):
+    for index in np.flatnonzero(~gap & (values < PARTIAL_SHARE * np.nanmax(values))):
         around = values[max(0, index - reach) : index + reach + 1]
-        low[index] = values[index] < share * float(np.nanmedian(around))
+        low[index] = values[index] < PARTIAL_SHARE * float(np.nanmedian(around))
     edges = np.flatnonzero(np.diff(np.concatenate([[False], low, [False]]).astype(np.int8)))
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
         if gap[begin:end].any():

@@ -30,7 +30,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.applications.demand_graph import Backend, ServiceRate
+from scheduling.applications.demand_graph import Backend
 from scheduling.applications.standings import KnownGraph, Run, RunCall, Standings
 from scheduling.fleet.arrays import MEMORY_SLOTS, EndpointArrays, FleetArrays
 from scheduling.queueing.waiting_set import WaitingArrays
@@ -211,15 +211,15 @@ def _unfinished(
     """Yield for each open step, or the last one, the run's latest call, the unit, the seconds until its recorded steps would
     have ended (0 if before now), and which of them may be like it; None: those whose next call is still to come.
     """
-    slowest: dict[int, tuple[float, RunCall, ServiceRate, str]] = {}
-    for request, (step, call, rate) in run.calls.items():
+    slowest: dict[int, tuple[float, RunCall, str]] = {}
+    for request, (step, call) in run.calls.items():
         if (backend := graph.backends.get(step.unit)) is None or step.unit not in graph.outlooks:
             continue
         made = float(produced(request)) if backend.kind == "llm" else now_s - step.began_s
         if id(step) not in slowest or made < slowest[id(step)][0]:
-            slowest[id(step)] = made, call, rate, step.unit
-    for made, call, rate, unit in slowest.values():
-        outlook, latest = graph.outlooks[unit], run.latest or call
+            slowest[id(step)] = made, call, step.unit
+    for made, call, unit in slowest.values():
+        outlook, rate, latest = graph.outlooks[unit], call.rate, run.latest or call
         there = outlook.output > made
         begins_s = 0.0 if made else rate.base_s + rate.input_s * call.prompt_tokens
         if not there.any():  # it is longer than any that was recorded

@@ -6,8 +6,9 @@ same of ten buckets; the five correlations that count are the paper's: input by 
 output by the output of the unit before and by the own input, parallelism by that of the unit before. With fewer than
 `FEWEST_MATCHES` matching records the stronger correlation alone is used, then the other one, then neither.
 
-Two things are ours: a unit's n-th execution in a run leads to what n-th executions led to, so a loop that always runs three
-times ends after three; and a walk ends after `MOST_PASSES` executions of a unit.
+Three things are ours: a unit's n-th execution in a run leads to what n-th executions led to, or the nearest if these are
+few, so a loop that always runs three times ends after three; a step whose requests just come has as many as recorded steps
+of at least so many had; and a walk ends after `MOST_PASSES` executions of a unit.
 """
 
 from collections.abc import Mapping
@@ -27,6 +28,10 @@ CORRELATED: Final = 0.5
 """Pearson coefficients above it count (Hermes section 3.2)."""
 DEMAND_BUCKETS: Final = 10
 FEWEST_MATCHES: Final = 8
+"""Also for what follows the n-th execution of a unit, or as many as there are records: if n-th ones are fewer, those next to
+them count too. By executions of any number, no loop ended by its number of passes while few runs were recorded."""
+MOST_TRIES: Final = 16
+"""Draws of a parallelism that is to be at least what has come."""
 MOST_VISITS: Final = 16
 """Executions of a unit from the sixteenth on are alike."""
 MOST_PASSES: Final = 64
@@ -40,7 +45,7 @@ the output the own input."""
 BOTH, FIRST, SECOND, NEITHER = 0, DEMAND_BUCKETS**2, DEMAND_BUCKETS**2 + DEMAND_BUCKETS, DEMAND_BUCKETS**2 + 20
 CELLS: Final = NEITHER + 1
 UNKNOWN: Final = -1.0
-"""A demand that is not known yet."""
+"""A demand that is not known yet. A parallelism of -n is n at least."""
 
 
 @struct_of_arrays
@@ -63,10 +68,10 @@ class GraphArrays(NamedTuple):
     """(K, 3, CELLS + 1): where the matches of each condition begin: by both buckets, by the first, by the second, all."""
     matches: Ints
     """Executions that match."""
-    outcome_first: Ints
-    """(U, MOST_VISITS + 2): where the executions of a unit begin by visits before it; then the end."""
+    outcome_range: Ints
+    """(U, MOST_VISITS + 1, 2): where the executions begin and end that say what follows one, by its visits before."""
     outcome: Ints
-    """(E,): those executions."""
+    """(E,): executions of each unit, by visits before."""
     child_first: Ints
     """(E + 1,): where the units that an execution led to begin."""
     child: Ints
@@ -95,7 +100,7 @@ class Position(NamedTuple):
     before: Ints
     """(S,): unit of the step before, U for none."""
     known: Floats
-    """(S, 3): input, output, parallelism, `UNKNOWN` where they are."""
+    """(S, 3): input, output, parallelism; below 0 what is `UNKNOWN`."""
     known_before: Floats
     """(S, 3): of the step before."""
     visits: Ints
@@ -223,7 +228,6 @@ def build(graph: DemandGraph, rates: Mapping[str, ServiceRate], *, refined: bool
     keys = unit[by_visit] * (MOST_VISITS + 1) + seen[by_visit]
     ends = np.arange(units)[:, None] * (MOST_VISITS + 1) + np.arange(MOST_VISITS + 2)
     sizes = [len(led_to) for led_to in children]
-    rate = [rates[name] for name in graph.units]
     return GraphArrays(
         edge=edge,
         value=own,
@@ -233,12 +237,28 @@ def build(graph: DemandGraph, rates: Mapping[str, ServiceRate], *, refined: bool
         second_first=second_first,
         cell=cell,
         matches=np.concatenate(matches) if matches else np.zeros(0, np.int64),
-        outcome_first=np.searchsorted(keys, ends).astype(np.int64),
+        outcome_range=_outcome_ranges(np.searchsorted(keys, ends), min(FEWEST_MATCHES, len(graph.records))),
         outcome=by_visit.astype(np.int64),
         child_first=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]),
         child=np.array([each for led_to in children for each in led_to], np.int64),
-        rate=np.array([(each.base_s, each.input_s, each.output_s) for each in rate]),
+        rate=rate_rows(graph, rates),
     )
+
+
+def rate_rows(graph: DemandGraph, rates: Mapping[str, ServiceRate]) -> Floats:
+    """Return `GraphArrays.rate` of *graph*, by the *rates* of its units."""
+    return np.array([(rate.base_s, rate.input_s, rate.output_s) for rate in (rates[unit] for unit in graph.units)])
+
+
+def _outcome_ranges(first: Ints, fewest: int) -> Ints:
+    """Return `GraphArrays.outcome_range`; *first* (U, MOST_VISITS + 2) is where executions begin by visits before."""
+    visit = np.arange(MOST_VISITS + 1)
+    ranges = np.zeros((first.shape[0], MOST_VISITS + 1, 2), np.int64)
+    for distance in range(MOST_VISITS, -1, -1):
+        begin, end = first[:, np.maximum(0, visit - distance)], first[:, np.minimum(MOST_VISITS, visit + distance) + 1]
+        enough = (end - begin >= fewest) | (distance == MOST_VISITS)
+        ranges[enough] = np.stack([begin, end], axis=2)[enough]
+    return ranges
 
 
 @compiled_inline
@@ -332,15 +352,17 @@ def sample_remaining(
             if given < 0.0:
                 given = draw_demand(graph, now, last, OUTPUT, taken, earlier[waiting], random)
             if parallel < 0.0:
-                parallel = draw_demand(graph, now, last, PARALLELISM, taken, earlier[waiting], random)
+                least, parallel, tries = -parallel, 0.0, 0
+                while parallel < least and tries < MOST_TRIES:
+                    parallel = draw_demand(graph, now, last, PARALLELISM, taken, earlier[waiting], random)
+                    tries += 1
+                parallel = max(parallel, least)
             takes_s = graph.rate[now, 0] + graph.rate[now, 1] * taken + graph.rate[now, 2] * given
             service_s[sample] += parallel * takes_s
             ends_s = begins_s[waiting] if has_ended else begins_s[waiting] + takes_s
             path_s[sample] = max(path_s[sample], ends_s)
             visit = min(passes[now], MOST_VISITS)
-            begin, end = graph.outcome_first[now, visit], graph.outcome_first[now, visit + 1]
-            if end - begin < FEWEST_MATCHES:
-                begin, end = graph.outcome_first[now, 0], graph.outcome_first[now, MOST_VISITS + 1]
+            begin, end = graph.outcome_range[now, visit, 0], graph.outcome_range[now, visit, 1]
             passes[now] += 1
             if begin == end or passes[now] > MOST_PASSES:
                 continue

@@ -4,8 +4,10 @@ The live dispatcher and the simulator report every call of a run to the same `St
 keys (`ordering.run_key`). What a run needs is drawn again when a call comes: the demands of the steps before it are known by
 then, and so is its own input. In between its rank is refreshed once its attained service goes past the end of a bucket.
 
-Calls become steps as in `recording`: those of a unit that run at once are one step, caused by the step that ended last. A
-run without a demand graph, or with a unit that its graph does not know, needs what its open calls are predicted to need.
+Calls become steps as in `recording`: those of a unit that run at once are one step, caused by the step that ended last.
+While further ones may be on their way (`GATHERS_S`), how many they will be is drawn too. Service is that of the endpoints
+which the run's calls go to. A run without a demand graph, or with a unit that its graph does not know, needs what its open
+calls are predicted to need.
 """
 
 import math
@@ -19,7 +21,17 @@ from numpy.typing import NDArray
 from scheduling.applications.demand_graph import Backend, DemandGraph, ServiceRate, UnitOutlook
 from scheduling.applications.gittins import BUCKETS, MEAN, buckets, gittins_ranks
 from scheduling.applications.recording import IDLE_S, SESSION_IDLE_S, SESSION_UNITS, TOGETHER_S
-from scheduling.applications.remaining import UNKNOWN, GraphArrays, Position, Remaining, build, remaining
+from scheduling.applications.remaining import (
+    DEMAND_BUCKETS,
+    FEWEST_MATCHES,
+    PARALLELISM,
+    UNKNOWN,
+    GraphArrays,
+    Position,
+    Remaining,
+    build,
+    remaining,
+)
 from scheduling.compiled import uncompiled
 from scheduling.queueing.groups import BY_RANK
 from scheduling.queueing.ordering import BY_RUN, HERMES, QLM, Standing, run_key
@@ -27,6 +39,8 @@ from scheduling.queueing.waiting_set import WaitingArrays, rekey, rerank
 
 SAMPLES: Final = 200
 """Walks of the demand graph when a call comes."""
+GATHERS_S: Final = 0.25
+"""So long after a call of a step another one of it may be on its way: 98 % of the demo's come within 0.14 s, under load."""
 MOST_RUNS: Final = 100_000
 """Runs followed at once; a further one pushes out the one that was heard of least lately."""
 
@@ -56,19 +70,28 @@ class KnownGraph(NamedTuple):
     ) -> "KnownGraph":
         """Return what *graph* says: without correlations unless *refined*, and only of *whole* runs if that is set.
 
-        Raises ValueError if nothing is recorded.
+        Fewer than `FEWEST_MATCHES` records do not say what to warm. Raises ValueError if nothing is recorded.
         """
         units = {name: number for number, name in enumerate(graph.units)}
         recorded = Remaining(
             np.array([graph.service_s(record, rates) for record in graph.records]),
             np.array([graph.path_s(record, rates) for record in graph.records]),
         )
-        return cls(
-            units, build(graph, rates, refined=refined), recorded if whole else None, graph.outlooks(), graph.units
-        )
+        outlooks = graph.outlooks() if len(graph.records) >= FEWEST_MATCHES else {}
+        return cls(units, build(graph, rates, refined=refined), recorded if whole else None, outlooks, graph.units)
 
-    def rate(self, unit: str) -> ServiceRate:
-        return ServiceRate(*self.arrays.rate[self.units[unit]].tolist())
+    def most_at_once(self, unit: str) -> int:
+        """Return the most requests that a recorded step of *unit* had."""
+        least, width = (of[self.units[unit], PARALLELISM] for of in (self.arrays.low, self.arrays.width))
+        return round(float(least + DEMAND_BUCKETS * width))
+
+    def at(self, rates: Mapping[str, ServiceRate]) -> GraphArrays:
+        """Return the arrays with the *rates* of models, where these are known."""
+        known = self.arrays.rate.copy()
+        for unit, backend in self.backends.items():
+            if backend.kind == "llm" and (rate := rates.get(backend.name)) is not None:
+                known[self.units[unit]] = rate.base_s, rate.input_s, rate.output_s
+        return self.arrays._replace(rate=known)
 
 
 class RunCall(NamedTuple):
@@ -81,7 +104,7 @@ class RunCall(NamedTuple):
     prompt_tokens: int
     predicted_tokens: int
     rate: ServiceRate
-    """Of the endpoint that will serve it; a known graph has its own."""
+    """Of the endpoint that will serve it."""
     due_in_s: float = np.inf
     """After the run began; infinity for never. That of its first call counts."""
     weight: float = 1.0
@@ -112,6 +135,8 @@ class _Step:
     before: str
     known_before: Demand
     began_s: float
+    came_s: float
+    """When its last call came."""
     calls: int = 0
     open: int = 0
     input_tokens: int = 0
@@ -124,6 +149,11 @@ class _Step:
         """Return the mean input and output, and the parallelism."""
         ended = self.calls - self.open
         return self.input_tokens / self.calls, self.output_tokens / max(1, ended), float(self.calls)
+
+    def gathers(self, now_s: float, graph: KnownGraph) -> bool:
+        """Whether further calls may be on their way: it has just come, none has ended, and recorded ones had more."""
+        just_came = now_s < self.came_s + GATHERS_S and self.open == self.calls
+        return just_came and self.calls < graph.most_at_once(self.unit)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +171,7 @@ class Run:
     heard_s: float
     steps: list[_Step] = field(default_factory=list)
     """Open ones, and those that ended last and may still lead to others."""
-    calls: dict[int, tuple[_Step, RunCall, ServiceRate]] = field(default_factory=dict)
+    calls: dict[int, tuple[_Step, RunCall]] = field(default_factory=dict)
     """Open ones, by request."""
     last: tuple[str, Demand] = ("", NOTHING)
     """The step that ended last."""
@@ -154,6 +184,8 @@ class Run:
     first: bool = False
     """An operator has moved it first."""
     visits: dict[str, int] = field(default_factory=dict)
+    rates: dict[str, ServiceRate] = field(default_factory=dict)
+    """Of the latest call of each unit."""
     done_s: float = 0.0
     """Service of steps that are in `steps` no more."""
     whole_s: NDArray[np.float64] | None = None
@@ -164,11 +196,13 @@ class Run:
     """Attained service at which its rank is to be refreshed."""
     late_s: float = np.inf
     """When it can no longer be in time; infinity once it is late."""
+    gathered_s: float = np.inf
+    """When its open step that just comes has gathered its calls; infinity for none."""
     draws: int = 0
     changed: bool = True
     """Whether a step has ended since its service was drawn."""
 
-    def come(self, call: RunCall, rate: ServiceRate, now_s: float) -> None:
+    def come(self, call: RunCall, now_s: float) -> None:
         """Take in *call*, which opens a step or joins one."""
         if call.unit in SESSION_UNITS:
             self.idle_s = SESSION_IDLE_S
@@ -178,19 +212,21 @@ class Run:
                 self.steps.remove(ended)
                 self.done_s += ended.service_s
                 self.visits[ended.unit] = self.visits.get(ended.unit, 0) + 1
-            step = _Step(call.unit, *self.last, now_s)
+            step = _Step(call.unit, *self.last, now_s, now_s)
             self.steps.append(step)
         step.calls += 1
         step.open += 1
+        step.came_s = now_s
+        self.rates[call.unit] = call.rate
         step.input_tokens += call.prompt_tokens
-        self.calls[call.request] = step, call, rate
+        self.calls[call.request] = step, call
         self.changed = True
         if call.endpoint >= 0:
             self.latest = call
 
     def end(self, request: int, output_tokens: float | None, now_s: float) -> None:
         """Take in the end of an open call; without *output_tokens* it failed, and teaches nothing."""
-        step, call, rate = self.calls.pop(request)
+        step, call = self.calls.pop(request)
         step.open -= 1
         self.changed = True
         if output_tokens is None:
@@ -201,7 +237,7 @@ class Run:
                 return
         else:
             step.output_tokens += output_tokens
-            step.service_s += _service_s(rate, call.prompt_tokens, output_tokens)
+            step.service_s += _service_s(call, output_tokens)
         if not step.open:
             self.last, self.last_s = (step.unit, step.demand), now_s
 
@@ -209,29 +245,30 @@ class Run:
         """Return its service so far; *produced* gives the output tokens of an open call."""
         attained_s = self.done_s + sum(step.service_s for step in self.steps)
         if produced is not None:
-            for request, (_, call, rate) in self.calls.items():
+            for request, (_, call) in self.calls.items():
                 if tokens := produced(request):
-                    attained_s += _service_s(rate, call.prompt_tokens, tokens)
+                    attained_s += _service_s(call, tokens)
         return attained_s
 
     def path_had_s(self, produced: Callable[[int], int] | None = None) -> float:
         """Return what its open steps have had of their paths, the least of them; a step, by its call that has had least."""
         had_s: dict[int, float] = {}
-        for request, (step, call, rate) in self.calls.items():
+        for request, (step, call) in self.calls.items():
             tokens = produced(request) if produced is not None else 0
-            call_s = _service_s(rate, call.prompt_tokens, tokens) if tokens else 0.0
+            call_s = _service_s(call, tokens) if tokens else 0.0
             had_s[id(step)] = min(call_s, had_s.get(id(step), math.inf))
         return min(had_s.values(), default=0.0)
 
     def _predicted(self) -> Remaining:
         """Return what it takes if nothing follows the open calls, its service whole."""
-        calls_s = [_service_s(rate, call.prompt_tokens, call.predicted_tokens) for _, call, rate in self.calls.values()]
+        calls_s = [_service_s(call, call.predicted_tokens) for _, call in self.calls.values()]
         return Remaining(np.array([self.attained_s() + sum(calls_s)]), np.array([max(calls_s, default=0.0)]))
 
-    def draw(self, graph: KnownGraph | None, bucket_count: int = BUCKETS) -> None:
+    def draw(self, graph: KnownGraph | None, now_s: float, bucket_count: int = BUCKETS) -> None:
         """Draw its whole service and the path that it has left, given what is known of it."""
         self.draws += 1
         self.changed = False
+        self.gathered_s = np.inf
         if self.total_s is not None:
             service_s, path_s = np.array([self.total_s]), np.array([self.total_s - self.attained_s()])
         elif graph is None or not self.steps or any(step.unit not in graph.units for step in self.steps):
@@ -240,14 +277,21 @@ class Run:
             service_s, path_s = graph.whole
         else:
             seed = (self.number + 1) * 1_000_003 + self.draws
-            service_s, path_s = remaining(graph.arrays, self._position(graph), SAMPLES, seed)
+            models = {graph.backends[unit].name: rate for unit, rate in self.rates.items() if unit in graph.backends}
+            gathers = [step.gathers(now_s, graph) for step in self.steps]
+            self.gathered_s = min(
+                (step.came_s + GATHERS_S for step, each in zip(self.steps, gathers, strict=True) if each),
+                default=np.inf,
+            )
+            service_s, path_s = remaining(graph.at(models), self._position(graph, gathers), SAMPLES, seed)
             service_s = service_s + self.done_s
         self.whole_s, self.path_s = buckets(service_s, bucket_count), np.sort(path_s)
 
-    def _position(self, graph: KnownGraph) -> Position:
+    def _position(self, graph: KnownGraph, gathers: list[bool]) -> Position:
         units, unknown = graph.units, len(graph.units)
         known = np.array([step.demand for step in self.steps])
         known[[step.open > 0 for step in self.steps], 1] = UNKNOWN
+        known[gathers, 2] *= UNKNOWN
         visits = np.zeros(unknown, np.int64)
         for unit, count in self.visits.items():
             if unit in units:
@@ -295,8 +339,8 @@ class Reading(NamedTuple):
 USUAL_READING: Final = Reading()
 
 
-def _service_s(rate: ServiceRate, prompt_tokens: int, output_tokens: float) -> float:
-    return rate.base_s + rate.input_s * prompt_tokens + rate.output_s * output_tokens
+def _service_s(call: RunCall, output_tokens: float) -> float:
+    return call.rate.base_s + call.rate.input_s * call.prompt_tokens + call.rate.output_s * output_tokens
 
 
 class Standings:
@@ -325,14 +369,10 @@ class Standings:
             self._numbers += 1
         if math.isnan(run.due_s):
             run.due_s, run.weight = run.began_s + call.due_in_s, call.weight
-        run.come(call, self._rate(call.application, call.unit, call.rate), now_s)
+        run.come(call, now_s)
         run.heard_s = now_s
         self._of_call[call.request] = run
         return run
-
-    def _rate(self, application: Hashable, unit: str, otherwise: ServiceRate) -> ServiceRate:
-        graph = self.graphs.get(application)
-        return graph.rate(unit) if graph is not None and unit in graph.units else otherwise
 
     def resume(self, application: Hashable, name: Hashable, calls: Sequence[PastCall]) -> Run | None:
         """Follow a run in progress whose *calls* ended before, as after a restart; return None if nothing was learned.
@@ -361,11 +401,11 @@ class Standings:
             one = calls[at]
             if kind == 1:
                 past = RunCall(-1 - at, application, name, one.unit, one.prompt_tokens, 0, one.rate)
-                run.come(past, self._rate(application, one.unit, one.rate), moment_s)
+                run.come(past, moment_s)
             else:
                 run.end(-1 - at, one.output_tokens, one.ended_s)
-        for request, (step, call, rate) in known.calls.items() if known is not None else ():
-            run.come(call, rate, step.began_s)
+        for request, (step, call) in known.calls.items() if known is not None else ():
+            run.come(call, step.began_s)
             self._of_call[request] = run
         self.runs[application, name] = self.by_number[run.number] = run
         return run
@@ -391,14 +431,16 @@ class Standings:
         return bool(self._of_call)
 
     def stand(self, run: Run, now_s: float, produced: Callable[[int], int] | None = None) -> Standing:
-        """Return the standing of *run*, drawn again if a call came or ended since."""
-        if run.changed or run.whole_s is None:
-            run.draw(self.graphs.get(run.application), self.reading.buckets)
+        """Return the standing of *run*, drawn again if a call came or ended since, or its step has gathered its calls."""
+        if run.changed or run.whole_s is None or now_s >= run.gathered_s:
+            run.draw(self.graphs.get(run.application), now_s, self.reading.buckets)
         return run.standing(now_s, self.reading, produced)
 
     def is_stale(self, run: Run, now_s: float, produced: Callable[[int], int]) -> bool:
-        """Whether the standing of *run* is to be refreshed: a step has ended, a bucket was passed, or it is late."""
-        return run.changed or now_s > run.late_s or run.attained_s(produced) >= run.refresh_s
+        """Whether the standing of *run* is to be refreshed: a step has gathered its calls or ended, a bucket was passed, or
+        it is late."""
+        passed = now_s >= run.gathered_s or now_s > run.late_s
+        return run.changed or passed or run.attained_s(produced) >= run.refresh_s
 
     def forget(self, now_s: float) -> None:
         """Forget runs that have been idle for `Run.idle_s`."""

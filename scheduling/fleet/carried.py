@@ -126,9 +126,7 @@ def most_at_once(
     slowdown: float,
     most: int,
 ) -> int:
-    """Return the most requests, up to *most*, with which a first token is expected to take no more than *slowdown* times as
-    long as with *sequences*; those at least.
-    """
+    """Return the most requests, up to *most*, with first tokens within *slowdown* times those with *sequences*."""
     low, high = math.ceil(sequences), most
     limit_s = slowdown * first_token_s(profile, front_end, sequences, prompt_tokens, output_tokens)
     if limit_s == math.inf:

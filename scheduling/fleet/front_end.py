@@ -12,9 +12,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """Limits of the API process, each as if it did nothing else; infinity if unknown. Raises
-    ValueError naming an invalid one.
-    """
+    """Limits of the API process, each alone; infinity if unknown. Raises ValueError naming an invalid one."""
 
     requests_per_s: float = math.inf
     tokens_per_s: float = math.inf

@@ -193,9 +193,7 @@ def estimate(
 
 
 def _line(step_s: Callable[[int], float], most: int) -> tuple[float, float]:
-    """Return (a, b) of the line a + b x batch with the least relative square error, over
-    batches that double up to *most*.
-    """
+    """Return (a, b) of a + b x batch with the least relative square error, over batches that double to *most*."""
     batches = sorted({*(2**power for power in range(most.bit_length())), most})
     seconds = np.array([step_s(batch) for batch in batches])
     if len(batches) == 1:

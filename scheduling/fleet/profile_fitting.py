@@ -95,9 +95,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted profile, with its number of points and configurations and its error.
-    Published coefficients have no points.
-    """
+    """A fitted profile, its points, configurations and error. Published coefficients have no points."""
 
     setting: Setting
     profile: Profile
@@ -198,9 +196,7 @@ def _fit_prefill(points: PrefillPoints) -> tuple[float, float, float, float]:
 
 
 def _fit_decode(points: DecodePoints, profile: Profile) -> tuple[float, float, float]:
-    """Return (a, b, c), all at least 0 and a above 0; a prefill in the same step is
-    subtracted as *profile* predicts it.
-    """
+    """Return (a, b, c), all at least 0, a above 0, without the same step's prefill as *profile* predicts it."""
     if points.seconds.size == 0:
         raise TooFewPoints("no decode step was measured")
     disturbed_s = points.prefill_share * predict_prefill_s(profile, points.prefill_tokens)

@@ -113,9 +113,7 @@ def _silicon_setting(row: Row) -> Setting:
 
 
 def read_splitwise(path: Path) -> list[Measurements]:
-    """Read batches that run alone: prefill of batch x prompt tokens (up to 8,192), then
-    decode to the end of the output.
-    """
+    """Read batches that run alone: prefill of batch x prompt tokens (up to 8,192), then decode to the end."""
     series: defaultdict[Setting, _Series] = defaultdict(_Series)
     for row in csv_rows(
         path, "model", "hardware", "prompt_size", "batch_size", "prompt_time", "token_time", "e2e_time",

@@ -1,6 +1,4 @@
-"""Where the weights of a sleeping instance are: QLM's two tiers below the GPU (section
-5), by one rule under every clock.
-"""
+"""Where the weights of a sleeping instance are: QLM's two tiers below the GPU (section 5)."""
 
 from typing import Final
 

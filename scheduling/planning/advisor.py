@@ -152,9 +152,7 @@ class EndpointPlan:
     target_instances: int
     """Instances to keep."""
     soon_instances: Sequence[int]
-    """Instances to add up to, by window of demand; empty if only the target is planned. Each
-    window is planned when first needed.
-    """
+    """Instances to add up to, by window, each planned when first needed; empty if only the target is planned."""
     forecast_tokens_per_s: float
     """Highest planned rate of interactive work."""
     start_s: float
@@ -192,9 +190,7 @@ class FleetPlan:
 
 
 def valid_until_s(made_at_s: float, period_s: float, forecast_ends_s: float) -> float:
-    """Return until when a plan without a successor is followed: to the end of its
-    forecast, and for at least two periods.
-    """
+    """Return until when a plan without a successor is followed: its forecast's end, and at least two periods."""
     return max(forecast_ends_s, made_at_s + STALE_PERIODS * period_s)
 
 

@@ -56,9 +56,7 @@ def usable_instances(instances: ArrayLike, reserve: float, cv: float = POISSON_C
 
 
 def instances_for(load: ArrayLike, reserve: float, cv: float = POISSON_CV) -> NDArray[np.float64]:
-    """Return n, not rounded, the instances that keep their SLO at a *load* worth as many
-    instances: the inverse of the above.
-    """
+    """Return n, not rounded, the instances that keep their SLO at *load*: the inverse of the above."""
     r = np.asarray(load, np.float64)
     k = reserve * cv
     n = ((k + np.sqrt(k * k + 4.0 * r)) / 2.0) ** 2

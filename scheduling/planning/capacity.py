@@ -18,9 +18,7 @@ from scheduling.planning.bursts import POISSON_CV, highest_load_kept, instances_
 LEAST_WINDOWS = 12
 """Windows with work and without violation from which on they are used: two hours of ten minutes."""
 LEAST_USABLE = 0.2
-"""Share of an endpoint's instances that must be usable under its bursts; otherwise its
-windows say little of one instance.
-"""
+"""Usable share of an endpoint's instances under its bursts, below which its windows say little of one."""
 NIW_SHARE = 0.1
 LEAST_LEFT_S = 60.0
 """Work that is due sooner, or late, is planned for this time."""
@@ -33,9 +31,7 @@ MEASURED, SIMULATED, UNKNOWN = "measured", "simulated", "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """mu of one instance of many, in tokens per second, averaged over a window; n serve as
-    much as `usable_instances` of them.
-    """
+    """Tokens per second of one instance of many, over a window (mu); n serve as much as `usable_instances` of them."""
 
     prompt_tokens_per_s: float
     output_tokens_per_s: float

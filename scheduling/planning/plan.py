@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from scheduling.planning.problem import Problem
 
 OPTIMAL, FEASIBLE, SHORT = "optimal", "feasible", "short"
-"""Status: within the requested gap; all rows hold, but the gap is larger or unknown; some
-rows could not hold (`infeasible`).
-"""
+"""Status: within the gap; rows hold, but the gap is larger or unknown; some rows cannot hold (`infeasible`)."""
 
 
 @dataclass(frozen=True, eq=False)

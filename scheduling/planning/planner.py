@@ -130,9 +130,7 @@ def _exactly(
     start: NDArray[np.int64] | None = None,
     shortage: bool = False,
 ) -> Solved:
-    """Return the exact model's plan, solved here or in a subprocess. Raise SolverLost
-    also for a plan that breaks a row.
-    """
+    """Return the exact plan, solved here or in a subprocess. Raise SolverLost also for one that breaks a row."""
     if time_limit_s <= 0.0:
         raise OutOfTime("no time was left for the exact model")
     run = solve_exact if np.prod(problem.shape) <= HERE_UP_TO else solve_in_subprocess

@@ -253,9 +253,7 @@ class Problem:
 
     @cached_property
     def instance_weight_usd(self) -> NDArray[np.float64]:
-        """Return (l,): weight of an instance below the minimum among shortages: as much
-        as the most that one could serve.
-        """
+        """Return (l,): weight of an instance below the minimum among shortages: the most that one could serve."""
         return np.asarray(self.shortage_weight_usd * self.capability_tokens_per_s.max(axis=1))
 
     def served_tokens_per_s(self, targets: NDArray[np.int64]) -> NDArray[np.float64]:

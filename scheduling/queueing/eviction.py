@@ -97,9 +97,7 @@ def _may_leave(running: Running, at: int, limit: int) -> bool:
 
 @compiled_internal
 def _outranks(due_s: float, allowed_s: float, priority: int, running: Running, at: int) -> bool:
-    """Whether the request at index *at* yields to one of that deadline, time allowed and priority: it is due later, and
-    of a class that allows more time or has lower priority.
-    """
+    """Whether the request at *at* yields to one of that deadline, time allowed and priority: due later, and lesser."""
     if running.due_s[at] <= due_s or running.priority[at] < priority:
         return False
     return bool(running.priority[at] > priority or running.allowed_s[at] > allowed_s)

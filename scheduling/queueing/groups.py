@@ -105,9 +105,7 @@ class GroupArrays(NamedTuple):
     limit: NDArray[np.int64]
     """By endpoint: requests after which a group is closed; 0 if requests are not grouped."""
     token_s: NDArray[np.float64]
-    """endpoints x 2: seconds of an instance per prompt token and per output token, for requests of the usual size; 0 if
-    unknown.
-    """
+    """endpoints x 2: seconds of an instance per prompt and output token at the usual size; 0 if unknown."""
     within: NDArray[np.uint8]
     """By endpoint: BY_ARRIVAL, BY_LENGTH or BY_RANK."""
     mean_tokens: NDArray[np.float64]
@@ -127,9 +125,7 @@ class GroupArrays(NamedTuple):
 
 
 def allocate_groups(endpoints: int, slots: int, instances: int) -> GroupArrays:
-    """Return arrays without groups, for a waiting set of *slots* over *endpoints*, and *instances* with a virtual queue
-    each.
-    """
+    """Return arrays without groups, for *slots* of a waiting set, *endpoints* and *instances* with a queue each."""
     groups = np.zeros(slots, GROUP)
     for name in ("endpoint", "first", "last", "queue", "following", "preceding"):
         groups[name] = NONE

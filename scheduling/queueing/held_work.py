@@ -134,9 +134,7 @@ class Signal(Struct, frozen=True, kw_only=True):
         return max(self.interactive_tokens / self.capacity_tokens, self.interactive_requests / self.sequences)
 
     def most_requests(self, slowdown: float) -> int:
-        """Return the most requests with which a first token is expected to take at most *slowdown* times as long as with
-        interactive ones alone.
-        """
+        """Return the most requests with first tokens within *slowdown* times those with interactive ones alone."""
         if self.profile is None or not self.output_tokens or not self.instances:
             return self.sequences
         interactive, most = self.interactive_requests / self.instances, self.sequences // self.instances

@@ -194,7 +194,5 @@ def first_due_s(ttft_s: float, end_s: float, decode_s: float) -> float:
 
 
 def hold_s(deadline_s: float, max_hold_s: float) -> float:
-    """Return the longest time that a request is held while no instance has room: until the deadline of its class if it
-    has one, otherwise *max_hold_s*.
-    """
+    """Return the longest hold while no instance has room: until the class's deadline, otherwise *max_hold_s*."""
     return deadline_s if deadline_s < math.inf else max_hold_s

@@ -15,9 +15,7 @@ from scheduling.fleet.arrays import FleetArrays, at_once
 from scheduling.queueing.swapping.service import USUAL_PREFILL_S, USUAL_STEP_S
 
 OVERRUN_SHARE: Final = 0.5
-"""Share of its emitted tokens that a request past its expected output is assumed to emit still; there is no better
-estimate.
-"""
+"""Share of its emitted tokens that a request past its expected output is assumed to emit still."""
 
 
 class Running(NamedTuple):

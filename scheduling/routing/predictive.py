@@ -347,9 +347,7 @@ def dispatch_ahead(
     policy: int,
     rows: NDArray[np.float64] | None = None,
 ) -> tuple[int, int]:
-    """Like `dispatch.dispatch`, with a policy that looks ahead. Call
-    `prefix_affinity.learn` after one by `least_delay`.
-    """
+    """`dispatch.dispatch` with a policy that looks ahead. `prefix_affinity.learn` follows one by `least_delay`."""
     slot = peek(waiting, endpoint)
     if slot < 0:
         return -1, -1

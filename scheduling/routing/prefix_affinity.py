@@ -238,9 +238,7 @@ def unmatch(affinity: Affinity, touched: int) -> None:
 
 @compiled
 def matched_tokens(affinity: Affinity, instance: int, slot: int, prompt_tokens: int) -> int:
-    """Return how many of *prompt_tokens* are cached on *instance* by the last `match`.
-    The last token is always computed.
-    """
+    """Return how many of *prompt_tokens* are cached by the last `match`; the last one is always computed."""
     if slot < 0:
         return 0
     if affinity.known[instance] != UNKNOWN:

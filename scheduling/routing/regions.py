@@ -39,9 +39,7 @@ UNKNOWN_MS: Final = 50.0
 def latency_ms(
     given: Mapping[tuple[str, str], float], origin: str, target: str, unknown_ms: float = UNKNOWN_MS
 ) -> float:
-    """Return the one-way latency from *origin* to *target*: as *given*, else that of the way back, else
-    *unknown_ms*; 0 within a region.
-    """
+    """Return the one-way latency: as *given*, else of the way back, else *unknown_ms*; 0 within a region."""
     if (origin, target) in given:
         return given[origin, target]
     return 0.0 if origin == target else given.get((target, origin), unknown_ms)
@@ -116,9 +114,7 @@ def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiti
 def filled(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int, left_s: float, now_s: float
 ) -> float:
-    """Return `pressure` with a backlog of *left_s*. Scaling passes none: an instance starts
-    more slowly than a backlog clears.
-    """
+    """Return `pressure` with a backlog of *left_s*: scaling passes none, as it clears before an instance starts."""
     kv_tokens, kv_capacity, running, sequences, accepting = 0, 0, 0, 0, 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]

@@ -86,9 +86,7 @@ def note_end(fleet: FleetArrays, instance: int, now_s: float) -> None:
 
 @compiled
 def beyond_room(fleet: FleetArrays, instance: int, running: int, kv_tokens: int) -> int:
-    """Return how many of *running* requests with *kv_tokens* exceed the room of
-    *instance*, by sequences or mean memory.
-    """
+    """Return how many of *running* requests exceed the room of *instance*, by sequences or mean memory."""
     ahead = running - at_once(fleet, instance)
     beyond = kv_tokens - int(fleet.kv_capacity_tokens[instance])
     if beyond > 0:

@@ -186,9 +186,7 @@ def route(
     prompt_tokens: int,
     output_tokens: int,
 ) -> int:
-    """Return the decision of the policy with code *policy*. Raise ValueError for an
-    unknown code, or one that looks ahead.
-    """
+    """Return the decision of policy code *policy*. Raise ValueError for an unknown code, or one that looks ahead."""
     if policy == ROUND_ROBIN:
         return round_robin(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
     if policy == LEAST_REQUEST:

@@ -45,9 +45,7 @@ NO_STRATEGY: Final = "floor"
 
 
 def make_strategy(name: str, parameters: Mapping[str, Any] | None = None) -> ByEndpoint:
-    """Return the strategy *name* with *parameters*. Raise ValueError naming an invalid name
-    or parameter, and the valid ones.
-    """
+    """Return the strategy *name*. Raise ValueError naming an invalid name or parameter, and the valid ones."""
     makers = {**STRATEGIES, NO_STRATEGY: FloorAlone}
     if name not in makers:
         raise ValueError(f"there is no strategy {name!r}; there is {', '.join(makers)}")

@@ -63,9 +63,7 @@ class ByEndpoint(ABC):
 
     @staticmethod
     def _bounds(view: EndpointView) -> Wish | None:
-        """Return the move that brings an endpoint back within its bounds, as after an
-        operator changed them; it comes first.
-        """
+        """Return the move that brings an endpoint back within its bounds, which comes first."""
         if view.instances < view.min_instances:
             return view.min_instances - view.instances, f"Below its minimum of {view.min_instances}"
         if view.instances > view.max_instances:

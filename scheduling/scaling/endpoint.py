@@ -59,9 +59,7 @@ class EndpointView(NamedTuple):
     due: tuple[tuple[float, float], ...] = ()
     """Non-interactive work of its model that waits, in all regions: (deadline on the clock of the tick, tokens)."""
     owner: str = ""
-    """Mover whose additions others may not remove yet; empty for none. Set where floor and
-    strategy are combined (`floor.Floored`).
-    """
+    """Mover whose additions others may not remove yet; empty for none. Set by `floor.Floored`."""
 
     @property
     def instances(self) -> int:

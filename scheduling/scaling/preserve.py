@@ -90,9 +90,7 @@ class PreServe(Proactive):
         )
 
     def _low(self, now_s: float, view: EndpointView) -> tuple[float, float]:
-        """Return (seconds without a wish and with all maps below *ease_below*, -1 if not;
-        the highest sum of peaks since).
-        """
+        """Return (seconds without a wish and all maps below *ease_below*, else -1; the highest sum of peaks since)."""
         peaks, highest = view.peak_kv_sum, view.peak_kv_most
         if isnan(peaks):  # without a map: the current KV use
             peaks, highest = view.kv_use * view.ready, view.kv_use

@@ -41,7 +41,5 @@ def addition_rank(source: int, usd_per_hour: float, below_minimum: bool) -> tupl
 
 @compiled
 def drain_rank(usd_per_hour: float, left_tokens: float) -> tuple[float, float]:
-    """Return the rank of a ready instance among those to remove: the most expensive, then
-    the one with the least work left.
-    """
+    """Return the rank for removal of a ready instance: the most expensive, then the least work left."""
     return -usd_per_hour, left_tokens

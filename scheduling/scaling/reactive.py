@@ -28,9 +28,7 @@ class Reactive:
     min_instances: int = 2
     max_instances: int = 20
     patience_s: float = 0.0
-    """Time of low use without a change before an instance is removed. 0 is the paper's rule: starting instances and the
-    room of the rest are ignored too.
-    """
+    """Time of low use without a change before a removal. 0 is the paper's rule, which ignores what is starting."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.in_below < self.out_above:

@@ -32,9 +32,7 @@ def spot_policy(own: EndpointPolicy) -> EndpointPolicy:
 
 
 def first_to_redeploy(donated: Sequence[Donated]) -> int:
-    """Return the index of the one to redeploy: soonest there, then the cheapest, then with the fewest requests, then the
-    first. Raises ValueError for none.
-    """
+    """Return the index to redeploy: soonest, cheapest, fewest requests, first. Raises ValueError for none."""
     if not donated:
         raise ValueError("no instance is donated that could be redeployed")
     return min(range(len(donated)), key=lambda at: (donated[at].redeploy_s, *donated[at][::2], at))

@@ -46,8 +46,7 @@ from scheduling.simulation.prewarming import SimulatedPrewarming
 from scheduling.simulation.result import Result
 from scheduling.simulation.state.placing import Fork, place, resume_scheduler
 from scheduling.simulation.waits import SimulatedWaits
-from scheduling.simulation.workload.following import follow
-from scheduling.simulation.workload.requests import HELD, Requests
+from scheduling.simulation.workload.requests import HELD, Requests, follow
 from scheduling.simulation.workload.runs import RunsToCome
 
 

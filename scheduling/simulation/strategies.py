@@ -286,7 +286,6 @@ def run_strategy(
     bounds: Bounds | Mapping[EndpointKey, Bounds] | None = None,
     floor: Floors | None = FLOOR,
     advisor: Advisor | None = None,
-    demand: Demand | None = None,
     seed: int = 0,
     sample_s: float = 0.0,
     decisions: bool = False,
@@ -302,7 +301,7 @@ def run_strategy(
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.
 
     *sample_s*, *decisions*, *state* and *runs* are as in `Simulation`, *timed_events* as in its `run`, and *interactive* as
-    in `Demand`, if no demand is given. *per_arrival*: the reactive strategies decide on every arrival, without patience or a
+    in `Demand`. *per_arrival*: the reactive strategies decide on every arrival, without patience or a
     floor, as in the paper. *control* decides what the strategy sees.
 
     Raises ValueError if the strategy follows advice and *advisor* is None, and the errors of `Simulation`.
@@ -327,7 +326,7 @@ def run_strategy(
         cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state, runs=runs
     )
     floored = Floored(strategy, floor) if floor else strategy
-    demand = demand or Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
+    demand = Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
     at_work = control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor, state=state)
     at_work(simulation)
     every_s = _common_s(strategy.tick_s, look_s(floor)) if floor else strategy.tick_s

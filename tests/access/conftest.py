@@ -5,7 +5,8 @@ import pytest
 from django.test import Client
 
 from controlplane.accounts.models import Tenant
-from controlplane.api.routers import system, waiting
+from controlplane.api.routers import system
+from controlplane.dispatch.wire import WAITING_KEY
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.lengths import services as lengths
 from tests.access.world import World
@@ -42,12 +43,13 @@ def world(inventory, live, monkeypatch):
     monkeypatch.setattr(services, "notify_workers", lambda *args: True)
     world = vars(inventory).get("world") or World(inventory)
     summary = live.show(world.feed())
-    monkeypatch.setattr(system, "read_summary", lambda: orjson.dumps(summary))
+    monkeypatch.setattr(
+        system, "read_published", lambda key: orjson.dumps(waiting_of_all() if key == WAITING_KEY else summary)
+    )
     for module in ("api.routers.queues", "dispatch.queues.services"):
         monkeypatch.setattr(f"controlplane.{module}.ask", group_is_gone)
     for module in ("api.routers.records", "applications.reporting", "console.pages.applications.views"):
         monkeypatch.setattr(f"controlplane.{module}.ask_of_run", run_is_gone)
-    monkeypatch.setattr(waiting, "_published", waiting_of_all)
     monkeypatch.setattr(lengths, "_obstacle", lambda row: "")  # reads the files of versions: there are none
     return world
 

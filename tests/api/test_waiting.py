@@ -1,8 +1,9 @@
 """`/api/v1/waiting` and `/api/v1/wait-estimates`: what waits now, and how well waits were estimated."""
 
+import orjson
 import pytest
 
-from controlplane.api.routers import waiting
+from controlplane.api.routers import system
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.selectors import wait_calibration
 from tests.api.test_records import ledger_row
@@ -32,7 +33,7 @@ def published(acme, globex, monkeypatch):
         "requests": [row(acme, 1), row(globex, 2), row(acme, 3, model="other", estimated_wait_s=None)],
         "by_tenant": [[acme.pk, "llama-3.1-8b", 7], [acme.pk, "other", 1], [globex.pk, "llama-3.1-8b", 2]],
     }
-    monkeypatch.setattr(waiting, "_published", lambda: said)
+    monkeypatch.setattr(system, "read_published", lambda key: orjson.dumps(said))
 
 
 def test_a_tenant_sees_its_own_and_the_fleets_people_all(published, acme, sign_in, with_key):

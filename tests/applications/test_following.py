@@ -137,11 +137,30 @@ def test_runs_with_less_left_have_a_lower_rank(acme, application):
     assert [one.run.run for one in predictions(graph_of(application), runs)] == ["reviewed", "begun"]
 
 
-def test_few_records_predict_nothing(acme):
-    application = learned(acme, runs=7)
-    graph = graph_of(application)
-    assert predictions(graph, list(application.runs.all())) == []
+def test_without_a_record_nothing_is_predicted_and_few_are_not_judged(acme):
+    graph = graph_of(learned(acme, runs=1))
+    write_run(acme, "now", timezone.now() - timedelta(seconds=25), np.random.default_rng(2), reviews=0)
+    services.follow_runs(timezone.now())
+    run = ApplicationRun.objects.get(run="now")
+    assert [one.mean_s > 0 for one in predictions(graph, [run])] == [True]
+    assert predictions(DemandGraph("review", graph.units), [run]) == []
     assert quality(graph) is None
+
+
+def test_calls_at_once_are_one_step_of_a_running_run(acme):
+    """One text, three reviews of it at once, then three checks: four calls of seven are done."""
+    now = timezone.now()
+    for number, began_at in enumerate([now - timedelta(minutes=5)] * 8 + [now - timedelta(seconds=9)]):
+        for after_s, unit, count in ((0, "write", 1), (2, "review", 3), (4, "check", 3))[: 2 if number == 8 else 3]:
+            for _ in range(count):
+                ledger_row(
+                    acme, arrived_at=began_at + timedelta(seconds=after_s), application="review", run=f"run-{number}",
+                    unit=unit, prompt_tokens=0, output_tokens=100, e2e_ms=1000.0,
+                )  # fmt: skip
+    services.follow_runs(now)
+    run = ApplicationRun.objects.get(ended_at=None)
+    (one,) = predictions(graph_of(run.application), [run])
+    assert one.mean_s == pytest.approx(3 / 4 * one.attained_s)
 
 
 def test_an_imported_graph_replaces_the_one_imported_before(acme, application):

@@ -133,7 +133,9 @@ class TestRows:
         (row, _) = client.get(f"/api/prewarms?run={running.run}&kind=container").json()["items"]
         assert (row["backend"], row["fate"]) == ("python:3.11", "miss")
 
-    def test_what_starts_next_comes_by_rest_to_whom_it_concerns(self, client, operator, acme, globex, monkeypatch):
+    def test_what_starts_next_comes_by_rest_to_whom_it_concerns(
+        self, client, operator, acme, globex, monkeypatch, settings
+    ):
         row = {
             "in_s": 2.0, "kind": "container", "backend": "python:3.11", "model": "m", "region": "east",
             "application": "review", "run": "r", "unit": "tests", "probability": 0.8, "k": 0.5,
@@ -141,12 +143,13 @@ class TestRows:
         }  # fmt: skip
         columns = {name: [value, value] for name, value in row.items()} | {"tenant_id": [acme.pk, globex.pk]}
         summary = json.dumps({"ts": 1.0, "next_to_warm": columns}).encode()
-        monkeypatch.setattr(system, "read_summary", lambda: summary)
+        monkeypatch.setattr(system, "read_published", lambda key: summary)
         client.force_login(operator)
         seen = client.get("/api/prewarms/next").json()["next"]
         assert [(one["tenant_id"], one["region"]) for one in seen] == [(acme.pk, "east"), (globex.pk, "east")]
         key = {"authorization": f"Bearer {create_api_key(acme, 'k', 'a test')[1]}"}
         (own,) = Client().get("/api/prewarms/next", headers=key).json()["next"]
         assert own == row | {"tenant_id": acme.pk, "region": ""}
-        monkeypatch.setattr(system, "read_summary", lambda: None)
+        monkeypatch.undo()
+        settings.REDIS_URL = "redis://127.0.0.1:1/0"
         assert client.get("/api/prewarms/next").status_code == 503

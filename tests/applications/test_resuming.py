@@ -16,11 +16,13 @@ from controlplane.dispatch.runs import EndedCall, RunReport
 from controlplane.jobs.record import Job
 from scheduling.applications.demand_graph import ServiceRate
 from scheduling.applications.standings import RunCall
+from scheduling.fleet.profile import USUAL
 from tests.applications.conftest import write_run
 from tests.console.conftest import ledger_row
 
 pytestmark = pytest.mark.django_db
-RATE = ServiceRate(0.0, 0.0, 1.0)
+RATE = ServiceRate.of(USUAL)
+"""Of a model that is not served."""
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +97,7 @@ def test_only_runs_that_are_not_idle_and_calls_that_ended_count(acme):
 
 def test_a_call_of_a_model_that_is_served_no_longer_counts_by_a_usual_profile():
     owner = dispatcher()
-    call = EndedCall("gone", "write", 30.0, 20.0, 100, 50)
+    call = EndedCall("gone", "east", "write", 30.0, 20.0, 100, 50)
     assert owner.runs.resume([((1, "review"), "now", [call])]) == 1
     assert owner.runs.standings.runs[(1, "review"), "now"].attained_s() > 0.0
 
@@ -116,7 +118,7 @@ def test_units_that_run_and_deadlines_are_known_after_a_restart(acme, running):
     owner, key = dispatcher(), (acme.pk, "review")
     async_to_sync(feeder(owner).resume)(0.0)
     run = owner.runs.standings.runs[key, "now"]
-    open_units = {call.unit: number for number, (_, call, _) in run.calls.items()}
+    open_units = {call.unit: number for number, (_, call) in run.calls.items()}
     assert set(open_units) == {"tests", "lint"}
     assert run.due_s == pytest.approx(600.0 - (now - running.began_at).total_seconds(), abs=2.0)
     assert list(owner.runs._units.values()) == [pytest.approx(-4.0, abs=2.0), pytest.approx(-3.0, abs=2.0)], (

@@ -6,8 +6,9 @@ import pytest
 from django.utils import timezone
 
 from controlplane.applications.models import ApplicationRun, UnitReport
-from controlplane.applications.spans import expectations, spans_of
+from controlplane.applications.spans import UNKNOWN_RATE, expectations, rates_of, spans_of
 from controlplane.console.pages.applications import timeline
+from controlplane.fleet.models import GpuType, Region
 from controlplane.gateway.models import LedgerRow
 from scheduling.applications.demand_graph import Backend, ServiceRate
 
@@ -78,6 +79,35 @@ def test_expected_and_actual_service_at_each_call_with_a_rank():
         pytest.approx(-3.0),
     )
     assert timeline.rank_line([row], 22.0) == "M227.3 5.0H1000"
+
+
+@pytest.mark.django_db
+def test_service_counts_by_the_gpus_that_serve_the_region(deployment, profile):
+    """Another region has GPUs twice as slow, and a profile of GPUs that no region has is read for none."""
+    units = {
+        "plan": Backend("llm", deployment.model.name),
+        "tests": Backend("container", "t"),
+        "new": Backend("llm", "n"),
+    }
+    for factor, name, west in ((2.0, "slow", True), (9.0, "nowhere", False)):
+        slower = {one: factor * getattr(profile, one) for one in ("decode_a_s", "decode_b_s_per_sequence")}
+        gpu_type = GpuType.objects.create(
+            name=name, title=name, memory_bytes=2**36, on_demand_usd_per_hour=1, spot_usd_per_hour=1
+        )
+        copied(profile, gpu_type=gpu_type, **slower)
+        if west:
+            copied(deployment, gpu_type=gpu_type, region=Region.objects.create(name="a-west", title="West"))
+    east, west, first = (rates_of(units, region) for region in ("us-east", "a-west", ""))
+    assert west["plan"].output_s == pytest.approx(2 * east["plan"].output_s)
+    assert first == west, "the first one by name"
+    assert (east["tests"], east["new"]) == (ServiceRate(), UNKNOWN_RATE)
+
+
+def copied(row, **values):
+    kept = {field.attname: getattr(row, field.attname) for field in row._meta.concrete_fields if not field.primary_key}
+    for name in values:
+        kept.pop(f"{name}_id", None)
+    return type(row).objects.create(**kept | values)
 
 
 @pytest.mark.parametrize(

@@ -133,13 +133,13 @@ def backtest(source: str = "servegen", names: tuple[str, ...] = ("m-small", "m-m
                         "forecaster": forecaster,
                         "series": name,
                         "quantity": quantity.value,
-                        "mean_ape": mean_ape,
+                        "error": mean_ape,
                         "max_ape": mean_ape * 4.2,
                         "pinball": 0.018 + 0.0075 * place,
                         "coverage_80": 0.81 - 0.02 * place,
                         "coverage_95": 0.953 - 0.015 * place,
                         "fit_s": 0.02 * 9**place % 40,
-                        "mean_ape_by_horizon": [mean_ape * (0.8 + 0.07 * at) for at in range(6)],
+                        "error_by_horizon": [mean_ape * (0.8 + 0.07 * at) for at in range(6)],
                     }
                 )
     return Backtest.objects.create(source=source, window_s=WINDOW_S, horizon_windows=6, rows=rows)

@@ -439,7 +439,7 @@ def test_scores_over_all_series_are_means_and_the_worst(db):
     backtest = planning_rows.backtest()
     for row in backtest.rows:
         if (row["forecaster"], row["series"], row["quantity"]) == ("ets", "m-mid", "output"):
-            row |= {"mean_ape": 0.9, "max_ape": 7.0, "mean_ape_by_horizon": [0.5]}
+            row |= {"error": 0.9, "max_ape": 7.0, "error_by_horizon": [0.5]}
     by_forecaster = {score.forecaster: score for score in outlooks.scores(backtest, "output")}
     small = next(score for score in outlooks.scores(backtest, "output", "m-small") if score.forecaster == "ets")
     assert by_forecaster["ets"].error == pytest.approx((small.error + 0.9) / 2)
@@ -457,7 +457,7 @@ def test_a_backtest_without_a_quantity_or_numbers_still_has_a_board(db):
     backtest = planning_rows.backtest(names=("one",))
     backtest.rows = [
         {"forecaster": "ets", "series": "one", "quantity": "prompt"},
-        {"forecaster": "arima", "series": "one", "quantity": "prompt", "mean_ape": 0.2, "coverage_80": 0.7},
+        {"forecaster": "arima", "series": "one", "quantity": "prompt", "error": 0.2, "coverage_80": 0.7},
     ]
     board = outlooks.leader_board(backtest)
     assert [row["forecaster"] for row in board] == ["arima", "ets"]

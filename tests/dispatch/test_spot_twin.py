@@ -49,6 +49,9 @@ class Lending(Live):
     def apply(self):
         inventory = replace(self.inventory, instances=tuple(self.specs[number] for number in sorted(self.specs)))
         self.dispatcher.apply_inventory(inventory)
+        for endpoint in self.topology.endpoints:
+            known = [one for one in self.topology.replicas.values() if one.endpoint is endpoint]
+            assert list(self.topology.members(endpoint)) == known
         self.dispatcher.pump_all()
 
     def change_s(self):

@@ -43,7 +43,7 @@ class TestDemand:
         assert series.of(PLACE, Quantity.OUTPUT).tolist() == [211.0] * 2
         starts = selectors.grid(since, NOW.replace(second=0), 60)
         assert selectors.demand(*PLACE, Quantity.PROMPT, starts, 60) == [1110.0] * 2
-        now_by_series = selectors.demand_now(Quantity.PROMPT, NOW, minutes=2)
+        now_by_series = selectors.demand_now(Quantity.PROMPT, NOW)
         assert now_by_series == {PLACE: 1110.0, (PLACE[0], "us-west"): 1000.0}
         assert selectors.minutes_of(PLACE[0], "us-west")[0] == 2
 

@@ -72,9 +72,7 @@ def prompt_ids(data: bytes) -> list[int]:
 
 
 def answered_before(token_ids: Sequence[int]) -> tuple[int, int]:
-    """Return how many words of an answer end a prompt of ids, and the place of the next: a prompt may hold an answer so
-    far.
-    """
+    """Return how many words of an answer end a prompt of ids, and the place of the next."""
     count, following = 0, -1
     for token in reversed(token_ids):
         place = token - FIRST_ID

@@ -17,9 +17,7 @@ def follow_runs() -> int:
 
 @shared_task
 def prune_runs() -> int:
-    """Keep a version of each demand graph a day, and delete old runs that none needs and old records of prewarming; returns
-    how many were deleted.
-    """
+    """Keep a version of each demand graph a day; delete old runs that none needs and old records; return how many."""
     now = timezone.now()
     versions.keep_daily(now)
     return services.prune_runs(now) + prune_prewarms(now)

@@ -14,9 +14,7 @@ KEPT_S = 30
 
 @app.task(soft_time_limit=15, time_limit=20)
 def reorder_queues(key: str, packed: str, by: str = SEARCH) -> float:
-    """Solve the *packed* problem *by* the search or a rule, and push the answer to the Redis list *key*; return the
-    share of requests in time.
-    """
+    """Solve the *packed* problem *by* the search or a rule; push the answer to *key*; return the share in time."""
     problem, previous = unpack_problem(packed)
     answer = reorder(problem, previous, BUDGET_S, by=by)
     with redis.from_url(settings.REDIS_URL, socket_timeout=2.0) as server:

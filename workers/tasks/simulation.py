@@ -12,9 +12,7 @@ from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one, requested_work_waits
 
 SHIFT_S = 120.0
-"""Time for which a process takes one run after another: a message to a worker waits behind its other work, and results
-that one process has cached are unknown to others.
-"""
+"""Time for which a process takes runs one after another, which keeps its cached results and lets messages wait."""
 
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)

@@ -59,13 +59,13 @@ class Facts:
     startup_s: float | None = None
 
 
-def tail(path: Path, size_bytes: int = TAIL_BYTES) -> str:
+def tail(path: Path) -> str:
     """Return the end of the file in whole lines; "" if there is no file."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - size_bytes))
-            if size > size_bytes:
+            stream.seek(max(0, size - TAIL_BYTES))
+            if size > TAIL_BYTES:
                 stream.readline()
             return stream.read().decode("utf-8", "replace")
     except FileNotFoundError:
@@ -133,9 +133,7 @@ def facts(text: str) -> Facts:
 
 
 def rotate_log(path: Path) -> None:
-    """Make room for the log of a new start: NAME.log becomes NAME.log.1, which becomes NAME.log.2; the oldest is
-    deleted.
-    """
+    """Make room for a new start's log: NAME.log becomes NAME.log.1, then NAME.log.2; the oldest is deleted."""
     for number in range(KEPT, 0, -1):
         earlier = _numbered(path, number - 1)
         with suppress(FileNotFoundError):

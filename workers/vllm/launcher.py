@@ -27,6 +27,7 @@ from workers.vllm.spec import NAME, LaunchSpec, ServerSpec
 
 POLL_S = 0.05
 LOCK_WAIT_S = 60.0
+EMULATOR_TIMEOUT_S = 5.0
 CHECKED = ".checked"
 """Folder of the parser's verdicts on flags."""
 PLACES = ".places"
@@ -61,9 +62,9 @@ class Launcher(Protocol):
 class EmulatedLauncher:
     """Launches instances in an emulator (`python -m workers.emulator`) at *base_url*."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, base_url: str) -> None:
         self._admin = base_url.rstrip("/") + "/emulator/instances/"
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout = aiohttp.ClientTimeout(total=EMULATOR_TIMEOUT_S)
 
     async def start(self, spec: LaunchSpec) -> Launched:
         if spec.profile is None:

@@ -223,9 +223,7 @@ def _stored_bytes(file: Path, *, as_stored: bool) -> int:
 
 
 def _built_bytes(source: str, config: Any) -> int:
-    """Return bytes of weights by the architecture alone: parameters in 16 bits, matrices in the bits of the
-    quantisation.
-    """
+    """Return bytes of weights by architecture: parameters in 16 bits, matrices in the bits of the quantisation."""
     import torch
     import transformers
 
@@ -246,9 +244,7 @@ def _built_bytes(source: str, config: Any) -> int:
 
 
 def _quantised_bits(settings: Any) -> int | None:
-    """Return the bits of a quantised weight, without scales and zero points (some percent); None if it is not
-    quantised.
-    """
+    """Return bits of a quantised weight, without scales and zero points (some percent); None if not quantised."""
     if settings is None:
         return None
     values: dict[str, Any] = settings if isinstance(settings, dict) else settings.to_dict()

@@ -150,9 +150,7 @@ def _kill(process_ids: Iterable[int]) -> None:
 
 
 async def _until(true: Callable[[], bool], limit_s: float) -> bool:
-    """Poll *true* for at most *limit_s*; return its last value. They are not our children: there is no event to wait
-    for.
-    """
+    """Poll *true* for up to *limit_s*; return its last value. Not our children: there is no event to wait for."""
     deadline = time.monotonic() + limit_s
     while not (came := true()) and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)

@@ -147,9 +147,7 @@ def _is_address(host: str) -> bool:
 
 
 def _memory(spec: LaunchSpec) -> list[str]:
-    """Return the memory flags: a share of each GPU, or the size of the KV cache on CPUs, where a share would be the
-    machine's.
-    """
+    """Return the memory flags: a share of each GPU, or on CPUs the size of the KV cache."""
     if spec.cpu_kv_bytes is None:
         return ["--gpu-memory-utilization", f"{spec.gpu_memory_utilization:g}"]
     given = KV_SPACE in {**os.environ, **spec.environment} or any(word.startswith(KV_BYTES) for word in spec.extra_args)

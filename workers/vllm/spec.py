@@ -20,9 +20,7 @@ Seconds = Annotated[float, Field(ge=0.0, le=3600.0)]
 
 
 class ServerSpec(BaseModel):
-    """Settings of a vLLM server, real or emulated. Fields are named after vLLM's flags where there is one; sizes are in
-    tokens, times in seconds.
-    """
+    """Settings of a vLLM server, real or emulated, named after its flags; sizes in tokens, times in seconds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,23 +1,21 @@
 """`/api/queues`: waiting request groups, their order and predicted lateness, and actions on a group."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from ninja import Field, Router
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.errors import ApiError, ErrorBody
+from controlplane.api.errors import ErrorBody
 from controlplane.api.routers import system
 from controlplane.api.schemas import Described, Strict
 from controlplane.dispatch.queues import services
-from controlplane.dispatch.queues.commands import GatewaySilent, ask
+from controlplane.dispatch.queues.commands import ask
 from controlplane.dispatch.queues.operations import GroupAction, Price
-from controlplane.dispatch.wire import QueueChange, QueuedGroup, QueueInstance, QueueRegion
+from controlplane.dispatch.wire import SUMMARY_KEY, QueueChange, QueuedGroup, QueueInstance, QueueRegion
 
 router = Router(auth=VIEWERS, tags=["Queues"])
-Answer = TypeVar("Answer")
 
 
 class QueuesOut(Described):
@@ -58,30 +56,19 @@ class GroupActionIn(Strict):
     """For `hold`."""
 
 
-def answered(act: Callable[[], Answer]) -> Answer:
-    try:
-        return act()
-    except GatewaySilent as error:
-        raise ApiError(503, "no_gateway", f"{error}.") from error
-
-
 @router.get("/queues", response={200: QueuesOut, 503: ErrorBody})
 def list_queues(request: ApiRequest, region: str = "", model: str = "") -> dict[str, Any]:
     """Return request groups in virtual queue order, the instances that pull from the queues, and the last reorders.
 
     503 while no gateway publishes them.
     """
-    summary = system.read_summary()
-    if summary is None:
-        raise ApiError(503, "no_summary", "No gateway has published a summary in the last seconds.")
-    read = orjson.loads(summary)
-    tables = read.get("queues") or {}
+    read = orjson.loads(system.read_published(SUMMARY_KEY))
 
     def rows(name: str) -> list[dict[str, Any]]:
-        columns = tables.get(name) or {}
-        lines = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         return [
-            row for row in lines if region in ("", row.get("region", region)) and model in ("", row.get("model", model))
+            row
+            for row in system.summary_rows(read, "queues", name)
+            if region in ("", row.get("region", region)) and model in ("", row.get("model", model))
         ]
 
     return {
@@ -96,12 +83,12 @@ def list_queues(request: ApiRequest, region: str = "", model: str = "") -> dict[
 @router.get("/queues/groups/{int:number}", response={200: GroupDetail, 503: ErrorBody})
 def get_queue_group(request: ApiRequest, number: int) -> dict[str, Any]:
     """Return one waiting group and the cost of each action on it. 409 when it has left the queue."""
-    return answered(lambda: ask("detail", number=number))
+    return ask("detail", number=number)
 
 
 @router.post("/queues/groups/{int:number}/{action}", response={200: ActedOut, 503: ErrorBody})
 def act_on_queue_group(request: ApiRequest, number: int, action: GroupAction, body: GroupActionIn) -> dict[str, Any]:
     """Pin, unpin, bump, hold, release or evict a group, or undo that within 30 s. 409 when not possible."""
     user = request.auth.require(Role.OPERATOR)
-    done = answered(lambda: services.act(number, action, user, body.reason, body.hold_s))
+    done = services.act(number, action, user, body.reason, body.hold_s)
     return done | {"message": services.sentence(done, action)}

@@ -27,9 +27,9 @@ from controlplane.applications.selectors import UnitSummary, graph_of
 from controlplane.applications.services import calls_of, give_title
 from controlplane.batches.models import Batch
 from controlplane.batches.services import speed_up, undo_speed_up
-from controlplane.dispatch.queues.commands import GatewaySilent, ask_of_run
+from controlplane.dispatch.queues.commands import ask_of_run
 from controlplane.dispatch.queues.runs import RunAction, RunPrice, sentence
-from controlplane.dispatch.wire import NextToWarm
+from controlplane.dispatch.wire import SUMMARY_KEY, NextToWarm
 from controlplane.events.services import record
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
@@ -100,13 +100,7 @@ add_list(
     """,
 )
 BatchOut = schema_of(BATCHES, "BatchOut")
-add_list(
-    router,
-    BATCHES,
-    BatchOut,
-    "Batches, newest first; `/v1/batches` is what SDKs ask.",
-    check=check_tenant,
-)
+add_list(router, BATCHES, BatchOut, "Batches, newest first; `/v1/batches` is what SDKs ask.", check=check_tenant)
 
 
 class SpeedUpIn(ActionIn):
@@ -128,13 +122,7 @@ def speed_up_batch(request: ApiRequest, public_id: str, body: SpeedUpIn) -> Batc
 
 
 ApplicationOut = schema_of(APPLICATIONS, "ApplicationOut")
-add_list(
-    router,
-    APPLICATIONS,
-    ApplicationOut,
-    "Applications, newest first.",
-    check=check_tenant,
-)
+add_list(router, APPLICATIONS, ApplicationOut, "Applications, newest first.", check=check_tenant)
 RunOut = schema_of(RUNS, "RunOut")
 PrewarmOut = schema_of(PREWARMS, "PrewarmOut", "A backend that was prewarmed, or that a call of a run found cold.")
 add_list(
@@ -158,25 +146,17 @@ def list_next_to_warm(request: ApiRequest) -> dict[str, Any]:
     """Return what prewarming starts next for runs in progress, when and why; people of tenants see their own. 503 while no
     gateway publishes it.
     """
-    summary = system.read_summary()
-    if summary is None:
-        raise ApiError(503, "no_summary", "No gateway has published a summary in the last seconds.")
-    read = orjson.loads(summary)
+    read = orjson.loads(system.read_published(SUMMARY_KEY))
     seen = set(request.auth.tenants().values_list("pk", flat=True))
-    columns = read.get("next_to_warm") or {}
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     hidden = {} if request.auth.sees_fleet else {"region": ""}
-    return {"at": read["ts"], "next": [row | hidden for row in rows if row["tenant_id"] in seen]}
+    return {
+        "at": read["ts"],
+        "next": [row | hidden for row in system.summary_rows(read, "next_to_warm") if row["tenant_id"] in seen],
+    }
 
 
 RequestOut = schema_of(REQUESTS, "RequestOut", "One request of the ledger. Never a prompt, never a completion.")
-add_list(
-    router,
-    RUNS,
-    RunOut,
-    "Runs of applications, newest first.",
-    check=check_tenant,
-)
+add_list(router, RUNS, RunOut, "Runs of applications, newest first.", check=check_tenant)
 add_list(
     router,
     REQUESTS,
@@ -187,13 +167,7 @@ add_list(
 
 
 VersionOut = schema_of(VERSIONS, "GraphVersionOut", "A demand graph as it was.")
-add_list(
-    router,
-    VERSIONS,
-    VersionOut,
-    "Versions of demand graphs, newest first.",
-    check=check_tenant,
-)
+add_list(router, VERSIONS, VersionOut, "Versions of demand graphs, newest first.", check=check_tenant)
 
 
 def application_of(request: ApiRequest, pk: int, *, managed: bool = False) -> Application:
@@ -339,10 +313,7 @@ def get_run_price(request: ApiRequest, run_id: int) -> RunPrice:
     """Return where the open calls of a run are, and what moving it first or stopping it costs. Needs the role operator."""
     request.auth.require(Role.OPERATOR)
     run = run_seen(request, run_id)
-    try:
-        return ask_of_run(run.application.tenant_id, run.application.name, run.run)
-    except GatewaySilent as error:
-        raise ApiError(503, "no_gateway", f"{error}.") from error
+    return ask_of_run(run.application.tenant_id, run.application.name, run.run)
 
 
 class RunActedOut(Described):
@@ -354,10 +325,7 @@ class RunActedOut(Described):
 def act_on_application_run(request: ApiRequest, run_id: int, action: RunAction, body: ActionIn) -> dict[str, Any]:
     """Move a run first, stop it, or undo that within 30 s. 409 when not possible. Requires the role operator."""
     user, run = request.auth.require(Role.OPERATOR), run_seen(request, run_id)
-    try:
-        price = act_on_run(run, action, user, body.reason, timezone.now())
-    except GatewaySilent as error:
-        raise ApiError(503, "no_gateway", f"{error}.") from error
+    price = act_on_run(run, action, user, body.reason, timezone.now())
     return {"message": sentence(run.run, action, price), "price": price}
 
 

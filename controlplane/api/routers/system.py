@@ -19,7 +19,7 @@ from controlplane.resources.jobs import JOBS, PARTS
 
 router = Router(auth=VIEWERS)
 
-SUMMARY_TIMEOUT_S = 0.5
+REDIS_TIMEOUT_S = 0.5
 
 
 JobOut, PartOut = schema_of(JOBS, "JobOut"), schema_of(PARTS, "PartOut")
@@ -43,9 +43,7 @@ def get_summary(request: ApiRequest) -> HttpResponse:
 
     304 if `If-None-Match` names the same summary, 503 while no gateway publishes one.
     """
-    summary = read_summary()
-    if summary is None:
-        raise ApiError(503, "no_summary", "No gateway has published a summary in the last seconds.")
+    summary = read_published(SUMMARY_KEY)
     etag = f'"{hashlib.blake2b(summary, digest_size=12).hexdigest()}"'
     headers = {"ETag": etag, "Cache-Control": "no-cache"}
     if etag in request.headers.get("If-None-Match", ""):
@@ -53,13 +51,23 @@ def get_summary(request: ApiRequest) -> HttpResponse:
     return HttpResponse(summary, content_type="application/json", headers=headers)
 
 
-def read_summary() -> bytes | None:
-    """Return the gateway's summary, or None if there is none or Redis does not answer."""
+def read_published(key: str) -> bytes:
+    """Return what a gateway last published under *key*. Raises ApiError if there is nothing, or Redis does not answer."""
     try:
         with redis.Redis.from_url(
-            settings.REDIS_URL, socket_connect_timeout=SUMMARY_TIMEOUT_S, socket_timeout=SUMMARY_TIMEOUT_S
+            settings.REDIS_URL, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S
         ) as client:
-            summary: bytes | None = client.get(SUMMARY_KEY)
-            return summary
+            published: bytes | None = client.get(key)
     except (redis.RedisError, OSError):
-        return None
+        published = None
+    if published is None:
+        raise ApiError(503, "no_summary", "No gateway has published a summary in the last seconds.")
+    return published
+
+
+def summary_rows(summary: dict[str, Any], *names: str) -> list[dict[str, Any]]:
+    """Return the rows of the columnar table at *names* in *summary*; none where it has no such table."""
+    table = summary
+    for name in names:
+        table = table.get(name) or {}
+    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]

@@ -4,22 +4,19 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
-import redis
-from django.conf import settings
 from django.utils import timezone
 from ninja import Query, Router, Schema
 from pydantic import AwareDatetime
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import PEOPLE_AND_KEYS, ApiRequest
-from controlplane.api.errors import ApiError
+from controlplane.api.routers import system
 from controlplane.api.schemas import Described
 from controlplane.dispatch.wire import WAITING_KEY
 from controlplane.gateway import selectors
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Records"])
 
-REDIS_TIMEOUT_S = 1.0
 CALIBRATION_RANGE = timedelta(hours=24)
 
 
@@ -86,7 +83,7 @@ def list_waiting(request: ApiRequest, model: str = "") -> dict[str, Any]:
 
     503 while no gateway publishes them.
     """
-    published = _published()
+    published = orjson.loads(system.read_published(WAITING_KEY))
     tenants = dict(request.auth.tenants().values_list("pk", "name"))
     mine = [
         row | {"tenant": tenants[row["tenant_id"]]}
@@ -105,18 +102,3 @@ def list_wait_estimates(request: ApiRequest, query: Query[EstimateQuery]) -> dic
     since = query.since or timezone.now() - CALIBRATION_RANGE
     points = selectors.wait_points(since, model=query.model)
     return {"models": selectors.wait_calibration(points), "points": points[: max(0, query.limit)]}
-
-
-def _published() -> dict[str, Any]:
-    """Return the waiting requests last published by the gateway."""
-    try:
-        with redis.Redis.from_url(
-            settings.REDIS_URL, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S
-        ) as client:
-            said: bytes | None = client.get(WAITING_KEY)
-    except (redis.RedisError, OSError):
-        said = None
-    if said is None:
-        raise ApiError(503, "no_summary", "No gateway has published what waits in the last seconds.")
-    published: dict[str, Any] = orjson.loads(said)
-    return published

@@ -60,9 +60,7 @@ def instance_rows(state: LiveState, rows: Iterable[Instance]) -> list[dict[str, 
 
 
 def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return *rows* with unhealthy ones first; then by load in quarters, so that rows keep their place while loads waver;
-    then by name. Stopped ones are last.
-    """
+    """Return *rows*, unhealthy ones first and stopped ones last; then by load in quarters, then by name."""
     rank = {status: at for at, status in enumerate(STATUS_ORDER)}
     return sorted(
         rows, key=lambda row: (rank.get(row["status"], len(rank)), -int(4 * (row["use_ratio"] or 0)), row["name"])

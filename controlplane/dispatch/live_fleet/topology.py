@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 
@@ -236,6 +236,7 @@ class Topology:
         self._active: set[tuple[str, str]] = set()
         self._endpoint_of: dict[tuple[str, str], Endpoint] = {}
         self._candidates: dict[tuple[str, str, bool], NDArray[np.int32]] = {}
+        self._members: dict[int, list[Replica]] | None = None  # by index of the endpoint, made when it is asked for
         self._spot: dict[int, Endpoint] = {}  # by index of the endpoint that lends
         self._regions: dict[str, int] = {}
         self._models: dict[str, int] = {}
@@ -307,8 +308,12 @@ class Topology:
         """All endpoints but those of donated instances."""
         return [endpoint for endpoint in self.endpoints if not endpoint.is_spot]
 
-    def members(self, endpoint: Endpoint) -> list[Replica]:
-        return [replica for replica in self.replicas.values() if replica.endpoint is endpoint]
+    def members(self, endpoint: Endpoint) -> Sequence[Replica]:
+        if self._members is None:
+            self._members = {}
+            for replica in self.replicas.values():
+                self._members.setdefault(replica.endpoint.index, []).append(replica)
+        return self._members.get(endpoint.index, [])
 
     def coming(self, endpoint: Endpoint) -> bool:
         """Whether an instance of *endpoint* is present or starting, or a swap can bring one up; of no spot endpoint."""
@@ -486,7 +491,7 @@ class Topology:
             replica = self._add_replica(spec, endpoint)
         elif replica.endpoint is not endpoint and not replica.requests:
             if replica.spec.model == spec.model:  # it is donated, or reclaimed
-                replica.endpoint = endpoint
+                replica.endpoint, self._members = endpoint, None
                 self.fleet.endpoint[replica.slot] = endpoint.index
             else:
                 self._forget(replica)
@@ -531,9 +536,11 @@ class Topology:
         self.fleet.region[slot] = self._regions.setdefault(spec.region, len(self._regions))
         replica = Replica(slot, endpoint, spec)
         self.replicas[spec.instance_id] = self.by_slot[slot] = replica
+        self._members = None
         return replica
 
     def _forget(self, replica: Replica) -> None:
         self.fleet.accepting[replica.slot] = 0
         self.fleet.endpoint[replica.slot] = EMPTY
         del self.replicas[replica.spec.instance_id], self.by_slot[replica.slot]
+        self._members = None

@@ -7,20 +7,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from controlplane.experiments.experiment import (
-    SEED,
-    Case,
-    Comparison,
-    Experiment,
-    Option,
-    Progress,
-    Result,
-    Settings,
-    percent,
-    rounded,
-    run_cases,
-    seconds,
-)
+from controlplane.experiments import experiment
 from controlplane.experiments.qlm.systems import (
     BASELINES,
     BATCH_1,
@@ -78,7 +65,7 @@ class EvaluationPart:
     """Of the column with the values."""
     values: Sequence[float]
     systems: Sequence[str]
-    cases: Callable[[str, "EvaluationPart", float], Iterator[Case]]
+    cases: Callable[[str, "EvaluationPart", float], Iterator[experiment.Case]]
     """By its name and the scale of GPUs and demand."""
     varies: str = "load"
     load: float = BUSY_LOAD
@@ -86,7 +73,7 @@ class EvaluationPart:
     section: str = ""
 
 
-def on_one_model(name: str, part: EvaluationPart, scale: float) -> Iterator[Case]:
+def on_one_model(name: str, part: EvaluationPart, scale: float) -> Iterator[experiment.Case]:
     """W_A: interactive requests at a load of the fleet's throughput, Batch-1 with them, and Batch-2 waiting at the start."""
     for value in part.values:
         values: dict[str, Any] = {
@@ -114,17 +101,17 @@ def _workload_a(
     return one_model(served, system, requests, group_batches=values["group_batches"])
 
 
-def multi(name: str, part: EvaluationPart, scale: float) -> Iterator[Case]:
+def multi(name: str, part: EvaluationPart, scale: float) -> Iterator[experiment.Case]:
     """W_B with a node for each model."""
     yield from _several_models(name, part, max(len(TUNED), round(NODES * scale)))
 
 
-def few(name: str, part: EvaluationPart, scale: float) -> Iterator[Case]:
+def few(name: str, part: EvaluationPart, scale: float) -> Iterator[experiment.Case]:
     """W_B on fewer nodes than there are models. Fixed batches have no swaps."""
     yield from _several_models(name, part, FEW_NODES)
 
 
-def _several_models(name: str, part: EvaluationPart, count: int) -> Iterator[Case]:
+def _several_models(name: str, part: EvaluationPart, count: int) -> Iterator[experiment.Case]:
     """Two models of Batch-1 at a rate each, three of Batch-2 with requests that wait at the start, on *count* nodes."""
     per_s = [full_per_s(each.base) for each in TUNED]
     first = [at for at, each in enumerate(TUNED) if each.slo_class == BATCH_1]
@@ -142,7 +129,7 @@ def _several_models(name: str, part: EvaluationPart, count: int) -> Iterator[Cas
             yield case(name, load, system, load * rate, partial(drawn, load, system))
 
 
-def all_mixes(name: str, part: EvaluationPart, scale: float) -> Iterator[Case]:
+def all_mixes(name: str, part: EvaluationPart, scale: float) -> Iterator[experiment.Case]:
     yield from mixes(tuple(MIXES), part.values, MIX_VARIATIONS, scale)
 
 
@@ -195,15 +182,15 @@ def columns(part: str) -> Sequence[Column]:
     """Return the columns of *part*."""
     shown: str | Callable[[Any], str] = "{:g}"
     if part in ("mega", "gpus", "mixes"):
-        shown = str if part == "mixes" else lambda value: percent(value, sign=False)
+        shown = str if part == "mixes" else lambda value: experiment.percent(value, sign=False)
     classes = CLASSES[1:] if part in ("multi", "few") else CLASSES
     return (
         Column(PARTS[part].head, "varied", shown),
         Column("req/s", "requests_per_s", "{:,.0f}"),
         Column("system", "system"),
-        Column("in time", "attainment", lambda value: percent(value, sign=False)),
+        Column("in time", "attainment", lambda value: experiment.percent(value, sign=False)),
         *(_of_class(name) for name in classes),
-        Column("TTFT p99", "ttft_p99_s", seconds),
+        Column("TTFT p99", "ttft_p99_s", experiment.seconds),
         Column("throughput", "throughput", "{:,.1f}"),
         Column("in time/s", "goodput", "{:,.1f}"),
         Column("most waiting", "most_waiting", "{:,.0f}"),
@@ -212,20 +199,20 @@ def columns(part: str) -> Sequence[Column]:
     )
 
 
-def side_by_side(rows: Sequence[Result]) -> list[Result]:
+def side_by_side(rows: Sequence[experiment.Result]) -> list[experiment.Result]:
     """Return a line for each mix of *rows*: by system, the share of requests that were in time."""
-    lines: dict[str, Result] = {}
+    lines: dict[str, experiment.Result] = {}
     for row in rows:
         lines.setdefault(row["varied"], {"mix": row["varied"]})[row["system"]] = row["attainment"]
     return list(lines.values())
 
 
-def mix_columns(rows: Sequence[Result]) -> Sequence[Column]:
+def mix_columns(rows: Sequence[experiment.Result]) -> Sequence[Column]:
     """Return the columns of `side_by_side`; the last is the lead of the search over the best of the others, in points."""
     systems = list(dict.fromkeys(row["system"] for row in rows))
     others = [system for system in systems if system != "qlm"]
 
-    def more(line: Result) -> float:
+    def more(line: experiment.Result) -> float:
         return 100 * float(line["qlm"] - max(line[system] for system in others if system in line))
 
     return (
@@ -237,22 +224,22 @@ def mix_columns(rows: Sequence[Result]) -> Sequence[Column]:
 
 def _share_of(system: str) -> Column:
     """Return a column of the share of requests that were in time by *system*, empty where it was not tried."""
-    return Column(system, lambda line: line.get(system), lambda value: percent(value, sign=False))
+    return Column(system, lambda line: line.get(system), lambda value: experiment.percent(value, sign=False))
 
 
 def _of_class(name: str) -> Column:
     """Return a column of the share of requests of a class that were in time."""
-    return Column(name, lambda row: row["by_class"].get(name), lambda value: percent(value, sign=False))
+    return Column(name, lambda row: row["by_class"].get(name), lambda value: experiment.percent(value, sign=False))
 
 
-def run(settings: Settings, progress: Progress) -> Result:
+def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     cases = [each for part in settings["parts"] for each in PARTS[part].cases(part, PARTS[part], settings["scale"])]
     seeds = range(settings["seed"], settings["seed"] + settings["seeds"])
-    rows = run_cases("qlm", cases, measured, progress, seeds)
-    return {**{name: settings[name] for name in ("parts", "scale", "seed", "seeds")}, "rows": rounded(rows)}
+    rows = experiment.run_cases("qlm", cases, measured, progress, seeds)
+    return {**{name: settings[name] for name in ("parts", "scale", "seed", "seeds")}, "rows": experiment.rounded(rows)}
 
 
-def show(console: Console, result: Result) -> None:
+def show(console: Console, result: experiment.Result) -> None:
     console.print(
         f"[bold]QLM, section 8[/], scale {result['scale']:g}, the mean of {result['seeds']} seeds from"
         f" {result['seed']} on."
@@ -282,7 +269,7 @@ COMPARED: Final = (
 """Measure, part, the paper's figure, the other system, and our measure."""
 
 
-def compare(result: Result) -> list[Comparison]:
+def compare(result: experiment.Result) -> list[experiment.Comparison]:
     """Return the largest lead of `qlm` over the varied values: in points of attainment, or as a share of throughput."""
     of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
 
@@ -296,12 +283,12 @@ def compare(result: Result) -> list[Comparison]:
         return max(gains, default=None)
 
     return [
-        Comparison(f"{measure}, at the most", PARTS[part].section, paper, most(part, other, name))
+        experiment.Comparison(f"{measure}, at the most", PARTS[part].section, paper, most(part, other, name))
         for measure, part, paper, other, name in COMPARED
     ]
 
 
-QLM: Final = Experiment(
+QLM: Final = experiment.Experiment(
     name="qlm",
     paper="QLM",
     section="8",
@@ -309,10 +296,12 @@ QLM: Final = Experiment(
     " operation left out, mega prompts, two GPU types, queue sizes, group sizes",
     results="queueing.md#qlms-evaluation",
     options=(
-        Option("parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True),
-        Option("scale", "factor on GPUs and demand alike", 1.0, float, above=0.0, at_most=4.0),
-        SEED,
-        Option("seeds", "runs that are averaged, with seeds from the first one on", 2, int, at_least=1),
+        experiment.Option(
+            "parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True
+        ),
+        experiment.Option("scale", "factor on GPUs and demand alike", 1.0, float, above=0.0, at_most=4.0),
+        experiment.SEED,
+        experiment.Option("seeds", "runs that are averaged, with seeds from the first one on", 2, int, at_least=1),
     ),
     run=run,
     show=show,

@@ -63,7 +63,7 @@ class Summary:
         present = (one for one in self.topology.replicas.values() if one.spec.state != InstanceState.STOPPED)
         replicas = sorted(present, key=lambda replica: replica.name)
         instances = [self._instance(replica) for replica in replicas]
-        endpoints = [self._endpoint(endpoint, replicas) for endpoint in self.topology.own_endpoints]
+        endpoints = [self._endpoint(endpoint) for endpoint in self.topology.own_endpoints]
         endpoints.sort(key=lambda row: (row["model"], row["region"]))
         models = {
             model: self._tile(
@@ -123,10 +123,10 @@ class Summary:
             "ttft_slo_ms": self.topology.ttft_slo_ms,
         }
 
-    def _endpoint(self, endpoint: Endpoint, replicas: list[Replica]) -> dict[str, Any]:
+    def _endpoint(self, endpoint: Endpoint) -> dict[str, Any]:
         windows, dispatcher, fleet = self.windows, self.dispatcher, self.topology.fleet
         group = windows.group(f"endpoint {endpoint.model} {endpoint.region}")
-        members = [replica for replica in replicas if replica.endpoint is endpoint]
+        members = [one for one in self.topology.members(endpoint) if one.spec.state != InstanceState.STOPPED]
         slots = [replica.slot for replica in members]
         capacity = int(fleet.kv_capacity_tokens[slots].sum())
         wait_s = dispatcher.estimated_wait_s(endpoint)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,12 +11,12 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from msgspec import to_builtins
 
-from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Model, SloClass, SloKind, WeightedTarget
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
+from controlplane.fleet.models import Deployment, Instance, Model, SloClass, SloKind, Tier, WeightedTarget
 from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
 from controlplane.fleet.spot.selectors import reclaim_times
+from controlplane.fleet.swaps import times
 from controlplane.gateway.models import LedgerRow
-from controlplane.planning.comparison import sharing
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
 from controlplane.tuning.selectors import tuned
@@ -47,7 +48,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
 
     donated = _donated()
     reclaim_s = reclaim_times(timezone.now()).expected_s
-    trips_s, shared, fitted = round_trips_s(rows), sharing.read(), gpus_fitted()
+    trips_s, shared, fitted = round_trips_s(rows), _shared(), gpus_fitted()
     tables: dict[str, Any] = {name: {} for name in ("models", "gpus", "regions", "latency_ms", "profiles", "fleet")}
     deployments: dict[tuple[str, str], list[Deployment]] = {}
     for place, row in fleet.deployments.items():
@@ -161,3 +162,48 @@ def _class(row: SloClass) -> dict[str, Any]:
         "degrades_to": row.degrades_to.name if row.degrades_to else None,
         **({"on_reclaim": str(row.on_reclaim)} if row.kind == SloKind.OPPORTUNISTIC else {}),
     }
+
+
+@dataclass(slots=True)
+class Shared:
+    """Instances that share GPUs, each as its own fleet table."""
+
+    members: dict[inventory.Place, list[dict[str, Any]]] = field(default_factory=dict)
+    """Table keys per instance, in addition to its deployment's."""
+    present: Counter[inventory.Place] = field(default_factory=Counter)
+    """Instances that are awake or waking."""
+    groups: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Tables of `[swap_groups]`."""
+
+
+def _shared() -> Shared:
+    """Return swap groups: members, awake instances, and sleep and wake times."""
+    shared, known = Shared(), None
+    rows = (
+        Instance.objects.filter(swap_group__isnull=False, held="").exclude(state=InstanceState.FAILED).order_by("name")
+    )
+    of = ("model", "region", "gpu_type")
+    for row in rows.select_related("swap_group", *(f"deployment__{each}" for each in of)):
+        known = known or times.read()
+        deployment, group = row.deployment, row.swap_group
+        assert group is not None
+        place = deployment.model.name, deployment.region.name, deployment.gpu_type.name
+        awake = row.state in PRESENT
+        shared.present[place] += awake
+        counted = "instances" if awake else "empty" if row.tier == Tier.STOPPED else "asleep"
+        shared.members.setdefault(place, []).append(
+            {
+                "instances": 0,
+                counted: 1,
+                "sharing": {
+                    "group": group.name,
+                    "sleep_s": known.sleep(deployment, Tier.CPU).seconds,
+                    "wake_s": known.load(deployment, Tier.CPU).seconds,
+                    "reload_s": known.load(deployment, Tier.STORAGE).seconds,
+                    "weights_gb": deployment.model.weights_bytes / 1e9,
+                },
+            }
+        )
+        if group.cpu_memory_bytes is not None:
+            shared.groups[group.name] = {"cpu_memory_gb": group.cpu_memory_bytes / 1e9}
+    return shared

@@ -189,9 +189,7 @@ def move(
     load: Mapping[str, float] | None = None,
     to_minimum: bool = False,
 ) -> ScalingMove:
-    """Call `add` (delta 1) or `remove` (-1). Raises Waits while another actor owns the endpoint
-    (`scheduling.scaling.owner`).
-    """
+    """Call `add` (delta 1) or `remove` (-1). Raises Waits while another owns the endpoint (`scaling.owner`)."""
     from scheduling.scaling.owner import UNCHANGED, undoing, waits
 
     last = contested.last_changes(model, region, now=timezone.now()).get(region, UNCHANGED)

@@ -46,9 +46,7 @@ class Judgement:
     """Result of a backtest."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """One row per forecaster, series and quantity: `forecasting.workload.backtesting.backtest`, with `series` and
-    `quantity`.
-    """
+    """A row of `forecasting.workload.backtesting.backtest` per forecaster, with `series` and `quantity`."""
     judged: list[dict[str, Any]] = field(default_factory=list)
     """One row per series and quantity: windows fitted, judged and missing."""
 

@@ -20,15 +20,14 @@ from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.models import Quantity
 
 MINUTE_S = 60
+HOUR_S = 3600
 LAG = timedelta(seconds=30)
 """Requests are counted in their arrival minute, but only once done: younger windows are incomplete."""
 COLUMNS = {Quantity.PROMPT: "prompt_tokens", Quantity.OUTPUT: "output_tokens"}
 ASKED = {
     quantity: F(column) + F(f"unserved_{column}") - F(f"repeated_{column}") for quantity, column in COLUMNS.items()
 }
-"""Tokens asked for in a minute row: served ones, and those of unserved requests as counted and predicted, without their
-retries, which are counted as demand.
-"""
+"""Tokens asked for in a minute row: served, and of unserved requests as predicted, without their retries."""
 
 TOKENS = "tokens"
 """Prompt plus output tokens, the unit of capacity, in addition to the quantities."""
@@ -139,21 +138,21 @@ def other_classes(*kinds: SloKind) -> QuerySet[SloClass, str]:
     return rows.values_list("name", flat=True)
 
 
-def non_interactive(now: datetime, window_s: int = 3600) -> dict[Endpoint, float]:
-    """Return tokens per second of the non-interactive classes, by endpoint, over the last *window_s*.
+def non_interactive(now: datetime) -> dict[Endpoint, float]:
+    """Return tokens per second of the non-interactive classes, by endpoint, over the last hour.
 
     Opportunistic classes use leftover capacity and are not planned for.
     """
     names = other_classes(SloKind.NON_INTERACTIVE)
-    rows = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=window_s), minute__lt=now, slo_class__in=names)
+    rows = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=HOUR_S), minute__lt=now, slo_class__in=names)
     sums = (
         rows.order_by()
         .annotate(own=OWN_REGION)
         .values_list("model", "own")
         .annotate(prompt=Sum(ASKED[Quantity.PROMPT]), output=Sum(ASKED[Quantity.OUTPUT]))
     )
-    first = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=window_s)).order_by("minute").first()
-    counted_s = min(window_s, max(MINUTE_S, (now - first.minute).total_seconds())) if first else window_s
+    first = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=HOUR_S)).order_by("minute").first()
+    counted_s = min(HOUR_S, max(MINUTE_S, (now - first.minute).total_seconds())) if first else HOUR_S
     return {(model, region): (prompt + output) / counted_s for model, region, prompt, output in sums}
 
 

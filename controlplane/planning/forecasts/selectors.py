@@ -31,6 +31,7 @@ from controlplane.tuning.selectors import tuned
 
 FORECAST_FAILURES = ("planning.forecasts_failed", "planning.forecaster_failed")
 FAILURE_SAID_AGAIN = timedelta(minutes=15)
+RECENT = timedelta(minutes=10)
 
 Series = list[float | None]
 
@@ -105,20 +106,21 @@ def generated_past(now: datetime) -> GeneratedPast | None:
     return GeneratedPast(ends["since"], ends["until"] + timedelta(seconds=MINUTE_S))
 
 
-def demand_now(
-    quantity: str, now: datetime, slo_class: str = "", minutes: int = 10
-) -> dict[tuple[str, str], float] | None:
-    """Return tokens per second by (model, region) over the last whole *minutes* with counts; None without any.
+def _recent(now: datetime, slo_class: str) -> tuple[QuerySet[MinuteRow], int]:
+    """Return the counted rows of *slo_class* in the last whole ten minutes, and the seconds of those with any count."""
+    until = window_start(now - LAG, MINUTE_S)
+    rows = MinuteRow.objects.filter(generated=False, minute__gte=until - RECENT, minute__lt=until).order_by()
+    return rows.filter(_of(slo_class)), MINUTE_S * rows.values("minute").distinct().count()
+
+
+def demand_now(quantity: str, now: datetime, slo_class: str = "") -> dict[tuple[str, str], float] | None:
+    """Return tokens per second by (model, region) over the last ten minutes with counts; None without any.
 
     Generated minutes are ignored, series without requests left out. *slo_class* filters: empty is all interactive
     classes, `EVERY_CLASS` all classes; *quantity* may be `TOKENS`.
     """
-    until = window_start(now - LAG, MINUTE_S)
-    counted = MinuteRow.objects.filter(generated=False)
-    rows = counted.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
-    known_s = MINUTE_S * rows.values("minute").distinct().count()
-    of_class = rows.filter(_of(slo_class))
-    sums = of_class.annotate(own=OWN_REGION).values_list("model", "own").annotate(tokens=Sum(_asked(quantity)))
+    rows, known_s = _recent(now, slo_class)
+    sums = rows.annotate(own=OWN_REGION).values_list("model", "own").annotate(tokens=Sum(_asked(quantity)))
     return {(model, region): tokens / known_s for model, region, tokens in sums} if known_s else None
 
 
@@ -130,20 +132,14 @@ class NotServedHere:
     elsewhere: float = 0.0
 
 
-def not_served_here(
-    quantity: str, now: datetime, minutes: int = 10, slo_class: str = ""
-) -> dict[tuple[str, str], NotServedHere]:
+def not_served_here(quantity: str, now: datetime, slo_class: str = "") -> dict[tuple[str, str], NotServedHere]:
     """Return demand not served here by (model, region), over the minutes and classes of `demand_now`; omits zeros."""
-    until = window_start(now - LAG, MINUTE_S)
-    counted = MinuteRow.objects.filter(generated=False)
-    rows = counted.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
-    known_s = MINUTE_S * rows.values("minute").distinct().count()
+    rows, known_s = _recent(now, slo_class)
     columns = [COLUMNS[Quantity(each)] for each in quantities(quantity)]
     unserved_tokens = reduce(add, (F(f"unserved_{column}") for column in columns))
     served_tokens = reduce(add, (F(column) for column in columns))
     sums = (
-        rows.filter(_of(slo_class))
-        .annotate(own=OWN_REGION)
+        rows.annotate(own=OWN_REGION)
         .values_list("model", "own")
         .annotate(not_served=Sum(unserved_tokens), spilled=Sum(served_tokens, filter=Q(own_region__gt=""), default=0))
     )

@@ -163,9 +163,8 @@ def _requests(stream: dict[str, Any], arrival_s: NDArray[np.float64], picked: ND
     prompts, outputs, predicted = (
         np.array(stream[name], np.int32)[picked] for name in ("prompt_tokens", "output_tokens", "predicted_tokens")
     )
-    named = stream.get("named") or [(stream["model"], "")] * len(
-        stream["prompt_tokens"]
-    )  # of a start of an earlier version
+    # A start of an earlier version has no `named`.
+    named = stream.get("named") or [(stream["model"], "")] * len(stream["prompt_tokens"])
     models, public = zip(*named, strict=True) if named else ((), ())
     return Workload(
         arrival_s=arrival_s,

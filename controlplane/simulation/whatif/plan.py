@@ -337,9 +337,7 @@ def followed(row: WhatIf) -> dict[str, Any] | None:
 
 
 def ready_since(row: WhatIf, region: str = "") -> list[tuple[datetime, int]]:
-    """Return ready instances of the models of *row*, in *region* or in all, as steps from its start until now or its
-    end.
-    """
+    """Return ready instances of the models of *row*, in *region* or in all, as steps from its start to its end."""
     began = parse_datetime(str(row.start["at"]))
     assert began is not None
     until = min(timezone.now(), began + timedelta(seconds=row.horizon_s))

@@ -153,9 +153,7 @@ def kept_of(row: WhatIf) -> set[str]:
 
 
 def compared(row: WhatIf, letter: str) -> dict[tuple[str, str], DecisionPairs]:
-    """Return decisions of A and the future *letter* around each first difference, by (kind, region); empty if none is
-    stored.
-    """
+    """Return decisions of A and *letter* around each first difference, by (kind, region); empty if none is stored."""
     kept = FutureSeed.objects.filter(future__what_if=row, future__letter=letter, seed=FIRST_SEED)
     blob = kept.values_list("pairs", flat=True).first()
     if not blob:

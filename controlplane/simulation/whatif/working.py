@@ -222,9 +222,7 @@ def changed(what_if: WhatIf, future: Future, start: Start) -> Changed:
 
 
 def counted_of(what_if: WhatIf, changed: Changed) -> dict[str, Counted]:
-    """Return scopes of the comparison by name: all of the horizon, interactive classes alone, and each in the edited
-    time.
-    """
+    """Return scopes of the comparison by name: the horizon, interactive classes alone, each in the edited time."""
     kinds = [one.kind for one in changed.scenario.classes.values()]
     shown = frozenset(number for number, kind in enumerate(kinds) if kind == "interactive")
     whole = Counted(what_if.warmup_s, what_if.horizon_s)

@@ -38,9 +38,7 @@ SETTLED: Final = 2000
 MOVES, TRIES = 20, 50
 """Exchanges of queues, and changes of weights, between two readings of the budget."""
 MOST_GIVEN, MOST_RETURNED = 2, 4
-"""Most queues of a type that an exchange takes from a model, and most that it returns: a fast queue is worth several
-slow ones.
-"""
+"""Most queues of a type that an exchange takes from a model or returns: a fast one is worth several slow."""
 CHEAPER: Final = 1.0 - 1e-9
 """A cost above this share of another counts as equal."""
 SLOTS: Final = 1 << 14
@@ -60,9 +58,7 @@ class Allotment(NamedTuple):
     usable: Ints
     """(M, T): queues that could serve the model."""
     preferred: Ints
-    """(M, Q): queues by type, then by time lost to the model, then by when they are free; those that cannot serve it
-    come last.
-    """
+    """(M, Q): queues by type, time lost to the model, and when they are free; last those that cannot serve it."""
     first: Ints
     """(T + 1,): start of each type in a row of `preferred`."""
     key: Ints
@@ -195,9 +191,7 @@ def apportion(
 
 
 def models_of(terms: Terms, allotment: Allotment, usable: NDArray[np.bool_]) -> Ints:
-    """Return (Q,): a model for each queue, by the cheapest allotment's numbers; queues that lose the least time go
-    first.
-    """
+    """Return (Q,): a model for each queue, by the cheapest allotment; queues that lose the least time first."""
     left, model = allotment.best.copy(), np.full(terms.kind.size, -1, np.int64)
     lost_s = np.where(usable, terms.change[terms.kind, terms.loaded + 1].T, np.inf)
     for flat in np.argsort(lost_s, axis=None, kind="stable").tolist():

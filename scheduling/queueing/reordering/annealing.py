@@ -20,9 +20,7 @@ LONGEST_RUN: Final = 8
 SAME_MODEL: Final = 0.9
 """Share of moves between queues whose other group is of the same model."""
 PAIR, RELOCATE, RUNS, TAILS = 0.5, 0.7, 0.82, 0.95
-"""Cumulative shares of moves: swap two groups of a queue, relocate a run, swap two runs, swap two tails; the rest
-append a run.
-"""
+"""Cumulative shares of moves: swap two groups, relocate a run, swap two runs, swap two tails; append a run."""
 LATE_DRAWS: Final = 8
 """Most draws to get a late group."""
 COOLING_STEP: Final = 128

@@ -1,10 +1,9 @@
 """QLM's mixed-integer programme (equations 6 to 13) with PuLP and HiGHS: for small sizes and comparisons.
 
-By default it is read as docs/queueing.md explains: earliness does not pay for lateness elsewhere, every switch delays all
+It is read as docs/queueing.md explains: earliness does not pay for lateness elsewhere, every switch delays all
 later groups by the drain of the previous model and the swap to the next, groups are weighted by their requests, and the
-first token of a group's last request counts. `literal` is equations 12 and 13 word for word: a hard deadline and the sum of
-waiting less deadline. Switches need no big-M: entering and leaving a model are continuous variables pushed up by the binary
-ones. The solver's status is checked, and its order is verified and scored again.
+first token of a group's last request counts. Switches need no big-M: entering and leaving a model are continuous variables
+pushed up by the binary ones. The solver's status is checked, and its order is verified and scored again.
 """
 
 import math
@@ -28,7 +27,7 @@ class NoAnswer(Exception):
 class Solved(NamedTuple):
     order: Order
     objective: float
-    """Of the programme: request-seconds, or seconds if `literal`."""
+    """Of the programme, in request-seconds."""
     bound: float
     """Lower bound of the objective."""
     proved: bool
@@ -41,7 +40,7 @@ class _Written(NamedTuple):
     fixed: list[list[int]]
 
 
-def write(problem: Problem, kappa_s: float, literal: bool = False) -> _Written:
+def write(problem: Problem, kappa_s: float) -> _Written:
     """Return *problem* as a PuLP model.
 
     Positions run from 0 to the number of groups - 1; those after the last group stay empty.
@@ -62,11 +61,9 @@ def write(problem: Problem, kappa_s: float, literal: bool = False) -> _Written:
     for group in groups:
         if not math.isfinite(problem.due_s[group]):
             continue  # never late
-        late[group] = model.add_variable(f"p_{group}", None if literal else 0.0)  # equation 11
-        objective.append((late[group], 1.0 if literal else float(problem.requests[group])))
-        if literal:
-            model += late[group] <= 0.0  # equation 12
-        elif kappa_s > 0.0:
+        late[group] = model.add_variable(f"p_{group}", 0.0)  # equation 11
+        objective.append((late[group], float(problem.requests[group])))
+        if kappa_s > 0.0:
             missed = model.add_variable(f"missed_{group}", 0, 1, pulp.LpInteger)
             worst_s = max(0.0, most_s + float(_finite_most(problem.own_s[group])) - float(problem.due_s[group]))
             model += late[group] <= worst_s * missed
@@ -106,8 +103,8 @@ def write(problem: Problem, kappa_s: float, literal: bool = False) -> _Written:
             for group in can:
                 # Equation 11 for the group at this position (8 is its deadline): binding only if x is 1.
                 if group in late:
-                    slack_s = float(problem.due_s[group]) - (0.0 if literal else float(problem.own_s[group, kind]))
-                    unbound_s = most_s if literal else max(0.0, most_s - slack_s)
+                    slack_s = float(problem.due_s[group]) - float(problem.own_s[group, kind])
+                    unbound_s = max(0.0, most_s - slack_s)
                     model += late[group] >= start - slack_s - unbound_s * (1 - here[group])
             after = model.add_variable(f"end_{queue}_{place}", 0)
             model += after >= start + pulp.lpSum(float(problem.service_s[g, kind]) * here[g] for g in can)
@@ -132,9 +129,7 @@ def _can(problem: Problem, queue: int, group: int, loaded: int) -> bool:
 
 
 def _horizon_s(problem: Problem) -> float:
-    """Return an upper bound on starts in a sensible order: all groups on the slowest queue, with a swap and a drain for
-    each.
-    """
+    """Return an upper bound on starts: all groups on the slowest queue, each with a swap and a drain."""
     service = sum(_finite_most(row) for row in problem.service_s)
     return (
         _finite_most(problem.free_s)
@@ -143,20 +138,14 @@ def _horizon_s(problem: Problem) -> float:
     )
 
 
-def solve(
-    problem: Problem,
-    kappa_s: float = 0.0,
-    time_limit_s: float = TIME_LIMIT_S,
-    *,
-    literal: bool = False,
-) -> Solved:
+def solve(problem: Problem, kappa_s: float = 0.0, time_limit_s: float = TIME_LIMIT_S) -> Solved:
     """Return the best order that the programme finds within *time_limit_s* (HiGHS may overrun).
 
     Raise NoAnswer if HiGHS fails or has no integer solution.
     """
     import pulp  # takes HiGHS with it
 
-    written = write(problem, kappa_s, literal)
+    written = write(problem, kappa_s)
     try:
         written.model.solve(pulp.HiGHS(msg=False, gapRel=GAP, timeLimit=time_limit_s, threads=1))
     except pulp.PulpError as error:

@@ -199,6 +199,4 @@ CANDIDATES: Final = ("edf-earliest-completion", "edf-per-queue", "edf", "sjf", "
 SEARCH: Final = "search"
 PROGRAMME: Final = "programme"
 REORDERINGS: Final = (SEARCH, PROGRAMME, *RULES)
-"""Methods of the global scheduler: the search of `scheduler`, the search followed by the exact programme if there are few
-groups, or a rule instead.
-"""
+"""Methods of the global scheduler: the search, the search and then the programme if groups are few, or a rule."""

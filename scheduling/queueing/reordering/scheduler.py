@@ -101,9 +101,7 @@ class _Search:
         return order
 
     def complete(self, order: Order) -> Order:
-        """Return *order* without groups that cannot move or be served where they are, and with missing movable groups
-        inserted.
-        """
+        """Return *order* without immovable or unservable groups, and with missing movable ones inserted."""
         order, terms = kept(self.terms, order), self.terms
         new = np.setdiff1d(terms.movable, order.groups)
         rows, _ = rows_of(terms, order, new[np.argsort(terms.due[new], kind="stable")])
@@ -119,9 +117,7 @@ class _Search:
         return min(orders, key=lambda each: _worth(evaluate(self.problem, self.finish(each[1]), self.kappa_s)))
 
     def improved(self, starts: list[Order]) -> Order:
-        """Return the best order by annealing from the cheapest of *starts* and of list scheduling until the budget is
-        spent.
-        """
+        """Anneal from the cheapest of *starts* and of list scheduling until the budget is spent; return the best."""
         terms, budget = self.terms, self.budget
         starts = [*starts, self.complete(best_allotment(terms, self.random, partial(self._listed, ALLOTTED)))]
         if listed := best_listing(terms, self.random, partial(self._listed, LISTED)):
@@ -151,9 +147,7 @@ class _Search:
         return order_of(rows.length, rows.group)
 
     def _listed(self, until: float, orders: float) -> float:
-        """Return the share of the time for listing that is spent after *orders*; it ends at the share *until* of the
-        budget.
-        """
+        """Return the share of the listing time spent after *orders*; it ends at the share *until* of the budget."""
         if not self.terms.movable.size:
             return 1.0
         if self.budget.moves is None:

@@ -50,9 +50,7 @@ def kept_queues(fleet: FleetArrays, waiting: WaitingArrays) -> frozenset[int]:
 
 
 def _per_s(fleet: FleetArrays, arrays: GroupArrays, instance: int, running: float = np.inf) -> float:
-    """Return the requests of the usual size that *instance* completes per second with so many running, or with a full
-    batch.
-    """
+    """Return usual requests that *instance* completes per second with so many running, or with a full batch."""
     running = min(running, float(batch_of(fleet, arrays, instance)))
     if running <= 0.0:
         return 0.0

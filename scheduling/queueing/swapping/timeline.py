@@ -41,9 +41,7 @@ def having(fleet: FleetArrays, arrays: GroupArrays, queue: int, now_s: float) ->
 
 @compiled
 def change_s(fleet: FleetArrays, arrays: GroupArrays, before: int, running: float, after: int) -> float:
-    """Return seconds until the instance *after* serves instead of *before* (-1: no holder), which drains *running*
-    requests.
-    """
+    """Seconds until *after* serves instead of *before* (-1: no holder), which drains *running* requests."""
     load_s = float(arrays.swap_s[after])
     if before == NONE:
         return load_s

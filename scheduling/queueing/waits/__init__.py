@@ -1,3 +1,1 @@
-"""Waiting times: the RWT estimator, the work ahead in virtual queues, starting instances, and corrections from measured
-waits.
-"""
+"""Waiting times: the RWT estimator, work ahead in virtual queues, starting instances, measured corrections."""

@@ -52,9 +52,7 @@ def _add_group(waiting: WaitingArrays, expected: NDArray[np.float64], group: int
 
 @compiled_inline
 def _latest(waiting: WaitingArrays, group: int, run: NDArray[np.float64], takes_s: float) -> None:
-    """Update in *run* when its model must serve for *group*, which *takes_s*, to be in time behind the model's other
-    groups.
-    """
+    """Update in *run* when its model must serve for *group*, taking *takes_s*, to be in time behind the others."""
     run[SERVED] += takes_s
     run[LATEST] = min(run[LATEST], due_at(waiting, group) - run[SERVED])
 

@@ -38,16 +38,12 @@ EXPECTED_COLUMNS: Final = 3
 FORGOTTEN_BATCHES: Final = 2.0
 """Batches after which a queue has forgotten most (1 - 1/e) of its first one; measured in the simulator."""
 MOST_SHAPE: Final = 0.4
-"""Upper bound on the shape of the generalised Pareto distribution: outputs are bounded, so none is as wide as its
-variance may say.
-"""
+"""Upper bound on the generalised Pareto distribution's shape: outputs are bounded, whatever their variance."""
 
 
 @compiled
 def shape_of(squared: float) -> float:
-    """Return the shape of the generalised Pareto distribution whose variance is *squared* times its squared mean; never
-    0.
-    """
+    """Return the generalised Pareto distribution's shape for a variance of *squared* times mean²; never 0."""
     shape = min((1.0 - 1.0 / squared) / 2.0, MOST_SHAPE) if squared > 1e-3 else -500.0
     return shape if abs(shape) > 1e-7 else 1e-7
 
@@ -195,9 +191,7 @@ class Lengths:
 
     @property
     def error(self) -> float:
-        """Return the standard error of `output_mean`, widened as Student's t at 99%, because the variance is estimated
-        too.
-        """
+        """Return the standard error of `output_mean`, widened as Student's t at 99%: its variance is estimated."""
         widened = 1.0 + (Z_P99**2 + 1.0) / (4.0 * max(self.samples - 1.0, 1.0))
         return math.sqrt(self.output_variance / max(self.samples, 1.0)) * widened
 
@@ -227,9 +221,7 @@ class Throughput:
 
     @classmethod
     def of(cls, profile: Profile, kv_capacity_tokens: int, max_num_seqs: int, lengths: Lengths) -> Self:
-        """Return the throughput by equations 15 and 16, with the profile's step at batch B and sequences at random
-        points.
-        """
+        """Return the throughput (equations 15 and 16) by the profile's step at batch B, sequences at random points."""
         held = lengths.held(lengths.prompt_mean)
         batch = min(float(max_num_seqs), max(1.0, kv_capacity_tokens / held)) if kv_capacity_tokens else max_num_seqs
         context = batch * (lengths.prompt_mean + lengths.residual)
@@ -275,9 +267,7 @@ class Throughput:
         return Wait(share * whole.mean_s, share**2 * whole.variance_s2)
 
     def drain_s(self, most_output_tokens: int) -> float:
-        """Return P + D with the longest possible output (equation 4): the time until a batch that just started has
-        ended.
-        """
+        """Return P + D with the longest output (equation 4): the time until a batch that just started has ended."""
         return self.prefill_s + most_output_tokens * self.step_s
 
     def completion(self, last: Wait, most_output_tokens: int) -> Wait:

@@ -58,9 +58,7 @@ class InstanceSpec:
     dispatch_kv_tokens: int | None = None
     """KV tokens that the dispatcher assumes; the engine's own if None."""
     start_s: float | None = None
-    """Measured time from request to serving, machine and weights together (returns from spot are drawn around it); None: by
-    the `Delays`.
-    """
+    """Measured time from request to serving (returns from spot vary around it); None: by the `Delays`."""
     reclaim_s: float | None = None
     """Measured median time of a reclaim from spot; None: by the `Delays`, or like a start where that is measured."""
     pull_s: float | None = None
@@ -124,9 +122,7 @@ class Cluster:
     backends: Mapping[str, WarmTerms] = field(default_factory=dict)
     """Of units of runs that are no LLM, by kind: `container`, `dnn`; those of another kind are always warm."""
     sweeps: bool = False
-    """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
-    waiting longer than `Requests.hold_s`.
-    """
+    """Whether requests are swept every second, as live: moved if better, refused after `Requests.hold_s`."""
     delays: Delays = field(default_factory=Delays)
     reactive: Reactive | None = None
     share_spot: bool = True
@@ -209,9 +205,7 @@ class Cluster:
         return list(dict.fromkeys(spec.sharing.group for spec in self.instances if spec.sharing is not None))
 
     def shared_queues(self, ordered: Container[EndpointKey]) -> dict[int, int]:
-        """Return the virtual queue of each instance that shares one, as numbered by `sharing.share_queues`; *ordered* are
-        the endpoints with request groups.
-        """
+        """Return the virtual queue of each instance, by `sharing.share_queues`; *ordered*: endpoints with groups."""
         members: dict[str, list[int]] = {}
         for slot, spec in enumerate(self.instances):
             if spec.sharing is not None:

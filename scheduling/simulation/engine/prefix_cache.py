@@ -174,9 +174,7 @@ def settle(engines: EngineArrays, instance: int, free_blocks: int) -> None:
 
 @compiled_internal
 def settle_iteration(engines: EngineArrays, instance: int) -> int:
-    """Forget the blocks that were reused up to the iteration in progress, whose tokens `observe` counted; return how many
-    are free.
-    """
+    """Forget blocks reused up to this iteration, as `observe` counted; return how many are free."""
     engine = engines.instances[instance]
     free = int(engine.free_blocks)
     if engine.phase == SEGMENT:

@@ -107,9 +107,7 @@ def by_class(
 
 
 def by_rule(result: Result, names: ResultNames, promises: Sequence[Promise], counted: Counted) -> list[dict[str, Any]]:
-    """Return asked_model, model (which served), rule, requests, judged and missed of each that had any request; empty where
-    every request is served by the model that it names.
-    """
+    """Return (asked_model, model, rule, requests, judged, missed) with any request; empty if all go where they ask."""
     rule, requests = result.outcomes["model_rule"], result.requests
     if not rule.any():
         return []

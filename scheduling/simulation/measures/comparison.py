@@ -34,9 +34,7 @@ class Interval:
     wide_high: float
 
     def widened(self, error: float, least: float = -inf, most: float = inf) -> "Interval":
-        """Return the interval with an *error* of the simulation, in the same unit, on either side, within *least* and
-        *most*.
-        """
+        """Return the interval widened by an *error* of the simulation in its unit, within *least* and *most*."""
         return Interval(
             self.mean,
             max(least, self.low),

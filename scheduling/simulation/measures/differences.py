@@ -242,9 +242,7 @@ def _order(first: Log, other: Log, number: int) -> Split:
 
 
 def _begun_order(first: Log, other: Log, number: int, model: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the requests of *model* from region *number* that waited, in the order in which each simulation begins
-    them.
-    """
+    """Return requests of *model* from region *number* that waited, in each simulation's order of beginning."""
     own = np.flatnonzero((first.region == number) & (first.model == model))
     own = own[np.isfinite(first.begin_s[own]) & np.isfinite(other.begin_s[own])]
     own = own[(first.begin_s[own] > first.arrival_s[own]) | (other.begin_s[own] > other.arrival_s[own])]

@@ -34,9 +34,7 @@ class Table:
         return Table(self.columns, rows)
 
     def value(self, **wanted: Any) -> Any:
-        """Return the last column of the only row with the *wanted* values. Raise LookupError if there is not exactly
-        one.
-        """
+        """Return the last column of the row with the *wanted* values. Raise LookupError unless there is exactly one."""
         rows = self.select(**wanted).rows
         if len(rows) != 1:
             raise LookupError(f"{len(rows)} rows have {wanted}")

@@ -42,9 +42,7 @@ class ApplicationOf(ScenarioTable):
     arrivals: LengthsTrace | None = None
     """A trace: so many of its arrivals in a row, from a random one on, are when runs begin, stretched to the window."""
     prompts: Size | None = None
-    """Versions of the system prompts of the suite's units, among which runs are drawn: what calls of a unit and a version
-    share. None: calls share nothing.
-    """
+    """Versions of the suite's system prompts, drawn by run: calls of one share it. None: calls share nothing."""
     begins_s: Annotated[list[AtLeast0], Field(min_length=1)] | None = None
     """When each run begins, in place of a number or a rate: the graph's records run again in their order."""
     known: dict[str, Any] | None = None

@@ -117,9 +117,7 @@ class Group(ScenarioTable):
     adapter_memory_s: AtLeast0 = FROM_MEMORY_S
     """The same from CPU memory."""
     takes_all: bool = False
-    """Whether the dispatcher gives it every request at once, so that it queues by itself, as in the papers; otherwise only
-    what it has room for.
-    """
+    """Whether the dispatcher gives it every request at once, as in the papers, or only what it has room for."""
     start_s: Positive | None = None
     """Measured time from requesting an instance to serving, machine and weights together; default: the `[delays]`."""
 

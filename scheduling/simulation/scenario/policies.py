@@ -177,9 +177,7 @@ class Policies(PolicyKeys):
     prewarm_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = USUAL_SHARE
     """Most of an instance's time that computing system prompts early may take (`applications.prewarming.PrefillTime`)."""
     sweeps: bool = True
-    """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
-    `max_hold_s`.
-    """
+    """Whether waiting requests are swept every second: moved to a better endpoint, refused after `max_hold_s`."""
     share_spot: bool = True
     """Whether a machine that one model has released may be redeployed for another of its GPU type (SageServe's spot)."""
     max_hold_s: AtLeast0 = 600.0

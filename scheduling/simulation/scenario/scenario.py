@@ -90,9 +90,7 @@ class Scenario(ScenarioTable):
         return [(at, one) for at, one in numbered if one and one.model == model and one.region in (None, region)]
 
     def _bundled(self, model: str) -> EndpointOf | None:
-        """Return the policies of the bundle of *model*; those of the bundle for all models without keys that other tables
-        give.
-        """
+        """Return the policies of the bundle of *model*; of that for all models, without keys that tables give."""
         own = self.models[model].bundle if model in self.models else None
         name = own or self.policies.bundle
         if name is None:

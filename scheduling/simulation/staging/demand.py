@@ -46,9 +46,7 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
 
 
 def _shared(scenario: Scenario, workload: Workload, seed: int) -> Workload:
-    """Return *workload* with requests for public names shared among their weighted targets, each drawn by itself; as it is
-    where they have been shared.
-    """
+    """Return *workload* with requests for public names drawn among their weighted targets, unless they are already."""
     asked, models = workload.model, list(scenario.models)
     if workload.asked is not None or not scenario.weighted_targets.keys() & set(asked.names):
         return workload
@@ -132,9 +130,7 @@ def _client(scenario: Scenario, one: ClientOf, folder: Path, seed: int) -> Clien
 
 
 def client_of(one: ClientOf, regions: Sequence[str], lengths: EmpiricalLengths | None = None) -> Client:
-    """Return the client that *one* describes, alike in all of *regions* if it names none; *lengths* are those of its
-    trace.
-    """
+    """Return the client of *one*, alike in all of *regions* if it names none; *lengths* are those of its trace."""
     given: EmpiricalLengths | LengthsByClass | None = lengths
     if given is None:
         assert one.prompt is not None

@@ -97,9 +97,7 @@ def requests_of(
 def _held(
     scenario: Scenario, cluster: Cluster, workload: Workload, slo_class: NDArray[np.int16]
 ) -> NDArray[np.int8] | int:
-    """Return `Requests.held`: the queue manager holds classes that are not interactive unless the model's first endpoint
-    takes them at once.
-    """
+    """Return `Requests.held`: classes not interactive, unless the model's first endpoint takes them at once."""
     kinds = [held_where_held(terms) for terms in terms_of(scenario)]
     if not any(kinds):
         return 0

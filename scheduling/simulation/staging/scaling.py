@@ -24,9 +24,7 @@ class Scaled:
 
     @property
     def one(self) -> ByEndpoint | Assigned:
-        """Return all as one strategy. Reactive decides on every arrival, as in the paper, where it is alone with equal
-        bounds.
-        """
+        """Return all as one strategy. Reactive alone, with equal bounds, decides on every arrival, as in the paper."""
         first, *others = {id(each): each for each in self.strategies.values()}.values()
         if others or (isinstance(first, Unified) and len(set(self.bounds.values())) > 1):
             return Assigned(self.strategies)
@@ -34,9 +32,7 @@ class Scaled:
 
 
 def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
-    """Return strategies and bounds; None where nothing scales. Raise ScenarioProblem where one model's regions would
-    follow different plans.
-    """
+    """Return strategies and bounds; None without scaling. Raise ScenarioProblem if a model's regions follow two."""
     scaling = scenario.scaled
     if scaling is None:
         return None

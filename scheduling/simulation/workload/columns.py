@@ -64,9 +64,7 @@ class Workload:
         return self.arrival_s.size
 
     def check(self) -> None:
-        """Raise WorkloadError unless times are finite, from 0 up and in order, and every request has a prompt and an
-        output.
-        """
+        """Raise WorkloadError unless times are finite, from 0 up and in order, and no prompt or output is empty."""
         _refuse("arrival_s", self.arrival_s, ~np.isfinite(self.arrival_s), "is not a finite number")
         _refuse("arrival_s", self.arrival_s, self.arrival_s < 0, "is before 0")
         earlier = np.concatenate(([False], np.diff(self.arrival_s) < 0)) if len(self) else np.empty(0, bool)

@@ -158,9 +158,7 @@ def edited(workload: Workload, edits: Sequence[Edit], *, seed: int, horizon_s: f
 
 
 def merged(one: Workload, other: Workload) -> Workload:
-    """Return the requests of both, *one*'s first; not in order of arrival. Raise ValueError if prefixes are in blocks of
-    two sizes.
-    """
+    """Return the requests of *one*, then of the other. Raise ValueError if prefixes are in blocks of two sizes."""
     if not len(other):
         return one
     both = one.prefix_first is not None and other.prefix_first is not None

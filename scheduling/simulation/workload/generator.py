@@ -123,9 +123,7 @@ class Client:
             raise ValueError("regions must hold shares of at least 0 and one above 0")
 
     def rates(self, starts_s: Floats, shift_h: float) -> Floats:
-        """Return requests per second from all regions at *starts_s* (seconds after Monday 0:00), the peak *shift_h*
-        later.
-        """
+        """Return requests per second at *starts_s* (seconds after Monday 0:00), the peak *shift_h* later."""
         angle = 2 * math.pi * (starts_s / DAY_S - (self.peak_h + shift_h) / 24)
         weekend = (starts_s % WEEK_S) >= 5 * DAY_S
         course = (1 + self.daily_swing * np.cos(angle)) * np.where(weekend, self.weekend, 1.0)
@@ -278,9 +276,7 @@ def random_bursts(
     models: frozenset[str] = frozenset(),
     seed: int,
 ) -> list[Burst]:
-    """Return *count* bursts at random times of the first *duration_s* (SageServe 7.3.4: two bursts of eight times the
-    load).
-    """
+    """Return *count* bursts at random times of the first *duration_s* (SageServe 7.3.4: two, eight times the load)."""
     random = np.random.default_rng([seed, 1])
     latest_s = max(0.0, duration_s - length_s)
     starts: npt.NDArray[np.float64] = np.sort(random.uniform(0.0, latest_s, count))

@@ -90,10 +90,33 @@ def test_with_few_matches_a_condition_is_dropped():
     assert set(many.tolist()) == {900.0}
 
 
-def test_a_loop_that_always_ran_three_times_ends_after_three():
-    graph = graph_of([chain(*[("fix", 10, 10, 1)] * 3)] * 10, "fix")
+@pytest.mark.parametrize("records", [1, 2, 10])
+def test_a_loop_that_always_ran_three_times_ends_after_three(records):
+    graph = graph_of([chain(*[("fix", 10, 10, 1)] * 3)] * records, "fix")
     arrays = build(graph, {"fix": ServiceRate(1.0, 0, 0)})
     assert set(remaining(arrays, start_of(graph, np.random.default_rng(1)), 200, 1).service_s.tolist()) == {3.0}
+
+
+def test_loops_of_few_records_end_as_these_did():
+    """Three runs of 10 to 12 passes: one at its ninth goes on for two or three, one past all of them ends soon."""
+    graph = graph_of([chain(*[("fix", 10, 10, 1)] * passes) for passes in (10, 11, 12)], "fix")
+    arrays = build(graph, {"fix": ServiceRate(1.0, 0, 0)})
+
+    def left(visits):
+        position = at(graph, "fix", *[UNKNOWN] * 3)._replace(visits=np.array([visits]))
+        return remaining(arrays, position, 2_000, 1).service_s.mean()
+
+    assert left(0) == pytest.approx(11.0, abs=0.5)
+    assert left(8) == pytest.approx(3.0, abs=0.5)
+    assert left(14) < 2.5
+
+
+def test_a_parallelism_of_which_a_part_has_come_is_drawn_from_records_of_as_many():
+    graph = graph_of([chain(("map", 1, 1, many)) for many in [1, 2, 4] * 10], "map")
+    arrays = build(graph, {"map": ServiceRate(1.0, 0, 0)})
+    for known, drawn in ((UNKNOWN, {1.0, 2.0, 4.0}), (-2.0, {2.0, 4.0}), (-3.0, {4.0}), (-5.0, {5.0}), (1.0, {1.0})):
+        samples = remaining(arrays, at(graph, "map", 1.0, UNKNOWN, known), 200, 1).service_s
+        assert set(samples.tolist()) == drawn, known
 
 
 def test_a_loop_that_does_not_end_is_bounded():

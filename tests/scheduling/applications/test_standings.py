@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.standings import (
+    GATHERS_S,
     IDLE_S,
     LATE_S,
     KnownGraph,
@@ -56,10 +57,36 @@ def test_of_a_run_that_is_always_the_same_all_is_known_after_each_step():
     come(4, unit="check")
     assert {each.began_s for each in seen} == {3.0}
     assert [each.attained_s for each in seen] == [0.0, 2.0, 2.0, 2.0, 17.0]
-    # The first of three calls at once looks like one alone.
-    assert [each.rank_s for each in seen] == pytest.approx([21.0, 9.0, 14.0, 19.0, 4.0])
-    assert [each.mean_s for each in seen] == pytest.approx([21.0, 9.0, 14.0, 19.0, 4.0])
+    assert [each.rank_s for each in seen] == pytest.approx([21.0, 19.0, 19.0, 19.0, 4.0]), "two are still to come"
+    assert [each.mean_s for each in seen] == pytest.approx([21.0, 19.0, 19.0, 19.0, 4.0])
     assert [each.worst_s for each in seen] == pytest.approx([11.0, 9.0, 9.0, 9.0, 4.0]), "parallel calls count once"
+
+
+def test_a_step_that_has_gathered_its_calls_has_as_many_as_came():
+    runs = standings()
+    run = runs.come(call(0, "work"), 3.0)
+    assert runs.stand(run, 3.0).mean_s == pytest.approx(19.0)
+    assert not runs.is_stale(run, 3.0 + 0.9 * GATHERS_S, lambda _: 0)
+    assert runs.is_stale(run, 3.0 + GATHERS_S, lambda _: 0)
+    assert runs.stand(run, 3.0 + GATHERS_S).mean_s == pytest.approx(9.0)
+    for request in (1, 2, 3):
+        runs.come(call(request, "work"), 4.0)
+    assert runs.stand(run, 4.0).mean_s == pytest.approx(24.0), "more than ever were: none is to come"
+    assert not runs.is_stale(run, 4.0 + GATHERS_S, lambda _: 0)
+
+
+def test_service_is_that_of_the_endpoint_that_calls_go_to():
+    """A slow one takes twice as long for all units of its model, called or not; another backend takes its own time."""
+    units = {"plan": Backend("llm", "m"), "work": Backend("llm", "m"), "run": Backend("container", "c")}
+    record = RunRecord((Step("plan", -1, 0, 2), Step("work", 0, 0, 5), Step("run", 1, duration_s=4)))
+    runs = Standings({"a": KnownGraph.of(DemandGraph("a", units, [record]), dict.fromkeys(units, RATE))})
+    slow = ServiceRate(0.0, 0.0, 2.0)
+    run = runs.come(call(0, "plan")._replace(rate=slow), 0.0)
+    standing = runs.stand(run, 0.0)
+    assert (standing.mean_s, standing.worst_s) == (2 * 2 + 2 * 5 + 4, 2 * 2 + 2 * 5 + 4)
+    runs.end(0, 2, 4.0)
+    standing = runs.stand(runs.come(call(1, "work")._replace(rate=slow), 4.0), 4.0)
+    assert (standing.attained_s, standing.mean_s) == (4.0, 14.0)
 
 
 def test_service_is_attained_while_a_call_runs_and_a_rank_is_refreshed_past_a_bucket():

@@ -153,7 +153,6 @@ def figures(rows: list[Application], running: list["RunStanding"], hours: int) -
         "running_count": len(running),
         "late": sum(one.level == "late" for one in running),
         "at_risk": sum(one.level == "at_risk" for one in running),
-        "fewest": FEWEST_MATCHES,
     }
 
 
@@ -433,7 +432,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     graph = graph_of(row.application)
     running = row.state == "running"
     standing = RunStanding(row, next(iter(predictions(graph, [row])), None), now) if running else None
-    expected = expectations(spans, graph.units, rates_of(graph.units))
+    expected = expectations(spans, graph.units, rates_of(graph.units, row.region))
     waited_s = sum(span.parts.get("queue", 0.0) for span in path)
     level, sentence = timeline.verdict(row, waited_s, standing.slack_s if standing else None)
     context = {
@@ -456,8 +455,6 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "level": level,
         "sentence": sentence,
         "standing": standing,
-        "records": len(graph.records),
-        "fewest": FEWEST_MATCHES,
         "more_calls": max(0, row.calls - CALLS_SHOWN),
         **prewarming_of_run(row, duration_s, now),
         "sees_places": viewer.sees_fleet,

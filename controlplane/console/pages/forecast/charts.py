@@ -66,9 +66,7 @@ def _band(times: Sequence[datetime], outlook: Outlook, share: int) -> list[Serie
 
 
 def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
-    """Return the chart of demand, forecast with its bands, and capacity as steps. *empty* is the text for an empty
-    chart.
-    """
+    """Return the chart of demand, forecast bands and capacity steps. *empty* is the text for an empty one."""
     outlook = outlook.since_known()
     length = timedelta(seconds=outlook.window_s)
     now = timezone.localtime(outlook.now)

@@ -161,9 +161,7 @@ def _forecasts(asked: OutlookFilter, now: datetime) -> list[Forecast]:
 
 
 def _summed(tracks: Sequence[Sequence[ForecastWindow]]) -> list[ForecastWindow]:
-    """Return sums of the windows that every one of *tracks* has. Ends of bands are summed too: as if all regions erred
-    alike, the widest possible band of the sum.
-    """
+    """Return sums of the windows that all *tracks* have; ends of bands too: the widest band of the sum."""
     by_start: dict[datetime, list[ForecastWindow]] = defaultdict(list)
     for track in tracks:
         for window in track:
@@ -291,9 +289,7 @@ def scores(backtest: Backtest, quantity: str, series: str = "") -> list[Score]:
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in backtest.rows:
         if row.get("quantity") == quantity and (not series or row.get("series") == series):
-            # Rows that were stored before empty windows counted have APE alone.
-            of_old = {"error": row.get("mean_ape"), "error_by_horizon": row.get("mean_ape_by_horizon")}
-            groups[row["forecaster"]].append({**of_old, **row})
+            groups[row["forecaster"]].append(row)
     board = [
         Score(
             forecaster=name,

@@ -1,6 +1,4 @@
-"""The first call with a new key: complete, with a model that is served now and the tenant's class; of a service key, the
-fleet's instances.
-"""
+"""The first call with a new key, with a model served now and the tenant's class; for a service key, the fleet."""
 
 import json
 import shlex

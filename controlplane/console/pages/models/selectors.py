@@ -37,9 +37,7 @@ def hours_back() -> float:
 
 
 def demand_and_capacity(model: str, quantity: str, now: datetime) -> Chart:
-    """As on the forecast page, of all classes and regions together, and without a *model* of all models. Built once in ten
-    seconds for everybody who looks.
-    """
+    """As on the forecast page, of all classes and regions, without a *model* of all; built once in ten seconds."""
 
     def build() -> list[Chart]:
         chart = demand_and_forecast(

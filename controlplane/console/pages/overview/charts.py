@@ -125,12 +125,9 @@ def kv_heat_map(samples: list[Sample], names: Sequence[str]) -> Chart:
     )
 
 
-def shortened(name: str, length: int = 22) -> str:
-    """*name* with its middle left out if it is longer than *length*: instances differ at either end."""
-    if len(name) <= length:
-        return name
-    head = (length - 1) // 2
-    return f"{name[:head]}…{name[-(length - 1 - head) :]}"
+def shortened(name: str) -> str:
+    """*name* with its middle left out if it is longer than 22 characters: instances differ at either end."""
+    return name if len(name) <= 22 else f"{name[:10]}…{name[-11:]}"
 
 
 def demand(samples: list[Sample], model: str, kind: str) -> Chart:

@@ -14,9 +14,7 @@ HOVER = "%{text}: %{x:,.1f} instance-hours, %{y:.2%} within SLO<extra></extra>"
 def cost_against_service(
     rows: Sequence[dict[str, Any]], title_of: Callable[[str], str], used: set[str], caption: str
 ) -> Chart:
-    """Return instance-hours against SLO attainment, one point a strategy; those in use are marked. Left and high is
-    good.
-    """
+    """Return instance-hours against SLO attainment by strategy; those in use are marked. Left and high is good."""
     known = [row for row in rows if row.get("instance_hours") is not None and row.get("slo_met") is not None]
     lowest = min((row["slo_met"] for row in known), default=1.0)
     room = max(0.005, (1 - lowest) * 0.25)

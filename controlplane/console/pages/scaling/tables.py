@@ -203,9 +203,7 @@ def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
 
 
 def _changes(present: bundles.Present, bundle: Bundle, of: str = "") -> str:
-    """Describe the changes that *bundle* would make: "router preserve instead of least_delay"; for a custom one, its own
-    values.
-    """
+    """Describe the changes of *bundle*: "router preserve instead of least_delay"; for a custom one, its values."""
     said = []
     for each in present.differences(bundle):
         first, second = (each.present, each.bundled) if of else (each.bundled, each.present)

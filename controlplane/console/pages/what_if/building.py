@@ -366,23 +366,23 @@ Rate = Callable[[datetime], float]
 """Expected tokens per second at a time."""
 
 
-def demand_chart(edits: Sequence[Values], models: Sequence[str], horizon_s: float, region: str = "") -> Chart:
-    """Return the chart of demand in *region* (empty: all), with *edits* of the kind demand over its forecast."""
+def demand_chart(edits: Sequence[Values], models: Sequence[str], horizon_s: float) -> Chart:
+    """Return the chart of demand in all regions, with *edits* of the kind demand over its forecast."""
     now = timezone.now()
 
     def build() -> tuple[Chart, dict[tuple[str, str], Rate]]:
-        whole = see(Outlook("", region, TOKENS, hours_back(), EVERY_CLASS), now).outlook
+        whole = see(Outlook("", "", TOKENS, hours_back(), EVERY_CLASS), now).outlook
         own = {
-            (model, quantity): _rate(see(Outlook(model, region, quantity, 1.0, EVERY_CLASS), now).outlook.ahead)
+            (model, quantity): _rate(see(Outlook(model, "", quantity, 1.0, EVERY_CLASS), now).outlook.ahead)
             for model in models
             for quantity in Quantity.values
         }
         return demand_and_forecast(whole, NO_DEMAND), own
 
-    chart, rates = once((KEY, region, tuple(models), int(now.timestamp()) // EVERY_S), build)
+    chart, rates = once((KEY, tuple(models), int(now.timestamp()) // EVERY_S), build)
     caption = "Prompt and output tokens per second of all classes; drag the edges of a burst, or its top"
     chart = replace(chart, key=KEY, title="Demand", caption=caption, size="medium")
-    known = [edit for edit in edits if edit["kind"] == "demand" and region in ("", *edit.get("regions", [region]))]
+    known = [edit for edit in edits if edit["kind"] == "demand"]
     if not known or chart.empty or not any(rate(now) for rate in rates.values()):
         return chart
     step = horizon_s / (POINTS - 1)

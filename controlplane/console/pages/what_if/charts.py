@@ -48,9 +48,7 @@ def _style(at: int) -> tuple[str, str]:
 
 
 def scatter(rows: Sequence[Row], target: float, against: str = "slo") -> Chart:
-    """Return the chart of cost and gain: a point a future, with its interval; a line joins those that none beats on
-    both.
-    """
+    """Return the chart of cost and gain by future, with intervals; a line joins those that none beats on both."""
     gain = GAINS[against]
     known = [row for row in rows if row[gain.column] and row["cost_usd_per_h"]]
     level = [gain.factor * target] if against == "slo" else []
@@ -217,9 +215,7 @@ def over_time(
     edited_s: tuple[float, float] | None,
     actual: Mapping[str, Sequence[tuple[datetime, int]]],
 ) -> list[Chart]:
-    """Return a small chart a future, with A as a thin line in each; *actual* has the measured steps, by the plan's
-    letter.
-    """
+    """Return a small chart a future, with A as a thin line; *actual* has the measured steps, by the plan's letter."""
     base = curves.get(LETTERS[0])
     charts = []
     titles = dict(QUANTITIES)

@@ -75,23 +75,6 @@ def test_the_least_is_the_same_where_dear_orders_are_given_up(problem, kappa_s):
     assert plain.least_below(problem, kappa_s, least / 2) == least / 2
 
 
-def test_read_literally_it_has_no_answer_if_a_group_must_be_late():
-    problem = synthetic(2, 4, 1.0, seed=0, models=2, a10=0.0)
-    problem.due_s[:] = 1.0
-    with pytest.raises(NoAnswer, match="No Solution"):
-        solve(problem, literal=True)
-    assert solve(problem).objective > 0
-
-
-def test_read_literally_it_makes_total_waiting_small_whatever_the_deadlines():
-    problem = synthetic(1, 2, 1.0, seed=0, models=1, a10=0.0)
-    problem.service_s[:, 0], problem.own_s[:], problem.free_s[:] = [10.0, 100.0], 0.0, 0.0
-    problem.due_s[:] = [105.0, 20.0]  # the long group is the urgent one
-    assert solve(problem, literal=True).order.queues() == [[0, 1]]
-    problem.due_s[:] = [105.0, 5.0]
-    assert solve(problem).order.queues() == [[1, 0]]
-
-
 def test_groups_that_are_fixed_come_first():
     problem = synthetic(2, 5, 1.0, seed=2, models=2, a10=0.0)
     problem.fixed[3] = 1
