@@ -162,14 +162,14 @@ def _imports(name: str, source: str, is_package: bool) -> list[tuple[str, int, b
 
     `from a import b` gives `a.b`, which stands for both: b may be a module or a thing in a.
     """
-    found: list[tuple[str, int, bool]] = []
+    targets: list[tuple[str, int, bool]] = []
     for node, is_late in statements(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno, is_late) for alias in node.names]
+            targets += [(alias.name, node.lineno, is_late) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = imported_from(node, name, is_package)
-            found += [(f"{base}.{alias.name}", node.lineno, is_late) for alias in node.names]
-    return found
+            targets += [(f"{base}.{alias.name}", node.lineno, is_late) for alias in node.names]
+    return targets
 
 
 def is_under(name: str, prefix: str) -> bool:
