@@ -61,15 +61,15 @@ BUDGETS: dict[str, int] = {
     "tests/api": 1903,
     "tests/applications": 1496,
     "tests/batches": 1300,  # the real SDK, kills
-    "tests/bench": 6783,  # what periodic jobs hold the event loop for
+    "tests/bench": 6829,  # what periodic jobs hold the event loop for
     "tests/clients": 1485,  # real clients of the field, coding agents among them
-    "tests/console": 7513,
+    "tests/console": 7575,
     "tests/dispatch": 5812,  # fallbacks and sleeping models under both clocks
     "tests/docs": 1706,  # examples of the API page, Grafana's own types
     "tests/e2e": 2561,
     "tests/events": 106,
     "tests/experiments": 1121,
-    "tests/fleet": 4119,
+    "tests/fleet": 4120,
     "tests/forecasting": 2775,
     "tests/gateway": 10798,  # KV events, and what else it has
     "tests/jobs": 458,
