@@ -30,6 +30,7 @@ from controlplane.gateway.replay.waves import (
 )
 from controlplane.planning import demo as planning_demo
 from scheduling.bundles import BUNDLES
+from tests import database
 from tests.examples import at_night_but
 from workers.emulator import requested_length
 from workers.emulator.text import count_tokens
@@ -38,9 +39,13 @@ NOW = datetime(2026, 3, 2, 12, 0, 40, tzinfo=UTC)
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
 
 
+def seed() -> None:
+    inventory.seed("none")
+
+
 @pytest.fixture
 def seeded(db) -> None:
-    inventory.seed("none")
+    database.write(seed)
 
 
 def stream(**changes: object) -> Stream:
