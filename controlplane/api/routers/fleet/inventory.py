@@ -138,14 +138,10 @@ def given(body: BaseModel) -> dict[str, Any]:
     return body.model_dump(exclude_unset=True, exclude={"reason"})
 
 
-def _snake(model: type[models.Model]) -> str:
-    """The name of *model* in operations: `gpu_type`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()
-
-
 def add_operations(written: Written) -> None:
     """Add operations that create, change and delete rows of one kind, named after what they do."""
-    kind, title, word = written.kind, written.kind.title, _snake(written.kind.model)
+    kind, title = written.kind, written.kind.title
+    word = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.model.__name__).lower()  # `gpu_type`
     every, one = f"/{written.resource.name}", f"/{written.resource.name}/{{name}}"
 
     def described(
