@@ -23,7 +23,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/applications": 2444,  # runs and demand graphs
     "controlplane/batches": 1804,  # Speed up, embeddings
     "controlplane/console": 13668,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
-    "controlplane/dispatch": 8822,  # KV events, and what else it has
+    "controlplane/dispatch": 8823,  # KV events, and what else it has
     "controlplane/events": 459,  # nothing is overwritten unseen
     "controlplane/experiments": 5115,  # rules with evictions, readings of slack, mixes that nothing was tuned on
     "controlplane/fleet": 6244,  # donations, weights by region
@@ -54,7 +54,7 @@ BUDGETS: dict[str, int] = {
     "templates": 28,
     "templates/admin": 89,
     "templates/console": 2826,  # places, undeploy and retire, models that served
-    "tests": 2748,  # methods that nothing shipped calls
+    "tests": 2765,  # methods that nothing shipped calls
     "tests/access": 1348,
     "tests/accounts": 525,
     "tests/alerts": 496,
@@ -71,10 +71,10 @@ BUDGETS: dict[str, int] = {
     "tests/experiments": 1121,
     "tests/fleet": 4120,
     "tests/forecasting": 2775,
-    "tests/gateway": 10794,  # KV events, and what else it has
+    "tests/gateway": 10798,  # KV events, and what else it has
     "tests/jobs": 458,
     "tests/lengths": 1644,
-    "tests/oracles": 2171,
+    "tests/oracles": 2178,
     "tests/planning": 5074,
     "tests/replay": 1296,
     "tests/scheduling": 14521,
