@@ -19,7 +19,7 @@ BUDGETS: dict[str, int] = {
     "controlplane": 2266,  # streams and bodies without ASGI messages, memory that is kept; what is asked and not served
     "controlplane/accounts": 1186,  # budgets
     "controlplane/alerts": 903,
-    "controlplane/api": 3673,  # /v1 in the OpenAPI document; ETag and If-Match of each row
+    "controlplane/api": 3675,  # /v1 in the OpenAPI document; ETag and If-Match of each row
     "controlplane/applications": 2444,  # runs and demand graphs
     "controlplane/batches": 1804,  # Speed up, embeddings
     "controlplane/console": 13668,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
