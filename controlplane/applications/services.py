@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 from django.db import transaction
-from django.db.models import Avg, Count, Exists, Max, Min, OuterRef, Q, QuerySet, Sum
+from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet, Sum
 
 from controlplane.accounts.models import Tenant
 from controlplane.applications.models import (
@@ -17,10 +17,17 @@ from controlplane.applications.models import (
     UnitReport,
     learned,
 )
-from controlplane.applications.spans import expectations, rates_of, service_of, spans_of
+from controlplane.applications.spans import Expectation, expectations, rates_of, service_of, spans_of
 from controlplane.dispatch.runs import MOST_UNIT_S
 from controlplane.gateway.models import LedgerRow, Outcome
-from scheduling.applications.demand_graph import MOST_RECORDS, Backend, DemandGraph
+from scheduling.applications.demand_graph import (
+    MOST_RECORDS,
+    Backend,
+    DemandGraph,
+    ServiceRate,
+    Step,
+    step_service_s,
+)
 from scheduling.applications.recording import (
     IDLE_S,
     LONGEST_ID,
@@ -39,6 +46,8 @@ LOOKED_AGAIN: Final = 2_000
 """Ledger rows read twice: gateways may commit in another order than keys were given."""
 MOST_CALLS: Final = 4_096
 """Calls of a run that its record is made of."""
+MEAN_OF: Final = 100
+"""Runs of an application, those that ended last, whose mean service is what the simplest rule expects of another."""
 KEPT_DAYS: Final = 30
 SAME_MOMENT: Final = timedelta(milliseconds=2)
 SETTLED: Final = timedelta(seconds=5)
@@ -196,9 +205,10 @@ def judged_predictions(run: ApplicationRun, units: dict[str, Backend]) -> dict[s
     spans = spans_of(list(calls), list(run.reports.all()), run.began_at, run.last_call_at)
     rates = rates_of(units, run.region)
     made = expectations(spans, units, rates)
-    earlier = application.runs.exclude(service_s=None).filter(ended_at__lt=run.began_at)
-    mean_s = earlier.aggregate(mean_s=Avg("service_s"))["mean_s"] if made else None
-    plain = [max(0.0, mean_s - each.attained_s) if mean_s is not None else each.expected_s for each in made]
+    plain = [
+        max(0.0, mean_s - one.attained_s) if mean_s is not None else one.expected_s
+        for one, mean_s in zip(made, _mean_services_s(run, made, units, rates), strict=True)
+    ]
     return {
         "service_s": service_of(spans, units, rates),
         "expected_calls": len(made),
@@ -206,6 +216,29 @@ def judged_predictions(run: ApplicationRun, units: dict[str, Backend]) -> dict[s
         "error_s": sum(abs(each.error_s) for each in made),
         "plain_error_s": sum(abs(each.actual_s - plain_s) for each, plain_s in zip(made, plain, strict=True)),
     }
+
+
+def _mean_services_s(
+    run: ApplicationRun, made: list[Expectation], units: dict[str, Backend], rates: dict[str, ServiceRate]
+) -> list[float | None]:
+    """Return the mean service, at *rates*, of the runs of its application that had ended at each prediction, the latest
+    `MEAN_OF`; None without any."""
+    if not made:
+        return []
+    others = run.application.runs.exclude(steps=[]).exclude(pk=run.pk).filter(ended_at__lt=run.last_call_at)
+    ended = [
+        (
+            ended_at,
+            sum(step_service_s(one, units[one.unit], rates[one.unit]) for one in msgspec.convert(steps, list[Step])),
+        )
+        for ended_at, steps in others.order_by("-ended_at").values_list("ended_at", "steps")[:MEAN_OF]
+    ]
+    means_s: list[float | None] = []
+    for one in made:
+        at = run.began_at + timedelta(seconds=one.span.began_s)
+        services_s = [service_s for ended_at, service_s in ended if ended_at is not None and ended_at <= at]
+        means_s.append(sum(services_s) / len(services_s) if services_s else None)
+    return means_s
 
 
 def give_title(application: Application, title: str) -> str:

@@ -10,7 +10,17 @@ from controlplane.fleet.models import Instance, Launcher, Tier
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.selectors import instances
 from controlplane.resources.filters import Search, Select, every
-from controlplane.resources.resource import Column, Filter, Resource, Viewer, of_model, of_region, search_in
+from controlplane.resources.resource import (
+    LEAVES,
+    LEAVES_FIRST,
+    Column,
+    Filter,
+    Resource,
+    Viewer,
+    of_model,
+    of_region,
+    search_in,
+)
 
 STATUSES = {
     "provisioning": "Provisioning",
@@ -102,15 +112,17 @@ INSTANCES = Resource(
             sorts=True,
             tip="The highest of sequences and KV cache",
         ),
-        live("kv_ratio", "KV cache (ratio)", "percent", leaves=True),
-        live("output_tokens_per_s", "Output (tok/s)", "quantity", label="Out tok/s", leaves=True),
-        live("ttft_p95_ms", "TTFT p95 (ms)", "milliseconds", leaves=True),
-        live("itl_p95_ms", "ITL p95 (ms)", "milliseconds", leaves=True),
-        live("preemptions_per_min", "Preemptions (1/min)", "count", label="Preempt", tip="A minute", leaves=True),
-        live("prefix_hit_ratio", "Prefix hits (ratio)", "percent", label="Prefix", leaves=True),
+        live("kv_ratio", "KV cache (ratio)", "percent", leaves=LEAVES),
+        live("output_tokens_per_s", "Output (tok/s)", "quantity", label="Out tok/s", leaves=LEAVES),
+        live("ttft_p95_ms", "TTFT p95 (ms)", "milliseconds", leaves=LEAVES),
+        live("itl_p95_ms", "ITL p95 (ms)", "milliseconds", leaves=LEAVES_FIRST),
+        live(
+            "preemptions_per_min", "Preemptions (1/min)", "count", label="Preempt", tip="A minute", leaves=LEAVES_FIRST
+        ),
+        live("prefix_hit_ratio", "Prefix hits (ratio)", "percent", label="Prefix", leaves=LEAVES_FIRST),
         live("cached_blocks", "Cached blocks, by KV events", "count"),
         Column("cache_unknown", "Why its KV events do not say what is cached", rest=False),
-        live("heartbeat_at", "Last heartbeat (UTC)", "age", label="Heartbeat", leaves=True),
+        live("heartbeat_at", "Last heartbeat (UTC)", "age", label="Heartbeat", leaves=LEAVES_FIRST),
         Column(
             "state_since",
             "In this state since (UTC)",
@@ -118,7 +130,7 @@ INSTANCES = Resource(
             draw="since",
             rest=False,
             sorts=True,
-            leaves=True,
+            leaves=LEAVES,
         ),
     ),
     filters=(

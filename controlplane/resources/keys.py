@@ -4,7 +4,7 @@ from django.db.models import QuerySet
 
 from controlplane.accounts.models import ApiKey, Role, Tenant
 from controlplane.resources.filters import Hidden
-from controlplane.resources.resource import Column, Filter, Resource, Viewer
+from controlplane.resources.resource import LEAVES, Column, Filter, Resource, Viewer
 
 
 def visible_keys(viewer: Viewer) -> QuerySet[ApiKey]:
@@ -51,8 +51,9 @@ KEYS = Resource(
             "Created by",
             lambda key: key.created_by.get_username() if key.created_by else None,
             type=str | None,
+            leaves=LEAVES,
         ),
-        Column("created_at", "Created (UTC)", draw="moment"),
+        Column("created_at", "Created (UTC)", draw="moment", leaves=LEAVES),
         Column("last_used_at", "Last used (UTC)", draw="console/keys/last_used_cell.html"),
         Column("expires_at", "Expires (UTC)"),
         Column("revoked_at", "Revoked (UTC)"),

@@ -8,7 +8,17 @@ from controlplane.planning import selectors
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Control, Select, every
-from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_last, of_choice, of_model, of_region
+from controlplane.resources.resource import (
+    LEAVES,
+    Column,
+    Filter,
+    Resource,
+    Viewer,
+    in_last,
+    of_choice,
+    of_model,
+    of_region,
+)
 
 
 def strategy_control(_viewer: Viewer) -> Control:
@@ -42,8 +52,8 @@ PLANS = Resource(
         Column("cost_usd_per_hour_before", "Cost before (USD/h)", draw="usd"),
         Column("cost_usd_per_hour_after", "Cost planned (USD/h)", label="Planned", draw="usd"),
         Column("solver", "Solver"),
-        Column("gap", "Gap (ratio)", draw="percent_fine"),
-        Column("solve_ms", "Solve time (ms)", label="Solved in", draw="milliseconds"),
+        Column("gap", "Gap (ratio)", draw="percent_fine", leaves=LEAVES),
+        Column("solve_ms", "Solve time (ms)", label="Solved in", draw="milliseconds", leaves=LEAVES),
         Column("decided_by", "Decided by"),
         Column("decided_at", "Decided (UTC)"),
         Column("carried_out_at", "Carried out (UTC)"),

@@ -8,7 +8,7 @@ from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.resources.filters import Control, Hidden, Search, Select, every
 from controlplane.resources.names import region_names
-from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, of_model
+from controlplane.resources.resource import LEAVES, Column, Filter, Resource, Viewer, in_range, of_model
 from scheduling.queueing.promises import UNREACHABLE
 from scheduling.routing.models import ModelRule
 
@@ -81,15 +81,15 @@ REQUESTS = Resource(
         Column("id"),
         Column("request_id", "Request", href="console:request", own_page=True, draw="id", most=17),
         Column("arrived_at", "Arrived (UTC)", draw="moment"),
-        Column("ended_at", "Ended (UTC)", draw="moment", rest=False),
-        Column("tenant", "Tenant", "tenant.name"),
+        Column("ended_at", "Ended (UTC)", draw="moment", rest=False, leaves=LEAVES),
+        Column("tenant", "Tenant", "tenant.name", leaves=LEAVES),
         Column("api_key", "API key", "api_key.prefix", rest=False),
         Column("model", "Model"),
         Column("asked_model", "Asked model"),
         Column("model_rule", "Rule of another model"),
         Column("adapter", "Adapter"),
         Column("surface", "Surface", about="What was called, by the last part of its path."),
-        Column("slo_class", "SLO class", label="Class"),
+        Column("slo_class", "SLO class", label="Class", leaves=LEAVES),
         Column("asked_class", "Asked class"),
         Column("region", "Region"),
         Column(
@@ -110,9 +110,9 @@ REQUESTS = Resource(
         Column("cached_tokens", "Cached prompt (tokens)"),
         Column("expected_cached_tokens", "Expected cached prompt (tokens)", fleet=True),
         Column("expected_by", "Expected by", fleet=True),
-        Column("queue_ms", "Queue (ms)", draw="milliseconds", sorts=True),
+        Column("queue_ms", "Queue (ms)", draw="milliseconds", sorts=True, leaves=LEAVES),
         Column("ttft_ms", "TTFT (ms)", draw="milliseconds", sorts=True),
-        Column("itl_ms", "ITL (ms)", draw="milliseconds", sorts=True),
+        Column("itl_ms", "ITL (ms)", draw="milliseconds", sorts=True, leaves=LEAVES),
         Column("e2e_ms", "E2E (ms)", draw="milliseconds", sorts=True),
         Column("slo_met", "SLO met", label="SLO", draw="console/requests/slo_cell.html"),
         Column("unserved", "Unserved"),

@@ -34,6 +34,7 @@ NUMBERS = frozenset(
         "share",
     }
 )
+LEAVES, LEAVES_FIRST = "leaves", "leaves-first"
 EPOCHS = frozenset({"age", "since"})
 """Formats of times, which may be epoch seconds."""
 Rows = QuerySet[Any] | Sequence[Any]
@@ -82,8 +83,8 @@ class Column:
     about: str = ""
     """In REST, where the model's field has no help text."""
     tip: str = ""
-    leaves: bool = False
-    """Not shown in windows between a phone's and a desk's."""
+    leaves: str = ""
+    """`LEAVES`: not shown in windows between a phone's and a desk's; `LEAVES_FIRST`: not on a small desk either."""
     axis: str = ""
     """Template of the marks in the header of a column that is drawn on an axis."""
 
@@ -123,7 +124,7 @@ class Column:
     @property
     def header_css(self) -> str:
         """Return the class of its header."""
-        return ("num" if self.is_number else "text") + " leaves" * self.leaves
+        return " ".join(filter(None, ("num" if self.is_number else "text", self.leaves)))
 
     @property
     def is_number(self) -> bool:

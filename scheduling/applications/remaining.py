@@ -28,9 +28,8 @@ CORRELATED: Final = 0.5
 """Pearson coefficients above it count (Hermes section 3.2)."""
 DEMAND_BUCKETS: Final = 10
 FEWEST_MATCHES: Final = 8
-FEWEST_OUTCOMES: Final = 3
-"""What follows the n-th execution of a unit is drawn from so many: n-th ones, and if these are fewer, those next to them.
-By all of them, no loop of the demo ended by its number of passes while few runs were recorded."""
+"""Also for what follows the n-th execution of a unit, or as many as there are records: if n-th ones are fewer, those next to
+them count too. By executions of any number, no loop ended by its number of passes while few runs were recorded."""
 MOST_TRIES: Final = 16
 """Draws of a parallelism that is to be at least what has come."""
 MOST_VISITS: Final = 16
@@ -238,7 +237,7 @@ def build(graph: DemandGraph, rates: Mapping[str, ServiceRate], *, refined: bool
         second_first=second_first,
         cell=cell,
         matches=np.concatenate(matches) if matches else np.zeros(0, np.int64),
-        outcome_range=_outcome_ranges(np.searchsorted(keys, ends)),
+        outcome_range=_outcome_ranges(np.searchsorted(keys, ends), min(FEWEST_MATCHES, len(graph.records))),
         outcome=by_visit.astype(np.int64),
         child_first=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]),
         child=np.array([each for led_to in children for each in led_to], np.int64),
@@ -251,13 +250,13 @@ def rate_rows(graph: DemandGraph, rates: Mapping[str, ServiceRate]) -> Floats:
     return np.array([(rate.base_s, rate.input_s, rate.output_s) for rate in (rates[unit] for unit in graph.units)])
 
 
-def _outcome_ranges(first: Ints) -> Ints:
+def _outcome_ranges(first: Ints, fewest: int) -> Ints:
     """Return `GraphArrays.outcome_range`; *first* (U, MOST_VISITS + 2) is where executions begin by visits before."""
     visit = np.arange(MOST_VISITS + 1)
     ranges = np.zeros((first.shape[0], MOST_VISITS + 1, 2), np.int64)
     for distance in range(MOST_VISITS, -1, -1):
         begin, end = first[:, np.maximum(0, visit - distance)], first[:, np.minimum(MOST_VISITS, visit + distance) + 1]
-        enough = (end - begin >= FEWEST_OUTCOMES) | (distance == MOST_VISITS)
+        enough = (end - begin >= fewest) | (distance == MOST_VISITS)
         ranges[enough] = np.stack([begin, end], axis=2)[enough]
     return ranges
 

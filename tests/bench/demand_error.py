@@ -8,7 +8,6 @@ open calls take, their lengths known exactly; `graph`; `marginal`, the graph wit
 each step taken to have the calls that have come.
 
 `demo`: the applications of the demo in its mix. `others`: means over the suite's other ones, and ChatDev with the data.
-`--fewest` sets how many executions say what follows one.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from unittest import mock
 import msgspec
 import numpy as np
 
-from scheduling.applications import remaining, standings
+from scheduling.applications import standings
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, step_service_s
 from scheduling.applications.standings import KnownGraph, RunCall, Standings
 from scheduling.applications.suite import MIX, SUITE
@@ -31,6 +30,8 @@ RATE = ServiceRate(0.0158, 8.4e-5, 0.0294)
 """Of the demo's Llama 2 70B, on four H100."""
 CONTEXT_TOKENS = 4096
 DEMO = [name for name, each in SUITE.items() if each.size in ("small", "medium")]
+SHARES = {name: MIX[SUITE[name].size] / sum(SUITE[name].size == SUITE[one].size for one in DEMO) for name in DEMO}
+"""Of the demo's runs."""
 OTHERS = [name for name in SUITE if name not in DEMO]
 SEED = 7
 Rates = Mapping[str, ServiceRate]
@@ -38,9 +39,8 @@ Rates = Mapping[str, ServiceRate]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--known", type=int, nargs="*", default=[1, 3, 5, 10, 30, 100], help="earlier runs")
-    parser.add_argument("--repeats", type=int, default=6, help="sets of earlier runs for each of these")
-    parser.add_argument("--judged", type=int, default=20, help="runs of each application that are judged by each set")
-    parser.add_argument("--fewest", type=int, default=remaining.FEWEST_OUTCOMES, help="default %(default)s")
+    parser.add_argument("--repeats", type=int, default=10, help="sets of earlier runs for each of these")
+    parser.add_argument("--judged", type=int, default=16, help="runs of each application that are judged by each set")
 
 
 def drawn(name: str, units: Mapping[str, Backend], count: int, random: np.random.Generator) -> list[RunRecord]:
@@ -180,29 +180,25 @@ def records_of(name: str, count: int, judged: int, random: np.random.Generator) 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     others = [*OTHERS, REAL] if CHATDEV.exists() else OTHERS
-    with mock.patch.object(remaining, "FEWEST_OUTCOMES", options.fewest):
-        for count in options.known:
-            mix, each_of = Sums(), {name: Sums() for name in [*DEMO, *others]}
-            for name, sums in each_of.items():
-                weight = MIX[SUITE[name].size] if name in DEMO else 0.0
-                weight /= max(1, sum(SUITE[name].size == SUITE[one].size for one in DEMO)) if name in DEMO else 1
-                for repeat in range(options.repeats):
-                    random = np.random.default_rng([SEED, count, repeat])
-                    judged = options.judged if name in DEMO else max(1, options.judged // 5)
-                    known, left_out = records_of(name, count, judged, random)
-                    rates = {unit: RATE if one.kind == "llm" else ServiceRate() for unit, one in known.units.items()}
-                    judge(known, left_out, rates, sums)
-                mix.take(sums, weight)
-            shares = {name: sums.shares() for name, sums in each_of.items()}
-            rows[f"{count}"] = {
-                "demo": mix.shares(),
-                "others": {
-                    rule: {
-                        what: float(np.mean([shares[name][rule][what] for name in others]))
-                        for what in ("error", "bias")
-                    }
-                    for rule in shares[DEMO[0]]
-                },
-                **shares,
-            }
+    for count in options.known:
+        mix, each_of = Sums(), {name: Sums() for name in [*DEMO, *others]}
+        for name, sums in each_of.items():
+            for repeat in range(options.repeats):
+                random = np.random.default_rng([SEED, count, repeat])
+                judged = options.judged if name in DEMO else max(1, options.judged // 5)
+                known, left_out = records_of(name, count, judged, random)
+                rates = {unit: RATE if one.kind == "llm" else ServiceRate() for unit, one in known.units.items()}
+                judge(known, left_out, rates, sums)
+            mix.take(sums, SHARES.get(name, 0.0))
+        shares = {name: sums.shares() for name, sums in each_of.items()}
+        rows[f"{count}"] = {
+            "demo": mix.shares(),
+            "others": {
+                rule: {
+                    what: float(np.mean([shares[name][rule][what] for name in others])) for what in ("error", "bias")
+                }
+                for rule in shares[DEMO[0]]
+            },
+            **shares,
+        }
     return rows

@@ -17,6 +17,26 @@ def test_on_a_phone_tables_are_cards(console, open_page):
     page.wait_for_url("**/instances/?sort=-kv_ratio")
     page.set_viewport_size({"width": 1440, "height": 900})
     assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == "none"
-    for path in ("/instances/", "/", "/models/"):  # between a phone and a desk columns leave, and no table is cut
+    # Between a phone and a desk columns leave, words break, and no table is cut.
+    for path in ("/instances/", "/", "/models/", "/requests/", "/settings/", "/events/", "/keys/", "/alerts/"):
         page.goto(path)
-        assert cut(page, TABLET) == [], path
+        for width in (700, TABLET["width"], 1024, 1280):
+            assert cut(page, {"width": width, "height": 900}) == [], (path, width)
+
+
+def test_what_is_wider_than_its_panel_says_so(furnished, open_page):
+    """The matrix of regions: a shadow at the edge behind which there is more, and none where all is seen."""
+    page = open_page(furnished, "/scaling/", viewport={"width": 700, "height": 900}, theme="light")
+    region = page.get_by_role("region", name="Present and planned instances, table")
+    assert cut(page, {"width": 700, "height": 900})
+    edges = []
+    for at in (0, 10_000):
+        region.evaluate("(one, at) => { one.scrollLeft = at }", at)
+        page.wait_for_timeout(100)
+        box = region.bounding_box()
+        strip = {"y": box["y"] + 4, "width": 6, "height": 20}
+        left, right = box["x"] + 1, box["x"] + box["width"] - 7
+        edges.append([page.screenshot(clip=strip | {"x": x}) for x in (left, right)])
+    (left, shaded), (shaded_left, right) = edges
+    assert left != shaded_left
+    assert right != shaded

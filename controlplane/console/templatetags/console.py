@@ -156,7 +156,7 @@ def cards(content: SafeString) -> SafeString:
     """The table *content*, whose rows narrow windows show as cards: each cell knows its column's header, as `data-label`.
 
     The header is the last row of its head, after the group of columns that it is in. A column whose header has the class
-    `leaves` is not shown in windows between a phone's and a desk's.
+    `leaves` is not shown in windows between a phone's and a desk's, and one with `leaves-first` not on a small desk either.
     """
     head, end, body = content.partition("</thead>")
     labels, column, depth = _labels(head), 0, 0
@@ -175,8 +175,7 @@ def cards(content: SafeString) -> SafeString:
             at, width = column, _span(rest)
             column += width
             if name == "td" and width == 1 and at < len(labels) and labels[at]:
-                leaves = " data-leaves" if at in leaving else ""
-                return f'<td data-label="{labels[at]}"{leaves}{rest}>'
+                return f'<td data-label="{labels[at]}"{leaving.get(at, "")}{rest}>'
         return token[0]
 
     return mark_safe(head + end + TOKEN.sub(labelled, body))  # noqa: S308 - what was rendered, with its own words
@@ -186,7 +185,7 @@ TOKEN = re.compile(r"<(/?)(table|tr|th|td)\b([^>]*)>")
 HEADER = re.compile(r"<(th|td)\b([^>]*)>(.*?)</\1>", re.DOTALL)
 UNSPOKEN = re.compile(r'<span[^>]*(?:aria-hidden|class="unseen")[^>]*>.*?</span>|<[^>]+>', re.DOTALL)
 
-LEAVES = 'leaves"'  # ends the class of a header
+LEAVES = re.compile(r'\bleaves(-first)?"')  # ends the class of a header
 
 
 def _span(attributes: str) -> int:
@@ -209,11 +208,11 @@ def _labels(head: str) -> list[str]:
     return labels
 
 
-def _leaving(head: str) -> set[int]:
-    """The numbers of the columns that leave."""
+def _leaving(head: str) -> dict[int, str]:
+    """The attribute of cells of the columns that leave, by their numbers."""
     headers = (attributes for _, attributes, _ in HEADER.findall(head.rpartition("<tr")[2]))
-    wide = [LEAVES in attributes for attributes in headers for _ in range(_span(attributes))]
-    return {at for at, leaves in enumerate(wide) if leaves}
+    wide = [LEAVES.search(attributes) for attributes in headers for _ in range(_span(attributes))]
+    return {at: ' data-leaves="first"' if leaves[1] else " data-leaves" for at, leaves in enumerate(wide) if leaves}
 
 
 @register.simple_block_tag(takes_context=True)

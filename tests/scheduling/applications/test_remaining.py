@@ -90,8 +90,9 @@ def test_with_few_matches_a_condition_is_dropped():
     assert set(many.tolist()) == {900.0}
 
 
-def test_a_loop_that_always_ran_three_times_ends_after_three():
-    graph = graph_of([chain(*[("fix", 10, 10, 1)] * 3)] * 10, "fix")
+@pytest.mark.parametrize("records", [1, 2, 10])
+def test_a_loop_that_always_ran_three_times_ends_after_three(records):
+    graph = graph_of([chain(*[("fix", 10, 10, 1)] * 3)] * records, "fix")
     arrays = build(graph, {"fix": ServiceRate(1.0, 0, 0)})
     assert set(remaining(arrays, start_of(graph, np.random.default_rng(1)), 200, 1).service_s.tolist()) == {3.0}
 

@@ -344,6 +344,7 @@ def put_weighted_targets(request: ApiRequest, name: str, body: WeightsIn, if_mat
     that has its weight. The gateway follows within a second. Requires the role admin.
     """
     user = request.auth.require(Role.ADMIN)
+    list(WeightedTarget.objects.select_for_update().filter(name=name))
     conditions.check(request, if_match, *targets_of(name))
     services.share(name, body.targets, user, body.reason)
     return {"items": list(WeightedTarget.objects.filter(name=name))}
