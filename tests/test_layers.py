@@ -7,7 +7,9 @@ import ast
 import graphlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,16 +129,17 @@ def sources() -> dict[str, tuple[str, bool]]:
     }
 
 
-def statements(tree: ast.Module, everywhere: bool) -> Iterator[ast.stmt]:
-    """All statements, or only those that run on import or are for type checking."""
-    nodes: list[ast.AST] = [tree]
+def statements(tree: ast.Module) -> Iterator[tuple[ast.stmt, bool]]:
+    """All statements, and whether each is inside a function: the others run on import or are for type checking."""
+    nodes: list[tuple[Any, bool]] = [(tree, False)]
     while nodes:
-        node = nodes.pop()
-        if not everywhere and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
+        node, is_late = nodes.pop()
         if isinstance(node, ast.stmt):
-            yield node
-        nodes.extend(ast.iter_child_nodes(node))
+            yield node, is_late
+        is_late |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):  # statements stand in nothing else
+            if isinstance(inside := getattr(node, block, ()), list):
+                nodes.extend((each, is_late) for each in inside)
 
 
 def imported_from(node: ast.ImportFrom, name: str, is_package: bool) -> str:
@@ -148,18 +151,25 @@ def imported_from(node: ast.ImportFrom, name: str, is_package: bool) -> str:
     return ".".join([*parents, base] if base else parents)
 
 
-def imported(name: str, source: str, is_package: bool, everywhere: bool) -> Iterator[tuple[str, int]]:
-    """Dotted names that the module *name* imports, made absolute, and their lines.
+def imported(name: str, source: str, is_package: bool, everywhere: bool) -> list[tuple[str, int]]:
+    """Dotted names that the module *name* imports, made absolute, and their lines."""
+    return [(target, line) for target, line, is_late in _imports(name, source, is_package) if everywhere or not is_late]
+
+
+@cache
+def _imports(name: str, source: str, is_package: bool) -> list[tuple[str, int, bool]]:
+    """Each import with its line, and whether it is inside a function.
 
     `from a import b` gives `a.b`, which stands for both: b may be a module or a thing in a.
     """
-    for node in statements(ast.parse(source), everywhere):
+    targets: list[tuple[str, int, bool]] = []
+    for node, is_late in statements(ast.parse(source)):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
+            targets += [(alias.name, node.lineno, is_late) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                yield f"{imported_from(node, name, is_package)}.{alias.name}", node.lineno
+            base = imported_from(node, name, is_package)
+            targets += [(f"{base}.{alias.name}", node.lineno, is_late) for alias in node.names]
+    return targets
 
 
 def is_under(name: str, prefix: str) -> bool:

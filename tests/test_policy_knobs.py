@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,19 @@ ALLOWED = {
 """Knobs on which more files act, with the reason."""
 
 
+@cache
+def words_of() -> dict[Path, frozenset[str]]:
+    """The words of every source."""
+    paths = (path for package in PRODUCT for path in (ROOT / package).rglob("*"))
+    return {
+        path: frozenset(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+        for path in paths
+        if path.suffix in (".py", ".html", ".js") and "migrations" not in path.parts
+    }
+
+
 def named_in(*words: str) -> Iterator[Path]:
-    named = re.compile(rf"\b({'|'.join(words)})\b")
-    for package in PRODUCT:
-        for path in (ROOT / package).rglob("*"):
-            is_source = path.suffix in (".py", ".html", ".js") and "migrations" not in path.parts
-            if is_source and named.search(path.read_text(encoding="utf-8")):
-                yield path
+    return (path for path, its in words_of().items() if not its.isdisjoint(words))
 
 
 @pytest.mark.parametrize("name", sorted(KNOBS.keys() - ORDINARY_WORDS))

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controlplane.dispatch.kernels import end_use, enter_map, leave_map, prefilled, release
+from controlplane.dispatch.kernels import advance_many, end_use, enter_map, leave_map, move_in_map, prefilled, release
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead import outlook
 from scheduling.lookahead.rule import ITERATIONS
-from scheduling.routing.routers import advance_many
 
 FIRST_REQUESTS = 1024  # initial room in the maps
 
@@ -125,7 +124,7 @@ class TokenAccounts:
                 request.ahead_tokens = produced
         if moved:
             columns = np.array(moved, np.int64).T
-            lookahead.token_many(self.maps, *map(np.ascontiguousarray, columns))
+            move_in_map(self.maps, *map(np.ascontiguousarray, columns))
         for request, slot in begun:
             self.enter(request, slot)
 

@@ -91,6 +91,7 @@ def do_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(answering, "load", lambda kind, file: _load(kind, file) if file else _bundled())
     monkeypatch.setattr(answering, "fast_enough", lambda model, limit_s: True)
     monkeypatch.setattr(global_scheduler, "warm_up", _warm_up)
+    monkeypatch.setattr(held_work, "COOLDOWN_S", 0.0)  # each test's instance is new
 
 
 def open_sdk(served: ServedGateway, **options) -> openai.AsyncOpenAI:
@@ -154,7 +155,6 @@ def gateway_options() -> dict:
 async def served(transactional_db, gateway_options, monkeypatch):
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(settings, "KEY_CACHE_S", 0.2)
-    monkeypatch.setattr(held_work, "COOLDOWN_S", 0.0)  # each test's instance is new
     do_once(monkeypatch)
     options = {"regions": ["east"], "max_num_seqs": 8, "queue_bound": 100} | gateway_options
     async with AsyncExitStack() as stack:

@@ -13,6 +13,7 @@ import pytest
 from channels.db import database_sync_to_async
 
 from controlplane.accounts.models import Budget, BudgetKind, Tenant
+from controlplane.dispatch.live_fleet import heartbeats
 from controlplane.fleet.models import Instance, Model
 from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.validation import Kind, parse
@@ -335,7 +336,9 @@ async def test_a_task_that_changes_is_known_at_once(emulated):  # noqa: F811
     assert (status, "/classify" in said["error"]["message"]) == (404, True)
 
 
-async def test_a_server_of_another_task_does_not_become_ready(emulated):  # noqa: F811
+async def test_a_server_of_another_task_does_not_become_ready(emulated, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(heartbeats, "IDENTIFY_EVERY_S", 0.5)
+
     def register():
         Model.objects.filter(name="e").update(task="generate")
         Instance.objects.filter(name="e-0").update(state="loading")

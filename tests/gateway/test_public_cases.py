@@ -10,6 +10,7 @@ from channels.db import database_sync_to_async
 from openai._streaming import SSEDecoder
 
 from controlplane.fleet.models import Instance
+from tests.gateway.backend import Script
 from tests.gateway.conftest import until
 from tests.gateway.test_answers import DONE, TOKENS, USAGE, chunk, http, plays, quick_pings, stream  # noqa: F401 (a fixture)
 
@@ -32,7 +33,7 @@ async def test_a_client_that_left_has_given_its_slot_back(served, streamed):
             (await asked).close()
         asked.cancel()
         await until(lambda: backend.running == served.gateway.active == 0)
-        backend.script.first_token_s, backend.script.tokens = 0.0, 1
+        backend.script = Script(tokens=1)
         async with await served.chat() as response:
             assert response.status == 200
     outcomes = [(row.outcome, row.error_code) for row in await served.rows()]

@@ -1,5 +1,6 @@
 """Plain twins of the kernels of applications."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -22,21 +23,28 @@ def gittins_rank(service_s, attained_s):
 
 def remaining_s(graph, rates, unit, input_tokens, output_tokens, count, random):
     """Samples of the service from a step with known demands to the end, without correlations."""
+    led_to = functools.cache(lambda name, visit: _led_to(graph, name, visit))
+    steps_of = functools.cache(lambda name: [step for one in graph.records for step in one.steps if step.unit == name])
+
+    def drawn(name, visit):
+        chosen = led_to(name, visit)
+        return chosen[random.integers(len(chosen))]
+
     samples = []
     for _ in range(count):
         rate = rates[unit]
         service = rate.base_s + rate.input_s * input_tokens + rate.output_s * output_tokens
-        waiting, visits = [*_led_to(graph, unit, 0, random)], {unit: 1}
+        waiting, visits = [*drawn(unit, 0)], {unit: 1}
         while waiting:
             name = waiting.pop()
-            steps = [step for record in graph.records for step in record.steps if step.unit == name]
+            steps = steps_of(name)
             taken, given, parallel = (
                 getattr(steps[random.integers(len(steps))], field)
                 for field in ("input_tokens", "output_tokens", "parallelism")
             )
             rate = rates[name]
             service += parallel * (rate.base_s + rate.input_s * taken + rate.output_s * given)
-            waiting += _led_to(graph, name, visits.get(name, 0), random)
+            waiting += drawn(name, visits.get(name, 0))
             visits[name] = visits.get(name, 0) + 1
             if visits[name] > 64:
                 break
@@ -44,7 +52,7 @@ def remaining_s(graph, rates, unit, input_tokens, output_tokens, count, random):
     return np.array(samples)
 
 
-def _led_to(graph, unit, visit, random):
+def _led_to(graph, unit, visit):
     every, same = [], []
     for record in graph.records:
         passes = 0
@@ -55,5 +63,4 @@ def _led_to(graph, unit, visit, random):
                 if passes == visit:
                     same.append(names)
                 passes += 1
-    chosen = same if len(same) >= 8 else every
-    return chosen[random.integers(len(chosen))]
+    return same if len(same) >= 8 else every

@@ -27,7 +27,7 @@ def estimate(model: Model) -> Pull:
 
 def pull_s(model: Model, region: Region, now: datetime | None = None) -> float:
     """Return the seconds until the weights of *model* are in *region*; 0 where they are, or nothing is known of them."""
-    rows = {row.region_id: row for row in Weights.objects.filter(model=model)}
+    rows = {row.region_id: row for row in model.weights.all()}
     row = rows.get(region.pk)
     if not rows or (row is not None and row.state == WeightsState.PRESENT):
         return 0.0
@@ -39,7 +39,7 @@ def pull_s(model: Model, region: Region, now: datetime | None = None) -> float:
 def remote() -> dict[tuple[str, str], float]:
     """Return the seconds of a pull by (model, region) name where the weights are not; others have them, or are not known."""
     regions = list(Region.objects.filter(active=True))
-    models = Model.objects.filter(active=True, weights__isnull=False).distinct()
+    models = Model.objects.filter(active=True, weights__isnull=False).distinct().prefetch_related("weights")
     times = {(model.name, region.name): pull_s(model, region) for model in models for region in regions}
     return {place: seconds for place, seconds in times.items() if seconds > 0}
 

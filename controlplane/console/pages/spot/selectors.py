@@ -165,5 +165,5 @@ def weights_rows(now: datetime) -> list[WeightsRow]:
                 for region in regions
             ],
         )
-        for model in Model.objects.filter(active=True)
+        for model in Model.objects.filter(active=True).prefetch_related("weights")
     ]
