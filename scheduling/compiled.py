@@ -41,18 +41,13 @@ def source_files(file: Path, root: Path) -> set[Path]:
     """Return *file* and every file under *root* that it imports, directly or not; imports are resolved from *root*."""
     files, unread = {file}, [file]
     while unread:
-        for name in _imported(unread.pop()):
+        for name in _imported_by(_text(unread.pop())):
             path = root.joinpath(*name.split("."))
             for source in (path.with_suffix(".py"), path / "__init__.py"):
                 if source not in files and source.is_file():
                     files.add(source)
                     unread.append(source)
     return files
-
-
-def _imported(file: Path) -> list[str]:
-    """Return what *file* may import: modules, and names in them that may be modules."""
-    return _imported_by(_text(file))
 
 
 def _text(file: Path) -> bytes:
@@ -68,6 +63,7 @@ def _read(file: Path, _changed_ns: int, _size: int) -> bytes:
 
 @functools.lru_cache(2048)
 def _imported_by(text: bytes) -> list[str]:
+    """Return what a file with this *text* may import: modules, and names in them that may be modules."""
     wanted = []
     for module, names, plain in IMPORT.findall(text):
         wanted += [module.decode()] if module else re.findall(r"[\w.]+", plain.decode())

@@ -19,36 +19,36 @@ BUDGETS: dict[str, int] = {
     "controlplane": 2266,  # streams and bodies without ASGI messages, memory that is kept; what is asked and not served
     "controlplane/accounts": 1186,  # budgets
     "controlplane/alerts": 903,
-    "controlplane/api": 3673,  # /v1 in the OpenAPI document; ETag and If-Match of each row
+    "controlplane/api": 3668,  # /v1 in the OpenAPI document; ETag and If-Match of each row
     "controlplane/applications": 2444,  # runs and demand graphs
-    "controlplane/batches": 1804,  # Speed up, embeddings
-    "controlplane/console": 13668,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
-    "controlplane/dispatch": 8823,  # KV events, and what else it has
+    "controlplane/batches": 1798,  # Speed up, embeddings
+    "controlplane/console": 13659,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
+    "controlplane/dispatch": 8815,  # KV events, and what else it has
     "controlplane/events": 459,  # nothing is overwritten unseen
-    "controlplane/experiments": 5115,  # rules with evictions, readings of slack, mixes that nothing was tuned on
-    "controlplane/fleet": 6244,  # donations, weights by region
+    "controlplane/experiments": 5109,  # rules with evictions, readings of slack, mixes that nothing was tuned on
+    "controlplane/fleet": 6239,  # donations, weights by region
     "controlplane/formats": 8,
-    "controlplane/gateway": 10940,  # embeddings and other calls without output, conversations by stored responses, KV events
+    "controlplane/gateway": 10933,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
     "controlplane/lengths": 2208,  # the service stands with its rows; gateway/lengths is gone
-    "controlplane/planning": 5373,  # capacity as it was then, fallbacks and weights as a scenario, rows of a bundle
+    "controlplane/planning": 5367,  # capacity as it was then, fallbacks and weights as a scenario, rows of a bundle
     "controlplane/resources": 2461,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
-    "controlplane/simulation": 6365,  # effects over all seeds, futures with other fallbacks and weights
+    "controlplane/simulation": 6354,  # effects over all seeds, futures with other fallbacks and weights
     "controlplane/supervisor": 1261,
     "controlplane/tuning": 357,
     "controlplane/usage": 752,  # dollars by use
     "forecasting": 272,  # the models extra is looked for once
     "forecasting/lengths": 4466,
-    "forecasting/workload": 2257,  # boosted trees in the blend, weights by time of day
-    "scheduling": 1520,  # knobs of a policy, declared once
+    "forecasting/workload": 2255,  # boosted trees in the blend, weights by time of day
+    "scheduling": 1516,  # knobs of a policy, declared once
     "scheduling/applications": 2337,  # where runs stand, late runs last, prewarming that follows its use
     "scheduling/fleet": 1556,  # the state of a fleet as one record
     "scheduling/lookahead": 393,
     "scheduling/planning": 2268,
-    "scheduling/queueing": 6457,  # orders by run and by share
+    "scheduling/queueing": 6453,  # orders by run and by share
     "scheduling/routing": 1843,  # use by engine time
     "scheduling/scaling": 1595,  # one owner of an endpoint for floor, strategies and plans
-    "scheduling/simulation": 14487,  # donated instances, application runs, fallbacks of models as live
+    "scheduling/simulation": 14479,  # donated instances, application runs, fallbacks of models as live
     "static/admin": 138,
     "static/console": 2385,  # a live connection that leaves a silent socket
     "templates": 28,
@@ -77,7 +77,7 @@ BUDGETS: dict[str, int] = {
     "tests/oracles": 2178,
     "tests/planning": 5074,
     "tests/replay": 1296,
-    "tests/scheduling": 14521,
+    "tests/scheduling": 14522,
     "tests/simulation": 3630,
     "tests/supervisor": 1311,
     "tests/tuning": 287,
@@ -86,9 +86,9 @@ BUDGETS: dict[str, int] = {
     "tests/workers": 3339,
     "workers": 179,
     "workers/backends": 310,
-    "workers/emulator": 4196,  # conversations by stored responses, KV events
+    "workers/emulator": 4194,  # conversations by stored responses, KV events
     "workers/tasks": 1045,
-    "workers/vllm": 2204,
+    "workers/vllm": 2201,
 }
 
 

@@ -39,7 +39,7 @@ def tag(request: ApiRequest, *rows: Model) -> None:
 
 def check(request: ApiRequest, if_match: str, *rows: Model, fields: Collection[str] | None = None) -> None:
     """Raise ApiError 412 if *fields* of *rows*, by default any, changed after *if_match*; else lock them, and answer with
-    their ETag after the change, which is made in the same transaction.
+    their ETag after the change, which is made in the same transaction. Rows without a key are locked by the caller.
     """
     request.changed = rows
     if not if_match:

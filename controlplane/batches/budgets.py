@@ -54,9 +54,5 @@ def _refused(row: Budget, waiting: int, lines: int) -> ApiError:
 def spent_budgets(tenants: QuerySet[Tenant]) -> list[str]:
     """Return why lines of *tenants* wait, for each budget of dollars that is spent."""
     rows = Budget.objects.filter(kind=BudgetKind.USD, stopped_at__isnull=False, tenant__in=tenants)
-    return [spent_message(row) for row in rows.select_related("tenant", "api_key")]
-
-
-def spent_message(row: Budget) -> str:
-    """Return why lines of batches wait: a budget of dollars is spent."""
-    return f"{row.scope}'s budget of ${row.hard or 0:,.0f} is spent; lines wait"
+    rows = rows.select_related("tenant", "api_key")
+    return [f"{row.scope}'s budget of ${row.hard or 0:,.0f} is spent; lines wait" for row in rows]

@@ -75,9 +75,7 @@ class OpenLine(Struct, eq=False):
 
 
 class Source:
-    """Where the lines of a batch for one model come from: its file, and a cursor behind which all of them are in memory or
-    answered. *unread* lines are left behind it.
-    """
+    """Lines of a batch for one model: its file, and a cursor before which all are in memory or done, but *unread*."""
 
     def __init__(self, batch: Batch, grant: Grant, model: str, unread: int) -> None:
         self.batch, self.grant, self.model, self.unread = batch, grant, model, unread

@@ -724,7 +724,7 @@ class Dispatcher:
         request = self._requests.get(number)
         if request is None or request.replica is None:
             return None
-        kept = request.asked.evictable and _keeps_tokens(request.endpoint, self.queue)
+        kept = request.asked.evictable and (request.endpoint.is_spot or self.queue.grouped(request.endpoint))
         if request.output_tokens and not kept:
             return None
         request.evicting_s = self.clock()
@@ -825,11 +825,6 @@ def _terms_of(asked: port.Submit) -> ClassTerms:
         asked.ends_on_reclaim,
         asked.if_unreachable,
     )
-
-
-def _keeps_tokens(endpoint: Endpoint, queue: WaitingQueue) -> bool:
-    """Whether requests on instances of *endpoint* may be evicted, so that the ids of their tokens are kept."""
-    return endpoint.is_spot or queue.grouped(endpoint)
 
 
 def _run_stopped(asked: port.Submit) -> port.Refused:

@@ -154,9 +154,7 @@ class BlendModel(PointModel):
         return np.asarray(losses)
 
     def _mean(self, said: Values, weights: Values, horizon: int) -> Values:
-        """Return rates from *said* (opinions, ..., horizon) by *weights* (opinions, ..., grid); silent opinions do not
-        count.
-        """
+        """Return rates from *said* (opinions, ..., horizon) by *weights* (opinions, ..., grid), without silent ones."""
         assert self.trail is not None
         weights = np.where(np.isnan(said), 0.0, weights @ between_grid(horizon))
         total = weights.sum(axis=0)

@@ -314,9 +314,7 @@ class ApplicationRuns:
     def likely_calls(
         self, world: World, now_s: float, by: Prewarming, sleeping: Mapping[int, float]
     ) -> list[LikelyCall]:
-        """Return the calls that runs will probably make next (`prewarming.likely_calls`); *sleeping* are the seconds to wake
-        an instance of each endpoint that has none awake.
-        """
+        """Return likely next calls (`prewarming.likely_calls`); *sleeping*: seconds to wake endpoints without one."""
 
         def needs(before: RunCall, unit: str, backend: Backend) -> Iterator[tuple[Warmable, float]]:
             if backend.kind == "llm" and before.adapter >= 0:

@@ -139,9 +139,7 @@ class Control:
         floor: Floors | None = None,
         state: Fork | None = None,
     ) -> None:
-        """*floor* runs between the strategy's ticks; at them it is part of the *strategy* (`Floored`). *state*: the initial
-        state of the simulation.
-        """
+        """*floor* runs between ticks, at them in the *strategy* (`Floored`). *state*: the simulation's first state."""
         cluster = simulation.cluster
         self.strategy = strategy
         self._floor, self._next_tick_s = floor, -np.inf

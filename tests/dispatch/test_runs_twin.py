@@ -167,8 +167,8 @@ async def test_both_clocks_serve_runs_alike(ordering):
     fleet = simulated_fleet(random, "join_shortest_queue", ordering)
     fleet.policies = msgspec.structs.replace(fleet.policies, group_order=within or "arrival", group_batches=1.0)
     applications, graphs = [], []
-    for number, loops in enumerate((0, 6)):
-        graph = DemandGraph(f"a{number}", UNITS, [drawn_record(random, loops) for _ in range(40)])
+    for number, (loops, recorded) in enumerate(((0, 40), (6, 3))):
+        graph = DemandGraph(f"a{number}", UNITS, [drawn_record(random, loops) for _ in range(recorded)])
         graphs.append(KnownGraph.of(graph, RATES))
         applications.append(ApplicationToCome(graph.application, UNITS, graphs[-1]))
     began_s = np.cumsum(random.exponential(0.15, RUNS))

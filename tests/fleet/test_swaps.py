@@ -431,8 +431,8 @@ class TestTimes:
     def test_usual_times_are_marked_as_such(self, world):
         seen = times.read()
         of = world.rows["b"].deployment
-        assert seen.load(of, Tier.CPU) == times.SwapTime(10e9 / (2 * times.PCIE_BYTES_PER_S))
-        assert seen.load(of, Tier.STORAGE) == times.SwapTime(10e9 / times.STORAGE_BYTES_PER_S)
+        assert seen.load(of, Tier.CPU) == times.MedianTime(10e9 / (2 * times.PCIE_BYTES_PER_S))
+        assert seen.load(of, Tier.STORAGE) == times.MedianTime(10e9 / times.STORAGE_BYTES_PER_S)
         assert seen.sleep(of, Tier.STORAGE).measured == 0
 
     @pytest.mark.sql
@@ -451,8 +451,8 @@ class TestTimes:
                 ended_at=timezone.now(),
             )
         seen = times.read()
-        assert seen.load(world.rows["b"].deployment, Tier.CPU) == times.SwapTime(2.0, 3)
-        assert seen.sleep(world.rows["a"].deployment, Tier.CPU) == times.SwapTime(1.0, 3)
+        assert seen.load(world.rows["b"].deployment, Tier.CPU) == times.MedianTime(2.0, 3)
+        assert seen.sleep(world.rows["a"].deployment, Tier.CPU) == times.MedianTime(1.0, 3)
         (status,) = statuses(model="model-b")
         assert (status.awake, status.running, status.swaps[0]) == (world.rows["a"], None, swap)
         (member,) = [one for one in status.members if one.instance == world.rows["b"]]

@@ -357,7 +357,7 @@ def run(
     able = Capability(900.0, 450.0, 1300.0, "measured")
     monkeypatch.setattr(capability, "read", lambda fleet, now: {(MODEL, GPU): able})
     monkeypatch.setattr(
-        start_times, "read", lambda: start_times.StartTimes({(MODEL, GPU): start_times.StartTime(60.0, 9)})
+        start_times, "read", lambda: start_times.StartTimes({(MODEL, GPU): start_times.MedianTime(60.0, 9)})
     )
     requests = trace(until_s, due_s)
     simulation = Simulation(simulated_fleet(ordering), requests)

@@ -8,7 +8,7 @@ import pytest
 from controlplane.dispatch.live_fleet import inventory as live_inventory
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle import start_times
-from controlplane.fleet.lifecycle.start_times import StartTime
+from controlplane.fleet.lifecycle.start_times import MedianTime
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.comparison.cluster import live_scenario
 from controlplane.planning.plans import inventory
@@ -40,8 +40,8 @@ def three_starts(make_instance):
 
 def test_the_median_of_those_seen(three_starts, make_instance):
     moved(make_instance(), ready=5)  # nobody saw it asked for
-    assert start_times.read().of(*KEY) == StartTime(40.0, 3)
-    assert start_times.read().of(PLACE[0], "h100") == StartTime(120.0, 0)
+    assert start_times.read().of(*KEY) == MedianTime(40.0, 3)
+    assert start_times.read().of(PLACE[0], "h100") == MedianTime(120.0, 0)
 
 
 def test_the_gateway_hears_when_one_that_starts_was_asked_for(three_starts, make_instance):
@@ -57,7 +57,7 @@ def test_but_for_failures_and_a_stack_that_was_off_meanwhile(make_instance):
     moved(make_instance(), provisioning=0, ready=30)
     moved(make_instance(), provisioning=0, ready=6 * 3600)
     moved(make_instance(), provisioning=0, failed=5, loading=900, ready=950)
-    assert start_times.read().of(*KEY) == StartTime(30.0, 1)
+    assert start_times.read().of(*KEY) == MedianTime(30.0, 1)
 
 
 def test_the_newest_count(make_instance, monkeypatch):
@@ -65,14 +65,14 @@ def test_the_newest_count(make_instance, monkeypatch):
     instance = make_instance()
     for begin, took in ((0, 500), (1000, 20), (2000, 30)):
         moved(instance, provisioning=begin, ready=begin + took)
-    assert start_times.read().of(*KEY) == StartTime(25.0, 2)
+    assert start_times.read().of(*KEY) == MedianTime(25.0, 2)
 
 
 def test_or_what_is_usual(language_model):
-    assert start_times.read().of(*KEY) == StartTime(120.0, 0)
+    assert start_times.read().of(*KEY) == MedianTime(120.0, 0)
     tuning.change("USUAL_START_S", 300.0, "test", model=language_model)
-    assert start_times.read().of(*KEY) == StartTime(300.0, 0)
-    assert start_times.read().of("another", KEY[1]) == StartTime(120.0, 0)
+    assert start_times.read().of(*KEY) == MedianTime(300.0, 0)
+    assert start_times.read().of("another", KEY[1]) == MedianTime(120.0, 0)
 
 
 def test_what_a_start_costs_in_a_plan(three_starts):

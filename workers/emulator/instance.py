@@ -141,9 +141,7 @@ class EmulatedInstance:
         await self._responsive.wait()
 
     def set_fault(self, fault: Fault, for_s: float | None = None) -> None:
-        """Inject *fault*, or repair the server ("none"), for *for_s* seconds or until the next call. A crashed one
-        starts afresh.
-        """
+        """Inject *fault*, or repair ("none"), for *for_s* seconds or until the next call. A crashed one is started."""
         if self._recovery is not None:
             self._recovery.cancel()
             self._recovery = None

@@ -174,16 +174,13 @@ def _first_of_the_end(errors: Sequence[tuple[int, str]], lines: Sequence[str]) -
     end: list[str] = []
     last = None
     for number, error in errors:
-        if last is not None and _served_between(lines, last, number):
+        between = lines[number if last is None else last : number]
+        if any('HTTP/1.1" 200' in line or "Avg prompt throughput" in line for line in between):
             end = []
         if not SECOND_HAND.search(error) or (not end and number == errors[-1][0]):
             end.append(error)
         last = number
     return end[0] if end else errors[-1][1]
-
-
-def _served_between(lines: Sequence[str], first: int, last: int) -> bool:
-    return any('HTTP/1.1" 200' in line or "Avg prompt throughput" in line for line in lines[first:last])
 
 
 def _shortened(text: str) -> str:

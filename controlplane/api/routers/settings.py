@@ -53,7 +53,8 @@ def change_setting(request: ApiRequest, name: str, body: SettingIn, if_match: st
     422 names the limit that a value violates.
     """
     user, model = request.auth.require(Role.OPERATOR), _model(body.model)
-    conditions.check(request, if_match, Setting(name=_known(name), model=model), fields=[name])
+    Setting.objects.select_for_update(of=("self",)).filter(name=_known(name), model=model).first()
+    conditions.check(request, if_match, Setting(name=name, model=model), fields=[name])
     services.change(name, body.value, user, body.reason, model)
     return _one(name, body.model)
 

@@ -107,7 +107,8 @@ def sum_usage(request: ApiRequest, query: Query[UsageFilter]) -> dict[str, Any] 
     """
     asked = _asked(request.auth, query)
     if query.format == "csv" or (query.format is None and CSV in request.headers.get("Accept", "")):
-        columns = [name for name in NAMES if name in shown_of(query.group_by)] + list(SUMS)
+        shown = {*query.group_by, "idle", *(["key_name"] if "key" in query.group_by else [])}
+        columns = [name for name in NAMES if name in shown] + list(SUMS)
         rows = ([row[name] for name in columns] for row in _items(asked, query.group_by, ROW_LIMIT))
         return csv_response("usage", columns, rows)
     items = list(_items(asked, query.group_by, query.limit + 1))
@@ -120,10 +121,6 @@ def sum_usage(request: ApiRequest, query: Query[UsageFilter]) -> dict[str, Any] 
         "donated": spot.donated_time(asked.since, min(asked.until, timezone.now()), query.model) if whole else None,
         "truncated": len(items) > query.limit,
     }
-
-
-def shown_of(groups: list[Group]) -> set[str]:
-    return {*groups, "idle", *(["key_name"] if "key" in groups else [])}
 
 
 def _items(asked: Asked, groups: list[Group], limit: int) -> Iterator[dict[str, Any]]:

@@ -32,7 +32,7 @@ class HeldView:
         now_s = self.holding.clock()
         if now_s - self._read_s >= EVERY_S:
             self.holding.read_signals()
-            rows = (self._models(now_s), HELD_COLUMNS), (self._releases(now_s), RELEASE_COLUMNS)
+            rows = (self._models(now_s), HELD_COLUMNS), (self._together(now_s)[:SHOWN_RELEASES], RELEASE_COLUMNS)
             tables = (*rows, (self._signals(now_s), SIGNAL_COLUMNS))
             self._tables = {
                 table: {name: [row[name] for row in listed] for name in names}
@@ -73,9 +73,6 @@ class HeldView:
                 }
             )
         return rows
-
-    def _releases(self, now_s: float) -> list[Row]:
-        return self._together(now_s)[:SHOWN_RELEASES]
 
     def _together(self, now_s: float) -> list[Row]:
         """Return the last releases, newest first: those of one look, endpoint and reason in one row."""

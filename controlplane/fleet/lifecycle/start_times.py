@@ -1,7 +1,7 @@
 """How long instances take from being asked for until they serve: as it was seen, for plans, simulations and estimates of
 waiting alike."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -23,23 +23,27 @@ LONGEST_S = 7200.0
 
 
 @dataclass(frozen=True, slots=True)
-class StartTime:
-    """Return the median of the last *starts* of a model on a GPU type; by default the usual one."""
+class MedianTime:
+    """The median of *measured* times, or the usual time where none was measured."""
 
     seconds: float
-    starts: int = 0
+    measured: int = 0
+
+    @classmethod
+    def of(cls, took_s: Sequence[float]) -> "MedianTime":
+        return cls(float(np.median(took_s)), len(took_s))
 
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
     """Start times by (model, GPU type); the usual one where none was measured."""
 
-    seen: Mapping[Key, StartTime]
+    seen: Mapping[Key, MedianTime]
     begun: Mapping[str, datetime] = field(default_factory=dict)
     """Return the times at which starting instances were requested, by key."""
 
-    def of(self, model: str, gpu_type: str) -> StartTime:
-        return self.seen.get((model, gpu_type)) or StartTime(tuned(model).USUAL_START_S)
+    def of(self, model: str, gpu_type: str) -> MedianTime:
+        return self.seen.get((model, gpu_type)) or MedianTime(tuned(model).USUAL_START_S)
 
 
 def read() -> StartTimes:
@@ -58,5 +62,5 @@ def read() -> StartTimes:
             case InstanceState.FAILED | InstanceState.STOPPED:
                 asked.pop(subject, None)
     counted = {key: [each for each in took if each <= LONGEST_S][-STARTS:] for key, took in took_s.items()}
-    seen = {key: StartTime(float(np.median(took)), len(took)) for key, took in counted.items() if took}
+    seen = {key: MedianTime.of(took) for key, took in counted.items() if took}
     return StartTimes(seen, asked)

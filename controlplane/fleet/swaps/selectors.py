@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 from django.db.models import QuerySet
 
+from controlplane.fleet.lifecycle.start_times import MedianTime
 from controlplane.fleet.lifecycle.states import AWAKE
 from controlplane.fleet.models import Instance, Swap, SwapGroup, SwapState, Tier
 from controlplane.fleet.swaps.services import sleep_level
-from controlplane.fleet.swaps.times import SwapTime, SwapTimes, read
+from controlplane.fleet.swaps.times import SwapTimes, read
 
 LAST = 5
 """Swaps of a group that are shown."""
-NOTHING = SwapTime(0.0)
+NOTHING = MedianTime(0.0)
 
 
 def open_swaps() -> QuerySet[Swap]:
@@ -26,13 +27,13 @@ class Member:
 
     instance: Instance
     tier: Tier
-    sleep: SwapTime
+    sleep: MedianTime
     """Of the member that is awake, once it is drained."""
-    load: SwapTime
+    load: MedianTime
     """Of this one, from its tier."""
-    leave: SwapTime
+    leave: MedianTime
     """Of this one when it sleeps next."""
-    back: SwapTime
+    back: MedianTime
     """Of this one when it comes up next: from its tier, or from the one to which it sleeps."""
 
     @property

@@ -6,8 +6,7 @@ Measured times are those of the last swaps of a model on a GPU type, by the tier
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
+from controlplane.fleet.lifecycle.start_times import MedianTime
 from controlplane.fleet.models import Deployment, Swap, Tier
 from controlplane.tuning.selectors import tuned
 
@@ -27,27 +26,19 @@ Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class SwapTime:
-    """Return the median of *measured* times; by default the usual one."""
-
-    seconds: float
-    measured: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class SwapTimes:
-    slept: Mapping[Key, SwapTime]
-    loaded: Mapping[Key, SwapTime]
+    slept: Mapping[Key, MedianTime]
+    loaded: Mapping[Key, MedianTime]
 
-    def sleep(self, deployment: Deployment, tier: str) -> SwapTime:
+    def sleep(self, deployment: Deployment, tier: str) -> MedianTime:
         """Return the time of a drained instance of *deployment* to move its weights to *tier*."""
         key = deployment.model.name, deployment.gpu_type.name, tier
-        return self.slept.get(key) or SwapTime(usual_sleep_s(deployment, tier))
+        return self.slept.get(key) or MedianTime(usual_sleep_s(deployment, tier))
 
-    def load(self, deployment: Deployment, tier: str) -> SwapTime:
+    def load(self, deployment: Deployment, tier: str) -> MedianTime:
         """Return the time from *tier* until it answers."""
         key = deployment.model.name, deployment.gpu_type.name, tier
-        return self.loaded.get(key) or SwapTime(usual_load_s(deployment, tier))
+        return self.loaded.get(key) or MedianTime(usual_load_s(deployment, tier))
 
 
 def usual_sleep_s(deployment: Deployment, tier: str) -> float:
@@ -88,6 +79,5 @@ def read() -> SwapTimes:
     return SwapTimes(_medians(slept), _medians(loaded))
 
 
-def _medians(took_s: Mapping[Key, list[float]]) -> dict[Key, SwapTime]:
-    newest = {key: times[:COUNTED] for key, times in took_s.items()}
-    return {key: SwapTime(float(np.median(times)), len(times)) for key, times in newest.items()}
+def _medians(took_s: Mapping[Key, list[float]]) -> dict[Key, MedianTime]:
+    return {key: MedianTime.of(times[:COUNTED]) for key, times in took_s.items()}

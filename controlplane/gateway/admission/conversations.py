@@ -31,6 +31,7 @@ SYSTEM_CHARACTERS: Final = 4_096
 """Of a system prompt count so many, without its digits: it may have a date or a time."""
 DIGITS: Final = re.compile(r"\d+")
 SYSTEM_ROLES: Final = ("system", "developer")
+TOOL_ROLES: Final = ("tool", "function")
 NO_PROMPT: Final = f"{RECOGNIZED}conversation"
 """Application of conversations without a system prompt."""
 
@@ -87,7 +88,7 @@ class Conversations:
             run = self._run_of(call, caller, run_named(request_id, given_at), again=retry > 0)
         if not run or (marks.run and not marks.session):
             return marks
-        unit = marks.unit or (AFTER_TOOL if _ends_with_tool(call) else AFTER_USER)
+        unit = marks.unit or (AFTER_TOOL if call.turns and call.turns[-1][0] in TOOL_ROLES else AFTER_USER)
         return marks._replace(application=marks.application or self._application_of(call), run=run, unit=unit)
 
     def _root_of(self, caller: Hashable, session: str, parent: str) -> str:
@@ -123,7 +124,7 @@ class Conversations:
             yield seed
 
     def _digest(self, content: Any) -> str:
-        prompt = _system_text(content)
+        prompt = "\n".join(_texts(content))[:SYSTEM_CHARACTERS]
         if not (digest := self._digests.get(key := hash(prompt))):
             digest = digest_of(prompt)
             self._digests.put(key, digest)
@@ -133,19 +134,11 @@ class Conversations:
         return next((self._digest(content) for role, content in call.turns if role in SYSTEM_ROLES), NO_PROMPT)
 
 
-def _ends_with_tool(call: Call) -> bool:
-    return bool(call.turns) and call.turns[-1][0] in ("tool", "function")
-
-
 def _texts(content: Any) -> Iterator[str]:
     """Yield the texts of a turn; of an image or the like, its kind."""
     for part in content if isinstance(content, list) else [{"text": content or ""}]:
         text = part.get("text")
         yield text if isinstance(text, str) else f"\0{str(part.get('type'))[:40]}"
-
-
-def _system_text(content: Any) -> str:
-    return "\n".join(_texts(content))[:SYSTEM_CHARACTERS]
 
 
 def digest_of(prompt: str) -> str:

@@ -5,7 +5,7 @@ inputs from rows.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -113,13 +113,9 @@ def flapping(now: datetime) -> list[Flapping]:
         by_place[move.model, move.region].append(move)
     made = []
     for (model, region), moves in by_place.items():
-        reversals = _reversals(moves)
+        reversals = sum(before.delta * after.delta < 0 for before, after in pairwise(moves))
         if reversals >= FLAPPING_REVERSALS:
             out, back = (Counter(move.source for move in moves if move.delta * sign > 0) for sign in (1, -1))
             by = {str(MoveSource(source).label): (out[source], back[source]) for source in {**out, **back}}
             made.append(Flapping(model, region, reversals, by))
     return sorted(made, key=lambda each: (-each.reversals, each.model, each.region))
-
-
-def _reversals(moves: Sequence[ScalingMove]) -> int:
-    return sum(before.delta * after.delta < 0 for before, after in pairwise(moves))

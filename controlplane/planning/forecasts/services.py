@@ -249,7 +249,8 @@ class _Learner:
     def fit_when_due(self) -> bool:
         """Fit and store the forecaster if the stored one is too old; return whether it was fitted."""
         try:
-            if not self._is_due(_Fitted(**json.loads(self.note.read_text()))):
+            fitted = _Fitted(**json.loads(self.note.read_text()))
+            if not self._is_old(fitted) and not self._has_grown(fitted):
                 return False
         except (OSError, ValueError, TypeError):
             pass  # missing or unreadable
@@ -303,9 +304,6 @@ class _Learner:
         if new:
             self._keep(forecaster, fitted)
         return forecaster, fitted
-
-    def _is_due(self, fitted: _Fitted) -> bool:
-        return self._is_old(fitted) or self._has_grown(fitted)
 
     def _is_old(self, fitted: _Fitted) -> bool:
         return datetime.now(UTC).timestamp() - fitted.at_s > tuned().FORECAST_REFIT_S

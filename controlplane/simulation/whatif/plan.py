@@ -286,11 +286,6 @@ MOST_ROWS: Final = 20_000
 """Maximum newest requests that measure the present."""
 
 
-def is_in_force(row: WhatIf) -> bool:
-    """Return whether a future of *row* is the plan."""
-    return bool(row.plan and not row.plan.get("undone_at"))
-
-
 def followed(row: WhatIf) -> dict[str, Any] | None:
     """Return the plan's prediction and the measurement since *row* became the plan; None if it is not.
 
@@ -299,7 +294,7 @@ def followed(row: WhatIf) -> dict[str, Any] | None:
     began, predicted for this time, ready, starting, draining), proposed plans, and slo_met of each minute. Predictions
     are None for a future that assumed other demand, a loss or other prices.
     """
-    if not is_in_force(row):
+    if not row.plan or row.plan.get("undone_at"):
         return None
     since, began = parse_datetime(row.plan["at"]), parse_datetime(str(row.start["at"]))
     assert since is not None

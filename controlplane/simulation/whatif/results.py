@@ -137,9 +137,7 @@ def compare(row: FutureSeed) -> None:
 
 
 def effects_over_seeds(future: Future) -> dict[str, list[Effect]]:
-    """Return the effects of each first difference from A, by kind and region, in every finished seed; no effect in a
-    seed without that difference.
-    """
+    """Return effects of each first difference from A by kind and region, in every finished seed; none without it."""
     runs = future.runs.filter(state=WhatIfState.DONE).order_by("seed").values_list(f"result__{EFFECTS}", flat=True)
     known = [each for each in runs if each is not None]
     keys = {key for each in known for key in each}

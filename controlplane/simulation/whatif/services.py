@@ -110,7 +110,7 @@ def check(row: WhatIf) -> dict[str, str]:
     try:
         start = Start.model_validate(row.start)
     except ValueError as error:
-        return {"start": _first_line(error)}
+        return {"start": re.sub(r"\s+", " ", str(error))[:200]}
     wrong = dict[str, str]()
     if not 60 <= row.horizon_s <= MOST_HORIZON_S:
         wrong["horizon_s"] = f"is {row.horizon_s:g}; from 60 s to {MOST_HORIZON_S / 86_400:.0f} days can be simulated"
@@ -321,7 +321,3 @@ def _add_runs(row: WhatIf) -> None:
     FutureSeed.objects.bulk_create(
         [FutureSeed(future=future, seed=seed) for future in row.futures.all() for seed in seeds], ignore_conflicts=True
     )
-
-
-def _first_line(error: ValueError) -> str:
-    return re.sub(r"\s+", " ", str(error))[:200]

@@ -73,9 +73,7 @@ def run_length(terms: Terms, rows: Rows, queue: int, at: int, most: int) -> int:
 def replaced(
     terms: Terms, rows: Rows, queue: int, at: int, removed: int, other: int, there: int, added: int, most: float
 ) -> float:
-    """Return the cost of row *queue* with *added* groups of row *other* from *there* on replacing *removed* ones at
-    *at*; infinity if impossible or above *most*.
-    """
+    """Cost of row *queue* with *added* groups of *other* for *removed* ones; infinity if impossible or above *most*."""
     kind = terms.kind[queue]
     time_s, model, cost = rows.ready[queue, at], loaded_at(terms, rows, queue, at), rows.cost[queue, at]
     time_s, model, cost = serve(terms, rows, kind, other, there, there + added, time_s, model, cost, most)
@@ -87,9 +85,7 @@ def replaced(
 
 @compiled_inline
 def rotated(terms: Terms, rows: Rows, queue: int, at: int, count: int, there: int, others: int, most: float) -> float:
-    """Return the cost of row *queue* if *count* groups at *at* change places with *others* at *there* >= *at* +
-    *count*; infinity as in `replaced`.
-    """
+    """Cost of row *queue* if *count* groups at *at* change places with *others* at *there*; infinity if impossible."""
     kind = terms.kind[queue]
     time_s, model, cost = rows.ready[queue, at], loaded_at(terms, rows, queue, at), rows.cost[queue, at]
     for part in range(4):

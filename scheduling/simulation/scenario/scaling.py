@@ -63,9 +63,7 @@ class ForecastOf(ScenarioTable):
     """Forecast of demand for plans."""
 
     forecaster: str = ""
-    """`oracle`: the actual demand; `recent`: the highest minute of the last ten; else a name of docs/forecasting.md, the
-    best one if empty.
-    """
+    """`oracle`: the actual demand; `recent`: the highest minute of ten; a forecaster's name; empty: the best."""
     window_s: Annotated[int, Field(ge=60, multiple_of=60)] = 600
     history_days: Annotated[FiniteFloat, Field(ge=0, le=28)] = 0.0
     """Of the clients' demand before the start, drawn for the forecaster to learn from."""

@@ -265,9 +265,7 @@ class _Forking:
         return float(self.cluster.policy((spec.model, spec.region)).round_trip_s)
 
     def _swap_targets(self, instances: list[ForkedInstance]) -> list[int]:
-        """Return by swap group the instance that wakes once the leaving one sleeps, -1 for none. A leaving one without
-        work falls asleep at once.
-        """
+        """Return by swap group the instance that wakes once the leaving one, at once without work, sleeps; -1: none."""
         targets = dict.fromkeys(self.cluster.swap_groups(), -1)
         leaving: dict[str, int] = {}
         for at, place in self.place_of.items():

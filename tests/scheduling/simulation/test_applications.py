@@ -123,7 +123,8 @@ def test_units_of_a_graph_run_on_their_own_models(tmp_path):
     assert (of[models == "n"] <= 1000).all()
     assert made.clipped == 12
     known = made.runs.applications[0].graph
-    assert known.rate("write").output_s > 4 * known.rate("plan").output_s
+    rates = known.arrays.rate[[known.units["write"], known.units["plan"]], 2]  # of an output token
+    assert rates[0] > 4 * rates[1]
     result = made.run()
     assert runs_by_application(result)["pair"]["ended"] == 12
     alone_s = made.runs.runs[0].due_in_s

@@ -138,14 +138,10 @@ def given(body: BaseModel) -> dict[str, Any]:
     return body.model_dump(exclude_unset=True, exclude={"reason"})
 
 
-def _snake(model: type[models.Model]) -> str:
-    """The name of *model* in operations: `gpu_type`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()
-
-
 def add_operations(written: Written) -> None:
     """Add operations that create, change and delete rows of one kind, named after what they do."""
-    kind, title, word = written.kind, written.kind.title, _snake(written.kind.model)
+    kind, title = written.kind, written.kind.title
+    word = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.model.__name__).lower()  # `gpu_type`
     every, one = f"/{written.resource.name}", f"/{written.resource.name}/{{name}}"
 
     def described(
@@ -348,6 +344,7 @@ def put_weighted_targets(request: ApiRequest, name: str, body: WeightsIn, if_mat
     that has its weight. The gateway follows within a second. Requires the role admin.
     """
     user = request.auth.require(Role.ADMIN)
+    list(WeightedTarget.objects.select_for_update().filter(name=name))
     conditions.check(request, if_match, *targets_of(name))
     services.share(name, body.targets, user, body.reason)
     return {"items": list(WeightedTarget.objects.filter(name=name))}

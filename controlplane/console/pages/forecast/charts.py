@@ -108,7 +108,7 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
     return Chart(
         key="forecast",
         title="Demand, forecast and capacity" if outlook.capacity_now is not None else "Demand and forecast",
-        caption=f"{_what(outlook)} per second, in windows of {_length(outlook.window_s)}",
+        caption=f"{unit_title(outlook.unit)}{_of_class(outlook)} per second, in windows of {_length(outlook.window_s)}",
         sentence=_outlook_sentence(outlook),
         x=middles,
         across=DAYS.but(nticks=8),
@@ -119,10 +119,6 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         empty="" if series else empty,
         size="large",
     )
-
-
-def _what(outlook: Outlook) -> str:
-    return f"{unit_title(outlook.unit)}{_of_class(outlook)}"
 
 
 def unit_title(unit: str) -> str:

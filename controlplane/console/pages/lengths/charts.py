@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from django.utils import timezone
 
@@ -12,12 +11,15 @@ from controlplane.console.charts.spec import (
     AMOUNT,
     DAYS,
     NAMES,
+    POINT_SHAPES,
     SHARE,
     STYLES,
     Axis,
     Chart,
     Levels,
     Series,
+    axis_title,
+    diagonal,
     last,
     styles,
 )
@@ -27,7 +29,6 @@ from controlplane.lengths.models import LengthSample, Measures
 from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW
 from controlplane.resources.tables import Columns, table
 
-POINT_SHAPES = ("circle", "diamond", "square", "triangle-up")
 TICKS = (1, 10, 100, 1_000, 10_000, 100_000)
 NO_MEASURES = "No request with a predicted length ended in this range."
 NO_SAMPLES = "No request was kept as a sample in this range. Samples are taken of requests that end by themselves."
@@ -67,10 +68,6 @@ def source_order(name: str) -> tuple[int, str]:
 
 def _tick(tokens: int) -> str:
     return f"{tokens // 1_000}k" if tokens >= 1_000 else str(tokens)
-
-
-def _title(text: str) -> dict[str, Any]:
-    return {"text": text, "font": {"size": 11}, "standoff": 4}
 
 
 def _logarithmic(low: float, high: float) -> Axis:
@@ -114,8 +111,6 @@ def predicted_against_actual(pairs: Sequence[LengthSample], of: int) -> Chart:
         )
         for at, (name, (color, _)) in enumerate(styles(sorted(by_source, key=source_order)).items())
     ]
-    skip = {"hoverinfo": "skip"}
-    right = Series("right", [low, high], ("text", "dash"), [low, high], width=1.25, layer=-1, more=skip)
     statement = "no samples in this range"
     if pairs:
         twice = sum(pair.predicted_tokens > 2 * pair.output_tokens for pair in pairs) / len(pairs)
@@ -131,9 +126,9 @@ def predicted_against_actual(pairs: Sequence[LengthSample], of: int) -> Chart:
         title="Predicted against actual",
         caption=f"{shown} samples of this range; on the dashed line a prediction was right" if pairs else "",
         sentence=f"Predicted against actual: {statement}.",
-        across=replace(axis.but(title=_title("tokens that came")), time_format="%d %b %H:%M:%S"),
-        up=axis.but(title=_title("tokens predicted"), fixedrange=False),
-        series=[*series, right],
+        across=replace(axis.but(title=axis_title("tokens that came")), time_format="%d %b %H:%M:%S"),
+        up=axis.but(title=axis_title("tokens predicted"), fixedrange=False),
+        series=[*series, diagonal(low, high)],
         table=table(PAIRS, pairs),
         empty="" if pairs else NO_SAMPLES,
         size="large",
@@ -222,7 +217,7 @@ def error_by_length(by_bucket: dict[int, Measures]) -> Chart:
                 "categoryarray": names,
                 "tickvals": names,
                 "ticktext": [_tick(tokens) for tokens in buckets],
-                "title": _title("length that came, from (tokens)"),
+                "title": axis_title("length that came, from (tokens)"),
             }
         ),
         up=_logarithmic(min(errors.values(), default=1.0) * 0.7, max(errors.values(), default=1.0) * 1.4),

@@ -268,7 +268,7 @@ def _endpoints(
             live=live.get((model, region), {}),
             deployments=tuple(group),
             uses=tuple(sorted(each["use_ratio"] for each in loaded if each["use_ratio"] is not None)),
-            ttft_p95_ms=_highest(loaded, "ttft_p95_ms"),
+            ttft_p95_ms=max((each["ttft_p95_ms"] for each in loaded if each["ttft_p95_ms"] is not None), default=None),
             moved=moved.get((model, region), ""),
             slo=worst(served.get((model, region), {}).values()),
         )
@@ -289,7 +289,3 @@ def _moved(now: datetime) -> dict[tuple[str, str], str]:
         back = len(contested.undone(own))
         words[place] = f"{said}; {back} undone by another" if back else said
     return words
-
-
-def _highest(rows: Sequence[dict[str, Any]], name: str) -> Ratio:
-    return max((row[name] for row in rows if row[name] is not None), default=None)

@@ -6,14 +6,13 @@ from typing import Any
 
 from django.utils import timezone
 
-from controlplane.console.charts.spec import NUMBERS, Chart, Series, styles
+from controlplane.console.charts.spec import NUMBERS, POINT_SHAPES, Chart, Series, axis_title, diagonal, styles
 from controlplane.console.formats import NONE, count
 from controlplane.resources.tables import Columns, table
 
 Row = dict[str, Any]
 DRAWN = 600
 EMPTY = "No request that waited ended in the last hour. A wait is estimated as a request comes, and compared later."
-POINT_SHAPES = ("circle", "diamond", "square", "triangle-up")
 POINTS: Columns = {
     "At": lambda point: timezone.localtime(point["arrived_at"]),
     "Model": "model",
@@ -46,9 +45,6 @@ def calibration(points: Sequence[Row], calibrated: Sequence[Row]) -> Chart:
         )
         for at, (name, (color, _)) in enumerate(styles(sorted(by_model)).items())
     ]
-    right = Series(
-        "right", [0.0, most], ("text", "dash"), [0.0, most], width=1.25, layer=-1, more={"hoverinfo": "skip"}
-    )
     fits = "; ".join(f"{row['model']}: R2 {r2(row)}, n {count(row['requests'])}" for row in calibrated)
     return Chart(
         key="waits",
@@ -56,9 +52,9 @@ def calibration(points: Sequence[Row], calibrated: Sequence[Row]) -> Chart:
         caption=f"Last hour, {count(len(points))} requests" if points else "",
         sentence=f"Predicted against actual waits of {count(len(points))} requests. {fits}. "
         "A prediction leaves out who comes later and goes first: under overload, classes that others overtake wait longer.",
-        across=axis.but(title={"text": "predicted wait", "font": {"size": 11}, "standoff": 4}),
-        up=axis.but(title={"text": "actual wait", "font": {"size": 11}, "standoff": 4}),
-        series=[*series, right],
+        across=axis.but(title=axis_title("predicted wait")),
+        up=axis.but(title=axis_title("actual wait")),
+        series=[*series, diagonal(0.0, most)],
         table=table(POINTS, points),
         empty="" if points else EMPTY,
         size="medium",

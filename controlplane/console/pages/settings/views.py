@@ -89,10 +89,6 @@ def settings(request: HttpRequest) -> HttpResponseBase:
     return render(request, "console/settings/settings.html", context)
 
 
-def _subject(name: str, model: Model | str | None) -> str:
-    return f"{name} of {model}" if model else name
-
-
 @action(Role.OPERATOR, page="console:settings", unchanged="{name} is as before")
 @transaction.atomic
 def change(form: ActionForm, name: str) -> str:
@@ -100,7 +96,7 @@ def change(form: ActionForm, name: str) -> str:
     if name not in Tunable.model_fields:
         raise Http404(name)
     model = get_object_or_404(Model, name=form.fields["model"]) if form.fields.get("model") else None
-    subject = _subject(name, model)
+    subject = f"{name} of {model}" if model else name
     given = "its default" if "reset" in form.fields else form.fields.get("value", "")[:60]
     Setting.objects.select_for_update(of=("self",)).filter(name=name, model=model).first()
     form.check(Setting(name=name, model=model), fields=[name], given=given)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from controlplane.console.charts.labels import labels_of, place_of
-from controlplane.console.charts.spec import NUMBERS, TIME, Chart, Levels, Series
+from controlplane.console.charts.spec import NUMBERS, TIME, Chart, Levels, Series, axis_title
 from controlplane.console.formats import usd
 from controlplane.console.pages.what_if.compare import COLORS, DASHES
 from controlplane.resources.tables import Table, table
@@ -105,7 +105,7 @@ def scatter(rows: Sequence[Row], target: float, against: str = "slo") -> Chart:
         f"{usd(best['cost_usd_per_h']['mean'])} an hour." if best else "",
         across=NUMBERS.but(
             tickprefix="$", showgrid=True, range=list(across),
-            title={"text": "cost, $/h", "font": {"size": 11}, "standoff": 4},
+            title=axis_title("cost, $/h"),
         ),
         up=NUMBERS.but(unit=gain.unit, range=list(up), rangemode="normal", **_ticks(against)),
         series=[*series, line],
@@ -124,7 +124,7 @@ def _gained(row: Row, gain: Gain, statistic: str = "mean") -> float:
 def _ticks(against: str) -> dict[str, Any]:
     if against == "slo":
         return {"ticksuffix": "%"}
-    return {"tickformat": "~s", "title": {"text": "goodput, tok/s", "font": {"size": 11}, "standoff": 4}}
+    return {"tickformat": "~s", "title": axis_title("goodput, tok/s")}
 
 
 def _ranges(

@@ -198,9 +198,6 @@ class _ComparisonPage:
         asked = ",".join(sorted([*self.hidden, letter]))
         return asked if letter in hidden_of(asked, self.every) and len(self.rows) > LEAST_SHOWN else ""
 
-    def _with(self, letter: str) -> str | None:
-        return ",".join(each for each in self.hidden if each != letter) or None
-
     def charts(self) -> list[Chart]:
         row = self.row
         at = timezone.localtime(datetime.fromisoformat(row.start["at"]) if row.start else row.created_at)
@@ -241,7 +238,9 @@ class _ComparisonPage:
             ],
             "runs": runs_of(self.rows),
             "hidden": [
-                each | {"show": self._with(each["letter"])} for each in self.every if each["letter"] in self.hidden
+                each | {"show": ",".join(other for other in self.hidden if other != each["letter"]) or None}
+                for each in self.every
+                if each["letter"] in self.hidden
             ],
             "chosen": chosen | {"sentence": sentence(chosen, row.slo_target)} | self._choice(chosen),
             "plan_made": plan_made(row),

@@ -5,9 +5,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
-from rich.table import Table
 
-from controlplane.experiments.experiment import Comparison, Experiment, Result, Settings, figure
+from controlplane.experiments.experiment import Experiment, Result, Settings, figure
 from controlplane.experiments.registry import EXPERIMENTS
 from controlplane.terminal import Column, console, progress, table
 from forecasting.models_extra import ModelsExtraMissing
@@ -72,7 +71,7 @@ def show(experiment: Experiment, result: Result, shown: Console) -> None:
     """Print *result*, and the paper's figures with ours if it has any."""
     experiment.show(shown, result)
     if rows := experiment.compare(result):
-        shown.print(comparison_table(experiment, rows))
+        shown.print(table(f"Against the paper: {experiment.paper}", COMPARED, map(asdict, rows)))
 
 
 COMPARED = (
@@ -81,8 +80,3 @@ COMPARED = (
     Column("Paper", lambda row: figure(row["paper"], row["unit"]), "{}"),
     Column("Ours", lambda row: figure(row["ours"], row["unit"]), "{}"),
 )
-
-
-def comparison_table(experiment: Experiment, rows: list[Comparison]) -> Table:
-    """Return the paper's figures and ours as a table."""
-    return table(f"Against the paper: {experiment.paper}", COMPARED, map(asdict, rows))
