@@ -76,7 +76,7 @@ BUDGETS: dict[str, int] = {
     "tests/lengths": 1644,
     "tests/oracles": 2178,
     "tests/planning": 5074,
-    "tests/replay": 1296,
+    "tests/replay": 1301,
     "tests/scheduling": 14522,
     "tests/simulation": 3630,
     "tests/supervisor": 1311,
