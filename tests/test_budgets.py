@@ -33,7 +33,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/lengths": 2208,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5367,  # capacity as it was then, fallbacks and weights as a scenario, rows of a bundle
     "controlplane/resources": 2461,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
-    "controlplane/simulation": 6354,  # effects over all seeds, futures with other fallbacks and weights
+    "controlplane/simulation": 6355,  # effects over all seeds, futures with other fallbacks and weights
     "controlplane/supervisor": 1261,
     "controlplane/tuning": 357,
     "controlplane/usage": 752,  # dollars by use

@@ -289,7 +289,8 @@ def _runs(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
     None without any; a mean without values is None.
     """
     kept = [result["runs"] for result in results if result.get("runs")]
-    names = dict.fromkeys(name for of in kept for name in of)
+    # PostgreSQL keeps the fields of an object in an order of its own.
+    names = sorted({name for of in kept for name in of}, key=lambda name: (name != "all", name))
     rows = []
     for name in names:
         own = [of[name] for of in kept if name in of]
