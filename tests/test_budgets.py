@@ -50,7 +50,7 @@ BUDGETS: dict[str, int] = {
     "scheduling/scaling": 1595,  # one owner of an endpoint for floor, strategies and plans
     "scheduling/simulation": 14479,  # donated instances, application runs, fallbacks of models as live
     "static/admin": 138,
-    "static/console": 2385,  # a live connection that leaves a silent socket
+    "static/console": 2383,  # a live connection that leaves a silent socket
     "templates": 28,
     "templates/admin": 89,
     "templates/console": 2826,  # places, undeploy and retire, models that served
