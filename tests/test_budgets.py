@@ -31,7 +31,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/gateway": 10933,  # embeddings and other calls without output, conversations by stored responses, KV events
     "controlplane/jobs": 703,
     "controlplane/lengths": 2208,  # the service stands with its rows; gateway/lengths is gone
-    "controlplane/planning": 5367,  # capacity as it was then, fallbacks and weights as a scenario, rows of a bundle
+    "controlplane/planning": 5368,  # capacity as it was then, fallbacks and weights as a scenario, rows of a bundle
     "controlplane/resources": 2461,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
     "controlplane/simulation": 6355,  # effects over all seeds, futures with other fallbacks and weights
     "controlplane/supervisor": 1261,

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -167,8 +167,9 @@ class Round:
                     if name == model
                 },
                 "start_times": {
-                    gpu_type: asdict(fleet.starts.of(model, gpu_type))
+                    gpu_type: {"seconds": start.seconds, "starts": start.measured}
                     for gpu_type in sorted({place[2] for place in deployments})
+                    for start in (fleet.starts.of(model, gpu_type),)
                 },
                 "bounds": {
                     f"{region} {gpu_type}": [row.min_instances, row.max_instances]

@@ -289,7 +289,7 @@ def _runs(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
     None without any; a mean without values is None.
     """
     kept = [result["runs"] for result in results if result.get("runs")]
-    # PostgreSQL keeps the fields of an object in an order of its own.
+    # PostgreSQL does not keep the order of an object's fields.
     names = sorted({name for of in kept for name in of}, key=lambda name: (name != "all", name))
     rows = []
     for name in names:
