@@ -64,7 +64,9 @@ class Prewarming:
         self.adapters = AdapterPrewarming()
         self.log = PrewarmLog()
         self._likely: dict[int, list[LikelyCall]] = {}
-        """By run, as of when it was last looked at."""
+        """By run, as of when it was last looked at,"""
+        self._seen: dict[int, int] = {}
+        """and its `Run.reports` then."""
         self._runs_left: list[Run] = []
         """Those not looked at since all were, the first one last."""
         self.starts_s: Callable[[], Mapping[str, float]] = dict
@@ -84,10 +86,11 @@ class Prewarming:
         self._starts_s, self._wakes_s = self.starts_s(), self._sleeping()
         self.prompts.begin()
         if not (self.topology.adapter_names or self.prompts.any_known or self._starts_s or self._wakes_s):
-            self._likely, self._runs_left = {}, []
+            self._likely, self._seen, self._runs_left = {}, {}, []
         elif not self._runs_left:
             runs = self.runs.standings.by_number
             self._likely = {number: calls for number, calls in self._likely.items() if number in runs}
+            self._seen = {number: self._seen[number] for number in self._likely}
             self._runs_left = list(reversed(runs.values()))
             self.look_on()
         self.log.sweep()
@@ -102,6 +105,7 @@ class Prewarming:
             run = self._runs_left.pop()
             if run.number in known:
                 self._likely[run.number] = self.runs.likely_calls_of(run, self.needs)
+                self._seen[run.number] = run.reports
             if self.clock() >= until_s:
                 break
 
@@ -111,8 +115,14 @@ class Prewarming:
         return [call for calls in self._likely.values() for call in calls]
 
     def due_now(self, *kinds: str) -> list[LikelyCall]:
-        """Return the likely calls of runs in progress whose *kinds* of backends are to be warmed now."""
-        return [call for call in due(self.likely, *kinds) if call.run in self.runs.standings.by_number]
+        """Return the likely calls of runs in progress whose *kinds* of backends are to be warmed now.
+
+        A run of which a call came or ended since it was looked at has none: what was likely may have come.
+        """
+        runs, seen = self.runs.standings.by_number, self._seen
+        return [
+            call for call in due(self.likely, *kinds) if call.run in runs and runs[call.run].reports == seen[call.run]
+        ]
 
     def called_by(self, call: LikelyCall) -> CalledBy:
         """Return whose call *call* will be."""

@@ -199,6 +199,8 @@ class Run:
     gathered_s: float = np.inf
     """When its open step that just comes has gathered its calls; infinity for none."""
     draws: int = 0
+    reports: int = 0
+    """Of calls that came or ended."""
     changed: bool = True
     """Whether a step has ended since its service was drawn."""
 
@@ -221,6 +223,7 @@ class Run:
         step.input_tokens += call.prompt_tokens
         self.calls[call.request] = step, call
         self.changed = True
+        self.reports += 1
         if call.endpoint >= 0:
             self.latest = call
 
@@ -229,6 +232,7 @@ class Run:
         step, call = self.calls.pop(request)
         step.open -= 1
         self.changed = True
+        self.reports += 1
         if output_tokens is None:
             step.calls -= 1
             step.input_tokens -= call.prompt_tokens

@@ -201,6 +201,7 @@ async def test_a_container_is_started_before_its_unit_and_handed_to_it(served):
     await plan  # else another one may follow
     handed = await report(served, "t1", state="running")
     assert handed["warm"] is True
+    assert not served.gateway.dispatcher.prewarming.due_now("container")  # whatever was likely before it came
     assert await listens(handed["address"])
     assert await report(served, "t1", state="running") == handed
     second = await report(served, "t2", state="running")
