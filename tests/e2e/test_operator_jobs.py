@@ -61,7 +61,7 @@ def test_draining_and_resuming_take_three_clicks_each(begin):
 
 def test_a_key_and_its_first_call_take_two_clicks(begin):
     page = begin("/keys/", permissions=["clipboard-read", "clipboard-write"])
-    page.get_by_label("Name").fill("first call")
+    page.get_by_role("textbox", name="Name", exact=True).fill("first call")
     page.get_by_role("combobox", name="Tenant").select_option("Acme Assistants")
     page.get_by_role("button", name="Create key").click()
     secret = page.get_by_role("status", name="Secret").text_content()
