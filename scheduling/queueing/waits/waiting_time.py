@@ -45,7 +45,7 @@ MOST_SHAPE: Final = 0.4
 def shape_of(squared: float) -> float:
     """Return the generalised Pareto distribution's shape for a variance of *squared* times mean²; never 0."""
     shape = min((1.0 - 1.0 / squared) / 2.0, MOST_SHAPE) if squared > 1e-3 else -500.0
-    return shape if abs(shape) > 1e-7 else 1e-7
+    return shape if abs(shape) > 1e-12 else 1e-12
 
 
 @compiled
@@ -111,7 +111,7 @@ def waiting_time(
         shape = shape_of(output_variance / (output_mean * output_mean))
         scale_s = in_flight_tokens / tokens_per_s * (1.0 - shape)
         ended = (requests + 1.0) / (sequences + 1.0)
-        first_s = scale_s * ((1.0 - ended) ** -shape - 1.0) / shape
+        first_s = scale_s * math.expm1(-shape * math.log1p(-ended)) / shape
         if first_s < mean_s:
             slope_s = scale_s * (1.0 - ended) ** (-shape - 1.0)
             # A batch that started at once ends later than one at a random point, but never later than equation 2.
@@ -175,7 +175,8 @@ class Lengths:
         Instances are given requests by their expected length, and hold that much more.
         """
         shape = uncompiled(shape_of)(self.output_variance / self.output_mean**2)
-        return self.output_mean * math.pow(1.0 - shape, (1.0 - shape) / shape) / (1.0 - 2.0 * shape)
+        power = math.exp((1.0 - shape) / shape * math.log1p(-shape))
+        return self.output_mean * power / (1.0 - 2.0 * shape)
 
     def held(self, prompt_tokens: float) -> float:
         """Return the tokens in memory of a sequence with a prompt of *prompt_tokens*, at a random time."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduling.fleet.profile import Profile
@@ -72,6 +72,7 @@ def test_a_long_heap_is_sampled():
 
 
 @given(st.integers(0, 5000), lengths(), st.floats(1.0, 500.0), st.floats(1.0, 1e5))
+@example(0, Lengths(1.0, 1.0, 1.0, 2.0), 1.0, 1.0)  # exponential: a shape of 0
 def test_the_mean_is_that_of_the_plain_twin(requests, known, batch, rate):
     in_flight = known.in_flight(round(batch), 0)
     plain = reference.wait_s(

@@ -147,7 +147,7 @@ def test_a_busy_instance_does_not_lengthen_its_round_trip(samples, weight):
         before_s = fleet.round_trips[0, ROUND_TRIP_S]
         note_round_trip(fleet, 0, round_trip_s, weight)
         counted += [round_trip_s] if light or not counted else []
-        assert fleet.round_trips[0, ROUND_TRIP_S] <= max(counted)
+        assert fleet.round_trips[0, ROUND_TRIP_S] <= max(counted) * (1 + 1e-12)  # rounding of the average
         assert light or not before_s or fleet.round_trips[0, ROUND_TRIP_S] <= before_s
 
 
