@@ -5,9 +5,11 @@ the few that start there within a dispatch round trip (`scheduling.routing.reque
 loop, so no lock is needed; every decision is one compiled call on the arrays that the simulator also uses.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace as dataclass_replace
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 from msgspec.structs import replace
@@ -35,6 +37,8 @@ from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.models import ModelRule, fallback_rule
 from scheduling.routing.regions import better_home, pressure
 
+P = ParamSpec("P")
+logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 WHY_FALLBACK = {
     ModelRule.UNAVAILABLE: "no instance of that takes it now",
@@ -57,7 +61,7 @@ class Dispatcher:
         self._by_prefix = topology.by_prefix  # as of the last change
         self.queue = WaitingQueue(topology, clock)
         self.accounts = TokenAccounts(topology)
-        self.suspects = Suspects(topology, clock, self._place_again)
+        self.suspects = Suspects(topology, clock, self._guarded(self._place_again))
         self.waits = Waits(topology, self.queue, clock)
         self.runs = ApplicationRuns(topology, self.queue, self._produced)
         self.prewarming = Prewarming(topology, self.queue, self.runs, clock, deliver)
@@ -71,8 +75,8 @@ class Dispatcher:
             self.queue,
             clock,
             spot_with_room=self.placement.spot_with_room,
-            enqueue=self._enqueue,
-            refuse=self._give_up,
+            enqueue=self._guarded(self._enqueue),
+            refuse=self._guarded(self._give_up),
             deliver=deliver,
         )
 
@@ -196,26 +200,45 @@ class Dispatcher:
 
     def sweep_queues(self) -> None:
         """Refuse requests held too long, and move those that are better off elsewhere."""
-        now_s, max_hold_s = self.clock(), self.topology.tuned.MAX_HOLD_S
+        check, now_s = self._guarded(self._check_hold), self.clock()
         # Those of donated instances come last, in the order of their models and regions, not as they were first needed.
         for endpoint in sorted(self.topology.endpoints, key=lambda one: (one.is_spot, (one.base or one).index)):
-            serves_adapters = not self.queue.count(endpoint) or self.topology.serves_adapters(endpoint)
-            for request in self.queue.in_order(endpoint):
-                if request.adapter >= 0 and not serves_adapters and not request.has_begun:
-                    self._drop(request, _no_adapters(request.asked))
-                    continue
-                if self._waits_too_long(request, now_s - request.asked.arrived_s):
-                    continue
-                held_s = hold_s(request.asked.deadline_s or math.inf, max_hold_s)
-                if not request.has_begun and now_s - request.asked.arrived_s > held_s:
-                    self._give_up(request, held_s)
+            for request in self._waiting_in_order(endpoint):
+                check(request)
             self.rehome(endpoint, now_s)
         for request in self.pinned.all():
-            held_s = hold_s(request.asked.deadline_s or math.inf, max_hold_s)
-            if self.pinned.replica_of(request.asked) is None:
-                self._drop(request, gone(request.asked))
-            elif not request.has_begun and now_s - request.asked.arrived_s > held_s:
-                self._give_up(request, held_s)
+            if request.replica is None:
+                check(request)
+
+    def _waiting_in_order(self, endpoint: Endpoint) -> Iterator[Request]:
+        """Yield what waits for *endpoint*, without what has left or moved by the time of its turn."""
+        for request in self.queue.in_order(endpoint):
+            if request.slot >= 0 and request.endpoint is endpoint:
+                yield request
+
+    def _check_hold(self, request: Request) -> None:
+        """Refuse *request*, which waits, if it waits in vain or too long, or queue it for the fallback of its model."""
+        asked, pinned = request.asked, request.slot < 0
+        if pinned and self.pinned.replica_of(asked) is None:
+            self._drop(request, gone(asked))
+        elif request.adapter >= 0 and not request.has_begun and not self.topology.serves_adapters(request.endpoint):
+            self._drop(request, _no_adapters(asked))
+        elif pinned or not self._waits_too_long(request, self.clock() - asked.arrived_s):
+            self._give_up_late(request)
+
+    def _guarded(self, act: Callable[Concatenate[Request, P], object]) -> Callable[Concatenate[Request, P], None]:
+        """Return *act*, whose error ends its request alone: the rest of what a sweep looks at goes on."""
+
+        def guarded(request: Request, *args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                act(request, *args, **kwargs)
+            except Exception:
+                logger.exception("dispatcher: request %s ends with an error", request.asked.request_id)
+                if request.asked.number in self._requests:
+                    message = "The request could not be queued because of an internal error."
+                    self._refuse(request, 500, "internal_error", message, 5)
+
+        return guarded
 
     # Instances
 
@@ -519,11 +542,10 @@ class Dispatcher:
 
     def _finished(self, finished: port.Finished) -> None:
         """Learn length and pace from an answered request, and release it."""
-        request = self._requests.pop(finished.number, None)
+        request = self._requests.get(finished.number)
         if request is None:
             return
         self.waits.finished(request, finished.output_tokens)
-        self.runs.end(finished.number, finished.output_tokens)
         self.suspects.tried(request, cleared=True)
         replica = request.replica
         if replica is not None:
@@ -538,12 +560,15 @@ class Dispatcher:
             replica.round_trip.request_ended(now_s - request.placed_s)
             note_end(self.topology.fleet, replica.slot, self.queue.moment_s)
             self.queue.settle(request, finished.output_tokens - request.kept_tokens)
-        self._release(request)
+        self._end(request, finished.output_tokens)
 
     def _left(self, left: port.Left) -> None:
         """Release a request, or only take it off its instance, and count that instance's failure."""
         request = self._requests.get(left.number)
         if request is None:
+            if left.again:  # the gateway waits for it to be placed
+                message = "The request is not known to the dispatcher any longer."
+                self.deliver(port.Refused(left.number, 503, "model_unavailable", message, retry_after_s=1))
             return
         replica = request.replica
         if replica is not None and left.failure:
@@ -554,16 +579,14 @@ class Dispatcher:
         if replica is not None and left.adapter_failed:
             drop_adapter(self.topology.fleet, replica.slot, request.adapter)
         held = replica is not None and cut and self.suspects.was_cut(request, replica, left.again)
-        self._release(request)
-        if left.again:
-            request.evictions += left.evicted
-            _keep(request, left.kept_tokens)
-            if not held:
-                self._place_again(request, busy=left.failure == port.BUSY)
-        else:
-            self.suspects.gone(request)
-            self.runs.end(left.number, None)
-            del self._requests[left.number]
+        if not left.again:
+            self._end(request)
+            return
+        self._withdraw(request)
+        request.evictions += left.evicted
+        _keep(request, left.kept_tokens)
+        if not held:
+            self._place_again(request, busy=left.failure == port.BUSY)
 
     def _note_failure(self, request: Request, replica: Replica, left: port.Left) -> None:
         topology, now_s = self.topology, self.clock()
@@ -594,8 +617,16 @@ class Dispatcher:
             if request.slot >= 0:
                 self.queue.note_prefix(request)
 
-    def _release(self, request: Request) -> None:
-        """Take *request* out of its queue or instance, and give its room to others."""
+    def _end(self, request: Request, output_tokens: int | None = None) -> None:
+        """Forget *request*, wherever it is: every request leaves here. Without *output_tokens* it was not answered."""
+        number = request.asked.number
+        self.runs.end(number, output_tokens)
+        self._withdraw(request)
+        self.suspects.gone(request)
+        del self._requests[number]
+
+    def _withdraw(self, request: Request) -> None:
+        """Take *request* out of its queue, off its instance or from the queue manager, and give its room to others."""
         self.placement.release(request)
         replica = self.accounts.close(request)
         self.holding.drop(request.asked.number)
@@ -660,12 +691,9 @@ class Dispatcher:
     def rehome(self, endpoint: Endpoint, now_s: float) -> None:
         """Move requests that wait for *endpoint* to a better one, as long as there is one."""
         topology, queue = self.topology, self.queue
-        waiting = queue.in_order(endpoint)
-        if not waiting:
-            return
         kept = set[bool]()  # whether requests of a kind stay
         spill_above = endpoint.spec.policy.region_threshold
-        for request in waiting:
+        for request in self._waiting_in_order(endpoint):
             opportunistic = request.asked.opportunistic
             if opportunistic in kept:
                 continue
@@ -700,6 +728,11 @@ class Dispatcher:
             )
             self.placement.pump(target)
 
+    def _give_up_late(self, request: Request) -> None:
+        held_s = hold_s(request.asked.deadline_s or math.inf, self.topology.tuned.MAX_HOLD_S)
+        if not request.has_begun and self.clock() - request.asked.arrived_s > held_s:
+            self._give_up(request, held_s)
+
     def _give_up(self, request: Request, held_s: float) -> None:
         self._refuse(request, 503, "hold_expired", f"No instance had room within {held_s:.0f} s.", 30)
 
@@ -707,12 +740,7 @@ class Dispatcher:
         self._drop(request, port.Refused(request.asked.number, status, code, message, retry_after_s=retry_after_s))
 
     def _drop(self, request: Request, refused: port.Refused) -> None:
-        self.pinned.drop(request)
-        if request.slot >= 0:
-            self.queue.take_out(request.slot)
-        self.suspects.gone(request)
-        self.runs.end(request.asked.number, None)
-        del self._requests[request.asked.number]
+        self._end(request)
         self.deliver(refused)
 
     def evict(self, number: int) -> int | None:

@@ -127,19 +127,23 @@ class Holding:
             self.work.follow(model, self._rule(model))
         self.read_signals()
         for release in self.work.pull(self.signals, now_s):
-            self.released.append((now_s, release))
-            request, endpoint = self._forget(release.number), self.topology.endpoint(release.model, release.region)
+            endpoint = self.topology.endpoint(release.model, release.region)
             assert endpoint is not None  # it sent the signal
-            request.asked = replace(request.asked, priority=release.priority and max(1, request.asked.priority))
-            request.release = {
-                "why": release.why,
-                "use": None if math.isinf(release.use) else round(release.use, 4),
-                "held_s": round(release.held_s, 3),
-                "priority": request.asked.priority,
-            }
-            request.released_s = now_s
-            self._enqueue(request, endpoint)
+            self._release(release, endpoint, now_s)
         self._fill_spot(now_s)
+
+    def _release(self, release: Release, endpoint: Endpoint, now_s: float) -> None:
+        self.released.append((now_s, release))
+        request = self._forget(release.number)
+        request.asked = replace(request.asked, priority=release.priority and max(1, request.asked.priority))
+        request.release = {
+            "why": release.why,
+            "use": None if math.isinf(release.use) else round(release.use, 4),
+            "held_s": round(release.held_s, 3),
+            "priority": request.asked.priority,
+        }
+        request.released_s = now_s
+        self._enqueue(request, endpoint)
 
     def _fill_spot(self, now_s: float) -> None:
         """Give held requests to donated instances, for as long as these have room."""
@@ -147,13 +151,10 @@ class Holding:
             for held, endpoint in self.work.to_spot(
                 model, lambda number: self._spot_with_room(self._requests[number].asked)
             ):
-                request = self._forget(held.number)
-                held_s, priority = now_s - request.asked.arrived_s, request.asked.priority
-                release = Release(held.number, model, endpoint.region, priority, SPOT, 0.0, held_s)
-                self.released.append((now_s, release))
-                request.released_s = now_s
-                request.release = {"why": SPOT, "use": None, "held_s": round(held_s, 3), "priority": priority}
-                self._enqueue(request, endpoint)
+                asked = self._requests[held.number].asked
+                held_s = now_s - asked.arrived_s
+                release = Release(held.number, model, endpoint.region, asked.priority, SPOT, math.inf, held_s)
+                self._release(release, endpoint, now_s)
 
     def read_signals(self) -> None:
         """Read the signal of every endpoint that gets requests."""

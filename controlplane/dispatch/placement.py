@@ -50,7 +50,6 @@ class Placement:
         if not candidates.size:
             return None
         topology = self.topology
-        self.queue.fit()
         spill_above, now_s = topology.endpoints[int(candidates[0])].spec.policy.region_threshold, self.clock()
         index = kernels.choose_region(
             topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s
@@ -75,7 +74,6 @@ class Placement:
         lent = self.topology.lent(asked.model, asked.region) if may_go else NONE_LENT
         if not lent.size:
             return None
-        self.queue.fit()
         topology = self.topology
         index = kernels.first_with_room(topology.fleet, topology.arrays, lent, self.queue.arrays.size)
         return topology.endpoints[int(index)] if index >= 0 else None
@@ -157,7 +155,6 @@ class Placement:
             return kernels.dispatch(
                 topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates
             )
-        self.accounts.fit_maps()
         known = policy == LEAST_DELAY and endpoint.spec.policy.exact_prefixes and self._know(endpoint)
         slot, instance = kernels.dispatch_ahead(
             topology.fleet,

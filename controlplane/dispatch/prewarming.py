@@ -35,7 +35,7 @@ from scheduling.applications.system_prompts import Prompt, PromptPrewarming
 from scheduling.compiled import uncompiled
 from scheduling.fleet.profile import USUAL
 from scheduling.routing.adapters import NOT_LOADED
-from scheduling.routing.prefix_affinity import Affinity, covered
+from scheduling.routing.prefix_affinity import covered
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
 
 WAKE_S: Final = 5.0
@@ -173,7 +173,6 @@ class Prewarming:
             number = topology.adapter_number(one.backend)
             if replica is None or kernels.tier_of(fleet, replica.slot, number) == NOT_LOADED:
                 self.log.settle(one, "waste")
-        self.queue.fit()
         by = [each.spec.tuned.PREWARM_BY for each in topology.endpoints]
         warmed = self.adapters.look(
             fleet, topology.arrays, self.queue.arrays, lambda at: by[at] if at < len(by) else LRU, self.likely
@@ -223,7 +222,7 @@ class Prewarming:
         for slot in prompts.overdue(now_s):
             self._end(slot, "It did not answer.")
         endpoint_of = {slot: one.endpoint.index for slot, one in topology.by_slot.items()}
-        for slot, prefix in prompts.waste(topology.fleet, self._affinity(), endpoint_of, now_s):
+        for slot, prefix in prompts.waste(topology.fleet, self.queue.affinity, endpoint_of, now_s):
             name = topology.by_slot[slot].name if slot in topology.by_slot else ""
             self._settle(prefix, name, "waste")
         there = {one.name for one in topology.replicas.values()}
@@ -243,14 +242,10 @@ class Prewarming:
             for call in calls.get(endpoint.index, ()) if tuned.PREWARM_BY != EPWQ else ():
                 self._warm(endpoint, cast("int", call.target.name), why_likely(call), self.called_by(call))
 
-    def _affinity(self) -> Affinity:
-        self.queue.fit()
-        return self.queue.affinity
-
     def _is_cold(self, endpoint: Endpoint, prefix: Hashable) -> bool:
         """Whether no instance of *endpoint* with room has a system prompt, whose text is known."""
         topology = self.topology
-        return self.prompts.is_cold(topology.fleet, topology.arrays, self._affinity(), endpoint.index, prefix)
+        return self.prompts.is_cold(topology.fleet, topology.arrays, self.queue.affinity, endpoint.index, prefix)
 
     def _warm(self, endpoint: Endpoint, prefix: int, why: str, called_by: CalledBy) -> None:
         """Have one instance of *endpoint* compute a system prompt, where the rule says so."""
@@ -261,7 +256,7 @@ class Prewarming:
         slot = self.prompts.place(
             topology.fleet,
             topology.arrays,
-            self._affinity(),
+            self.queue.affinity,
             endpoint.index,
             prefix,
             profile,
@@ -289,7 +284,7 @@ class Prewarming:
             self._end(replica.slot, record.failure or "It was restarted.")
             return
         fleet, endpoint = self.topology.fleet, replica.endpoint.index
-        self.prompts.end(fleet, self._affinity(), endpoint, replica.slot, self.clock())
+        self.prompts.end(fleet, self.queue.affinity, endpoint, replica.slot, self.clock())
         one = self.log.get("prefix", name_of_prefix(record.prefix), record.instance)
         if one is not None:
             self.log.warm(one)
@@ -297,7 +292,7 @@ class Prewarming:
     def _end(self, slot: int, why: str) -> None:
         """Give up what is being warmed in *slot*."""
         prefix, replica = self.prompts.warming[slot].prompt, self.topology.by_slot.get(slot)
-        self.prompts.end(self.topology.fleet, self._affinity(), -1, slot, self.clock(), failed=True)
+        self.prompts.end(self.topology.fleet, self.queue.affinity, -1, slot, self.clock(), failed=True)
         if replica is not None:
             self._settle(prefix, replica.name, "failed", why)
 

@@ -119,7 +119,6 @@ class ApplicationRuns:
         run = self.standings.runs.get((application, name))
         if run is not None:
             run.first = first
-            self.queue.fit()
             self._rekey(run.number)
         return run is not None
 
@@ -164,7 +163,6 @@ class ApplicationRuns:
             adapter=request.adapter,
             endpoint=endpoint.index,
         )
-        queue.fit()
         run = self.standings.come(call, queue.since_start_s(asked.arrived_s))
         request.run = run.number
         if self._is_ranked(request.asked.model):

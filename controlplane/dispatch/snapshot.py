@@ -137,7 +137,6 @@ class Snapshot:
             self.dispatcher.queue,
             self.dispatcher.topology,
         )
-        queue.fit()
         affinity, recorded = queue.affinity, asked.prefix_hashes
         spare = affinity.noted_count.size - 1
         affinity.noted[spare, : len(recorded)] = recorded

@@ -36,6 +36,7 @@ class TokenAccounts:
         self.topology = topology
         self.maps = lookahead.allocate(topology.fleet.endpoint.size, FIRST_REQUESTS)
         self._tokens = np.zeros(0, np.int64)  # scratch
+        topology.on_growth.append(self._grow)
 
     def open(self, request: Request, replica: Replica) -> None:
         """Register *request* on *replica*, where its first sequence and its tokens are reserved."""
@@ -94,20 +95,18 @@ class TokenAccounts:
 
     # Look-ahead maps
 
-    def fit_maps(self) -> None:
-        """Provide a map for every slot of the fleet's arrays."""
-        instances = self.topology.fleet.endpoint.size
-        if self.maps.clock.size < instances:
-            self.maps = lookahead.grow(self.maps, instances, self.maps.instance.size)
+    def _grow(self, requests: int = 0) -> None:
+        """Make room for all instances, and for *requests* over all of them."""
+        requests = max(requests, self.maps.instance.size)
+        self.maps = lookahead.grow(self.maps, self.topology.fleet.endpoint.size, requests)
 
     def enter(self, request: Request, instance: int) -> None:
         """Enter *request*, which has just begun to decode on the instance in slot *instance*, into the map.
 
         Several sequences of one request share their prompt; they count as one, which is slightly too few.
         """
-        self.fit_maps()
         if self.maps.counters[lookahead.FREE] == 0:
-            self.maps = lookahead.grow(self.maps, self.maps.clock.size, 2 * self.maps.instance.size)
+            self._grow(2 * self.maps.instance.size)
         request.ahead_tokens = max(request.output_tokens // request.asked.sequences - 1, 0)
         output = request.expected_tokens - request.expected_prompt
         request.ahead = enter_map(self.maps, instance, request.asked.prompt_tokens, output, request.ahead_tokens)
@@ -138,7 +137,7 @@ class TokenAccounts:
         """Return the outlook of the accepting instances of *endpoint*, each with its part of *waiting_tokens*."""
         fleet = self.topology.fleet
         slots = [replica.slot for replica in self.topology.members(endpoint)]
-        accepting = [slot for slot in slots if fleet.accepting[slot] and slot < self.maps.clock.size]
+        accepting = [slot for slot in slots if fleet.accepting[slot]]
         overloaded, peaks = 0, []
         for slot in accepting:
             iterations = int(fleet.look_ahead[slot, ITERATIONS])

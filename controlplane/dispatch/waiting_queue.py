@@ -64,8 +64,10 @@ class WaitingQueue:
 
     def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
         self.topology = topology
-        self.arrays = allocate_waiting(16, 1024, topology.fleet.endpoint.size)
+        self.arrays = allocate_waiting(topology.arrays.cursor.size, 1024, topology.fleet.endpoint.size)
+        # Beside each slot a place for a prompt that no request has (`prewarming`).
         self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1025)
+        topology.on_growth.append(self._grow)
         self.clock, self.began_s = clock, clock()
         self._ordering: dict[int, int] = {}  # by endpoint: ordering of the keys in its heap
         self._held: dict[int, Request] = {}  # by slot of the waiting set
@@ -96,7 +98,6 @@ class WaitingQueue:
 
         Call after any change of the topology, and every second.
         """
-        self.fit()
         any_grouped, limits = False, dict[int, int]()
         for endpoint in self.topology.endpoints:
             ordering, before = ORDERINGS[endpoint.spec.policy.ordering], self._ordering.get(endpoint.index)
@@ -167,7 +168,7 @@ class WaitingQueue:
     def settle(self, request: Request, output_tokens: int) -> None:
         """Charge the tenant of *request*, which leaves its instance, for its output in place of what was expected of it."""
         shares, at = self.arrays.shares, request.endpoint.index
-        if at < shares.ordering.size and shares.ordering[at] == VTC:
+        if shares.ordering[at] == VTC:
             tenant = self._tenant(request.asked)
             expected = request.expected_tokens - request.expected_prompt
             more = OUTPUT_WEIGHT * (output_tokens - expected) / float(shares.weight[tenant])
@@ -274,7 +275,7 @@ class WaitingQueue:
 
     def count(self, endpoint: Endpoint) -> int:
         """Return the number of requests that wait for *endpoint*."""
-        return int(self.arrays.size[endpoint.index]) if endpoint.index < self.arrays.size.size else 0
+        return int(self.arrays.size[endpoint.index])
 
     def prompt_tokens(self, endpoint: Endpoint) -> int:
         """Return the prompt tokens that wait for *endpoint*."""
@@ -319,7 +320,6 @@ class WaitingQueue:
 
     def key_of_new(self, request: Request, endpoint: Endpoint) -> float:
         """Return the queue key that *request* would have at *endpoint*."""
-        self.fit()
         asked = request.asked
         arrival_s = self.since_start_s(asked.arrived_s)
         return self._queue_key(request, endpoint, arrival_s, asked.prompt_tokens, request.predicted_tokens)
@@ -332,7 +332,8 @@ class WaitingQueue:
 
     def add(self, request: Request, endpoint: Endpoint) -> None:
         """Queue *request* for *endpoint*, with a queue key by the ordering there."""
-        self.fit()
+        if len(self._held) >= self.arrays.key.size:
+            self._grow(2 * self.arrays.key.size)
         asked = request.asked
         arrival_s = self.since_start_s(asked.arrived_s)
         # A prompt estimated larger than any instance must not block the queue for ever: vLLM knows better.
@@ -391,21 +392,12 @@ class WaitingQueue:
         request.slot = -1
         return request
 
-    def fit(self) -> None:
-        """Grow the waiting set to a heap for every endpoint and a spare slot: kernels index without a check."""
-        endpoints, capacity = self.arrays.heap.shape
-        instances = self.topology.fleet.endpoint.size
-        full = len(self._held) >= capacity
-        if full or endpoints < len(self.topology.endpoints) or self.arrays.groups.queues.size < instances:
-            self.arrays = grow_waiting(
-                self.arrays,
-                2 * capacity if full else capacity,
-                max(endpoints, self.topology.arrays.cursor.size),
-                instances,
-            )
-        slots = self.arrays.key.size + 1  # and a place for a prompt that no request has (`prewarming`)
-        if self.affinity.matched.size < instances or self.affinity.noted_count.size < slots:
-            self.affinity = grow_affinity(self.affinity, instances, slots)
+    def _grow(self, slots: int = 0) -> None:
+        """Make room for all endpoints and instances, and for *slots* requests: kernels index without a check."""
+        topology, slots = self.topology, max(slots, self.arrays.key.size)
+        instances = topology.fleet.endpoint.size
+        self.arrays = grow_waiting(self.arrays, slots, topology.arrays.cursor.size, instances)
+        self.affinity = grow_affinity(self.affinity, instances, slots + 1)
 
     def fit_blocks(self, more: int) -> None:
         """Grow the index of cached blocks so that *more* fit."""

@@ -86,8 +86,7 @@ class Paces:
 
     def shares(self, replica: Replica) -> bool:
         """Whether *replica* shares one virtual queue with the other instances on its GPUs."""
-        swap_s = self.queue.arrays.groups.swap_s
-        return replica.slot < swap_s.size and bool(swap_s[replica.slot] < math.inf)
+        return bool(self.queue.arrays.groups.swap_s[replica.slot] < math.inf)
 
     def serving(self, endpoint: Endpoint) -> int:
         """Return the number of instances of *endpoint* that accept work."""

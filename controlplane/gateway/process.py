@@ -275,9 +275,16 @@ class Gateway:
             self.dispatcher.pump_all()
 
     async def _sweep(self) -> None:
+        """Do every part of the sweep, and raise the first error of any."""
+        errors = []
         for step in self.dispatcher.sweep_steps():
-            step()
+            try:
+                step()
+            except Exception as error:
+                errors.append(error)
             await asyncio.sleep(0)
+        if errors:
+            raise errors[0]
 
     async def _release(self) -> None:
         self.dispatcher.holding.look()

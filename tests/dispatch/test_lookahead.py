@@ -57,6 +57,7 @@ def test_the_maps_grow_with_requests_and_instances() -> None:
     topology = Topology(instances=1)
     accounts = TokenAccounts(topology)
     topology.fleet = grow_fleet(topology.fleet, 5)
+    topology._grown()
     tickets = [ticket() for _ in range(FIRST_REQUESTS + 3)]
     for number, each in enumerate(tickets):
         accounts.enter(each, number % 5)

@@ -1,5 +1,6 @@
 """The gateway's end of the port: records that it submits, and its handling of those that return."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -153,6 +154,8 @@ async def test_it_leaves_once_and_hears_nothing_afterwards(side):
     assert side.records == [Finished(0), Left(1, failure=DEAD)]
     side.requests.take(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {}, 600.0))
     assert gone.state is TicketState.ACCEPTED
+    await asyncio.sleep(0)
+    assert side.records[2:] == [Left(1)], "the place that it was given is free again"
 
 
 async def test_the_task_of_a_request_whose_instance_is_lost_is_interrupted(side):

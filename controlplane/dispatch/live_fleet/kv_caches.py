@@ -69,7 +69,6 @@ class KvCache:
     def known(self) -> None:
         """Rely on it from now on."""
         self.why = ""
-        self.queue.fit()
         self.queue.affinity.blocks.block_tokens[self.slot] = self.block_tokens
 
     def unknown(self, why: str) -> None:

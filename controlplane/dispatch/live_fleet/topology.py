@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 
@@ -233,6 +233,8 @@ class Topology:
         """Set together with `Replica.in_doubt` of any instance."""
         self.notices: deque[Notice] = deque(maxlen=MOST_NOTICES)
         """Events to be written."""
+        self.on_growth: list[Callable[[], None]] = []
+        """Called when there are more endpoints or slots: all that is sized by these grows there, and nowhere else."""
         self._active: set[tuple[str, str]] = set()
         self._endpoint_of: dict[tuple[str, str], Endpoint] = {}
         self._candidates: dict[tuple[str, str, bool], NDArray[np.int32]] = {}
@@ -469,8 +471,13 @@ class Topology:
     def _append(self, endpoint: Endpoint) -> Endpoint:
         if endpoint.index >= self.arrays.cursor.size:
             self.arrays = grow_endpoints(self.fleet, self.arrays, 2 * self.arrays.cursor.size)
+            self._grown()
         self.endpoints.append(endpoint)
         return endpoint
+
+    def _grown(self) -> None:
+        for grow in self.on_growth:
+            grow()
 
     def _take(self, spec: InstanceSpec, lost: list[Replica]) -> None:
         endpoint = self._endpoint_of.get((spec.model, spec.region))
@@ -524,6 +531,7 @@ class Topology:
         if not free.size:
             self.fleet = grow_fleet(self.fleet, 2 * self.fleet.endpoint.size)
             self.arrays = grow_endpoints(self.fleet, self.arrays, self.arrays.cursor.size)
+            self._grown()
             free = np.flatnonzero(self.fleet.endpoint == EMPTY)
         slot = int(free[0])
         placed_tokens = int(self.fleet.placed_tokens[slot])

@@ -29,7 +29,6 @@ Tables = dict[str, dict[str, list[Any]]]
 def see(dispatcher: Dispatcher) -> Snapshot | None:
     """Return all groups in virtual queues, pinned ones included; None if there are none."""
     topology, queue = dispatcher.topology, dispatcher.queue
-    queue.fit()
     running = running_in(topology, queue)
     return snapshot(topology.fleet, topology.arrays, queue.arrays, queue.moment_s, running=running, pinned=True)
 

@@ -324,9 +324,11 @@ class OpenRequests:
     # From the dispatcher
 
     def take(self, record: port.OfRequest) -> None:
-        """Write a decision to its ticket. Ignored for a request that has left meanwhile."""
+        """Write a decision to its ticket. Ignored for a request that has left meanwhile, whose place is given back."""
         ticket = self._tickets.get(record.number)
         if ticket is None:
+            if isinstance(record, port.Placed):  # once the dispatcher is done with what it decides
+                asyncio.get_running_loop().call_soon(self._send, port.Left(record.number))
             return
         placement = ticket.placement
         match record:

@@ -125,7 +125,6 @@ class VirtualFleet:
     def _publish(self, slot: int) -> None:
         """Have the dispatcher know what the engine in *slot* stores and removes."""
         queue, self.publishes = self.dispatcher.queue, True
-        queue.fit()
         queue.affinity.blocks.block_tokens[slot] = BLOCK_TOKENS
 
         def store(content: object) -> None:

@@ -1,0 +1,548 @@
+"""Every way in which a request leaves the dispatcher, from every state that it can be in: nothing of it is left behind."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from controlplane.dispatch import port
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.live_fleet.inventory import AdapterSpec, EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.kv_caches import KvCache
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.queues.view import QueuesView
+from controlplane.gateway.process import Gateway
+from scheduling.lookahead.maps import FREE
+from scheduling.policy import EndpointPolicy
+from scheduling.routing.cached_blocks import USED
+
+RUN = (1, "app"), "run"
+SUSPECT = 7
+
+
+class World:
+    """A dispatcher, its fleet, and a gateway that answers as the real one does: *open* are its requests."""
+
+    def __init__(self, ordering="priority"):
+        self.now_s, self.answers, self.open, self.placed, self.held = 1000.0, [], set(), {}, set()
+        self.count, self.fillers, self.refused = 0, [], {}
+        self.inventory = Inventory(
+            models={name: ModelSpec(name, 4096, 0) for name in ("m", "f", "g")},
+            endpoints=tuple(
+                EndpointSpec(
+                    model, region, EndpointPolicy(ordering=ordering, requests_ahead_limit=0), max_num_seqs=1,
+                    max_loras=1,
+                )
+                for model, region in [("m", "east"), ("f", "east"), *(("g", f"r{at}") for at in range(13))]
+            ),
+            instances=tuple(
+                InstanceSpec(
+                    number, f"i{number}", f"http://127.0.0.1:1/{number}", state, 0.0, model, "east", "", 1, 1000,
+                    adapter_slots=(1, 1),
+                )
+                for number, (model, state) in enumerate(
+                    [("m", "ready"), ("m", "ready"), ("f", "ready"), ("m", "donated"), ("f", "ready")]
+                )
+            ),
+            adapters=(AdapterSpec("a", "m", "/a", 0),),
+            ttft_slo_ms=None,
+        )  # fmt: skip
+        self.topology = Topology(instances=5, endpoints=16)  # full: the next of either makes it grow
+        self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.deliver)
+        self.apply(self.inventory)
+
+    def apply(self, inventory):
+        self.dispatcher.apply_inventory(inventory)
+        self.dispatcher.pump_all()
+        self.answer()
+
+    def without_m(self, *, instances: bool):
+        """Return the inventory after the model was retired, or only its endpoint withdrawn."""
+        endpoints = tuple(one for one in self.inventory.endpoints if one.model != "m")
+        kept = tuple(one for one in self.inventory.instances if one.model != "m" or not instances)
+        models = {name: spec for name, spec in self.inventory.models.items() if name != "m" or not instances}
+        return replace(self.inventory, models=models, endpoints=endpoints, instances=kept, adapters=())
+
+    def deliver(self, record):
+        if isinstance(record, port.ServedModels | port.Warm | port.WarmPrefix):
+            return
+        number = record.number
+        assert number in self.open, f"{record} of a request that has left"
+        match record:
+            case port.Placed():
+                self.placed[number] = record
+            case port.Held():
+                self.held.add(number)
+            case port.Refused():
+                self.open.discard(number)
+                self.refused[number] = record.code
+            case port.Evict():
+                self.answers.append(port.Left(number, again=True, evicted=True))
+            case port.Lost():
+                ends = record.stopped or record.reclaimed
+                self.answers.append(port.Left(number, again=not ends, failure="" if ends else port.SILENT))
+
+    def answer(self):
+        while self.answers:
+            self.send(self.answers.pop(0))
+
+    def send(self, record):
+        if isinstance(record, port.Finished) or (isinstance(record, port.Left) and not record.again):
+            self.open.discard(record.number)
+        if isinstance(record, port.Left):
+            self.placed.pop(record.number, None)
+        self.dispatcher.take(record)
+        self.answer()
+
+    def submit(self, **fields) -> int:
+        number, self.count = self.count, self.count + 1
+        self.open.add(number)
+        given = {
+            "model": "m",
+            "priority": 0,
+            "due_s": None,
+            "prompt_tokens": 20,
+            "predicted_tokens": 30.0,
+            "max_tokens": None,
+        }
+        given |= {"sequences": 1, "streamed": True, "slo_class": "c"}
+        submitted = port.Submit(
+            number=number, request_id=f"r{number}", region="east", tenant_id=1, arrived_at=self.now_s,
+            arrived_s=self.now_s, **given | {"application": "app", "run": "run", "unit": "u"} | fields,
+        )  # fmt: skip
+        self.send(submitted)
+        return number
+
+    def fill(self):
+        """Let other requests take all instances of the model."""
+        while int(self.topology.fleet.running[:2].sum()) < 2:
+            self.fillers.append(self.submit(application="", run=""))
+
+    def empty(self):
+        for number in self.fillers:
+            if number in self.open:
+                self.send(port.Finished(number, 5))
+
+    def pass_time(self, seconds=1.0):
+        self.now_s += seconds
+        self.dispatcher.sweep()
+        self.answer()
+        self.dispatcher.holding.look()
+        self.answer()
+
+    def left_behind(self) -> dict[str, object]:
+        """Return everything that is counted of requests and is not zero."""
+        it, fleet, queue = self.dispatcher, self.topology.fleet, self.dispatcher.queue
+        maps = it.accounts.maps
+        counted = {
+            "requests": len(it._requests),
+            "places": int(fleet.running.sum()),
+            "kv tokens": int(fleet.kv_tokens.sum()),
+            "remaining tokens": int(fleet.remaining_tokens.sum()),
+            "queued prompt tokens": int(fleet.queued_prompt_tokens.sum()),
+            "adapters in use": int(fleet.adapter_requests.sum()),
+            "at instances": sum(len(one.requests) for one in self.topology.replicas.values()),
+            "sequences": sum(abs(one.running_sequences) for one in self.topology.endpoints),
+            "output": sum(abs(one.running_output_tokens) for one in self.topology.endpoints),
+            "in maps": int(maps.instance.size - maps.counters[FREE]) + int(maps.active.sum()),
+            "tokens in maps": int(maps.base_sum.sum()) + int(maps.ending.sum()),
+            "waiting": len(queue) + int(queue.arrays.size.sum()) + queue.by_tenant.total(),
+            "groups": queue.group_count,
+            "held": len(it.holding) + len(it.holding.work) + it.holding.by_tenant.total(),
+            "held by model": it.holding.work.waiting.total(),
+            "pinned": len(it.pinned.all()),
+            "for a trial": sum(map(len, it.suspects._line.values())) + len(it.suspects._on_trial),
+            "for a check": sum(len(held) for _, _, held in it.suspects._cut.values()),
+            "calls of runs": len(it.runs.standings._of_call),
+            "blocks": int(queue.affinity.blocks.counters[USED]),
+        }
+        return {name: count for name, count in counted.items() if count}
+
+
+# States
+
+
+def queued(world):
+    world.fill()
+    return world.submit()
+
+
+def held(world):
+    world.fill()
+    number = world.submit(interactive=False, deadline_s=5000.0, end_s=5000.0, priority=1)
+    assert number in world.held
+    assert len(world.dispatcher.holding) == 1
+    return number
+
+
+def opportunistic_held(world):
+    world.submit(interactive=False, opportunistic=True)  # on the donated instance
+    world.fill()
+    return world.submit(interactive=False, opportunistic=True, priority=2)
+
+
+def on_trial(world):
+    world.dispatcher.suspects.died(next(iter(world.topology.replicas.values())), [SUSPECT])
+    return world.submit(fingerprint=SUSPECT)
+
+
+def for_a_trial(world):
+    on_trial(world)
+    number = world.submit(fingerprint=SUSPECT)
+    assert number not in world.placed
+    return number
+
+
+def for_a_check(world):
+    number = placed(world)
+    world.send(port.Left(number, again=True, failure=port.CUT))
+    assert world.dispatcher.suspects._cut
+    return number
+
+
+def pinned(world):
+    world.fill()
+    number = world.submit(instance="i0")
+    assert len(world.dispatcher.pinned.all()) == 1
+    return number
+
+
+def pinned_running(world):
+    number = world.submit(instance="i0")
+    assert number in world.placed
+    return number
+
+
+def placed(world):
+    number = world.submit()
+    assert number in world.placed
+    return number
+
+
+def with_tokens(world):
+    number = placed(world)
+    world.send(port.Progress(((number, 1),)))
+    world.send(port.Progress(((number, 45),)))  # more than was predicted
+    return number
+
+
+def whole(world):
+    return world.submit(streamed=False, sequences=3)
+
+
+def evicted(world):
+    number = with_tokens(world)
+    world.fill()
+    world.fillers.append(world.submit(application="", run=""))  # takes its place
+    world.send(port.Left(number, again=True, evicted=True, kept_tokens=45))
+    assert number not in world.placed
+    return number
+
+
+def on_spot(world):
+    number = world.submit(interactive=False, opportunistic=True, evictable=True)
+    assert world.placed[number].instance == "i3"
+    world.send(port.Progress(((number, 3),)))
+    return number
+
+
+def with_adapter(world):
+    number = world.submit(adapter="a")
+    assert world.topology.fleet.adapter_requests.sum() == 1
+    return number
+
+
+def for_an_adapter(world):
+    world.fill()
+    return world.submit(adapter="a")
+
+
+def in_a_fallback(world):
+    """It waits for the fallback of its model, which a request of that model occupies."""
+    world.apply(replace(world.inventory, instances=world.inventory.instances[2:3]))
+    world.fillers.append(world.submit(model="f"))
+    number = world.submit(fallback="f")
+    assert world.dispatcher._requests[number].asked.model == "f"
+    return number
+
+
+def known_blocks(world):
+    for replica in world.topology.replicas.values():
+        cache = KvCache(world.dispatcher.queue, replica)
+        cache.block_tokens = 4
+        cache.known()
+    blocks = np.arange(1, 6, dtype=np.int64).tobytes()
+    return world.submit(token_blocks=blocks, token_block_size=4)
+
+
+STATES = [
+    queued, held, opportunistic_held, on_trial, for_a_trial, for_a_check, pinned, pinned_running, placed, with_tokens,
+    whole, evicted, on_spot, with_adapter, for_an_adapter, in_a_fallback, known_blocks,
+]  # fmt: skip
+
+# Exits
+
+
+def finished(world, number):
+    world.empty()
+    for _ in range(30):
+        if number in world.placed or number not in world.open:
+            break
+        world.pass_time()
+    assert number in world.placed
+    world.send(port.Finished(number, 9))
+
+
+def disconnected(world, number):
+    """Also when its key is revoked, or it is refused by its instance."""
+    world.send(port.Left(number))
+
+
+def failed(world, number):
+    world.send(port.Left(number, failure=port.ERROR, adapter_failed=True))
+
+
+def failed_everywhere(world, number):
+    world.empty()
+    for _ in range(30):
+        if number in world.placed:
+            world.send(port.Left(number, again=True, failure=port.ERROR))
+        world.pass_time()
+    assert number not in world.open
+
+
+def deadline_passed(world, number):
+    world.pass_time(20_000.0)
+
+
+def instances_lost(world, number):
+    for replica in list(world.topology.replicas.values()):
+        replica.reachable = False
+        world.topology.settle(replica)
+        world.dispatcher.lose(replica)
+        world.answer()
+    world.apply(replace(world.inventory, instances=()))
+    world.pass_time()
+
+
+def engine_died(world, number):
+    replica = world.dispatcher._requests[number].replica
+    if replica is not None:
+        world.dispatcher.died(replica)
+        world.dispatcher.lose(replica)
+        world.answer()
+    world.pass_time(11.0)
+
+
+def run_stopped(world, number):
+    waited, ran = world.dispatcher.stop_run(*RUN)
+    world.answer()
+    assert waited + ran >= 1
+    assert number not in world.open
+    later = world.submit()
+    assert world.refused[later] == "run_stopped"
+
+
+def model_retired(world, number):
+    world.apply(world.without_m(instances=True))
+    world.pass_time()
+
+
+def endpoint_withdrawn(world, number):
+    world.apply(world.without_m(instances=False))
+    world.pass_time()
+
+
+def asked_back(world, number):
+    world.dispatcher.evict(number)
+    world.answer()
+
+
+def reclaimed(world, number):
+    for replica in world.topology.replicas.values():
+        if replica.endpoint.is_spot:
+            world.dispatcher.reclaim(replica, late=False)
+            world.answer()
+            world.dispatcher.reclaim(replica, late=True)
+            world.answer()
+
+
+def adapters_off(world, number):
+    endpoints = tuple(replace(one, max_loras=0) for one in world.inventory.endpoints)
+    world.apply(replace(world.inventory, endpoints=endpoints, adapters=()))
+    world.pass_time()
+
+
+EXITS = [
+    finished, disconnected, failed, failed_everywhere, deadline_passed, instances_lost, engine_died, run_stopped,
+    model_retired, endpoint_withdrawn, asked_back, reclaimed, adapters_off,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ordering", ["priority", "qlm", "hermes", "vtc"])
+@pytest.mark.parametrize("state", STATES, ids=lambda one: one.__name__)
+def test_nothing_of_a_request_is_left_behind(state, ordering, subtests):
+    for exit_by in EXITS:
+        with subtests.test(exit=exit_by.__name__):
+            world = World(ordering)
+            number = state(world)
+            assert number in world.open
+            exit_by(world, number)
+            assert set(world.dispatcher._requests) == world.open, "both sides know the same requests"
+            for other in sorted(world.open):
+                world.send(port.Left(other))
+            for _ in range(3):
+                world.pass_time(20.0)
+            assert world.left_behind() == {}
+
+
+# Errors of one request
+
+
+def enqueue_fails(world, monkeypatch, number):
+    """As a request is queued for an endpoint, for one request."""
+    come = world.dispatcher.runs.come
+
+    def fails(request):
+        if request.asked.number == number:
+            raise KeyError(number)
+        come(request)
+
+    monkeypatch.setattr(world.dispatcher.runs, "come", fails)
+
+
+def test_an_error_of_one_held_request_ends_it_alone(monkeypatch):
+    world = World()
+    world.fill()
+    numbers = [world.submit(interactive=False, deadline_s=5000.0, end_s=5000.0, priority=1) for _ in range(3)]
+    enqueue_fails(world, monkeypatch, numbers[0])
+    world.empty()
+    world.pass_time(4999.0)
+    assert world.refused == {numbers[0]: "internal_error"}
+    assert set(numbers[1:]) <= set(world.placed)
+    for number in numbers[1:]:
+        world.send(port.Finished(number, 9))
+    assert world.left_behind() == {}
+
+
+def test_an_error_of_one_request_on_trial_ends_it_alone(monkeypatch):
+    world = World()
+    first = on_trial(world)
+    numbers = [world.submit(fingerprint=SUSPECT) for _ in range(2)]
+    enqueue_fails(world, monkeypatch, numbers[0])
+    world.send(port.Left(first))
+    assert world.refused == {numbers[0]: "internal_error"}
+    assert numbers[1] in world.placed
+
+
+def test_an_error_of_one_waiting_request_ends_it_alone(monkeypatch):
+    world = World()
+    world.fill()
+    numbers = [world.submit() for _ in range(3)]
+    drop = world.dispatcher.runs.end
+    failed = []
+
+    def fails(number, output_tokens):
+        if number == numbers[0] and not failed:
+            failed.append(number)
+            raise KeyError(number)
+        drop(number, output_tokens)
+
+    monkeypatch.setattr(world.dispatcher.runs, "end", fails)
+    world.pass_time(20_000.0)
+    assert failed
+    assert set(world.refused) == set(numbers)
+
+
+def test_a_request_that_only_the_gateway_knows_is_refused_when_it_is_to_be_placed_again():
+    world = World()
+    number = placed(world)
+    world.dispatcher._end(world.dispatcher._requests[number])
+    world.send(port.Left(number, again=True))
+    assert world.refused == {number: "model_unavailable"}
+    for unknown in (
+        port.Left(99),
+        port.Finished(99, 3),
+        port.Progress(((99, 3),), ((99, 0.1),)),
+        port.Prefix(99, (), 0),
+    ):
+        world.send(unknown)
+    assert world.left_behind() == {}
+
+
+async def test_an_error_of_one_part_of_a_sweep_leaves_out_no_other():
+    done = []
+
+    def fails():
+        raise IndexError("17")
+
+    dispatcher = SimpleNamespace(sweep_steps=lambda: (fails, lambda: done.append("then")))
+    with pytest.raises(IndexError, match="17"):
+        await Gateway._sweep(SimpleNamespace(dispatcher=dispatcher))
+    assert done == ["then"]
+
+
+# Growth
+
+
+def more_endpoints(world):
+    spec = replace(world.inventory.endpoints[0], region="west")
+    world.dispatcher.apply_inventory(replace(world.inventory, endpoints=(*world.inventory.endpoints, spec)))
+
+
+def donated(world):
+    """A donated instance of another model: it gets an endpoint of its own."""
+    specs = [replace(one, state="donated") if one.name == "i4" else one for one in world.inventory.instances]
+    world.dispatcher.apply_inventory(replace(world.inventory, instances=tuple(specs)))
+
+
+def more_instances(world):
+    spec = replace(world.inventory.instances[0], instance_id=9, name="i9", url="http://127.0.0.1:1/9")
+    world.dispatcher.apply_inventory(replace(world.inventory, instances=(*world.inventory.instances, spec)))
+
+
+def more_adapters(world):
+    for at in range(100):
+        world.topology.adapter_number(f"b{at}")
+
+
+CALLS = {
+    "submit": lambda world: world.submit(),
+    "submit, held": lambda world: world.submit(interactive=False, priority=1),
+    "submit, with an adapter": lambda world: world.submit(adapter="a"),
+    "submit, pinned": lambda world: world.submit(instance="i0"),
+    "progress": lambda world: world.send(port.Progress(((0, 2),))),
+    "finished": lambda world: world.send(port.Finished(0, 5)),
+    "left": lambda world: world.send(port.Left(0)),
+    "again": lambda world: world.send(port.Left(0, again=True)),
+    "sweep": lambda world: world.pass_time(),
+    "prewarm_on": lambda world: world.dispatcher.prewarm_on(),
+    "pump": lambda world: world.dispatcher.pump_all(),
+    "rank": lambda world: world.dispatcher.rank_runs(),
+    "move first": lambda world: world.dispatcher.runs.move_first(*RUN, first=True),
+    "waiting": lambda world: list(world.dispatcher.waiting_now(9)),
+    "queues": lambda world: QueuesView(world.dispatcher)(),
+    "outlook": lambda world: [world.dispatcher.outlook(one) for one in world.topology.endpoints],
+    "wait": lambda world: [world.dispatcher.estimated_wait_s(one) for one in world.topology.endpoints],
+}
+
+
+@pytest.mark.parametrize("ordering", ["priority", "qlm", "hermes"])
+@pytest.mark.parametrize("more", [more_endpoints, donated, more_instances, more_adapters], ids=lambda one: one.__name__)
+def test_the_fleet_may_grow_between_any_two_calls(more, ordering, subtests):
+    for name, call in CALLS.items():
+        with subtests.test(call=name):
+            world = World(ordering)
+            world.fill()
+            for fields in ({}, {"interactive": False, "priority": 1}, {"adapter": "a"}):
+                world.submit(**fields)
+            more(world)
+            endpoints, instances = len(world.topology.endpoints), len(world.topology.replicas)
+            queue, maps = world.dispatcher.queue, world.dispatcher.accounts.maps
+            assert min(queue.arrays.heap.shape[0], queue.arrays.shares.ordering.size) >= endpoints
+            assert min(queue.arrays.groups.queues.size, queue.affinity.matched.size, maps.clock.size) >= instances
+            call(world)
+            for number in sorted(world.open):
+                world.send(port.Left(number))
+            assert world.left_behind() == {}
