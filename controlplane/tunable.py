@@ -247,7 +247,8 @@ class Routing(Group):
     QUARANTINE_S: Seconds = 300.0
     """Time for which a request is refused after two engines ended while running it; 0 disables this."""
     WEDGED_S: PositiveSeconds = 30.0
-    """Time that work runs at an instance without an iteration or token before the instance counts as wedged."""
+    """Shortest time that work runs at an instance without an iteration or token before the instance counts as wedged: three
+    times as long as the longest iteration should take by its profile, if that is more; ten times this without one."""
     MAX_HOLD_S: Seconds = 600.0
     """Maximum wait of a request for an instance with room, cold starts included, where its class has no deadline."""
     FIRST_TOKEN_S: PositiveSeconds = 600.0

@@ -134,7 +134,7 @@ async def test_silence_on_both_fails_it(served, monkeypatch):
 @TWO
 async def test_one_that_stands_still_with_work_takes_nothing_more_and_its_requests_move(served):
     """C16: requests accepted, running reported, counters frozen: never noticed."""
-    await tune(served, "WEDGED_S", 0.8)
+    await tune(served, "WEDGED_S", 0.08)
     wedged = served.backends[0]
     wedged.script.hold = asyncio.Event()
     began = [asyncio.create_task(served.chat(stream=bool(number % 2))) for number in range(4)]

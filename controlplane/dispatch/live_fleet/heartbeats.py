@@ -48,6 +48,12 @@ SLOW_S = 3.0
 """Silence after which an instance gets no more requests while another of its endpoint serves."""
 SILENT_S = 10.0
 """Silence after which an instance fails. One that refuses connections fails after `HEARTBEAT_FAILURES` of them."""
+WEDGED_FACTOR = 3.0
+"""Times the expected length of an iteration after which work that makes no progress is stuck."""
+UNKNOWN_FACTOR = 10.0
+"""Times `WEDGED_S` after which it is where no length is expected."""
+TOKEN_BUDGET = 16_384
+"""vLLM's largest default of --max-num-batched-tokens."""
 IDENTIFY_EVERY_S = 10.0
 """Period of checks of an instance that does not match its registration."""
 HISTORY_S = 60.0  # window of the rates of preemptions and prefix hits
@@ -217,15 +223,25 @@ class Heartbeats:
             return await response.read()
 
     async def _look_at_work(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> None:
-        """Give *replica* up while its work makes no progress; take it back when it does."""
+        """Give *replica* up while its work makes no progress; take it back when it does.
+
+        Its requests become suspects only where its profile says that they should have taken less time.
+        """
         still_s = replica.health.still_s(metrics, now_s)
-        limit_s = self.topology.tuned.WEDGED_S
-        if still_s >= limit_s and not replica.lost and replica.spec.state in SERVING:
+        floor_s = self.topology.tuned.WEDGED_S
+        if still_s >= floor_s and not replica.lost and replica.spec.state in SERVING:
+            model = self.topology.models.get(replica.spec.model)
+            expected_s = longest_iteration_s(replica, metrics, model.context_tokens if model else 0)
+            limit_s = UNKNOWN_FACTOR * floor_s if expected_s is None else max(floor_s, WEDGED_FACTOR * expected_s)
+            if still_s < limit_s:
+                return
             replica.lost = replica.wedged = (
-                f"it is wedged: {metrics.running} requests run, and no iteration ended and no token came for {limit_s:g} s"
+                f"it is wedged: {metrics.running} requests run, and no iteration ended and no token came for {limit_s:.0f} s"
+                + ("" if expected_s is None else f"; one takes {expected_s:.1f} s at the most by its profile")
             )
             replica.health.wedge(now_s)
-            self.dispatcher.died(replica)
+            if expected_s is not None:
+                self.dispatcher.died(replica)
         elif replica.wedged and replica.lost == replica.wedged and replica.health.progresses(metrics, now_s):
             replica.lost = ""
 
@@ -418,6 +434,21 @@ class Heartbeats:
             (metrics.prefix_hits_total - first.prefix_hits_total) / queries if queries > 0 else None
         )
         self.topology.fleet.cached_share[replica.slot] = replica.prefix_hit_ratio or 0.0
+
+
+def longest_iteration_s(replica: Replica, metrics: VllmMetrics, context_tokens: int) -> float | None:
+    """Return the expected length of the longest iteration of what runs on *replica*, whose model has *context_tokens*.
+
+    None while it is not known: without a measured profile, and until the first prefill since its start has ended, which
+    may have to compile kernels first. Without chunks an iteration takes whole prompts, as many as its token budget has
+    room for, which is no smaller than the context then.
+    """
+    profile = replica.spec.profile
+    if profile is None or not metrics.prompt_tokens_total + metrics.generation_tokens_total:
+        return None
+    prefill_tokens = sum(one.asked.prompt_tokens for one in replica.requests if not one.output_tokens)
+    held_tokens = sum(one.asked.prompt_tokens + one.output_tokens for one in replica.requests)
+    return profile.step_time_s(min(prefill_tokens, max(TOKEN_BUDGET, context_tokens)), metrics.running, held_tokens)
 
 
 def _says_gone(error: Exception) -> bool:
