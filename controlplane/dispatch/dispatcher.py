@@ -35,11 +35,13 @@ from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.promises import ClassTerms, Verdict, decide
 from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.models import ModelRule, fallback_rule
-from scheduling.routing.regions import better_home, pressure
+from scheduling.routing.regions import SWEEP_S, better_home, pressure
 
 P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
+RETRY_S = 30.0
+"""`Retry-After` of a request that was held too long, where its wait is not known."""
 WHY_FALLBACK = {
     ModelRule.UNAVAILABLE: "no instance of that takes it now",
     ModelRule.WAIT: "it would have waited too long for that",
@@ -76,7 +78,7 @@ class Dispatcher:
             clock,
             spot_with_room=self.placement.spot_with_room,
             enqueue=self._guarded(self._enqueue),
-            refuse=self._guarded(self._give_up),
+            expire=self._guarded(self._expire),
             deliver=deliver,
         )
 
@@ -203,31 +205,45 @@ class Dispatcher:
         check, now_s = self._guarded(self._check_hold), self.clock()
         # Those of donated instances come last, in the order of their models and regions, not as they were first needed.
         for endpoint in sorted(self.topology.endpoints, key=lambda one: (one.is_spot, (one.base or one).index)):
+            self._follow_start(endpoint)
             for request in self._waiting_in_order(endpoint):
                 check(request)
             self.rehome(endpoint, now_s)
-        for request in self.pinned.all():
-            if request.replica is None:
-                check(request)
+        for request in (*self.pinned.all(), *self.suspects.waiting()):
+            check(request)
 
     def _waiting_in_order(self, endpoint: Endpoint) -> Iterator[Request]:
-        """Yield what waits for *endpoint*, without what has left or moved by the time of its turn."""
+        """Yield what waits for *endpoint*, without what has left or moved before it is yielded."""
         for request in self.queue.in_order(endpoint):
             if request.slot >= 0 and request.endpoint is endpoint:
                 yield request
 
     def _check_hold(self, request: Request) -> None:
         """Refuse *request*, which waits, if it waits in vain or too long, or queue it for the fallback of its model."""
-        asked, pinned = request.asked, request.slot < 0
-        if pinned and self.pinned.replica_of(asked) is None:
+        asked = request.asked
+        if request.replica is not None or asked.number not in self._requests:
+            return
+        if asked.instance and self.pinned.replica_of(asked) is None:
             self._drop(request, gone(asked))
         elif request.adapter >= 0 and not request.has_begun and not self.topology.serves_adapters(request.endpoint):
             self._drop(request, _no_adapters(asked))
-        elif pinned or not self._waits_too_long(request, self.clock() - asked.arrived_s):
+        elif request.slot < 0 or not self._waits_too_long(request, self.clock() - asked.arrived_s):
             self._give_up_late(request)
 
+    def _follow_start(self, endpoint: Endpoint) -> None:
+        """Note when an instance of *endpoint*, which none served, has come up: holds start again there."""
+        starting = self.waits.start_left_s(endpoint) is not None
+        if endpoint.starting and not starting and self.waits.paces.serving(endpoint):
+            endpoint.up_s = self.clock()
+        endpoint.starting = starting
+
+    def _expire(self, request: Request) -> None:
+        """Refuse *request*, which the queue manager held, or have it held on."""
+        if not self._give_up_late(request):
+            self.holding.hold_until(request, self.clock() + SWEEP_S)
+
     def _guarded(self, act: Callable[Concatenate[Request, P], object]) -> Callable[Concatenate[Request, P], None]:
-        """Return *act*, whose error ends its request alone: the rest of what a sweep looks at goes on."""
+        """Return *act*, whose error ends that request only: a sweep continues with the rest."""
 
         def guarded(request: Request, *args: P.args, **kwargs: P.kwargs) -> None:
             try:
@@ -728,13 +744,37 @@ class Dispatcher:
             )
             self.placement.pump(target)
 
-    def _give_up_late(self, request: Request) -> None:
-        held_s = hold_s(request.asked.deadline_s or math.inf, self.topology.tuned.MAX_HOLD_S)
-        if not request.has_begun and self.clock() - request.asked.arrived_s > held_s:
-            self._give_up(request, held_s)
+    def _give_up_late(self, request: Request) -> bool:
+        """Refuse *request*, which waits, if it may wait no longer, by the rules in docs/api.md; return whether it is."""
+        asked, tuned = request.asked, request.endpoint.spec.tuned
+        waited_s, held_s = (
+            self.clock() - asked.arrived_s,
+            hold_s(math.inf if asked.deadline_s is None else asked.deadline_s, tuned.MAX_HOLD_S),
+        )
+        if request.has_begun:
+            return False
+        if asked.max_wait_s is not None and waited_s > asked.max_wait_s:
+            why = (
+                f"No instance had room within {asked.max_wait_s:g} s, as long as X-Max-Wait says that the caller waits."
+            )
+            self._refuse(request, 504, "max_wait_expired", why, self._retry_s(request.endpoint))
+            return True
+        left_s = None
+        if asked.deadline_s is None:
+            left_s = self.waits.start_left_s(request.endpoint) if request.endpoint.starting else None
+            if tuned.HOLD_FOR_STARTS:
+                waited_s = min(waited_s, self.clock() - request.endpoint.up_s)
+        too_late = waited_s + (left_s or 0.0) > held_s and (left_s is None or not tuned.HOLD_FOR_STARTS)
+        if too_late:
+            why = f"No instance had room within {held_s:.0f} s."
+            if left_s is not None:
+                why = f"{asked.model} starts, which takes {left_s:.0f} s more. Its requests wait {held_s:.0f} s at the most."
+            self._refuse(request, 503, "hold_expired", why, self._retry_s(request.endpoint))
+        return too_late
 
-    def _give_up(self, request: Request, held_s: float) -> None:
-        self._refuse(request, 503, "hold_expired", f"No instance had room within {held_s:.0f} s.", 30)
+    def _retry_s(self, endpoint: Endpoint) -> float:
+        """Return when a refused request for *endpoint* may be sent again: once it should be served."""
+        return self.waits.start_left_s(endpoint) or self.estimated_wait_s(endpoint) or RETRY_S
 
     def _refuse(self, request: Request, status: int, code: str, message: str, retry_after_s: float) -> None:
         self._drop(request, port.Refused(request.asked.number, status, code, message, retry_after_s=retry_after_s))

@@ -37,7 +37,8 @@ class HeldEstimate(NamedTuple):
 
 
 class Holding:
-    """*spot_with_room*: donated instances a request may go to; *enqueue* queues a released one, *refuse* ends one."""
+    """*spot_with_room*: donated instances a request may go to; *enqueue* queues a released one, *expire* ends one
+    whose hold is over, or holds it again."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class Holding:
         *,
         spot_with_room: Callable[[port.Submit], Endpoint | None],
         enqueue: Callable[[Request, Endpoint], None],
-        refuse: Callable[[Request, float], None],
+        expire: Callable[[Request], None],
         deliver: port.Deliver,
     ) -> None:
         self.topology, self.queue, self.clock, self.deliver = topology, queue, clock, deliver
@@ -61,7 +62,7 @@ class Holding:
         self._requests: dict[int, Request] = {}
         self.looked_s = clock()
         """Last look."""
-        self._spot_with_room, self._enqueue, self._refuse = spot_with_room, enqueue, refuse
+        self._spot_with_room, self._enqueue, self._expire = spot_with_room, enqueue, expire
         self._signals_s = -math.inf
 
     def __len__(self) -> int:
@@ -81,9 +82,26 @@ class Holding:
 
     def hold(self, request: Request) -> None:
         """Hold *request*, which would wait at its endpoint."""
-        asked, topology = request.asked, self.topology
-        self.work.follow(asked.model, self._rule(asked.model))
-        held_s = hold_s(math.inf if asked.deadline_s is None else asked.deadline_s, topology.tuned.MAX_HOLD_S)
+        self.work.follow(request.asked.model, self._rule(request.asked.model))
+        self.hold_until(request)
+        own_region, request.own_region = request.own_region, ""
+        self.deliver(
+            port.Held(
+                request.asked.number,
+                request.endpoint.region,
+                request.predicted_tokens,
+                self.reason(request.asked.model),
+                own_region=own_region,
+            )
+        )
+
+    def hold_until(self, request: Request, until_s: float | None = None) -> None:
+        """Hold *request* until *until_s* at the most; None: as long as its class, its model or its caller say."""
+        asked = request.asked
+        held_s = hold_s(
+            math.inf if asked.deadline_s is None else asked.deadline_s, request.endpoint.spec.tuned.MAX_HOLD_S
+        )
+        most_s = held_s if asked.max_wait_s is None else min(held_s, asked.max_wait_s)
         end_s = math.inf if asked.end_s is None else asked.end_s
         profile = request.endpoint.spec.profile
         self.work.hold(
@@ -92,7 +110,7 @@ class Holding:
                 model=asked.model,
                 arrived_s=asked.arrived_s - asked.age_s,
                 due_s=asked.arrived_s + min(end_s, held_s),
-                expires_s=asked.arrived_s + held_s,
+                expires_s=asked.arrived_s + most_s if until_s is None else until_s,
                 service_s=service_s(profile, asked.prompt_tokens, request.predicted_tokens),
                 tokens=asked.prompt_tokens + request.predicted_tokens,
                 opportunistic=asked.opportunistic,
@@ -100,11 +118,6 @@ class Holding:
         )
         self._requests[asked.number] = request
         self.by_tenant[asked.tenant_id, asked.model] += 1
-        own_region, request.own_region = request.own_region, ""
-        reason = self.reason(asked.model)
-        self.deliver(
-            port.Held(asked.number, request.endpoint.region, request.predicted_tokens, reason, own_region=own_region)
-        )
 
     def drop(self, number: int) -> bool:
         """Forget a request that left; False if it is not held."""
@@ -121,8 +134,7 @@ class Holding:
         if not self._requests:
             return
         for number in self.work.expired(now_s):
-            request = self._forget(number)
-            self._refuse(request, now_s - request.asked.arrived_s)
+            self._expire(self._forget(number))
         for model in {one.model for one in self.topology.endpoints}:
             self.work.follow(model, self._rule(model))
         self.read_signals()

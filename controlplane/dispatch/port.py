@@ -68,6 +68,9 @@ class Submit(Record, frozen=True):
     token_block_size: int = 0  # tokens in each
     system_blocks: int = 0  # of these hashes, those of its system prompt and tools
     deadline_s: float | None = None  # longest hold, after its arrival: of its SLO class
+    max_wait_s: float | None = (
+        None  # longest wait for an instance, after its arrival, as its caller asks; None: as it is held
+    )
     slo_class: str = ""
     interactive: bool = True  # of its SLO class: scaling strategies see only this demand
     opportunistic: bool = False  # of its SLO class: donated instances serve it; else released last, and by no deadline
@@ -274,7 +277,7 @@ class Refused(Record, frozen=True):
     """The request will not be served."""
 
     number: int
-    status: int  # of HTTP: 404, 409, 422, 429, 502, 503
+    status: int  # of HTTP: 404, 409, 422, 429, 500, 502, 503, 504
     code: str
     message: str
     retry_after_s: float | None  # None: a retry makes no sense

@@ -89,6 +89,10 @@ class Suspects:
         trial = self._on_trial.get(request.asked.model)
         return trial is not None and trial[0] is request
 
+    def waiting(self) -> list[Request]:
+        """Return the suspects that wait for their trial."""
+        return [request for line in self._line.values() for request in line]
+
     def wait_for_trial(self, request: Request) -> None:
         """Queue the suspect *request* for trial, after any other suspect of its model."""
         self._line.setdefault(request.asked.model, deque()).append(request)

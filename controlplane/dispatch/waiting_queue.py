@@ -65,7 +65,7 @@ class WaitingQueue:
     def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
         self.topology = topology
         self.arrays = allocate_waiting(topology.arrays.cursor.size, 1024, topology.fleet.endpoint.size)
-        # Beside each slot a place for a prompt that no request has (`prewarming`).
+        # One place more than slots, for a prompt that no request has (`prewarming`).
         self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1025)
         topology.on_growth.append(self._grow)
         self.clock, self.began_s = clock, clock()

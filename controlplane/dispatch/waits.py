@@ -29,6 +29,7 @@ RETURNS_S = 3.0
 UNMEASURED_VARIANCE = 1.0  # relative, of a pace not yet compared with waits
 ENOUGH_BATCHES = 2.0  # of waits of a class, after which it has a separate correction
 MOST_ERROR = 0.2  # relative error of the predicted output ahead, above which a wait does not teach throughput
+START_LIMIT = 2.0  # times its usual time after which a start is not waited for
 ARRIVALS = 64  # requests of a model from which its arrival rate is computed
 
 
@@ -439,6 +440,20 @@ class Waits:
             comes = not self.paces.serving(endpoint) and self.paces.coming(endpoint)
             return self._of_first(endpoint, -1, comes).wait if comes else Wait()
         return self._estimate(endpoint, -1, "").wait
+
+    def start_left_s(self, endpoint: Endpoint) -> float | None:
+        """Return seconds until an instance of *endpoint*, which none serves, should be ready, by the usual time of a start.
+
+        None where one serves, none starts, or all starts have taken `START_LIMIT` times as long as usual.
+        """
+        if self.paces.serving(endpoint):
+            return None
+        wall_s, left_s = self.paces.wall_clock(), list[float]()
+        for spec in (one.spec for one in self.topology.members(endpoint)):
+            passed_s = max(0.0, wall_s - spec.start_began_at)
+            if spec.start_s is not None and passed_s < START_LIMIT * spec.start_s:
+                left_s.append(left_of_start_s(spec.start_s, passed_s))
+        return min(left_s, default=None)
 
     def placed(self, request: Request, replica: Replica) -> None:
         """Learn from the wait of *request*, which *replica* gets, unless it waited before.

@@ -26,7 +26,7 @@ class World:
 
     def __init__(self, ordering="priority"):
         self.now_s, self.answers, self.open, self.placed, self.held = 1000.0, [], set(), {}, set()
-        self.count, self.fillers, self.refused = 0, [], {}
+        self.count, self.fillers, self.refused, self.refusals = 0, [], {}, {}
         self.inventory = Inventory(
             models={name: ModelSpec(name, 4096, 0) for name in ("m", "f", "g")},
             endpoints=tuple(
@@ -76,7 +76,7 @@ class World:
                 self.held.add(number)
             case port.Refused():
                 self.open.discard(number)
-                self.refused[number] = record.code
+                self.refused[number], self.refusals[number] = record.code, record
             case port.Evict():
                 self.answers.append(port.Left(number, again=True, evicted=True))
             case port.Lost():

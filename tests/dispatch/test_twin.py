@@ -5,6 +5,7 @@ Every request must go to the same instance, in the same order, at the same momen
 """
 
 from collections import deque
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -104,8 +105,11 @@ class Live:
         self.round_trip_s = fleet.policy(fleet.endpoints[0]).round_trip_s
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
         self.topology.tuned = self.topology.tuned.model_copy(
-            update={"MAX_HOLD_S": max_hold_s, "REORDER_BY": fleet.reordering, "PREWARM_K": fleet.prewarm_k}
+            update={"REORDER_BY": fleet.reordering, "PREWARM_K": fleet.prewarm_k}
         )
+        for endpoint in self.topology.endpoints:
+            tuned = endpoint.spec.tuned.model_copy(update={"MAX_HOLD_S": max_hold_s})
+            endpoint.spec = replace(endpoint.spec, tuned=tuned)
         self.dispatcher = RecordingDispatcher(self.topology, lambda: self.now_s, deliver=self.take)
         self.dispatcher.queue.keep_order()
         self.engines = [ReferenceEngine(spec.engine) for spec in fleet.instances]

@@ -1,6 +1,7 @@
 """Demand in the ledger and the minute rows: its origin, and the unserved part."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from channels.db import database_sync_to_async
@@ -96,7 +97,8 @@ async def test_what_expired_while_it_was_held_is_unserved_demand_of_its_caller(s
     held = [asyncio.create_task(served.chat(headers={"X-Region": "west"})) for _ in range(17)]
     await until(lambda: len(served.gateway.dispatcher.queue) == 1)
     topology = served.gateway.topology
-    topology.tuned = topology.tuned.model_copy(update={"MAX_HOLD_S": 0.0})
+    for endpoint in topology.endpoints:
+        endpoint.spec = replace(endpoint.spec, tuned=endpoint.spec.tuned.model_copy(update={"MAX_HOLD_S": 0.0}))
     served.gateway.dispatcher.sweep()
     for backend in served.backends:
         backend.script.hold.set()
@@ -183,3 +185,23 @@ def test_a_retry_is_known_for_as_long_as_sdks_wait_and_the_oldest_are_forgotten(
 @pytest.mark.parametrize(("value", "number"), [(b"", 0), (b"0", 0), (b"2", 2), (b"-1", 0), (b"x", 0), (b"9999", 0)])
 def test_the_number_of_a_retry_is_a_small_one(value, number):
     assert retry_number(value) == number
+
+
+@pytest.mark.parametrize("gateway_options", [{"regions": ["east"]}])
+async def test_a_caller_says_how_long_its_request_waits(served):
+    for bad in ("0", "-1", "nan", "inf", "soon"):
+        response = await served.chat(headers={"X-Max-Wait": bad})
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "X-Max-Wait")
+    (backend,) = served.backends
+    backend.script.hold = asyncio.Event()
+    running = [asyncio.create_task(served.chat()) for _ in range(8)]
+    await until(lambda: backend.running == 8)
+    waiting = [asyncio.create_task(served.chat(headers={"X-Max-Wait": wait})) for wait in ("0.001", "60")]
+    await until(lambda: len(served.gateway.dispatcher.queue) == 2)
+    served.gateway.dispatcher.sweep()
+    response = await waiting[0]
+    assert (response.status, (await response.json())["error"]["code"]) == (504, "max_wait_expired")
+    assert int(response.headers["Retry-After"]) >= 1
+    backend.script.hold.set()
+    assert {(await task).status for task in (*running, waiting[1])} == {200}
+    assert [row.error_code for row in await served.rows() if row.error_code] == ["max_wait_expired"]

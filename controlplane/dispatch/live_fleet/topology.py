@@ -128,6 +128,8 @@ class Endpoint:
     running_sequences: int = 0  # of requests given to its instances
     running_output_tokens: int = 0  # streamed so far by those
     base: Endpoint | None = None  # of a spot endpoint: that of its model and region
+    starting: bool = False  # none of its instances serves, and one starts
+    up_s: float = -math.inf  # when the last such start ended
     can_start: bool = False  # the floor would start an instance for the requests that wait here
     demand: deque[tuple[int, int]] = field(default_factory=deque)  # (second, tokens asked for), oldest first
 

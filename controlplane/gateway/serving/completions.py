@@ -336,6 +336,7 @@ class Completions:
             due_s=terms.due_s,
             end_s=terms.end_s,
             deadline_s=terms.deadline_s,
+            max_wait_s=request.seconds(b"x-max-wait"),
             slo_class=terms.name,
             interactive=terms.interactive,
             if_unreachable=terms.if_unreachable,
