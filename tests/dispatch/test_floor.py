@@ -209,6 +209,7 @@ class TestAlone:
     async def test_a_new_gateway_adds_only_where_it_is_full(self, managed, launcher, clock, monkeypatch):
         monkeypatch.setattr(settings, "FLOOR_SETTLE_S", 60.0)
         monkeypatch.setattr(settings, "FLOOR_OUT_ABOVE", 0.5)
+        await until(lambda: managed.gateway.topology.tuned.FLOOR_SETTLE_S == 60.0)
         sent = await fill(managed, 3)  # 75 %: above the floor's own mark, below the one beneath a strategy
         await looks(managed)
         assert await of(ScalingMove.objects, "pk") == []
