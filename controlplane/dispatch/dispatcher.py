@@ -209,7 +209,7 @@ class Dispatcher:
             for request in self._waiting_in_order(endpoint):
                 check(request)
             self.rehome(endpoint, now_s)
-        for request in (*self.pinned.all(), *self.suspects.waiting()):
+        for request in (*self.pinned.all(), *self.suspects.waiting(), *self.holding.of_unserved()):
             check(request)
 
     def _waiting_in_order(self, endpoint: Endpoint) -> Iterator[Request]:
@@ -225,6 +225,8 @@ class Dispatcher:
             return
         if asked.instance and self.pinned.replica_of(asked) is None:
             self._drop(request, gone(asked))
+        elif request.slot < 0 and not self.topology.candidates(asked.model, asked.region).size:
+            self._drop(request, _none_serves(asked))
         elif request.adapter >= 0 and not request.has_begun and not self.topology.serves_adapters(request.endpoint):
             self._drop(request, _no_adapters(asked))
         elif request.slot < 0 or not self._waits_too_long(request, self.clock() - asked.arrived_s):

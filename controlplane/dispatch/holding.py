@@ -212,6 +212,13 @@ class Holding:
             self.read_signals()
         return self.work.reason(self.signals, model, self.clock())
 
+    def of_unserved(self) -> list[Request]:
+        """Return the held requests of models that no deployment serves any longer."""
+        gone = {
+            name for name, count in self.work.waiting.items() if count and not self.topology.candidates(name, "").size
+        }
+        return [one for one in self._requests.values() if one.asked.model in gone] if gone else []
+
     def requests(self) -> list[Request]:
         """Return the held requests, in order of arrival."""
         return list(self._requests.values())

@@ -23,8 +23,8 @@ class Pinned:
         """Return the instance that *asked* is pinned to; None if it is gone, stops, or serves another model."""
         for replica in self.topology.replicas.values():
             if replica.name == asked.instance:
-                serves = replica.spec.model == asked.model and replica.spec.state == InstanceState.READY
-                return replica if serves and not replica.lost else None
+                serves = replica.spec.model == asked.model and self.topology.serves(replica.endpoint)
+                return replica if serves and replica.spec.state == InstanceState.READY and not replica.lost else None
         return None
 
     def add(self, request: Request, endpoint: Endpoint) -> int:

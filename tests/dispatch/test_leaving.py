@@ -344,14 +344,20 @@ def run_stopped(world, number):
     assert world.refused[later] == "run_stopped"
 
 
+def waits_no_longer(world, number):
+    for _ in range(20):
+        world.pass_time()
+    assert number in world.placed or number not in world.open
+
+
 def model_retired(world, number):
     world.apply(world.without_m(instances=True))
-    world.pass_time()
+    waits_no_longer(world, number)
 
 
 def endpoint_withdrawn(world, number):
     world.apply(world.without_m(instances=False))
-    world.pass_time()
+    waits_no_longer(world, number)
 
 
 def asked_back(world, number):
