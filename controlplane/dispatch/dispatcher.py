@@ -809,18 +809,14 @@ class Dispatcher:
             if each.asked.run == run and (each.asked.tenant_id, each.asked.application) == application
         ]
 
-    def stop_run(self, application: tuple[int, str], run: str) -> tuple[int, int]:
-        """End all open calls of a run, and refuse later ones; return how many waited and how many ran."""
+    def stop_run(self, application: tuple[int, str], run: str) -> None:
+        """End all open calls of a run, and refuse later ones."""
         self.runs.stop(application, run)
-        waited = ran = 0
         for request in self.calls_of(application, run):
             if request.replica is None:
                 self._drop(request, _run_stopped(request.asked))
-                waited += 1
             else:
                 self.deliver(port.Lost(request.asked.number, stopped=True))
-                ran += 1
-        return waited, ran
 
     def reclaim(self, replica: Replica, *, late: bool) -> tuple[int, int]:
         """Take the requests off *replica*, which is donated and reclaimed; return how many wait again, and how many ended.

@@ -29,6 +29,7 @@ class RunPrice:
     """Where the calls of a run are, and what actions on it cost others."""
 
     waiting: int
+    """Those that the queue manager holds included."""
     running: int
     running_tokens: int
     """Output tokens of running calls so far, which are lost if it is stopped."""
@@ -52,18 +53,18 @@ class RunOperations:
     def price(self, application: tuple[int, str], run: str) -> RunPrice:
         dispatcher = self.dispatcher
         calls = dispatcher.calls_of(application, run)
-        waiting = [one for one in calls if one.slot >= 0]
+        queued = [one for one in calls if one.slot >= 0]
         running = [one for one in calls if one.replica is not None]
         followed = dispatcher.runs.standings.runs.get((application, run))
-        first = min(waiting, key=lambda one: one.asked.arrived_s, default=None)
+        first = min(queued, key=lambda one: one.asked.arrived_s, default=None)
         wait = dispatcher.waits.of(first).wait if first is not None else None
         until_s, _ = self._undo.get((application, run), (float("-inf"), None))
         return RunPrice(
-            waiting=len(waiting),
+            waiting=len(calls) - len(running),
             running=len(running),
             running_tokens=sum(one.output_tokens for one in running),
             wait_s=wait.mean_s if wait is not None else None,
-            overtaken=len({other.asked.number for one in waiting for other in self._before(one)}),
+            overtaken=len({other.asked.number for one in queued for other in self._before(one)}),
             first=bool(followed is not None and followed.first),
             stopped=dispatcher.runs.is_stopped_run(application, run),
             can_undo=dispatcher.clock() <= until_s,
