@@ -10,7 +10,7 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from controlplane.jobs.broker import answering_workers
 from controlplane.jobs.parts import Part, PartState, merged, supervised
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths.length_service import LengthService
+from controlplane.tuning.services import report_ignored
 from forecasting.lengths import LengthPrior
 from scheduling import dispatch
 from scheduling.queueing import global_scheduler, held_work
@@ -178,6 +179,7 @@ class Gateway:
         )
         self.ready = False
         self._refresh = asyncio.Event()
+        self.ignored_settings: Mapping[tuple[str, str], str] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def _from_dispatcher(self, record: FromDispatcher) -> None:
@@ -301,7 +303,11 @@ class Gateway:
 
     async def read_inventory(self) -> None:
         """Update the live fleet from the rows. Raises what the database raises; then the live fleet stays as it was."""
-        self.dispatcher.apply_inventory(await database_sync_to_async(inventory.read)())
+        read = await database_sync_to_async(inventory.read)()
+        self.dispatcher.apply_inventory(read)
+        if read.values.ignored != self.ignored_settings:
+            await database_sync_to_async(report_ignored)(read.values)
+            self.ignored_settings = read.values.ignored
         self.lengths.tune(self.topology.values)
         self.http.completions.conversations.on = self.topology.values.of().RECOGNIZE_RUNS
 
