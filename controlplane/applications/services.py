@@ -118,17 +118,12 @@ def _follow(tenant_id: int, name: str, run: str, seen_pk: int) -> None:
     due_s = first.values_list("run_due_s", flat=True).exclude(run_due_s=None).first()
     own, served = first.values_list("own_region", "region").first() or ("", "")
     application, _ = Application.objects.get_or_create(tenant_id=tenant_id, name=name)
-    known = ApplicationRun.objects.filter(application=application, run=run).first()
-    if known is None:
-        ApplicationRun.objects.create(
-            application=application,
-            run=run,
-            last_call_at=last_call_at,
-            deadline_s=due_s,
-            region=own or served,
-            **sums,
-        )
-    elif known.calls != sums["calls"]:
+    known, new_run = ApplicationRun.objects.get_or_create(  # its tenant may report it at this moment
+        application=application,
+        run=run,
+        defaults={"last_call_at": last_call_at, "deadline_s": due_s, "region": own or served, **sums},
+    )
+    if not new_run and known.calls != sums["calls"]:
         sums["began_at"] = min(known.began_at, sums["began_at"])
         closed_at = known.closed_at
         stopped = known.outcome == RunOutcome.STOPPED

@@ -40,7 +40,8 @@ def keep_version(
     """Keep *graph* as the next version of *application*; the oldest beyond `KEPT` go."""
     text, judged = graph.to_json(), quality(graph)
     with transaction.atomic():
-        newest = application.versions.select_for_update().aggregate(newest=Max("number"))["newest"] or 0
+        Application.objects.select_for_update(no_key=True).get(pk=application.pk)  # one version of a number
+        newest = application.versions.aggregate(newest=Max("number"))["newest"] or 0
         version = GraphVersion.objects.create(
             application=application,
             number=newest + 1,

@@ -37,7 +37,8 @@ def put(name: str, value: Any, actor: User | str, model: Any = None) -> tuple[Se
     row.full_clean(exclude=["value"] if value == "" else None, validate_unique=False, validate_constraints=False)
     if was_there and row.value == old:
         return row, False
-    row.save()
+    values = {"value": row.value, "changed_at": row.changed_at, "changed_by": row.changed_by}
+    row, _ = Setting.objects.update_or_create(name=name, model=model, defaults=values)
     _forget()
     return row, True
 
