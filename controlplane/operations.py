@@ -68,13 +68,14 @@ class Operations:
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
             "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder}",
             "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
+            "writes": "ok" if gateway.write_job.ok else f"{gateway.write_job.last_error}; serving continues",
             "redis": "ok" if gateway.publisher.job.ok else "does not answer; serving continues",
             "ledger": "ok" if not gateway.ledger.refused else f"{gateway.ledger.refused} refused rows are quarantined",
         }
 
     @staticmethod
     def serves(checks: dict[str, str]) -> bool:
-        """Return whether requests can be served. Without Redis they still are, so it does not count here."""
+        """Return whether requests can be served. Without Redis, or writes, they still are: these do not count."""
         return all(checks[name] == "ok" for name in ("gateway", "lease", "database"))
 
     def ready(self) -> tuple[int, bytes, bytes]:

@@ -70,6 +70,7 @@ MIDDLEWARE = [
     "django.middleware.gzip.GZipMiddleware",  # CSRF tokens are masked differently in each answer, with random padding
     "controlplane.console.middleware.content_security_policy",
     "controlplane.console.middleware.refuse_nul",
+    "controlplane.console.middleware.DatabaseOutage",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",

@@ -19,6 +19,7 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane import kernels
+from controlplane.database import ERRORS, probe_write
 from controlplane.dispatch import floor
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.floor import Floor
@@ -127,6 +128,7 @@ class Gateway:
         self.kv_caches = KvCaches(
             self.topology, self.dispatcher.queue, session=lambda: self.upstream.session, owns=self.owns
         )
+        self.write_job = jobs.add("probe-writes", WRITE_PROBE_S, "database")
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.parts = Parts(self)
         self.monitor = monitor.Monitor(jobs, self.parts, self.owns)
@@ -222,6 +224,7 @@ class Gateway:
             self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self.keys.refresh),
             self._every(self.jobs.add("refresh-budgets", settings.KEY_CACHE_S, "database"), self.budgets.refresh),
             self._every(self.jobs.add("note-key-use", NOTE_USE_S, "database"), self.keys.note_use),
+            self._every(self.write_job, database_sync_to_async(probe_write)),
             self._every(self.monitor.job, self.monitor.look),
             self._every(self.parts.job, self.parts.probe),
             self._every(self.jobs.add("follow-kv-events", FOLLOW_S), self.kv_caches.look),
@@ -306,13 +309,15 @@ class Gateway:
         read = await database_sync_to_async(inventory.read)()
         self.dispatcher.apply_inventory(read)
         if read.values.ignored != self.ignored_settings:
-            await database_sync_to_async(report_ignored)(read.values)
-            self.ignored_settings = read.values.ignored
+            with contextlib.suppress(*ERRORS):  # the next look records it
+                await database_sync_to_async(report_ignored)(read.values)
+                self.ignored_settings = read.values.ignored
         self.lengths.tune(self.topology.values)
         self.http.completions.conversations.on = self.topology.values.of().RECOGNIZE_RUNS
 
 
 PROBE_S = 10.0
+WRITE_PROBE_S = 10.0
 ANSWER_WITHIN_S = 2.0
 GONE_AFTER = 2  # missed probes: a worker that starts a child may answer late
 BEAT_SILENT_S = 30.0  # the shortest period of its schedule is five seconds
@@ -368,6 +373,9 @@ class Parts:
         if not job.ok:
             return Part("database", PartState.DOWN, job.last_error)
         held = self.gateway.ledger.held
+        if not self.gateway.write_job.ok:
+            text = f"takes no writes: {self.gateway.write_job.last_error}; {held} ledger rows wait"
+            return Part("database", PartState.WARNING, text)
         took = "" if job.last_duration_s is None else f"the inventory is read in {job.last_duration_s * 1000:.0f} ms; "
         if refused := self.gateway.ledger.refused:
             text = f"it refused {refused} ledger row{'s' * (refused > 1)}, quarantined: `manage.py ledger_refused`"
