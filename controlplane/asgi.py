@@ -93,7 +93,7 @@ RUN_PATH = re.compile(rf"{RUNS_PATH}/+(.+)")
 def without_extra_slashes(path: str) -> str:
     """Return a path of the gateway as clients mean it whose base address ends in a slash; any other path as it is.
 
-    The name of a run may hold slashes of its own.
+    The name of a run may hold such slashes.
     """
     if (parts := API_PATH.fullmatch(path)) is None:
         plain = f"/{path.strip('/')}"

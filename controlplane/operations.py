@@ -3,6 +3,7 @@ vLLM's `/health`, `/ping` and `/version`, which its clients call before anything
 
 import hmac
 import ipaddress
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
@@ -213,7 +214,15 @@ class GatewayCollector:
             waiting.add_metric(key, dispatcher.waiting(endpoint))
             oldest.add_metric(key, dispatcher.oldest_wait_s(endpoint))
             ready.add_metric(key, int(topology.fleet.accepting[slots].sum()))
-        yield from (running, waiting, oldest, ready)
+        held = GaugeMetricFamily(
+            "pilothouse_held", "Requests held until there is room or time; queues do not count them.", labels=["model"]
+        )
+        by_model = Counter(dict.fromkeys(topology.models, 0))
+        for (_, model), count in dispatcher.holding.by_tenant.items():
+            by_model[model] += count
+        for model, count in by_model.items():
+            held.add_metric([model], count)
+        yield from (running, waiting, held, oldest, ready)
         names = ["model", "slo_class"]
         met = GaugeMetricFamily("pilothouse_slo_met_ratio", "Attainment over five minutes.", labels=names)
         burn = GaugeMetricFamily("pilothouse_slo_burn", "Misses over those that the objective allows.", labels=names)

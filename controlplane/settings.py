@@ -107,6 +107,10 @@ if not REDIS_URL:
     redis_url_file = STATE_DIR / "redis_url"
     REDIS_URL = redis_url_file.read_text() if redis_url_file.exists() else "redis://127.0.0.1:6379/0"
 
+# Where commands find the console: its public address, else that of the stack that `manage.py up` runs here.
+url_file = STATE_DIR / "url"
+CONSOLE_URL = environment.PUBLIC_URL or (url_file.read_text() if url_file.exists() else "http://127.0.0.1:8000")
+
 AUTH_USER_MODEL = "accounts.User"
 PASSWORD_HASHERS = [
     "django.contrib.auth.hashers.Argon2PasswordHasher",

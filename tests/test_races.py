@@ -30,7 +30,7 @@ def other_first(monkeypatch):
     """`other_first(Model, write)`: at the first look for a row of Model that finds none, another process writes it."""
 
     def race(model, write):
-        found, got = QuerySet.first, QuerySet.get
+        usual_first, usual_get = QuerySet.first, QuerySet.get
         written = []
 
         def other(queryset):
@@ -38,14 +38,14 @@ def other_first(monkeypatch):
                 written.append(write())
 
         def first(self):
-            row = found(self)
+            row = usual_first(self)
             if row is None:
                 other(self)
             return row
 
         def get(self, *args, **kwargs):
             try:
-                return got(self, *args, **kwargs)
+                return usual_get(self, *args, **kwargs)
             except self.model.DoesNotExist:
                 other(self)
                 raise

@@ -117,7 +117,7 @@ class KeyCaller(HttpBearer):
             raise AuthenticationError
         now = timezone.now()
         if key.last_used_at is None or key.last_used_at < now - NOTE_USE:
-            with contextlib.suppress(*ERRORS):  # reads go on where nothing can be written
+            with contextlib.suppress(*ERRORS):  # a read needs no write
                 ApiKey.objects.filter(pk=key.pk).update(last_used_at=now)
         caller = Caller(key.account, key, (key.role or Role.VIEWER) if key.tenant.operates_fleet else None)
         if self.least is not None:

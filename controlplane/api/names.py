@@ -3,6 +3,7 @@
 from typing import Final
 
 from django.urls import register_converter
+from django.urls.converters import StringConverter
 
 from controlplane.fleet.validators import ACTIONS
 
@@ -10,16 +11,10 @@ NAME: Final = "{name:name}"
 """Part of a path that is the argument `name`."""
 
 
-class NameConverter:
+class NameConverter(StringConverter):
     """A name that may hold slashes; it ends before the action that follows it in the path."""
 
     regex = f".+?{''.join(f'(?<!/{action})' for action in ACTIONS)}"
-
-    def to_python(self, value: str) -> str:
-        return value
-
-    def to_url(self, value: str) -> str:
-        return value
 
 
 register_converter(NameConverter, "name")

@@ -95,7 +95,7 @@ def follow_runs(now: datetime) -> int:
 def application_of(tenant_id: int, name: str) -> Application | None:
     """Return the application *name* of a tenant, made if missing; None where the tenant has `MAX_APPLICATIONS` others.
 
-    It is told so once in `KEPT_DAYS`: a client that sends a new name with each call would make rows without end.
+    A warning says so once in `KEPT_DAYS`: a client that sends a new name with each call would make rows without end.
     """
     known = Application.objects.filter(tenant_id=tenant_id, name=name).first()
     if known is not None:
@@ -304,12 +304,18 @@ def prune_runs(now: datetime) -> int:
     return deleted + RunCost.objects.filter(hour__lt=now - timedelta(days=KEPT_DAYS)).delete()[0]
 
 
+def application_to_fill(tenant: Tenant, name: str) -> Application:
+    """As `application_of`, for an import. Raises ValueError for one too many."""
+    if (application := application_of(tenant.pk, name)) is None:
+        raise ValueError(f"application: {MAX_APPLICATIONS} are known, and no more are kept")
+    return application
+
+
 def import_graph(tenant: Tenant, graph: DemandGraph, now: datetime) -> Application:
     """Make *graph* the application of its name: its records replace those that were imported before, and its units add to
     those known. Runs that were recorded here stay."""
     with transaction.atomic():
-        if (application := application_of(tenant.pk, graph.application)) is None:
-            raise ValueError(f"application: {MAX_APPLICATIONS} are known, and no more are kept")
+        application = application_to_fill(tenant, graph.application)
         application.units |= {name: msgspec.to_builtins(backend) for name, backend in graph.units.items()}
         application.save(update_fields=["units"])
         application.runs.filter(imported=True).delete()

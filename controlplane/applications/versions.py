@@ -16,7 +16,7 @@ from controlplane.accounts.models import Tenant, User
 from controlplane.applications.completion import DAY
 from controlplane.applications.models import Application, GraphVersion, learned
 from controlplane.applications.selectors import UnitSummary, graph_of, quality, unit_summaries
-from controlplane.applications.services import MAX_APPLICATIONS, application_of, import_graph
+from controlplane.applications.services import application_to_fill, import_graph
 from controlplane.applications.spans import rates_of
 from controlplane.events.services import record
 from scheduling.applications.demand_graph import DemandGraph
@@ -97,9 +97,7 @@ def take_in(
     if activate:
         application = import_graph(tenant, graph, now)
     else:
-        if (found := application_of(tenant.pk, graph.application)) is None:
-            raise ValueError(f"application: {MAX_APPLICATIONS} are known, and no more are kept")
-        application = found
+        application = application_to_fill(tenant, graph.application)
     version = keep_version(application, graph, "Imported" if activate else "Imported, to compare", actor, now)
     inputs = {"records": len(graph.records), "version": version.number, "active": activate}
     record("application.imported", application, actor=actor, inputs=inputs)

@@ -9,6 +9,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.decorators import sync_and_async_middleware
+from django.utils.deprecation import MiddlewareMixin
 
 from controlplane.console.pages.errors.views import unavailable
 from controlplane.database import ERRORS, outage
@@ -44,18 +45,8 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
     return HttpResponse(NO_NUL, status=400, content_type="text/plain")
 
 
-class DatabaseOutage:
+class DatabaseOutage(MiddlewareMixin):
     """Answer 503 with a sentence where a page or an action failed for what the database cannot do at present."""
-
-    sync_capable = async_capable = True
-
-    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
-        self.get_response = get_response
-        if iscoroutinefunction(get_response):
-            markcoroutinefunction(self)
-
-    def __call__(self, request: HttpRequest) -> Any:
-        return self.get_response(request)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         if not isinstance(error, ERRORS) or not (why := outage(error)):

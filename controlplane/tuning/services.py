@@ -64,8 +64,8 @@ def report_ignored(values: selectors.Values) -> None:
     """Record an event for each row of *values* that is ignored, once for each value."""
     for (model, name), reason in values.ignored.items():
         row = Setting.objects.select_related("model").filter(name=name, model__name=model or None).first()
-        told = Event.objects.filter(kind=IGNORED, subject_type="setting", subject=str(row or name)[:160])
-        if row is not None and not told.filter(before={name: row.value}).exists():
+        earlier = Event.objects.filter(kind=IGNORED, subject_type="setting", subject=str(row or name)[:160])
+        if row is not None and not earlier.filter(before={name: row.value}).exists():
             in_force = values.given(model)[name]
             said = f"{row.value!r} cannot be: {reason}."
             record(

@@ -1,4 +1,4 @@
-"""Who is told what: no caller, no valid key, the wrong kind of caller, and a session without its CSRF token."""
+"""What callers are answered: no caller, no valid key, the wrong kind of caller, and a session without its CSRF token."""
 
 from datetime import timedelta
 
@@ -48,7 +48,7 @@ def test_a_write_without_a_key_is_401(strict):
         assert said(unknown) == (401, "not_authenticated"), name
 
 
-def test_a_service_key_is_told_that_keys_are_for_people(strict, operations, operator):
+def test_a_service_key_is_answered_that_keys_are_for_people(strict, operations, operator):
     _, secret = create_api_key(
         operations, "bot", operator, expires_at=timezone.now() + timedelta(days=9), role=Role.OPERATOR
     )

@@ -39,7 +39,7 @@ def test_the_api(acting, read_only):
     assert answer.json()["error"] == {"code": "database_unavailable", "message": READ_ONLY, "field": None}
 
 
-def test_reads_with_a_key_go_on(client, acme, operator, monkeypatch):
+def test_reads_with_a_key_need_no_write(client, acme, operator, monkeypatch):
     _, secret = create_api_key(acme, "mine", operator)
 
     def refuse(*_, **__):

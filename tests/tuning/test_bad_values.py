@@ -1,6 +1,6 @@
 """A bad value of any setting, from any source: refused with the setting's name, or, in a row, ignored with one event."""
 
-from typing import Literal, get_args, get_origin
+from typing import Literal, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt

@@ -26,6 +26,7 @@ from controlplane.planning.models import (
     ScalingPlan,
     ScalingPolicy,
     StrategyComparison,
+    mode_of,
 )
 from controlplane.resources.plans import MOVES, PLANS
 from controlplane.resources.resource import Column
@@ -339,6 +340,6 @@ def _bundle(present: bundles.Present) -> dict[str, Any]:
 
 def _policy(model: Model, policy: ScalingPolicy | None) -> dict[str, Any]:
     if policy is None:
-        return {"model": model.name, "strategy": None, "mode": PolicyMode.OFF, "parameters": {}, "changed_at": None}
+        return {"model": model.name, "strategy": None, "mode": mode_of(policy), "parameters": {}, "changed_at": None}
     names = ("strategy", "mode", "parameters", "changed_at")
     return {"model": model.name, **{name: getattr(policy, name) for name in names}}

@@ -48,8 +48,8 @@ one time is another thing, a batch."""
 UNITS = {"ms": 1000, "s": 1}
 """Units of time by how many make a second."""
 SPARSE_S, LONG_S = 60.0, 7 * 86_400.0
-"""Numbers that would be requests over a minute apart for more than a week, were they seconds, are milliseconds. Published
-are 12,031 requests in 59 minutes; as seconds they would be five minutes apart for 41 days."""
+"""Numbers that would be less than a request a minute for more than a week, were they seconds, are milliseconds. Published
+are 12,031 requests in 59 minutes; as seconds it would be one in five minutes for 41 days."""
 TIME_COLUMNS = {
     "azure": "TIMESTAMP", "mooncake": "timestamp", "burstgpt": "Timestamp", "servegen": "t_s", "ledger": "Arrived (UTC)",
 }  # fmt: skip

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 from rich.console import Console
@@ -37,7 +38,7 @@ class Command(BaseCommand):
         parser.add_argument("--format", required=True, choices=FORMATS)
         parser.add_argument("--unit", default="", choices=UNITS, help="of times in mooncake's format that are numbers")
         parser.add_argument("--speed", type=float, default=1.0, help="times faster than it was recorded (default 1)")
-        parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the gateway (default %(default)s)")
+        parser.add_argument("--url", default=f"{settings.CONSOLE_URL}/v1", help="the gateway (default %(default)s)")
         parser.add_argument("--key", help="API key; without one, a key is made for the run and revoked after it")
         parser.add_argument("--tenant", default="acme", help="whose key is made (default %(default)s)")
         parser.add_argument("--model", help="default: the one with the longest context")
