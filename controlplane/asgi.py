@@ -12,6 +12,7 @@
 import asyncio
 import copy
 import os
+import re
 from typing import Any, cast
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
@@ -61,6 +62,8 @@ def create_application(gateway: Gateway) -> Application:
         match scope["type"]:
             case "http":
                 path = scope["path"]
+                if path not in PATH_KINDS and ("//" in path or path[-1:] == "/"):
+                    path = scope["path"] = without_extra_slashes(path)
                 if path in PATH_KINDS:  # most requests
                     await gateway.http(scope, receive, send)
                 elif path in operations.paths:
@@ -81,6 +84,25 @@ def create_application(gateway: Gateway) -> Application:
                 await lifespan(gateway, receive, send)
 
     return application
+
+
+API_PATH = re.compile(r"/+(v\d+)(?:/+(.*?))?/*")
+RUN_PATH = re.compile(rf"{RUNS_PATH}/+(.+)")
+
+
+def without_extra_slashes(path: str) -> str:
+    """Return a path of the gateway as clients mean it whose base address ends in a slash; any other path as it is.
+
+    The name of a run may hold such slashes.
+    """
+    if (parts := API_PATH.fullmatch(path)) is None:
+        plain = f"/{path.strip('/')}"
+        return plain if plain in PATH_KINDS else path
+    version, rest = parts.groups()
+    plain = f"/{version}/{rest}" if rest else f"/{version}"
+    if run := RUN_PATH.fullmatch(plain):
+        return f"{RUNS_PATH}/{run.group(1)}"
+    return re.sub("//+", "/", plain)
 
 
 def reported(send: Send, gateway: Gateway) -> Send:

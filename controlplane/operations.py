@@ -3,6 +3,7 @@ vLLM's `/health`, `/ping` and `/version`, which its clients call before anything
 
 import hmac
 import ipaddress
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
@@ -68,13 +69,14 @@ class Operations:
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
             "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder}",
             "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
+            "writes": "ok" if gateway.write_job.ok else f"{gateway.write_job.last_error}; serving continues",
             "redis": "ok" if gateway.publisher.job.ok else "does not answer; serving continues",
             "ledger": "ok" if not gateway.ledger.refused else f"{gateway.ledger.refused} refused rows are quarantined",
         }
 
     @staticmethod
     def serves(checks: dict[str, str]) -> bool:
-        """Return whether requests can be served. Without Redis they still are, so it does not count here."""
+        """Return whether requests can be served. Without Redis, or writes, they still are: these do not count."""
         return all(checks[name] == "ok" for name in ("gateway", "lease", "database"))
 
     def ready(self) -> tuple[int, bytes, bytes]:
@@ -212,7 +214,15 @@ class GatewayCollector:
             waiting.add_metric(key, dispatcher.waiting(endpoint))
             oldest.add_metric(key, dispatcher.oldest_wait_s(endpoint))
             ready.add_metric(key, int(topology.fleet.accepting[slots].sum()))
-        yield from (running, waiting, oldest, ready)
+        held = GaugeMetricFamily(
+            "pilothouse_held", "Requests held until there is room or time; queues do not count them.", labels=["model"]
+        )
+        by_model = Counter(dict.fromkeys(topology.models, 0))
+        for (_, model), count in dispatcher.holding.by_tenant.items():
+            by_model[model] += count
+        for model, count in by_model.items():
+            held.add_metric([model], count)
+        yield from (running, waiting, held, oldest, ready)
         names = ["model", "slo_class"]
         met = GaugeMetricFamily("pilothouse_slo_met_ratio", "Attainment over five minutes.", labels=names)
         burn = GaugeMetricFamily("pilothouse_slo_burn", "Misses over those that the objective allows.", labels=names)

@@ -70,6 +70,7 @@ MIDDLEWARE = [
     "django.middleware.gzip.GZipMiddleware",  # CSRF tokens are masked differently in each answer, with random padding
     "controlplane.console.middleware.content_security_policy",
     "controlplane.console.middleware.refuse_nul",
+    "controlplane.console.middleware.DatabaseOutage",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -105,6 +106,10 @@ if not REDIS_URL:
     # The address of the Redis that `manage.py up` runs, for commands run alongside it.
     redis_url_file = STATE_DIR / "redis_url"
     REDIS_URL = redis_url_file.read_text() if redis_url_file.exists() else "redis://127.0.0.1:6379/0"
+
+# Where commands find the console: its public address, else that of the stack that `manage.py up` runs here.
+url_file = STATE_DIR / "url"
+CONSOLE_URL = environment.PUBLIC_URL or (url_file.read_text() if url_file.exists() else "http://127.0.0.1:8000")
 
 AUTH_USER_MODEL = "accounts.User"
 PASSWORD_HASHERS = [

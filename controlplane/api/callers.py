@@ -1,5 +1,6 @@
 """Authentication of callers: a session cookie (CSRF token on every write), a tenant's API key or a service key."""
 
+import contextlib
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,8 +12,10 @@ from ninja.errors import AuthenticationError
 from ninja.security import APIKeyCookie, HttpBearer
 
 from controlplane.accounts.models import ApiKey, Role, Tenant, User, hash_secret
+from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.api.errors import ApiError
+from controlplane.database import ERRORS
 
 NOTE_USE = timedelta(minutes=1)
 
@@ -72,7 +75,7 @@ class ApiRequest(HttpRequest):
 class SessionCaller(APIKeyCookie):
     """Authenticate a console session of a user with at least role *least* over the fleet.
 
-    Ninja checks the CSRF token of every request that is not read-only.
+    Ninja checks the CSRF token of every request that is not read-only, once there is a session.
     """
 
     param_name = "sessionid"
@@ -82,12 +85,14 @@ class SessionCaller(APIKeyCookie):
         super().__init__()
         self.least = least
 
-    def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:
+    def __call__(self, request: HttpRequest) -> Caller | None:
         if request.headers.get("Authorization", "").lower().startswith("bearer "):
+            KeyCaller()(request)  # 401 for what is no valid key
             raise ApiError(403, "forbidden", "This is for people, not for keys.")
-        user = request.user
-        if not user.is_authenticated or not user.is_active:
-            return None
+        return super().__call__(request) if request.user.is_authenticated and request.user.is_active else None
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Caller:
+        user = user_of(request)
         caller = Caller(user=user, fleet_role=user.fleet_role())
         if self.least is not None:
             caller.check(self.least)
@@ -112,7 +117,8 @@ class KeyCaller(HttpBearer):
             raise AuthenticationError
         now = timezone.now()
         if key.last_used_at is None or key.last_used_at < now - NOTE_USE:
-            ApiKey.objects.filter(pk=key.pk).update(last_used_at=now)
+            with contextlib.suppress(*ERRORS):  # a read needs no write
+                ApiKey.objects.filter(pk=key.pk).update(last_used_at=now)
         caller = Caller(key.account, key, (key.role or Role.VIEWER) if key.tenant.operates_fleet else None)
         if self.least is not None:
             caller.check(self.least)

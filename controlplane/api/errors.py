@@ -9,6 +9,7 @@ from ninja.errors import AuthenticationError, HttpError
 from ninja.errors import ValidationError as RequestError
 from pydantic import ConfigDict
 
+from controlplane.database import ERRORS, outage
 from controlplane.dispatch.queues.commands import GatewaySilent
 from controlplane.fleet.lifecycle.states import ActionError
 
@@ -54,6 +55,16 @@ def install(api: NinjaAPI) -> None:
     @api.exception_handler(GatewaySilent)
     def gateway_silent(request: HttpRequest, error: GatewaySilent) -> HttpResponse:
         return answer(request, 503, "no_gateway", f"{error}.")
+
+    def database_error(request: HttpRequest, error: Exception) -> HttpResponse:
+        if not (why := outage(error)):
+            raise error
+        response = answer(request, 503, "database_unavailable", why)
+        response.headers["Retry-After"] = "2"
+        return response
+
+    for kind in ERRORS:
+        api.add_exception_handler(kind, database_error)
 
     @api.exception_handler(ValidationError)
     def invalid_row(request: HttpRequest, error: ValidationError) -> HttpResponse:

@@ -14,8 +14,8 @@ from django.db import transaction
 
 from controlplane.accounts.models import Tenant, User
 from controlplane.applications.backends import OF_PROCESS
-from controlplane.applications.models import Application, ApplicationRun, RunOutcome, UnitReport
-from controlplane.applications.services import IDLE
+from controlplane.applications.models import ApplicationRun, RunOutcome, UnitReport
+from controlplane.applications.services import IDLE, MAX_APPLICATIONS, application_of
 from controlplane.dispatch.prewarming_log import CalledBy
 from controlplane.dispatch.queues.commands import ask_of_run
 from controlplane.dispatch.queues.runs import RunAction, RunPrice
@@ -43,7 +43,11 @@ def deliver_reports(runs: ApplicationRuns) -> None:
 
 def _run(tenant: Tenant, name: str, run: str, now: datetime) -> ApplicationRun:
     """Return a run, locked; a new one begins now. Raises ApiError 429 if the tenant has too many in progress."""
-    application, _ = Application.objects.get_or_create(tenant=tenant, name=name)
+    if (application := application_of(tenant.pk, name)) is None:
+        message = (
+            f"{MAX_APPLICATIONS} applications are known, and no more are kept. Put ids in `run`, not `application`."
+        )
+        raise ApiError(429, message, code="too_many_applications", param="application")
     rows = ApplicationRun.objects.select_for_update().select_related("application")
     known = rows.filter(application=application, run=run).first()
     if known is not None:

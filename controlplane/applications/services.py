@@ -1,11 +1,13 @@
 """Follow the runs of applications in the ledger, and learn from those that ended."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
 from django.db import transaction
 from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet, Sum
+from django.utils import timezone
 
 from controlplane.accounts.models import Tenant
 from controlplane.applications.models import (
@@ -19,6 +21,8 @@ from controlplane.applications.models import (
 )
 from controlplane.applications.spans import Expectation, expectations, rates_of, service_of, spans_of
 from controlplane.dispatch.runs import MOST_UNIT_S
+from controlplane.events.models import Event, Severity
+from controlplane.events.services import record
 from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.demand_graph import (
     MOST_RECORDS,
@@ -49,6 +53,9 @@ MOST_CALLS: Final = 4_096
 MEAN_OF: Final = 100
 """Runs of an application, those that ended last, whose mean service is what the simplest rule expects of another."""
 KEPT_DAYS: Final = 30
+MAX_APPLICATIONS: Final = 100
+"""Applications of a tenant, and as many recognized ones. Further names are left out: they look like ids of runs."""
+TOO_MANY: Final = "application.too_many"
 SAME_MOMENT: Final = timedelta(milliseconds=2)
 SETTLED: Final = timedelta(seconds=5)
 """A run that was closed ends so much later: its last calls may not be in the ledger yet."""
@@ -63,8 +70,12 @@ def follow_runs(now: datetime) -> int:
         .exclude(application="")
         .exclude(run="")
     )
-    for tenant_id, application, run in rows.order_by().values_list("tenant_id", "application", "run").distinct():
-        _follow(tenant_id, application, run, mark.ledger_pk - LOOKED_AGAIN)
+    known: dict[tuple[int, str], Application | None] = {}
+    for tenant_id, name, run in rows.order_by().values_list("tenant_id", "application", "run").distinct():
+        if (tenant_id, name) not in known:
+            known[tenant_id, name] = application_of(tenant_id, name)
+        if (application := known[tenant_id, name]) is not None:
+            _follow(application, run, mark.ledger_pk - LOOKED_AGAIN)
     FollowedLedger.objects.filter(pk=1).update(ledger_pk=newest)
     running = UnitReport.objects.filter(
         run=OuterRef("pk"), ended_at=None, began_at__gte=now - timedelta(seconds=MOST_UNIT_S)
@@ -79,6 +90,36 @@ def follow_runs(now: datetime) -> int:
     over = Q(closed_at__lt=now - SETTLED) | (idle & ~Exists(running))
     ending = ApplicationRun.objects.filter(over, ended_at=None).select_related("application")
     return sum(1 for run in list(ending) if end_run(run))
+
+
+def application_of(tenant_id: int, name: str) -> Application | None:
+    """Return the application *name* of a tenant, made if missing; None where the tenant has `MAX_APPLICATIONS` others.
+
+    A warning says so once in `KEPT_DAYS`: a client that sends a new name with each call would make rows without end.
+    """
+    known = Application.objects.filter(tenant_id=tenant_id, name=name).first()
+    if known is not None:
+        return known
+    recognized = name.startswith(RECOGNIZED)
+    alike = Q(name__startswith=RECOGNIZED) if recognized else ~Q(name__startswith=RECOGNIZED)
+    if Application.objects.filter(alike, tenant_id=tenant_id).count() < MAX_APPLICATIONS:
+        return Application.objects.get_or_create(tenant_id=tenant_id, name=name)[0]
+    if not recognized and not warnings_of([tenant_id]).exists():
+        record(
+            TOO_MANY,
+            Tenant.objects.get(pk=tenant_id),
+            actor="follow-runs",
+            after={"application": name, "known": MAX_APPLICATIONS},
+            reason="Names of applications look like ids; put them in the run header, X-Run. New ones are left out.",
+            severity=Severity.WARNING,
+        )
+    return None
+
+
+def warnings_of(tenant_ids: Iterable[int]) -> QuerySet[Event]:
+    """Return the late warnings of tenants that their names of applications are too many."""
+    since, ids = timezone.now() - timedelta(days=KEPT_DAYS), list(map(str, tenant_ids))
+    return Event.objects.filter(kind=TOO_MANY, subject_type="tenant", subject_id__in=ids, at__gte=since)
 
 
 def calls_of(tenant_id: int, application: str, run: str) -> QuerySet[LedgerRow]:
@@ -101,10 +142,10 @@ def calls_of(tenant_id: int, application: str, run: str) -> QuerySet[LedgerRow]:
     return LedgerRow.objects.filter(calls)
 
 
-def _follow(tenant_id: int, name: str, run: str, seen_pk: int) -> None:
+def _follow(application: Application, run: str, seen_pk: int) -> None:
     """Bring the row of a run up to its calls, of which those from *seen_pk* on may be new. A run with a call after it was
     taken as ended runs again."""
-    calls = calls_of(tenant_id, name, run)
+    calls = calls_of(application.tenant_id, application.name, run)
     sums: dict[str, Any] = calls.aggregate(
         began_at=Min("arrived_at"),
         calls=Count("pk"),
@@ -117,18 +158,12 @@ def _follow(tenant_id: int, name: str, run: str, seen_pk: int) -> None:
     first = calls.order_by("arrived_at")
     due_s = first.values_list("run_due_s", flat=True).exclude(run_due_s=None).first()
     own, served = first.values_list("own_region", "region").first() or ("", "")
-    application, _ = Application.objects.get_or_create(tenant_id=tenant_id, name=name)
-    known = ApplicationRun.objects.filter(application=application, run=run).first()
-    if known is None:
-        ApplicationRun.objects.create(
-            application=application,
-            run=run,
-            last_call_at=last_call_at,
-            deadline_s=due_s,
-            region=own or served,
-            **sums,
-        )
-    elif known.calls != sums["calls"]:
+    known, new_run = ApplicationRun.objects.get_or_create(  # its tenant may report it at this moment
+        application=application,
+        run=run,
+        defaults={"last_call_at": last_call_at, "deadline_s": due_s, "region": own or served, **sums},
+    )
+    if not new_run and known.calls != sums["calls"]:
         sums["began_at"] = min(known.began_at, sums["began_at"])
         closed_at = known.closed_at
         stopped = known.outcome == RunOutcome.STOPPED
@@ -257,20 +292,30 @@ def give_title(application: Application, title: str) -> str:
 
 
 def prune_runs(now: datetime) -> int:
-    """Delete runs that no graph needs: ended `KEPT_DAYS` ago, and not among an application's latest records."""
+    """Delete runs that no graph needs: ended `KEPT_DAYS` ago, and not among an application's latest records. With its last
+    run goes an application of which nothing else is kept."""
     deleted = 0
     for application in Application.objects.all():
         needed = application.runs.filter(learned()).values_list("pk", flat=True)[:MOST_RECORDS]
         old = application.runs.filter(ended_at__lt=now - timedelta(days=KEPT_DAYS)).exclude(pk__in=list(needed))
         deleted += old.delete()[0]
+    bare = Application.objects.filter(runs=None, versions=None, title="", frozen_at=None)
+    deleted += bare.filter(created_at__lt=now - timedelta(days=KEPT_DAYS)).delete()[0]
     return deleted + RunCost.objects.filter(hour__lt=now - timedelta(days=KEPT_DAYS)).delete()[0]
+
+
+def application_to_fill(tenant: Tenant, name: str) -> Application:
+    """As `application_of`, for an import. Raises ValueError for one too many."""
+    if (application := application_of(tenant.pk, name)) is None:
+        raise ValueError(f"application: {MAX_APPLICATIONS} are known, and no more are kept")
+    return application
 
 
 def import_graph(tenant: Tenant, graph: DemandGraph, now: datetime) -> Application:
     """Make *graph* the application of its name: its records replace those that were imported before, and its units add to
     those known. Runs that were recorded here stay."""
     with transaction.atomic():
-        application, _ = Application.objects.get_or_create(tenant=tenant, name=graph.application)
+        application = application_to_fill(tenant, graph.application)
         application.units |= {name: msgspec.to_builtins(backend) for name, backend in graph.units.items()}
         application.save(update_fields=["units"])
         application.runs.filter(imported=True).delete()

@@ -16,7 +16,7 @@ from controlplane.accounts.models import Tenant, User
 from controlplane.applications.completion import DAY
 from controlplane.applications.models import Application, GraphVersion, learned
 from controlplane.applications.selectors import UnitSummary, graph_of, quality, unit_summaries
-from controlplane.applications.services import import_graph
+from controlplane.applications.services import application_to_fill, import_graph
 from controlplane.applications.spans import rates_of
 from controlplane.events.services import record
 from scheduling.applications.demand_graph import DemandGraph
@@ -40,7 +40,8 @@ def keep_version(
     """Keep *graph* as the next version of *application*; the oldest beyond `KEPT` go."""
     text, judged = graph.to_json(), quality(graph)
     with transaction.atomic():
-        newest = application.versions.select_for_update().aggregate(newest=Max("number"))["newest"] or 0
+        Application.objects.select_for_update(no_key=True).get(pk=application.pk)  # one version of a number
+        newest = application.versions.aggregate(newest=Max("number"))["newest"] or 0
         version = GraphVersion.objects.create(
             application=application,
             number=newest + 1,
@@ -96,7 +97,7 @@ def take_in(
     if activate:
         application = import_graph(tenant, graph, now)
     else:
-        application, _ = Application.objects.get_or_create(tenant=tenant, name=graph.application)
+        application = application_to_fill(tenant, graph.application)
     version = keep_version(application, graph, "Imported" if activate else "Imported, to compare", actor, now)
     inputs = {"records": len(graph.records), "version": version.number, "active": activate}
     record("application.imported", application, actor=actor, inputs=inputs)

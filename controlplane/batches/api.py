@@ -14,7 +14,7 @@ from django.urls import path
 
 from controlplane.accounts.models import ApiKey
 from controlplane.batches import services
-from controlplane.batches.models import Batch, StoredFile
+from controlplane.batches.models import Batch, Purpose, StoredFile
 from controlplane.batches.storage import store_errors
 from controlplane.gateway.errors import ApiError, invalid
 from controlplane.gateway.key_endpoints import endpoint
@@ -76,11 +76,14 @@ def upload_file(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
     seconds = request.POST.get("expires_after[seconds]")
     if seconds is not None and not WHOLE_NUMBER.fullmatch(seconds):
         raise invalid(f"expires_after[seconds] must be a whole number, not {seconds[:40]!r}.", "expires_after[seconds]")
+    purpose = request.POST.get("purpose", "")
+    if purpose != Purpose.BATCH:
+        raise invalid(f"purpose must be batch, not {purpose[:40]!r}: files are kept as input of batches.", "purpose")
     row = services.create_file(
         key.tenant,
         content,
         content.name or "",
-        request.POST.get("purpose", ""),
+        purpose,
         expires_after_s=None if seconds is None else int(seconds),
     )
     return JsonResponse(row.to_dict())

@@ -47,11 +47,9 @@ def create_file(
 ) -> StoredFile:
     """Store *content*.
 
-    Raises ApiError 400 for a purpose that is not ours, 413 for an input of more than `MOST_FILE_BYTES`, 503 if the store
+    Raises ApiError 413 for an input of more than `MOST_FILE_BYTES`, 503 if the store
     fails. Output may be larger: every answer is kept.
     """
-    if purpose not in Purpose.values:
-        raise invalid(f"purpose must be batch, not {purpose!r}: files are kept for batches alone.", "purpose")
     if content.size > MOST_FILE_BYTES and purpose == Purpose.BATCH:
         raise ApiError(
             413, f"The file has {content.size:,} bytes; {MOST_FILE_BYTES:,} is the most.", code="file_too_large"

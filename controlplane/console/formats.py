@@ -260,6 +260,12 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "milliseconds": lambda value, row: milliseconds(value),
     "percent": lambda value, row: percent(value),
     "percent_fine": lambda value, row: percent_fine(value),
+    "waiting_and_held": lambda value, row: _unit(
+        count(value), f"req, {count(row['held'])} held" if row.get("held") else "req"
+    ),
+    "waiting_cell": lambda value, row: (
+        f"{count(value)} + {count(row['held'])} held" if row.get("held") else count(value)
+    ),
     "requests": lambda value, row: _unit(count(value), "req"),
     "duration": lambda value, row: duration(value),
     "period": lambda value, row: period(value),

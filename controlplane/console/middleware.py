@@ -1,5 +1,6 @@
 """What every request and response that Django serves passes: no NUL comes in, and a Content-Security-Policy goes out."""
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +9,13 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.decorators import sync_and_async_middleware
+from django.utils.deprecation import MiddlewareMixin
 
+from controlplane.console.pages.errors.views import unavailable
+from controlplane.database import ERRORS, outage
 from controlplane.gateway.errors import invalid
+
+logger = logging.getLogger(__name__)
 
 NUL_IN_JSON = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 NO_NUL = "The request holds a NUL character (U+0000), which no text here may have."
@@ -37,6 +43,16 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
     if request.path.startswith(("/api/", "/v1/")):
         return JsonResponse({"error": invalid(NO_NUL).fields() | {"field": None}}, status=400)
     return HttpResponse(NO_NUL, status=400, content_type="text/plain")
+
+
+class DatabaseOutage(MiddlewareMixin):
+    """Answer 503 with a sentence where a page or an action failed for what the database cannot do at present."""
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        if not isinstance(error, ERRORS) or not (why := outage(error)):
+            return None
+        logger.error("%s %s: %s", request.method, request.path, error)
+        return unavailable(request, why)
 
 
 @sync_and_async_middleware

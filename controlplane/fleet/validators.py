@@ -10,9 +10,12 @@ from django.core.validators import RegexValidator
 
 HOST_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
+ACTIONS = ("retire", "bundle")
+"""What may follow a model's name in a path of the REST API, so that no name ends in it."""
 validate_model_name = RegexValidator(
-    r"\A[A-Za-z0-9][A-Za-z0-9._:/-]*\Z",
-    "A model name begins with a letter or digit and holds letters, digits and . _ : / - alone.",
+    rf"\A[A-Za-z0-9][A-Za-z0-9._:/-]*{''.join(f'(?<!/{action})' for action in ACTIONS)}\Z",
+    "A model name begins with a letter or digit, holds letters, digits and . _ : / - alone, and does not end in "
+    f"{' or '.join(f'/{action}' for action in ACTIONS)}.",
 )
 validate_model_source = RegexValidator(
     r"\A[^-\s\x00-\x1f][^\x00-\x1f]*\Z",

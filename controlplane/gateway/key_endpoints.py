@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable
 from functools import wraps
 
-from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 
 from controlplane.accounts.models import ApiKey, hash_secret
+from controlplane.database import ERRORS, outage
 from controlplane.gateway.errors import ApiError, invalid_key
 
 logger = logging.getLogger(__name__)
@@ -43,20 +43,17 @@ def endpoint(**methods: Callable[..., HttpResponseBase]) -> Callable[..., HttpRe
             return serve(request, key_of(request), **parameters)
         except ApiError as error:
             return _answer(error)
-        except (OperationalError, InterfaceError) as error:
+        except ERRORS as error:
+            if not (why := outage(error)):
+                raise
             logger.error("%s %s: the database does not serve it: %s", request.method, request.path, error)
-            return _answer(AWAY)
+            return _answer(unavailable(why))
 
     return wraps(next(iter(methods.values())))(view)
 
 
-AWAY = ApiError(
-    503,
-    "The database does not answer. Send the request again.",
-    type="server_error",
-    code="database_unavailable",
-    retry_after_s=2.0,
-)
+def unavailable(why: str) -> ApiError:
+    return ApiError(503, why, type="server_error", code="database_unavailable", retry_after_s=2.0)
 
 
 def _answer(error: ApiError) -> HttpResponse:

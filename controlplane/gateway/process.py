@@ -10,7 +10,7 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane import kernels
+from controlplane.database import ERRORS, probe_write
 from controlplane.dispatch import floor
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.floor import Floor
@@ -51,6 +52,7 @@ from controlplane.jobs.broker import answering_workers
 from controlplane.jobs.parts import Part, PartState, merged, supervised
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths.length_service import LengthService
+from controlplane.tuning.services import report_ignored
 from forecasting.lengths import LengthPrior
 from scheduling import dispatch
 from scheduling.queueing import global_scheduler, held_work
@@ -126,6 +128,7 @@ class Gateway:
         self.kv_caches = KvCaches(
             self.topology, self.dispatcher.queue, session=lambda: self.upstream.session, owns=self.owns
         )
+        self.write_job = jobs.add("probe-writes", WRITE_PROBE_S, "database")
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.parts = Parts(self)
         self.monitor = monitor.Monitor(jobs, self.parts, self.owns)
@@ -178,6 +181,7 @@ class Gateway:
         )
         self.ready = False
         self._refresh = asyncio.Event()
+        self.ignored_settings: Mapping[tuple[str, str], str] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def _from_dispatcher(self, record: FromDispatcher) -> None:
@@ -220,6 +224,7 @@ class Gateway:
             self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self.keys.refresh),
             self._every(self.jobs.add("refresh-budgets", settings.KEY_CACHE_S, "database"), self.budgets.refresh),
             self._every(self.jobs.add("note-key-use", NOTE_USE_S, "database"), self.keys.note_use),
+            self._every(self.write_job, database_sync_to_async(probe_write)),
             self._every(self.monitor.job, self.monitor.look),
             self._every(self.parts.job, self.parts.probe),
             self._every(self.jobs.add("follow-kv-events", FOLLOW_S), self.kv_caches.look),
@@ -308,12 +313,18 @@ class Gateway:
 
     async def read_inventory(self) -> None:
         """Update the live fleet from the rows. Raises what the database raises; then the live fleet stays as it was."""
-        self.dispatcher.apply_inventory(await database_sync_to_async(inventory.read)())
+        read = await database_sync_to_async(inventory.read)()
+        self.dispatcher.apply_inventory(read)
+        if read.values.ignored != self.ignored_settings:
+            with contextlib.suppress(*ERRORS):  # the next look records it
+                await database_sync_to_async(report_ignored)(read.values)
+                self.ignored_settings = read.values.ignored
         self.lengths.tune(self.topology.values)
         self.http.completions.conversations.on = self.topology.values.of().RECOGNIZE_RUNS
 
 
 PROBE_S = 10.0
+WRITE_PROBE_S = 10.0
 ANSWER_WITHIN_S = 2.0
 GONE_AFTER = 2  # missed probes: a worker that starts a child may answer late
 BEAT_SILENT_S = 30.0  # the shortest period of its schedule is five seconds
@@ -369,6 +380,9 @@ class Parts:
         if not job.ok:
             return Part("database", PartState.DOWN, job.last_error)
         held = self.gateway.ledger.held
+        if not self.gateway.write_job.ok:
+            text = f"takes no writes: {self.gateway.write_job.last_error}; {held} ledger rows wait"
+            return Part("database", PartState.WARNING, text)
         took = "" if job.last_duration_s is None else f"the inventory is read in {job.last_duration_s * 1000:.0f} ms; "
         if refused := self.gateway.ledger.refused:
             text = f"it refused {refused} ledger row{'s' * (refused > 1)}, quarantined: `manage.py ledger_refused`"

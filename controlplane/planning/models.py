@@ -107,6 +107,11 @@ class ScalingPolicy(models.Model):
             raise ValidationError({"parameters" if known else "strategy": str(error)}) from error
 
 
+def mode_of(policy: ScalingPolicy | None) -> PolicyMode:
+    """Return the mode in which a model is scaled that has *policy*, or none."""
+    return PolicyMode.OFF if policy is None else PolicyMode(policy.mode)
+
+
 WHAT_IF = "what_if"
 """Strategy of plans proposed from a what-if's chosen future.
 

@@ -61,6 +61,7 @@ def set_policy(
 
     Plans waiting for approval under another strategy or mode are superseded, and a new strategy starts with empty memory.
     """
+    Model.objects.select_for_update(no_key=True).get(pk=model.pk)  # of two who give it its first policy, one waits
     row = ScalingPolicy.objects.select_for_update().filter(model=model).first()
     before = snapshot(row) if row else None
     row = row or ScalingPolicy(model=model)

@@ -32,6 +32,7 @@ def store_profiles(fits: Iterable[Fit], source: str, actor: str) -> list[Perform
 
 
 def _store(model: Model, gpu_type: GpuType, fit: Fit, source: str, actor: str) -> PerformanceProfile:
+    Model.objects.select_for_update(no_key=True).get(pk=model.pk)  # of two who write its first profile, one waits
     row = PerformanceProfile.objects.filter(
         model=model, gpu_type=gpu_type, tensor_parallel=fit.setting.tensor_parallel
     ).first()

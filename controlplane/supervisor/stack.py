@@ -23,7 +23,15 @@ from controlplane.jobs.broker import answering_workers
 from controlplane.supervisor.keeper import Keeper, Part, PartError
 from controlplane.supervisor.redis_server import NoRedisError, OwnRedis, answers, own_redis, without_password
 from controlplane.supervisor.screen import Screen
-from controlplane.supervisor.state import PARTS_FILE, REDIS_URL_FILE, FolderHeldError, hold, write_parts, write_private
+from controlplane.supervisor.state import (
+    PARTS_FILE,
+    REDIS_URL_FILE,
+    URL_FILE,
+    FolderHeldError,
+    hold,
+    write_parts,
+    write_private,
+)
 
 PYTHON = sys.executable
 INSTANCES_READY_WITHIN_S = 45.0
@@ -162,6 +170,7 @@ class Stack:
         redis_url = await self._redis()
         self.keeper.environment["REDIS_URL"] = redis_url
         write_private(plan.state_dir / REDIS_URL_FILE, redis_url)
+        write_private(plan.state_dir / URL_FILE, plan.url)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -191,7 +200,7 @@ class Stack:
             self.screen.trouble(f"\n{trouble}")
         self.screen.note("\nStopping.")
         killed = await self.keeper.stop(STOP_ORDER)
-        for name in (REDIS_URL_FILE, PARTS_FILE):
+        for name in (REDIS_URL_FILE, URL_FILE, PARTS_FILE):
             (self.plan.state_dir / name).unlink(missing_ok=True)
         if "web" in killed:  # of the others none has anything to lose
             self.screen.trouble(

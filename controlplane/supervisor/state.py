@@ -18,6 +18,7 @@ from controlplane import env
 
 KEY_FILE = "secret_key"
 REDIS_URL_FILE = "redis_url"
+URL_FILE = "url"
 PARTS_FILE = "parts.json"
 LOCK_FILE = "up.lock"
 

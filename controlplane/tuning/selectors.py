@@ -27,9 +27,13 @@ FRESH_S = 1.0
 
 @dataclass(frozen=True)
 class Values:
-    """Effective values: *rows* by model ("" for all models) and name."""
+    """Effective values: *rows* by model ("" for all models) and name.
+
+    *ignored* are rows whose values cannot be, with the reason: an older release or SQL wrote them.
+    """
 
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ignored: Mapping[tuple[str, str], str] = field(default_factory=dict)
     _made: dict[str, Tunable] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, model: str = "") -> Tunable:
@@ -50,13 +54,37 @@ def defaults() -> dict[str, Any]:
 
 
 def read() -> Values:
-    """Read the current rows; settings that only an older release declared are left out."""
+    """Read the current rows. Left out are settings that only an older release declared, and values that cannot be."""
     rows: dict[str, dict[str, Any]] = {}
     for model, name, value in Setting.objects.order_by().values_list("model__name", "name", "value"):
         declared = Tunable.model_fields.get(name)
         if declared is not None and (model is None or PER_MODEL in declared.metadata):
             rows.setdefault(model or "", {})[name] = value
-    return Values(rows)
+    sound: dict[str, dict[str, Any]] = {}
+    ignored: dict[tuple[str, str], str] = {}
+    for model in sorted(rows):  # "", all models, is the first
+        below = defaults() | sound.get("", {})
+        sound[model], wrong = _sound(below, rows[model])
+        ignored |= {(model, name): reason for name, reason in wrong.items()}
+    return Values(sound, ignored)
+
+
+def _sound(below: Mapping[str, Any], rows: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return those of *rows* that can be in force over *below*, and why the others cannot."""
+    kept, wrong = dict(rows), dict[str, str]()
+    while kept:
+        try:
+            Tunable.model_validate({**below, **kept}, strict=True)
+            break
+        except WrongValue as error:
+            reasons: dict[str, str] = {}
+            for each in error.errors():
+                reason = each["msg"].removeprefix("Value error, ")
+                words = f"{each['loc'][0]} {reason}".replace(",", "").split()  # a limit may be another setting
+                reasons |= dict.fromkeys((name for name in kept if name in words), reason)
+            wrong |= reasons or dict.fromkeys(kept, str(error))
+            kept = {name: value for name, value in kept.items() if name not in wrong}
+    return kept, wrong
 
 
 def without_rows() -> Tunable:

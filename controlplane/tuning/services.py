@@ -2,13 +2,17 @@
 
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
 from controlplane.accounts.models import User
+from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.tuning import selectors
 from controlplane.tuning.models import Setting
+
+IGNORED = "setting.ignored"
 
 
 @transaction.atomic
@@ -33,7 +37,8 @@ def put(name: str, value: Any, actor: User | str, model: Any = None) -> tuple[Se
     row.full_clean(exclude=["value"] if value == "" else None, validate_unique=False, validate_constraints=False)
     if was_there and row.value == old:
         return row, False
-    row.save()
+    values = {"value": row.value, "changed_at": row.changed_at, "changed_by": row.changed_by}
+    row, _ = Setting.objects.update_or_create(name=name, model=model, defaults=values)
     _forget()
     return row, True
 
@@ -41,12 +46,37 @@ def put(name: str, value: Any, actor: User | str, model: Any = None) -> tuple[Se
 @transaction.atomic
 def reset(row: Setting, actor: User | str, reason: str = "") -> None:
     """Reset the setting of *row* to its default, or for one model to the value of all models. Raises ValidationError."""
-    before, key = row.value, row.pk
+    before, key, known = row.value, row.pk, selectors.read()
     row.delete()
     row.pk = key
-    after = selectors.read().given(row.model.name if row.model else "")[row.name]
-    selectors.checked(row.name, after, row.model.name if row.model else "")
+    values = selectors.read()
+    for (model, name), why in values.ignored.items():
+        if (model, name) not in known.ignored:  # a row that was in force cannot be any longer
+            of = f" with the values of {model}" if model else ""
+            raise ValidationError({"value": f"{row.name} cannot be reset{of}. {why}."})
+    model = row.model.name if row.model else ""
+    after = values.given(model)[row.name]
+    selectors.checked(row.name, after, model)
     _record(row, actor, reason, before=before, after=after)
+
+
+def report_ignored(values: selectors.Values) -> None:
+    """Record an event for each row of *values* that is ignored, once for each value."""
+    for (model, name), reason in values.ignored.items():
+        row = Setting.objects.select_related("model").filter(name=name, model__name=model or None).first()
+        earlier = Event.objects.filter(kind=IGNORED, subject_type="setting", subject=str(row or name)[:160])
+        if row is not None and not earlier.filter(before={name: row.value}).exists():
+            in_force = values.given(model)[name]
+            said = f"{row.value!r} cannot be: {reason}."
+            record(
+                IGNORED,
+                row,
+                actor="gateway",
+                before={name: row.value},
+                after={name: in_force},
+                reason=said,
+                severity=Severity.WARNING,
+            )
 
 
 def _record(row: Setting, actor: User | str, reason: str, *, before: Any, after: Any) -> None:

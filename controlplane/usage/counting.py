@@ -78,15 +78,12 @@ def count_usage(now: datetime) -> int:
 
 
 def _moved(before: UsageMark | None, after: UsageMark) -> bool:
+    values = {"counted_until": after.counted_until, "ledger_pk": after.ledger_pk, "seen_pk": after.seen_pk}
     if before is None:
-        if UsageMark.objects.exists():
-            return False
-        after.save()
-        return True
+        return UsageMark.objects.get_or_create(pk=1, defaults=values)[1]
     same = UsageMark.objects.filter(
         pk=before.pk, counted_until=before.counted_until, ledger_pk=before.ledger_pk, seen_pk=before.seen_pk
     )
-    values = {"counted_until": after.counted_until, "ledger_pk": after.ledger_pk, "seen_pk": after.seen_pk}
     return bool(same.update(**values))
 
 

@@ -512,3 +512,11 @@ def spend_all(public_id):
     return Budget.objects.create(
         tenant=tenant, kind=BudgetKind.USD, hard=10.0, spent_usd=10.0, spent_until=timezone.now()
     )
+
+
+@pytest.mark.parametrize("purpose", ["batch_output", "fine-tune", "assistants"])
+async def test_only_input_of_batches_is_uploaded(client, purpose):
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.files.create(file=("in.jsonl", io.BytesIO(input_of(1))), purpose=purpose)
+    assert refused.value.body["message"].startswith(f"purpose must be batch, not '{purpose}'")
+    assert refused.value.body["param"] == "purpose"

@@ -23,6 +23,7 @@ OWN = {
     "refresh-keys",
     "note-key-use",
     "read-inventory",
+    "probe-writes",
     "heartbeats",
     "follow-kv-events",
     "publish-summary",

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from scheduling.simulation.workload.traces import FORMATS, TraceError, TraceRequest, load_trace, read_trace
+from scheduling.simulation.workload.traces import FORMATS, TraceError, TraceRequest, load_trace, read_trace, unit_of
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
 2023-11-16 18:15:50.9951690,396,109
 2023-11-16 18:15:51.2225670,879,55"""  # as published: seven decimals, no newline at the end
 
-MOONCAKE = """{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
-{"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46, 47, 2366]}
+MOONCAKE = """{"timestamp": 27482, "input_length": 1355, "output_length": 52, "hash_ids": [46, 47, 2353]}
+{"timestamp": 30535, "input_length": 1472, "output_length": 26, "hash_ids": [46, 47, 2366]}
 """
 
 BURSTGPT = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
@@ -73,9 +73,9 @@ def test_milliseconds_of_azure_stay_milliseconds(tmp_path: Path, zone: str) -> N
 
 
 def test_mooncake(trace) -> None:
-    assert list(read_trace(trace(MOONCAKE), "mooncake")) == [
-        TraceRequest(0.0, 6955, 52, prefix_blocks=(46, 47, 2353)),
-        TraceRequest(3.053, 6472, 26, prefix_blocks=(46, 47, 2366)),
+    assert list(read_trace(trace(MOONCAKE), "mooncake", unit="ms")) == [
+        TraceRequest(0.0, 1355, 52, prefix_blocks=(46, 47, 2353)),
+        TraceRequest(3.053, 1472, 26, prefix_blocks=(46, 47, 2366)),
     ]
 
 
@@ -147,7 +147,7 @@ def test_an_empty_file_holds_nothing_or_lacks_its_columns(trace, name: str) -> N
         ),
         ("azure", AZURE.replace("18:15:51", "18:15:49"), "request 3 came 1.7726 s before the one above it: sort"),
         ("mooncake", MOONCAKE.replace('"timestamp": 30535, ', ""), "line 2, column timestamp: is missing"),
-        ("mooncake", MOONCAKE.replace("6472", '"x"'), "line 2, column input_length: 'x' is not a number"),
+        ("mooncake", MOONCAKE.replace("1472", '"x"'), "line 2, column input_length: 'x' is not a number"),
         ("mooncake", MOONCAKE.replace("2366]", '"x"]'), "line 2, column hash_ids: is not a list of whole numbers"),
         ("mooncake", MOONCAKE.replace("{", "", 1), "line 1: is not JSON"),
         ("mooncake", "[]\n", "line 1: is not a JSON object"),
@@ -157,7 +157,7 @@ def test_an_empty_file_holds_nothing_or_lacks_its_columns(trace, name: str) -> N
 )
 def test_a_wrong_row_is_named(trace, name: str, text: str, message: str) -> None:
     with pytest.raises(TraceError) as caught:
-        list(read_trace(trace(text), name))
+        list(read_trace(trace(text), name, unit="ms" if name == "mooncake" else ""))
     assert message in str(caught.value)
     assert str(caught.value.path) in str(caught.value)
 
@@ -201,7 +201,7 @@ def test_clock_times_are_elapsed_times(trace) -> None:
 
 def test_turns_of_a_session_may_have_a_delay(trace) -> None:
     """C25: a simulation, which knows no answers, says what to do."""
-    requests = list(read_trace(trace(SESSIONS), "mooncake"))
+    requests = list(read_trace(trace(SESSIONS), "mooncake", unit="ms"))
     assert [(each.session, each.arrival_s, each.delay_s, each.line) for each in requests] == [
         ("a", 0.0, None, 1),
         ("b", 2.0, None, 2),
@@ -210,13 +210,13 @@ def test_turns_of_a_session_may_have_a_delay(trace) -> None:
         ("a", 0.0, 0.0, 5),
     ]
     with pytest.raises(TraceError, match=r"line 3, column delay: the turn waits for an answer.*replay the trace"):
-        load_trace(trace(SESSIONS), "mooncake")
+        load_trace(trace(SESSIONS), "mooncake", unit="ms")
 
 
 def test_hashes_of_64_bits_stay_distinct(trace) -> None:
     """C14."""
     ids = [0, 1, 2**32, 2**32 + 1, 2**63 - 1, 2**63, 2**64 - 1]
-    path = trace(json.dumps({"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": ids}))
+    path = trace(json.dumps({"timestamp": 0, "input_length": 7 * 512, "output_length": 1, "hash_ids": ids}))
     loaded = load_trace(path, "mooncake")
     assert loaded.prefix_hashes is not None
     assert len(set(loaded.prefix_hashes.tolist())) == len(ids)
@@ -284,5 +284,59 @@ MANY_NAMES = "Timestamp,Model,Request tokens,Response tokens\n" + "".join(f"{n},
 def test_what_cannot_be_is_said_with_its_place(trace, name: str, text: str, message: str) -> None:
     """C14: too many tokens, too many names; C26: times that are none."""
     with pytest.raises(TraceError) as caught:
-        load_trace(trace(text), name)
+        load_trace(trace(text), name, unit="ms" if name == "mooncake" else "")
     assert message in str(caught.value)
+
+
+def rows_of(times, **fields) -> str:
+    row = {"input_length": 1, "output_length": 1} | fields
+    return "".join(json.dumps({"timestamp": at} | row) + "\n" for at in times)
+
+
+PUBLISHED = rows_of(range(0, 3_600_000, 300))  # 12,000 requests in an hour
+DELAYS = rows_of([0], session_id="a") + json.dumps(
+    {"session_id": "a", "delay": 2, "input_length": 1, "output_length": 1}
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        (rows_of([0]), "ms"),  # one moment is the same in every unit
+        (rows_of([7, 7, 7]), "ms"),
+        (rows_of(["0:00:00", "0:00:02"]), "ms"),  # a clock says it
+        (PUBLISHED, "ms"),
+        (rows_of([0, 1]), ""),
+        (rows_of([0, 1.5, 2.25]), ""),
+        (rows_of([0, 60, 7200]), ""),
+        (rows_of([0, 1_000, 2_000]), ""),
+        (rows_of(range(10_000)), ""),
+        (rows_of(range(0, 30 * 86_400, 40)), ""),  # a month of seconds
+        (DELAYS, ""),
+    ],
+)
+def test_times_that_may_be_seconds_or_milliseconds_need_a_unit(trace, text: str, unit: str) -> None:
+    path = trace(text)
+    if unit:
+        assert unit_of(path, "mooncake") == unit
+        assert list(read_trace(path, "mooncake")) == list(read_trace(path, "mooncake", unit=unit))
+        return
+    with pytest.raises(TraceError, match=r"may be in ms, which makes .*, or in s, which makes .*: say which"):
+        next(read_trace(path, "mooncake"))
+    ms, s = (list(read_trace(path, "mooncake", unit=each)) for each in ("ms", "s"))
+    assert [each.arrival_s for each in s] == pytest.approx([1000 * each.arrival_s for each in ms])
+    assert [each.delay_s or 0 for each in s] == pytest.approx([1000 * (each.delay_s or 0) for each in ms])
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"mooncake"}))
+def test_other_formats_have_seconds(trace, name: str) -> None:
+    texts = {"azure": AZURE, "burstgpt": BURSTGPT, "servegen": SERVEGEN, "ledger": ""}
+    with pytest.raises(TraceError, match="has seconds where it has numbers"):
+        list(read_trace(trace(texts[name]), name, unit="ms"))
+
+
+@pytest.mark.parametrize("tokens", [16, 256, 1024, 4096])
+def test_blocks_of_another_size_are_refused(trace, tokens: int) -> None:
+    text = rows_of([0], input_length=8192, hash_ids=list(range(8192 // tokens)))
+    with pytest.raises(TraceError, match=f"hash_ids: are {8192 // tokens} blocks of 8,192 tokens; a block has 512"):
+        list(read_trace(trace(text), "mooncake"))

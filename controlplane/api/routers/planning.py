@@ -26,6 +26,7 @@ from controlplane.planning.models import (
     ScalingPlan,
     ScalingPolicy,
     StrategyComparison,
+    mode_of,
 )
 from controlplane.resources.plans import MOVES, PLANS
 from controlplane.resources.resource import Column
@@ -220,7 +221,7 @@ def list_policies(request: ApiRequest) -> dict[str, Any]:
     return {"items": [_policy(model, policy) for model, policy in selectors.policies()]}
 
 
-@router.get("/scaling/policies/{path:model}", response=PolicyOut)
+@router.get("/scaling/policies/{name:model}", response=PolicyOut)
 def get_policy(request: ApiRequest, model: str) -> dict[str, Any]:
     """The scaling policy of *model*, with the `ETag` that its policy bundle has too."""
     row = _model(model)
@@ -228,7 +229,7 @@ def get_policy(request: ApiRequest, model: str) -> dict[str, Any]:
     return _policy(row, ScalingPolicy.objects.filter(model=row).first())
 
 
-@router.put("/scaling/policies/{path:model}", response=PolicyOut)
+@router.put("/scaling/policies/{name:model}", response=PolicyOut)
 def set_policy(request: ApiRequest, model: str, body: PolicyIn, if_match: str = IfMatch) -> dict[str, Any]:
     """Set the scaling policy of *model*. Plans awaiting approval under another strategy or mode are superseded.
 
@@ -249,7 +250,7 @@ def list_bundles(request: ApiRequest) -> dict[str, Any]:
     return {"items": of_all}
 
 
-@router.get("/models/{path:model}/bundle", response=ModelBundleOut)
+@router.get("/models/{name:model}/bundle", response=ModelBundleOut)
 def get_bundle(request: ApiRequest, model: str) -> dict[str, Any]:
     """Return the bundle that *model* matches or is nearest to, and the differences; with their `ETag`."""
     row = _model(model)
@@ -257,7 +258,7 @@ def get_bundle(request: ApiRequest, model: str) -> dict[str, Any]:
     return _bundle(bundles.present(row))
 
 
-@router.put("/models/{path:model}/bundle", response=ModelBundleOut)
+@router.put("/models/{name:model}/bundle", response=ModelBundleOut)
 def switch_bundle(request: ApiRequest, model: str, body: BundleIn, if_match: str = IfMatch) -> dict[str, Any]:
     """Apply a bundle to *model* from the next decision, without a restart. The mode stays."""
     user, row = request.auth.require(Role.OPERATOR), _model(model)
@@ -265,7 +266,7 @@ def switch_bundle(request: ApiRequest, model: str, body: BundleIn, if_match: str
     return _bundle(services.switch_bundle(row, body.bundle, user, body.reason))
 
 
-@router.patch("/models/{path:model}/bundle", response=ModelBundleOut)
+@router.patch("/models/{name:model}/bundle", response=ModelBundleOut)
 def switch_parts(request: ApiRequest, model: str, body: PartsIn, if_match: str = IfMatch) -> dict[str, Any]:
     """Change parts of the policy of *model*: router, order, strategy, forecaster or length model. One event; no restart."""
     user, row = request.auth.require(Role.OPERATOR), _model(model)
@@ -339,6 +340,6 @@ def _bundle(present: bundles.Present) -> dict[str, Any]:
 
 def _policy(model: Model, policy: ScalingPolicy | None) -> dict[str, Any]:
     if policy is None:
-        return {"model": model.name, "strategy": None, "mode": PolicyMode.OFF, "parameters": {}, "changed_at": None}
+        return {"model": model.name, "strategy": None, "mode": mode_of(policy), "parameters": {}, "changed_at": None}
     names = ("strategy", "mode", "parameters", "changed_at")
     return {"model": model.name, **{name: getattr(policy, name) for name in names}}

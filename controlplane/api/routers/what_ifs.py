@@ -175,7 +175,7 @@ class ComparisonQuery(Schema):
 class TraceOut(RowSchema):
     class Meta:
         model = TraceFile
-        fields = ("id", "name", "format", "requests", "span_s", "uploaded_at")
+        fields = ("id", "name", "format", "unit", "requests", "span_s", "uploaded_at")
 
 
 @router.post("/what-ifs", response={202: WhatIfDetail})
@@ -340,12 +340,14 @@ def upload_trace(
     request: ApiRequest,
     file: Annotated[UploadedFile | None, File()] = None,
     trace_format: Annotated[str, Form(alias="format")] = "",
+    unit: Annotated[str, Form()] = "",
 ) -> Status[TraceFile]:
-    """Upload a trace that what-ifs can start from; for formats see docs/simulation.md. 409 says what is wrong with it."""
+    """Upload a trace that what-ifs can start from; for formats see docs/simulation.md. `unit` (ms or s) is that of times in
+    Mooncake's format, where they may be either. 409 says what is wrong with it."""
     user = request.auth.require(Role.OPERATOR)
     if file is None:
         raise ActionError("file is missing: the trace.")
-    return Status(201, traces.upload(file.name or "trace", trace_format, file.read(), user))
+    return Status(201, traces.upload(file.name or "trace", trace_format, file.read(), user, unit))
 
 
 def _row(number: int) -> WhatIf:

@@ -46,7 +46,7 @@ PAGE_CELLS: Final = (
 ENDPOINT_CELLS: Final = (("kv_ratio", "percent"), ("output_tokens_per_s", "quantity"))
 MODEL_CELLS: Final = (
     ("instances_ready", "ready_of"), ("slo_met_ratio", "percent_fine"), ("ttft_p95_ms", "milliseconds"),
-    ("waiting", "count"), ("output_tokens_per_s", "quantity"),
+    ("waiting", "waiting_cell"), ("output_tokens_per_s", "quantity"),
 )  # fmt: skip
 BADGES: Final = {
     "instances": "down",

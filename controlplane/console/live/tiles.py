@@ -81,7 +81,7 @@ TILES = (
         look="hours=1&sort=-ttft_ms",
     ),
     Tile("itl_p95_ms", "ITL p95", "milliseconds", look="hours=1&sort=-itl_ms"),
-    Tile("waiting", "Waiting", "requests", empty="not reported"),
+    Tile("waiting", "Waiting", "waiting_and_held", empty="not reported"),
     Tile(
         "kv_max_ratio",
         "KV cache, max",

@@ -65,11 +65,15 @@ class Summary:
         instances = [self._instance(replica) for replica in replicas]
         endpoints = [self._endpoint(endpoint) for endpoint in self.topology.own_endpoints]
         endpoints.sort(key=lambda row: (row["model"], row["region"]))
+        held = Counter[str]()
+        for (_, model), number in self.dispatcher.holding.by_tenant.items():
+            held[model] += number
         models = {
             model: self._tile(
                 f"model {model}",
                 [row for row in instances if row["model"] == model],
                 [row for row in endpoints if row["model"] == model],
+                held[model],
             )
             for model in sorted({row["model"] for row in endpoints})
         }
@@ -78,14 +82,14 @@ class Summary:
             "ts": round(time.time(), 3),
             "owner": self.owner,
             "started_at": self.started_at,
-            "fleet": self._tile(FLEET, instances, endpoints),
+            "fleet": self._tile(FLEET, instances, endpoints, held.total()),
             "models": models,
             "endpoints": _columns(endpoints, wire.ENDPOINT_COLUMNS),
             "instances": _columns(instances, wire.INSTANCE_COLUMNS),
         } | {name: read() for name, read in self.sections.items()}
 
     def _tile(
-        self, group_name: str, instances: list[dict[str, Any]], endpoints: list[dict[str, Any]]
+        self, group_name: str, instances: list[dict[str, Any]], endpoints: list[dict[str, Any]], held: int
     ) -> dict[str, Any]:
         windows = self.windows
         group = windows.group(group_name)
@@ -116,6 +120,7 @@ class Summary:
             "itl_p95_ms": _rounded(itl[1]),
             "e2e_p95_ms": _rounded(e2e_p95),
             "waiting": sum(row["waiting"] for row in endpoints),
+            "held": held,
             "running": sum(row["running"] for row in endpoints),
             "kv_max_ratio": max(kv, default=None),
             "instances_ready": sum(row["instances_ready"] for row in endpoints),

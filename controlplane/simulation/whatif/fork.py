@@ -11,7 +11,7 @@ from controlplane.dispatch.queues.commands import fleet_state
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.models import Outcome
 from controlplane.planning.comparison.scenario import scenario_of
-from controlplane.planning.models import PolicyMode, ScalingPolicy
+from controlplane.planning.models import PolicyMode, ScalingPolicy, mode_of
 from controlplane.planning.plans import inventory
 from controlplane.simulation.selectors import asked_rows
 from controlplane.simulation.whatif.arrivals import RECENT, forecast_arrivals
@@ -46,8 +46,7 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
     _fit(values, state)
     remarks = _silent_instances(state, at)
     arrivals, about_arrivals = forecast_arrivals(at, horizon_s, state.requests)
-    if shadowed := _shadowed(names):
-        remarks.append(f"{', '.join(shadowed)}: in shadow mode now; futures assume the strategy acts.")
+    remarks += _without_strategy(names)
     unknown = sorted(names - set(values["models"]))
     if unknown:
         remarks.append(
@@ -64,10 +63,20 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
     )
 
 
-def _shadowed(names: set[str]) -> list[str]:
-    """Return those of *names* whose strategy does not act at present; futures assume that it does."""
-    acts = ScalingPolicy.objects.filter(mode__in=(PolicyMode.AUTO, PolicyMode.ASK))
-    return sorted(names - set(acts.values_list("model__name", flat=True)))
+IDLE_MODES = {PolicyMode.OFF: "off", PolicyMode.SHADOW: "in shadow mode"}
+
+
+def _without_strategy(names: set[str]) -> list[str]:
+    """Return a remark for each mode in which the strategies of some of *names* do not act."""
+    policies = {row.model.name: row for row in ScalingPolicy.objects.select_related("model")}
+    by_mode: dict[str, list[str]] = {}
+    for name in sorted(names):
+        by_mode.setdefault(mode_of(policies.get(name)), []).append(name)
+    return [
+        f"{', '.join(by_mode[mode])}: scaling is {words} now; futures that set no strategy have the floor alone."
+        for mode, words in IDLE_MODES.items()
+        if mode in by_mode
+    ]
 
 
 def _complete(state: FleetState, fleet: inventory.Fleet, at: datetime) -> None:

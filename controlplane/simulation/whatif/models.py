@@ -126,6 +126,7 @@ class TraceFile(models.Model):
 
     name = models.CharField(max_length=160)
     format = models.CharField(max_length=20, help_text="A name in `scheduling.simulation.workload.traces`.")
+    unit = models.CharField(max_length=2, blank=True, help_text="Of times that are numbers, as it was read.")
     content = models.BinaryField(help_text="Compressed with zlib.")
     requests = models.PositiveIntegerField()
     span_s = models.FloatField(help_text="From its first request to its last.")

@@ -251,7 +251,6 @@ def _measures(ttft_ms: Floats, itl_ms: Floats, met: Floats) -> dict[str, float]:
     return made
 
 
-@transaction.atomic
 def refit(since: datetime, until: datetime, judged: list[TwinError]) -> list[str]:
     """Fit the profiles of *judged* to the ledger's window; return names of those with a better fit than at present.
 
@@ -268,7 +267,8 @@ def refit(since: datetime, until: datetime, judged: list[TwinError]) -> list[str
             better.append(fit)
     if better and tuned().REFIT_PROFILES:
         store_profiles(better, "own ledger", ACTOR)
-    elif better:
+        return [str(fit.setting) for fit in better]
+    with transaction.atomic():  # after the fits: they take seconds, which blocks SQLite's other writers
         for fit in better:
             record(
                 "profile.refit_proposed",

@@ -14,6 +14,8 @@ class TraceOf(ScenarioTable):
     file: str
     """Relative to the scenario's own folder."""
     format: str
+    unit: Literal["", "ms", "s"] = ""
+    """Of times in `mooncake`'s format that are numbers; default: ms, where they cannot be seconds."""
     limit: Size | None = None
     speed: Positive = 1.0
     model: str | None = None
@@ -52,6 +54,7 @@ class LengthsTrace(ScenarioTable):
 
     file: str
     format: str
+    unit: Literal["", "ms", "s"] = ""
 
     @field_validator("format")
     @classmethod

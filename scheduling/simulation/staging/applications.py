@@ -100,9 +100,9 @@ def _suite_records(name: str, count: int) -> list[RunRecord]:
 
 
 @lru_cache(maxsize=4)
-def _arrivals(file: Path, trace_format: str, seed: int, changed_ns: int) -> NDArray[np.float64]:
+def _arrivals(file: Path, trace_format: str, unit: str, seed: int, changed_ns: int) -> NDArray[np.float64]:
     """Return the arrivals of a trace, which is read again once it has changed."""
-    return load_trace(file, trace_format, seed=seed if trace_format == "servegen" else 0).arrival_s
+    return load_trace(file, trace_format, seed=seed if trace_format == "servegen" else 0, unit=unit).arrival_s
 
 
 def _clipped(
@@ -267,7 +267,7 @@ class _Drawing:
             file = self.folder / table.arrivals.file
             try:
                 changed_ns = file.stat().st_mtime_ns if file.exists() else 0
-                trace_s = _arrivals(file, table.arrivals.format, self.seed, changed_ns)
+                trace_s = _arrivals(file, table.arrivals.format, table.arrivals.unit, self.seed, changed_ns)
             except TraceError as error:
                 if error.line == 0 and not file.exists():
                     raise ScenarioProblem(("applications", number, "arrivals", "file"), str(error)) from error

@@ -125,7 +125,8 @@ def _client(scenario: Scenario, one: ClientOf, folder: Path, seed: int) -> Clien
     if one.lengths is None:
         return client_of(one, list(scenario.regions))
     pooled = scenario.task_of(one.model).pools
-    trace = load_trace(folder / one.lengths.file, one.lengths.format, seed=seed, without_output=pooled)
+    of = one.lengths
+    trace = load_trace(folder / of.file, of.format, seed=seed, without_output=pooled, unit=of.unit)
     return client_of(one, list(scenario.regions), EmpiricalLengths(trace.prompt_tokens, trace.output_tokens))
 
 
@@ -161,7 +162,12 @@ def _from_trace(scenario: Scenario, folder: Path, seed: int) -> Workload:
     assert trace is not None
     try:
         workload = load_trace(
-            folder / trace.file, trace.format, seed=seed, limit=trace.limit, without_output=bool(scenario.pooling)
+            folder / trace.file,
+            trace.format,
+            seed=seed,
+            limit=trace.limit,
+            without_output=bool(scenario.pooling),
+            unit=trace.unit,
         )
     except TraceError as error:
         if error.line == 0 and not (folder / trace.file).exists():

@@ -2,8 +2,9 @@
 
 - azure: CSV `TIMESTAMP,ContextTokens,GeneratedTokens`. Azure LLM inference traces of 2023 (Splitwise, ISCA 2024) and
   2024 (DynamoLLM, HPCA 2025).
-- mooncake: JSON lines `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. Mooncake, FAST 2025. Later turns of a
-  conversation (`session_id`) may have a `delay` (ms after the answer to the one before) instead, as AIPerf writes them.
+- mooncake: JSON lines `timestamp` (ms, or as *unit* says), `input_length`, `output_length`, `hash_ids`. Mooncake, FAST
+  2025. Later turns of a conversation (`session_id`) may have a `delay` (after the answer to the one before) instead, as
+  AIPerf writes them.
 - burstgpt: CSV `Timestamp` (s), `Model`, `Request tokens`, `Response tokens` and more. BurstGPT, 2024.
 - servegen: CSV of demand in bins of ten minutes, `t_s`, `requests`, `prompt_tokens`, `output_tokens`. ServeGen, 2025.
 - ledger: CSV of our own request ledger, from `manage.py export_ledger` or the console's Requests page.
@@ -24,7 +25,16 @@ import numpy as np
 from scheduling.simulation.workload.columns import Coded, Workload, buffered
 from scheduling.table_files import DATE, MOST_TOKENS, UNREADABLE, Row, TraceError, csv_rows, open_text
 
-__all__ = ["FORMATS", "MOONCAKE_BLOCK_TOKENS", "TraceError", "TraceRequest", "load_trace", "read_trace"]
+__all__ = [
+    "FORMATS",
+    "MOONCAKE_BLOCK_TOKENS",
+    "UNITS",
+    "TraceError",
+    "TraceRequest",
+    "load_trace",
+    "read_trace",
+    "unit_of",
+]
 
 MOONCAKE_BLOCK_TOKENS = 512
 SERVEGEN_BIN_S = 600.0
@@ -35,6 +45,11 @@ LONGEST_S = 10 * 365 * 86_400.0
 LOOKED_AT, LEAST_S = 1_000, 0.5
 """Times by which the first so many requests came within that are wrong: no trace has 2,000 a second. All at
 one time is another thing, a batch."""
+UNITS = {"ms": 1000, "s": 1}
+"""Units of time by how many make a second."""
+SPARSE_S, LONG_S = 60.0, 7 * 86_400.0
+"""Numbers that would be less than a request a minute for more than a week, were they seconds, are milliseconds. Published
+are 12,031 requests in 59 minutes; as seconds it would be one in five minutes for 41 days."""
 TIME_COLUMNS = {
     "azure": "TIMESTAMP", "mooncake": "timestamp", "burstgpt": "Timestamp", "servegen": "t_s", "ledger": "Arrived (UTC)",
 }  # fmt: skip
@@ -78,8 +93,46 @@ def read_burstgpt(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
         yield TraceRequest(moment_s - first_s, prompt_tokens, output_tokens, row.values["Model"], line=row.line)
 
 
-def read_mooncake(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
-    first_ms: float | None = None
+def unit_of(path: Path, trace_format: str) -> str:
+    """Return the unit of the numbers that are times in the trace at *path*: `s`, or `ms` for `mooncake`.
+
+    Raises TraceError for a trace of Mooncake's format that may as well be in seconds, as others write it: read as
+    milliseconds it would run a thousand times too fast.
+    """
+    if trace_format != "mooncake":
+        return "s"
+    first: float | None = None
+    span, count = 0.0, 0  # the longest time that is a number: since the first row, or a delay
+    with open_text(path) as file:
+        try:
+            for text in file:
+                fields = json.loads(text) if text.strip() else {}
+                moment, delay = fields.get("timestamp"), fields.get("delay")
+                if isinstance(moment, int | float):
+                    first = moment if first is None else first
+                    span, count = max(span, moment - first), count + 1
+                elif moment is None and isinstance(delay, int | float):
+                    span, count = max(span, delay), count + 1
+        except (ValueError, RecursionError, AttributeError, *UNREADABLE):
+            return "ms"  # the reader says what is wrong there
+    if span and not (span > LONG_S and span > SPARSE_S * count):
+        what = (
+            f"may be in ms, which makes {_words(span / 1000)}, or in s, which makes {_words(span)}: "
+            "say which (unit = ms or s)"
+        )
+        raise TraceError(path, 0, "timestamp", what)
+    return "ms"
+
+
+def _words(seconds: float) -> str:
+    """Return a time in the largest of its units."""
+    size, name = next((each for each in ((86_400, "days"), (3600, "h"), (60, "min")) if seconds >= each[0]), (1, "s"))
+    return f"{seconds / size:,.3g} {name}"
+
+
+def read_mooncake(path: Path, seed: int = 0, unit: str = "ms") -> Iterator[TraceRequest]:
+    in_second = UNITS[unit]
+    first: float | None = None
     sessions: dict[str, float] = {}  # when the first turn of each came
     number = 0
     with open_text(path) as file:
@@ -108,17 +161,22 @@ def read_mooncake(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
                     what = "the first turn of a session needs a timestamp" if session else "needs a session_id"
                     raise TraceError(path, number, "delay", what)
                 if waits:
-                    arrival_s, delay_s = sessions[session], row.number("delay") / 1000
+                    arrival_s, delay_s = sessions[session], row.number("delay") / in_second
                 else:
-                    moment_ms, delay_s = row.moment_s("timestamp"), None
-                    moment_ms *= 1 if row.is_number("timestamp") else 1000
-                    first_ms = moment_ms if first_ms is None else first_ms
-                    arrival_s = (moment_ms - first_ms) / 1000
+                    moment, delay_s = row.moment_s("timestamp"), None
+                    moment *= 1 if row.is_number("timestamp") else in_second
+                    first = moment if first is None else first
+                    arrival_s = (moment - first) / in_second
                 if session:
                     sessions.setdefault(session, arrival_s)
+                prompt_tokens = row.tokens("input_length")
+                least, rest = divmod(prompt_tokens, MOONCAKE_BLOCK_TOKENS)
+                if blocks and not least <= len(blocks) <= least + (rest > 0):
+                    what = f"are {len(blocks)} blocks of {prompt_tokens:,} tokens; a block has {MOONCAKE_BLOCK_TOKENS} here"
+                    raise TraceError(path, number, "hash_ids", what)
                 yield TraceRequest(
                     arrival_s,
-                    row.tokens("input_length"),
+                    prompt_tokens,
                     row.tokens("output_length"),
                     prefix_blocks=tuple(blocks),
                     session=session,
@@ -193,14 +251,16 @@ FORMATS: dict[str, Callable[[Path, int], Iterator[TraceRequest]]] = {
 }
 
 
-def read_trace(path: Path, trace_format: str, *, seed: int = 0) -> Iterator[TraceRequest]:
+def read_trace(path: Path, trace_format: str, *, seed: int = 0, unit: str = "") -> Iterator[TraceRequest]:
     """Yield the requests of the trace at *path* in the order of the file; *seed* is used by formats that hold rates.
+
+    *unit* is that of the numbers that are times in `mooncake`, `ms` or `s`; empty: as `unit_of` finds it.
 
     Raises TraceError when the file or a row cannot be read, or when a row is earlier than the one above it (sort the
     file by time first), and KeyError for a format that is not in `FORMATS`.
     """
     before_s, column = 0.0, TIME_COLUMNS[trace_format]
-    for number, request in enumerate(_plausible(path, trace_format, seed), 1):
+    for number, request in enumerate(_plausible(path, trace_format, seed, unit), 1):
         if request.delay_s is None:
             if request.arrival_s < before_s:
                 earlier_s = before_s - request.arrival_s
@@ -210,11 +270,17 @@ def read_trace(path: Path, trace_format: str, *, seed: int = 0) -> Iterator[Trac
         yield request
 
 
-def _plausible(path: Path, trace_format: str, seed: int) -> Iterator[TraceRequest]:
+def _plausible(path: Path, trace_format: str, seed: int, unit: str) -> Iterator[TraceRequest]:
     """Yield the requests of a trace. Raise TraceError when its times cannot be in the unit that the format has."""
     column = TIME_COLUMNS[trace_format]
-    unit = "ms" if trace_format == "mooncake" else "s"
-    for number, request in enumerate(FORMATS[trace_format](path, seed), 1):
+    unit = unit or unit_of(path, trace_format)
+    if trace_format == "mooncake":
+        requests = read_mooncake(path, seed, unit)
+    elif unit == "s":
+        requests = FORMATS[trace_format](path, seed)
+    else:
+        raise TraceError(path, 0, column, f"has seconds where it has numbers: {trace_format} has no other unit")
+    for number, request in enumerate(requests, 1):
         span_s = abs(request.arrival_s)
         if span_s > LONGEST_S:
             what = f"is {span_s / 86_400 / 365:,.0f} years from the first row: numbers are in {unit} here"
@@ -226,9 +292,17 @@ def _plausible(path: Path, trace_format: str, seed: int) -> Iterator[TraceReques
 
 
 def load_trace(
-    path: Path, trace_format: str, *, seed: int = 0, limit: int | None = None, without_output: bool = False
+    path: Path,
+    trace_format: str,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+    without_output: bool = False,
+    unit: str = "",
 ) -> Workload:
     """Return the trace at *path* in arrays: its first *limit* requests that have a prompt and an output.
+
+    *unit* is as in `read_trace`.
 
     Requests without either (failed in the original system) are left out and counted in `Workload.left_out`; with
     *without_output* only those without a prompt, since models that pool have no output. Rows are
@@ -241,7 +315,9 @@ def load_trace(
     prefix_first, prefix_hashes = array("q", [0]), array("q")
     left_out = 0
     by_time = trace_format == "ledger"
-    read = _plausible(path, trace_format, seed) if by_time else read_trace(path, trace_format, seed=seed)
+    read = (
+        _plausible(path, trace_format, seed, unit) if by_time else read_trace(path, trace_format, seed=seed, unit=unit)
+    )
     for request in read:
         if request.delay_s is not None:
             what = "the turn waits for an answer, and a simulation is given times: give it a timestamp, or replay the trace"

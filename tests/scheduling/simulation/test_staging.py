@@ -267,7 +267,7 @@ def test_models_of_a_trace_must_have_a_name_here(tmp_path: Path) -> None:
 
 
 def test_prefixes_become_blocks_of_the_engine(tmp_path: Path) -> None:
-    text = with_trace(tmp_path, rows=MOONCAKE, trace_format="mooncake")
+    text = with_trace(tmp_path, 'unit = "ms"\n', rows=MOONCAKE, trace_format="mooncake")
     assert staged(tmp_path, text).requests.prefix_hashes.size == 0  # no engine caches them
     made = staged(tmp_path, text.replace("instances = 2", "instances = 2\nprefix_caching = true"))
     first, hashes = made.requests.prefix_first, made.requests.prefix_hashes
@@ -286,7 +286,7 @@ def test_prefixes_become_blocks_of_the_engine(tmp_path: Path) -> None:
     ],
 )
 def test_prefixes_need_one_block_size_that_divides_the_traces(tmp_path: Path, sizes: list[int], message: str) -> None:
-    text = with_trace(tmp_path, rows=MOONCAKE, trace_format="mooncake")
+    text = with_trace(tmp_path, 'unit = "ms"\n', rows=MOONCAKE, trace_format="mooncake")
     table = text[text.index("[[fleet]]") : text.index("\n\n", text.index("[[fleet]]"))]
     tables = [f"{table}\nprefix_caching = true\nblock_size_tokens = {size}" for size in sizes]
     with pytest.raises(ScenarioError, match=message):

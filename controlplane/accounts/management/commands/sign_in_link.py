@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.accounts.models import User
@@ -16,7 +17,7 @@ class Command(BaseCommand):
         minutes = int(SIGN_IN_LINK_LIFETIME.total_seconds() // 60)
         parser.add_argument("username")
         parser.add_argument("--minutes", type=int, default=minutes, help="how long it works (default: %(default)s)")
-        parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the console (default: %(default)s)")
+        parser.add_argument("--url", default=settings.CONSOLE_URL, help="of the console (default: %(default)s)")
 
     def handle(self, *, username: str, minutes: int, url: str, **options: object) -> None:
         user = User.objects.filter(username=username, is_active=True).first()

@@ -19,6 +19,7 @@ from controlplane.accounts.models import Role
 from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest, Caller
 from controlplane.api.conditions import IfMatch
+from controlplane.api.names import NAME
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.routers import accounts
 from controlplane.api.routers.fleet import instances
@@ -142,7 +143,8 @@ def add_operations(written: Written) -> None:
     """Add operations that create, change and delete rows of one kind, named after what they do."""
     kind, title = written.kind, written.kind.title
     word = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.model.__name__).lower()  # `gpu_type`
-    every, one = f"/{written.resource.name}", f"/{written.resource.name}/{{name}}"
+    slug = isinstance(kind.model._meta.get_field("name"), models.SlugField)
+    every, one = f"/{written.resource.name}", f"/{written.resource.name}/{'{name}' if slug else NAME}"
 
     def described(
         verb: str, text: str, needs: str = " Needs the role admin.", **schemas: type[BaseModel]
@@ -258,7 +260,7 @@ def undeploy(request: ApiRequest, deployment_id: int, body: ActionIn) -> dict[st
     return {"message": fleet.undeploy(row, user, body.reason)}
 
 
-@router.post("/models/{name}/retire", response=MessageOut)
+@router.post(f"/models/{NAME}/retire", response=MessageOut)
 def retire_model(request: ApiRequest, name: str, body: ActionIn) -> dict[str, str]:
     """Undeploy a model everywhere and stop offering it. Its history stays. Requires the role admin."""
     user, row = request.auth.require(Role.ADMIN), get_object_or_404(Model, name=name)
@@ -331,14 +333,14 @@ class WeightsIn(Strict):
     reason: str = Field("", max_length=255, description="Kept with the event.")
 
 
-@router.get("/weighted-targets/{path:name}", response=TargetsOut)
+@router.get(f"/weighted-targets/{NAME}", response=TargetsOut)
 def get_weighted_targets(request: ApiRequest, name: str) -> dict[str, Any]:
     """The targets of one public name, with the `ETag` of all of them; none where it is not shared."""
     conditions.tag(request, *targets_of(name))
     return {"items": list(WeightedTarget.objects.filter(name=name))}
 
 
-@router.put("/weighted-targets/{path:name}", response=TargetsOut)
+@router.put(f"/weighted-targets/{NAME}", response=TargetsOut)
 def put_weighted_targets(request: ApiRequest, name: str, body: WeightsIn, if_match: str = IfMatch) -> dict[str, Any]:
     """Share the requests that ask for a public name among models by weight. A conversation stays with its target as long as
     that has its weight. The gateway follows within a second. Requires the role admin.

@@ -37,7 +37,7 @@ from controlplane.applications.selectors import (
     service_histogram,
     unit_summaries,
 )
-from controlplane.applications.services import calls_of, give_title
+from controlplane.applications.services import calls_of, give_title, warnings_of
 from controlplane.applications.spans import expectations, rates_of, spans_of
 from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.actions import ActionForm, action, back
@@ -113,6 +113,7 @@ def applications(request: HttpRequest) -> HttpResponseBase:
         is_whole=viewer.sees_fleet and not narrow,
         several_tenants=viewer.tenants().count() > 1,
         by=by,
+        warnings=warnings_of(viewer.tenants().values_list("pk", flat=True)),
         importers=tenants_with_role(request.user, Role.OPERATOR).order_by("name"),
         axis=AXIS_TICKS,
         sees_places=viewer.sees_fleet,

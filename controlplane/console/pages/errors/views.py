@@ -22,5 +22,11 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
     return render(request, "console/errors/404.html", status=404)
 
 
+def unavailable(request: HttpRequest, why: str) -> HttpResponse:
+    """The database takes no change at present; like the 500 page, this one needs nothing of it."""
+    page = loader.render_to_string("console/errors/503.html", {"version": __version__, "why": why})
+    return HttpResponse(page, status=503, headers={"Retry-After": "2"})
+
+
 def broken(request: HttpRequest) -> HttpResponse:
     return HttpResponse(loader.render_to_string("console/errors/500.html", {"version": __version__}), status=500)

@@ -137,7 +137,9 @@ def _order_health(row: ModelRow, hour: dict[str, int]) -> str:
         return ""
     waiting = sum(live["waiting"] or 0 for live in known)
     oldest_ms = 1000 * max((live["oldest_wait_s"] or 0.0 for live in known), default=0.0)
-    words = f"{count(waiting)} wait, the oldest for {milliseconds(oldest_ms)}" if waiting else "Nothing waits"
+    held = row.live.get("held") or 0
+    words = f"{count(waiting)} wait, the oldest for {milliseconds(oldest_ms)}" if waiting else "Nothing waits in queues"
+    words += f", {count(held)} are held" if held else ""
     if not hour["ended"]:
         return words
     in_vain = f"{count(hour['unserved'])} of {count(hour['ended'])}" if hour["unserved"] else "none"

@@ -16,6 +16,7 @@ from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import clock, ordinal
 from controlplane.console.live import at_door, history
 from controlplane.console.live.fragments import held_panel
+from controlplane.console.live.held_work import totals as held_totals
 from controlplane.console.live.hub import hub
 from controlplane.console.live.queues import TILES, worse_than_fcfs
 from controlplane.console.live.state import LiveState
@@ -112,6 +113,7 @@ def queues(request: HttpRequest) -> HttpResponseBase:
         "axes": AXES,
         "ticks": [f"+{clock(12.0 * int(filters['minutes']) * at)}" for at in range(1, 5)],
         **held_panel(state),
+        "held_total": held_totals(state.tables)["held"],
         **at_door.panel(state, region=region),
         "reorders": reorders,
         "chart": chart,

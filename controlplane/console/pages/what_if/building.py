@@ -351,8 +351,11 @@ def upload(request: HttpRequest) -> HttpResponse:
         messages.error(request, "Choose a file.")
         return back(request, "console:new-what-if")
     try:
-        row = traces.upload(file.name, request.POST.get("format", ""), file.read(), user_of(request))
-        messages.success(request, f"{row.name}: {row.requests:,} requests over {row.span_s / 60:,.0f} min.")
+        row = traces.upload(
+            file.name, request.POST.get("format", ""), file.read(), user_of(request), request.POST.get("unit", "")
+        )
+        read = f"{row.requests:,} requests over {row.span_s / 60:,.3g} min, numbers read as {row.unit}"
+        messages.success(request, f"{row.name}: {read}.")
     except ActionError as error:
         messages.error(request, str(error))
     return back(request, "console:new-what-if")

@@ -5,6 +5,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
+from django.db.models import Count
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -33,6 +34,7 @@ from controlplane.console.pages.what_if.compare import (
 )
 from controlplane.console.selectors.replay import replay
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Deployment
 from controlplane.planning.models import ScalingPlan
 from controlplane.resources.filters import number
 from controlplane.resources.names import place_titles
@@ -50,7 +52,7 @@ LEAST_SHOWN: Final = 2
 """Futures that cannot be hidden: A and one other."""
 READY: Final = (
     ("What if demand doubles?", "demand-edit=factor&demand-by=2&chosen=yes&preset=pilothouse&preset=qlm"),
-    ("What if a region is lost?", "failure-what=region&failure-at=10&failure-for=20&fleet-for=all"),
+    ("What if a region is lost?", "failure-what=region&failure-region={region}&failure-at=10&failure-for=20&fleet-for=all"),
     ("Is another policy cheaper?", "chosen=yes&preset=pilothouse&preset=preserve&preset=sageserve-lt-ua&preset=qlm"),
 )  # fmt: skip
 MISSING: Final = (WhatIfState.CANCELLED, WhatIfState.FAILED, WhatIfState.INTERRUPTED)
@@ -62,13 +64,24 @@ def what_ifs(request: HttpRequest) -> HttpResponse:
     rows: list[Any] = list(selectors.what_ifs()[:SHOWN])
     context = {
         "rows": [(row, state_of(row.state), LETTERS[: row.futures_count], _share(row)) for row in rows],
-        "ready": READY,
+        "ready": ready_questions(),
         "any_open": any(row.state in OPEN for row in rows),
         "any_draft": any(row.state == WhatIfState.DRAFT for row in rows),
         "replay": replay(),
         "twin": _twin(),
     }
     return render(request, "console/what_if/list.html", context)
+
+
+def ready_questions() -> list[tuple[str, str]]:
+    """Return questions with the forms that they fill in; the region that is lost is the one with most deployments."""
+    active = Deployment.objects.filter(active=True, region__active=True).order_by()
+    most = active.values("region__name").annotate(count=Count("pk")).order_by("-count", "region__name").first()
+    return [
+        (label, query.format(region=most["region__name"] if most else ""))
+        for label, query in READY
+        if most or "{region}" not in query
+    ]
 
 
 def _twin() -> list[dict[str, Any]]:

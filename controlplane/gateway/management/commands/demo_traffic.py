@@ -4,6 +4,7 @@ import signal
 from functools import partial
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.accounts.models import ApiKey, Tenant
@@ -22,7 +23,7 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the gateway (default %(default)s)")
+        parser.add_argument("--url", default=f"{settings.CONSOLE_URL}/v1", help="the gateway (default %(default)s)")
         parser.add_argument("--tenant", help=f"who sends (default: {' and '.join(SHARES)}, each a share)")
         parser.add_argument("--seed", type=int, default=0, help="of everything drawn (default %(default)s)")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 from rich.console import Console
@@ -23,7 +24,7 @@ from controlplane.gateway.replay import report as reports
 from controlplane.gateway.replay.report import Report, tokens
 from controlplane.gateway.replay.sender import Sender, Tally, Target
 from scheduling.model_task import Task
-from scheduling.simulation.workload.traces import FORMATS, TraceError, TraceRequest, read_trace
+from scheduling.simulation.workload.traces import FORMATS, UNITS, TraceError, TraceRequest, read_trace, unit_of
 
 REFRESH_S = 0.25
 
@@ -35,8 +36,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("file", type=Path, help="the trace; `.gz` is unpacked on the way")
         parser.add_argument("--format", required=True, choices=FORMATS)
+        parser.add_argument("--unit", default="", choices=UNITS, help="of times in mooncake's format that are numbers")
         parser.add_argument("--speed", type=float, default=1.0, help="times faster than it was recorded (default 1)")
-        parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the gateway (default %(default)s)")
+        parser.add_argument("--url", default=f"{settings.CONSOLE_URL}/v1", help="the gateway (default %(default)s)")
         parser.add_argument("--key", help="API key; without one, a key is made for the run and revoked after it")
         parser.add_argument("--tenant", default="acme", help="whose key is made (default %(default)s)")
         parser.add_argument("--model", help="default: the one with the longest context")
@@ -96,7 +98,14 @@ class Command(BaseCommand):
             connections=options["connections"],
             seed=options["seed"],
         )
-        requests = islice(read_trace(options["file"], options["format"], seed=options["seed"]), options["limit"])
+        try:
+            unit = options["unit"] or unit_of(options["file"], options["format"])
+        except TraceError as error:
+            raise CommandError(str(error)) from error
+        requests = read_trace(options["file"], options["format"], seed=options["seed"], unit=unit)
+        requests = islice(requests, options["limit"])
+        if not options["json"]:
+            self.stderr.write(f"Times that are numbers are read as {unit}.")
         total = count_requests(options["file"], options["format"], options["limit"])
         console = Console(stderr=True, quiet=options["json"])
         began = time.monotonic()

@@ -15,7 +15,7 @@ from controlplane.planning.forecasts.backtests import FIT_DAYS, HORIZON, Backtes
 from controlplane.terminal import Column, console, progress, table
 from forecasting.workload import BEST, FORECASTERS, rests
 from forecasting.workload.series import DAY_S, QUANTITIES, Series, aggregate, from_trace
-from scheduling.simulation.workload.traces import FORMATS, SERVEGEN_BIN_S, TraceError, load_trace
+from scheduling.simulation.workload.traces import FORMATS, SERVEGEN_BIN_S, UNITS, TraceError, load_trace
 from scheduling.table_files import Row, csv_rows
 
 MOST_BINS = 1_000_000
@@ -30,6 +30,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("file", type=Path, nargs="?", help="a trace; without one, the ledger's minute rows")
+        parser.add_argument("--unit", default="", choices=UNITS, help="of times in mooncake's format that are numbers")
         parser.add_argument(
             "--format", choices=sorted(FORMATS), default="servegen", help="of the file (default servegen)"
         )
@@ -132,7 +133,7 @@ def read(options: dict[str, Any]) -> BacktestSource:
         return BacktestSource(
             file.name, {file.name.removesuffix(".gz").removesuffix(".csv"): read_servegen(file, window_s)}
         )
-    workload = load_trace(file, options["format"])
+    workload = load_trace(file, options["format"], unit=options["unit"])
     if not len(workload.arrival_s):
         raise CommandError(f"{file}: no request in it has a prompt and an output.")
     names = workload.model.names

@@ -21,7 +21,7 @@ from scheduling.simulation.scenario.demand import TraceOf
 from scheduling.simulation.staging.demand import named_workload
 from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Workload
-from scheduling.simulation.workload.traces import FORMATS, load_trace
+from scheduling.simulation.workload.traces import FORMATS, UNITS, load_trace, unit_of
 from scheduling.table_files import TraceError
 
 MOST_BYTES: Final = 64 * 1024 * 1024
@@ -30,15 +30,21 @@ KEYS: Final = ("speed", "limit", "model", "models", "region", "slo_class", "tena
 """Keys of a scenario's `[trace]` for values that the trace lacks."""
 
 
-def upload(name: str, trace_format: str, content: bytes, actor: User) -> TraceFile:
-    """Check *content* and store it as a trace. Raise ActionError naming the problem and its place."""
+def upload(name: str, trace_format: str, content: bytes, actor: User, unit: str = "") -> TraceFile:
+    """Check *content* and store it as a trace. Raise ActionError naming the problem and its place.
+
+    *unit* is that of its times, as in `read_trace`.
+    """
     if trace_format not in FORMATS:
         raise ActionError(f"There is no trace format {trace_format!r}; there is {', '.join(FORMATS)}.")
+    if unit and unit not in UNITS:
+        raise ActionError(f"There is no unit {unit!r} of a trace's times; there is {', '.join(UNITS)}.")
     if len(content) > MOST_BYTES:
         raise ActionError(f"The file has {len(content):,} bytes; {MOST_BYTES:,} are the most.")
     try:
         with _file(content) as path:
-            workload = load_trace(path, trace_format)
+            unit = unit or unit_of(path, trace_format)
+            workload = load_trace(path, trace_format, unit=unit)
     except TraceError as error:
         place = f" in {error.place}" if error.place else ""
         raise ActionError(f"The file is not a trace of the format {trace_format}{place}: {error.what}.") from error
@@ -47,6 +53,7 @@ def upload(name: str, trace_format: str, content: bytes, actor: User) -> TraceFi
     row = TraceFile.objects.create(
         name=name[:160],
         format=trace_format,
+        unit=unit,
         content=zlib.compress(content),
         requests=len(workload),
         span_s=float(workload.arrival_s[-1]),
@@ -68,7 +75,8 @@ def workload_of(arrivals: dict[str, Any], scenario: Scenario, seed: int) -> Work
         raise ValueError(f"Trace {arrivals['trace']} is no longer kept. Upload it again.")
     table = _table(row, arrivals)
     with _file(zlib.decompress(row.content)) as path:
-        workload = load_trace(path, row.format, seed=seed, limit=table.limit, without_output=bool(scenario.pooling))
+        pooled = bool(scenario.pooling)
+        workload = load_trace(path, row.format, seed=seed, limit=table.limit, without_output=pooled, unit=row.unit)
     try:
         return named_workload(scenario, table, workload)
     except ScenarioProblem as problem:
@@ -107,7 +115,7 @@ def _names(pk: int, uploaded_at: datetime) -> Workload:
     """Return the trace *pk* without its requests, for its names; an uploaded trace never changes."""
     row = TraceFile.objects.get(pk=pk)
     with _file(zlib.decompress(row.content)) as path:
-        workload = load_trace(path, row.format)
+        workload = load_trace(path, row.format, unit=row.unit)
     return workload.select(np.zeros(len(workload), np.bool_))
 
 

@@ -62,7 +62,7 @@ def test_a_trace_in_arrays(tmp_path: Path) -> None:
 
 
 def test_shared_prefixes_stay_with_their_requests(tmp_path: Path) -> None:
-    loaded = load_trace(written(tmp_path, MOONCAKE), "mooncake")
+    loaded = load_trace(written(tmp_path, MOONCAKE), "mooncake", unit="ms")
     assert loaded.prefix_first.tolist() == [0, 3, 5]
     assert loaded.prefix_hashes.tolist() == [7, 8, 9, 7, 11]
     assert loaded.prefix_block_tokens == 512

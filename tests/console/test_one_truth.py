@@ -1,0 +1,66 @@
+"""Pages that say the same of one thing: what waits and is held, what is wrong, how a new model is scaled."""
+
+import re
+
+import pytest
+from django.core.management import call_command
+from django.http import QueryDict
+
+from controlplane.console.pages.what_if.forms import asked
+from controlplane.console.pages.what_if.views import ready_questions
+from controlplane.planning.models import PolicyMode, ScalingPolicy
+from controlplane.simulation.whatif.fork import _without_strategy
+from tests.console.conftest import rows_of
+from tests.console.feed import Feed
+
+pytestmark = pytest.mark.django_db
+
+
+class Holding(Feed):
+    """A feed where nothing waits in queues, and 350 requests are held."""
+
+    def tile(self, *args):
+        return super().tile(*args) | {"waiting": 0, "held": 350}
+
+
+@pytest.mark.parametrize("path", ["/", "/?model=llama-3.1-8b", "/models/?open=llama-3.1-8b"])
+def test_held_requests_stand_next_to_waiting_ones(reader, live, make_instance, path):
+    live.show(Holding(rows_of([make_instance(name="one")])))
+    shown = re.sub(r"<[^>]*>", " ", reader.get(path).content.decode())
+    assert "350 held" in shown or "350 are held" in shown
+    assert "Nothing waits." not in shown
+
+
+def test_the_alerts_page_knows_of_what_needs_attention(reader, live, make_instance):
+    live.show(Feed(rows_of([make_instance(state="failed", name="one")])))
+    shown = reader.get("/alerts/").content.decode()
+    assert "No rule has an open alert." in shown
+    assert re.search(r"has \d+ things? that needs? attention and that no rule watches", re.sub(r"<[^>]*>", "", shown))
+
+
+def test_ready_questions_open_valid_forms(deployment, region):
+    labels = [label for label, _ in ready_questions()]
+    assert "What if a region is lost?" in labels
+    for label, query in ready_questions():
+        request = asked(QueryDict(query), {})
+        assert request.errors == {}, label
+    deployment.active = False
+    deployment.save()
+    assert "What if a region is lost?" not in [label for label, _ in ready_questions()]
+
+
+@pytest.mark.parametrize("mode", [None, *PolicyMode])
+def test_a_model_is_scaled_as_the_api_says(reader, language_model, mode):
+    if mode is not None:
+        ScalingPolicy.objects.create(model=language_model, strategy="lt_u", mode=mode)
+    said = reader.get(f"/api/scaling/policies/{language_model.name}").json()["mode"]
+    remarks = _without_strategy({language_model.name})
+    words = {"off": "scaling is off now", "shadow": "scaling is in shadow mode now"}.get(said)
+    assert [words in remark for remark in remarks] == ([True] if words else [])
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9123", "https://pilothouse.example"])
+def test_a_sign_in_link_is_of_this_stack(operator, settings, capsys, url):
+    settings.CONSOLE_URL = url
+    call_command("sign_in_link", operator.username)
+    assert capsys.readouterr().out.startswith(f"{url}/sign-in/")
