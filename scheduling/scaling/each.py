@@ -1,7 +1,7 @@
 """Base of all strategies: endpoints are judged one by one, within their bounds, by use if there is no advice."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
@@ -9,9 +9,15 @@ from typing import ClassVar
 from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, PlansFor, Wish, move, valid
 from scheduling.scaling.owner import Mover
 from scheduling.scaling.reactive import PATIENCE_S, Reactive, is_easy, reactive_wish
+from scheduling.scaling.starts import cancelled
 
 _reactive = lru_cache(maxsize=1024)(Reactive)
 """Return the rule, validated once rather than at every endpoint and tick."""
+
+
+def without_timers(memory: Mapping[str, float]) -> dict[str, float]:
+    """Return the *memory* of a strategy or floor without what it has timed: nobody has looked for a while."""
+    return {name: value for name, value in memory.items() if not name.endswith("since_s")}
 
 
 @dataclass(kw_only=True)
@@ -56,8 +62,10 @@ class ByEndpoint(ABC):
         """Implement `Strategy.decide`."""
         moves = []
         for at, (view, advised) in enumerate(zip(views, advice, strict=True)):
+            spare, too_many = self._spare_starts(now_s, view, advised)
             delta, why = self._bounds(view) or self._unless_new(now_s, view, advised)
-            if made := move(at, view, delta, why):
+            made = move(at, view, spare, too_many, drains=False) if delta <= 0 and spare else None
+            if made := made or move(at, view, delta, why):
                 moves.append(made)
         return moves
 
@@ -69,6 +77,11 @@ class ByEndpoint(ABC):
         if view.instances > view.max_instances:
             return view.max_instances - view.instances, f"Above its maximum of {view.max_instances}"
         return None
+
+    def _spare_starts(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
+        kept = advice.target_instances if advice is not None and valid(advice, now_s) else 0
+        may = view.owner in ("", self.by)
+        return cancelled(view, now_s, self.memory, self.patience_s, kept=kept, may=may)
 
     def _unless_new(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
         """Return the move, but no removal while the newest instance is in its grace

@@ -24,13 +24,17 @@ class Pilothouse(ByEndpoint):
     Instances are added for the advice's soon target, and kept for its highest.
     """
 
-    plans_for: ClassVar[PlansFor] = PlansFor(soon=0.5, kept=0.7, two_plans=True, period_s=1200.0, horizon_s=3000.0)
-    """An instance that comes late costs answers, so more than the mean is planned for."""
+    plans_for: ClassVar[PlansFor] = PlansFor(
+        soon=0.5, kept=0.7, two_plans=True, period_s=1200.0, horizon_s=3000.0, by_unevenness=True
+    )
+    """An instance that comes late costs answers, so more than the mean is planned for, most under uneven arrivals."""
     name: str = field(default="pilothouse", init=False)
     out_above: float = 0.9
     """Smoothed use, at the endpoint and over all regions, above which instances are added whatever the plan."""
     aim: float = 0.75
-    """Target use when adding for that reason, and the use that the rest must stay below when some are removed."""
+    """Target use when adding for that reason, and the use that the rest must stay below when some are removed under uneven
+    arrivals; under calm ones *out_above*.
+    """
     confirm_above: float = 0.5
     """Use, at the endpoint or over all regions, below which a plan's increase is not followed yet."""
     smooth_s: float = 60.0
@@ -100,10 +104,11 @@ class Pilothouse(ByEndpoint):
             return 0, ""
         needed = max(advice.target_instances, 1)
         pool_busy, pool_instances = self._pools[view.model]
+        below = self.out_above - advice.unevenness * (self.out_above - self.aim)
         spare = min(
             view.instances - needed,
             view.instances - ceil(busy / self.out_above),
-            int(pool_instances - pool_busy / self.aim),
+            int(pool_instances - pool_busy / below),
         )
         if spare < 1:
             return 0, ""
