@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import ceil, isinf
 from typing import ClassVar
 
 from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, PlansFor, Wish, move, valid
@@ -84,14 +85,15 @@ class ByEndpoint(ABC):
         return cancelled(view, now_s, self.memory, self.patience_s, kept=kept, may=may)
 
     def _unless_new(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
-        """Return the move, but no removal while the newest instance is in its grace
-        period or another owns the endpoint.
+        """Return the move, but no removal while the newest instance is in its grace period or another owns the endpoint,
+        and none of what the present load fills: a plan may rest on demand that was not counted.
 
         A refused wish is made again later.
         """
         remembered = dict(self.memory)
-        delta, why = self._judge(now_s, view, advice)
-        if delta >= 0 or (view.since_ready_s >= GRACE_S and view.owner in ("", self.by)):
+        wish, why = self._judge(now_s, view, advice)
+        delta = max(wish, -_idle(view)) if wish < 0 else wish
+        if wish >= 0 or (delta < 0 and view.since_ready_s >= GRACE_S and view.owner in ("", self.by)):
             return delta, why
         self.memory.clear()
         self.memory.update(remembered)
@@ -131,6 +133,13 @@ class ByEndpoint(ABC):
             return False
         self.memory[key] = advice.made_at_s
         return True
+
+
+def _idle(view: EndpointView) -> int:
+    """Return the instances of *view* without which the others would just be full."""
+    if not view.ready or isinf(view.use):
+        return 0
+    return max(0, view.instances - ceil(view.use * view.ready - 1e-9))
 
 
 def forecast_words(advice: Advice) -> str:
