@@ -87,7 +87,7 @@ class Pilothouse(ByEndpoint):
         pool_busy, pool_instances = self._pools[view.model]
         own, pool = busy / instances, pool_busy / pool_instances
         if min(own, pool) > self.out_above and view.since_change_s >= self.cooldown_s:
-            return max(1, ceil(busy / self.aim) - instances), (
+            return max(1, ceil(busy / self._aim(advice)) - instances), (
                 f"Use is {percent(own)}, {percent(pool)} over all regions, above {percent(self.out_above)}"
             )
         soon = advice.target_instances if advice.soon_instances is None else advice.soon_instances
@@ -99,16 +99,19 @@ class Pilothouse(ByEndpoint):
             )
         return self._fewer(view, advice, busy)
 
+    def _aim(self, advice: Advice) -> float:
+        """Return *aim* under uneven arrivals, *out_above* under calm ones."""
+        return self.out_above - advice.unevenness * (self.out_above - self.aim)
+
     def _fewer(self, view: EndpointView, advice: Advice, busy: float) -> Wish:
         if view.coming or view.short_instances or view.since_change_s < self.hold_s:
             return 0, ""
         needed = max(advice.target_instances, 1)
         pool_busy, pool_instances = self._pools[view.model]
-        below = self.out_above - advice.unevenness * (self.out_above - self.aim)
         spare = min(
             view.instances - needed,
             view.instances - ceil(busy / self.out_above),
-            int(pool_instances - pool_busy / below),
+            int(pool_instances - pool_busy / self._aim(advice)),
         )
         if spare < 1:
             return 0, ""

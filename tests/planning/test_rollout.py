@@ -208,9 +208,18 @@ class TestTwoModelsAtTheGpuLimit:
     def turned(self, models, operator, **targets):
         for name, target in targets.items():
             present = models[name].instances.present().count()
-            row = {"region": "us-east", "gpu_type": "a100-80gb", "present": present, "target": target, "reason": "a turn"}
+            row = {
+                "region": "us-east",
+                "gpu_type": "a100-80gb",
+                "present": present,
+                "target": target,
+                "reason": "a turn",
+            }
             plan = ScalingPlan.objects.create(
-                model=models[name].model, strategy="lt_i", valid_until=timezone.now() + timedelta(hours=3), targets=[row]
+                model=models[name].model,
+                strategy="lt_i",
+                valid_until=timezone.now() + timedelta(hours=3),
+                targets=[row],
             )
             services.approve(plan, operator)
 
