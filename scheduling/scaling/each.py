@@ -12,6 +12,8 @@ from scheduling.scaling.owner import Mover
 from scheduling.scaling.reactive import PATIENCE_S, Reactive, is_easy, reactive_wish
 from scheduling.scaling.starts import cancelled
 
+UNCOUNTED = 2.0
+"""Present demand over that of a plan, above which the plan removes nothing that present load fills."""
 _reactive = lru_cache(maxsize=1024)(Reactive)
 """Return the rule, validated once rather than at every endpoint and tick."""
 
@@ -86,13 +88,13 @@ class ByEndpoint(ABC):
 
     def _unless_new(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
         """Return the move, but no removal while the newest instance is in its grace period or another owns the endpoint,
-        and none of what the present load fills: a plan may rest on demand that was not counted.
+        and none of what the present load fills where the plan rests on demand that was not counted.
 
         A refused wish is made again later.
         """
         remembered = dict(self.memory)
         wish, why = self._judge(now_s, view, advice)
-        delta = max(wish, -_idle(view)) if wish < 0 else wish
+        delta = max(wish, -_idle(view)) if wish < 0 and _uncounted(view, advice) else wish
         if wish >= 0 or (delta < 0 and view.since_ready_s >= GRACE_S and view.owner in ("", self.by)):
             return delta, why
         self.memory.clear()
@@ -133,6 +135,11 @@ class ByEndpoint(ABC):
             return False
         self.memory[key] = advice.made_at_s
         return True
+
+
+def _uncounted(view: EndpointView, advice: Advice | None) -> bool:
+    """Whether the plan's forecast is less than half of present demand, as when rows of the ledger are late."""
+    return advice is not None and view.tokens_per_s > UNCOUNTED * advice.forecast_tokens_per_s
 
 
 def _idle(view: EndpointView) -> int:

@@ -380,7 +380,6 @@ class TestMissingMeasurements:
                 case "this endpoint's figures":
                     load.summary = live_views.Load()
                 case "demand":  # the ledger is behind, and forecasts are of what is in it
-                    load(**shown | {"tokens_per_s": 0.0})
                     plan(language_model, 1, present=self.READY, demand=0.0, minutes=600)
                 case "plans":  # forecaster or solver fails
                     ScalingPlan.objects.update(valid_until=timezone.now() - timedelta(days=1))
