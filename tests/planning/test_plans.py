@@ -162,6 +162,16 @@ class TestPlans:
         assert row.cost_usd_per_hour_after == pytest.approx(2 * 1.35 * target["target"])
         assert row.solve_ms > 0
 
+    def test_what_is_neither_forecast_nor_counted_is_not_planned_for(self, busy, language_model, settings):
+        """The forecaster raised for one series while the ledger is behind: unknown is not zero demand."""
+        settings.FORECAST_EVERY_S = 3600
+        policy(language_model, PolicyMode.AUTO)
+        later = NOW + timedelta(minutes=20)
+        Forecast.objects.update(start_at=later)
+        assert len(make_plans(later)) == 1
+        Forecast.objects.filter(quantity="output").delete()
+        assert make_plans(later) == []
+
     @pytest.mark.parametrize("ttft_ms", [1, 3])
     def test_a_goal_out_of_reach_is_said_once_and_does_not_pin_the_fleet(
         self, make_minutes, make_instance, language_model, slo_class, ttft_ms

@@ -69,6 +69,11 @@ def make_plans(now: datetime, models: Set[str] | None = None) -> list[ScalingPla
     if expected is None:
         logger.debug("planning: no plan yet: no demand has been counted")
         return []
+    if expected.unknown & set(fleet.models):
+        logger.warning("planning: no plan for %s: neither a forecast nor counted minutes", expected.unknown)
+        fleet = inventory.read(set(fleet.models) - expected.unknown)
+        if not fleet.deployments:
+            return []
     solved = Round.solved(fleet, expected, measured, now)
     with transaction.atomic():
         return [_store(policies[model], solved, now) for model in fleet.models]
