@@ -19,7 +19,7 @@ _reactive = lru_cache(maxsize=1024)(Reactive)
 
 
 def without_timers(memory: Mapping[str, float]) -> dict[str, float]:
-    """Return the *memory* of a strategy or floor without what it has timed: nobody has looked for a while."""
+    """Return the *memory* of a strategy or floor without what it has timed: no view was taken for a while."""
     return {name: value for name, value in memory.items() if not name.endswith("since_s")}
 
 

@@ -1,4 +1,4 @@
-"""Starts that nobody needs any longer, as when a burst is over before its instances are ready: they are cancelled.
+"""Starts that are no longer needed, as when a burst is over before its instances are ready: they are cancelled.
 
 A strategy may remove what it wants; this rule is beneath all of them and the floor, and cancels starts only. The rest must
 serve the present load with room to spare, and keep what a valid plan wants. What is asked for again soon after a

@@ -212,8 +212,8 @@ class TestAlone:
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 1, WITHIN_S)
         assert (await managed.chat()).status == 200
 
-    async def test_a_start_that_nobody_needs_any_longer_is_cancelled_once(self, managed, launcher, monkeypatch):
-        monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 60.0)  # nobody has begun it
+    async def test_a_start_that_is_no_longer_needed_is_cancelled_once(self, managed, launcher, monkeypatch):
+        monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 60.0)  # it is not begun
         sent = await fill(managed, 5)
         await until_rows(ScalingMove.objects, [(1,)], "delta")
         await release(managed, sent)

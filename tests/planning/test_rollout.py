@@ -181,7 +181,7 @@ def test_unapproved_plans_are_left_alone(make_instance, language_model):
 
 
 class TestTwoModelsAtTheGpuLimit:
-    """16 GPUs: A has three instances of four, B one. The load turns round, and again while the first move still drains."""
+    """16 GPUs: A has three instances of four, B one. The load is reversed, and again while the first move still drains."""
 
     GPUS, EACH = 16, 4
 
@@ -205,7 +205,7 @@ class TestTwoModelsAtTheGpuLimit:
                 make_instance(deployment=deployments[name], node=node)
         return deployments
 
-    def turned(self, models, operator, **targets):
+    def reversed(self, models, operator, **targets):
         for name, target in targets.items():
             present = models[name].instances.present().count()
             row = {
@@ -213,7 +213,7 @@ class TestTwoModelsAtTheGpuLimit:
                 "gpu_type": "a100-80gb",
                 "present": present,
                 "target": target,
-                "reason": "a turn",
+                "reason": "a reversal",
             }
             plan = ScalingPlan.objects.create(
                 model=models[name].model,
@@ -243,13 +243,13 @@ class TestTwoModelsAtTheGpuLimit:
         InstanceCommand.objects.open().update(state=CommandState.DONE)
         self.look(models)
 
-    @pytest.mark.parametrize("turns_after", range(5))
+    @pytest.mark.parametrize("changes_after", range(5))
     @pytest.mark.parametrize("started", [True, False])
-    def test_it_ends_in_the_newest_plan(self, models, operator, turns_after, started):
-        self.turned(models, operator, A=1, B=3)
-        for at in range(turns_after):
+    def test_it_ends_in_the_newest_plan(self, models, operator, changes_after, started):
+        self.reversed(models, operator, A=1, B=3)
+        for at in range(changes_after):
             self.pass_by(models, drained=at == 2, started=started)
-        self.turned(models, operator, A=3, B=1)
+        self.reversed(models, operator, A=3, B=1)
         for at in range(6):
             self.pass_by(models, drained=at >= 2, started=True)
         assert {name: each.instances.filter(state=S.READY).count() for name, each in models.items()} == {"A": 3, "B": 1}

@@ -29,7 +29,7 @@ TICKED = "ticked at"
 MISSED_TICKS = 3
 """Missed ticks after which the gateway treats the strategies as dead and only its floor scales."""
 GAP_S = 300.0
-"""Time without a tick after which low use is watched anew: nothing was measured meanwhile."""
+"""Time without a tick after which the time of low use counts from the next look: nothing was measured meanwhile."""
 AS_SPOT = ", lent out as spot once drained"
 """End of a reason, left out where instances are stopped instead (`SPOT_DONATE`)."""
 
