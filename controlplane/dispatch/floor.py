@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,9 +36,8 @@ from controlplane.fleet.lifecycle.stages import stage_of
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.jobs.record import Job
 from controlplane.tuning.rules import alone, beneath
-from scheduling.scaling import EndpointView, alone_move, floor_move
+from scheduling.scaling import EndpointView, alone_move, floor_move, without_timers
 from scheduling.scaling.owner import UNCHANGED, Change, Mover
-from scheduling.scaling.reactive import is_easy
 from scheduling.scaling.view import (
     Load,
     Stage,
@@ -68,7 +67,7 @@ class EndpointMemory:
     last: Change = UNCHANGED  # the last change
     serving: int = 0  # ready or coming, at the last check
     draining: int = 0
-    easy_since_s: float | None = None
+    alone: dict[str, float] = field(default_factory=dict)  # memory of the floor without a strategy
     busy: bool = False
     restoring: bool = False  # the minimum is being brought back
     refused_since_s: float | None = None  # start of a series of failed moves to more instances
@@ -174,7 +173,6 @@ class Decision:
         """Return the change that the floor wants of *endpoint*, in instances, and why."""
         tuned = endpoint.spec.tuned
         rule = alone(tuned)
-        memory.easy_since_s = (memory.easy_since_s or now_s) if is_easy(view, rule) else None
         if memory.busy:
             return 0, ""
         if self.below_minimum(endpoint, view, members, memory):
@@ -188,12 +186,13 @@ class Decision:
             if view.ready == 0 and now_s < memory.retry_s:
                 return 0, ""
             wanted = floor_move(0, view, beneath(tuned), served_elsewhere=self._served(view.model))
-            return (wanted.delta, wanted.reason) if wanted is not None else (0, "")
-        easy_s = now_s - memory.easy_since_s if memory.easy_since_s is not None else 0.0
-        made = alone_move(0, view, rule, easy_s)
+            if wanted is not None or strategy_alive or not settled:
+                memory.alone = without_timers(memory.alone)
+                return (wanted.delta, wanted.reason) if wanted is not None else (0, "")
+        made = alone_move(0, view, rule, now_s, memory.alone)
         # An instance that could not be started again stays.
         startable = any(one.spec.launched and one.spec.state == InstanceState.READY for one in members)
-        if made is None or (made.delta < 0 and not startable):
+        if made is None or (made.drains and not startable):
             return 0, ""
         return made.delta, made.reason
 
@@ -277,8 +276,12 @@ class Rows(Protocol):
         inputs: Mapping[str, Any],
         load: Mapping[str, float],
         to_minimum: bool = False,
+        drains: bool = True,
     ) -> object | None:
-        """Add an instance (delta 1; *to_minimum* only below it) or remove one (-1); return None if that is impossible."""
+        """Add an instance (delta 1; *to_minimum* only below it) or remove one (-1); return None if that is impossible.
+
+        Without *drains* a removal only cancels a start.
+        """
 
     def swap(self, instance_id: int, reason: str) -> object | None:
         """Give that instance the GPUs that it shares; return None if it cannot have them."""
@@ -410,8 +413,10 @@ class Floor:
 
         def move() -> None:
             one, inputs = int(math.copysign(1, delta)), as_inputs(view)
+            drains = not view.coming  # while instances start, they are what it removes
+            asked = one, endpoint.model, endpoint.region, reason, inputs, load, to_minimum, drains
             while len(made) < abs(delta) and None not in made:
-                made.append(self.rows.move(one, endpoint.model, endpoint.region, reason, inputs, load, to_minimum))
+                made.append(self.rows.move(*asked))
 
         def done() -> None:
             memory.busy = False

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.planning.bursts import POISSON_CV, pooled_reserve
+from scheduling.planning.bursts import POISSON_CV, UNEVEN_CV, pooled_reserve, unevenness
 from scheduling.planning.capacity import Capability, instances_needed, must_run
 from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
 from scheduling.planning.plan import Plan
@@ -33,7 +33,7 @@ def at_level(plans_for: PlansFor, demand_level: str) -> PlansFor:
     if demand_level == "strategy":
         return plans_for
     level = 0.0 if demand_level == "mean" else 1.0
-    return plans_for._replace(soon=level, kept=level)
+    return plans_for._replace(soon=level, kept=level, by_unevenness=False)
 
 
 class Band(NamedTuple):
@@ -79,6 +79,7 @@ class EndpointDemand:
         cv: float = POISSON_CV,
     ) -> "EndpointDemand":
         """Return the demand that a strategy with *plans_for* plans for, from the forecasts of prompt and output tokens."""
+        plans_for = plans_for.at(unevenness(cv))
         kept, soon = (prompt.level(towards) + output.level(towards) for towards in (plans_for.kept, plans_for.soon))
         mean = prompt.level(0.0) + output.level(0.0)
         return cls(kept, soon, prompt.level(plans_for.kept), beta_tokens_per_s, cv, mean)
@@ -128,6 +129,17 @@ class Demand:
         total, prompt = float(sum(row.kept.sum() for row in rows)), float(sum(row.prompt.sum() for row in rows))
         return min(1.0, prompt / total) if total > 0 else 0.5
 
+    def cv(self, model: str) -> float:
+        """Return the CV of the arrivals of *model* in all regions together."""
+        rows = [each for (name, _), each in self.of.items() if name == model]
+        weights = [float(row.expected.sum()) for row in rows]
+        squares = [row.cv**2 for row in rows]
+        return (
+            sqrt(np.average(squares, weights=weights))
+            if sum(weights) > 0
+            else max((row.cv for row in rows), default=0.0)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
@@ -160,6 +172,8 @@ class EndpointPlan:
     made_at_s: float
     period_s: float
     valid_until_s: float
+    cv: float = UNEVEN_CV
+    """CV of the arrivals of its model."""
 
     def advice(self, now_s: float) -> Advice:
         """Return the advice at *now_s*."""
@@ -174,6 +188,7 @@ class EndpointPlan:
             valid_until_s=self.valid_until_s,
             soon_instances=soon,
             next_plan_s=self.made_at_s + self.period_s,
+            unevenness=unevenness(self.cv),
         )
 
 
@@ -208,6 +223,8 @@ def make_plan(
     """
     shares = {model: demand.prompt_share(model) for model in {name for name, _ in (*demand.of, *capability)}}
     theta = {key: each.at(shares[key[0]]) for key, each in capability.items()}
+    cvs = {model: demand.cv(model) for model, _ in demand.of}
+    follows = {model: plans_for.at(unevenness(cvs.get(model, UNEVEN_CV))) for model, plans_for in follows.items()}
     beta = {endpoint: each.beta_tokens_per_s for endpoint, each in demand.of.items()}
     period_s = {model: settings.period_of(follows[model]) for model, _ in demand.of}
     horizon_ends_s = {model: min(now_s + follows[model].horizon_s, demand.ends_s) for model, _ in demand.of}
@@ -249,6 +266,7 @@ def make_plan(
             made_at_s=now_s,
             period_s=period_s[model],
             valid_until_s=ends_s[model],
+            cv=cvs[model],
         )
     reserve = {
         endpoint: float((kept[endpoint] - each.kept[ahead[endpoint[0]]]).max(initial=0.0))
@@ -278,9 +296,7 @@ def _with_reserve(
         able = [each for (name, _), each in capability.items() if name == model]
         if not total.any() or not able:
             continue
-        squares = [each.cv**2 for each in pool.values()]
-        cv = sqrt(np.average(squares, weights=asked.sum(axis=1)))
-        share = shares[model]
+        cv, share = demand.cv(model), shares[model]
         able = [replace(each, reserve=pooled_reserve(each.reserve, asked.sum(axis=1))) for each in able]
         reserve = np.max([each.with_reserve(total, share, cv) for each in able], axis=0) - total
         above = (asked - np.minimum([each.expected for each in pool.values()], asked)).sum(axis=0)

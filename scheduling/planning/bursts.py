@@ -22,6 +22,8 @@ SPLIT = 0.1
 """Power of the number of regions by which their reserve grows: 0 for one queue, a half for separate ones."""
 POISSON_CV = 1.0
 HIGHEST_CV = 20.0
+UNEVEN_CV = 3.0
+"""CV of arrivals from which on the reserves that no formula gives are held in full."""
 
 
 def arrival_cv(counts: ArrayLike) -> float:
@@ -38,6 +40,11 @@ def arrival_cv(counts: ArrayLike) -> float:
         return POISSON_CV
     variance = float(((pairs[1] - pairs[0]) ** 2).mean()) / 2.0
     return min(HIGHEST_CV, math.sqrt(variance / float(pairs.mean())))
+
+
+def unevenness(cv: float) -> float:
+    """Return the share of such a reserve for arrivals of *cv*: 0 for Poisson and calmer ones, 1 from `UNEVEN_CV` on."""
+    return min(max((cv - POISSON_CV) / (UNEVEN_CV - POISSON_CV), 0.0), 1.0)
 
 
 def pooled_reserve(reserve: float, shares: ArrayLike) -> float:

@@ -50,6 +50,8 @@ class Capability:
     """CV of arrivals at which it was measured; `reserve` gives it at others."""
     instances: float = 1.0
     """Mean instances of an endpoint at which it was measured."""
+    out_of_reach: float = 0.0
+    """Share of requests whose promise even an idle instance breaks, if that is more than may."""
 
     def at(self, prompt_share: float) -> float:
         """Return theta: tokens per second, prompt and output together, when *prompt_share* of them are prompt tokens.
@@ -159,6 +161,7 @@ def profile_capability(
         100.0 * (1.0 - float(share[kept].mean())),
         cv,
         float(serving[kept].mean()),
+        expected.out_of_reach if expected else 0.0,
     )
     if limit_seen or expected is None or expected.total_tokens_per_s <= measured.total_tokens_per_s:
         return measured

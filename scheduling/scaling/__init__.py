@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from scheduling.scaling.assigned import Assigned
-from scheduling.scaling.each import ByEndpoint
+from scheduling.scaling.each import ByEndpoint, without_timers
 from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor, Strategy
 from scheduling.scaling.floor import (
     FLOOR,
@@ -90,4 +90,5 @@ __all__ = [
     "floor_of",
     "look_s",
     "make_strategy",
+    "without_timers",
 ]

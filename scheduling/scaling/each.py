@@ -1,17 +1,26 @@
 """Base of all strategies: endpoints are judged one by one, within their bounds, by use if there is no advice."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import ceil, isinf
 from typing import ClassVar
 
 from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, PlansFor, Wish, move, valid
 from scheduling.scaling.owner import Mover
 from scheduling.scaling.reactive import PATIENCE_S, Reactive, is_easy, reactive_wish
+from scheduling.scaling.starts import cancelled
 
+UNCOUNTED = 2.0
+"""Present demand over that of a plan, above which the plan removes nothing that present load fills."""
 _reactive = lru_cache(maxsize=1024)(Reactive)
 """Return the rule, validated once rather than at every endpoint and tick."""
+
+
+def without_timers(memory: Mapping[str, float]) -> dict[str, float]:
+    """Return the *memory* of a strategy or floor without what it has timed: no view was taken for a while."""
+    return {name: value for name, value in memory.items() if not name.endswith("since_s")}
 
 
 @dataclass(kw_only=True)
@@ -56,8 +65,10 @@ class ByEndpoint(ABC):
         """Implement `Strategy.decide`."""
         moves = []
         for at, (view, advised) in enumerate(zip(views, advice, strict=True)):
+            spare, too_many = self._spare_starts(now_s, view, advised)
             delta, why = self._bounds(view) or self._unless_new(now_s, view, advised)
-            if made := move(at, view, delta, why):
+            made = move(at, view, spare, too_many, drains=False) if delta <= 0 and spare else None
+            if made := made or move(at, view, delta, why):
                 moves.append(made)
         return moves
 
@@ -70,15 +81,21 @@ class ByEndpoint(ABC):
             return view.max_instances - view.instances, f"Above its maximum of {view.max_instances}"
         return None
 
+    def _spare_starts(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
+        kept = advice.target_instances if advice is not None and valid(advice, now_s) else 0
+        may = view.owner in ("", self.by)
+        return cancelled(view, now_s, self.memory, self.patience_s, kept=kept, may=may)
+
     def _unless_new(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
-        """Return the move, but no removal while the newest instance is in its grace
-        period or another owns the endpoint.
+        """Return the move, but no removal while the newest instance is in its grace period or another owns the endpoint,
+        and none of what the present load fills where the plan rests on demand that was not counted.
 
         A refused wish is made again later.
         """
         remembered = dict(self.memory)
-        delta, why = self._judge(now_s, view, advice)
-        if delta >= 0 or (view.since_ready_s >= GRACE_S and view.owner in ("", self.by)):
+        wish, why = self._judge(now_s, view, advice)
+        delta = max(wish, -_idle(view)) if wish < 0 and _uncounted(view, advice) else wish
+        if wish >= 0 or (delta < 0 and view.since_ready_s >= GRACE_S and view.owner in ("", self.by)):
             return delta, why
         self.memory.clear()
         self.memory.update(remembered)
@@ -118,6 +135,18 @@ class ByEndpoint(ABC):
             return False
         self.memory[key] = advice.made_at_s
         return True
+
+
+def _uncounted(view: EndpointView, advice: Advice | None) -> bool:
+    """Whether the plan's forecast is less than half of present demand, as when rows of the ledger are late."""
+    return advice is not None and view.tokens_per_s > UNCOUNTED * advice.forecast_tokens_per_s
+
+
+def _idle(view: EndpointView) -> int:
+    """Return the instances of *view* without which the others would just be full."""
+    if not view.ready or isinf(view.use):
+        return 0
+    return max(0, view.instances - ceil(view.use * view.ready - 1e-9))
 
 
 def forecast_words(advice: Advice) -> str:

@@ -88,6 +88,8 @@ class Advice(NamedTuple):
     """Target for demand while instances start (`advisor.STARTS_AHEAD`), if the planner separates it."""
     next_plan_s: float | None = None
     """When the next plan is due, if this one is valid for longer in case the next is late."""
+    unevenness: float = 1.0
+    """How uneven arrivals are, from 0 to 1 (`planning.bursts`)."""
 
     @property
     def window_ends_s(self) -> float:
@@ -110,6 +112,15 @@ class PlansFor(NamedTuple):
     """Time from one plan to the next: an hour, as in SageServe."""
     horizon_s: float = 3600.0
     """Horizon of the plan for what is kept."""
+    by_unevenness: bool = False
+    """Whether levels fall to the mean and the horizon to the period as arrivals become calm."""
+
+    def at(self, unevenness: float) -> "PlansFor":
+        """Return it for arrivals of *unevenness*, from 0 (Poisson) to 1."""
+        if not self.by_unevenness:
+            return self
+        horizon_s = self.period_s + unevenness * (self.horizon_s - self.period_s)
+        return self._replace(soon=unevenness * self.soon, kept=unevenness * self.kept, horizon_s=horizon_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +132,8 @@ class Move:
     reason: str
     by: str = Mover.STRATEGY
     """Mover (`owner`)."""
+    drains: int = 0
+    """Ready instances among those removed, at most: starts are cancelled first, those farthest from ready before others."""
 
 
 Wish = tuple[int, str]
@@ -168,21 +181,26 @@ def sources(view: EndpointView, count: int) -> Sources:
     return Sources(drain, own, other, count - drain - own - other)
 
 
-def bounded(view: EndpointView, delta: int) -> int:
-    """Return *delta* cut to the bounds of the endpoint. Only ready instances can be removed."""
+def move(
+    at: int, view: EndpointView, delta: int, why: str, by: str = Mover.STRATEGY, *, drains: bool = True
+) -> Move | None:
+    """Return the move by *delta*, cut to the bounds, with *why* as a sentence; None if nothing is left of it.
+
+    A removal without *drains* only cancels starts.
+    """
     if delta > 0:
-        return max(0, min(delta, view.max_instances - view.instances))
-    return -max(0, min(-delta, view.ready - view.min_instances))
-
-
-def move(at: int, view: EndpointView, delta: int, why: str, by: str = Mover.STRATEGY) -> Move | None:
-    """Return the move by *delta*, cut to the bounds, with *why* as a sentence; None if nothing is left of it."""
-    delta = bounded(view, delta)
+        delta = max(0, min(delta, view.max_instances - view.instances))
+        end = f", {sources(view, delta).words()}"
+        drained = 0
+    else:
+        drained = max(0, min(-delta, view.ready - view.min_instances)) if drains else 0
+        delta = -max(0, min(-delta, view.coming + drained, view.instances - view.min_instances))
+        starts = min(-delta, view.coming)
+        end = f", {starts} of them cancelled while starting" if starts < -delta else ", cancelled while starting"
+        end = (end if starts else "") + (", lent out as spot once drained" if starts < -delta else "")
     if not delta:
         return None
-    after = view.instances + delta
-    end = f", {sources(view, delta).words()}" if delta > 0 else ", lent out as spot once drained"
-    return Move(at, delta, f"{why}: {view.instances} → {after} instances{end}.", by)
+    return Move(at, delta, f"{why}: {view.instances} → {view.instances + delta} instances{end}.", by, drained)
 
 
 def valid(advice: Advice | None, now_s: float) -> bool:

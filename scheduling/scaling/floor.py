@@ -15,6 +15,7 @@ from scheduling.scaling.each import ByEndpoint
 from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, Strategy, Wish, move, percent, use_words
 from scheduling.scaling.owner import Mover, waits
 from scheduling.scaling.reactive import Reactive, is_easy, reactive_wish, soon_words
+from scheduling.scaling.starts import cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +89,24 @@ def floor_moves(views: Sequence[EndpointView], floors: Floors) -> list[Move]:
     return [each for each in wanted if each is not None]
 
 
-def alone_move(at: int, view: EndpointView, rule: Reactive, easy_s: float) -> Move | None:
-    """Return the floor's move for *view*, at index *at*: that of *rule* if no strategy
-    is alive and an instance is ready.
+def alone_move(at: int, view: EndpointView, rule: Reactive, now_s: float, memory: dict[str, float]) -> Move | None:
+    """Return the floor's move for *view*, at index *at*: that of *rule* if no strategy is alive and an instance is ready.
 
-    *easy_s* is for how long `is_easy` has held. No instance is removed while the newest is in its grace period, or
-    another mover owns the endpoint.
+    No instance is removed while the newest is in its grace period, and none drained or cancelled while another mover owns
+    the endpoint. *memory* is the caller's, between checks.
     """
-    delta, why = reactive_wish(view, rule.within(view), easy_s)
-    if delta < 0 and (view.since_ready_s < GRACE_S or waits(view.last, Mover.FLOOR, rule.cooldown_s)):
+    key = f"{view.key}|easy_since_s"
+    owned = bool(waits(view.last, Mover.FLOOR, rule.cooldown_s))
+    spare, too_many = cancelled(view, now_s, memory, rule.patience_s, may=not owned)
+    easy_s = 0.0
+    if is_easy(view, rule):
+        easy_s = now_s - memory.setdefault(key, now_s)
+    else:
+        memory.pop(key, None)
+    delta, why = reactive_wish(view, rule.within(view), easy_s) if view.ready else (0, "")
+    if delta <= 0 and spare:
+        return move(at, view, spare, f"Floor: {too_many[:1].lower()}{too_many[1:]}", Mover.FLOOR, drains=False)
+    if delta < 0 and (view.since_ready_s < GRACE_S or owned):
         return None
     return move(at, view, delta, f"Floor: {why[:1].lower()}{why[1:]}", Mover.FLOOR)
 
@@ -113,18 +123,8 @@ class FloorAlone(ByEndpoint):
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """Implement `Strategy.decide`. If nothing is ready, or instances are missing, `Floored` acts."""
         rule = Reactive(self.out_above, self.in_below, self.cooldown_s, 0, patience_s=self.patience_s)
-        moves = []
-        for at, view in enumerate(views):
-            key = f"{view.key}|easy_since_s"
-            easy_s = 0.0
-            if is_easy(view, rule):
-                easy_s = now_s - self.memory.setdefault(key, now_s)
-            else:
-                self.memory.pop(key, None)
-            made = alone_move(at, view, rule, easy_s) if view.ready else None
-            if made is not None:
-                moves.append(made)
-        return moves
+        moves = (alone_move(at, view, rule, now_s, self.memory) for at, view in enumerate(views))
+        return [made for made in moves if made is not None]
 
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
         return 0, ""  # no plan is made for it

@@ -24,13 +24,17 @@ class Pilothouse(ByEndpoint):
     Instances are added for the advice's soon target, and kept for its highest.
     """
 
-    plans_for: ClassVar[PlansFor] = PlansFor(soon=0.5, kept=0.7, two_plans=True, period_s=1200.0, horizon_s=3000.0)
-    """An instance that comes late costs answers, so more than the mean is planned for."""
+    plans_for: ClassVar[PlansFor] = PlansFor(
+        soon=0.5, kept=0.7, two_plans=True, period_s=1200.0, horizon_s=3000.0, by_unevenness=True
+    )
+    """An instance that comes late costs answers, so more than the mean is planned for, most under uneven arrivals."""
     name: str = field(default="pilothouse", init=False)
     out_above: float = 0.9
     """Smoothed use, at the endpoint and over all regions, above which instances are added whatever the plan."""
     aim: float = 0.75
-    """Target use when adding for that reason, and the use that the rest must stay below when some are removed."""
+    """Target use when adding for that reason, and the use that the rest must stay below when some are removed under uneven
+    arrivals; under calm ones *out_above*.
+    """
     confirm_above: float = 0.5
     """Use, at the endpoint or over all regions, below which a plan's increase is not followed yet."""
     smooth_s: float = 60.0
@@ -83,7 +87,7 @@ class Pilothouse(ByEndpoint):
         pool_busy, pool_instances = self._pools[view.model]
         own, pool = busy / instances, pool_busy / pool_instances
         if min(own, pool) > self.out_above and view.since_change_s >= self.cooldown_s:
-            return max(1, ceil(busy / self.aim) - instances), (
+            return max(1, ceil(busy / self._aim(advice)) - instances), (
                 f"Use is {percent(own)}, {percent(pool)} over all regions, above {percent(self.out_above)}"
             )
         soon = advice.target_instances if advice.soon_instances is None else advice.soon_instances
@@ -95,6 +99,10 @@ class Pilothouse(ByEndpoint):
             )
         return self._fewer(view, advice, busy)
 
+    def _aim(self, advice: Advice) -> float:
+        """Return *aim* under uneven arrivals, *out_above* under calm ones."""
+        return self.out_above - advice.unevenness * (self.out_above - self.aim)
+
     def _fewer(self, view: EndpointView, advice: Advice, busy: float) -> Wish:
         if view.coming or view.short_instances or view.since_change_s < self.hold_s:
             return 0, ""
@@ -103,7 +111,7 @@ class Pilothouse(ByEndpoint):
         spare = min(
             view.instances - needed,
             view.instances - ceil(busy / self.out_above),
-            int(pool_instances - pool_busy / self.aim),
+            int(pool_instances - pool_busy / self._aim(advice)),
         )
         if spare < 1:
             return 0, ""

@@ -356,6 +356,15 @@ class Simulation:
         self._run_state.scale_ins += begun
         return begun
 
+    def cancel(self, endpoint: int, count: int = 1) -> int:
+        """Cancel *count* starts of *endpoint*, those farthest from ready; return how many there were."""
+        self._check_endpoint(endpoint)
+        begun = 0
+        while begun < count and self.lives.cancel(endpoint):
+            begun += 1
+        self._run_state.scale_ins += begun
+        return begun
+
     def start(self, instance: int) -> None:
         """Bring *instance* back from EMPTY, SPOT, ASLEEP, or a drain that leads there. Raise ValueError in other states."""
         self._check_instance(instance, State.EMPTY, State.SPOT, State.ASLEEP, State.DRAINING)

@@ -201,8 +201,11 @@ class Control:
     def _carry_out(self, simulation: Simulation, moves: Sequence[Move]) -> None:
         now_s = simulation.now_s
         for move in moves:
-            act = simulation.scale_out if move.delta > 0 else simulation.scale_in
-            done = act(move.endpoint, abs(move.delta)) * (1 if move.delta > 0 else -1)
+            if move.delta > 0:
+                done = simulation.scale_out(move.endpoint, move.delta)
+            else:
+                done = -simulation.cancel(move.endpoint, -move.delta)
+                done -= simulation.scale_in(move.endpoint, min(move.drains, done - move.delta))
             last = self._last[move.endpoint]._replace(age_s=now_s - float(self._changed_s[move.endpoint]))
             if done:
                 self._changed_s[move.endpoint] = simulation.world.policies["scaled_s"][move.endpoint] = now_s

@@ -176,6 +176,12 @@ async def of(rows_of, *values):
     return await database_sync_to_async(lambda: list(rows_of.values_list(*values)))()
 
 
+async def until_rows(rows_of, wanted, *values) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while await of(rows_of, *values) != wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 class TestAlone:
     """No worker, no broker, no strategy: nothing listens at the test's Redis address."""
 
@@ -204,6 +210,21 @@ class TestAlone:
         deltas = await of(ScalingMove.objects.order_by("pk"), "delta")
         assert deltas == [(1,), (-1,)]
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 1, WITHIN_S)
+        assert (await managed.chat()).status == 200
+
+    async def test_a_start_that_is_no_longer_needed_is_cancelled_once(self, managed, launcher, monkeypatch):
+        monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 60.0)  # it is not begun
+        sent = await fill(managed, 5)
+        await until_rows(ScalingMove.objects, [(1,)], "delta")
+        await release(managed, sent)
+        await until_rows(ScalingMove.objects.order_by("pk"), [(1,), (-1,)], "delta")
+        monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 0.0)
+        await until_rows(Instance.objects.filter(name="m-east-1"), [("stopped",)], "state")
+        await looks(managed, 12)
+        assert await of(ScalingMove.objects.order_by("pk"), "delta") == [(1,), (-1,)]
+        assert "start" not in {call[0] for call in launcher.calls}
+        ((reason,),) = await of(Event.objects.filter(kind="scaling.removed"), "reason")
+        assert reason.startswith("Floor: without 1 of 1 starts, use would be 0%")
         assert (await managed.chat()).status == 200
 
     async def test_a_new_gateway_adds_only_where_it_is_full(self, managed, launcher, clock, monkeypatch):

@@ -30,6 +30,9 @@ class Started(FakeLauncher, ProcessLauncher):
     def record(self, name):
         return self.records.get(name)
 
+    def how_it_ended(self, name):
+        return ""
+
     async def end_failed(self, name, seen):
         self.calls.append(("end", name))
         return True

@@ -1,5 +1,9 @@
 """Instance commands carried out: each verb, each failure, and that nothing is done twice."""
 
+import asyncio
+import os
+import signal
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -8,8 +12,10 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.fleet import services
+from controlplane.fleet.lifecycle import engine_logs
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher
+from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
+from tests.workers.conftest import lives
 from workers.tasks import fleet as tasks
 from workers.vllm.client import VllmError
 from workers.vllm.launcher import Launched, LaunchError
@@ -110,6 +116,84 @@ def delivered(monkeypatch):
 def now(row):
     row.refresh_from_db()
     return row.state
+
+
+SERVER = """#!/bin/sh
+case "$1" in *parse_arguments.py) echo '{"error": ""}'; exit;; esac
+sleep 600 &
+echo "engine $!"
+wait
+"""
+
+
+class TestKilled:
+    """The API server of a launched instance is killed; its engine lives on and keeps the GPU."""
+
+    @pytest.fixture
+    def python(self, settings, tmp_path):
+        settings.STATE_DIR, settings.VLLM_PYTHON = tmp_path, str(tmp_path / "python")
+        (tmp_path / "python").write_text(SERVER)
+        (tmp_path / "python").chmod(0o755)
+
+    @pytest.fixture
+    def server(self, python, make_instance, deployment):
+        """`server()`: start it; return the row, its API server and its engine."""
+
+        def start():
+            row = Instance.objects.filter(launcher="process").first() or make_instance(
+                state=S.PROVISIONING, launcher="process", name="killed"
+            )
+            Instance.objects.filter(pk=row.pk).update(state=S.PROVISIONING)
+            log = engine_logs.path_of(row)
+            command = InstanceCommand.objects.create(instance=row, verb=CommandVerb.START)
+            tasks.run_command(command.pk)
+            command.refresh_from_db()
+            assert command.state == CommandState.DONE, command.error
+            row.refresh_from_db()
+            until = time.monotonic() + 10.0
+            while "engine" not in log.read_text() and time.monotonic() < until:
+                time.sleep(0.02)
+            return row, row.process_id, int(log.read_text().split()[-1])
+
+        yield start
+        asyncio.run(tasks.launcher_for(Instance.objects.get(name="killed")).stop("killed", grace_s=0.0))
+
+    def kill(self, process_id):
+        os.kill(process_id, signal.SIGKILL)
+        until = time.monotonic() + 10.0
+        while lives(process_id) and time.monotonic() < until:
+            time.sleep(0.02)
+
+    def said(self):
+        return Event.objects.filter(kind="instance.ended").values_list("reason", flat=True)
+
+    def test_its_engine_is_ended_and_the_event_says_why(self, server):
+        row, api, engine = server()
+        self.kill(api)
+        assert lives(engine)
+        Instance.objects.filter(pk=row.pk).update(state=S.FAILED)
+        assert tasks.end_failed() == 1
+        assert not lives(engine)
+        (reason,) = self.said()
+        assert "killed (9), perhaps out of memory; what was left of it is ended" in reason
+        assert tasks.end_failed() == 0
+
+    def test_a_start_before_that_ends_it_first(self, server):
+        _, api, engine = server()
+        self.kill(api)
+        _, other, second = server()
+        assert (lives(engine), lives(second), other != api) == (False, True, True)
+        (reason,) = self.said()
+        assert "killed (9), perhaps out of memory" in reason
+
+    def test_while_loading_the_failure_says_it(self, server):
+        row, api, engine = server()
+        self.kill(api)
+        assert tasks.watch_loading() == 1
+        row.refresh_from_db()
+        assert (row.state, "killed (9), perhaps out of memory" in row.state_reason) == (S.FAILED, True)
+        assert tasks.end_failed() == 1
+        assert not lives(engine)
 
 
 class TestStart:

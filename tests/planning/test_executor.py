@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from controlplane.dispatch.live_fleet import inventory as live_inventory
 from controlplane.events.models import Event
 from controlplane.fleet import services as fleet
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
@@ -244,6 +245,60 @@ class TestRemoving:
         make_instance(launcher=Launcher.EXTERNAL), make_instance(launcher=Launcher.EXTERNAL)
         with pytest.raises(executor.Refused, match="none is ready that Pilothouse could start again"):
             executor.remove(*PLACE, why())
+
+
+class TestCancelling:
+    """A removal cancels a start first."""
+
+    @pytest.fixture
+    def started(self, make_instance, deployment, node):
+        """A ready instance, and three that were asked for one after the other; the first of them loads."""
+        deployment.max_instances = 9
+        deployment.save()
+        Node.objects.update(gpu_count=32)
+        make_instance(node=node)
+        rows = [Instance.objects.get(name=executor.add(*PLACE, why()).instance) for _ in range(3)]
+        for ago, row in zip((90, 60, 30), rows, strict=True):
+            long_ago(row, seconds=ago)
+        fleet.move(rows[0], S.LOADING, actor="a test", reason="its server starts")
+        InstanceCommand.objects.filter(instance=rows[0]).update(state=CommandState.DONE)
+        return rows
+
+    def test_the_one_farthest_from_ready_goes_first_and_no_ready_one(self, started):
+        assert executor.present(*PLACE) == 4
+        moves = [executor.remove(*PLACE, why(), drains=False) for _ in range(3)]
+        assert [move.instance for move in moves] == [row.name for row in (started[2], started[1], started[0])]
+        assert {move.inputs["how"] for move in moves} == {"start cancelled"}
+        assert executor.present(*PLACE) == 1, "each counts no more from then on"
+        assert {row.instance_id for row in InstanceCommand.objects.open()} == {row.pk for row in started}
+        assert set(InstanceCommand.objects.open().values_list("verb", flat=True)) == {"stop"}
+        with pytest.raises(executor.Refused):
+            executor.remove(*PLACE, why(), drains=False)
+        assert "held" not in {row.held for row in Instance.objects.all()}
+
+    def test_its_gpus_are_taken_until_it_is_stopped(self, started):
+        node = Node.objects.get()
+        before = node.free_gpus()
+        executor.remove(*PLACE, why())
+        assert node.free_gpus() == before
+        assert not live_inventory_has(started[2])
+
+    def test_where_starts_are_not_enough_ready_ones_drain(self, started, make_instance):
+        make_instance(node=Node.objects.get())
+        made = [executor.remove(*PLACE, why()).inputs["how"] for _ in range(4)]
+        assert made == ["start cancelled"] * 3 + ["drained"]
+
+    @pytest.mark.parametrize("actor", ["an operator", "rollout"])
+    def test_what_others_start_is_left_alone(self, make_instance, actor):
+        make_instance()
+        other = make_instance(state=S.STOPPED)
+        fleet.start(other, actor, "by hand")
+        with pytest.raises(executor.Waits, match="no start that Pilothouse asked for"):
+            executor.remove(*PLACE, why(), drains=False)
+
+
+def live_inventory_has(row) -> bool:
+    return row.pk in {one.instance_id for one in live_inventory.read().instances}
 
 
 class TestFinishing:

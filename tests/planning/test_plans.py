@@ -63,15 +63,19 @@ class TestExpected:
         assert (named, plans_for.soon, plans_for.kept) == (band, soon, kept)
         assert plans_for.two_plans == (strategy == "pilothouse")
 
-    def test_our_strategy_keeps_for_more_than_it_adds_for(self, make_minutes, settings):
+    @pytest.mark.parametrize(("cv", "kept", "soon"), [(1.0, 100.0, 100.0), (2.0, 135.0, 125.0), (9.0, 170.0, 150.0)])
+    def test_our_strategy_keeps_for_more_than_it_adds_for_where_arrivals_are_uneven(
+        self, make_minutes, settings, monkeypatch, cv, kept, soon
+    ):
+        monkeypatch.setattr(plans.demand, "arrival_cvs", lambda now: {PLACE: cv})
         settings.PLAN_DEMAND = "strategy"
         make_minutes(40)
         make_forecasts(NOW)
         assert Forecast.objects.exclude(upper_80=[]).update(mean=[100.0] * 5, upper_80=[200.0] * 5)
         ours, other = (plans.expect(NOW, {PLACE[0]: name}) for name in ("pilothouse", "lt_ua"))
         quantities = 2
-        assert ours.of[PLACE].kept.tolist() == [170.0 * quantities] * 5
-        assert ours.of[PLACE].soon.tolist() == [150.0 * quantities] * 5
+        assert ours.of[PLACE].kept.tolist() == [kept * quantities] * 5
+        assert ours.of[PLACE].soon.tolist() == [soon * quantities] * 5
         assert other.of[PLACE].kept.tolist() == other.of[PLACE].soon.tolist() == [100.0 * quantities] * 5
 
     def test_batch_lines_that_are_due_within_the_plan_are_planned_for_where_it_is_asked(self, make_minutes, settings):
@@ -157,6 +161,32 @@ class TestPlans:
         assert row.cost_usd_per_hour_before == pytest.approx(2 * 1.35)
         assert row.cost_usd_per_hour_after == pytest.approx(2 * 1.35 * target["target"])
         assert row.solve_ms > 0
+
+    def test_what_is_neither_forecast_nor_counted_is_not_planned_for(self, busy, language_model, settings):
+        """The forecaster raised for one series while the ledger is behind: unknown is not zero demand."""
+        settings.FORECAST_EVERY_S = 3600
+        policy(language_model, PolicyMode.AUTO)
+        later = NOW + timedelta(minutes=20)
+        Forecast.objects.update(start_at=later)
+        assert len(make_plans(later)) == 1
+        Forecast.objects.filter(quantity="output").delete()
+        assert make_plans(later) == []
+
+    @pytest.mark.parametrize("ttft_ms", [1, 3])
+    def test_a_goal_out_of_reach_is_said_once_and_does_not_pin_the_fleet(
+        self, make_minutes, make_instance, language_model, slo_class, ttft_ms
+    ):
+        make_instance(node=Node.objects.get())
+        make_minutes(40, prompt=60_000, output=6_000)  # a tenth of what one instance can do
+        make_forecasts(NOW)
+        SloClass.objects.filter(pk=slo_class.pk).update(ttft_target_ms=ttft_ms)
+        policy(language_model, PolicyMode.SHADOW)
+        for seconds in range(0, 100, 20):
+            (row,) = make_plans(NOW + timedelta(seconds=seconds))
+            assert "out of reach at any number of instances: 100% of requests miss their goal" in row.note
+            assert [target["target"] for target in row.targets] == [1]
+        said = Event.objects.get(kind="plan.goal_out_of_reach")
+        assert (said.severity, said.subject) == ("warning", language_model.name)
 
     @pytest.mark.parametrize(("solver", "by"), [("auto", planner.PULP), ("fast", planner.ROUNDED)])
     def test_the_solver_is_that_of_the_setting(self, busy, language_model, settings, monkeypatch, solver, by):

@@ -1,5 +1,6 @@
 """Plans that an operator approved, carried out: to the targets, in several passes if need be, and to an end."""
 
+from copy import copy
 from datetime import timedelta
 
 import pytest
@@ -7,7 +8,7 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Instance, Node
+from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Node, PerformanceProfile
 from controlplane.planning import services
 from controlplane.planning.execution import live_views, plan_rollout
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
@@ -177,3 +178,80 @@ def test_unapproved_plans_are_left_alone(make_instance, language_model):
         )
     assert apply() == []
     assert Instance.objects.count() == 1
+
+
+class TestTwoModelsAtTheGpuLimit:
+    """16 GPUs: A has three instances of four, B one. The load is reversed, and again while the first move still drains."""
+
+    GPUS, EACH = 16, 4
+
+    @pytest.fixture
+    def models(self, deployment, make_instance, node):
+        Node.objects.update(gpu_count=self.GPUS)
+        profile = PerformanceProfile.objects.get()
+        other = copy(deployment.model)
+        other.pk, other.name = None, "other"
+        other.save()
+        second = copy(deployment)
+        second.pk, second.model = None, other
+        second.save()
+        Deployment.objects.update(tensor_parallel=self.EACH, min_instances=1, max_instances=4)
+        PerformanceProfile.objects.update(tensor_parallel=self.EACH)
+        profile.pk, profile.model, profile.tensor_parallel = None, other, self.EACH
+        profile.save()
+        deployments = {"A": Deployment.objects.get(pk=deployment.pk), "B": Deployment.objects.get(pk=second.pk)}
+        for name, count in (("A", 3), ("B", 1)):
+            for _ in range(count):
+                make_instance(deployment=deployments[name], node=node)
+        return deployments
+
+    def reversed(self, models, operator, **targets):
+        for name, target in targets.items():
+            present = models[name].instances.present().count()
+            row = {
+                "region": "us-east",
+                "gpu_type": "a100-80gb",
+                "present": present,
+                "target": target,
+                "reason": "a reversal",
+            }
+            plan = ScalingPlan.objects.create(
+                model=models[name].model,
+                strategy="lt_i",
+                valid_until=timezone.now() + timedelta(hours=3),
+                targets=[row],
+            )
+            services.approve(plan, operator)
+
+    def look(self, models):
+        """What must hold at any time."""
+        rows = Instance.objects.exclude(state__in=[S.STOPPED, S.FAILED])
+        assert rows.count() * self.EACH <= self.GPUS
+        for each in models.values():
+            assert each.instances.filter(state=S.READY).exists()
+
+    def pass_by(self, models, *, drained: bool, started: bool):
+        """Let time pass: drains end (streams of ten minutes), commands are carried out, servers answer."""
+        apply()
+        self.look(models)
+        for command in InstanceCommand.objects.open().filter(verb="stop"):
+            Instance.objects.filter(pk=command.instance_id).update(state=S.STOPPED)
+        if drained:
+            Instance.objects.filter(state=S.DRAINING).update(state=S.STOPPED)
+        if started:
+            Instance.objects.filter(state=S.PROVISIONING).update(state=S.READY)
+        InstanceCommand.objects.open().update(state=CommandState.DONE)
+        self.look(models)
+
+    @pytest.mark.parametrize("changes_after", range(5))
+    @pytest.mark.parametrize("started", [True, False])
+    def test_it_ends_in_the_newest_plan(self, models, operator, changes_after, started):
+        self.reversed(models, operator, A=1, B=3)
+        for at in range(changes_after):
+            self.pass_by(models, drained=at == 2, started=started)
+        self.reversed(models, operator, A=3, B=1)
+        for at in range(6):
+            self.pass_by(models, drained=at >= 2, started=True)
+        assert {name: each.instances.filter(state=S.READY).count() for name, each in models.items()} == {"A": 3, "B": 1}
+        assert not ScalingPlan.objects.filter(status__in=plan_rollout.TO_CARRY_OUT).exists()
+        assert not Instance.objects.filter(state__in=[S.DRAINING, S.PROVISIONING]).exists()

@@ -1,5 +1,6 @@
 """Strategies between plans: what they are shown, what they remember, and that their moves are made and said to be alive."""
 
+import math
 from datetime import timedelta
 
 import pytest
@@ -7,7 +8,7 @@ from django.utils import timezone
 
 from controlplane.dispatch.wire import as_inputs
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, GpuType, Instance, PerformanceProfile
+from controlplane.fleet.models import Deployment, GpuType, Instance, Node, PerformanceProfile
 from controlplane.planning import selectors, services
 from controlplane.planning.execution import executor, live_views, strategist
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
@@ -348,3 +349,69 @@ class TestViews:
         load(region="elsewhere")
         load.summary = live_views.Load({}, {})
         assert live_views.views(PLACE[0], load.summary, timezone.now()) == []
+
+
+class TestMissingMeasurements:
+    """For twenty minutes nothing, or nothing new, is known: what is there stays, and after it nothing jumps."""
+
+    READY = 3
+    STRATEGIES = ("reactive", "lt_i", "lt_u", "lt_ua", "proactive", "hybrid", "preserve", "pilothouse")
+
+    @pytest.fixture
+    def busy(self, deployment, make_instance):
+        Node.objects.update(gpu_count=16)
+        Deployment.objects.update(max_instances=6)
+        for _ in range(self.READY):
+            make_instance()
+        Instance.objects.update(state_changed_at=timezone.now() - timedelta(days=1))
+
+    @pytest.fixture
+    def missing(self, load, language_model, monkeypatch):
+        """`missing(what, at_s)`: what strategies see *at_s* into the time in which *what* is away."""
+        shown = {"ready": self.READY, "max_instances": 6, "use": 0.6, "tokens_per_s": 9000.0}
+
+        def see(what, at_s):
+            load(**shown)
+            match what:
+                case "redis" | "the gateway's figures":
+                    load.summary = None
+                case "metrics of all instances":  # none is known to take work
+                    load(**shown | {"ready": 0, "use": math.inf, "kv_use": 0.0, "tokens_per_s": 0.0})
+                case "this endpoint's figures":
+                    load.summary = live_views.Load()
+                case "demand":  # the ledger is behind, and forecasts are of what is in it
+                    plan(language_model, 1, present=self.READY, demand=0.0, minutes=600)
+                case "plans":  # forecaster or solver fails
+                    ScalingPlan.objects.update(valid_until=timezone.now() - timedelta(days=1))
+
+        return see
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize(
+        "what",
+        ["redis", "the gateway's figures", "metrics of all instances", "this endpoint's figures", "demand", "plans"],
+    )
+    def test_nothing_is_removed(self, what, strategy, automatic, missing, load, busy):
+        automatic(strategy)
+        load(ready=self.READY, max_instances=6, use=0.6)
+        run()
+        for at_s in range(15, 1215, 60):
+            missing(what, at_s)
+            run(after_s=at_s)
+        load(ready=self.READY, max_instances=6, use=0.6)
+        for at_s in range(1215, 1400, 15):
+            run(after_s=at_s)
+        # One that present load does not need may go by a plan that is in force, never more.
+        gone = -sum(ScalingMove.objects.filter(delta__lt=0).values_list("delta", flat=True))
+        assert gone <= (1 if what == "demand" else 0)
+        # Where none is known to take work, the minimum is brought up, and that is all.
+        assert ScalingMove.objects.filter(delta__gt=0).count() == (what == "metrics of all instances")
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_low_use_before_the_gap_does_not_count_after_it(self, strategy, automatic, load, busy):
+        """Use was low for a moment, then nobody looked; the first look after it removes nothing."""
+        automatic(strategy)
+        load(ready=self.READY, max_instances=6, use=0.1)
+        run()
+        made = run(after_s=1200)
+        assert made == []

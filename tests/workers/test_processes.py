@@ -123,8 +123,10 @@ async def test_after_a_part_was_killed_the_others_go_too(launcher: ProcessLaunch
     assert set(parts.left()) == {"api", "engine", "worker"} - {killed}  # nothing else ends them
     seen = launcher.record("a")
     assert seen is not None
+    assert launcher.how_it_ended("a") == ("killed (9), perhaps out of memory" if killed == "api" else "")
     assert await launcher.end_failed("a", seen)
     assert parts.left() == []
+    assert launcher.how_it_ended("a") == "", "its end by us is not taken for another's"
     assert not parts.segment.exists()
     assert not await launcher.end_failed("a", seen)  # nothing is left to end
 

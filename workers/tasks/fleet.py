@@ -119,6 +119,8 @@ def watch_loading(forward: bool = True) -> int:
             continue
         reason = "the server ended while loading"
         if isinstance(launcher, ProcessLauncher):
+            if how := launcher.how_it_ended(instance.name):
+                reason += f": {how}"
             reason += f"; its log is {launcher.log_file(instance.name)}"
         try:
             move(instance, InstanceState.FAILED, actor=ACTOR, reason=reason)
@@ -150,11 +152,20 @@ def end_failed(forward: bool = True) -> int:
         hangs = asyncio.run(launcher.alive(instance.name))
         if hangs and (timezone.now() - instance.state_changed_at).total_seconds() < HUNG_S:
             continue
+        how = launcher.how_it_ended(instance.name)
         if asyncio.run(launcher.end_failed(instance.name, seen)):
-            Instance.objects.filter(pk=instance.pk).update(process_id=None)
-            record("instance.ended", instance, actor=ACTOR, reason=f"what was left of its server on {settings.HOST}")
+            _say_ended(instance, how, "what was left of it is ended")
             ended += 1
     return ended
+
+
+def _say_ended(instance: Instance, how: str, then: str) -> None:
+    """Record how the server of *instance* ended, and what was done *then* about the processes that it left."""
+    Instance.objects.filter(pk=instance.pk).update(process_id=None)
+    reason = (
+        f"its server on {settings.HOST} was {how}" if how.startswith("killed") else f"its server {how}" if how else ""
+    )
+    record("instance.ended", instance, actor=ACTOR, reason="; ".join(filter(None, [reason, then])))
 
 
 def _of_this_host(rows: QuerySet[Instance], task: str, forward: bool) -> Iterator[Instance]:
@@ -211,6 +222,8 @@ def _start(instance: Instance, command: InstanceCommand) -> None:
     deployment = instance.deployment
     weights.ask(deployment.model.name, deployment.region.name, ACTOR, f"{instance.name} starts there")
     launcher, spec = launcher_for(instance), launch_spec(instance)
+    if isinstance(launcher, ProcessLauncher) and (how := launcher.how_it_ended(instance.name)):
+        _say_ended(instance, how, "what is left of it is ended before the next start")
 
     async def start() -> tuple[str, int | None]:
         deadline = time.monotonic() + (EMULATOR_PATIENCE_S if instance.launcher == Launcher.EMULATED else 0.0)

@@ -155,15 +155,20 @@ class ProcessLauncher:
 
     async def end_failed(self, name: str, seen: Record) -> bool:
         """End the remaining processes of the failed server *name*, unless it was restarted since *seen*; return whether
-        any were.
-
-        Its pid file stays: the instance may be started again or stopped.
+        any were. Its pid file goes with the last of them.
         """
         async with self._lock(name):
             if self._read(name) != seen or not processes.members(seen):
                 return False
             await processes.end(seen, 0.0)
+            if not processes.members(seen):
+                self._pid_file(name).unlink(missing_ok=True)
         return True
+
+    def how_it_ended(self, name: str) -> str:
+        """Return how the last server *name* ended (`processes.how_it_ended`)."""
+        record = self.record(name)
+        return processes.how_it_ended(record) if record else ""
 
     def record(self, name: str) -> Record | None:
         """Return the record of the last start of *name*, running or not."""

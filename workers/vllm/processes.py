@@ -29,6 +29,10 @@ TRACKER = b"multiprocessing.resource_tracker"
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (a file system, not a place for our files)
 
 
+_exit_codes: dict[tuple[int, int], int] = {}
+"""Wait status by process id and start of API servers that were seen to have ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """The pid file. Start time and boot distinguish the process from a later one with the same number."""
@@ -59,9 +63,23 @@ def runs(record: Record) -> bool:
         return False
     if stat.lives:
         return True
+    _exit_codes[record.process_id, record.started_ticks] = stat.exit_code
     with suppress(ChildProcessError):  # another process's child
         os.waitpid(record.process_id, os.WNOHANG)
     return False
+
+
+def how_it_ended(record: Record) -> str:
+    """Return how its API server ended, such as `killed (9), perhaps out of memory`; empty if that is unknown or it runs."""
+    if runs(record):
+        return ""
+    code = _exit_codes.get((record.process_id, record.started_ticks))
+    if code is None:  # another process has taken its status
+        return ""
+    number = code & 0x7F
+    if number == signal.SIGKILL:
+        return "killed (9), perhaps out of memory"
+    return f"ended by {signal.Signals(number).name} ({number})" if number else f"ended with status {code >> 8}"
 
 
 def members(record: Record) -> list[int]:
@@ -120,6 +138,8 @@ class Stat:
     group: int
     session: int
     started_ticks: int
+    exit_code: int = 0
+    """Wait status of a process that has ended and whose parent has not asked for it."""
 
     @property
     def lives(self) -> bool:
@@ -133,7 +153,7 @@ def status_of(process_id: int) -> Stat | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold blanks and brackets
-    return Stat(fields[0], int(fields[2]), int(fields[3]), int(fields[19]))
+    return Stat(fields[0], int(fields[2]), int(fields[3]), int(fields[19]), int(fields[49]))
 
 
 def read(process_id: int, file: str) -> bytes:

@@ -47,6 +47,7 @@ VERBS = {
     "batch.speed_undone": "no longer sped up",
     "plan.approved": "plan approved",
     "plan.rejected": "plan rejected",
+    "plan.goal_out_of_reach": "goal out of reach",
     "plan.in_force": "plan in force",
     "plan.carried_out": "plan carried out",
     "queue.evicted": "requests evicted for a group",

@@ -172,6 +172,7 @@ def read() -> Inventory:
     # A stopped instance counts only where a swap may start it: it has a place in the virtual queue of its GPUs.
     rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED, swap_group=None)
     rows = rows.exclude(~Q(held=""), state=InstanceState.STOPPED)
+    rows = rows.exclude(pk__in=Instance.objects.cancelled().values("pk"), swap_group=None)
     instances = list(
         rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "swap_group")
     )

@@ -33,6 +33,7 @@ ALIVE = frozenset({_S.LOADING, _S.READY, _S.DRAINING, _S.DONATED, _S.RECLAIMING,
 SERVING = frozenset({_S.READY, _S.DRAINING, _S.DONATED, _S.RECLAIMING})
 """States in which requests may run on an instance."""
 
+STARTING = frozenset({_S.PROVISIONING, _S.LOADING})
 COMING = frozenset({_S.PROVISIONING, _S.LOADING, _S.RECLAIMING})
 """States on the way to serving."""
 PRESENT = COMING | {_S.READY}

@@ -9,7 +9,7 @@ from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
 
 from controlplane.fleet import validators
-from controlplane.fleet.lifecycle.states import AWAKE, PRESENT, InstanceState
+from controlplane.fleet.lifecycle.states import AWAKE, PRESENT, STARTING, InstanceState
 from controlplane.fleet.models.hardware import GpuType, Region
 from controlplane.fleet.models.serving import Deployment
 from controlplane.fleet.models.swaps import SwapGroup, Tier
@@ -111,7 +111,12 @@ class InstanceQuerySet(models.QuerySet["Instance"]):
     def present(self) -> "InstanceQuerySet":
         """Instances that serve or soon will, including by a swap on shared GPUs; targets and bounds count them."""
         sharing = Q(swap_group__isnull=False, held="") & ~Q(state=InstanceState.FAILED)
-        return self.filter(Q(state__in=PRESENT) | sharing)
+        return self.filter(Q(state__in=PRESENT) | sharing).exclude(pk__in=self.model.objects.cancelled().values("pk"))
+
+    def cancelled(self) -> "InstanceQuerySet":
+        """Instances that are starting and to be stopped: they hold their GPUs until they are."""
+        stops = InstanceCommand.objects.open().filter(verb=CommandVerb.STOP)
+        return self.filter(state__in=STARTING, pk__in=stops.values("instance"))
 
 
 class Instance(models.Model):

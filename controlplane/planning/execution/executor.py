@@ -21,7 +21,7 @@ from controlplane.events.services import record
 from controlplane.fleet import places
 from controlplane.fleet import services as fleet
 from controlplane.fleet.lifecycle import restarts
-from controlplane.fleet.lifecycle.states import PRESENT, ActionError, InstanceState
+from controlplane.fleet.lifecycle.states import PRESENT, STARTING, ActionError, InstanceState
 from controlplane.fleet.models import (
     CommandState,
     CommandVerb,
@@ -49,6 +49,7 @@ DRAIN_LIMIT = timedelta(minutes=10)
 """Time after which a draining instance is stopped even with running requests."""
 STOP_REST = timedelta(minutes=1)
 """Retry period after stopping a drained instance failed."""
+DRAINED = "drained"
 REFUSAL_REPEATED_AFTER = timedelta(minutes=5)
 """Minimum interval between events for the same refusal of the same endpoint."""
 
@@ -77,13 +78,14 @@ class Why:
             case MoveSource.FLOOR:
                 return FLOOR_ACTOR
             case MoveSource.STRATEGY:
-                return f"strategy {self.strategy}"
+                return f"{STRATEGY_ACTOR}{self.strategy}"
             case _:
                 return PLANNER
 
 
 FLOOR_ACTOR = "reactive floor"
 PLANNER = "planner"
+STRATEGY_ACTOR = "strategy "
 
 
 def present_count(deployment: Deployment) -> int:
@@ -147,18 +149,26 @@ def add(model: str, region: str, why: Why, gpu_type: str = "", *, to_minimum: bo
 
 @transaction.atomic
 def remove(
-    model: str, region: str, why: Why, gpu_type: str = "", load: Mapping[str, float] | None = None
+    model: str,
+    region: str,
+    why: Why,
+    gpu_type: str = "",
+    load: Mapping[str, float] | None = None,
+    *,
+    drains: bool = True,
 ) -> ScalingMove:
-    """Remove one instance at an endpoint: it drains, and `finish_drain` donates or stops it once nothing runs there.
+    """Remove one instance at an endpoint: the start farthest from ready is cancelled, else a ready one drains.
 
-    `scheduling.scaling.ranking` picks it: *load* is the tokens left by name; among equals the newest goes. Raises
-    Refused, also when bounds or the instance's origin forbid it.
+    Only a start that automation asked for is cancelled, and only that without *drains*. A drained one is donated or stopped
+    by `finish_drain` once nothing runs there: `scheduling.scaling.ranking` picks it, *load* is the tokens left by name,
+    among equals the newest goes. Raises Refused, also when bounds or the instance's origin forbid it.
     """
     from scheduling.scaling.ranking import drain_rank
 
     obstacles: list[str] = []
     load = load or {}
     candidates: list[Instance] = []
+    starting: list[Instance] = []
     for deployment in lock(model, region, gpu_type):
         count = present_count(deployment)
         if count <= deployment.min_instances:
@@ -166,17 +176,27 @@ def remove(
                 f"{deployment.gpu_type.name}: {count} instances are there, at least {deployment.min_instances}"
             )
             continue
-        ready = deployment.instances.launched().filter(state=InstanceState.READY, swap_group__isnull=True)
-        rows = [row for row in ready.select_related("deployment__gpu_type") if fleet.open_command(row) is None]
-        if not rows:
+        rows = deployment.instances.launched().filter(swap_group__isnull=True).select_related("deployment__gpu_type")
+        starting += [row for row in rows.filter(state__in=STARTING) if _may_cancel(row)]
+        ready = [row for row in rows.filter(state=InstanceState.READY) if fleet.open_command(row) is None]
+        if not ready:
             obstacles.append(f"{deployment.gpu_type.name}: none is ready that Pilothouse could start again")
-        candidates += rows
+        candidates += ready
+    if starting:
+        # A server that runs already is nearer than a place for one.
+        instance = max(
+            starting, key=lambda row: (row.state == InstanceState.PROVISIONING, row.state_changed_at, row.pk)
+        )
+        fleet.stop(instance, why.actor, f"its start is cancelled: {why.reason}"[:255])
+        return _moved(instance, -1, why, "start cancelled")
+    if not drains:
+        raise Waits("no start that Pilothouse asked for can be cancelled")
     if not candidates:
         raise Refused("; ".join(obstacles) or f"{model} is not deployed in {region}")
     candidates.sort(key=lambda row: -row.pk)
     instance = min(candidates, key=lambda row: drain_rank(_usd(row.deployment), float(load.get(row.name, 0.0))))
     fleet.drain(instance, why.actor, why.reason[:255])
-    return _moved(instance, -1, why, "drained")
+    return _moved(instance, -1, why, DRAINED)
 
 
 def move(
@@ -188,8 +208,9 @@ def move(
     *,
     load: Mapping[str, float] | None = None,
     to_minimum: bool = False,
+    drains: bool = True,
 ) -> ScalingMove:
-    """Call `add` (delta 1) or `remove` (-1). Raises Waits while another owns the endpoint (`scaling.owner`)."""
+    """Call `add` (delta 1) or `remove` (-1, with *drains*). Raises Waits while another owns the endpoint (`owner`)."""
     from scheduling.scaling.owner import UNCHANGED, undoing, waits
 
     last = contested.last_changes(model, region, now=timezone.now()).get(region, UNCHANGED)
@@ -198,7 +219,7 @@ def move(
         return add(model, region, why, gpu_type, to_minimum=to_minimum)
     if owned := waits(last, why.source, tuned(model).SCALE_COOLDOWN_S):
         raise Waits(owned)
-    return remove(model, region, why, gpu_type, load)
+    return remove(model, region, why, gpu_type, load, drains=drains)
 
 
 def attempt(delta: int, model: str, region: str, why: Why, **options: Any) -> ScalingMove | None:
@@ -394,6 +415,17 @@ def _stop_to_come(row: Instance) -> InstanceCommand | None:
     """Return the stop of a drained *row*, requested by `finish_drain` and not yet begun by a worker; None without one."""
     ours = row.commands.filter(verb=CommandVerb.STOP, state=CommandState.PENDING, actor__in=(FLOOR_ACTOR, PLANNER))
     return ours.first() if row.state == InstanceState.DRAINING else None
+
+
+def _may_cancel(row: Instance) -> bool:
+    """Return whether *row* is starting because automation asked for it: not an operator, a rollout, or a wake."""
+    last = row.commands.order_by("pk").last()
+    actors = (FLOOR_ACTOR, PLANNER)
+    return (
+        last is not None
+        and last.verb == CommandVerb.START
+        and (last.actor in actors or last.actor.startswith(STRATEGY_ACTOR))
+    )
 
 
 def _leaves_the_pool(row: Instance) -> bool:

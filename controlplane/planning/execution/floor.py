@@ -53,15 +53,16 @@ def move(
     inputs: Mapping[str, Any],
     load: Mapping[str, float],
     to_minimum: bool = False,
+    drains: bool = True,
 ) -> ScalingMove | None:
     """Add (delta 1; *to_minimum* only below it) or remove (-1) an instance for the floor; None if impossible.
 
-    Never removes an instance that a plan in force counts on.
+    Without *drains* a removal only cancels a start. Never removes an instance that a plan in force counts on.
     """
     if delta < 0 and executor.present(model, region) <= wanted_by_plan(model, region):
         return None
     why = executor.Why(MoveSource.FLOOR, STRATEGY, reason, inputs)
-    return executor.attempt(delta, model, region, why, load=load, to_minimum=to_minimum)
+    return executor.attempt(delta, model, region, why, load=load, to_minimum=to_minimum, drains=drains)
 
 
 @in_a_thread

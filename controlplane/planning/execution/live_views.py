@@ -102,6 +102,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
     states: dict[str, list[tuple[float, str]]] = {region: [] for region in bounds}
     instances = Instance.objects.filter(deployment__model__name=model, deployment__active=True)
     instances = instances.exclude(state=InstanceState.SLEEPING, swap_group__isnull=False)  # scaling cannot wake them
+    instances = instances.exclude(pk__in=Instance.objects.cancelled().values("pk"))
     for region, state, changed_at in instances.order_by("state_changed_at").values_list(
         "deployment__region__name", "state", "state_changed_at"
     ):

@@ -28,6 +28,8 @@ TICKED = "ticked at"
 """Memory key of the last tick's time; strategies use endpoint names."""
 MISSED_TICKS = 3
 """Missed ticks after which the gateway treats the strategies as dead and only its floor scales."""
+GAP_S = 300.0
+"""Time without a tick after which the time of low use counts from the next look: nothing was measured meanwhile."""
 AS_SPOT = ", lent out as spot once drained"
 """End of a reason, left out where instances are stopped instead (`SPOT_DONATE`)."""
 
@@ -75,6 +77,10 @@ def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[Sca
     model, now_s = policy.model.name, now.timestamp()
     memory = dict(policy.memory)
     ticked_s = memory.pop(TICKED, -math.inf)
+    if now_s - ticked_s > GAP_S:
+        from scheduling.scaling import without_timers
+
+        memory = without_timers(memory)
     strategy = strategies.make(policy.strategy, policy.parameters, tuned(model), memory)
     floored = strategies.floored(strategy, tuned(model))
     # Beat runs every STRATEGY_EVERY_S, with jitter: half of that early is on time.
@@ -119,18 +125,20 @@ def _carry_out(
     reason = wanted.reason if tuned(view.model).SPOT_DONATE else wanted.reason.replace(AS_SPOT, "")
     why = executor.Why(MoveSource(wanted.by), policy.strategy, reason, inputs, plan)
     made, step = [], 1 if wanted.delta > 0 else -1
+    drained = 0
     for _ in range(abs(wanted.delta)):
-        move = None
+        move, drains = None, drained < wanted.drains
         # GPU types named by the plan come first.
         for gpu_type in gpu_types(plan, view.region, step):
             try:
-                move = executor.move(step, view.model, view.region, why, gpu_type, load=load.left_tokens)
+                move = executor.move(step, view.model, view.region, why, gpu_type, load=load.left_tokens, drains=drains)
                 break
             except executor.Refused:
                 continue
-        move = move or executor.attempt(step, view.model, view.region, why, load=load.left_tokens)
+        move = move or executor.attempt(step, view.model, view.region, why, load=load.left_tokens, drains=drains)
         if move is None:
             break
+        drained += move.inputs["how"] == executor.DRAINED
         why = replace(why, reason=move.reason)  # all of one decision name the mover that the first undoes
         made.append(move)
     return made
@@ -139,6 +147,7 @@ def _carry_out(
 def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
     """Return the advice of *plan* for *region*; None if it has none."""
     from scheduling.planning.advisor import EndpointPlan
+    from scheduling.planning.bursts import UNEVEN_CV
 
     rows = [row for row in plan.targets if row["region"] == region]
     if not rows:
@@ -156,6 +165,7 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
         made_at_s=made_at_s,
         period_s=given.get("period_s", strategies.plans_for(plan.strategy).period_s),
         valid_until_s=plan.valid_until.timestamp(),
+        cv=given.get("model_cv", UNEVEN_CV),
     ).advice(now.timestamp())
 
 

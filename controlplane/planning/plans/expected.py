@@ -34,6 +34,8 @@ class Expected:
     follows: dict[str, "PlansFor"] = field(default_factory=dict)
     """Demand level that plans are made for, by model."""
     notes: dict[demand.Endpoint, str] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+    """Models of which an endpoint has neither a usable forecast nor a counted minute, which is not zero demand."""
 
     def notes_of(self, model: str) -> list[str]:
         return [note for (name, _), note in self.notes.items() if name == model]
@@ -84,7 +86,7 @@ def expected_at(
 ) -> Expected:
     """Return demand of the endpoints in *followers* (strategy by model) from *at*.
 
-    By forecast; without a usable one, the highest recent minute in every window.
+    By forecast; without a usable one, the highest recent minute in every window; with neither, 0.
     """
     from scheduling.planning.advisor import Band, EndpointDemand
     from scheduling.planning.capacity import niw_buffer
@@ -101,7 +103,10 @@ def expected_at(
             ahead_of = ahead(forecast, expected.start, count, band) if forecast else None
             if ahead_of is None:
                 minutes = recent_of(endpoint, quantity)
-                highest = np.full(count, float(np.nanmax(minutes)) if np.isfinite(minutes).any() else 0.0)
+                if not np.isfinite(minutes).any():
+                    expected.unknown.add(endpoint[0])
+                    minutes = np.zeros(1)
+                highest = np.full(count, float(np.nanmax(minutes)))
                 ahead_of = Band(highest, highest)
                 expected.notes[endpoint] = "no forecast yet: the highest minute of the last ten stands in"
             elif forecast is not None and forecast.note:

@@ -70,6 +70,7 @@ class Round:
         problem, plan, shortage = self.made.planned.problem, self.made.plan, self._shortage(model)
         idle = problem.shortage(problem.instances).total_tokens_per_s[problem.models.index(model)]
         usd = self._usd_per_hour(model)
+        notes = [shortage, self.out_of_reach(model), note, plan.note, *self.expected.notes_of(model)]
         return {
             "round": self.id,
             "inputs": {
@@ -85,10 +86,15 @@ class Round:
             "solver": str(plan.solver)[:40],
             "gap": plain(plan.gap),
             "solve_ms": round(self.took_ms, 3),
-            "note": "; ".join(dict.fromkeys(filter(None, [shortage, note, plan.note, *self.expected.notes_of(model)])))[
-                :255
-            ],
+            "note": "; ".join(dict.fromkeys(filter(None, notes)))[:255],
         }
+
+    def out_of_reach(self, model: str) -> str:
+        """Return that no number of instances keeps the promise to *model*'s requests; empty if one does."""
+        share = max((each.out_of_reach for (name, _), each in self.measured.items() if name == model), default=0.0)
+        if not share:
+            return ""
+        return f"out of reach at any number of instances: {share:.0%} of requests miss their goal on an idle one"
 
     def targets(self, model: str) -> list[dict[str, Any]]:
         """Return the rows of `ScalingPlan.targets`, by region and GPU type."""
@@ -144,6 +150,7 @@ class Round:
                     region: round(each.forecast_tokens_per_s, 1) for region, each in endpoints.items()
                 },
                 "arrival_cv": {region: round(each.cv, 2) for region, each in demand.items()},
+                "model_cv": round(self._of(model).cv, 4),
                 "reserve_tokens_per_s": {
                     region: round(self.made.reserve_tokens_per_s[model, region], 1) for region in endpoints
                 },

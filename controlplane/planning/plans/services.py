@@ -7,12 +7,13 @@ what happens to a plan: kept for comparison (shadow), shown to an operator (ask)
 
 import logging
 from collections.abc import Set
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
 from django.db.models import Max
 
+from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.planning.execution import plan_rollout, strategies
 from controlplane.planning.models import WHAT_IF, PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
@@ -22,6 +23,7 @@ from controlplane.planning.plans.round import Round, plan_settings
 
 logger = logging.getLogger(__name__)
 ACTOR = "planner"
+SAID_AGAIN = timedelta(days=1)
 OPEN = (PlanStatus.ADVICE, PlanStatus.SHADOW)
 
 
@@ -67,6 +69,11 @@ def make_plans(now: datetime, models: Set[str] | None = None) -> list[ScalingPla
     if expected is None:
         logger.debug("planning: no plan yet: no demand has been counted")
         return []
+    if expected.unknown & set(fleet.models):
+        logger.warning("planning: no plan for %s: neither a forecast nor counted minutes", expected.unknown)
+        fleet = inventory.read(set(fleet.models) - expected.unknown)
+        if not fleet.deployments:
+            return []
     solved = Round.solved(fleet, expected, measured, now)
     with transaction.atomic():
         return [_store(policies[model], solved, now) for model in fleet.models]
@@ -74,6 +81,7 @@ def make_plans(now: datetime, models: Set[str] | None = None) -> list[ScalingPla
 
 def _store(policy: ScalingPolicy, solved: Round, now: datetime) -> ScalingPlan:
     model = policy.model.name
+    _say_out_of_reach(policy, solved, now)
     targets = solved.targets(model)
     status, note = _status(policy, any(row["target"] != row["present"] for row in targets))
     values = {
@@ -106,6 +114,15 @@ def _store(policy: ScalingPolicy, solved: Round, now: datetime) -> ScalingPlan:
             reason=f"{policy.strategy} follows this plan until the next one.",
         )
     return row
+
+
+def _say_out_of_reach(policy: ScalingPolicy, solved: Round, now: datetime) -> None:
+    """Record once a day that no number of instances keeps the promise: an operator can change the goal."""
+    kind, reason = "plan.goal_out_of_reach", solved.out_of_reach(policy.model.name)
+    said = Event.objects.filter(kind=kind, subject=policy.model.name, at__gt=now - SAID_AGAIN)
+    if reason and not said.exists():
+        reason = f"The latency goal is {reason}. Plans are for the best that can be reached."
+        record(kind, policy.model, actor=ACTOR, reason=reason, severity=Severity.WARNING)
 
 
 def _repeated(policy: ScalingPolicy, status: PlanStatus, targets: list[dict[str, Any]]) -> ScalingPlan | None:

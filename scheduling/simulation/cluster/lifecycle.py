@@ -22,7 +22,17 @@ from scheduling.simulation.cluster.build import give_adapter_slots
 from scheduling.simulation.cluster.description import Cluster, Delays
 from scheduling.simulation.cluster.event_queue import reset_time
 from scheduling.simulation.cluster.loop import change
-from scheduling.simulation.cluster.state_changes import COMING, DRAIN, PUT, SCALE_IN, SCALE_OUT, START, SWAP, TO_CALLER
+from scheduling.simulation.cluster.state_changes import (
+    CANCEL,
+    COMING,
+    DRAIN,
+    PUT,
+    SCALE_IN,
+    SCALE_OUT,
+    START,
+    SWAP,
+    TO_CALLER,
+)
 from scheduling.simulation.cluster.world import State, World
 from scheduling.simulation.engine.prefix_cache import clear_cache
 from scheduling.simulation.engine.state import FREE_SEQUENCES, IDLE, LEAVING, NONE, SEGMENT, configure
@@ -209,6 +219,10 @@ class Lives:
     def scale_in(self, endpoint: int) -> bool:
         """Drain the least loaded ready instance of *endpoint* into spot; return False if there is none."""
         return self._change(SCALE_IN, endpoint) >= 0
+
+    def cancel(self, endpoint: int) -> bool:
+        """Empty the instance of *endpoint* that is starting and farthest from ready; return False if there is none."""
+        return self._change(CANCEL, endpoint) >= 0
 
 
 def _recall(world: World, instance: int) -> int:

@@ -37,6 +37,7 @@ EVICT: Final = 9  # a sequence, which leaves its instance
 BEGIN: Final = 10  # an instance between two iterations: the next ones (`loop.enter`)
 GIVE: Final = 11  # a sequence, which has reached its instance (`loop.enter`)
 ARRIVE: Final = 13  # a request of an application run (`loop.enter`)
+CANCEL: Final = 14  # an endpoint: its start that is farthest from ready
 WITHDRAW: Final = 12  # a slot of the waiting set, whose request is refused if `after` is 1 (`loop.enter`)
 
 TO_CALLER: Final = -2
@@ -235,6 +236,22 @@ def _first_to_drain(world: World, endpoint: int) -> int:
 
 
 @compiled_inline
+def _first_to_cancel(world: World, endpoint: int) -> int:
+    """Return the starting instance of *endpoint* that would be ready last; NONE if none is."""
+    chosen, last_s = NONE, -math.inf
+    for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
+        instance = int(world.endpoints.members[at])
+        life = world.lives.instances[instance]
+        if not (1 << STARTING | 1 << LOADING) >> life.state & 1 or life.swap_group >= 0:
+            continue
+        leaf = (world.events.time_s.size >> 1) + world.fleet.endpoint.size + instance
+        ready_s = world.events.time_s[leaf] + (life.loading_s if life.state == STARTING else 0.0)
+        if ready_s >= last_s:
+            chosen, last_s = instance, ready_s
+    return chosen
+
+
+@compiled_inline
 def _take_gpus(life: Any) -> tuple[int, float]:
     """Return the state of a swap-group instance that gets the GPUs, and how long it lasts."""
     if life.state == EMPTY:
@@ -282,6 +299,9 @@ def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: fl
         return instance
     if what == SCALE_OUT:
         instance = _first_to_add(world, at)
+    elif what == CANCEL:
+        instance = _first_to_cancel(world, at)
+        after, lasts_s = EMPTY, math.inf
     elif what == SCALE_IN:
         instance = _first_to_drain(world, at)
         after, endpoint, lasts_s = SPOT, NONE, math.inf

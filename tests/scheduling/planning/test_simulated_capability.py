@@ -54,10 +54,15 @@ def test_a_fleet_of_another_size_keeps_its_percentile_at_what_it_is_said_to_serv
     assert (judged & met).mean() > 0.93
 
 
-def test_a_promise_that_an_idle_instance_breaks_is_no_reason_to_plan_nothing():
-    one = able(promise=Promise(ttft_s=0.4))  # the longest prompt takes longer
-    assert one.total_tokens_per_s > 0
+@pytest.mark.parametrize("ttft_s", [0.4, 0.2, 0.1])
+def test_a_goal_out_of_reach_plans_for_what_can_be_reached(ttft_s):
+    """Neither for almost nothing, which pins the fleet at its maximum, nor for an overload that breaks every promise."""
+    one, reachable = able(promise=Promise(ttft_s=ttft_s)), able()
+    assert 0.6 < one.total_tokens_per_s / reachable.total_tokens_per_s <= 1.0
+    assert one.reserve >= reachable.reserve
+    assert 0.4 < one.out_of_reach <= 1.0
     assert "on an idle instance" in one.note
+    assert (reachable.out_of_reach, "idle" in reachable.note) == (0.0, False)
 
 
 def test_nothing_to_draw_from_and_wrong_percentiles_are_refused():

@@ -39,7 +39,9 @@ def test_never_beyond_the_bounds_and_always_with_a_sentence(name, floored, seen,
         if each.delta > 0:
             assert one.instances + each.delta <= one.max_instances
         else:
-            assert one.ready + each.delta >= one.min_instances
+            assert one.instances + each.delta >= one.min_instances
+            assert each.drains <= max(0, one.ready - one.min_instances)
+            assert -each.delta <= one.coming + each.drains
         assert each.reason.endswith(".")
         assert any(letter.isdigit() for letter in each.reason)
         assert len(each.reason) <= 255
