@@ -177,7 +177,7 @@ class ReferenceEngine:
         sequence = _Sequence(request, self._numbers)
         self._numbers += 1
         self._sequences[request.request_id] = sequence
-        if self.config.front_end.requests_per_s < math.inf and self._running:
+        if self.config.front_end.requests_per_s < math.inf and (self._running or self._unread):
             self._unread[request.request_id] = sequence
         else:  # an idle server reads all at once
             self._waiting.push(request.request_id, sequence.queue_key)
