@@ -253,9 +253,9 @@ TENANTS: Final = 512
 MEDIAN_OF: Final = 100
 MEDIAN_BELIEF: Final = 1.0
 """Weight, in requests, of the class's median against a tenant's own."""
-MOST_DISTANCE: Final = 1.5
-"""Farther distances from the usual length, in logarithms, are clipped to it: a factor of 4.5."""
-CLASS_BELIEF: Final = 20.0
+MOST_DISTANCE: Final = 3.0
+"""Farther distances from the usual length, in logarithms, are clipped to it: a factor of 20."""
+CLASS_BELIEF: Final = 5.0
 """Weight of the belief that the model says nothing, in squared distances, and of the class's experience for a tenant."""
 TENANT_BELIEF: Final = 2.0
 CLASS_MEMORY, TENANT_MEMORY = 1.0 / 1000.0, 1.0 / 200.0
