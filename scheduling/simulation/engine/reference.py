@@ -133,11 +133,6 @@ class ReferenceEngine:
         """Requests that are read or preempted, and not admitted; as vLLM reports them, without those in the front end."""
         return len(self._waiting)
 
-    @property
-    def not_admitted(self) -> list[str]:
-        """Ids of the requests that wait, in queue order, and then of those in the front end."""
-        return [*self._waiting, *self._unread]
-
     def reset_prefix_cache(self) -> bool:
         """Clear the prefix cache; as in vLLM return False, without effect, while requests hold blocks."""
         if self._running:
