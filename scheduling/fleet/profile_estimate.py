@@ -9,7 +9,7 @@ and the engine's work per sequence.
 `python -m tests.bench estimator` fits the constants (`Costs`) and prints the errors of estimates against measured steps
 of vLLM, leaving out one GPU and one model at a time: in the median 5% to 9% for dense models and 5% to 17% for mixtures
 of experts. Experts in 4-bit integers are read up to two and a half times slower than estimated. Prefills of dense models
-are from our own measurements of vLLM 0.26 (4% off in the mean); engines of 2025 took longer to a first token (28% off in
+are from our own measurements of vLLM 0.26 (5% off in the median); engines of 2025 took longer to a first token (28% off in
 the median). Those of mixtures are fitted to these engines: 11% to 31% off in the median on a GPU or model left out,
 where the rule for dense models is 66% off. A prompt hits every expert with few tokens, so these are read and computed
 at a third of the data sheet's figures.
