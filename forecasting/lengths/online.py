@@ -5,7 +5,8 @@ by a bounded step: neither an outlier nor a malicious tenant can carry it away.
 """
 
 import math
-from collections import OrderedDict
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -170,10 +171,13 @@ class Calibration:
             ends.append(least)
         return max(1.0, tokens * math.exp(shift)), tuple(ends)
 
-    def learn(self, tokens: float, quantiles: Sequence[float], real: float, *, cut: bool = False) -> None:
+    def learn(
+        self, tokens: float, quantiles: Sequence[float], real: float, *, cut: bool = False, factor: float = 1.0
+    ) -> None:
         """Learn from a request of *real* tokens that the model predicted as (*tokens*, *quantiles*).
 
-        One that was *cut* by its limit is at least as long, so it never shortens the correction.
+        One that was *cut* by its limit is at least as long, so it never shortens the correction. *factor*: by which
+        the corrected quantiles were multiplied.
         """
         _, served = self.apply(tokens, quantiles)
         error = log_ratio(real, tokens)
@@ -186,7 +190,7 @@ class Calibration:
         self.seen += 1.0
         step = max(QUANTILE_RATE, 0.5 / math.sqrt(self.seen))
         for index, (promised, quantile) in enumerate(zip(QUANTILES, served, strict=True)):
-            if real > quantile:
+            if real > quantile * factor:
                 self.quantiles[index] = _within(self.quantiles[index] + step * promised, MOST_SHIFT)
             elif not cut:
                 self.quantiles[index] = _within(self.quantiles[index] - step * (1.0 - promised), MOST_SHIFT)
@@ -246,6 +250,17 @@ WEIGHT: Final = 0.5
 TENANTS: Final = 512
 """Most tenants remembered, the recently used ones: some 20 kB each."""
 
+MEDIAN_OF: Final = 100
+MEDIAN_BELIEF: Final = 1.0
+"""Weight, in requests, of the class's median against a tenant's own."""
+MOST_DISTANCE: Final = 3.0
+"""Farther distances from the usual length, in logarithms, are clipped to it: a factor of 20."""
+CLASS_BELIEF: Final = 5.0
+"""Weight of the belief that the model says nothing, in squared distances, and of the class's experience for a tenant."""
+TENANT_BELIEF: Final = 2.0
+CLASS_MEMORY, TENANT_MEMORY = 1.0 / 1000.0, 1.0 / 200.0
+"""Weight that one more request takes from all before."""
+
 Measures = NDArray[np.float32]
 
 
@@ -281,6 +296,54 @@ class Adaptation:
         )
 
 
+class RunningMedian:
+    """Median of the last `MEDIAN_OF` values."""
+
+    __slots__ = ("_ordered", "_recent")
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._ordered: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+    def add(self, value: float) -> None:
+        if len(self._recent) == MEDIAN_OF:
+            del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
+        self._recent.append(value)
+        insort(self._ordered, value)
+
+    @property
+    def value(self) -> float:
+        """The median; raises IndexError without values."""
+        ordered, middle = self._ordered, len(self._ordered) // 2
+        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+class Lengths:
+    """Lengths of a group of requests: their median, and what the model's predictions explain of the distances from it."""
+
+    __slots__ = ("_explained", "_said", "median")
+
+    def __init__(self) -> None:
+        self.median = RunningMedian()
+        self._said = self._explained = 0.0
+
+    def worth(self, before: float, belief: float) -> float:
+        """Return the model's weight, 0 to 1: the slope of real on predicted distances from the usual length.
+
+        *before* has the weight of *belief* squared units of distance.
+        """
+        return min(1.0, max(0.0, (self._explained + belief * before) / (self._said + belief)))
+
+    def learn(self, said: float, real: float, memory: float) -> None:
+        """Learn from distances of a predicted and its real length, in logarithms, from the usual one."""
+        said, real = _within(said, MOST_DISTANCE), _within(real, MOST_DISTANCE)
+        self._explained += said * real - memory * self._explained
+        self._said += said * said - memory * self._said
+
+
 class Corrected(NamedTuple):
     """A corrected prediction, and what learning from the real length needs."""
 
@@ -291,10 +354,18 @@ class Corrected(NamedTuple):
     adapted: tuple[float, tuple[float, ...]]
     """(tokens, quantiles) after the tenant's correction, before the calibration."""
     measures: Measures
+    usual: float
+    """Logarithm of the usual length of such requests,"""
+    calibrated: float
+    """and of the model's prediction after the calibration; `tokens` lies between."""
 
 
 class Online:
     """Corrections by tenant, and by model and tenant. Not for several threads.
+
+    A model does not know the tenants that it was not fitted to: its prediction counts as far as earlier ones, of the
+    class and of the (model, tenant), said more than their median. The first requests of a class are the exception: there
+    is nothing else to go by.
 
     *reader* scales measures: the bundled student, for every model.
     """
@@ -303,14 +374,29 @@ class Online:
         self.reader = reader
         self.adaptations: RecentlyUsed[str, Adaptation] = RecentlyUsed(Adaptation, TENANTS)
         self.calibrations: RecentlyUsed[tuple[str, str], Calibration] = RecentlyUsed(Calibration)
+        self.lengths: RecentlyUsed[tuple[str, str], Lengths] = RecentlyUsed(Lengths)
+        """By (model, tenant)."""
+        self.classes: RecentlyUsed[str, Lengths] = RecentlyUsed(Lengths)
 
     def correct(self, query: LengthQuery, tokens: float, quantiles: Sequence[float]) -> Corrected:
         """Correct a model's prediction for *query*; each figure at least 1, quantiles ascending."""
         measures = self.reader.scaled(extract(query).measures)
         factor = math.exp(self.adaptations[query.tenant].correction(measures))
-        said = max(1.0, tokens * factor), tuple(max(1.0, quantile * factor) for quantile in quantiles)
-        calibrated = self.calibrations[query.model, query.tenant].apply(*said)
-        return Corrected(*calibrated, tokens, said, measures)
+        adapted = max(1.0, tokens * factor), tuple(max(1.0, quantile * factor) for quantile in quantiles)
+        middle, ends = self.calibrations[query.model, query.tenant].apply(*adapted)
+        calibrated = math.log(middle)
+        usual, weight = self._usual(query, calibrated)
+        factor = math.exp((1.0 - weight) * (usual - calibrated))
+        ends = tuple(max(1.0, end * factor) for end in ends)
+        return Corrected(max(1.0, middle * factor), ends, tokens, adapted, measures, usual, calibrated)
+
+    def _usual(self, query: LengthQuery, calibrated: float) -> tuple[float, float]:
+        """Return the logarithm of the usual length, and the weight of the model's prediction, *calibrated*."""
+        own, alike = self.lengths[query.model, query.tenant], self.classes[query.slo_class]
+        usual = alike.median.value if len(alike.median) >= ENOUGH else calibrated
+        if count := len(own.median):
+            usual += count / (count + MEDIAN_BELIEF) * (own.median.value - usual)
+        return usual, own.worth(alike.worth(0.0, CLASS_BELIEF), TENANT_BELIEF)
 
     def learn(self, query: LengthQuery, corrected: Corrected, real: float, *, cut: bool = False) -> None:
         """Learn the *real* tokens of *query*; *cut*: no more were allowed, so it is at least as long."""
@@ -318,4 +404,15 @@ class Online:
         error = log_ratio(real, corrected.adapted[0]) - calibration.shift
         if not (cut and error < 0.0):
             self.adaptations[query.tenant].learn(corrected.measures, error)
-        calibration.learn(*corrected.adapted, real, cut=cut)
+        factor = corrected.tokens / math.exp(corrected.calibrated)
+        calibration.learn(*corrected.adapted, real, cut=cut, factor=factor)
+        length = math.log(max(real, 1.0))
+        if cut and length < max(corrected.usual, corrected.calibrated):
+            return
+        said = corrected.calibrated - corrected.usual
+        for group, memory in (
+            (self.lengths[query.model, query.tenant], TENANT_MEMORY),
+            (self.classes[query.slo_class], CLASS_MEMORY),
+        ):
+            group.learn(said, length - corrected.usual, memory)
+            group.median.add(length)

@@ -4,7 +4,8 @@ gateway.
 Random prompts, median 64 tokens and up to a thousand, new to the caches unless noted, so that each reaches the student;
 `p50_ms` and `p99_ms` are of the whole service (text, caches, student, calibration), one request after another. At 200 a
 second arrivals are Poisson, and a request's time counts from its arrival. With --encoders the papers' length models are
-measured instead (`_encoders`), on the public data in --data. In the gateway, the service on (caches off) alternates
+measured instead (`_encoders`), on the public data in --data, and with --unseen the error for tenants that nothing was
+learned of (`_unseen_tenants`). In the gateway, the service on (caches off) alternates
 with off in one run.
 """
 
@@ -27,6 +28,7 @@ import numpy as np
 import uvloop
 
 from forecasting.lengths.encoder import torch_threads
+from tests.bench import _unseen_tenants
 from tests.bench._encoders import KINDS, measured
 from tests.bench._load import drive
 from tests.bench.gateway import CHUNKS, KEY, free_port, process, seed, uvicorn
@@ -75,7 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encoders", action="store_true", help="measure length models on an encoder, and nothing else")
     parser.add_argument("--layers", type=int, default=0, help="of the encoders, from the first, beside all of them")
     parser.add_argument("--kinds", default=",".join(KINDS), help="on an encoder, separated by commas")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of public data sets, for --encoders")
+    parser.add_argument("--unseen", action="store_true", help="measure errors for unseen tenants, and nothing else")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of public data sets, for these two")
     parser.add_argument("--alone", action="store_true", help="leave the gateway out")
 
 
@@ -230,6 +233,8 @@ def in_gateway(rounds: int, seconds: float) -> dict[str, float]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
+    if options.unseen:
+        return _unseen_tenants.measured(options.data)
     if options.encoders:
         with torch_threads(1):
             return measured(options.data, options.layers, options.kinds.split(","))

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 
 from forecasting.lengths import LengthQuery, bundled
 from forecasting.lengths.online import MOST_CORRECTION, Adaptation, Online
@@ -50,6 +51,58 @@ def test_a_model_that_misjudges_a_tenant_is_corrected() -> None:
     assert np.mean(errors["right"][300:]) < 0.6 * np.mean(errors["raw"][300:])
     other = LengthQuery("Is 7 prime?", 3, "m", "other")
     assert online.correct(other, 100.0, [100.0] * 5).tokens == 100.0
+
+
+def errors_after(online, dice, tenant, spread, knows, requests=200):
+    """Return mean absolute errors in the second half: of `ours`, of the median, of the model alone (`calibrated`)."""
+    reals, ours, model = [], [], []
+    for number in range(requests):
+        query = LengthQuery(f"Question {number % 7}?", 3, "m", tenant, "chat")
+        real = 200.0 * dice.lognormal(0, spread)
+        said = real * dice.lognormal(0, 0.1) if knows else 200.0 * dice.lognormal(0, 1.0)
+        corrected = online.correct(query, said, [said] * 5)
+        reals.append(real)
+        ours.append(abs(corrected.tokens - real))
+        model.append(abs(math.exp(corrected.calibrated) - real))
+        online.learn(query, corrected, real)
+    half = requests // 2
+    constant = np.abs(np.array(reals[half:]) - np.median(reals[:half])).mean()
+    return np.mean(ours[half:]), constant, np.mean(model[half:])
+
+
+@pytest.mark.parametrize("spread", [0.3, 0.8])
+def test_a_model_earns_its_weight_by_tenant(spread) -> None:
+    online, dice = Online(bundled()), np.random.default_rng(4)
+    ours, constant, model = errors_after(online, dice, "unknown", spread, knows=False)
+    assert ours < 1.1 * constant < 0.9 * model
+    ours, constant, model = errors_after(online, dice, "known", spread, knows=True)
+    assert ours < 0.5 * constant
+    assert ours < 1.2 * model
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_new_tenant_starts_where_the_others_of_its_class_say(knows) -> None:
+    online, dice = Online(bundled()), np.random.default_rng(5)
+    first = LengthQuery("Tell me.", 2, "m", "first", "chat")
+    assert online.correct(first, 900.0, [900.0] * 5).tokens == pytest.approx(900.0)  # there is nothing else
+    for number in range(10):
+        errors_after(online, dice, f"tenant {number}", 0.5, knows, requests=20)
+    new = online.correct(LengthQuery("Tell me.", 2, "m", "new", "chat"), 900.0, [900.0] * 5).tokens
+    assert new == pytest.approx(900.0 if knows else 200.0, rel=0.3)
+    other = LengthQuery("Tell me.", 2, "m", "new", "batch")
+    assert online.correct(other, 900.0, [900.0] * 5).tokens == pytest.approx(900.0)
+
+
+def test_quantiles_keep_what_they_promise_where_the_model_weighs_little() -> None:
+    online, dice, below = Online(bundled()), np.random.default_rng(6), []
+    for number in range(2_000):
+        query, real = LengthQuery("Go on.", 2, "m", "acme", "chat"), 200.0 * dice.lognormal(0, 0.5)
+        said = 200.0 * dice.lognormal(0, 1.0)
+        corrected = online.correct(query, said, [said * factor for factor in (0.5, 0.7, 1.0, 1.4, 2.0)])
+        if number >= 500:
+            below.append([real <= end for end in corrected.quantiles])
+        online.learn(query, corrected, real)
+    assert np.mean(below, axis=0) == pytest.approx([0.1, 0.25, 0.5, 0.75, 0.9], abs=0.05)
 
 
 def test_a_cut_answer_moves_nothing_down() -> None:

@@ -316,7 +316,7 @@ class ReferenceFleet:
                 self._release(held, server)
                 self._end(held, Outcome.DONE)
                 self._pump(server.plain.endpoint)
-            for request_id in [*server.admitted, *server.engine._waiting]:
+            for request_id in [*server.admitted, *server.engine._waiting, *server.engine._unread]:
                 if server.held[request_id].evicted:
                     self._evict(request_id, server)
         server.step = server.engine.step(self._now_s)

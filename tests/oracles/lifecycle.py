@@ -313,7 +313,7 @@ class ReferenceLives:
 
     def fail(self, server: Server, now_s: float, repair_s: float) -> list[Held]:
         """Lose *server*; return its requests: running ones in order of admission, then the others by key."""
-        there = (*server.admitted, *server.engine._waiting)
+        there = (*server.admitted, *server.engine._waiting, *server.engine._unread)
         lost = [server.held[name] for name in (*there, *(name for name in server.held if name not in there))]
         goal = server.goal
         server.held, server.admitted, server.step, server.event_s, server.goal = {}, {}, None, NEVER, None

@@ -294,7 +294,15 @@ def take_out(world: World, instance: int) -> list[TakenOut]:
     engines.exceeding[instance] = 0
     for name in ("running", "waiting", "decoding", "within", "context_tokens"):
         engine[name] = 0
-    for name in ("partial", "joining", "first_running", "last_running", "first_waiting", "last_waiting"):
+    for name in (
+        "partial",
+        "joining",
+        "first_running",
+        "last_running",
+        "first_waiting",
+        "last_waiting",
+        "first_unread",
+    ):
         engine[name] = NONE
     engine.free_blocks = engine.kv_blocks
     engines.residues[instance] = 0

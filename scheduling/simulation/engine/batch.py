@@ -23,11 +23,13 @@ from scheduling.simulation.engine.kv_room import blocks, free_steps, place_in_bl
 from scheduling.simulation.engine.lookahead import join_map
 from scheduling.simulation.engine.preemption import rebuild, schedule_short, step_of_a_part
 from scheduling.simulation.engine.prefix_cache import give_back, look_up, publish, settle, share
-from scheduling.simulation.engine.progress import compute, count_tokens, ends_s, join, observe, start_step
+from scheduling.simulation.engine.progress import compute, count_tokens, ends_s, join, observe, reads_in, start_step
 from scheduling.simulation.engine.sequences import (
     append_running,
     pop_waiting,
+    push_unread,
     push_waiting,
+    read,
     remove_running,
     replace_first_due,
     sort_by_admission,
@@ -65,8 +67,14 @@ def _admit_cached(
 def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> float:
     """Start the next iterations of *instance* at *now_s*; return their end, infinity if there is nothing to do."""
     engine = engines.instances[instance]
-    if engine.running == 0:
-        engine.read_idle = engine.arrived
+    if engine.first_unread != NONE:
+        reads = int(engine.waiting)  # an idle server reads all at once
+        if engine.running > 0:
+            reads = int(engine.reads)
+            if engine.phase == SEGMENT:
+                last_s = engine.linear_s + engine.quadratic_s * (2 * engine.steps - 1)
+                reads = reads_in(engine, last_s, int(engine.step_decodes))
+        read(engines, instance, reads)
     while True:
         if engine.running == 0 and engine.waiting == 0:
             engine.phase = IDLE
@@ -102,8 +110,8 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
         else:
             prefill += chunk
         budget -= chunk
-    admitted, begun, load_s = 0, 0, 0.0
-    while budget > 0 and engine.waiting > 0 and engine.running < engine.max_num_seqs:
+    admitted, load_s = 0, 0.0
+    while budget > 0 and engine.first_waiting != engine.first_unread and engine.running < engine.max_num_seqs:
         sequence = index(engine.first_waiting)
         this = engines.sequences[sequence]
         total = this.prompt_tokens + this.produced_tokens
@@ -126,7 +134,6 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
             prefill += tokens
         budget -= tokens
         admitted += 1
-        begun += this.produced_tokens == 0 and this.arrival >= engine.read_idle
         load_s += this.load_s
         this.load_s = 0.0
     engine.step_decodes, engine.step_within = engine.decoding, engine.within
@@ -134,7 +141,7 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
         engine.free_blocks = free
         load_s += engine.prewarm_s
         engine.prewarm_s = 0.0
-        return start_step(engines, instance, now_s, prefill, decodes, context, begun, load_s)
+        return start_step(engines, instance, now_s, prefill, decodes, context, load_s)
     batch = engine.decoding
     engine.phase = SEGMENT
     engines.exceeding[instance] = engine.step_within < engine.step_decodes
@@ -144,10 +151,13 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
         engine.decode_a_s + engine.decode_b_s_per_sequence * batch + engine.decode_c_s_per_token * context
     ) - engine.quadratic_s
     steps = int(engines.due[instance, 0] - engine.iteration)
-    first_s, floor_s = engine.linear_s + engine.quadratic_s, batch / engine.tokens_per_s
-    if (
-        first_s < floor_s
-    ):  # the front end is slower; the segment ends where the growing context makes the engine slower than it
+    unread = 1.0 if engine.first_unread != NONE else 0.0
+    first_s = engine.linear_s + engine.quadratic_s
+    floor_s = batch / engine.tokens_per_s + unread / engine.requests_per_s
+    if engine.first_unread != NONE:  # one more may be admitted after each iteration
+        steps = 1
+    if first_s < floor_s:
+        # The front end is slower; the segment ends where the growing context makes the engine slower than it.
         if engine.quadratic_s > 0.0:
             steps = int(min(float(steps), math.ceil((floor_s - first_s) / (2.0 * engine.quadratic_s))))
         engine.linear_s, engine.quadratic_s = floor_s, 0.0
@@ -248,18 +258,21 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
 def give(fleet: FleetArrays, engines: EngineArrays, instance: int, sequence: int, now_s: float, at_now: bool) -> float:
     """Queue *sequence* at *instance* from *now_s* on; return the instance's next event, -1 if unchanged.
 
-    A segment is cut at its next boundary if the request might be admitted there, or must leave (evicted in transit).
+    A segment is cut at its next boundary if the request might be read or admitted there, or must leave (evicted in
+    transit).
     *at_now*: boundaries at *now_s* are over.
     """
     engine, this = engines.instances[instance], engines.sequences[sequence]
-    this.arrival = engine.arrived
-    engine.arrived += 1
-    push_waiting(engines, instance, sequence, False)
+    limited = engine.requests_per_s < math.inf
+    if limited:
+        push_unread(engines, instance, sequence)
+    else:
+        push_waiting(engines, instance, sequence, False)
     if engine.phase == IDLE:
         return now_s
     if engine.phase != SEGMENT:
         return -1.0
-    if this.evicted == 0:
+    if this.evicted == 0 and not limited:
         if engine.first_waiting != sequence or engine.running >= engine.max_num_seqs:
             return -1.0
         missing = blocks(engine, this.prompt_tokens + this.produced_tokens)

@@ -134,4 +134,4 @@ def step_of_a_part(engines: EngineArrays, instance: int, now_s: float) -> float:
                     prefill += this.step_tokens
         sequence = following
     rebuild(engines, instance, True)
-    return start_step(engines, instance, now_s, prefill, decodes, context, 0, 0.0)
+    return start_step(engines, instance, now_s, prefill, decodes, context, 0.0)

@@ -5,6 +5,7 @@ one token per sequence each time.
 """
 
 import math
+from typing import Any
 
 from scheduling.compiled import compiled_inline
 from scheduling.fleet.arrays import FleetArrays
@@ -113,6 +114,12 @@ def compute(engines: EngineArrays, instance: int, sequence: int, tokens: int) ->
 
 
 @compiled_inline
+def reads_in(engine: Any, duration_s: float, tokens: int) -> int:
+    """Return the requests that the front end reads in an iteration that emits *tokens* (`FrontEnd.reads`)."""
+    return max(1, int((duration_s - tokens / engine.tokens_per_s) * engine.requests_per_s))
+
+
+@compiled_inline
 def start_step(
     engines: EngineArrays,
     instance: int,
@@ -120,10 +127,9 @@ def start_step(
     prefill: int,
     decodes: int,
     context: int,
-    begun: int,
     load_s: float,
 ) -> float:
-    """Start one iteration that admits *begun* new requests and loads adapters for *load_s*; return its end."""
+    """Start one iteration that loads adapters for *load_s*; return its end."""
     engine = engines.instances[instance]
     engine.phase = STEP
     engine.started_s = now_s
@@ -139,13 +145,17 @@ def start_step(
         decodes,
         context,
     )
+    tokens = 0
     if engine.tokens_per_s < math.inf or engine.requests_per_s < math.inf:
         tokens, sequence = int(engine.step_decodes), int(engine.joining)
         while sequence != NONE:
             tokens += 1
             sequence = int(engines.sequences[sequence].next_joining)
-        engine.linear_s = max(engine.linear_s, tokens / engine.tokens_per_s + begun / engine.requests_per_s)
+        unread = 1.0 if engine.first_unread != NONE else 0.0
+        engine.linear_s = max(engine.linear_s, tokens / engine.tokens_per_s + unread / engine.requests_per_s)
     engine.linear_s += load_s
+    if engine.requests_per_s < math.inf:
+        engine.reads = reads_in(engine, engine.linear_s, tokens)
     engine.quadratic_s = 0.0
     engine.steps, engine.counted = 1, 0
     engine.next_s = math.inf

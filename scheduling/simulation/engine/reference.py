@@ -6,6 +6,7 @@ request admitted only when all that it has to compute fits the free blocks, no w
 asynchronous scheduling). A test runs both on the same requests and finds the same decisions in every iteration.
 """
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
@@ -115,7 +116,8 @@ class ReferenceEngine:
         self._running: dict[str, _Sequence] = {}  # in order of admission
         self._waiting: WaitingQueue = QUEUES[config.policy]()
         self._numbers = 0
-        self._read_idle = 0  # sequences below this number arrived while nothing ran
+        self._unread: dict[str, _Sequence] = {}  # in the front end, in order of arrival
+        self._reads = 0  # of these, how many it reads by the end of the last step
 
     def watch(self, stored: Callable[[Hashable], None], removed: Callable[[Hashable], None]) -> None:
         """Call *stored* for each block that can be found from now on, and *removed* for each that no longer can."""
@@ -128,7 +130,7 @@ class ReferenceEngine:
 
     @property
     def waiting(self) -> int:
-        """Requests added or preempted, and not admitted."""
+        """Requests that are read or preempted, and not admitted; as vLLM reports them, without those in the front end."""
         return len(self._waiting)
 
     def reset_prefix_cache(self) -> bool:
@@ -170,22 +172,26 @@ class ReferenceEngine:
         sequence = _Sequence(request, self._numbers)
         self._numbers += 1
         self._sequences[request.request_id] = sequence
-        self._waiting.push(request.request_id, sequence.queue_key)
+        if self.config.front_end.requests_per_s < math.inf and (self._running or self._unread):
+            self._unread[request.request_id] = sequence
+        else:  # an idle server reads all at once
+            self._waiting.push(request.request_id, sequence.queue_key)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its blocks; return False if it is not here (never was, or finished)."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
-        if self._running.pop(request_id, None) is None:
-            self._waiting.remove(request_id)
-        else:
+        if self._running.pop(request_id, None) is not None:
             self._free(sequence)
+        elif self._unread.pop(request_id, None) is None:
+            self._waiting.remove(request_id)
         return True
 
     def step(self, now_s: float) -> StepResult | None:
         """Run one iteration that starts at *now_s*; return None if there is nothing to do.
 
+        0. What the front end has read since the last iteration, in order of arrival, joins the queue.
         1. Running requests, in order of admission, each get a decode token or their next chunk of prefill, while the
            token budget lasts. One that needs a block when none is free takes it from a victim: the last admitted, or by
            priority the one with the last queue key. The victim loses its blocks and waits again.
@@ -197,8 +203,7 @@ class ReferenceEngine:
         """
         if not self._sequences:
             return None
-        if not self._running:
-            self._read_idle = self._numbers
+        self._read()
         preempted: list[_Sequence] = []
         while True:
             batch = _Batch(self.config.max_num_batched_tokens)
@@ -210,6 +215,10 @@ class ReferenceEngine:
                 break
             # Every scheduled request was preempted. vLLM runs an empty iteration; as that takes no time, continue.
         return self._execute(batch, preempted, now_s)
+
+    def _read(self) -> None:
+        for request_id in list(self._unread)[: self._reads if self._running else None]:
+            self._waiting.push(request_id, self._unread.pop(request_id).queue_key)
 
     def _schedule_running(self, batch: _Batch) -> None:
         for sequence in list(self._running.values()):
@@ -251,7 +260,6 @@ class ReferenceEngine:
 
     def _execute(self, batch: _Batch, preempted: list[_Sequence], now_s: float) -> StepResult:
         prefill_tokens = decode_sequences = context_tokens = 0
-        begun = sum(s.produced_tokens == 0 and s.number >= self._read_idle for s in batch.admitted)
         load_s = sum(sequence.load_s for sequence in batch.admitted)
         for sequence in batch.admitted:
             sequence.load_s = 0.0
@@ -274,10 +282,12 @@ class ReferenceEngine:
         for request_id in finished:
             del self._sequences[request_id]
             self._free(self._running.pop(request_id))
+        front_end = self.config.front_end
         duration_s = load_s + max(
             self.config.profile.step_time_s(prefill_tokens, decode_sequences, context_tokens),
-            self.config.front_end.time_s(len(emitted), begun),
+            front_end.time_s(len(emitted), min(1, len(self._unread))),
         )
+        self._reads = front_end.reads(duration_s, len(emitted))
         return StepResult(
             ends_s=now_s + duration_s,
             duration_s=duration_s,

@@ -61,9 +61,13 @@ def _key_before(engines: EngineArrays, one: int, other: int) -> bool:
 
 @compiled_inline
 def push_waiting(engines: EngineArrays, instance: int, sequence: int, again: bool) -> None:
-    """Queue *sequence* in the engine; *again* after a preemption, which puts it first unless priority decides."""
+    """Queue *sequence* in the engine, before those that the front end has not read; *again* after a preemption, which
+    puts it first unless priority decides.
+    """
     engine, this = engines.instances[instance], engines.sequences[sequence]
-    before, after = int(engine.last_waiting), NONE
+    before, after = int(engine.last_waiting), int(engine.first_unread)
+    if after != NONE:
+        before = int(engines.sequences[index(after)].previous)
     if engine.by_priority != 0:
         while before != NONE and _key_before(engines, sequence, before):
             after = before
@@ -80,6 +84,21 @@ def push_waiting(engines: EngineArrays, instance: int, sequence: int, again: boo
     else:
         engines.sequences[index(after)].previous = sequence
     engine.waiting += 1
+
+
+@compiled_inline
+def push_unread(engines: EngineArrays, instance: int, sequence: int) -> None:
+    """Queue *sequence* in the front end, last."""
+    engine, this = engines.instances[instance], engines.sequences[sequence]
+    this.previous, this.next = engine.last_waiting, NONE
+    if engine.last_waiting == NONE:
+        engine.first_waiting = sequence
+    else:
+        engines.sequences[index(engine.last_waiting)].next = sequence
+    engine.last_waiting = sequence
+    engine.waiting += 1
+    if engine.first_unread == NONE:
+        engine.first_unread = sequence
 
 
 @compiled_inline
@@ -102,6 +121,8 @@ def remove_waiting(engines: EngineArrays, instance: int, sequence: int) -> None:
     """Remove *sequence* from any position of the queue."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
     before, after = this.previous, this.next
+    if engine.first_unread == sequence:
+        engine.first_unread = after
     if before == NONE:
         engine.first_waiting = after
     else:
@@ -111,6 +132,20 @@ def remove_waiting(engines: EngineArrays, instance: int, sequence: int) -> None:
     else:
         engines.sequences[index(after)].previous = before
     engine.waiting -= 1
+
+
+@compiled_inline
+def read(engines: EngineArrays, instance: int, most: int) -> None:
+    """Move up to *most* requests, in order of arrival, from the front end to the engine's queue."""
+    engine = engines.instances[instance]
+    while most > 0 and engine.first_unread != NONE:
+        sequence = index(engine.first_unread)
+        if engine.by_priority != 0:
+            remove_waiting(engines, instance, sequence)
+            push_waiting(engines, instance, sequence, False)
+        else:
+            engine.first_unread = engines.sequences[sequence].next
+        most -= 1
 
 
 @compiled_inline

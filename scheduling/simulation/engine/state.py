@@ -76,8 +76,7 @@ INSTANCE = record(
         ("decode_c_s_per_token", np.float64),
         ("requests_per_s", np.float64),  # of the front end, infinity for no limit
         ("tokens_per_s", np.float64),
-        ("arrived", np.int64),  # requests that ever reached it,
-        ("read_idle", np.int64),  # and the first of those, which arrived while nothing ran
+        ("reads", np.int64),  # requests that the front end reads by the end of the step in progress
         # The batch.
         ("iteration", np.int64),  # iterations ended since the start
         ("decoding", np.int64),  # sequences that decode
@@ -95,6 +94,7 @@ INSTANCE = record(
         ("last_running", np.int32),
         ("first_waiting", np.int32),  # in order of queue key
         ("last_waiting", np.int32),
+        ("first_unread", np.int32),  # of those, the first that the front end has not read; the rest is unread, too
         # The prefix cache.
         ("idle_blocks", np.int64),  # of the free blocks, those that still hold something
         ("oldest_idle", np.int32),  # first of their records in order of reuse
@@ -159,7 +159,6 @@ SEQUENCE = record(
         ("priority", np.int64),
         ("number", np.int64),  # order of dispatch
         ("step_tokens", np.int32),  # scratch of a step that is short of blocks
-        ("arrival", np.int64),  # number of requests that reached its instance earlier
         ("reaches_s", np.float64),  # its instance; set while it is in transit
         ("load_s", np.float64),  # of its adapter, until it is admitted
         ("counted_blocks", np.int32),  # of its prompt, that the dispatcher counts as cached on its instance
@@ -276,6 +275,7 @@ def allocate_engines(
         "last_running",
         "first_waiting",
         "last_waiting",
+        "first_unread",
         "oldest_idle",
         "newest_idle",
         "spare_record",

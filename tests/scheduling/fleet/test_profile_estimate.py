@@ -26,6 +26,16 @@ SERVED = (
     (MINIMAX, "b200-180gb", 4, 16, 1_024, 1_024, 0.01),
     (MINIMAX, "h200-141gb", 8, 64, 1_024, 1_024, 0.01782),
 )
+GPT_OSS = Sizes(116.8e9 * 0.5625, 73_728, 116.8e9, 5.1e9, 36, experts=128, experts_per_token=4)  # in 4 bits
+# Measured times to the first token of the same engines: tokens of a prompt and its share of other clients' prompts.
+MIXTURES_FIRST_TOKENS = (
+    (MINIMAX, "b200-180gb", 4, 1_239, 0.061),
+    (MINIMAX, "b200-180gb", 4, 10_127, 0.249),
+    (MINIMAX, "h200-141gb", 8, 3_246, 0.148),
+    (GPT_OSS, "h100-80gb", 4, 2_099, 0.062),
+    (GPT_OSS, "h200-141gb", 1, 9_912, 0.408),
+    (GPT_OSS, "b200-180gb", 8, 1_526, 0.031),
+)
 # Our own measurements: vLLM 0.26, Llama 3.1 8B on one H100. Sequences, tokens of context, seconds; prompt, seconds.
 STEPS = ((1, 176, 0.006415), (8, 8_576, 0.006858), (32, 5_632, 0.006953))
 FIRST_TOKENS = ((16, 0.0176), (512, 0.0225), (2_048, 0.055), (8_192, 0.222), (12_288, 0.356))
@@ -39,6 +49,12 @@ def test_tokens_come_as_vllm_was_measured(sizes, gpu, tensor_parallel, clients, 
     plain = profile.step_time_s(0, clients, clients * (prompt + output // 2))
     mixed = profile.step_time_s(prompt, clients, clients * (prompt + output // 2))
     assert (1 - share) * plain + share * mixed == pytest.approx(seconds, rel=0.3 if sizes.experts else 0.15)
+
+
+@pytest.mark.parametrize(("sizes", "gpu", "tensor_parallel", "tokens", "seconds"), MIXTURES_FIRST_TOKENS)
+def test_first_tokens_of_mixtures_come_as_vllm_was_measured(sizes, gpu, tensor_parallel, tokens, seconds):
+    profile = estimate(sizes, GPUS[gpu], tensor_parallel)
+    assert profile.step_time_s(tokens, 0, 0) == pytest.approx(seconds, rel=0.4)
 
 
 def test_steps_and_first_tokens_are_those_that_we_measured():

@@ -39,12 +39,35 @@ def test_one_request_alone():
     assert timeline.e2e_s == pytest.approx(2.323)
 
 
-def test_an_iteration_takes_as_long_as_the_api_process_needs_for_its_requests_and_tokens():
+def test_an_iteration_takes_as_long_as_the_api_process_needs_for_its_tokens_and_a_request_that_waits_there():
     engine = engine_with(request("a", 10, 4), front_end=FrontEnd(requests_per_s=0.5, tokens_per_s=1.0))
     first = steps(engine, 1)  # read while nothing ran: the engine's own time
-    engine.add(request("b", 10, 2))
-    # A token of each, and b to read; two tokens; then one, for which the API process still takes longer.
-    assert [result.duration_s for result in first + steps(engine)] == pytest.approx([1.1, 2 / 1.0 + 1 / 0.5, 2.0, 1.0])
+    engine.add(request("b", 10, 3))
+    engine.add(request("c", 10, 1))
+    assert engine.waiting == 0  # the engine sees neither
+    rest = steps(engine)
+    # b was read during the first iteration, c during the next one, which is longer for it.
+    assert [result.admitted for result in rest] == [["b"], ["c"], []]
+    assert [result.duration_s for result in first + rest] == pytest.approx([1.1, 2 / 1.0 + 1 / 0.5, 3.0, 2.0])
+
+
+@pytest.mark.parametrize(("requests_per_s", "order"), [(0.5, "abcd"), (math.inf, "dcba")])
+def test_priorities_order_only_what_the_api_process_has_read(requests_per_s, order):
+    engine = engine_with(request("first", 10, 9), policy="priority", front_end=FrontEnd(requests_per_s))
+    steps(engine, 1)
+    for priority, name in zip((4, 3, 2, 1), "abcd", strict=True):
+        engine.add(request(name, 10, 1, priority=priority))
+    assert [name for result in steps(engine) for name in result.admitted] == list(order)
+
+
+def test_a_request_can_leave_the_api_process_before_it_is_read():
+    engine = engine_with(request("a", 10, 9), front_end=FrontEnd(requests_per_s=0.5))
+    steps(engine, 1)
+    for name in "bcd":
+        engine.add(request(name, 10, 1))
+    assert engine.abort("c")
+    assert not engine.abort("c")
+    assert [name for result in steps(engine) for name in result.admitted] == ["b", "d"]
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])

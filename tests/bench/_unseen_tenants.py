@@ -1,0 +1,72 @@
+"""Error of predicted lengths for a tenant that nothing was learned of, by the requests of it that were seen.
+
+One tenant at a time is left out: the corrections (`forecasting.lengths.online`) first learn from requests of the others,
+then predict and learn those of this one, in random order. The shipped student was fitted to arena_bench_v1 and
+gpteacher, without their names. The constants of the corrections were chosen on the first three sets; the others judge.
+`constant` is the median that a prediction starts from; `calibrated` is the model alone, corrected by the tenant's requests.
+"""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from controlplane.experiments.shipped_lengths import CONVERSATIONS, read_conversations
+from forecasting.lengths import Sample, bundled
+from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, in_test, read_sets
+from forecasting.lengths.online import Online
+
+CHOSEN_ON = ("alpaca_eval", "arena_bench_v1", "gpteacher")
+SEEN = (0, 1, 10, 50, 200)
+"""Least requests seen of each row, by (tenant, model)."""
+METHODS = ("constant", "raw", "calibrated", "ours")
+ROWS, OTHERS, MOST_OF_A_TENANT, MOST_OF_A_MODEL = 8_000, 600, 4_000, 400
+
+Drawn = list[tuple[Sample, float, list[float]]]
+"""Samples with the student's tokens and quantiles."""
+
+
+def _drawn(data: Path) -> dict[str, Drawn]:
+    kept = [s for s in read_sets(data).test if s.query.tenant not in FREE or in_test(s.query.text, UNSEEN_SHARE)]
+    kept += [sample for one in read_conversations(data / CONVERSATIONS) for sample in one]
+    student, by_tenant, of_model = bundled(), defaultdict[str, Drawn](list), defaultdict[tuple[str, str], int](int)
+    for at in np.random.default_rng(0).permutation(len(kept)):
+        query = kept[at].query
+        of_model[query.tenant, query.model] += 1
+        within = of_model[query.tenant, query.model] <= MOST_OF_A_MODEL
+        if within and len(by_tenant[query.tenant]) < MOST_OF_A_TENANT:
+            tokens, quantiles = student.predict_one(query)
+            by_tenant[query.tenant].append((kept[at], tokens, quantiles.tolist()))
+    return by_tenant
+
+
+def _errors(by_tenant: dict[str, Drawn], left_out: str, seed: int) -> Any:
+    """Return rows of (requests seen, absolute error by each of `METHODS`)."""
+    dice, online = np.random.default_rng(seed), Online(bundled())
+    seen, rows = defaultdict[str, int](int), []
+    others = [one for tenant, drawn in by_tenant.items() if tenant != left_out for one in drawn]
+    mine = by_tenant[left_out]
+    stream = [others[at] for at in dice.permutation(len(others))[:OTHERS]]
+    for sample, tokens, quantiles in [*stream, *(mine[at] for at in dice.permutation(len(mine)))]:
+        corrected = online.correct(sample.query, tokens, quantiles)
+        if sample.query.tenant == left_out:
+            predicted = (np.exp(corrected.usual), tokens, np.exp(corrected.calibrated), corrected.tokens)
+            rows.append((seen[sample.query.model], *(abs(one - sample.output_tokens) for one in predicted)))
+            seen[sample.query.model] += 1
+        online.learn(sample.query, corrected, sample.output_tokens)
+    return np.array(rows)
+
+
+def measured(data: Path) -> dict[str, Any]:
+    by_tenant = _drawn(data)
+    result: dict[str, Any] = {}
+    for tenant in sorted(by_tenant, key=lambda name: name not in CHOSEN_ON):
+        rows = np.concatenate([_errors(by_tenant, tenant, seed) for seed in range(ROWS // len(by_tenant[tenant]))])
+        part = "chosen on" if tenant in CHOSEN_ON else "judged on"
+        for least, most in zip(SEEN, (*SEEN[1:], np.inf), strict=True):
+            among = rows[(rows[:, 0] >= least) & (rows[:, 0] < most), 1:]
+            if len(among):
+                mae = zip(METHODS, among.mean(axis=0).round(1).tolist(), strict=True)
+                result[f"{part} {tenant}, {least} seen"] = dict(mae) | {"requests": len(among)}
+    return result
