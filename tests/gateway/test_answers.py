@@ -50,7 +50,7 @@ async def nothing_is_left(served, caplog) -> None:
     """Assert that no slot is taken, no load is noted, and no exception was logged."""
     gateway = served.gateway
     (row, *_) = await served.rows()
-    await until(lambda: not gateway.limits.concurrent(row.tenant_id))
+    await until(lambda: not gateway.limits.sequences(row.tenant_id))
     assert gateway.topology.fleet.running.sum() == 0
     assert not gateway.dispatcher._requests
     assert not gateway.requests._tickets

@@ -244,7 +244,11 @@ class Completions:
                 )
             admission.settle(used)
             self.limits.leave(
-                grant.tenant_id, tokens_per_minute=grant.tokens_per_minute, predicted=predicted_tokens, used=used
+                grant.tenant_id,
+                tokens_per_minute=grant.tokens_per_minute,
+                predicted=predicted_tokens,
+                used=used,
+                sequences=call.sequences,
             )
 
     def _admit(self, ticket: Ticket, predicted_tokens: int) -> Admission:
@@ -260,6 +264,7 @@ class Completions:
                 max_concurrent=grant.max_concurrent_requests,
                 tokens_per_minute=grant.tokens_per_minute,
                 tokens=predicted_tokens,
+                sequences=ticket.call.sequences,
             )
         except ApiError:
             admission.cancel()
