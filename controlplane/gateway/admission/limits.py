@@ -64,9 +64,7 @@ class Limits:
             use.tokens -= tokens
         use.sequences += sequences
 
-    def leave(
-        self, tenant_id: int, *, tokens_per_minute: int, predicted: int, used: int, sequences: int = 1
-    ) -> None:
+    def leave(self, tenant_id: int, *, tokens_per_minute: int, predicted: int, used: int, sequences: int = 1) -> None:
         """Release the request and correct the predicted tokens to the used ones."""
         use = self._use[tenant_id]
         use.sequences -= sequences

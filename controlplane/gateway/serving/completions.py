@@ -473,6 +473,4 @@ class Completions:
         if usage.output_tokens is not None:
             ticket.output_tokens = usage.output_tokens
         self.requests.finished(ticket)
-        if usage.prompt_tokens is not None:
-            ticket.prompt_tokens = usage.prompt_tokens
         ticket.cached_tokens = usage.cached_tokens
