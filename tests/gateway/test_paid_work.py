@@ -11,6 +11,7 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from controlplane.accounts.models import Budget, BudgetKind, Tenant
+from controlplane.fleet.models import Instance
 from controlplane.gateway.admission.limits import Limits
 from controlplane.usage.budgets import count_budgets
 from controlplane.usage.counting import count_usage
@@ -46,8 +47,15 @@ async def left_midway(served, ask):
 
 
 async def left_waiting(served, ask):
-    """No instance takes it: it waits, and leaves."""
-    served.gateway.topology.fleet.accepting[:] = False
+    """Its model still loads: it waits, and leaves."""
+    await Instance.objects.aupdate(state="stopped")
+    served.gateway.refresh_now()
+    await until(lambda: not served.gateway.topology.replicas)
+    for backend in served.backends:
+        backend.script.metrics = False
+    await Instance.objects.aupdate(state="loading")
+    served.gateway.refresh_now()
+    await until(lambda: served.gateway.topology.replicas)
     task = asyncio.create_task(ask())
     await until(lambda: len(served.gateway.dispatcher.queue) == 1)
     task.cancel()
