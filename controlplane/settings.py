@@ -207,7 +207,7 @@ PERIODIC_TASKS: dict[str, tuple[str, float]] = {
     "advance-pulls": ("weights.advance_pulls", 5.0),
     "observe-instances": ("observation.observe_instances", 5.0),
     "count-usage": ("usage.count_usage", 30.0),
-    "prune-ledger": ("housekeeping.prune_ledger", 3600.0),
+    "prune-ledger": ("housekeeping.prune_ledger", 60.0),
     "prune-sign-ins": ("housekeeping.prune_sign_ins", 3600.0),
     "follow-runs": ("applications.follow_runs", 10.0),
     "prune-runs": ("applications.prune_runs", 3600.0),

@@ -166,7 +166,7 @@ class TenantAdmin(AuditedAdmin[Tenant]):
     fieldsets = [
         (None, {"fields": ["name", "title", "active", "operates_fleet"]}),
         ("SLO classes", {"fields": ["slo_classes", "default_slo_class"]}),
-        ("Limits", {"fields": ["max_concurrent_requests", "tokens_per_minute"]}),
+        ("Limits", {"fields": ["max_concurrent_requests", "tokens_per_minute", "time_zone"]}),
     ]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Tenant]:

@@ -2,7 +2,9 @@
 
 import hashlib
 import secrets
+from zoneinfo import ZoneInfo, available_timezones
 
+from django.conf import settings
 from django.contrib.auth.models import AbstractUser
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
@@ -65,11 +67,19 @@ class Tenant(models.Model):
         help_text="Class of requests that name none.",
     )
     max_concurrent_requests = models.PositiveIntegerField(
-        default=256, validators=[MinValueValidator(1)], help_text="Requests queued and running at one time."
+        "max concurrent sequences",
+        default=256,
+        validators=[MinValueValidator(1)],
+        help_text="Sequences (prompts times n) queued and running at one time; a request of more runs alone.",
     )
     tokens_per_minute = models.PositiveIntegerField(
         default=0,
         help_text="Prompt and output tokens a minute, as a bucket that holds one minute; 0 is no limit.",
+    )
+    time_zone = models.CharField(
+        max_length=64,
+        blank=True,
+        help_text="Of its days and months in usage and budgets, such as Asia/Tokyo; empty: PILOTHOUSE_TIME_ZONE.",
     )
     keep_prompts = models.BooleanField(
         default=False,
@@ -83,6 +93,17 @@ class Tenant(models.Model):
 
     def __str__(self) -> str:
         return self.title or self.name
+
+    def clean(self) -> None:
+        if self.time_zone and self.time_zone not in available_timezones():
+            raise ValidationError(
+                {"time_zone": f"There is no time zone {self.time_zone!r}: name one such as Asia/Tokyo."}
+            )
+
+    @property
+    def zone(self) -> ZoneInfo:
+        """The time zone of its days and months."""
+        return ZoneInfo(self.time_zone or settings.TIME_ZONE)
 
 
 class Membership(models.Model):
@@ -212,6 +233,11 @@ class Budget(models.Model):
         return f"{self.scope}: {self.amount}"
 
     @property
+    def zone(self) -> ZoneInfo:
+        """The time zone of its months: that of its tenant, else of all pages."""
+        return self.tenant.zone if self.tenant is not None else ZoneInfo(settings.TIME_ZONE)
+
+    @property
     def scope(self) -> str:
         """Whose budget it is, such as `acme, key laptop, llama-8b`."""
         of = [str(self.tenant) if self.tenant else "", f"key {self.api_key.name}" if self.api_key else "", self.model]
@@ -222,7 +248,9 @@ class Budget(models.Model):
         """The hard limit, else the soft one, with its unit."""
         limit = self.hard if self.hard is not None else self.soft or 0.0
         kind = BudgetKind(self.kind)
-        return f"${limit:,.2f} a month" if kind is BudgetKind.USD else f"{limit:,.0f} {kind.label.lower()}"
+        return (
+            f"${limit:,.2f} a month ({self.zone})" if kind is BudgetKind.USD else f"{limit:,.0f} {kind.label.lower()}"
+        )
 
     def clean(self) -> None:
         if self.soft is None and self.hard is None:

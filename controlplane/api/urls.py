@@ -106,7 +106,7 @@ errors.install(api)
 ROUTERS = (
     *(instances.router, swaps.router, spot.router, inventory.router, deploy.router, accounts.router, budgets.router),
     *(records.router, planning.router, queues.router, lengths.router, settings.router, what_ifs.simulations),
-    *(system.router, alerts.router, usage.router, waiting.router, what_ifs.router),
+    *(system.router, alerts.router, usage.router, usage.prices, waiting.router, what_ifs.router),
 )
 
 

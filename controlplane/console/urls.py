@@ -110,6 +110,7 @@ urlpatterns = [
     path("console/api/length-charts", lengths.charts, name="length-charts"),
     path("usage/", usage.usage_page, name="usage"),
     path("usage/budgets/", usage.budgets, name="budgets"),
+    path("usage/prices/", usage.prices, name="prices"),
     path("console/api/usage-charts", usage.charts, name="usage-charts"),
     path("keys/", keys.keys, name="keys"),
     path("keys/<int:pk>/created/", keys.created, name="key-created"),

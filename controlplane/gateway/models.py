@@ -25,7 +25,7 @@ class LedgerRow(models.Model):
     request_id = models.CharField(max_length=80, db_index=True)
     arrived_at = models.DateTimeField(db_index=True)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+", db_index=False)  # in ledger_tenant
-    api_key = models.ForeignKey(ApiKey, on_delete=models.SET_NULL, null=True, related_name="+")
+    api_key = models.ForeignKey(ApiKey, on_delete=models.PROTECT, null=True, related_name="+")
     model = models.CharField(max_length=160)
     slo_class = models.CharField(max_length=40)
     region = models.CharField(max_length=40, blank=True)
@@ -100,6 +100,11 @@ class LedgerRow(models.Model):
         blank=True,
         default="",
         help_text="LoRA adapter of the model that served it; empty: none.",
+    )
+    ran = models.JSONField(
+        null=True,
+        help_text="[instance, begin, end] of each time that an instance worked for it, in milliseconds after its arrival;"
+        " empty: its last instance from its placement to its end.",
     )
     cached_tokens = models.PositiveIntegerField(
         null=True, help_text="Prompt tokens in the prefix cache, as the instance reports; empty: it does not."

@@ -13,6 +13,8 @@ from controlplane.fleet.models import (
     GpuType,
     Model,
     Node,
+    Price,
+    PriceOf,
     Region,
     RegionLatency,
     SloClass,
@@ -21,7 +23,7 @@ from controlplane.fleet.models import (
 )  # fmt: skip
 from controlplane.gateway import targets
 from controlplane.resources.filters import Hidden, Search
-from controlplane.resources.resource import Column, Filter, Resource, of_region, search_in
+from controlplane.resources.resource import Column, Filter, Resource, of_choice, of_region, search_in
 from scheduling.policy import COLUMNS as POLICY
 
 STARTS = "console/instances/starts_cell.html"
@@ -70,6 +72,27 @@ GPU_TYPES = Resource(
         *columns("name", "title", "memory_bytes", "on_demand_usd_per_hour", "spot_usd_per_hour", "price_source"),
         Column("device", type=Device),
     ),
+)
+PRICES = Resource(
+    name="prices",
+    noun="price",
+    model=Price,
+    rows=lambda viewer: Price.objects.all(),
+    columns=(
+        Column("id"),
+        Column("of", "Of", type=PriceOf),
+        Column("name", "Name"),
+        Column("amount", "Amount (USD an hour, or a factor)", label="Amount"),
+        Column("from_at", "From (UTC)", draw="moment"),
+        Column("reason", "Reason"),
+        Column("created_by", "By"),
+        Column("created_at", "Entered (UTC)", draw="moment"),
+    ),
+    least=Role.VIEWER,
+    filters=(of_choice("of", PriceOf, "items"), Filter("name")),
+    page=("of", "name", "amount", "from_at", "reason", "created_by", "created_at"),
+    parent=("console:usage", "Usage"),
+    empty="No price was entered.",
 )
 NODES = Resource(
     name="nodes",

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from django.db.models import F, Q, Sum
+from django.utils import timezone
 
 from controlplane.accounts.models import Budget, BudgetKind
 from controlplane.batches.budgets import waiting_lines
@@ -18,8 +19,8 @@ def count_budgets(now: datetime) -> None:
     mark = UsageMark.objects.first()
     if mark is None:
         return
-    begin = month_of(now.timestamp())
-    for row in Budget.objects.filter(kind=BudgetKind.USD):
+    for row in Budget.objects.filter(kind=BudgetKind.USD).select_related("tenant"):
+        begin = month_of(now.timestamp(), row.zone)
         hours = UsageHour.objects.filter(scope_of(row))
         spent = hours.filter(hour__gte=begin).aggregate(usd=Sum("charged_usd"))["usd"]
         Budget.objects.filter(pk=row.pk).update(
@@ -51,7 +52,7 @@ def used(row: Budget) -> float | None:
     """Return what is used of the budget, in its unit; None for budgets by the minute, which the gateway counts in memory."""
     match BudgetKind(row.kind):
         case BudgetKind.USD:
-            known = row.spent_until is not None and row.spent_until >= month_of(row.spent_until.timestamp())
+            known = row.spent_until is not None and row.spent_until >= month_of(timezone.now().timestamp(), row.zone)
             return row.spent_usd if known else 0.0
         case BudgetKind.BATCH_LINES:
             return float(waiting_lines(row))

@@ -7,7 +7,7 @@ come late are in it from the next time on. An hour whose ledger is no longer kep
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from django.conf import settings
@@ -16,32 +16,47 @@ from django.db.models import Min
 from numpy.typing import NDArray
 
 from controlplane.applications.models import ApplicationRun, RunCost
-from controlplane.fleet.models import Instance, SloClass
+from controlplane.fleet.models import Instance, Price, PriceOf, Prices, SloClass
+from controlplane.fleet.models.prices import keep_price
 from controlplane.gateway.models import LONG_MS, LedgerRow
-from controlplane.usage.models import UsageHour, UsageMark, Work
-from controlplane.usage.paid_time import PaidInstance, paid_instances
+from controlplane.usage.models import InstanceHour, UsageHour, UsageMark, Work
+from controlplane.usage.paid_time import PaidInstance, counted_before, paid_instances
 from controlplane.usage.sharing import Seconds, held_tokens, share
 from scheduling.applications.recording import RECOGNIZED
 
-HOUR = timedelta(hours=1)
-HOUR_S = 3600.0
+HOUR, QUARTER = timedelta(hours=1), timedelta(minutes=15)
+FINAL_AFTER = timedelta(minutes=1)
+"""Time after its end from which a counted quarter of an hour has its instances for good."""
 LONGEST = timedelta(days=8)  # from arrival to end, of a request that is found again in the hours in which it ran
 CHUNK_ROWS, MOST_CHUNKS = 50_000, 1_000
 COUNTS = ("requests", "prompt_tokens", "output_tokens")
-Series = tuple[int | None, int | None, str, str, Work]
-"""Tenant, API key, model, SLO class and kind of work of a row."""
 BATCH_LINE = "batch_req_"
-"""Begin of the request ids of batch lines."""
-READ = ("tenant_id", "api_key_id", "model", "slo_class", "instance", "arrived_at", "queue_ms", "e2e_ms",
+"""Begin of the request ids of batch lines: then the id of the batch, and the number of the line."""
+READ = ("tenant_id", "api_key_id", "model", "slo_class", "instance", "arrived_at", "queue_ms", "e2e_ms", "ran",
         "prompt_tokens", "output_tokens", "request_id", "application", "run")  # fmt: skip
 RunKey = tuple[int, str, str]
 """Tenant, application and run."""
 
 
+class Series(NamedTuple):
+    """Names of the columns of `UsageHour` and `InstanceHour`, as far as requests give them."""
+
+    tenant_id: int
+    api_key_id: int | None
+    application: str
+    batch: str
+    instance: str
+    model: str
+    gpu_type: str
+    slo_class: str
+    work: Work
+
+
 class CountedHour(NamedTuple):
-    """Rows of one hour, not saved: usage by series, and dollars by application run."""
+    """Rows of a quarter of an hour, not saved: usage, the same by instance, and dollars by application run."""
 
     rows: list[UsageHour]
+    instances: list[InstanceHour]
     runs: list[RunCost]
 
 
@@ -60,17 +75,22 @@ def count_usage(now: datetime) -> int:
     Two processes may count at once: the slower one finds the mark moved, and leaves its hours to the next time.
     """
     written = 0
+    keep_price(PriceOf.BATCH, "", settings.BATCH_PRICE_FACTOR, now)
     for _ in range(MOST_CHUNKS):
         mark = UsageMark.objects.first()
         look = look_from(mark, now)
-        counted = list(count_hours(look.hours, now))
+        final = mark.counted_until - FINAL_AFTER if mark is not None else None
+        counted = list(count_hours(look.hours, now, final))
         with transaction.atomic():
             if not _moved(mark, look.mark):
                 return written
-            UsageHour.objects.filter(hour__in=look.hours).delete()
-            UsageHour.objects.bulk_create([row for hour in counted for row in hour.rows], batch_size=500)
-            RunCost.objects.filter(hour__in=look.hours).delete()
-            RunCost.objects.bulk_create([row for hour in counted for row in hour.runs], batch_size=500)
+            begins = [hour + number * QUARTER for hour in look.hours for number in range(4)]
+            for each in (UsageHour, InstanceHour, RunCost):
+                for at in range(0, len(begins), 400):
+                    each.objects.filter(hour__in=begins[at : at + 400]).delete()
+            UsageHour.objects.bulk_create([row for one in counted for row in one.rows], batch_size=500)
+            InstanceHour.objects.bulk_create([row for one in counted for row in one.instances], batch_size=500)
+            RunCost.objects.bulk_create([row for one in counted for row in one.runs], batch_size=500)
         written += len(look.hours)
         if look.whole:
             break
@@ -125,58 +145,86 @@ def hours_between(since: datetime, until: datetime) -> Iterator[datetime]:
         hour += HOUR
 
 
-def count_hours(hours: Sequence[datetime], now: datetime) -> Iterator[CountedHour]:
-    """The rows, not saved, of each of *hours*, which are in order; of the last one until *now*."""
+def count_hours(hours: Sequence[datetime], now: datetime, final: datetime | None = None) -> Iterator[CountedHour]:
+    """The rows, not saved, of each quarter of *hours*, which are in order; of the last one until *now*.
+
+    Quarters that were counted after their end (until *final*) have the instances that they had; in the others, an instance
+    whose row was deleted meanwhile keeps what was counted of it.
+    """
     if not hours:
         return
     fleet = paid_instances(hours[0], now)
-    classes = {
-        name: ClassPrice(float(factor), Work(kind))
-        for name, factor, kind in SloClass.objects.values_list("name", "price_factor", "kind")
-    }
+    before = counted_before(hours[0], hours[-1] + HOUR)
+    living = set(Instance.objects.values_list("name", flat=True))
+    kinds = {name: Work(kind) for name, kind in SloClass.objects.values_list("name", "kind")}
+    prices = Prices(Price.objects.all())
     for hour in hours:
-        yield count_hour(hour, min(hour + HOUR, now), fleet, classes)
+        for begin in (hour + number * QUARTER for number in range(4)):
+            end = min(begin + QUARTER, now)
+            if begin >= end:
+                break
+            counted = before.get(begin, [])
+            if counted and final is not None and begin + QUARTER <= final:
+                paid = counted
+            else:
+                paid = fleet + [instance for instance in counted if instance.name not in living]
+            yield count_quarter(begin, end, paid, kinds, prices)
 
 
-@dataclass(frozen=True, slots=True)
-class ClassPrice:
-    """Price factor of an SLO class, and its kind of work; the defaults are those of a class that is no longer there."""
+def charge(
+    prices: Prices, at: datetime, gpu_h: Seconds | float, gpu_type: str, slo_class: str, work: str
+) -> tuple[Any, Any]:
+    """Return what *gpu_h* GPU-hours of a GPU type cost, and what is charged for them.
 
-    factor: float = 1.0
-    work: Work = Work.INTERACTIVE
+    That is the cost times the factor of the SLO class (1 for one that has none), for batch lines times theirs too;
+    opportunistic work is charged at the spot price of the GPUs, where they have one. Idle time is charged to nobody.
+    """
+    cost = gpu_h * (prices.at(PriceOf.GPU, gpu_type, at) or 0.0)
+    if work == Work.IDLE:
+        return cost, 0.0
+    spot_usd = prices.at(PriceOf.SPOT, gpu_type, at) if work == Work.OPPORTUNISTIC else None
+    if spot_usd is not None:
+        return cost, gpu_h * spot_usd
+    factor = prices.at(PriceOf.SLO_CLASS, slo_class, at)
+    factor = 1.0 if factor is None else factor
+    return cost, cost * factor * ((prices.at(PriceOf.BATCH, "", at) or 0.0) if work == Work.BATCH else 1.0)
 
-    def of(self, work: Work) -> float:
-        """Return the factor for *work* in this class."""
-        return self.factor * (settings.BATCH_PRICE_FACTOR if work is Work.BATCH else 1.0)
 
-
-def count_hour(
-    begin: datetime, end: datetime, fleet: Iterable[PaidInstance], classes: dict[str, ClassPrice]
+def count_quarter(
+    begin: datetime, end: datetime, fleet: Iterable[PaidInstance], kinds: dict[str, Work], prices: Prices
 ) -> CountedHour:
-    """Count the hour from *begin*, up to *end*.
+    """Count the quarter of an hour from *begin*, up to *end*.
 
     The time of each instance is shared as `sharing.share` says; GPU-seconds are those seconds times its GPUs, dollars those
-    times their price. They are charged times the factor of their class; opportunistic work at the spot price of the GPUs,
-    where they have one.
+    times their price (`charge`), piece by piece where a price changed.
     """
-    ran = ledger_hour(begin, (end - begin).total_seconds(), classes)
+    fleet = list(fleet)
+    ran = ledger_quarter(begin, end, {instance.name: instance.gpu_type for instance in fleet}, kinds)
     gpu_s, usd, charged = (np.zeros(len(ran.series_of)) for _ in range(3))
-    factors = np.array([classes.get(name, ClassPrice()).of(work) for *_, name, work in ran.series])[ran.series_of]
-    spot = np.array([work is Work.OPPORTUNISTIC for *_, work in ran.series], dtype=bool)[ran.series_of]
-    idle: dict[str, UsageHour] = {}
+    begin_s, end_s = begin.timestamp(), end.timestamp()
+    idle: list[InstanceHour] = []
     for instance in fleet:
+        if not (whole := instance.within(begin_s, end_s)):
+            continue
         of = np.array(ran.on.get(instance.name, []), dtype=np.intp)
-        paid = instance.within(begin.timestamp(), end.timestamp())
-        shares_s, idle_s = share(ran.begin_s[of], ran.end_s[of], ran.held[of], paid)
-        gpu_s[of] = shares_s * instance.gpus
-        usd[of] = gpu_s[of] * instance.usd_per_gpu_s
-        charged[of] = usd[of] * factors[of]
-        if instance.spot_usd_per_gpu_s is not None:
-            charged[of] = np.where(spot[of], gpu_s[of] * instance.spot_usd_per_gpu_s, charged[of])
-        if idle_s:
-            row = idle.setdefault(instance.model, UsageHour(hour=begin, model=instance.model, work=Work.IDLE))
-            row.gpu_s += idle_s * instance.gpus
-            row.cost_usd += idle_s * instance.gpus * instance.usd_per_gpu_s
+        rest = InstanceHour(
+            hour=begin, instance=instance.name, model=instance.model, gpu_type=instance.gpu_type, work=Work.IDLE,
+            gpus=instance.gpus, paid=[(since - begin_s, until - begin_s) for since, until in whole],
+        )  # fmt: skip
+        for since, until in prices.pieces(begin, end):
+            paid = [(a - begin_s, b - begin_s) for a, b in instance.within(since.timestamp(), until.timestamp())]
+            shares_s, idle_s = share(ran.begin_s[of], ran.end_s[of], ran.held[of], paid)
+            gpu_s[of] += shares_s * instance.gpus
+            rest.gpu_s += idle_s * instance.gpus
+            rest.cost_usd += charge(prices, since, idle_s * instance.gpus / 3600, instance.gpu_type, "", Work.IDLE)[0]
+            for series in set(ran.series_of[of].tolist()):
+                its = of[ran.series_of[of] == series]
+                hours = shares_s[ran.series_of[of] == series] * instance.gpus / 3600
+                _, _, _, _, _, _, gpu_type, slo_class, work = ran.series[series]
+                cost, charges = charge(prices, since, hours, gpu_type, slo_class, work)
+                usd[its] += cost
+                charged[its] += charges
+        idle.append(rest)
     sums = {
         "requests": ran.arrives,
         "prompt_tokens": ran.prompt_tokens * ran.arrives,
@@ -187,17 +235,9 @@ def count_hour(
         "charged_usd": charged,
     }
     totals = {name: np.bincount(ran.series_of, values, len(ran.series)).tolist() for name, values in sums.items()}
-    rows = [
-        UsageHour(
-            hour=begin,
-            tenant_id=tenant,
-            api_key_id=key,
-            model=model,
-            slo_class=slo_class,
-            work=work,
-            **{name: int(values[at]) if name in COUNTS else values[at] for name, values in totals.items()},
-        )
-        for at, (tenant, key, model, slo_class, work) in enumerate(ran.series)
+    of_series = [
+        {name: int(values[at]) if name in COUNTS else values[at] for name, values in totals.items()}
+        for at in range(len(ran.series))
     ]
     runs = [
         RunCost(
@@ -210,12 +250,41 @@ def count_hour(
         )
         for (tenant, application, run), of in ran.runs.items()
     ]
-    return CountedHour(rows + list(idle.values()), runs)
+    used, unused = _grouped(UsageHour, begin, ran.series, of_series), idle_rows(begin, idle)
+    return CountedHour(used + unused, _grouped(InstanceHour, begin, ran.series, of_series) + idle, runs)
+
+
+Row = TypeVar("Row", UsageHour, InstanceHour)
+
+
+def _grouped(model: type[Row], begin: datetime, series: Sequence[Series], sums: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return rows of *model* with the *sums* of *series*, added up over the names that it does not have."""
+    names = [name for name in Series._fields if hasattr(model, name)]
+    rows: dict[tuple[Any, ...], Row] = {}
+    for one, values in zip(series, sums, strict=True):
+        key = tuple(getattr(one, name) for name in names)
+        row = rows.setdefault(key, model(hour=begin, **dict(zip(names, key, strict=True))))
+        for name, value in values.items():
+            setattr(row, name, getattr(row, name) + value)
+    return list(rows.values())
+
+
+def idle_rows(begin: datetime, idle: Iterable[InstanceHour]) -> list[UsageHour]:
+    """Return what was idle by model and GPU type."""
+    rows: dict[tuple[str, str], UsageHour] = {}
+    for each in idle:
+        if each.gpu_s:
+            named = {"model": each.model, "gpu_type": each.gpu_type}
+            row = rows.setdefault((each.model, each.gpu_type), UsageHour(hour=begin, work=Work.IDLE, **named))
+            row.gpu_s += each.gpu_s
+            row.cost_usd += each.cost_usd
+    return list(rows.values())
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerHour:
-    """Requests that arrived or ran within an hour, as arrays of shape (n,); times in seconds from its beginning, cut to it.
+class LedgerQuarter:
+    """Requests that arrived or ran within a quarter of an hour, as arrays of shape (n,), with an entry for each time that
+    an instance worked for one; times in seconds from its beginning, cut to it.
 
     *on* has the places of those that ran on an instance, by its name.
     """
@@ -223,7 +292,7 @@ class LedgerHour:
     series: list[Series]
     series_of: NDArray[np.intp]
     on: dict[str, list[int]]
-    arrives: Seconds  # 1 if it arrived within the hour, else 0
+    arrives: Seconds  # 1 for the last entry of a request that arrived within it, else 0
     begin_s: Seconds
     end_s: Seconds
     prompt_tokens: Seconds
@@ -233,33 +302,40 @@ class LedgerHour:
     """Places of the calls of each application run."""
 
 
-def ledger_hour(begin: datetime, until_s: float, classes: dict[str, ClassPrice]) -> LedgerHour:
-    """The hour from *begin*, as far as *until_s* seconds into it."""
+def ledger_quarter(begin: datetime, end: datetime, gpu_types: dict[str, str], kinds: dict[str, Work]) -> LedgerQuarter:
+    """The quarter of an hour from *begin*, as far as *end*; *gpu_types* of instances, *kinds* of SLO classes."""
     series: dict[Series, int] = {}
     on: dict[str, list[int]] = {}
-    series_of, numbers = [], []
+    series_of: list[int] = []
+    numbers: list[tuple[float, ...]] = []
     begin_s = begin.timestamp()
     runs: dict[RunKey, list[int]] = {}
     firsts = first_calls(begin)
-    for at, (*row, application, run) in enumerate(_ran_within(begin, begin + HOUR)):
-        tenant, key, model, slo_class, instance, arrived_at, queue_ms, e2e_ms, prompt_tokens, output_tokens, name = row
+    for *row, name, application, run in _ran_within(begin, begin + QUARTER):
+        tenant, key, model, slo_class, instance, arrived_at, queue_ms, e2e_ms, ran, prompt_tokens, output_tokens = row
         of = (tenant, application, run) if application and run else firsts.get((tenant, arrived_at))
-        if of is not None:
-            runs.setdefault(of, []).append(at)
-        work = Work.BATCH if name.startswith(BATCH_LINE) else classes.get(slo_class, ClassPrice()).work
-        series_of.append(series.setdefault((tenant, key, model, slo_class, work), len(series)))
-        on.setdefault(instance, []).append(at)
+        work, batch = kinds.get(slo_class, Work.INTERACTIVE), ""
+        if name.startswith(BATCH_LINE):
+            work, batch = Work.BATCH, f"batch_{name.removeprefix(BATCH_LINE).rpartition('_')[0]}"
         arrived_s = arrived_at.timestamp() - begin_s
-        ran = bool(instance)
-        placed_s, ended_s = arrived_s + (queue_ms or 0.0) / 1000, arrived_s + (e2e_ms or 0.0) / 1000
-        numbers.append((arrived_s, placed_s, ended_s, prompt_tokens, output_tokens, ran))
-    arrived, placed, ended, prompt, output, has_run = np.array(numbers, dtype=float).reshape(-1, 6).T
+        ran = ran or [(instance, queue_ms or 0.0, e2e_ms or 0.0)]
+        for number, (at, began_ms, ended_ms) in enumerate(ran, 1):
+            if of is not None:
+                runs.setdefault(of, []).append(len(numbers))
+            one = Series(tenant, key, application, batch, at, model, gpu_types.get(at, ""), slo_class, work)
+            on.setdefault(at, []).append(len(numbers))
+            series_of.append(series.setdefault(one, len(series)))
+            spans = arrived_s + began_ms / 1000, arrived_s + ended_ms / 1000
+            last = number == len(ran)
+            numbers.append((arrived_s, *spans, prompt_tokens, output_tokens, bool(at), last))
+    arrived, placed, ended, prompt, output, has_run, last_one = np.array(numbers, dtype=float).reshape(-1, 7).T
+    until_s = (end - begin).total_seconds()
     placed, ended = np.clip(placed, 0.0, until_s), np.clip(ended, 0.0, until_s)
-    return LedgerHour(
+    return LedgerQuarter(
         series=list(series),
         series_of=np.array(series_of, dtype=np.intp),
         on=on,
-        arrives=((arrived >= 0) & (arrived < HOUR_S)).astype(float),
+        arrives=last_one * ((arrived >= 0) & (arrived < QUARTER.total_seconds())),
         begin_s=placed,
         end_s=np.maximum(placed, ended),
         prompt_tokens=prompt,

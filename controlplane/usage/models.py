@@ -1,4 +1,4 @@
-"""Who used what of the fleet, and what it cost: rows by the hour, which pages and the API add up to days."""
+"""Who used what of the fleet, and what it cost: rows by the quarter of an hour, which pages and the API add up."""
 
 from django.db import models
 
@@ -18,25 +18,12 @@ class Work(models.TextChoices):
     IDLE = "idle", "Idle"
 
 
-class UsageHour(models.Model):
-    """Use of one model in one SLO class by one API key within an hour (UTC), and its share of the instances' cost.
+class Sums(models.Model):
+    """What is summed of a quarter of an hour, for one kind of work of one model in one SLO class on one GPU type."""
 
-    Requests and their tokens count in the hour of arrival, KV-token-seconds, GPU-seconds and dollars in the hours in which
-    they ran. What no request used has no tenant: it is idle, and all rows of an hour cost what the fleet did. `counting.py`
-    rewrites an hour whenever the ledger has more of it.
-    """
-
-    hour = models.DateTimeField(db_index=True)
-    tenant = models.ForeignKey(
-        Tenant,
-        on_delete=models.PROTECT,
-        null=True,
-        related_name="+",
-        db_index=False,  # in usage_tenant
-        help_text="Empty: idle, nobody's.",
-    )
-    api_key = models.ForeignKey(ApiKey, verbose_name="API key", on_delete=models.SET_NULL, null=True, related_name="+")
+    hour = models.DateTimeField("begin", db_index=True)
     model = models.CharField(max_length=160)
+    gpu_type = models.CharField("GPU type", max_length=40, blank=True, help_text="Empty: nothing ran.")
     slo_class = models.CharField("SLO class", max_length=40, blank=True)
     work = models.CharField(max_length=16, choices=Work.choices, default=Work.INTERACTIVE)
     requests = models.PositiveBigIntegerField(default=0)
@@ -52,6 +39,31 @@ class UsageHour(models.Model):
     )
 
     class Meta:
+        abstract = True
+
+
+class UsageHour(Sums):
+    """Use of one model by one API key within a quarter of an hour, and its share of the instances' cost.
+
+    Days of every time zone begin with one. Rows of older versions are of a whole hour (UTC). Requests and their tokens
+    count in the quarter of arrival, KV-token-seconds, GPU-seconds and dollars in those in which they ran. What no request
+    used has no tenant: it is idle, and all rows of an hour cost what the fleet did. `counting.py` rewrites an hour whenever
+    the ledger has more of it.
+    """
+
+    tenant = models.ForeignKey(
+        Tenant,
+        on_delete=models.PROTECT,
+        null=True,
+        related_name="+",
+        db_index=False,  # in usage_tenant
+        help_text="Empty: idle, nobody's.",
+    )
+    api_key = models.ForeignKey(ApiKey, verbose_name="API key", on_delete=models.PROTECT, null=True, related_name="+")
+    application = models.CharField(max_length=80, blank=True)
+    batch = models.CharField(max_length=64, blank=True, help_text="Id of the batch whose lines they were.")
+
+    class Meta:
         ordering = ["-hour", "-cost_usd"]
         verbose_name = "hour of usage"
         verbose_name_plural = "hours of usage"
@@ -59,6 +71,22 @@ class UsageHour(models.Model):
 
     def __str__(self) -> str:
         return f"{self.hour:%F %H:%M} {self.tenant or 'idle'} {self.model} {self.slo_class}".rstrip()
+
+
+class InstanceHour(Sums):
+    """The same sums by instance; with what is known of it on its row of idle time, for when the quarter is counted again."""
+
+    instance = models.CharField(max_length=80, blank=True, help_text="Empty: never placed.")
+    gpus = models.PositiveSmallIntegerField(default=0)
+    paid = models.JSONField(null=True, help_text="Periods in which it had its GPUs, in seconds from the begin.")
+
+    class Meta:
+        ordering = ["-hour", "instance"]
+        verbose_name = "hour of an instance"
+        verbose_name_plural = "hours of instances"
+
+    def __str__(self) -> str:
+        return f"{self.hour:%F %H:%M} {self.instance} {self.work}"
 
 
 class UsageMark(models.Model):

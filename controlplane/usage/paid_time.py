@@ -3,12 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance
 from controlplane.fleet.models.instances import gpus_of
+from controlplane.usage.models import InstanceHour
 
 ENDED_AT = "ended_at"
 """Input of a move to *stopped* that was noticed late: when the server had ended."""
@@ -16,28 +17,26 @@ ENDED_AT = "ended_at"
 
 @dataclass(frozen=True, slots=True)
 class PaidInstance:
-    """An instance with its GPUs, their price, and the periods (epoch seconds) in which it had them."""
+    """An instance with its GPUs, and the periods (epoch seconds) in which it had them."""
 
     name: str
     model: str
+    gpu_type: str
     gpus: int
-    usd_per_gpu_s: float
-    spot_usd_per_gpu_s: float | None
-    """Price of opportunistic work; None where the GPU type has none."""
     periods: list[tuple[float, float]]
 
     def within(self, begin_s: float, end_s: float) -> list[tuple[float, float]]:
-        """Its periods cut to [begin, end), counted from *begin_s*."""
+        """Its periods cut to [begin, end)."""
         cut = ((max(since, begin_s), min(until, end_s)) for since, until in self.periods)
-        return [(since - begin_s, until - begin_s) for since, until in cut if since < until]
+        return [(since, until) for since, until in cut if since < until]
 
 
 def paid_instances(since: datetime, until: datetime) -> list[PaidInstance]:
     """Instances that had GPUs within [since, until), from the oldest row on.
 
     An instance has its GPUs in every state but *stopped*, as nodes count them; one that shares them not while it sleeps. Its
-    states before now are those that its moves left; GPUs and their on-demand price are what they are now. An instance whose
-    row was deleted is no longer known.
+    states before now are those that its moves left; its GPUs are what they are now. An instance whose row was deleted is
+    no longer known.
     """
     moves: dict[str, list[Event]] = defaultdict(list)
     events = Event.objects.filter(subject_type="instance", kind="instance.moved", at__gte=since).order_by("pk")
@@ -49,23 +48,32 @@ def paid_instances(since: datetime, until: datetime) -> list[PaidInstance]:
         "state",
         "created_at",
         "deployment__model__name",
+        "deployment__gpu_type__name",
         gpus_of(),
-        "deployment__gpu_type__on_demand_usd_per_hour",
-        "deployment__gpu_type__spot_usd_per_hour",
         "swap_group",
     )
     known = (
         PaidInstance(
             name,
             model,
+            gpu_type,
             gpus,
-            float(usd) / 3600,
-            None if spot_usd is None else float(spot_usd) / 3600,
             paid_periods(max(since, created_at), until, state, moves[str(pk)], shares_gpus=group is not None),
         )
-        for pk, name, state, created_at, model, gpus, usd, spot_usd, group in rows
+        for pk, name, state, created_at, model, gpu_type, gpus, group in rows
     )
     return [instance for instance in known if instance.periods]
+
+
+def counted_before(since: datetime, until: datetime) -> dict[datetime, list[PaidInstance]]:
+    """Return, for each quarter of an hour in [since, until) that was counted, the instances that were paid then."""
+    known: dict[datetime, list[PaidInstance]] = defaultdict(list)
+    rows = InstanceHour.objects.filter(hour__gte=since, hour__lt=until, paid__isnull=False).order_by("pk")
+    for row in rows:
+        begin_s = row.hour.timestamp()
+        periods = [(begin_s + begin, begin_s + end) for begin, end in row.paid]
+        known[row.hour.astimezone(UTC)].append(PaidInstance(row.instance, row.model, row.gpu_type, row.gpus, periods))
+    return known
 
 
 def paid_periods(

@@ -5,60 +5,88 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
+from django.conf import settings
 from django.db.models import F, Q, QuerySet, Sum
-from django.db.models.functions import TruncDay
+from django.db.models.functions import TruncDay, TruncHour
 
 from controlplane.accounts.models import Tenant
 from controlplane.rows import narrowed
-from controlplane.usage.models import SUMS, UsageHour, UsageMark
+from controlplane.usage.models import SUMS, InstanceHour, UsageHour, UsageMark, Work
+
+UTC = ZoneInfo("UTC")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which usage: hours in [since, until), of *tenants* (None: the fleet's), narrowed by names that are not empty."""
+    """Which usage: quarters of an hour in [since, until), of *tenants* (None: the fleet's), narrowed by names that are not
+    empty. Days are those of *zone*.
+    """
 
     since: datetime
     until: datetime
     tenants: QuerySet[Tenant] | None
     names: dict[str, str] = field(default_factory=dict)
+    zone: ZoneInfo = UTC
 
-    def rows(self) -> QuerySet[UsageHour]:
-        rows = UsageHour.objects.filter(hour__gte=self.since, hour__lt=self.until)
+    def rows(self, by_instance: bool = False) -> "QuerySet[Any]":
+        """Return the rows; *by_instance* those of instances, which know no tenant and no key."""
+        model = InstanceHour if by_instance else UsageHour
+        rows = model._default_manager.filter(hour__gte=self.since, hour__lt=self.until)
         if self.tenants is not None:
             rows = rows.filter(tenant__in=self.tenants)
         return narrowed(rows, **self.names)
 
 
-SHOWN: dict[str, dict[str, Any]] = {
-    "day": {"day": TruncDay("hour", tzinfo=UTC)},
-    "tenant": {"tenant_name": F("tenant__name"), "tenant_title": F("tenant__title")},
-    "key": {"key": F("api_key"), "key_name": F("api_key__name"), "key_prefix": F("api_key__prefix")},
-}
-"""Fields of rows for the groups that are no columns."""
-
-
-def usage(asked: Asked, by: Sequence[str] = ()) -> "QuerySet[UsageHour, dict[str, Any]]":
-    """Sums by *by*, of day, hour (both in UTC), tenant, key, model and slo_class, in their order.
-
-    Idle time is a separate row, with `idle` true and no tenant. A key is its id, with `key_name` and
-    `key_prefix`.
+def zone_of(tenants: QuerySet[Tenant] | None, name: str) -> ZoneInfo:
+    """Return the zone of the days of a report: that of the tenant called *name*, or the only one of *tenants* (None: the
+    fleet's), else that of all pages.
     """
-    values = {name: value for group in by for name, value in SHOWN.get(group, {}).items()}
-    plain = [group for group in by if group not in SHOWN]
-    rows = asked.rows().order_by().annotate(idle=Q(tenant=None)).values(*plain, "idle", **values)
-    order = [name for group in by for name in [*SHOWN.get(group, [group])][:1]]
+    rows = Tenant.objects.all() if tenants is None else tenants
+    found = list(rows.filter(name=name)) if name else list(rows[:2]) if tenants is not None else []
+    return found[0].zone if len(found) == 1 else ZoneInfo(settings.TIME_ZONE)
+
+
+def _shown(zone: ZoneInfo) -> dict[str, dict[str, Any]]:
+    """Return the fields of rows for the groups that are no columns."""
+    return {
+        "day": {"day": TruncDay("hour", tzinfo=zone)},
+        "hour": {"whole_hour": TruncHour("hour", tzinfo=zone)},
+        "tenant": {"tenant_name": F("tenant__name"), "tenant_title": F("tenant__title")},
+        "key": {
+            "key": F("api_key"),
+            "key_name": F("api_key__name"),
+            "key_prefix": F("api_key__prefix"),
+            "key_revoked_at": F("api_key__revoked_at"),
+        },
+    }
+
+
+def usage(asked: Asked, by: Sequence[str] = ()) -> "QuerySet[Any, dict[str, Any]]":
+    """Sums by *by*, of day, hour (both in the zone), tenant, key, model, slo_class, work, application, batch, gpu_type and
+    instance, in their order.
+
+    Idle time is a separate row, with `idle` true and no tenant. A key is its id, with `key_name`, `key_prefix` and
+    `key_revoked_at`.
+    """
+    by_instance, shown = "instance" in by, _shown(asked.zone)
+    values = {name: value for group in by for name, value in shown.get(group, {}).items()}
+    plain = [group for group in by if group not in shown]
+    idle = Q(work=Work.IDLE) if by_instance else Q(tenant=None)
+    rows = asked.rows(by_instance).order_by().annotate(idle=idle).values(*plain, "idle", **values)
+    order = [name for group in by for name in [*shown.get(group, [group])][:1]]
     # an annotation may not have the name of a column, so each sum has another one
     sums: dict[str, Any] = {f"sum_{name}": Sum(name) for name in SUMS}
-    grouped: QuerySet[UsageHour, dict[str, Any]] = rows.annotate(**sums).order_by(*order, "idle")
+    grouped: QuerySet[Any, dict[str, Any]] = rows.annotate(**sums).order_by(*order, "idle")
     return grouped
 
 
 def summed(row: dict[str, Any]) -> dict[str, Any]:
-    """*row* of `usage` with sums by the names of `SUMS`."""
-    return {name.removeprefix("sum_"): value for name, value in row.items()}
+    """*row* of `usage` with sums by the names of `SUMS`, and the hour as `hour`."""
+    return {"hour" if name == "whole_hour" else name.removeprefix("sum_"): value for name, value in row.items()}
 
 
 def used_models(tenants: QuerySet[Tenant] | None) -> list[str]:

@@ -170,7 +170,7 @@ def test_dollars_stop_until_the_next_month_and_say_so():
         budgets.enter(1, 7, "m", 1)
     headers = dict(refused.value.headers())
     assert (refused.value.code, headers[b"x-should-retry"]) == ("budget_spent", b"false")
-    assert int(headers[b"retry-after"]) == pytest.approx(next_month_of(AT_S).timestamp() - clock.wall(), abs=1)
+    assert int(headers[b"retry-after"]) == pytest.approx(next_month_of(AT_S, UTC).timestamp() - clock.wall(), abs=1)
     assert budgets.spent(1, 7, "m").pk == 1
     clock.now_s += int(headers[b"retry-after"])
     budgets.enter(1, 7, "m", 1)

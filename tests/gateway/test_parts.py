@@ -42,6 +42,24 @@ class TestLimits:
         limits.leave(1, tokens_per_minute=600, predicted=100, used=100)
         self.enter(limits, 0)
 
+    @pytest.mark.parametrize(
+        ("open_ones", "asks", "enters"),
+        [([], 1, True), ([], 500, True), ([1], 4, False), ([1], 3, True), ([2, 1], 2, False), ([500], 1, False)],
+    )
+    def test_sequences_count_and_what_exceeds_the_whole_limit_is_alone(self, open_ones, asks, enters):
+        limits = Limits()
+        for sequences in open_ones:
+            self.enter(limits, 0, tokens=1, max_concurrent=4, sequences=sequences)
+        if enters:
+            self.enter(limits, 0, tokens=1, max_concurrent=4, sequences=asks)
+            assert limits.sequences(1) == sum(open_ones) + asks
+        else:
+            with pytest.raises(ApiError, match=f"{sum(open_ones)} sequences .* {asks} of this request .* limit of 4"):
+                self.enter(limits, 0, tokens=1, max_concurrent=4, sequences=asks)
+        for sequences in open_ones:
+            limits.leave(1, tokens_per_minute=600, predicted=1, used=1, sequences=sequences)
+        assert limits.sequences(1) == (asks if enters else 0)
+
     def test_the_bucket_refills_evenly_and_says_when(self):
         limits = Limits()
         self.enter(limits, 0, tokens=600, max_concurrent=9)
@@ -61,7 +79,7 @@ class TestLimits:
         self.enter(limits, 0, tokens=600)
         with pytest.raises(ApiError):
             self.enter(limits, 0, tokens=1)
-        assert limits.concurrent(1) == 1
+        assert limits.sequences(1) == 1
 
 
 class TestTicket:

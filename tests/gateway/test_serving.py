@@ -77,7 +77,7 @@ async def test_disconnect_while_queued_leaves_the_queue(served):
     assert len(backend.bodies) == 8
     rows = await served.rows()
     assert sorted(row.outcome for row in rows) == ["cancelled", *["done"] * 8]
-    assert served.gateway.limits.concurrent(rows[0].tenant_id) == 0
+    assert served.gateway.limits.sequences(rows[0].tenant_id) == 0
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ async def test_a_tenant_over_its_limit_is_refused_and_written_down(served):
     refused, done = await served.rows()
     assert (done.outcome, refused.outcome, refused.status_code) == ("done", "rejected", 429)
     assert (refused.error_code, refused.slo_met, refused.instance) == ("rate_limit_exceeded", False, "")
-    assert served.gateway.limits.concurrent(done.tenant_id) == 0
+    assert served.gateway.limits.sequences(done.tenant_id) == 0
 
 
 async def test_our_own_fault_is_said_written_down_and_leaves_nothing_behind(served, monkeypatch):
@@ -208,7 +208,7 @@ async def test_our_own_fault_is_said_written_down_and_leaves_nothing_behind(serv
     (row,) = await served.rows()
     assert (row.outcome, row.status_code, row.error_code) == ("failed", 500, "internal_error")
     assert served.gateway.topology.fleet.running.sum() == 0
-    assert served.gateway.limits.concurrent(row.tenant_id) == 0
+    assert served.gateway.limits.sequences(row.tenant_id) == 0
 
 
 async def test_requests_are_held_while_the_model_loads(served):

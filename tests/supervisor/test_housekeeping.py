@@ -1,6 +1,7 @@
 """What housekeeping takes away, what it leaves, and that beat runs it."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.conf import settings
@@ -50,13 +51,27 @@ def test_old_ledger_rows_go_in_batches(tenant: Tenant, monkeypatch: pytest.Monke
     assert housekeeping.prune_ledger() == 0
 
 
-def test_one_run_is_bounded_and_takes_the_oldest(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_run_is_bounded_by_time_and_takes_the_oldest(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch takes a second of a clock that only batches and pauses move."""
+    now_s = [0.0]
+
+    def clock() -> float:
+        now_s[0] += 0.5
+        return now_s[0]
+
     monkeypatch.setattr(housekeeping, "BATCH_ROWS", 1)
-    monkeypatch.setattr(housekeeping, "MOST_BATCHES", 2)
+    monkeypatch.setattr(housekeeping, "RUN_S", 2.0)
+    monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=clock, sleep=lambda s: None))
     for days in (1, 3, 2):
         rows(tenant, 1, timedelta(days=settings.LEDGER_KEEP_DAYS + days))
     assert housekeeping.prune_ledger() == 2
     assert LedgerRow.objects.get().request_id == f"{settings.LEDGER_KEEP_DAYS + 1}-0"
+
+
+def test_retention_keeps_up_with_2000_rows_a_second() -> None:
+    """A run that is due each minute has no bound but its time, which leaves no gap to the next one."""
+    _, period_s = settings.PERIODIC_TASKS["prune-ledger"]
+    assert period_s * 0.5 < housekeeping.RUN_S < period_s
 
 
 def test_links_and_sessions_out_of_date_go(db) -> None:

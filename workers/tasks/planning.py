@@ -32,7 +32,7 @@ from controlplane.planning.plans import services as plans
 from controlplane.simulation.whatif import working
 from controlplane.tuning.selectors import tuned
 from workers.celery import app
-from workers.tasks.housekeeping import MOST_BATCHES, PAUSE_S, delete_in_batches
+from workers.tasks.housekeeping import delete_in_batches
 from workers.vllm.client import VllmClient, VllmError
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ ACTOR = executor.PLANNER
 FORECAST_LIMIT_S = 1800
 LONG_WORK = "long_work"
 """Lock of work that takes minutes and can be queued, so that one pool process stays free for short tasks."""
+MAX_FOLDS, PAUSE_S = 2_000, 0.05
+"""Hours of forecasts folded by one run, and the time between two, in which others write."""
 PATIENCE_SHARE = 0.5
 """Longest wait of plans for forecasts in progress, as a share of the time between plans."""
 
@@ -144,7 +146,7 @@ def prune_planning() -> int:
         fewer = compaction.fold(hour)
         gone += fewer
         hours += fewer > 0
-        if hours == MOST_BATCHES:
+        if hours == MAX_FOLDS:
             break
         if fewer:
             time.sleep(PAUSE_S)

@@ -1,8 +1,12 @@
 """Regions, latencies between them, and GPU types with prices."""
 
+from typing import Any
+
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
+
+from controlplane.fleet.models.prices import PriceOf, keep_price
 
 
 class Region(models.Model):
@@ -84,6 +88,13 @@ class GpuType(models.Model):
 
     def __str__(self) -> str:
         return self.title
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """A changed price counts from now on (`prices`)."""
+        super().save(*args, **kwargs)
+        spot_usd = self.spot_usd_per_hour
+        keep_price(PriceOf.GPU, self.name, float(self.on_demand_usd_per_hour))
+        keep_price(PriceOf.SPOT, self.name, None if spot_usd is None else float(spot_usd))
 
     def clean(self) -> None:
         if (

@@ -1,10 +1,13 @@
 """SLO classes."""
 
+from typing import Any
+
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import Q
 
+from controlplane.fleet.models.prices import PriceOf, keep_price
 from scheduling.queueing.promises import ADMIT, DEGRADE, IF_UNREACHABLE
 
 
@@ -106,6 +109,11 @@ class SloClass(models.Model):
 
     def __str__(self) -> str:
         return self.title
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """A changed price factor counts from now on (`prices`)."""
+        super().save(*args, **kwargs)
+        keep_price(PriceOf.SLO_CLASS, self.name, float(self.price_factor))
 
     @property
     def promises(self) -> bool:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 
 from channels.db import database_sync_to_async
 from django.db.models import F, Q, Sum
@@ -47,6 +47,8 @@ class BudgetTerms:
     spent_until_s: float = 0.0
     """Epoch seconds."""
     usd_per_token: float = 0.0
+    zone: tzinfo = UTC
+    """Of its months."""
 
     @classmethod
     def of(cls, row: Budget) -> "BudgetTerms":
@@ -63,6 +65,7 @@ class BudgetTerms:
             spent_usd=row.spent_usd,
             spent_until_s=row.spent_until.timestamp() if row.spent_until else 0.0,
             usd_per_token=row.usd_per_token,
+            zone=row.zone,
         )
 
     def covers(self, tenant_id: int, key_id: int, model: str) -> bool:
@@ -93,7 +96,7 @@ class BudgetUse:
     def used(self, now_s: float, wall_s: float) -> float:
         """Return what counts now, in the budget's unit; a month begins at nothing."""
         if self.terms.kind is BudgetKind.USD:
-            begin_s = month_of(wall_s).timestamp()
+            begin_s = month_of(wall_s, self.terms.zone).timestamp()
             spent_usd = self.terms.spent_usd if self.terms.spent_until_s >= begin_s else 0.0
             return spent_usd + self.reserved_usd + sum(usd for at_s, usd in self._ended if at_s >= begin_s)
         oldest = math.floor(now_s) - WINDOW_S
@@ -272,11 +275,12 @@ def _refused(use: BudgetUse, used: float, amount: float, tokens: int, now_s: flo
     terms = use.terms
     header = ((b"x-budget", f"{terms.scope}: {terms.amount}".encode("ascii", "replace")),)
     if terms.kind is BudgetKind.USD:
-        left_s = next_month_of(wall_s).timestamp() - wall_s
+        again_at = next_month_of(wall_s, terms.zone)
+        left_s = again_at.timestamp() - wall_s
         return ApiError(
             429,
-            f"The budget of {terms.scope}, {terms.amount}, is spent (${used:,.2f}). It begins again in {left_s / 86_400:.1f}"
-            " days, or when it is raised.",
+            f"The budget of {terms.scope}, {terms.amount}, is spent (${used:,.2f}). It begins again on"
+            f" {again_at:%Y-%m-%d %H:%M} ({terms.zone}), in {left_s / 86_400:.1f} days, or when it is raised.",
             type="insufficient_quota",
             code="budget_spent",
             headers=(*header, (b"retry-after", b"%d" % math.ceil(left_s))),
@@ -293,13 +297,13 @@ def _refused(use: BudgetUse, used: float, amount: float, tokens: int, now_s: flo
     return error
 
 
-def month_of(wall_s: float) -> datetime:
-    """Return the first moment of the month (UTC) of an epoch second."""
-    return datetime.fromtimestamp(wall_s, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+def month_of(wall_s: float, zone: tzinfo) -> datetime:
+    """Return the first moment of the month, in *zone*, of an epoch second."""
+    return datetime.fromtimestamp(wall_s, zone).replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
 
 
-def next_month_of(wall_s: float) -> datetime:
-    return month_of((month_of(wall_s) + timedelta(days=32)).timestamp())
+def next_month_of(wall_s: float, zone: tzinfo) -> datetime:
+    return month_of((month_of(wall_s, zone) + timedelta(days=32)).timestamp(), zone)
 
 
 def _load(known: dict[int, float]) -> tuple[list[BudgetTerms], dict[int, float]]:
@@ -313,7 +317,7 @@ def _load(known: dict[int, float]) -> tuple[list[BudgetTerms], dict[int, float]]
 
 def _not_counted_usd(terms: BudgetTerms) -> float:
     """Return what requests cost that arrived after usage was counted last; this month's at most."""
-    since_s = max(terms.spent_until_s - COUNTED_LATE_S, month_of(time.time()).timestamp())
+    since_s = max(terms.spent_until_s - COUNTED_LATE_S, month_of(time.time(), terms.zone).timestamp())
     scope = Q(arrived_at__gte=datetime.fromtimestamp(since_s, UTC))
     scope &= Q(tenant_id=terms.tenant_id) if terms.tenant_id is not None else Q()
     scope &= Q(api_key_id=terms.key_id) if terms.key_id is not None else Q()
@@ -328,7 +332,7 @@ def _note(reached: dict[int, str], stopping: set[int]) -> None:
     for row in Budget.objects.filter(Q(pk__in=reached) | Q(stopped_at__isnull=False)).select_related(
         "tenant", "api_key"
     ):
-        begin = month_of(now.timestamp()) if row.kind == BudgetKind.USD else now - ALERT_EVERY
+        begin = month_of(now.timestamp(), row.zone) if row.kind == BudgetKind.USD else now - ALERT_EVERY
         how = reached.get(row.pk)
         if how == "hard" and (row.stopped_at is None or row.stopped_at < begin):
             row.stopped_at = now

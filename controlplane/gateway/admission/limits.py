@@ -1,4 +1,4 @@
-"""Per-tenant limits: concurrent requests, tokens a minute. Kept in the memory of the process that owns the region.
+"""Per-tenant limits: concurrent sequences, tokens a minute. Kept in the memory of the process that owns the region.
 
 And those of the process itself: requests that begin at once, and how busy its event loop is.
 """
@@ -16,7 +16,7 @@ from controlplane.gateway.errors import too_many
 class TenantUse:
     """Current use of a tenant. The bucket holds one minute's tokens and refills evenly."""
 
-    concurrent: int = 0
+    sequences: int = 0
     tokens: float = 0.0
     refilled_s: float = -1.0
 
@@ -25,17 +25,28 @@ class Limits:
     def __init__(self) -> None:
         self._use: dict[int, TenantUse] = {}
 
-    def enter(self, tenant_id: int, now_s: float, *, max_concurrent: int, tokens_per_minute: int, tokens: int) -> None:
-        """Admit one request of *tokens* (prompt and predicted output). Raises ApiError 429; then nothing is counted.
+    def enter(
+        self,
+        tenant_id: int,
+        now_s: float,
+        *,
+        max_concurrent: int,
+        tokens_per_minute: int,
+        tokens: int,
+        sequences: int = 1,
+    ) -> None:
+        """Admit one request of *sequences* (prompts times `n`) and *tokens* (prompt and predicted output).
 
-        A request larger than a whole minute's tokens is admitted on a full bucket, and leaves the bucket in debt.
+        A request of more sequences than the whole limit is admitted alone; one larger than a whole minute's tokens on a
+        full bucket, which it leaves in debt. Raises ApiError 429; then nothing is counted.
         """
         use = self._use.get(tenant_id)
         if use is None:
             use = self._use[tenant_id] = TenantUse()
-        if use.concurrent >= max_concurrent:
+        if use.sequences and use.sequences + sequences > max_concurrent:
             raise too_many(
-                f"This tenant already has {use.concurrent} requests queued or running (its limit).",
+                f"This tenant has {use.sequences} sequences (prompts times n) queued or running; with the {sequences} of"
+                f" this request they exceed its limit of {max_concurrent}.",
                 code="concurrency_limit_exceeded",
                 retry_after_s=1.0,
             )
@@ -51,18 +62,18 @@ class Limits:
                     retry_after_s=wait_s,
                 )
             use.tokens -= tokens
-        use.concurrent += 1
+        use.sequences += sequences
 
-    def leave(self, tenant_id: int, *, tokens_per_minute: int, predicted: int, used: int) -> None:
+    def leave(self, tenant_id: int, *, tokens_per_minute: int, predicted: int, used: int, sequences: int = 1) -> None:
         """Release the request and correct the predicted tokens to the used ones."""
         use = self._use[tenant_id]
-        use.concurrent -= 1
+        use.sequences -= sequences
         if tokens_per_minute and use.refilled_s >= 0:
             use.tokens = min(use.tokens + predicted - used, float(tokens_per_minute))
 
-    def concurrent(self, tenant_id: int) -> int:
+    def sequences(self, tenant_id: int) -> int:
         use = self._use.get(tenant_id)
-        return use.concurrent if use else 0
+        return use.sequences if use else 0
 
     @staticmethod
     def _refill(use: TenantUse, now_s: float, tokens_per_minute: int) -> None:

@@ -24,6 +24,8 @@ OUTCOMES = {
     TicketState.REJECTED: Outcome.REJECTED,
 }
 FLEET = "fleet"
+READ_S = 0.1
+"""Time for which a client may read on after its instance has ended, without an entry of its own."""
 TIMES = (Latency.QUEUE, Latency.TTFT, Latency.ITL, Latency.E2E)
 
 
@@ -78,12 +80,13 @@ class Records:
         ticket.output_tokens = max(0, ticket.output_tokens)
         if not call.kind.computes:
             ticket.predicted_prompt_tokens = 0
-        if not ticket.first_token_s or not call.kind.computes:
+        if not ticket.worked:
             ticket.prompt_tokens = 0
 
         ticket.e2e_ms = (now_s - arrived_s) * 1000
         if ticket.placed_s:
             ticket.queue_ms = (ticket.placed_s - arrived_s) * 1000
+        ticket.ran = _ran(ticket)
         if ticket.first_token_heard:
             ticket.ttft_ms = (ticket.first_token_s - arrived_s) * 1000
             if ticket.output_tokens > call.sequences:
@@ -169,6 +172,18 @@ class Records:
         """Count an arrival for the fleet and *model*; its region is not known yet."""
         self.windows.advance(self.clock())
         self.windows.count(self.groups(model, "", ""), Count.REQUESTS)
+
+
+def _ran(ticket: Ticket) -> str | None:
+    """Return when instances worked for *ticket*, as JSON; None where its last one did from its placement to its end."""
+    if [each[:2] for each in ticket.worked] == [(ticket.instance, ticket.placed_s)]:
+        if ticket.finished_s - ticket.worked[0][2] < READ_S:
+            return None
+    elif not ticket.worked:
+        return None
+    arrived_s = ticket.asked.arrived_s
+    ran = [(name, *(round((at_s - arrived_s) * 1000, 3) for at_s in span)) for name, *span in ticket.worked]
+    return orjson.dumps(ran).decode()
 
 
 def _expected_cached(steps: list[dict[str, Any]]) -> tuple[int | None, str]:

@@ -59,6 +59,7 @@ class RequestRecord(msgspec.Struct, eq=False):
     cached_tokens: int | None = None  # of its prompt, as its instance reports; None: it does not
     expected_cached_tokens: int | None = None  # as the router by delay expected; None by other routers
     expected_by: str = ""  # how it knew: `port.KV_EVENTS` or `port.ESTIMATE`
+    ran: str | None = None  # JSON; None: on its last instance, from placement to end
 
     def values(self) -> list[Any]:
         return list(_VALUES_OF(self))

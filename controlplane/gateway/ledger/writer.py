@@ -87,9 +87,10 @@ def minute_sums(entries: Sequence[RequestRecord]) -> dict[tuple[float, str, str,
         total["failed"] += entry.outcome in (Outcome.FAILED, Outcome.REJECTED)
         total["slo_met"] += entry.slo_met is True
         total["slo_judged"] += entry.slo_met is not None
-        total["prompt_tokens"] += entry.prompt_tokens
-        total["output_tokens"] += entry.output_tokens
-        if entry.unserved:
+        if not entry.unserved:  # else an instance may have worked for it, and its demand counts below
+            total["prompt_tokens"] += entry.prompt_tokens
+            total["output_tokens"] += entry.output_tokens
+        else:
             total["unserved"] += 1
             total["unserved_prompt_tokens"] += entry.predicted_prompt_tokens
             total["unserved_output_tokens"] += entry.predicted_output_tokens

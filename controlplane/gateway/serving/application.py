@@ -124,7 +124,7 @@ class Application:
         elif path == "/load":
             request.require("GET")
             grant = await self.completions.keys.check(authorization)
-            load = self.completions.limits.concurrent(grant.tenant_id)
+            load = self.completions.limits.sequences(grant.tenant_id)
             await responder.whole(200, JSON_TYPE[1], b'{"server_load":%d}' % load)
         elif what := PATHS_NOT_SERVED.get(path, ""):
             raise ApiError(404, f"{what} not served here. {SERVED}", code="unsupported_endpoint")

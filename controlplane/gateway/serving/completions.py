@@ -244,7 +244,11 @@ class Completions:
                 )
             admission.settle(used)
             self.limits.leave(
-                grant.tenant_id, tokens_per_minute=grant.tokens_per_minute, predicted=predicted_tokens, used=used
+                grant.tenant_id,
+                tokens_per_minute=grant.tokens_per_minute,
+                predicted=predicted_tokens,
+                used=used,
+                sequences=call.sequences,
             )
 
     def _admit(self, ticket: Ticket, predicted_tokens: int) -> Admission:
@@ -260,6 +264,7 @@ class Completions:
                 max_concurrent=grant.max_concurrent_requests,
                 tokens_per_minute=grant.tokens_per_minute,
                 tokens=predicted_tokens,
+                sequences=ticket.call.sequences,
             )
         except ApiError:
             admission.cancel()
@@ -469,6 +474,4 @@ class Completions:
         if usage.output_tokens is not None:
             ticket.output_tokens = usage.output_tokens
         self.requests.finished(ticket)
-        if usage.prompt_tokens is not None:
-            ticket.prompt_tokens = usage.prompt_tokens
         ticket.cached_tokens = usage.cached_tokens

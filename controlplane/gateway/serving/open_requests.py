@@ -104,6 +104,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     predicted_tokens: float = 0.0  # output
     released_s: float = 0.0  # by the queue manager; 0 where it was not held
     placed_s: float = 0.0
+    worked: list[tuple[str, float, float]] = []  # (instance, begin, end): an engine worked for it
     first_token_s: float = 0.0
     first_token_heard: bool = False  # else that is when the whole answer came
     finished_s: float = 0.0
@@ -182,6 +183,10 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
             self.asked_class, self.terms = self.terms.name, self.grant.terms[decided.slo_class]
             step["asked_class"] = self.asked_class
         self.steps.insert(0, step)
+
+    def note_work(self, ended_s: float) -> None:
+        """Note that its instance worked for it, from its placement to *ended_s*: that is paid, however it ends."""
+        self.worked.append((self.instance, self.placed_s, ended_s))
 
     @property
     def expected_tokens(self) -> int:

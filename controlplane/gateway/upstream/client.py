@@ -30,6 +30,8 @@ from controlplane.gateway.upstream.tokenizing import TokenBlocks
 from controlplane.gateway.upstream.whole_answer import WholeAnswer
 from scheduling.queueing.ordering import BY_CLASS, engine_priority
 
+ENGINE_ERROR = 500
+"""Status of an answer of which the engine had begun the work; with any other than 200 it has not."""
 MOST_SERVERS = 10_000
 BYTES_TYPE = b"application/octet-stream"
 """vLLM's vectors with `encoding_format: "bytes"`, which the header `metadata` describes, or `"bytes_only"`."""
@@ -116,7 +118,7 @@ class Upstream:
         kind = Kind.COMPLETION if kept is not None and kept.opened else ticket.call.kind
         head = _head(ticket, placed, server.heads[kind], sum(map(len, body)))
         connection: Connection | None = None
-        was_sent = False
+        was_sent = took_none = False
         try:
             if placed.adapter:
                 await self.adapters.ready(placed)
@@ -141,6 +143,7 @@ class Upstream:
                     self.connections.put_back(connection)
                     connection = None
             if connection.status != 200:
+                took_none = connection.status != ENGINE_ERROR
                 await self._refused(ticket, placed, connection)
             elif not ticket.call.kind.generates:
                 await self._without_output(ticket, connection, responder, usage)
@@ -196,6 +199,11 @@ class Upstream:
             raise
         finally:
             ticket.leave_instance = ticket.connection = None
+            if was_sent and not took_none and ticket.call.kind.computes:
+                complete = connection is not None and connection.complete
+                ticket.note_work(connection.heard_s if connection is not None and complete else self.requests.clock())
+            if usage.prompt_tokens is not None:
+                ticket.prompt_tokens = usage.prompt_tokens
             if connection is not None:
                 self.connections.put_back(connection)
         if ticket.response_id and ticket.call.body.get("store") is not False:

@@ -66,7 +66,7 @@ def usage_over_time(asked: Asked, group: str, shown: Shown, by_hour: bool) -> Ch
     return Chart(
         key="usage",
         title=f"{shown.title} by {of}",
-        caption=f"In {shown.unit}, {of}s in UTC" + ("" if group == "day" else f", by {GROUPS[group]}"),
+        caption=f"In {shown.unit}, {of}s in {asked.zone}" + ("" if group == "day" else f", by {GROUPS[group]}"),
         sentence=f"{shown.title}: {shown.text(whole)} in {count(len(x))} {of}s{first}.",
         x=x,
         across=across.but(heading=of.capitalize(), range=[local(asked.since), local(asked.until)]),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from controlplane.resources.filters import Order
 from controlplane.resources.tables import Columns, sorted_by
@@ -15,6 +16,9 @@ GROUPS = {
     "model": "model",
     "class": "SLO class",
     "work": "kind of work",
+    "application": "application",
+    "batch": "batch",
+    "instance": "instance",
     "day": "day",
 }
 """By its name in addresses, what a line may be of."""
@@ -24,23 +28,33 @@ OF = {
     "model": ("model",),
     "class": ("slo_class",),
     "work": ("work",),
+    "application": ("tenant", "application"),
+    "batch": ("tenant", "batch"),
+    "instance": ("instance",),
     "day": ("day",),
 }
-WITH_OWN_IDLE = ("model", "day")
+WITH_OWN_IDLE = ("model", "instance", "day")
 """Groups whose lines have their own idle time; in the others it is a line."""
 DETAILS = {"tenant": "Title", "key": "Key"}
 """What stands next to the name of a line, by its heading."""
 IDLE = "Idle"
 MEASURES = ("requests", "prompt_tokens", "output_tokens", "gpu_hours", "cost_usd", "charged_usd")
 SORTED_BY = ("name", *MEASURES, "idle_usd")
+
+
+def _exact(name: str) -> Callable[[Any], str]:
+    """Return a column of dollars whose lines add up to the cent, however many there are."""
+    return lambda line: f"{line[name]:.6f}"
+
+
 SUMMED: Columns = {
     "Requests": "requests",
     "Prompt (tokens)": "prompt_tokens",
     "Output (tokens)": "output_tokens",
     "KV (token-seconds)": "kv_token_s",
     "GPU time (h)": "gpu_hours",
-    "Cost (USD)": "cost_usd",
-    "Charged (USD)": "charged_usd",
+    "Cost (USD)": _exact("cost_usd"),
+    "Charged (USD)": _exact("charged_usd"),
 }
 NAMES: dict[str, Columns] = {
     "tenant": {"Tenant": "name", "Title": "detail"},
@@ -48,7 +62,9 @@ NAMES: dict[str, Columns] = {
     "model": {"Model": "name"},
     "class": {"SLO class": "name"},
     "work": {"Kind of work": "name"},
-    "day": {"Day (UTC)": "name"},
+    "application": {"Application": "name", "Tenant": "tenant"},
+    "batch": {"Batch": "name", "Tenant": "tenant"},
+    "instance": {"Instance": "name"},
 }
 
 Line = dict[str, Any]
@@ -65,10 +81,11 @@ DONATED: Columns = {
 """Of the file of what was donated to the spot pool."""
 
 
-def columns(group: str, sees_idle: bool) -> Columns:
+def columns(group: str, sees_idle: bool, zone: ZoneInfo) -> Columns:
     """Of the file: those of *group*, its sums, and for groups with idle time what that cost."""
-    idle: Columns = {"Idle cost (USD)": "idle_usd"} if sees_idle and group in WITH_OWN_IDLE else {}
-    return {**NAMES[group], **SUMMED, **idle}
+    idle: Columns = {"Idle cost (USD)": _exact("idle_usd")} if sees_idle and group in WITH_OWN_IDLE else {}
+    names: Columns = NAMES.get(group, {f"Day ({zone})": "name"})
+    return {**names, **SUMMED, **idle}
 
 
 def lines(asked: Asked, group: str, order: Order) -> list[Line]:
@@ -104,13 +121,19 @@ def name_of(row: dict[str, Any], group: str) -> str:
             return str(row["slo_class"])
         case "work":
             return str(Work(row["work"]).label)
+        case "application" | "batch":
+            return row[group] or f"no {group}"
+        case "instance":
+            return row["instance"] or "never placed"
     day: datetime = row["day"]
     return f"{day:%F}"
 
 
 def key_of(row: dict[str, Any], group: str) -> Any:
     """What a line is known by: names of keys may be the same."""
-    return row["key"] if group == "key" else name_of(row, group)
+    if group == "key":
+        return row["key"]
+    return (row["tenant_name"], row[group]) if group in ("application", "batch") else name_of(row, group)
 
 
 def with_hours(row: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +152,11 @@ def total(rows: Iterable[dict[str, Any]]) -> Line:
 
 def _more(row: dict[str, Any], group: str) -> dict[str, Any]:
     if group == "key":
-        return {"detail": f"{row['key_prefix']}…" if row["key_prefix"] else "", "tenant": row["tenant_name"]}
+        revoked = ", revoked" if row["key_revoked_at"] else ""
+        prefix = f"{row['key_prefix']}…{revoked}" if row["key_prefix"] else ""
+        return {"detail": prefix, "tenant": row["tenant_name"]}
+    if group in ("application", "batch"):
+        return {"tenant": row["tenant_name"]}
     if group == "tenant":
         return {"detail": row["tenant_title"]}
     return {}
@@ -155,4 +182,6 @@ def linked(shown: Sequence[Line], href: Callable[..., str], group: str, several_
         "work": lambda line: {"by": "class"},
         "day": lambda line: {"period": "dates", "from": line["name"], "to": line["name"], "by": then},
     }
+    if group not in narrowed:
+        return list(shown)
     return [line | {"href": href(**narrowed[group](line))} if line.get("key") else line for line in shown]

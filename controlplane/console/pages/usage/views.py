@@ -1,7 +1,8 @@
 """Usage: who used what of the fleet, what it cost and what is charged for it; a tenant's people see their own."""
 
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
 
 from django.db.models import Min
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -11,7 +12,7 @@ from django.views.decorators.http import require_GET, require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.accounts.selectors import visible_tenants
-from controlplane.console.access.roles import may, signed_in
+from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.lists import list_page
@@ -22,9 +23,9 @@ from controlplane.fleet.models import SloClass
 from controlplane.fleet.spot import selectors as spot
 from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.filters import Day, Filters, Hidden, Select, every, model_select, number, sort_by
+from controlplane.resources.inventory import PRICES
 from controlplane.resources.tables import table
-from controlplane.usage.counting import hour_of
-from controlplane.usage.selectors import Asked, counted_until, usage, used_models
+from controlplane.usage.selectors import Asked, counted_until, usage, used_models, zone_of
 
 DAY = timedelta(days=1)
 LONGEST = 366 * DAY
@@ -56,11 +57,13 @@ def query_of(request: HttpRequest, now: datetime) -> Query:
     of = None if sees_fleet else tenants
     several = len(names) > 1
     dates = request.GET.get("period") == "dates"
+    of_all = sees_fleet and not (request.GET.get("tenant") or request.GET.get("key"))  # instances serve all tenants
+    groups = [(by, name) for by, name in GROUPED_BY if by != "instance" or of_all]
     filters = Filters(
         request.GET,
         Select("period", "Period", PERIODS, "7"),
         *([Day("from", "From"), Day("to", "To")] if dates else []),
-        Select("by", "Grouped by", GROUPED_BY, "tenant" if several else "model"),
+        Select("by", "Grouped by", groups, "tenant" if several else "model"),
         Select("show", "Chart", [(name, shown.title) for name, shown in SHOWN.items()], "cost"),
         Select("tenant", "Tenant", every("tenants", names)) if several else Hidden("tenant", names),
         model_select(used_models(of), free=160),
@@ -68,23 +71,24 @@ def query_of(request: HttpRequest, now: datetime) -> Query:
         Hidden("key"),
         sort_by(tables.SORTED_BY, "-name" if request.GET.get("by") == "day" else "-cost_usd"),
     )
-    since, until = period(filters, now)
+    zone = zone_of(of, filters["tenant"])
+    since, until = period(filters, now, zone)
     narrowed = {
         "tenant__name": filters["tenant"],
         "model": filters["model"],
         "slo_class": filters["class"],
         "api_key": str(number(filters["key"]) or ""),
     }
-    return Query(filters, Asked(since, until, of, narrowed), sees_fleet, several)
+    return Query(filters, Asked(since, until, of, narrowed, zone), sees_fleet, several)
 
 
-def period(filters: Filters, now: datetime) -> tuple[datetime, datetime]:
-    """The days (UTC) that are asked for: from the beginning of the first to the end of the last, a year at most."""
-    today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+def period(filters: Filters, now: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
+    """The days of *zone* that are asked for: from the beginning of the first to the end of the last, a year at most."""
+    today = now.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)
     if filters["period"] != "dates":
         return today - (int(filters["period"]) - 1) * DAY, today + DAY
     first, last = (
-        datetime.fromisoformat(filters[name]).replace(tzinfo=UTC) if filters[name] else default
+        datetime.fromisoformat(filters[name]).replace(tzinfo=zone) if filters[name] else default
         for name, default in (("from", today - 6 * DAY), ("to", today))
     )
     first, last = min(first, last), max(first, last)
@@ -95,7 +99,8 @@ def chart_of(query: Query, now: datetime) -> Chart:
     """The figure of the page, made once for everybody who asks for the same within a while."""
     asked, filters = query.asked, query.filters
     first = asked.rows().aggregate(at=Min("hour"))["at"] or asked.since
-    next_hour = hour_of(now) + timedelta(hours=1)
+    first, next_hour = (at.astimezone(asked.zone).replace(minute=0, second=0, microsecond=0) for at in (first, now))
+    next_hour += timedelta(hours=1)
     by_hour = min(next_hour, asked.until) - first <= BY_HOUR
     if by_hour:
         until = min(next_hour, asked.until)
@@ -120,7 +125,7 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
             return chart.csv("usage-chart")
         if request.GET.get("table") == "donated":
             return table(tables.DONATED, map(asdict, donated)).csv("usage-donated")
-        return table(tables.columns(group, query.sees_idle), lines).csv(f"usage-by-{group}")
+        return table(tables.columns(group, query.sees_idle, asked.zone), lines).csv(f"usage-by-{group}")
 
     def href(**changes: str) -> str:
         changed = request.GET.copy()
@@ -144,10 +149,11 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
         "every_s": CHARTS_EVERY_S,
         "lines": tables.linked(lines, href, group, query.several_tenants),
         "donated": donated,
+        "with_tenant": query.several_tenants and group in ("key", "application", "batch"),
         "own_idle": query.sees_idle and group in tables.WITH_OWN_IDLE,
         "counted_until": counted_until(),
-        "since": asked.since,
-        "last": asked.until - DAY,
+        "days": [f"{day.day} {day:%b %Y}" for day in (asked.since, asked.until - DAY)],
+        "zone": asked.zone,
     }
     return render(request, "console/usage/usage.html", context)
 
@@ -156,6 +162,12 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
 @signed_in
 def budgets(request: HttpRequest) -> HttpResponseBase:
     return list_page(request, BUDGETS, can_edit=may(request, Role.ADMIN))
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def prices(request: HttpRequest) -> HttpResponseBase:
+    return list_page(request, PRICES)
 
 
 @require_GET
