@@ -94,8 +94,8 @@ class Environment(Tunable, BaseSettings):
     """Maximum nesting of a `/v1` request body."""
     CORS_ORIGINS: Texts = []
     """Origins (`https://host`) whose pages may call `/v1` from a browser; `*` is any. Requests still need a key."""
-    KEY_CACHE_S: Seconds = 2.0
-    """Cache lifetime of a verified API key."""
+    KEY_CACHE_S: Seconds = 1.0
+    """Cache lifetime of a verified API key; a key that ends, ends its open requests within it, too."""
     FLEET_REFRESH_S: PositiveSeconds = 1.0
     """Interval at which the gateway reads the inventory."""
     HEARTBEAT_S: PositiveSeconds = 1.0

@@ -181,10 +181,12 @@ class Feeder:
         counts = Counter(line.row.batch_id for line in self._open.values())
         pending = Counter(answer.batch_id for answer in self._answers)
         for batch in batches:
-            late = batch.expires_at <= timezone.now()
+            if not batch.has_key and batch.status == BatchStatus.IN_PROGRESS:
+                await database_sync_to_async(services.end_key_of)(batch)
+            late = batch.expires_at <= timezone.now() or not batch.has_key
             if late or batch.status == BatchStatus.CANCELLING:
                 mine = [line for line in self._open.values() if line.row.batch_id == batch.pk]
-                # Lines that run finish when the batch is cancelled; at its deadline they are cut off.
+                # Lines that run finish when the batch is cancelled; at its deadline or without its key they are cut off.
                 running_ids = self.completions.requests.at_instances()
                 await self._let_go([one for one in mine if late or services.request_id(one.row) not in running_ids])
                 if any(line.number in self._open for line in mine) or pending[batch.pk]:
@@ -388,16 +390,17 @@ def _sources_of(batch: Batch) -> list[Source]:
 def grant_of(batch: Batch) -> Grant:
     """Grant of the lines of *batch*. Raises ApiError 403 where its tenant may use no non-interactive class any longer."""
     tenant = batch.tenant
+    assert batch.api_key is not None, "batches without a usable key are cancelled"
     window_s = int((batch.expires_at - batch.created_at) / timedelta(seconds=1))
     terms = replace(SloTerms.of(services.class_of(tenant)), deadline_s=window_s, if_unreachable=ADMIT)
     return Grant(
-        key_id=batch.api_key_id or 0,
+        key_id=batch.api_key.pk,
         tenant_id=tenant.pk,
         tenant=tenant.name,
         max_concurrent_requests=1 << 30,
         tokens_per_minute=0,
         rates=False,
-        models=frozenset(batch.api_key.allowed_models if batch.api_key else ()),
+        models=frozenset(batch.api_key.allowed_models),
         default_terms=terms,
         terms={terms.name: terms},
     )

@@ -160,6 +160,11 @@ class Batch(models.Model):
         return min(self.expires_at, self.urgent_by) if self.urgent_by else self.expires_at
 
     @property
+    def has_key(self) -> bool:
+        """Whether the key that made it may still be used. Without it, it has no rights: not those of its whole tenant."""
+        return self.api_key is not None and self.api_key.usable and self.tenant.active
+
+    @property
     def ended_lines(self) -> int:
         return self.completed + self.failed
 

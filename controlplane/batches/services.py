@@ -36,6 +36,7 @@ WINDOW = re.compile(r"([1-9]|1\d|2[0-4])h")
 SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 2_592_000
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
+KEY_ENDED = "The API key that made this batch has expired, was revoked or deleted, or its tenant is switched off."
 UNFINISHED = {BatchStatus.EXPIRED: EXPIRED, BatchStatus.CANCELLED: CANCELLED}
 
 
@@ -219,6 +220,21 @@ def cancel_batch(batch: Batch) -> None:
     batch.refresh_from_db()
 
 
+def end_key_of(batch: Batch) -> None:
+    """Cancel *batch*, whose key may no longer be used, and say so in its errors."""
+    errors = [_shown(Problem("invalid_api_key", KEY_ENDED))]
+    with transaction.atomic():
+        if enter(
+            batch.pk,
+            BatchStatus.CANCELLING,
+            of=(BatchStatus.IN_PROGRESS,),
+            ends_as=BatchStatus.CANCELLED,
+            errors=errors,
+        ):
+            batch.refresh_from_db(fields=["status", "ends_as", "errors", "moments"])
+            record("batch.key_ended", batch, actor="batches", after={"done": batch.ended_lines, "lines": batch.total})
+
+
 def validate_batch(batch_id: int) -> bool:
     """Read the input file line by line and store its requests; the batch is in progress or failed afterwards.
 
@@ -226,11 +242,15 @@ def validate_batch(batch_id: int) -> bool:
     whether the batch is in progress. Raises ApiError 503 if the store of files fails: the batch stays as it is.
     """
     batch = (
-        Batch.objects.select_related("input_file", "api_key").filter(pk=batch_id, status=BatchStatus.VALIDATING).first()
+        Batch.objects.select_related("input_file", "api_key", "tenant")
+        .filter(pk=batch_id, status=BatchStatus.VALIDATING)
+        .first()
     )
     if batch is None:
         return False
-    allowed = batch.api_key.allowed_models if batch.api_key else ()
+    if batch.api_key is None or not batch.has_key:
+        return _fail(batch, [Problem("invalid_api_key", KEY_ENDED)], 0)
+    allowed = batch.api_key.allowed_models
     every = [(name, task, name) for name, task in Model.objects.values_list("name", "task")]
     adapters = adapters_of(batch.tenant_id).filter(active=True)
     every += adapters.values_list("name", "base__task", "base__name")

@@ -110,6 +110,11 @@ def invalid_key(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers=((b"www-authenticate", b"Bearer"),))
 
 
+KEY_ENDED = invalid_key(
+    "The API key of this request has expired, was revoked or deleted, or its tenant is switched off."
+)
+
+
 def unknown_model(name: str) -> ApiError:
     return ApiError(
         404,

@@ -221,7 +221,7 @@ class Gateway:
             self._every(self.jobs.add("count-tokens", COUNT_S), self._count),
             self._every(self.jobs.add("sweep-queues", SWEEP_S), self._sweep),
             self._every(self.jobs.add("release-held-work", held_work.LOOK_S), self._release),
-            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self.keys.refresh),
+            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self._refresh_keys),
             self._every(self.jobs.add("refresh-budgets", settings.KEY_CACHE_S, "database"), self.budgets.refresh),
             self._every(self.jobs.add("note-key-use", NOTE_USE_S, "database"), self.keys.note_use),
             self._every(self.write_job, database_sync_to_async(probe_write)),
@@ -278,6 +278,9 @@ class Gateway:
         if self.topology.changed.is_set():
             self.topology.changed.clear()
             self.dispatcher.pump_all()
+
+    async def _refresh_keys(self) -> None:
+        self.requests.end_keys(await self.keys.refresh(self.requests.key_ids()))
 
     async def _sweep(self) -> None:
         """Do every part of the sweep, and raise the first error of any."""

@@ -4,11 +4,11 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from channels.db import database_sync_to_async
-from django.db.models import Prefetch
+from django.db.models import Prefetch, Q
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey
@@ -195,11 +195,11 @@ class Words:
         return name
 
 
-def _load(hashes: Iterable[str]) -> tuple[dict[str, Grant], Words]:
-    """Return grants of the usable keys among *hashes* (SHA-256, hexadecimal), and the names that requests may use."""
+def _load(hashes: Iterable[str], ids: Collection[int] = ()) -> tuple[dict[str, Grant], Words]:
+    """Return grants of the usable keys among *hashes* (SHA-256, hexadecimal) and *ids*, and the names of classes and regions."""
     classes = frozenset(word for pair in SloClass.objects.values_list("name", "service_tier") for word in pair if word)
     rows = (
-        ApiKey.objects.filter(sha256__in=list(hashes), revoked_at=None, tenant__active=True)
+        ApiKey.objects.filter(Q(sha256__in=list(hashes)) | Q(pk__in=ids), revoked_at=None, tenant__active=True)
         .select_related("tenant__default_slo_class__degrades_to")
         .prefetch_related(Prefetch("tenant__slo_classes", SloClass.objects.select_related("degrades_to")))
     )
@@ -224,7 +224,7 @@ def _load(hashes: Iterable[str]) -> tuple[dict[str, Grant], Words]:
 
 
 class Keys:
-    """A cache of checked keys. A revoked key stops working at the next `refresh`."""
+    """A cache of checked keys. A key that ends stops working at the next `refresh`."""
 
     def __init__(self) -> None:
         self.words = Words()
@@ -272,20 +272,22 @@ class Keys:
             raise invalid_key("This API key is unknown or has been revoked.")
         return grant
 
-    async def refresh(self) -> None:
+    async def refresh(self, open_keys: Collection[int] = ()) -> set[int]:
         """Read every cached key again and drop unknown ones. On failure the cache is kept for a while.
 
-        Raises what the database raises.
+        *open_keys*: ids of the keys of open requests; return those that may no longer be used. Raises what the database
+        raises.
         """
         hashes = [digest for digest, grant in self._grants.items() if grant is not None]
         try:
-            grants, self.words = await database_sync_to_async(_load)(hashes)
+            grants, self.words = await database_sync_to_async(_load)(hashes, open_keys)
         except Exception:
             if time.monotonic() - self._checked_s > DATABASE_DOWN_GRACE_S:
                 self._grants.clear()
             raise
         self._grants = dict(grants)
         self._checked_s = time.monotonic()
+        return set(open_keys) - {grant.key_id for grant in grants.values()}
 
     async def note_use(self) -> None:
         """Write `last_used_at` of the keys used since the last call."""

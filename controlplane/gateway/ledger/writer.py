@@ -21,6 +21,7 @@ from django.db import DataError, IntegrityError, connection, transaction
 from django.db.models import CharField
 from msgspec.structs import asdict
 
+from controlplane.accounts.models import ApiKey
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.gateway.ledger import refused
@@ -50,11 +51,15 @@ _ARRIVED = COLUMNS.index("arrived_at")
 
 def _column(at: int, name: str) -> str:
     """Return the expression for column *name* of the row `value`."""
-    if connection.vendor != "postgresql":
-        return f"json_extract(value, '$[{at}]')"
     field = LedgerRow._meta.get_field(name)
-    of_text = isinstance(field, CharField)  # a cast would cut what is too long
-    return f"value->>{at}" if of_text else f"(value->>{at})::{field.db_type(connection)}"
+    if connection.vendor != "postgresql":
+        value = f"json_extract(value, '$[{at}]')"
+    else:
+        of_text = isinstance(field, CharField)  # a cast would cut what is too long
+        value = f"value->>{at}" if of_text else f"(value->>{at})::{field.db_type(connection)}"
+    if name == "api_key_id":  # a key that was deleted while its request ran
+        return f"(SELECT id FROM {ApiKey._meta.db_table} WHERE id = {value})"  # noqa: S608
+    return value
 
 
 _INSERT = (

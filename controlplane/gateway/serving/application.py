@@ -109,12 +109,13 @@ class Application:
         if (kind := PATH_KINDS.get(path)) is not None:
             responder.anthropic = kind in ANTHROPIC
             request.require("POST")
-            grant = await self.completions.keys.check(authorization)
+            await self.completions.keys.check(authorization)
             if not self.owns():
                 raise STANDING_BY
             if (wait := self.pace.enter()) is not None:
                 await wait
             raw = await request.body(self.most_body_bytes)
+            grant = await self.completions.keys.check(authorization)  # the body may have taken minutes
             await self.completions.complete(grant, raw, request, responder, kind)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             request.require("GET")

@@ -21,7 +21,7 @@ from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits, LoopLoad
 from controlplane.gateway.admission.marks import Marks, marks_of
 from controlplane.gateway.admission.validation import SPEECH, Call, Kind, parse, with_prompt
-from controlplane.gateway.errors import JSON_TYPE, STOPPING, ApiError, not_served, unknown_model
+from controlplane.gateway.errors import JSON_TYPE, KEY_ENDED, STOPPING, ApiError, not_served, unknown_model
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.serving.http import HttpRequest, Responder
@@ -451,11 +451,12 @@ class Completions:
             if ticket.interrupted is Interrupt.DISCONNECT:
                 ticket.error_code = "client_disconnected"
                 ticket.move(TicketState.CANCELLED)
-            else:  # the server is stopping and has waited long enough
-                ticket.fail(STOPPING)
+            else:  # without a reason the server is stopping and has waited long enough
+                why = KEY_ENDED if ticket.interrupted is Interrupt.KEY_ENDED else STOPPING
+                ticket.fail(why)
                 ticket.move(TicketState.FAILED)
                 with contextlib.suppress(Exception):
-                    await responder.error(STOPPING)
+                    await responder.error(why)
         except Exception:
             ticket.error_code, ticket.status = "internal_error", 500
             ticket.move(TicketState.FAILED)

@@ -7,7 +7,7 @@ tickets and reported together, ten times a second.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from enum import Enum, IntEnum
 from itertools import count
@@ -65,6 +65,7 @@ class Interrupt(Enum):
     INSTANCE_LOST = "the instance stopped answering"
     RECLAIMED = "the donated instance was reclaimed"
     STOPPED = "its run was stopped"
+    KEY_ENDED = "its API key may no longer be used"
 
 
 class OpenSpan(Struct):
@@ -271,6 +272,16 @@ class OpenRequests:
         """Return the ids of the requests that an instance was given."""
         given = (TicketState.PLACED, TicketState.STREAMING)
         return frozenset(one.asked.request_id for one in self._tickets.values() if one.state in given)
+
+    def key_ids(self) -> set[int]:
+        """Return the ids of the keys with open requests."""
+        return {ticket.grant.key_id for ticket in self._tickets.values()}
+
+    def end_keys(self, key_ids: Collection[int]) -> None:
+        """End the requests of keys that may no longer be used, wherever they are."""
+        for ticket in list(self._tickets.values()):
+            if ticket.grant.key_id in key_ids:
+                ticket.interrupt(Interrupt.KEY_ENDED)
 
     def headers_came(self, ticket: Ticket) -> None:
         """Record that the instance of *ticket* begins to answer."""
