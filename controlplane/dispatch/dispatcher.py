@@ -247,7 +247,7 @@ class Dispatcher:
     def _guarded(self, act: Callable[Concatenate[Request, P], object]) -> Callable[Concatenate[Request, P], None]:
         """Return *act*, whose error ends that request only: a sweep continues with the rest."""
 
-        def guarded(request: Request, *args: P.args, **kwargs: P.kwargs) -> None:
+        def guarded(request: Request, /, *args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 act(request, *args, **kwargs)
             except Exception:
