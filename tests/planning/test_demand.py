@@ -5,6 +5,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.models import Quantity
@@ -104,18 +105,16 @@ class TestDemand:
         assert demand.last_complete(NOW, 60) == NOW.replace(second=0)
         assert demand.last_complete(NOW - timedelta(seconds=20), 60) == NOW.replace(second=0) - timedelta(minutes=1)
 
-    def test_buffer_of_what_can_wait(self, make_minutes):
-        from controlplane.fleet.models import SloClass, SloKind
-
-        SloClass.objects.create(name="flexible", title="Flexible", kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
-        make_minutes(10)
-        make_minutes(10, prompt=6_000, output=0, slo_class="flexible")
-        rates = demand.non_interactive(NOW.replace(second=0))
-        assert rates == {PLACE: pytest.approx(100.0)}
+    @pytest.mark.parametrize(("deadline_s", "rate"), [(600, 100.0), (7200, 50.0)])
+    def test_deferred_work_is_averaged_over_its_deadline_of_the_minutes_that_were_counted(
+        self, make_minutes, deadline_s, rate
+    ):
+        SloClass.objects.create(name="flexible", title="Flexible", kind=SloKind.NON_INTERACTIVE, deadline_s=deadline_s)
+        make_minutes(120)
+        make_minutes(60, prompt=6_000, output=0, slo_class="flexible")
+        assert demand.deferred(NOW.replace(second=0)) == {PLACE: pytest.approx(rate)}
 
     def test_what_can_wait_is_counted_once_in_a_plan_and_what_takes_the_rest_never(self, make_minutes, settings):
-        from controlplane.fleet.models import SloClass, SloKind
-
         for name, kind in (("flexible", SloKind.NON_INTERACTIVE), ("idle", SloKind.OPPORTUNISTIC)):
             SloClass.objects.create(name=name, title=name, kind=kind, deadline_s=3600)
             make_minutes(10, prompt=6_000_000, output=0, slo_class=name)
@@ -129,7 +128,12 @@ class TestDemand:
         assert set(selectors.demand(*PLACE, Quantity.PROMPT, starts, 60)) == {1000.0}
         assert selectors.demand_now(Quantity.PROMPT, NOW) == {PLACE: 1000.0}
         assert selectors.demand_now(Quantity.PROMPT, NOW, "idle") == {PLACE: 100_000.0}
-        assert demand.non_interactive(NOW.replace(second=0)) == {PLACE: pytest.approx(100_000.0)}
+        assert demand.deferred(NOW.replace(second=0)) == {PLACE: pytest.approx(100_000.0)}
+        of_group = {"": 1000.0, demand.DEFERRED: 100_000.0, demand.EVERY_CLASS: 101_000.0}
+        for group, rate in of_group.items():
+            assert selectors.demand_now(Quantity.PROMPT, NOW, group) == {PLACE: rate}
+            assert set(selectors.demand(*PLACE, Quantity.PROMPT, starts, 60, group)) == {rate}
+        assert set(series.of(PLACE, Quantity.PROMPT, demand.DEFERRED)) == {100_000.0}
 
     def test_demand_that_was_not_served_in_its_callers_region(self, make_minutes):
         make_minutes(2)

@@ -59,10 +59,11 @@ FLEET_TILES = (
     ),
     Tile(
         "ttft_p95_ms",
-        "Interactive TTFT p95",
-        "milliseconds",
+        "TTFT p95",
+        "ttft",
         over_slo,
-        "Of interactive classes alone, in the last minute. Warns above the SLO, critical above twice the SLO",
+        "Of the SLO class that does worst against its own promise, in the last minute. Warns above the SLO, critical above "
+        "twice the SLO",
     ),
 )
 

@@ -75,9 +75,10 @@ TILES = (
     Tile(
         "ttft_p95_ms",
         "TTFT p95",
-        "milliseconds",
+        "ttft",
         over_slo,
-        "Warns above the SLO, critical above twice the SLO",
+        "Of the SLO class that does worst against its own promise, in the last minute. Warns above the SLO, critical above "
+        "twice the SLO",
         look="hours=1&sort=-ttft_ms",
     ),
     Tile("itl_p95_ms", "ITL p95", "milliseconds", look="hours=1&sort=-itl_ms"),
