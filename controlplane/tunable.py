@@ -95,7 +95,7 @@ class Forecasts(Group):
     """Forecasts of demand"""
 
     FORECASTER: Annotated[str, PER_MODEL] = ""
-    """Demand forecaster, a name in `forecasting.workload`; default is the best in the model's backtests."""
+    """Demand forecaster, a name in `forecasting.workload`; by default `blend`, whatever the model's backtests say."""
     FORECAST_WINDOW_S: WholeMinutes = 600
     """Length of one forecast window; a whole number of minutes."""
     FORECAST_WINDOWS: PositiveCount = 6

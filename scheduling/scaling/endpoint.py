@@ -143,7 +143,7 @@ class Strategy(Protocol):
 
 
 class Sources(NamedTuple):
-    """Sources of added instances, quickest first (SageServe 6.5)."""
+    """Sources of added instances, in the order in which they are taken (SageServe 6.5)."""
 
     draining: int
     own_spot: int

@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.console.pages.plans import inputs
 from controlplane.events.models import Event
-from controlplane.fleet.models import Deployment, Model, Node, SloClass
+from controlplane.fleet.models import Deployment, Node, SloClass
 from controlplane.planning import selectors as planning
 from controlplane.planning import services
 from controlplane.planning.execution import live_views

@@ -52,9 +52,9 @@ FLEET_TILES = (
     ),
     Tile(
         "spot_usd_per_hour",
-        "Spot earnings",
+        "At spot price",
         "of_today",
-        rule="The spot price for each hour donated",
+        rule="The spot price for each hour donated: what others would ask for it. Nobody pays it",
         empty="price unknown",
     ),
     Tile(
