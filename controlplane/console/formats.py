@@ -274,7 +274,6 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "tokens_per_second": lambda value, row: _unit(quantity(value), "tok/s"),
     "running_of": lambda value, row: NONE if value is None else f"{count(value)} / {count(row.get('max_num_seqs'))}",
     "slo_met": lambda value, row: _of_class(percent_fine(value), row),
-    "ttft": lambda value, row: ", ".join(filter(None, (milliseconds(value), row.get("ttft_class")))),
     "ready_of": lambda value, row: _unit(count(value), f"of {count(row.get('instances'))}"),
     "of_judged": lambda value, row: _unit(percent(value), f"{count(row['met'])} of {count(row['judged'])} in 7 days"),
     "of_running": lambda value, row: _unit(count(value), f"of {count(row['running'])} running"),

@@ -60,10 +60,11 @@ FLEET_TILES = (
     Tile(
         "ttft_p95_ms",
         "TTFT p95",
-        "ttft",
+        "milliseconds",
         over_slo,
         "Of the SLO class that does worst against its own promise, in the last minute. Warns above the SLO, critical above "
         "twice the SLO",
+        of="ttft_class",
     ),
 )
 

@@ -141,7 +141,7 @@ def unit_title(unit: str) -> str:
 
 def _of_class(outlook: Outlook) -> str:
     if outlook.slo_class == EVERY_CLASS:
-        return ", interactive and deferred,"
+        return " of interactive and deferred classes"
     if outlook.slo_class == DEFERRED:
         return " of the deferred classes"
     return f" of the class {outlook.slo_class}" if outlook.slo_class else " of the interactive classes"

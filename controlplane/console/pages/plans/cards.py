@@ -138,19 +138,21 @@ def undone_in_words(pairs: Sequence[Undone]) -> str:
 
 def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
     """Return the one card of *plan*."""
-    return cards_of([plan], titles, now)[0]
+    return cards_of([plan], titles, now, judged=True)[0]
 
 
-def cards_of(plans: Collection[ScalingPlan], titles: Mapping[str, str], now: datetime) -> list[Card]:
+def cards_of(
+    plans: Collection[ScalingPlan], titles: Mapping[str, str], now: datetime, *, judged: bool = False
+) -> list[Card]:
     """Return cards of *plans*: the instances when each was made, and the moves that others have taken back since.
 
-    *titles* are those of regions and GPU types.
+    *titles* are those of regions and GPU types. *judged*: those that wait are held against the load of now.
     """
     undone = contested.undone_of(plans)
     rows = Deployment.objects.order_by().values_list("model", "region__name", "gpu_type__name", "tensor_parallel")
     gpus = {(model, region, gpu_type): count for model, region, gpu_type, count in rows}
-    waits = any(plan.status == PlanStatus.ADVICE and plan.valid_until > now for plan in plans)
-    loads = load_now.read(now) if waits else {}
+    judged = judged and any(plan.status == PlanStatus.ADVICE and plan.valid_until > now for plan in plans)
+    loads = load_now.read(now) if judged else {}
     return [
         _card(plan, titles, now, gpus, undone_in_words(undone.get(plan.pk, [])), loads.get(plan.model.name))
         for plan in plans

@@ -82,7 +82,7 @@ def comparison_chart(comparison: StrategyComparison | None, used: set[str]) -> C
 
 def demand_chart(model: str, now: datetime) -> Chart:
     """Return demand, forecast, capacity and planned capacity of *model*, or of all (empty)."""
-    return replace(demand_and_capacity(model, TOKENS, now), key="demand", size="")
+    return replace(demand_and_capacity(model, TOKENS, now), key="demand")
 
 
 @require_safe
@@ -101,7 +101,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         return _csv(request.GET.get("table", ""), model, matrix, compared, {"strategies-chart": chart, "demand": asked})
     waiting = [plan for plan in planning.waiting_plans() if plan.valid_until > now]
     shown = {plan.pk: plan for plan in [*waiting, *current.values()] if model in ("", plan.model.name)}
-    cards = cards_of(list(shown.values()), titles, now)
+    cards = cards_of(list(shown.values()), titles, now, judged=True)
     cards.sort(key=lambda card: (not card.decidable, card.expired, card.plan.model.name))
     operator = may(request, Role.OPERATOR)
     policies = [(row, policy) for row, policy in planning.policies() if model in ("", row.name)]
