@@ -17,7 +17,7 @@ from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.models import CapacityStep
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
-from controlplane.planning.forecasts.selectors import demand_now, summed_apart
+from controlplane.planning.forecasts.selectors import demand_now, omitted_from_sums
 from controlplane.planning.models import WHAT_IF, ScalingPlan
 from controlplane.rows import narrowed, newest_of_each
 
@@ -110,7 +110,7 @@ def record_capacity(now: datetime) -> int:
 
 def capacity_over_time(model: str, region: str, moments: Sequence[datetime]) -> list[float | None]:
     """Return recorded capacity at each of *moments* (oldest first), summed over all regions, or all models that
-    `summed_apart` does not name, where one is empty.
+    `omitted_from_sums` does not name, where one is empty.
 
     None before the first record.
     """
@@ -118,7 +118,7 @@ def capacity_over_time(model: str, region: str, moments: Sequence[datetime]) -> 
         return []
     steps = narrowed(CapacityStep.objects.filter(at__lte=moments[-1]), model=model, region=region)
     if not model:
-        steps = steps.exclude(model__in=summed_apart())
+        steps = steps.exclude(model__in=omitted_from_sums())
     by_place: dict[tuple[str, str], list[tuple[datetime, float | None]]] = defaultdict(list)
     first = newest_of_each(steps.filter(at__lte=moments[0]), "model", "region")
     for row in first:

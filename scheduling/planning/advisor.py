@@ -108,7 +108,7 @@ class Demand:
     ) -> "Demand":
         """Return it with room for the deferred work that waits: *due* has (deadline, tokens) by model.
 
-        The room is the least constant rate that serves what arrives (each endpoint's beta, which goes on) and what waits
+        The room is the least constant rate that serves what arrives (each endpoint's beta, without end) and what waits
         by their deadlines. Where requests are counted only once they have ended, what waits has arrived besides, within
         *uncounted_over_s*. Each region gets a share of what is added by its expected demand: the work may run anywhere.
         """

@@ -70,7 +70,7 @@ def test_a_proposal_below_the_load_of_now_says_so_in_its_note_and_where_it_is_ap
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("minute_windows")
-def test_the_load_of_now_is_of_each_class_apart(make_minutes):
+def test_the_load_of_now_is_of_each_kind_of_class(make_minutes):
     SloClass.objects.create(name="flex", title="Flex", kind="non_interactive", deadline_s=3600)
     SloClass.objects.create(name="rest", title="Rest", kind="opportunistic")
     make_minutes(10, prompt=60_000, output=0, slo_met=9, slo_judged=10)

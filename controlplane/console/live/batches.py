@@ -54,7 +54,7 @@ FLEET_TILES = (
         "spot_usd_per_hour",
         "At spot price",
         "of_today",
-        rule="The spot price for each hour donated: what others would ask for it. Nobody pays it",
+        rule="The spot price for each hour donated: what others would ask for it, not paid by anyone",
         empty="price unknown",
     ),
     Tile(

@@ -54,14 +54,14 @@ def demand(
 ) -> Series:
     """Return tokens per second of one series in each window starting at *starts* (evenly spaced, oldest first).
 
-    Without a model, of all models that `summed_apart` does not name; without a region, of all regions. None is a gap, as in
+    Without a model, of all models that `omitted_from_sums` does not name; without a region, of all regions. None is a gap, as in
     `demand.read`, which reads every series. *slo_class* filters: empty is all interactive classes, or `DEFERRED` or
     `EVERY_CLASS`; *quantity* may be `TOKENS`. Windows with generated minutes are no gaps; see `generated_past`.
     """
     if not starts:
         return []
     end = starts[-1] + timedelta(seconds=window_s)
-    of_models = Q(model=model) if model else ~Q(model__in=summed_apart())
+    of_models = Q(model=model) if model else ~Q(model__in=omitted_from_sums())
     of_series = of_models & (asked_from(region) if region else Q()) & _of(slo_class)
     rows = (
         MinuteRow.objects.filter(minute__gte=starts[0], minute__lt=end)
@@ -95,15 +95,15 @@ def _of(slo_class: str) -> Q:
     return Q(slo_class=slo_class) if slo_class else ~Q(slo_class__in=other_classes())
 
 
-def summed_apart() -> set[str]:
+def omitted_from_sums() -> set[str]:
     """Return models that sums over the fleet leave out: those without output, where others generate.
 
     An embedding takes a hundredth of what as many tokens of chat take: in one sum, idle embedding instances would hide
     that those for chat are full.
     """
     tasks = dict(Model.objects.filter(active=True).values_list("name", "task"))
-    apart = {name for name, task in tasks.items() if task in POOLING_TASKS}
-    return apart if len(apart) < len(tasks) else set()
+    omitted = {name for name, task in tasks.items() if task in POOLING_TASKS}
+    return omitted if len(omitted) < len(tasks) else set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,8 +171,8 @@ def _forecasts(asked: OutlookFilter, now: datetime) -> list[Forecast]:
     everywhere = selectors.forecasts_in_force(
         asked.quantity, since, asked.slo_class, model=asked.model, region=asked.region
     )
-    apart = set() if asked.model else selectors.summed_apart()
-    served = {endpoint for endpoint in demand.endpoints() if endpoint[0] not in apart}
+    omitted = set() if asked.model else selectors.omitted_from_sums()
+    served = {endpoint for endpoint in demand.endpoints() if endpoint[0] not in omitted}
     return [row for key, rows in sorted(everywhere.items()) if key in served for row in rows]
 
 
@@ -219,9 +219,9 @@ def _planned(asked: OutlookFilter, now: datetime) -> float:
     """Return the capacity once every open plan is carried out."""
     plans, able = planning.current_plans(), capacity.capabilities()
     there: dict[str, float] = defaultdict(float)
-    apart = set() if asked.model else selectors.summed_apart()
+    omitted = set() if asked.model else selectors.omitted_from_sums()
     for load in capacity.endpoint_loads(now).values():
-        if asked.model in ("", load.model) and load.model not in apart and asked.region in ("", load.region):
+        if asked.model in ("", load.model) and load.model not in omitted and asked.region in ("", load.region):
             there[load.model] += load.capacity_tokens_per_s or 0.0
     return sum(
         sum(number * able.get((model, gpu_type), 0.0) for gpu_type, number in targets.items())

@@ -7,7 +7,7 @@ from typing import Any
 from controlplane.console.formats import NONE
 from controlplane.console.pages.models.selectors import ModelRow
 from controlplane.planning.bundles import CUSTOM, values_of
-from controlplane.planning.forecasts.selectors import summed_apart
+from controlplane.planning.forecasts.selectors import omitted_from_sums
 from controlplane.planning.parts import PARTS
 from controlplane.resources.tables import Columns
 from scheduling.bundles import BUNDLES
@@ -54,8 +54,8 @@ def bundle_rows(rows: Sequence[ModelRow]) -> list[dict[str, Any]]:
 def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
     """The numbers at the head, over all models."""
     policies = Counter(row.present.title for row in rows)
-    apart = summed_apart()
-    summed = [row for row in rows if row.name not in apart]
+    omitted = omitted_from_sums()
+    summed = [row for row in rows if row.name not in omitted]
     capacities = [row.capacity for row in summed if row.capacity is not None]
     below = sorted((row for row in rows if row.below), key=lambda row: -(row.live["slo_burn"] or 0.0))
     return {
