@@ -54,8 +54,8 @@ def demand(
 ) -> Series:
     """Return tokens per second of one series in each window starting at *starts* (evenly spaced, oldest first).
 
-    Without a model, of all models that `omitted_from_sums` does not name; without a region, of all regions. None is a gap, as in
-    `demand.read`, which reads every series. *slo_class* filters: empty is all interactive classes, or `DEFERRED` or
+    Without a model, of all models that `omitted_from_sums` does not name; without a region, of all regions. None is a gap,
+    as in `demand.read`, which reads every series. *slo_class* filters: empty is all interactive classes, or `DEFERRED` or
     `EVERY_CLASS`; *quantity* may be `TOKENS`. Windows with generated minutes are no gaps; see `generated_past`.
     """
     if not starts:
