@@ -163,6 +163,7 @@ class EndpointPlan:
     made_at_s: float
     period_s: float
     valid_until_s: float
+    deferred_tokens_per_s: float = 0.0
 
     def advice(self, now_s: float) -> Advice:
         """Return the advice at *now_s*."""
@@ -177,6 +178,7 @@ class EndpointPlan:
             valid_until_s=self.valid_until_s,
             soon_instances=soon,
             next_plan_s=self.made_at_s + self.period_s,
+            deferred_tokens_per_s=self.deferred_tokens_per_s,
         )
 
 
@@ -252,6 +254,7 @@ def make_plan(
             made_at_s=now_s,
             period_s=period_s[model],
             valid_until_s=ends_s[model],
+            deferred_tokens_per_s=each.beta_tokens_per_s,
         )
     reserve = {
         endpoint: float((kept[endpoint] - each.kept[ahead[endpoint[0]]]).max(initial=0.0))

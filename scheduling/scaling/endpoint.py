@@ -88,6 +88,8 @@ class Advice(NamedTuple):
     """Target for demand while instances start (`advisor.STARTS_AHEAD`), if the planner separates it."""
     next_plan_s: float | None = None
     """When the next plan is due, if this one is valid for longer in case the next is late."""
+    deferred_tokens_per_s: float = 0.0
+    """Planned rate of deferred work."""
 
     @property
     def window_ends_s(self) -> float:

@@ -156,6 +156,7 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
         made_at_s=made_at_s,
         period_s=given.get("period_s", strategies.plans_for(plan.strategy).period_s),
         valid_until_s=plan.valid_until.timestamp(),
+        deferred_tokens_per_s=given.get("deferred_tokens_per_s", {}).get(region, 0.0),
     ).advice(now.timestamp())
 
 

@@ -150,7 +150,7 @@ def deferred_over_s() -> float:
     from scheduling.planning.capacity import arrivals_over_s
 
     deadlines = SloClass.objects.filter(kind=SloKind.NON_INTERACTIVE, deadline_s__isnull=False)
-    return arrivals_over_s(deadlines.values_list("deadline_s", flat=True))
+    return arrivals_over_s(filter(None, deadlines.values_list("deadline_s", flat=True)))
 
 
 def deferred(now: datetime) -> dict[Endpoint, float]:

@@ -21,6 +21,7 @@ from scheduling.planning.capacity import LEAST_LEFT_S, Capability
 from scheduling.planning.places import Deployed, Fleet
 from scheduling.planning.planner import solve
 from scheduling.scaling import STRATEGIES, PlansFor, make_strategy
+from scheduling.scaling.each import forecast_words
 from tests.scheduling.scaling.views import view
 
 LLAMA, BLOOM, WEST = ("llama", "east"), ("bloom", "east"), ("llama", "west")
@@ -89,6 +90,7 @@ def test_beta_is_added_to_the_forecast_once():
     assert (
         made.endpoints[LLAMA].forecast_tokens_per_s == 400.0
     )  # what is observed is held against it, interactive demand
+    assert forecast_words(made.endpoints[LLAMA].advice(0.0)) == "forecast of 400 tok/s and 60 deferred"
 
 
 @pytest.mark.parametrize(
