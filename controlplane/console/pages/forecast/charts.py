@@ -114,10 +114,11 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         series.append(Series("as planned", [outlook.planned] * 2, ("s2", "dot"), [now, starts[-1] + length], layer=2))
     bands = (_field(outlook.expected, end) for end in ENDS)
     columns = [starts, outlook.actual, mean, *bands, outlook.capacity]
-    heading = HEADER
-    for title, values in ((INTERACTIVE, (outlook.interactive, own)), ((GENERATED,), (outlook.generated,))):
-        if any(map(any, values)):
-            columns, heading = [*columns, *values], (*heading, *title)
+    heading: tuple[str, ...] = HEADER
+    if any(outlook.interactive) or last(own) is not None:
+        columns, heading = [*columns, outlook.interactive, own or [None] * len(starts)], (*heading, *INTERACTIVE)
+    if generated:
+        columns, heading = [*columns, outlook.generated], (*heading, GENERATED)
     return Chart(
         key="forecast",
         title="Demand, forecast and capacity" if outlook.capacity_now is not None else "Demand and forecast",

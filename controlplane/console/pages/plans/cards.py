@@ -64,16 +64,16 @@ class Card:
     @property
     def forecast(self) -> float:
         """Return the highest planned rate of interactive work, summed over regions."""
-        return sum((self.plan.inputs.get("forecast_tokens_per_s") or {}).values())
+        return float(sum((self.plan.inputs.get("forecast_tokens_per_s") or {}).values()))
 
     @property
     def deferred(self) -> float:
         """Return the planned rate of deferred work."""
-        return sum((self.plan.inputs.get("deferred_tokens_per_s") or {}).values())
+        return float(sum((self.plan.inputs.get("deferred_tokens_per_s") or {}).values()))
 
     @property
     def reserve(self) -> float:
-        return sum((self.plan.inputs.get("reserve_tokens_per_s") or {}).values())
+        return float(sum((self.plan.inputs.get("reserve_tokens_per_s") or {}).values()))
 
     @property
     def more(self) -> int:
