@@ -113,7 +113,7 @@ class Forecasts(Group):
     """Forecasts of demand"""
 
     FORECASTER: Annotated[str, PER_MODEL] = ""
-    """Demand forecaster, a name in `forecasting.workload`; default is the best in the model's backtests."""
+    """Demand forecaster, a name in `forecasting.workload`; by default `blend`, whatever the model's backtests say."""
     FORECAST_WINDOW_S: WholeMinutes = 600
     """Length of one forecast window; a whole number of minutes."""
     FORECAST_WINDOWS: PositiveCount = 6
@@ -153,13 +153,10 @@ class Plans(Group):
     PLAN_DEMAND: Annotated[Literal["strategy", "mean", "upper_80", "upper_95"], PER_MODEL] = "strategy"
     """Level of the forecast that plans cover: its mean, an upper bound, or the default of the model's `strategy` (above the
     mean for `pilothouse`, the mean for the others)."""
-    PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.1
-    """Share of the last hour's non-interactive load that plans reserve room for, on top of forecast interactive demand:
-    SageServe uses a tenth (section 6.4). The rest runs in capacity that interactive work leaves free; 1 reserves room for
-    all of it."""
-    PLAN_NIW_DUE: Annotated[bool, PER_MODEL] = False
-    """Whether plans have room for the batch lines whose deadline is within their horizon, at the least constant speed that
-    keeps it, on top of forecast interactive demand."""
+    PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 1.0
+    """Share of deferred (non-interactive) work that plans have room for, on top of forecast interactive demand: what
+    arrives and what waits, at the least constant rate that keeps its deadlines. With less, the rest runs in capacity that
+    interactive work leaves free; SageServe uses a tenth (section 6.4)."""
     PLAN_EPSILON: PositiveShare = 0.8
     """Share of its local demand that each region must be able to serve; the rest may be served elsewhere."""
     PLAN_SOLVER: Literal["auto", "exact", "fast"] = "auto"

@@ -30,10 +30,8 @@ class Bundle:
     plan_demand: str = "strategy"
     release: str = SLACK
     """Of non-interactive work (`scheduling.queueing.release_rule`)."""
-    niw_share: float = 0.0
-    """Of the last hour's non-interactive load, kept free by plans (SageServe's beta)."""
-    niw_due: bool = True
-    """Whether plans have room for the non-interactive work that must run within them."""
+    niw_share: float = 1.0
+    """Of deferred work, which plans have room for (SageServe's beta is a tenth)."""
 
     def __post_init__(self) -> None:
         usual = {name: getattr(EndpointPolicy(), name) for name in SAID}
@@ -53,7 +51,6 @@ BUNDLES: Final = {
             forecaster="arima",
             release=USE,
             niw_share=0.1,
-            niw_due=False,
         ),
         Bundle(
             name="sageserve-reactive",
@@ -64,7 +61,6 @@ BUNDLES: Final = {
             forecaster="blend",
             release=USE,
             niw_share=0.1,
-            niw_due=False,
         ),
         Bundle(
             name="preserve",

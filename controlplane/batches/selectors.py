@@ -1,15 +1,13 @@
 """Reads of batches: those that run, the least slack first, and what became of those of the last days."""
 
-from collections import defaultdict
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from django.db.models import Count, QuerySet, Sum
+from django.db.models import Count, QuerySet
 from django.utils import timezone
 
 from controlplane.batches.models import AT_RISK, ENDED, LATE, Batch, BatchStatus
-from scheduling.queueing.held_work import FIRST_TOKENS
 
 JUDGED_OVER = timedelta(days=7)
 
@@ -51,20 +49,3 @@ def figures(rows: QuerySet[Batch], open_batches: Iterable[Batch]) -> dict[str, A
         "lines_per_s": sum(paces) if paces else None,
         "lines_left": sum(batch.lines_left for batch in open_batches),
     }
-
-
-def due_work(now: datetime) -> dict[str, list[tuple[float, float]]]:
-    """Return the batch lines that have no answer at *now*, by model: (seconds until their deadline, expected tokens).
-
-    A line has the mean tokens of those answered in its batch, or else in all batches of its model that are known.
-    """
-    rows = Batch.objects.exclude(model="")
-    sums = rows.order_by().values_list("model").annotate(Sum("input_tokens"), Sum("output_tokens"), Sum("completed"))
-    usual = {model: (prompt + output) / done for model, prompt, output, done in sums if done}
-    due: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for batch in rows.filter(status=BatchStatus.IN_PROGRESS):
-        tokens = usual.get(batch.model, FIRST_TOKENS)
-        if batch.completed:
-            tokens = (batch.input_tokens + batch.output_tokens) / batch.completed
-        due[batch.model].append(((batch.expires_at - now).total_seconds(), batch.lines_left * tokens))
-    return dict(due)

@@ -5,7 +5,7 @@ what pages and callers are shown.
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +16,7 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topolog
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.fleet.carried import mean_given
 from scheduling.fleet.profile import USUAL
+from scheduling.planning.capacity import must_run
 from scheduling.queueing.held_work import Held, HeldWork, Release, Signal, service_s
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.release_rule import AT_ONCE
@@ -222,6 +223,24 @@ class Holding:
     def requests(self) -> list[Request]:
         """Return the held requests, in order of arrival."""
         return list(self._requests.values())
+
+    def waiting_work(self) -> dict[str, tuple[int, float, float, float]]:
+        """Return what waits by model, as `planning.execution.live_views.Waiting`: requests that are held or queued, tokens
+        of held and announced work, the rate that they need, and tokens of queued requests. Opportunistic work is left out.
+        """
+        now_s, queued = self.clock(), defaultdict[str, list[int]](list)
+        for endpoint in self.topology.endpoints:
+            for request in self.queue.of(endpoint):
+                if not request.asked.opportunistic:
+                    queued[endpoint.model].append(request.expected_tokens)
+        work = {}
+        for model in {one.model for one in self.topology.endpoints}:
+            due, waits = self.work.due(model), queued[model]
+            if due or waits:
+                tokens = sum(tokens for _, tokens in due)
+                requests = self.work.deferred(model) + len(waits)
+                work[model] = requests, tokens, must_run(due, now_s), float(sum(waits))
+        return work
 
     def estimates(self, most: int) -> list[HeldEstimate]:
         """Return the first *most* held requests of each model, in the order in which they leave."""

@@ -17,7 +17,7 @@ from scheduling.policy import KNOBS
 HELD: Final = {name: KNOBS[name].knob for name in SAID}
 COLUMNS: Final = {knob.column.name: name for name, knob in HELD.items() if knob.column is not None}
 KNOB_SETTINGS: Final = {knob.setting: name for name, knob in HELD.items() if knob.setting}
-SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", "NIW_RELEASE", "PLAN_NIW_BUFFER", "PLAN_NIW_DUE", *KNOB_SETTINGS)
+SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", "NIW_RELEASE", "PLAN_NIW_BUFFER", *KNOB_SETTINGS)
 """Settings that a bundle sets per model."""
 SET: Final = (*COLUMNS, "strategy", "parameters", "length_model", *SETTINGS)
 """What a bundle sets, named as in `values_of`."""
@@ -35,7 +35,6 @@ def values_of(bundle: Bundle) -> dict[str, Any]:
         "PLAN_DEMAND": bundle.plan_demand,
         "NIW_RELEASE": bundle.release,
         "PLAN_NIW_BUFFER": bundle.niw_share,
-        "PLAN_NIW_DUE": bundle.niw_due,
         **{setting: bundle.policy[name] for setting, name in KNOB_SETTINGS.items()},
     }
 

@@ -1,7 +1,8 @@
 """Demand, capacity and load of endpoints: one definition for pages, REST and history.
 
-All in the planner's unit, prompt plus output tokens of all SLO classes. Demand is what callers of a region asked for,
-capacity what its ready instances serve by the newest plan's capability, and load is demand over capacity.
+All in the planner's unit, prompt plus output tokens, of the classes that it counts: interactive and deferred. Demand is
+what callers of a region asked for, capacity what its ready instances serve by the newest plan's capability, and load is
+demand over capacity.
 """
 
 from bisect import bisect_right
@@ -16,7 +17,7 @@ from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.models import CapacityStep
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
-from controlplane.planning.forecasts.selectors import demand_now
+from controlplane.planning.forecasts.selectors import demand_now, omitted_from_sums
 from controlplane.planning.models import WHAT_IF, ScalingPlan
 from controlplane.rows import narrowed, newest_of_each
 
@@ -108,13 +109,16 @@ def record_capacity(now: datetime) -> int:
 
 
 def capacity_over_time(model: str, region: str, moments: Sequence[datetime]) -> list[float | None]:
-    """Return recorded capacity at each of *moments* (oldest first), summed over all models or regions where one is empty.
+    """Return recorded capacity at each of *moments* (oldest first), summed over all regions, or all models that
+    `omitted_from_sums` does not name, where one is empty.
 
     None before the first record.
     """
     if not moments:
         return []
     steps = narrowed(CapacityStep.objects.filter(at__lte=moments[-1]), model=model, region=region)
+    if not model:
+        steps = steps.exclude(model__in=omitted_from_sums())
     by_place: dict[tuple[str, str], list[tuple[datetime, float | None]]] = defaultdict(list)
     first = newest_of_each(steps.filter(at__lte=moments[0]), "model", "region")
     for row in first:

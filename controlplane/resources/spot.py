@@ -53,7 +53,7 @@ DONATIONS = Resource(
         Column("donated_s", "Donated for (s)", lambda row: row.donated_s(), draw="duration", type=float),
         Column(
             "earned_usd",
-            "Earned (USD)",
+            "At spot price (USD)",
             lambda row: row.earned_usd(),
             draw="usd",
             type=float | None,

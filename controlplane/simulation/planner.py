@@ -31,7 +31,7 @@ from scheduling.planning.advisor import (
     at_level,
     make_plan,
 )
-from scheduling.planning.capacity import niw_buffer
+from scheduling.planning.capacity import arrivals_over_s
 from scheduling.planning.places import Deployed, Endpoint, Fleet
 from scheduling.scaling import EndpointView, PlansFor
 from scheduling.simulation.scenario import Scenario, wrong_at
@@ -68,7 +68,7 @@ def planner_of(scenario: Scenario, path: Path, staged: Stage) -> SimulatedPlanne
         capability=capabilities(scenario, staged),
         follows=follows,
         settings=PlanSettings(scenario.planner.period_s, scenario.planner.epsilon, scenario.planner.time_limit_s),
-        plans_due={key[0] for key in staged.cluster.endpoints if scenario.at(key, "niw_due", scenario.planner)},
+        due_shares={key[0]: _share(scenario, key) for key in reversed(staged.cluster.endpoints)},
         make=_plan,
     )
 
@@ -103,7 +103,7 @@ def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) 
 
 
 class _Expected:
-    """Expected demand at a time: forecasts of the interactive classes, a buffer for the non-interactive ones."""
+    """Expected demand at a time: forecasts of the interactive classes, the rate at which deferred work arrives."""
 
     def __init__(
         self,
@@ -117,7 +117,9 @@ class _Expected:
         self._endpoints, self._follows = cluster.endpoints, follows
         self._window_s = float(scenario.forecast.window_s)
         self._count = max(1, ceil(scenario.planner.horizon_s / self._window_s))
-        self._shares = [float(scenario.at(key, "niw_share", scenario.planner)) for key in cluster.endpoints]
+        self._shares = [_share(scenario, key) for key in cluster.endpoints]
+        deferred = (one.deadline_s for one in scenario.classes.values() if one.kind == "non_interactive")
+        self._over_s = arrivals_over_s(filter(None, deferred))
         kinds = [one.kind for one in scenario.classes.values()]
         shown, other = (
             [at for at, kind in enumerate(kinds) if kind == wanted] for wanted in ("interactive", "non_interactive")
@@ -129,7 +131,7 @@ class _Expected:
             before, asked, others = _after(staged.past, asked, others, self._window_s)
             self._before_s = before * MINUTE_S
         self._asked, self._other = asked, others
-        self._seen = _seen(asked.digest() + others.digest() + repr(self._shares).encode())
+        self._seen = _seen(asked.digest() + others.digest() + repr((self._shares, self._over_s)).encode())
         past = [np.zeros((len(cluster.endpoints), 0))] * 2
         if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters.values()):
             past = _past(scenario, path, staged, shown)
@@ -152,16 +154,21 @@ class _Expected:
         return Demand(now_s // self._window_s * self._window_s, self._window_s, of)
 
     def _buffer_and_cv(self, endpoint: int, known_s: float) -> tuple[float, float]:
-        """Return the buffer of *endpoint* for non-interactive work (tokens per second), and the CV of arrivals."""
+        """Return the rate at which deferred work arrives at *endpoint* (tokens per second), and the interactive CV."""
         if (endpoint, known_s) not in self._seen:
-            beta = float(niw_buffer(self._other.rate(endpoint, known_s), 1.0, self._shares[endpoint]))
+            beta = self._shares[endpoint] * self._other.rate(endpoint, known_s, self._over_s)
             self._seen[endpoint, known_s] = beta, self._asked.arrival_cv(endpoint, known_s)
         return self._seen[endpoint, known_s]
 
 
+def _share(scenario: Scenario, key: Endpoint) -> float:
+    """Return the share of deferred work that plans of endpoint *key* have room for."""
+    return float(scenario.at(key, "niw_share", scenario.planner))
+
+
 @lru_cache(maxsize=8)
 def _seen(asked: bytes) -> dict[tuple[int, float], tuple[float, float]]:
-    """Return the cache of buffers and CVs of the demand with this digest, by endpoint and time."""
+    """Return the cache of deferred rates and CVs of the demand with this digest, by endpoint and time."""
     return {}
 
 

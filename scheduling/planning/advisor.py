@@ -59,7 +59,7 @@ class EndpointDemand:
     prompt: Floats
     """Prompt part of `kept`."""
     beta_tokens_per_s: float = 0.0
-    """Additional room for non-interactive work (`capacity.niw_buffer`, `capacity.must_run`)."""
+    """Additional room for deferred work: the rate at which it arrives, or more (`Demand.with_due`)."""
     cv: float = POISSON_CV
     """CV of its arrivals (`bursts.arrival_cv`)."""
     mean: Floats | None = None
@@ -105,16 +105,19 @@ class Demand:
         return replace(self, of={endpoint: each for endpoint, each in self.of.items() if endpoint[0] in models})
 
     def with_due(
-        self, due: Mapping[str, Sequence[tuple[float, float]]], now_s: float, follows: Mapping[str, PlansFor]
+        self, due: Mapping[str, Sequence[tuple[float, float]]], now_s: float, uncounted_over_s: float = inf
     ) -> "Demand":
-        """Return it with room for work that must run within the next plan: *due* has (deadline, tokens) by model.
+        """Return it with room for the deferred work that waits: *due* has (deadline, tokens) by model.
 
-        Each region gets a share by its expected demand: the work may run anywhere.
+        The room is the least constant rate that serves what arrives (each endpoint's beta, without end) and what waits
+        by their deadlines. Where requests are counted only once they have ended, what waits has arrived besides, within
+        *uncounted_over_s*. Each region gets a share of what is added by its expected demand: the work may run anywhere.
         """
         of = dict(self.of)
         for model, work in due.items():
-            lasts_s = max(follows[model].horizon_s, follows[model].period_s)
-            tokens_per_s = must_run(work, now_s, now_s + lasts_s)
+            arrives = sum(each.beta_tokens_per_s for endpoint, each in of.items() if endpoint[0] == model)
+            more = sum(tokens for _, tokens in work) / uncounted_over_s
+            tokens_per_s = max(more, must_run(work, now_s) - arrives)
             expected = {endpoint: float(each.kept.sum()) for endpoint, each in of.items() if endpoint[0] == model}
             total = sum(expected.values())
             for endpoint, tokens in expected.items():
@@ -174,6 +177,7 @@ class EndpointPlan:
     valid_until_s: float
     cv: float = UNEVEN_CV
     """CV of the arrivals of its model."""
+    deferred_tokens_per_s: float = 0.0
 
     def advice(self, now_s: float) -> Advice:
         """Return the advice at *now_s*."""
@@ -189,6 +193,7 @@ class EndpointPlan:
             soon_instances=soon,
             next_plan_s=self.made_at_s + self.period_s,
             unevenness=unevenness(self.cv),
+            deferred_tokens_per_s=self.deferred_tokens_per_s,
         )
 
 
@@ -267,6 +272,7 @@ def make_plan(
             period_s=period_s[model],
             valid_until_s=ends_s[model],
             cv=cvs[model],
+            deferred_tokens_per_s=each.beta_tokens_per_s,
         )
     reserve = {
         endpoint: float((kept[endpoint] - each.kept[ahead[endpoint[0]]]).max(initial=0.0))
@@ -357,8 +363,8 @@ class SimulatedPlanner:
     capability: Mapping[tuple[str, str], Capability]
     follows: Mapping[str, PlansFor]
     settings: PlanSettings
-    plans_due: Set[str] = frozenset()
-    """Models whose plans have room for the held work that must run within them (`EndpointView.due`)."""
+    due_shares: Mapping[str, float] = field(default_factory=dict)
+    """Share of the held work (`EndpointView.due`) that plans of a model have room for; none without one."""
     make: Callable[..., FleetPlan] = make_plan
     """`make_plan`, or a cache of it."""
     plans: dict[Endpoint, EndpointPlan] = field(default_factory=dict, init=False)
@@ -382,7 +388,12 @@ class SimulatedPlanner:
             period_s = self.settings.period_of(self.follows[model])
             self._due_s[model] = (now_s // period_s + 1) * period_s
         if fleet.deployments:
-            held = {view.model: view.due for view in views if view.model in models & self.plans_due}
-            demand = self.demand_at(now_s).only(models).with_due(held, now_s, self.follows)
+            shares = {model: share for model, share in self.due_shares.items() if model in models}
+            held = {
+                view.model: [(due_s, shares[view.model] * tokens) for due_s, tokens in view.due]
+                for view in views
+                if view.model in shares
+            }
+            demand = self.demand_at(now_s).only(models).with_due(held, now_s)
             self.made.append(self.make(now_s, demand, fleet, self.capability, self.follows, self.settings))
             self.plans |= self.made[-1].endpoints

@@ -17,12 +17,11 @@ from scheduling.planning.bursts import POISSON_CV, highest_load_kept, instances_
 
 LEAST_WINDOWS = 12
 """Windows with work and without violation from which on they are used: two hours of ten minutes."""
+HOUR_S, DAY_S = 3600.0, 86_400.0
 LEAST_USABLE = 0.2
 """Usable share of an endpoint's instances under its bursts, below which its windows say little of one."""
-NIW_SHARE = 0.1
-LEAST_LEFT_S = 60.0
-"""Work that is due sooner, or late, is planned for this time."""
-"""SageServe's beta (section 6.4): share of the past hour's non-interactive load for which room is kept."""
+LEAST_LEFT_S = 600.0
+"""Work that is due sooner, or late, is planned for this time: an instance that is started for it takes as long."""
 
 MEASURED, SIMULATED, UNKNOWN = "measured", "simulated", "unknown"
 """`Capability.source`: from windows; from a simulation of the performance profile; unknown, so nothing can be planned.
@@ -175,21 +174,22 @@ def profile_capability(
     )
 
 
-def must_run(due: Iterable[tuple[float, float]], now_s: float, until_s: float) -> float:
-    """Return the least constant tokens per second that do all work due until *until_s* in time.
+def must_run(due: Iterable[tuple[float, float]], now_s: float) -> float:
+    """Return the least constant tokens per second that do all work that is *due*, (deadline, tokens), in time.
 
-    *due* are (deadline, tokens) of non-interactive work that waits; what is due later can run later. The speed is that of
-    "Optimal Available" (Yao, Demers, Shenker 1995), as in `queueing.held_work`.
+    The speed is that of "Optimal Available" (Yao, Demers, Shenker 1995), as in `queueing.held_work`.
     """
     tokens_per_s, tokens = 0.0, 0.0
     for due_s, more in sorted(due):
-        if due_s > until_s:
-            break
         tokens += more
         tokens_per_s = max(tokens_per_s, tokens / max(due_s - now_s, LEAST_LEFT_S))
     return tokens_per_s
 
 
-def niw_buffer(niw_tokens: ArrayLike, window_s: float = 3600.0, share: float = NIW_SHARE) -> NDArray[np.float64]:
-    """Return beta in tokens per second for `Problem.buffer_tokens_per_s`: *share* of *niw_tokens* (l, r) in *window_s*."""
-    return np.asarray(share * np.asarray(niw_tokens, np.float64) / window_s)
+def arrivals_over_s(deadlines_s: Iterable[float]) -> float:
+    """Return the period over which arrivals of deferred classes with *deadlines_s* are averaged: the longest of them, from
+    an hour to a day.
+
+    What arrives may wait that long, so it needs the mean rate and not the highest.
+    """
+    return min(max([HOUR_S, *deadlines_s]), DAY_S)

@@ -293,6 +293,10 @@ class HeldWork:
         """Return the number of those requests."""
         return sum(count for _, count in self._backlogs[model].expected)
 
+    def deferred(self, model: str) -> int:
+        """Return the number of requests of *model* that are held, without opportunistic ones."""
+        return self._backlogs[model].requests
+
     def due(self, model: str) -> list[tuple[float, float]]:
         """Return the work of *model* that is held or announced, without opportunistic requests: (deadline, tokens)."""
         backlog = self._backlogs[model]

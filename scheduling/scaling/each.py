@@ -150,4 +150,5 @@ def _idle(view: EndpointView) -> int:
 
 
 def forecast_words(advice: Advice) -> str:
-    return f"forecast of {advice.forecast_tokens_per_s:,.0f} tok/s"
+    deferred = f" and {advice.deferred_tokens_per_s:,.0f} deferred" if advice.deferred_tokens_per_s else ""
+    return f"forecast of {advice.forecast_tokens_per_s:,.0f} tok/s{deferred}"

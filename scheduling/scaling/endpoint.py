@@ -90,6 +90,8 @@ class Advice(NamedTuple):
     """When the next plan is due, if this one is valid for longer in case the next is late."""
     unevenness: float = 1.0
     """How uneven arrivals are, from 0 to 1 (`planning.bursts`)."""
+    deferred_tokens_per_s: float = 0.0
+    """Planned rate of deferred work."""
 
     @property
     def window_ends_s(self) -> float:
@@ -156,7 +158,7 @@ class Strategy(Protocol):
 
 
 class Sources(NamedTuple):
-    """Sources of added instances, quickest first (SageServe 6.5)."""
+    """Sources of added instances, in the order in which they are taken (SageServe 6.5)."""
 
     draining: int
     own_spot: int

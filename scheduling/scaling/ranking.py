@@ -10,7 +10,7 @@ from scheduling.compiled import compiled
 
 
 class Source(IntEnum):
-    """Source of an added instance, quickest first (SageServe 6.5)."""
+    """Source of an added instance, in a fixed order: usually the quickest first (SageServe 6.5)."""
 
     TAKEN_BACK = 0
     """It still drains."""
@@ -30,7 +30,7 @@ STOPPED: Final = int(Source.STOPPED)
 
 @compiled
 def addition_rank(source: int, usd_per_hour: float, below_minimum: bool) -> tuple[int, float]:
-    """Return the rank of an instance from *source* among those that could be added: the quickest, then the cheapest.
+    """Return the rank of an instance from *source* among those that could be added: by its source, then the cheapest.
 
     *below_minimum*: the deployment is below its minimum. A failed instance is then as near as a stopped one.
     """

@@ -23,7 +23,6 @@ class Served:
                 instances=(
                     InstanceSpec(1, "i1", "http://127.0.0.1:1", InstanceState.READY, 0.0, "m", "east", "", 2048, 1_000_000),
                 ),
-                ttft_slo_ms=None,
             )
         )  # fmt: skip
         self.dispatcher.pump_all()

@@ -161,7 +161,7 @@ def fork(known: str) -> dict[str, float]:
     )
     models, endpoints = {"m": ModelSpec("m", 8192, 0)}, (EndpointSpec("m", "here", policy),)
     dispatcher = Dispatcher(Topology(), lambda: 100.0, deliver=lambda record: None)
-    dispatcher.apply_inventory(Inventory(models, endpoints, instances, ttft_slo_ms=None))
+    dispatcher.apply_inventory(Inventory(models, endpoints, instances))
     fleet, random = dispatcher.topology.fleet, np.random.default_rng(1)
     for slot in dispatcher.topology.by_slot:
         fleet.accepting[slot] = 1

@@ -41,7 +41,6 @@ class WaitingGateway:
                 )
                 for at, model in enumerate(name for name in POLICIES for _ in range(instances))
             ),
-            ttft_slo_ms=None,
         )  # fmt: skip
         self.dispatcher.apply_inventory(self.inventory)
         self.dispatcher.pump_all()

@@ -22,6 +22,7 @@ from controlplane.gateway.models import MinuteRow
 from controlplane.planning import capacity
 from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import selectors
+from controlplane.planning.forecasts.demand import DEFERRED
 from controlplane.planning.models import Forecast, Quantity
 from controlplane.resources.tables import cell
 from tests import database
@@ -197,12 +198,14 @@ def test_all_numbers_are_there_before_any_script(reader, make_instance, language
     assert "No forecast" not in html
     figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', html, re.S).group(1))["figure"]
     assert [trace["name"] for trace in figure["data"]] == [
+        "interactive",
         "95%",
         "95%",
         "80%",
         "80%",
+        "forecast, interactive",
         "forecast",
-        "actual",
+        "interactive and deferred",
         "capacity",
         "as planned",
     ]
@@ -250,7 +253,8 @@ def furnish_two_classes() -> None:
         row.slo_class = "flexible"
         for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95"):
             setattr(row, name, [value / 9 for value in getattr(row, name)])
-        made.append(row)
+        made += [row, copy.copy(row)]
+        made[-1].slo_class = DEFERRED
     Forecast.objects.all().delete()
     for row in made:
         row.pk = None
@@ -265,7 +269,7 @@ def flexible(reader, make_instance):
 
 def test_the_class_filter_chooses_chart_tiles_and_accuracy(reader, flexible):
     whole, one = page(reader), page(reader, **{"class": "flexible"})
-    assert '<option value="*" selected>All classes</option><option value="all-interactive">' in whole
+    assert '<option value="*" selected>Interactive and deferred</option><option value="all-interactive">' in whole
     assert '<option value="flexible" selected>' in one
     assert "Mean error</span>" in one
     assert '<option value="flexible" selected>' not in page(reader, **{"class": "mistyped"})
@@ -418,7 +422,9 @@ def test_charts_are_redrawn_alone(reader, make_instance):
     answer = reader.get(reverse("console:forecast-charts"), {"charts": "forecast,coverage"})
     charts = answer.json()["charts"]
     assert set(charts) == {"forecast", "coverage"}
-    assert charts["forecast"]["sentence"].startswith("Demand: the newest full window had")
+    assert charts["forecast"]["sentence"].startswith(
+        "Demand of interactive and deferred classes: the newest full window had"
+    )
     again = reader.get(
         reverse("console:forecast-charts"), {"charts": "forecast,coverage"}, headers={"If-None-Match": answer["ETag"]}
     )
@@ -428,7 +434,7 @@ def test_charts_are_redrawn_alone(reader, make_instance):
 def test_queries_do_not_grow_with_rows(reader, make_instance, django_assert_max_num_queries):
     make_instance()
     database.write(furnish)
-    with django_assert_max_num_queries(41):
+    with django_assert_max_num_queries(46):
         page(reader)
 
 

@@ -333,7 +333,7 @@ def test_queries_do_not_grow_with_rows(reader, two_places, now, django_assert_ma
     for _ in range(20):
         planning_rows.plan(two_places[0].model, now, "superseded")
         planning_rows.moves(now)
-    with django_assert_max_num_queries(30):
+    with django_assert_max_num_queries(60):
         page(reader)
     with django_assert_max_num_queries(13):
         page(reader, "plans")

@@ -52,7 +52,7 @@ def test_a_donated_instance_is_shown_with_price_and_expected_reclaim(client, vie
     assert "$1.20" in text
     assert "54 s" in text
     assert "Reclaim…" not in text, "a viewer acts on nothing"
-    assert "It stops earning $1.20 an hour" in page(client, operator)
+    assert "$1.20 an hour at the spot price" in page(client, operator)
     assert donated.name in page(client, viewer, "donations")
 
 
@@ -61,8 +61,8 @@ def test_a_gpu_type_without_a_spot_price_earns_an_unknown_amount(client, operato
     for name in ("spot", "batches", "usage"):
         text = page(client, operator, name)
         assert "pot price unknown" in text
-        assert "$0.00 earned" not in text
-        assert "earning $0.00" not in text
+        assert "$0.00 at the spot price" not in text
+        assert "$0.00/h at the spot price" not in text
     client.force_login(operator)
     pool = client.get("/api/spot").json()
     assert (pool["usd_per_hour"], pool["earned_usd_today"]) == (None, None)

@@ -504,7 +504,7 @@ def test_the_list_shows_the_replay_and_the_twin_error(acting):
         model="m", gpu="2 x h100", from_at=now, to_at=now, requests=77, measured=measured, simulated=simulated
     )
     shown = acting.get("/what-if/").content.decode()
-    assert "QLM would have been cheapest: $1.50 less, 2 misses more." in shown
+    assert "QLM is cheapest: $1.50 less, 2 misses more. Requests are replayed without their runs and prefixes" in shown
     assert f"{MINUS}$1.50" in shown
     assert "As it is" in shown
     assert f"{MINUS}5%" in shown

@@ -55,7 +55,6 @@ class Live:
                     )
                     for number, (model, region) in enumerate(PLACES)
                 ),
-                ttft_slo_ms=None,
             )
         )  # fmt: skip
 

@@ -170,3 +170,18 @@ def test_held_work_is_published_by_model_with_ages_releases_and_gates():
     assert set(seen["releases"]["why"]) == {"trough"}
     assert not seen["models"]["model"] or seen["models"]["count"] == [0]
     assert math.isclose(max(seen["releases"]["held_s"]), 11 * HOUR_S + fleet.now_s, abs_tol=0.1)
+
+
+def test_what_waits_is_published_with_the_rate_that_its_deadlines_need():
+    """Each request is of 16 tokens; those that are queued are interactive, or released."""
+    fleet = Fleet(regions=("east",))
+    for _ in range(13):
+        fleet.submit(interactive=True)
+    assert fleet.dispatcher.holding.waiting_work() == {"m": (3, 0.0, 0.0, 3 * 16.0)}
+    for deadline_s in (HOUR_S, 24 * HOUR_S):
+        for _ in range(5):
+            fleet.submit(deadline_s=deadline_s)
+    fleet.submit(opportunistic=True)
+    requests, tokens, rate, queued = fleet.dispatcher.holding.waiting_work()["m"]
+    assert (requests, tokens, queued) == (3 + 10, 160.0, 48.0)
+    assert rate == pytest.approx(80.0 / HOUR_S, rel=0.02), "deadlines are counted by the minute"

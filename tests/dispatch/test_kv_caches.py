@@ -35,7 +35,6 @@ def fleet(*, kv_events: bool = True, count: int = 2):
         models={"m": ModelSpec("m", 2048, 0)},
         endpoints=(EndpointSpec("m", "here", policy),),
         instances=tuple(instance(number) for number in range(count)),
-        ttft_slo_ms=None,
     )
     delivered: list[object] = []
     dispatcher = Dispatcher(Topology(), lambda: 0.0, deliver=delivered.append)

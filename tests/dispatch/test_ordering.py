@@ -101,9 +101,7 @@ async def test_right_predictions_serve_the_short_first_and_lower_the_mean():
 
 def dispatcher(*endpoints: EndpointSpec) -> Dispatcher:
     topology = Topology()
-    topology.apply(
-        Inventory(models={"m": ModelSpec("m", 1000, 0)}, endpoints=endpoints, instances=(), ttft_slo_ms=None)
-    )
+    topology.apply(Inventory(models={"m": ModelSpec("m", 1000, 0)}, endpoints=endpoints, instances=()))
     return Dispatcher(topology, lambda: 0.0, deliver=lambda record: None)
 
 

@@ -12,7 +12,7 @@ from scheduling.policy import EndpointPolicy
 from tests.dispatch.test_ordering import asked
 
 HERE = EndpointSpec("m", "here", EndpointPolicy(queue_bound=10))
-INVENTORY = Inventory(models={"m": ModelSpec("m", 1000, 0)}, endpoints=(HERE,), instances=(), ttft_slo_ms=None)
+INVENTORY = Inventory(models={"m": ModelSpec("m", 1000, 0)}, endpoints=(HERE,), instances=())
 
 
 def by(policy: str) -> Inventory:

@@ -59,7 +59,6 @@ class Served:
                                  self.model, self.region, "", 1, 4096)
                     for number in instances
                 ),
-                ttft_slo_ms=None,
             )
         )  # fmt: skip
         self.dispatcher.pump_all()

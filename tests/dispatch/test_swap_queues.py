@@ -61,7 +61,6 @@ class Pair:
                                  model, "east", "", 1, 4096, swap_group="pair")
                     for number, model in MODELS.items()
                 ),
-                ttft_slo_ms=None,
                 values=values,
                 swap_groups=(
                     SwapGroupSpec("pair", tuple(

@@ -85,7 +85,6 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
             )
             for number, spec in enumerate(fleet.instances)
         ),
-        ttft_slo_ms=None,
     )  # fmt: skip
 
 

@@ -106,5 +106,5 @@ def test_the_pool_says_what_a_reclaim_costs(batch_console, open_page):
     page = open_page(batch_console, "/spot/")
     expect(page.get_by_text(re.compile("reclaiming, ")).first).to_be_visible()
     page.get_by_role("button", name=re.compile("^Reclaim…")).first.click()
-    expect(page.locator("dialog[open]")).to_contain_text("It stops earning $2.30 an hour")
+    expect(page.locator("dialog[open]")).to_contain_text("$2.30 an hour at the spot price")
     assert violations(page) == []

@@ -5,8 +5,11 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from controlplane.gateway.models import MinuteRow
+from controlplane.fleet.models import Model, SloClass, SloKind
+from controlplane.gateway.models import CapacityStep, MinuteRow
+from controlplane.planning.capacity import capacity_over_time
 from controlplane.planning.forecasts import demand, selectors
+from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.planning.models import Quantity
 from tests.planning.conftest import NOW, PLACE
 
@@ -104,18 +107,16 @@ class TestDemand:
         assert demand.last_complete(NOW, 60) == NOW.replace(second=0)
         assert demand.last_complete(NOW - timedelta(seconds=20), 60) == NOW.replace(second=0) - timedelta(minutes=1)
 
-    def test_buffer_of_what_can_wait(self, make_minutes):
-        from controlplane.fleet.models import SloClass, SloKind
-
-        SloClass.objects.create(name="flexible", title="Flexible", kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
-        make_minutes(10)
-        make_minutes(10, prompt=6_000, output=0, slo_class="flexible")
-        rates = demand.non_interactive(NOW.replace(second=0))
-        assert rates == {PLACE: pytest.approx(100.0)}
+    @pytest.mark.parametrize(("deadline_s", "rate"), [(600, 100.0), (7200, 50.0)])
+    def test_deferred_work_is_averaged_over_its_deadline_of_the_minutes_that_were_counted(
+        self, make_minutes, deadline_s, rate
+    ):
+        SloClass.objects.create(name="flexible", title="Flexible", kind=SloKind.NON_INTERACTIVE, deadline_s=deadline_s)
+        make_minutes(120)
+        make_minutes(60, prompt=6_000, output=0, slo_class="flexible")
+        assert demand.deferred(NOW.replace(second=0)) == {PLACE: pytest.approx(rate)}
 
     def test_what_can_wait_is_counted_once_in_a_plan_and_what_takes_the_rest_never(self, make_minutes, settings):
-        from controlplane.fleet.models import SloClass, SloKind
-
         for name, kind in (("flexible", SloKind.NON_INTERACTIVE), ("idle", SloKind.OPPORTUNISTIC)):
             SloClass.objects.create(name=name, title=name, kind=kind, deadline_s=3600)
             make_minutes(10, prompt=6_000_000, output=0, slo_class=name)
@@ -129,10 +130,34 @@ class TestDemand:
         assert set(selectors.demand(*PLACE, Quantity.PROMPT, starts, 60)) == {1000.0}
         assert selectors.demand_now(Quantity.PROMPT, NOW) == {PLACE: 1000.0}
         assert selectors.demand_now(Quantity.PROMPT, NOW, "idle") == {PLACE: 100_000.0}
-        assert demand.non_interactive(NOW.replace(second=0)) == {PLACE: pytest.approx(100_000.0)}
+        assert demand.deferred(NOW.replace(second=0)) == {PLACE: pytest.approx(100_000.0)}
+        of_group = {"": 1000.0, demand.DEFERRED: 100_000.0, demand.EVERY_CLASS: 101_000.0}
+        for group, rate in of_group.items():
+            assert selectors.demand_now(Quantity.PROMPT, NOW, group) == {PLACE: rate}
+            assert set(selectors.demand(*PLACE, Quantity.PROMPT, starts, 60, group)) == {rate}
+        assert set(series.of(PLACE, Quantity.PROMPT, demand.DEFERRED)) == {100_000.0}
 
     def test_demand_that_was_not_served_in_its_callers_region(self, make_minutes):
         make_minutes(2)
         make_minutes(2, prompt=6_000, region="us-west", own_region=PLACE[1])
         make_minutes(2, slo_class="late", prompt=0, unserved=1, unserved_prompt_tokens=600)
         assert selectors.not_served_here(Quantity.PROMPT, NOW) == {PLACE: selectors.NotServedHere(10.0, 100.0)}
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_sums_over_the_fleet_leave_out_models_without_output_where_others_generate(make_minutes, generates):
+    """A hundred thousand tokens a second of embeddings are not the load of a fleet of chat."""
+    Model.objects.create(
+        name="vectors", title="Vectors", task="embed", weights_bytes=1, kv_bytes_per_token=1, context_tokens=9
+    )
+    Model.objects.filter(name=PLACE[0]).update(active=generates)
+    make_minutes(10)
+    make_minutes(10, model="vectors", prompt=6_000_000, output=0)
+    for model, rate in ((PLACE[0], 1200.0), ("vectors", 100_000.0)):
+        CapacityStep.objects.create(at=NOW, model=model, region=PLACE[1], ready=1, tokens_per_s=10 * rate)
+    starts = selectors.grid(NOW - timedelta(minutes=5), NOW.replace(second=0), 60)
+    rates = {model: set(selectors.demand(model, "", TOKENS, starts, 60)) for model in ("", PLACE[0], "vectors")}
+    both = 101_200.0  # what no longer serves was asked for, too
+    assert rates == {"": {1200.0 if generates else both}, PLACE[0]: {1200.0}, "vectors": {100_000.0}}
+    able = capacity_over_time("", "", [NOW])
+    assert able == [12_000.0 if generates else 10 * both]

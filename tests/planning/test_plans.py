@@ -5,13 +5,12 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from controlplane.accounts.models import Tenant
-from controlplane.batches.models import Batch, BatchStatus, StoredFile
 from controlplane.console.pages.plans import inputs
 from controlplane.events.models import Event
-from controlplane.fleet.models import Deployment, Model, Node, SloClass
+from controlplane.fleet.models import Deployment, Node, SloClass
 from controlplane.planning import selectors as planning
 from controlplane.planning import services
+from controlplane.planning.execution import live_views
 from controlplane.planning.forecasts.services import make_forecasts
 from controlplane.planning.models import WHAT_IF, Forecast, PlanStatus, PolicyMode, ScalingPlan
 from controlplane.planning.plans import expected as plans
@@ -78,24 +77,19 @@ class TestExpected:
         assert ours.of[PLACE].soon.tolist() == [soon * quantities] * 5
         assert other.of[PLACE].kept.tolist() == other.of[PLACE].soon.tolist() == [100.0 * quantities] * 5
 
-    def test_batch_lines_that_are_due_within_the_plan_are_planned_for_where_it_is_asked(self, make_minutes, settings):
-        """Of its lines without an answer; 1,000 tokens each while none has one."""
-        make_minutes(40)
-        tuning.change("PLAN_NIW_BUFFER", 0.0, actor="test")
-        slo_class = SloClass.objects.create(name="flex", title="Flex", kind="non_interactive", deadline_s=3600)
-        tenant = Tenant.objects.create(name="batching", default_slo_class=slo_class)
-        content = StoredFile.objects.create(tenant=tenant, filename="in.jsonl", purpose="batch", size_bytes=1)
-        for hours, total, done in ((0.5, 1000, 100), (5, 9000, 0)):
-            Batch.objects.create(
-                tenant=tenant, model=PLACE[0], status=BatchStatus.IN_PROGRESS, endpoint="/v1/completions",
-                input_file=content, expires_at=NOW + timedelta(hours=hours), total=total, completed=done,
-                input_tokens=done * 30, output_tokens=done * 10,
-            )  # fmt: skip
-        plan_for = {PLACE[0]: "lt_ua"}
-        assert {each.beta_tokens_per_s for each in plans.expect(NOW, plan_for).of.values()} == {0.0}
-        tuning.change("PLAN_NIW_DUE", True, actor="test", model=Model.objects.get(name=PLACE[0]))
-        beta = sum(each.beta_tokens_per_s for each in plans.expect(NOW, plan_for).of.values())
-        assert beta == pytest.approx(900 * 40 / 1800)
+    @pytest.mark.parametrize(("share", "beta"), [(1.0, 100.0 + 100.0), (0.5, 100.0), (0.0, 0.0)])
+    def test_deferred_work_that_arrives_and_that_waits_is_planned_for(self, make_minutes, monkeypatch, share, beta):
+        """Of 360,000 tokens that wait, 2,400 arrived by the minute; 100 a second would do them all in their hour."""
+        SloClass.objects.create(name="flex", title="Flex", kind="non_interactive", deadline_s=3600)
+        tuning.change("PLAN_NIW_BUFFER", share, actor="test")
+        make_minutes(60)
+        make_minutes(60, prompt=4_800, output=1_200, slo_class="flex")
+        monkeypatch.setattr(live_views, "waiting", lambda: {PLACE[0]: live_views.Waiting(9, 360_000.0, 100.0)})
+        expected = plans.expect(NOW, {PLACE[0]: "lt_ua"})
+        assert sum(each.beta_tokens_per_s for each in expected.of.values()) == pytest.approx(beta)
+        monkeypatch.setattr(live_views, "waiting", lambda: {PLACE[0]: live_views.Waiting(9, 360_000.0, 600.0)})
+        expected = plans.expect(NOW, {PLACE[0]: "lt_ua"})
+        assert sum(each.beta_tokens_per_s for each in expected.of.values()) == pytest.approx(600.0 * share)
 
     def test_windows_of_another_length_are_not_mixed_in(self, settings):
         settings.FORECAST_WINDOW_S = 600

@@ -52,17 +52,19 @@ FLEET_TILES = (
     ),
     Tile(
         "spot_usd_per_hour",
-        "Spot earnings",
+        "At spot price",
         "of_today",
-        rule="The spot price for each hour donated",
+        rule="The spot price for each hour donated: what others would ask for it, not paid by anyone",
         empty="price unknown",
     ),
     Tile(
         "ttft_p95_ms",
-        "Interactive TTFT p95",
+        "TTFT p95",
         "milliseconds",
         over_slo,
-        "Of interactive classes alone, in the last minute. Warns above the SLO, critical above twice the SLO",
+        "Of the SLO class that does worst against its own promise, in the last minute. Warns above the SLO, critical above "
+        "twice the SLO",
+        of="ttft_class",
     ),
 )
 

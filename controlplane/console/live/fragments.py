@@ -133,8 +133,7 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
     today = dollars_by_use(spot.start_of_day(now), now)
     return {
         **figures,
-        "ttft_p95_ms": tile.get("interactive_ttft_p95_ms"),
-        "ttft_slo_ms": tile.get("ttft_slo_ms"),
+        **{name: tile.get(name) for name in ("ttft_p95_ms", "ttft_slo_ms", "ttft_class")},
         "spot_usd_per_hour": spot.earned_per_hour(spot.open_donations()),
         "idle_usd": today.idle_usd if today.total_usd else None,
         "cost_usd": today.total_usd,

@@ -30,8 +30,7 @@ SILENT_S = 15.0  # a summary older than this says nothing about now
 TILE_FIELDS = (
     "requests_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "slo_class", "slo_met_ratio", "slo_objective_ratio",
     "slo_burn", "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p95_ms", "e2e_p95_ms", "waiting", "running",
-    "held", "kv_max_ratio", "instances_ready", "instances", "errors_per_s", "ttft_slo_ms",
-    "interactive_ttft_p95_ms",
+    "held", "kv_max_ratio", "instances_ready", "instances", "errors_per_s", "ttft_slo_ms", "ttft_class",
 )  # fmt: skip
 
 Row = dict[str, Any]

@@ -53,6 +53,7 @@ class Tile:
     rule: str = ""  # when it warns, for its tooltip
     empty: str = "no traffic"  # what a missing value means
     look: str = ""  # the query of the requests behind it, slowest first
+    of: str = ""  # the field with the SLO class that it is of, which its label names
 
     def level_of(self, row: Row) -> str:
         """`""`, `"warning"` or `"critical"`."""
@@ -77,8 +78,10 @@ TILES = (
         "TTFT p95",
         "milliseconds",
         over_slo,
-        "Warns above the SLO, critical above twice the SLO",
+        "Of the SLO class that does worst against its own promise, in the last minute. Warns above the SLO, critical above "
+        "twice the SLO",
         look="hours=1&sort=-ttft_ms",
+        of="ttft_class",
     ),
     Tile("itl_p95_ms", "ITL p95", "milliseconds", look="hours=1&sort=-itl_ms"),
     Tile("waiting", "Waiting", "waiting_and_held", empty="not reported"),
@@ -108,7 +111,9 @@ def reading(tile: Tile, row: Row | None) -> SafeString:
     if text == NONE:
         unit = tile.empty if row else "not connected"
     level = tile.level_of(row) if row else ""
-    shown = {"tile": tile, "number": number, "unit": unit, "level": level, "model": (row or {}).get("scope")}
+    label = ", ".join(filter(None, (tile.label, (row or {}).get(tile.of))))
+    model = (row or {}).get("scope")
+    shown = {"tile": tile, "label": label, "number": number, "unit": unit, "level": level, "model": model}
     return render_to_string("console/parts/reading.html", shown)
 
 

@@ -24,4 +24,10 @@ def replay() -> dict[str, Any] | None:
         }
         for row in said.rows
     ]
-    return {"sentence": said.sentence, "rows": rows, "requests": first.requests, "made_at": first.made_at.timestamp()}
+    return {
+        "sentence": said.sentence,
+        "limits": said.limits,
+        "rows": rows,
+        "requests": first.requests,
+        "made_at": first.made_at.timestamp(),
+    }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from django.db.models import Min, Q
+from django.db.models import Q
 from django.utils import timezone
 
 from controlplane.dispatch.port import WeightedTargets
@@ -20,8 +20,6 @@ from controlplane.fleet.models import (
     Launcher,
     Model,
     PerformanceProfile,
-    SloClass,
-    SloKind,
     WeightedTarget,
 )
 from controlplane.fleet.selectors import region_latencies_ms
@@ -156,7 +154,6 @@ class Inventory:
     models: dict[str, ModelSpec]
     endpoints: tuple[EndpointSpec, ...]
     instances: tuple[InstanceSpec, ...]
-    ttft_slo_ms: int | None  # the strictest target of an interactive class
     latency_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """One-way latency by (origin, target), where known: `scheduling.routing.regions.latency_ms`."""
     values: Values = field(default_factory=Values)
@@ -255,7 +252,6 @@ def read() -> Inventory:
                 profiles.get((row.deployment.model_id, row.deployment.gpu_type_id, row.deployment.tensor_parallel))
             ]
         ),
-        ttft_slo_ms=SloClass.objects.filter(kind=SloKind.INTERACTIVE).aggregate(least=Min("ttft_target_ms"))["least"],
         values=values,
         latency_ms=region_latencies_ms(),
         swap_groups=swap_groups,

@@ -216,7 +216,6 @@ class Topology:
         self.fleet = allocate_fleet(instances)
         self.arrays = allocate_endpoints(endpoints, instances)
         self.models: dict[str, ModelSpec] = {}
-        self.ttft_slo_ms: int | None = None
         self.values = Values()
         self.tuned = self.values.of()
         self.latency_ms: Mapping[tuple[str, str], float] = {}
@@ -328,7 +327,7 @@ class Topology:
     def apply(self, inventory: Inventory) -> list[Replica]:
         """Update the live picture from *inventory*; return the instances whose requests are lost."""
         lost: list[Replica] = []
-        self.models, self.ttft_slo_ms, self.latency_ms = inventory.models, inventory.ttft_slo_ms, inventory.latency_ms
+        self.models, self.latency_ms = inventory.models, inventory.latency_ms
         self.values, self.tuned = inventory.values, inventory.values.of()
         self.swap_groups = inventory.swap_groups
         self.adapters, self.targets = {one.name: one for one in inventory.adapters}, inventory.targets

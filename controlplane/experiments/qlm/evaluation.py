@@ -133,14 +133,8 @@ def all_mixes(name: str, part: EvaluationPart, scale: float) -> Iterator[experim
     yield from mixes(tuple(MIXES), part.values, MIX_VARIATIONS, scale)
 
 
-FEW_SYSTEMS: Final = (
-    "qlm",
-    "edf",
-    SWAPPING_EDF,
-    "fcfs",
-    "edf-per-queue+evictions",
-    "edf-earliest-completion+evictions",
-)
+FEW_SYSTEMS: Final = ("qlm", SWAPPING_EDF, "fcfs", "edf-per-queue+evictions", "edf-earliest-completion+evictions")
+"""Without `edf`: in W_B the requests of a model are of one class, and its order is that of arrival."""
 PARTS: Final = {
     "single": EvaluationPart(
         "W_A, one model on A100, over the rate of interactive requests", "load", (0.7, 0.9, 1.1, 1.4), SYSTEMS,
@@ -151,7 +145,7 @@ PARTS: Final = {
     ),
     "multi": EvaluationPart(
         "W_B, five models on nodes of four A100, over the rate of Batch-1", "load", (0.3, 0.6, 0.9, 1.2),
-        ("qlm", *BASELINES, SWAPPING_EDF, "without-swapping"), multi, section="8.2",
+        ("qlm", "fcfs", "shepherd", SWAPPING_EDF, "without-swapping"), multi, section="8.2",
     ),
     "few": EvaluationPart(
         f"W_B on {FEW_NODES} nodes, over the rate of Batch-1", "load", (0.4, 0.8), FEW_SYSTEMS, few, section="8.2"

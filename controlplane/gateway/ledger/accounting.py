@@ -50,7 +50,9 @@ class Records:
         self.errors: Counter[tuple[int, str]] = Counter()  # error answers by (status, code)
         self.tracing: Tracing | None = None
         self._groups: dict[tuple[str, str, str], tuple[int, ...]] = {}
-        self._interactive: dict[str, tuple[int, ...]] = {}  # by model
+        self.ttft_targets_ms: dict[str, float] = {}
+        """By class that promises a first token and had requests, the latest target."""
+        self._promised: dict[tuple[str, str], tuple[int, ...]] = {}  # by model and class
 
     def count_error(self, error: ApiError) -> None:
         self.errors[error.status, error.code] += 1
@@ -161,12 +163,15 @@ class Records:
         for what, value in zip(TIMES, times_ms, strict=True):
             if value is not None and (outcome is Outcome.DONE or what is Latency.QUEUE):
                 windows.latency(groups, what, max(0.0, value - held_ms) if what is Latency.TTFT else value)
-        if ticket.terms.interactive and outcome is Outcome.DONE and ticket.ttft_ms is not None:
-            interactive = self._interactive.get(model)
-            if interactive is None:
+        target_ms = ticket.terms.ttft_target_ms
+        if target_ms is not None and outcome is Outcome.DONE and ticket.ttft_ms is not None:
+            self.ttft_targets_ms[slo_class] = target_ms
+            of_class = self._promised.get((model, slo_class))
+            if of_class is None:
                 scopes = FLEET, f"model {model}"
-                interactive = self._interactive[model] = tuple(windows.group(interactive_of(one)) for one in scopes)
-            windows.latency(interactive, Latency.TTFT, ticket.ttft_ms)
+                of_class = tuple(windows.group(promised_in(one, slo_class)) for one in scopes)
+                self._promised[model, slo_class] = of_class
+            windows.latency(of_class, Latency.TTFT, ticket.ttft_ms)
 
     def arrived(self, model: str) -> None:
         """Count an arrival for the fleet and *model*; its region is not known yet."""
@@ -203,9 +208,9 @@ def _at_door(ticket: Ticket) -> str:
     return str(ticket.steps[0].get("at_door", "")) if ticket.steps else ""
 
 
-def interactive_of(scope: str) -> str:
-    """Return the window group of the interactive requests of *scope*; held work may wait for hours."""
-    return f"interactive in {scope}"
+def promised_in(scope: str, slo_class: str) -> str:
+    """Return the window group of the requests of *scope* in *slo_class*, which promises a first token."""
+    return f"promised {slo_class} in {scope}"
 
 
 def scopes_of(model: str, region: str) -> tuple[str, ...]:

@@ -47,9 +47,7 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
         floor_marks = {"floor_above": marks.above, "floor_cooldown_s": marks.cooldown_s}
         chosen = tuned(endpoint["model"]).FORECASTER
         forecaster = {"forecaster": "" if rests(chosen) else chosen}
-        other = {
-            "niw_share": tuned(endpoint["model"]).PLAN_NIW_BUFFER, "niw_due": tuned(endpoint["model"]).PLAN_NIW_DUE,
-        }  # fmt: skip
+        other = {"niw_share": tuned(endpoint["model"]).PLAN_NIW_BUFFER}
         endpoints.append({**endpoint, **followed, **bounds, **floor_marks, **forecaster, **other})
     plans, floor = plan_settings(), beneath(tuned())
     return {

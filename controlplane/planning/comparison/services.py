@@ -229,6 +229,7 @@ def recorded_planner(
         capability=capability.read(fleet, to_at),
         follows={model: levels(model, strategy)[1] for model, _ in endpoints},
         settings=plan_settings(),
+        due_shares={model: tuned(model).PLAN_NIW_BUFFER for model, _ in endpoints},
     )
 
 

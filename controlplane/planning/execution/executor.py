@@ -1,4 +1,4 @@
-"""Instance moves for scaling: add by the quickest method, remove the least loaded, never past a bound.
+"""Instance moves for scaling: add by the first of a fixed order of methods, remove the least loaded, never past a bound.
 
 Every move is one transaction that locks the endpoint's deployments and nodes, recounts and acts, so that planner,
 strategies, floor and operators cannot conflict, and repeating an interrupted move is harmless. A move writes a

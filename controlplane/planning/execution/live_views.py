@@ -55,6 +55,30 @@ def read() -> Load | None:
     return Load(endpoints, published["running"], published["left_tokens"])
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Work of one model that waits, in all regions: held by the queue manager or announced to it, and queued."""
+
+    requests: int
+    """Held or queued; announced batch lines are not counted."""
+    tokens: float
+    """Prompt and expected output of held and announced work, without opportunistic work."""
+    tokens_per_s: float
+    """The least constant rate that serves these by their deadlines."""
+    queued_tokens: float = 0.0
+    """Of released and interactive work that waits for an instance."""
+
+    def due(self, share: float) -> list[tuple[float, float]]:
+        """Return *share* of the held work as (deadline after now in s, tokens) that needs the same rate."""
+        return [(self.tokens / self.tokens_per_s, share * self.tokens)] if self.tokens_per_s else []
+
+
+def waiting() -> Mapping[str, Waiting]:
+    """Return what waits by model; empty without a recent summary."""
+    published = _published()
+    return {model: Waiting(*row) for model, row in published.get("waiting", {}).items()} if published else {}
+
+
 def running() -> Mapping[str, int]:
     """Return unfinished requests by instance; empty without a recent summary."""
     published = _published()

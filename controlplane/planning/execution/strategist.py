@@ -166,6 +166,7 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
         period_s=given.get("period_s", strategies.plans_for(plan.strategy).period_s),
         valid_until_s=plan.valid_until.timestamp(),
         cv=given.get("model_cv", UNEVEN_CV),
+        deferred_tokens_per_s=given.get("deferred_tokens_per_s", {}).get(region, 0.0),
     ).advice(now.timestamp())
 
 

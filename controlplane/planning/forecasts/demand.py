@@ -1,5 +1,8 @@
 """Demand series: the ledger's minute rows as windows, with gaps where nothing was counted.
 
+Interactive demand is answered at once, deferred demand (of the non-interactive classes) by its deadline; opportunistic work
+has what these leave, and no plan counts it.
+
 Demand is counted by the callers' region: including requests that another region served, and those refused, expired
 or cancelled, counted once regardless of client retries.
 """
@@ -20,7 +23,6 @@ from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.models import Quantity
 
 MINUTE_S = 60
-HOUR_S = 3600
 LAG = timedelta(seconds=30)
 """Requests are counted in their arrival minute, but only once done: younger windows are incomplete."""
 COLUMNS = {Quantity.PROMPT: "prompt_tokens", Quantity.OUTPUT: "output_tokens"}
@@ -31,14 +33,15 @@ ASKED = {
 
 TOKENS = "tokens"
 """Prompt plus output tokens, the unit of capacity, in addition to the quantities."""
-EVERY_CLASS = "*"
-"""Used instead of an SLO class name."""
+DEFERRED, EVERY_CLASS = "+", "*"
+"""Used instead of an SLO class name: all non-interactive classes together; interactive and deferred, as plans count."""
 
 BURSTS_OVER = timedelta(hours=4)
 Endpoint = tuple[str, str]
 """(model, region) names."""
 Key = tuple[Endpoint, Quantity, str]
-"""Endpoint, quantity and SLO class name of a series; "" is all interactive classes together, which plans use."""
+"""Endpoint, quantity and SLO class name of a series; "" is all interactive classes together, which plans use, and
+`DEFERRED` all non-interactive ones."""
 Totals = tuple[list[int], list[int]]
 """Prompt and output tokens by window."""
 
@@ -50,7 +53,7 @@ class DemandSeries:
     start: datetime
     window_s: int
     tokens_per_s: dict[Key, NDArray[np.float64]]
-    """Series of all interactive classes together for every endpoint, and of each class with counts."""
+    """Series of all interactive and of all deferred classes together for every endpoint, and of each class with counts."""
     known: int
     """Number of windows with counts."""
 
@@ -61,7 +64,8 @@ class DemandSeries:
 
     def by_class(self) -> list[Key]:
         """Return every single-class series that has tokens."""
-        return [key for key, series in self.tokens_per_s.items() if key[2] and np.nansum(series) > 0]
+        several = ("", DEFERRED)
+        return [key for key, series in self.tokens_per_s.items() if key[2] not in several and np.nansum(series) > 0]
 
 
 def endpoints() -> list[Endpoint]:
@@ -81,8 +85,8 @@ def last_complete(now: datetime, window_s: int) -> datetime:
 
 
 def read(since: datetime, until: datetime, window_s: int) -> DemandSeries:
-    """Read demand of every endpoint in the whole windows from *since* to *until*, for interactive SLO classes together
-    and each class.
+    """Read demand of every endpoint in the whole windows from *since* to *until*, for interactive and for deferred SLO
+    classes together, and each class.
 
     A window in which no minute has a row of any series is a gap: a quiet minute looks the same as one without a running
     gateway. A minute with rows of other series only is a measured zero. *window_s* is a multiple of 60.
@@ -93,8 +97,11 @@ def read(since: datetime, until: datetime, window_s: int) -> DemandSeries:
     count = max(0, int((until - start).total_seconds() // window_s))
     width = window_s // MINUTE_S
     counted = np.zeros(count * width, bool)
-    together = {endpoint: _nothing(count) for endpoint in endpoints()}
-    separate = set(other_classes())
+    together = {(endpoint, group): _nothing(count) for endpoint in endpoints() for group in ("", DEFERRED)}
+    groups = {
+        name: DEFERRED if kind == SloKind.NON_INTERACTIVE else None
+        for name, kind in SloClass.objects.exclude(kind=SloKind.INTERACTIVE).values_list("name", "kind")
+    }
     totals: dict[tuple[Endpoint, str], Totals] = {}
     indexes: dict[str, int] = {}
     adds: dict[tuple[str, str, str], list[Totals]] = {}
@@ -110,14 +117,14 @@ def read(since: datetime, until: datetime, window_s: int) -> DemandSeries:
         if key not in adds:
             endpoint = model, region
             adds[key] = []
-            if endpoint in together:
-                own = totals.setdefault((endpoint, slo_class), _nothing(count))
-                adds[key] = [own] if slo_class in separate else [own, together[endpoint]]
+            if (endpoint, "") in together:
+                own, group = totals.setdefault((endpoint, slo_class), _nothing(count)), groups.get(slo_class, "")
+                adds[key] = [own] if group is None else [own, together[endpoint, group]]
         at = index // width
         for prompts, outputs in adds[key]:
             prompts[at] += prompt
             outputs[at] += output
-    totals |= {(endpoint, ""): total for endpoint, total in together.items()}
+    totals |= together
     known_s = MINUTE_S * counted.reshape(count, width).sum(axis=1, dtype=np.float64)
     known_s[known_s == 0] = np.nan
     series = {
@@ -138,22 +145,28 @@ def other_classes(*kinds: SloKind) -> QuerySet[SloClass, str]:
     return rows.values_list("name", flat=True)
 
 
-def non_interactive(now: datetime) -> dict[Endpoint, float]:
-    """Return tokens per second of the non-interactive classes, by endpoint, over the last hour.
+def deferred_over_s() -> float:
+    """Return the period over which deferred demand is averaged."""
+    from scheduling.planning.capacity import arrivals_over_s
+
+    deadlines = SloClass.objects.filter(kind=SloKind.NON_INTERACTIVE, deadline_s__isnull=False)
+    return arrivals_over_s(filter(None, deadlines.values_list("deadline_s", flat=True)))
+
+
+def deferred(now: datetime) -> dict[Endpoint, float]:
+    """Return tokens per second of the non-interactive classes, by endpoint, over the counted minutes of `deferred_over_s`.
 
     Opportunistic classes use leftover capacity and are not planned for.
     """
-    names = other_classes(SloKind.NON_INTERACTIVE)
-    rows = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=HOUR_S), minute__lt=now, slo_class__in=names)
+    rows = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=deferred_over_s()), minute__lt=now).order_by()
+    counted_s = MINUTE_S * rows.values("minute").distinct().count()
     sums = (
-        rows.order_by()
+        rows.filter(slo_class__in=other_classes(SloKind.NON_INTERACTIVE))
         .annotate(own=OWN_REGION)
         .values_list("model", "own")
-        .annotate(prompt=Sum(ASKED[Quantity.PROMPT]), output=Sum(ASKED[Quantity.OUTPUT]))
+        .annotate(tokens=Sum(ASKED[Quantity.PROMPT] + ASKED[Quantity.OUTPUT]))
     )
-    first = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=HOUR_S)).order_by("minute").first()
-    counted_s = min(HOUR_S, max(MINUTE_S, (now - first.minute).total_seconds())) if first else HOUR_S
-    return {(model, region): (prompt + output) / counted_s for model, region, prompt, output in sums}
+    return {(model, region): tokens / counted_s for model, region, tokens in sums}
 
 
 def arrival_cvs(now: datetime) -> dict[Endpoint, float]:

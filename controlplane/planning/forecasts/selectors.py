@@ -12,11 +12,13 @@ from django.db.models import F, Max, Min, Q, QuerySet, Sum
 from django.db.models.expressions import Combinable
 
 from controlplane.events.models import Event, Severity
+from controlplane.fleet.models import Model, SloKind
 from controlplane.gateway.models import MinuteRow
 from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.forecasts.demand import (
     ASKED,
     COLUMNS,
+    DEFERRED,
     EVERY_CLASS,
     LAG,
     MINUTE_S,
@@ -28,6 +30,7 @@ from controlplane.planning.forecasts.demand import (
 from controlplane.planning.models import Backtest, Forecast, Quantity
 from controlplane.rows import narrowed, newest_of_each
 from controlplane.tuning.selectors import tuned
+from scheduling.model_task import POOLING_TASKS
 
 FORECAST_FAILURES = ("planning.forecasts_failed", "planning.forecaster_failed")
 FAILURE_SAID_AGAIN = timedelta(minutes=15)
@@ -51,14 +54,15 @@ def demand(
 ) -> Series:
     """Return tokens per second of one series in each window starting at *starts* (evenly spaced, oldest first).
 
-    Without a model, of all models; without a region, of all regions. None is a gap, as in `demand.read`, which reads
-    every series. *slo_class* filters: empty is all interactive classes, `EVERY_CLASS` all classes; *quantity* may be
-    `TOKENS`. Windows with generated minutes are no gaps; see `generated_past`.
+    Without a model, of all models that `omitted_from_sums` does not name; without a region, of all regions. None is a gap,
+    as in `demand.read`, which reads every series. *slo_class* filters: empty is all interactive classes, or `DEFERRED` or
+    `EVERY_CLASS`; *quantity* may be `TOKENS`. Windows with generated minutes are no gaps; see `generated_past`.
     """
     if not starts:
         return []
     end = starts[-1] + timedelta(seconds=window_s)
-    of_series = (Q(model=model) if model else Q()) & (asked_from(region) if region else Q()) & _of(slo_class)
+    of_models = Q(model=model) if model else ~Q(model__in=omitted_from_sums())
+    of_series = of_models & (asked_from(region) if region else Q()) & _of(slo_class)
     rows = (
         MinuteRow.objects.filter(minute__gte=starts[0], minute__lt=end)
         .order_by()
@@ -85,8 +89,21 @@ def quantities(quantity: str) -> list[str]:
 
 def _of(slo_class: str) -> Q:
     if slo_class == EVERY_CLASS:
-        return Q()
+        return ~Q(slo_class__in=other_classes(SloKind.OPPORTUNISTIC))
+    if slo_class == DEFERRED:
+        return Q(slo_class__in=other_classes(SloKind.NON_INTERACTIVE))
     return Q(slo_class=slo_class) if slo_class else ~Q(slo_class__in=other_classes())
+
+
+def omitted_from_sums() -> set[str]:
+    """Return models that sums over the fleet leave out: those without output, where others generate.
+
+    An embedding takes a hundredth of what as many tokens of chat take: in one sum, idle embedding instances would hide
+    that those for chat are full.
+    """
+    tasks = dict(Model.objects.filter(active=True).values_list("name", "task"))
+    omitted = {name for name, task in tasks.items() if task in POOLING_TASKS}
+    return omitted if len(omitted) < len(tasks) else set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +134,7 @@ def demand_now(quantity: str, now: datetime, slo_class: str = "") -> dict[tuple[
     """Return tokens per second by (model, region) over the last ten minutes with counts; None without any.
 
     Generated minutes are ignored, series without requests left out. *slo_class* filters: empty is all interactive
-    classes, `EVERY_CLASS` all classes; *quantity* may be `TOKENS`.
+    classes, or `DEFERRED` or `EVERY_CLASS`; *quantity* may be `TOKENS`.
     """
     rows, known_s = _recent(now, slo_class)
     sums = rows.annotate(own=OWN_REGION).values_list("model", "own").annotate(tokens=Sum(_asked(quantity)))
@@ -287,10 +304,10 @@ def forecasts_in_force(
     """Return the newest forecasts after *since* that add up to *quantity* and *slo_class* by (model, region), interactive
     first.
 
-    Non-interactive classes are forecast singly while they have demand: one older than its endpoint's newest by more than
-    two rounds is of a class whose demand has ended.
+    Deferred classes are forecast while they have demand: a forecast older than its endpoint's newest by more than two
+    rounds is of demand that has ended.
     """
-    every = Q(slo_class="") | Q(slo_class__in=other_classes())
+    every = Q(slo_class__in=("", DEFERRED))
     of_class = every if slo_class == EVERY_CLASS else Q(slo_class=slo_class)
     made = Forecast.objects.filter(of_class, quantity__in=quantities(quantity), made_at__gte=since)
     newest = newest_of_each(narrowed(made, model=model, region=region), "model", "region", "quantity", "slo_class")

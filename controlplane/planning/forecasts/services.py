@@ -1,11 +1,11 @@
 """Forecasts of every endpoint's demand, made from the ledger's minute rows and stored as rows.
 
 Fitted forecasters are stored in the state folder, one file per series, refitted rarely and otherwise updated with new
-windows. Losing a file costs a fit. Plans use the series of all interactive SLO classes together; those of single classes
-are for display.
+windows. Losing a file costs a fit. Plans use the series of all interactive SLO classes together; those of all deferred
+classes together, and of single classes, are for display.
 
 Forecasters that are slow to fit (ARIMA, mLSTM) are fitted by a separate job, `fit_forecasters`: until then, and for
-single classes, the best quick one is used, and the forecast notes it.
+other series, the best quick one is used, and the forecast notes it.
 """
 
 import hashlib
@@ -52,7 +52,8 @@ SAY_AGAIN = timedelta(minutes=15)
 def make_forecasts(now: datetime) -> list[Forecast]:
     """Forecast prompt and output tokens of every endpoint for the next windows; return one row per series.
 
-    Series of all interactive SLO classes together are stored first, then each class with demand. A failed forecaster is
+    Series of all interactive and of all deferred SLO classes together are stored first, then each class with demand. A
+    failed forecaster is
     replaced by a simpler one, which the row's note names; if all fail, only that series has no forecast. Raises the first
     error if no series has a forecast.
     """
@@ -65,28 +66,30 @@ def make_forecasts(now: datetime) -> list[Forecast]:
     every = {}
     for endpoint in demand.endpoints():
         for quantity in Quantity:
-            if predicted := making.predicted((endpoint, quantity, "")):
-                every[endpoint, quantity] = predicted
-    rows = Forecast.objects.bulk_create([_row((*key, ""), predicted, now) for key, predicted in every.items()])
+            for group in ("", demand.DEFERRED):
+                key = (endpoint, quantity, group)
+                if (not group or np.nansum(known.of(*key))) and (predicted := making.predicted(key)):
+                    every[key] = predicted
+    rows = Forecast.objects.bulk_create([_row(key, predicted, now) for key, predicted in every.items()])
     rows += Forecast.objects.bulk_create(_of_classes(making, every, now))
     making.report(now)
     return rows
 
 
-def _of_classes(
-    making: "_Making", every: dict[tuple[demand.Endpoint, Quantity], "Predicted"], now: datetime
-) -> list[Forecast]:
+def _of_classes(making: "_Making", every: dict[demand.Key, "Predicted"], now: datetime) -> list[Forecast]:
     """Forecast single classes until their time is used up; the remaining ones come first in the next round.
 
-    A class that makes up all demand of an endpoint reuses the forecast of all classes together.
+    A class that makes up all interactive, or all deferred, demand of an endpoint reuses that forecast.
     """
     until_s = time.monotonic() + CLASSES_SHARE * tuned().FORECAST_EVERY_S
     rows, keys, known = [], [], making.known
     for key in known.by_class():
         endpoint, quantity, _ = key
-        if not np.array_equal(known.of(*key), known.of(endpoint, quantity), equal_nan=True):
+        groups = [(endpoint, quantity, group) for group in ("", demand.DEFERRED)]
+        same = [each for each in groups if np.array_equal(known.of(*key), known.of(*each), equal_nan=True)]
+        if not same:
             keys.append(key)
-        elif predicted := every.get((endpoint, quantity)):
+        elif predicted := every.get(same[0]):
             rows.append(_row(key, predicted, now))
     keys.sort(key=lambda key: max(_kept_s(_file(key, known.window_s, name)) for name in _kept_by(key)))
     for place, key in enumerate(keys):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.batches.selectors import due_work
-from controlplane.planning.execution import strategies
+from controlplane.planning.execution import live_views, strategies
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, Quantity
@@ -72,10 +71,12 @@ def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:
         lambda endpoint, quantity: newest.get((*endpoint, quantity)),
         recent.of,
     )
-    held = {
-        model: work for model, work in due_work(now).items() if model in expected.follows and tuned(model).PLAN_NIW_DUE
+    waiting = live_views.waiting()
+    due = {
+        model: waiting[model].due(tuned(model).PLAN_NIW_BUFFER) for model in expected.follows.keys() & waiting.keys()
     }
-    return replace(expected, of=dict(expected.to_plan().with_due(held, 0.0, expected.follows).of))
+    # Minute rows have requests that have ended: those that wait came besides.
+    return replace(expected, of=dict(expected.to_plan().with_due(due, 0.0, demand.deferred_over_s()).of))
 
 
 def expected_at(
@@ -89,11 +90,10 @@ def expected_at(
     By forecast; without a usable one, the highest recent minute in every window; with neither, 0.
     """
     from scheduling.planning.advisor import Band, EndpointDemand
-    from scheduling.planning.capacity import niw_buffer
 
     count = tuned().FORECAST_WINDOWS
     expected = Expected(demand.window_start(at, tuned().FORECAST_WINDOW_S), tuned().FORECAST_WINDOW_S)
-    other = demand.non_interactive(at)
+    deferred = demand.deferred(at)
     cvs = demand.arrival_cvs(at)
     for endpoint, strategy in followers.items():
         band, plans_for = levels(endpoint[0], strategy)
@@ -112,7 +112,7 @@ def expected_at(
             elif forecast is not None and forecast.note:
                 expected.notes.setdefault(endpoint, forecast.note)
             bands[quantity] = ahead_of
-        beta = float(niw_buffer(other.get(endpoint, 0.0), 1.0, tuned(endpoint[0]).PLAN_NIW_BUFFER))
+        beta = tuned(endpoint[0]).PLAN_NIW_BUFFER * deferred.get(endpoint, 0.0)
         expected.of[endpoint] = EndpointDemand.of(
             bands[Quantity.PROMPT], bands[Quantity.OUTPUT], plans_for, beta, cvs.get(endpoint, 1.0)
         )

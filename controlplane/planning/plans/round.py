@@ -103,7 +103,8 @@ class Round:
             i, j, k = self.made.planned.index(place)
             delta, present = int(plan.delta[i, j, k]), int(problem.instances[i, j, k])
             endpoint = self.made.endpoints[place[:2]]
-            demand, reason = endpoint.forecast_tokens_per_s, plan.reasons.get((i, j, k), "")
+            demand = endpoint.forecast_tokens_per_s + self.expected.of[place[:2]].beta_tokens_per_s
+            reason = plan.reasons.get((i, j, k), "")
             if self.expected.follows[model].by_capability:
                 reason = f"Algorithm 2: {demand:,.0f} tok/s need {endpoint.target_instances}"
             rows.append(
@@ -155,7 +156,7 @@ class Round:
                     region: round(self.made.reserve_tokens_per_s[model, region], 1) for region in endpoints
                 },
                 "demand_of": {"band": band, **towards._asdict()},
-                "buffer_tokens_per_s": {region: round(each.beta_tokens_per_s, 1) for region, each in demand.items()},
+                "deferred_tokens_per_s": {region: round(each.beta_tokens_per_s, 1) for region, each in demand.items()},
                 "capability_tokens_per_s": {
                     gpu_type: {
                         "prompt": round(each.prompt_tokens_per_s, 1),

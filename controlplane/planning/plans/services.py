@@ -17,8 +17,9 @@ from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.planning.execution import plan_rollout, strategies
 from controlplane.planning.models import WHAT_IF, PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
-from controlplane.planning.plans import capability, inventory
+from controlplane.planning.plans import capability, inventory, load_now
 from controlplane.planning.plans.expected import expect
+from controlplane.planning.plans.load_now import LoadNow
 from controlplane.planning.plans.round import Round, plan_settings
 
 logger = logging.getLogger(__name__)
@@ -74,12 +75,12 @@ def make_plans(now: datetime, models: Set[str] | None = None) -> list[ScalingPla
         fleet = inventory.read(set(fleet.models) - expected.unknown)
         if not fleet.deployments:
             return []
-    solved = Round.solved(fleet, expected, measured, now)
+    solved, loads = Round.solved(fleet, expected, measured, now), load_now.read(now)
     with transaction.atomic():
-        return [_store(policies[model], solved, now) for model in fleet.models]
+        return [_store(policies[model], solved, loads.get(model, LoadNow()), now) for model in fleet.models]
 
 
-def _store(policy: ScalingPolicy, solved: Round, now: datetime) -> ScalingPlan:
+def _store(policy: ScalingPolicy, solved: Round, load: LoadNow, now: datetime) -> ScalingPlan:
     model = policy.model.name
     _say_out_of_reach(policy, solved, now)
     targets = solved.targets(model)
@@ -89,6 +90,8 @@ def _store(policy: ScalingPolicy, solved: Round, now: datetime) -> ScalingPlan:
         "valid_until": solved.valid_until(model),
         **solved.columns(model, policy.strategy, note),
     }
+    if warning := load.above(values):
+        values["note"] = "; ".join(filter(None, (warning, values["note"])))[:255]
     if old := _repeated(policy, status, targets):
         return _renewed(old, values)
     opened = ScalingPlan.objects.filter(model=policy.model, status__in=OPEN).exclude(strategy=WHAT_IF)

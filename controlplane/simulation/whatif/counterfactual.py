@@ -31,6 +31,10 @@ LEAST_REQUESTS: Final = 200
 SEED: Final = 1
 KEPT: Final = timedelta(days=90)
 AS_IT_WAS: Final = ""
+LIMITS: Final = (
+    "Requests are replayed without their runs and prefixes: what bundles gain by these (Hermes' order, routing to cached "
+    "prefixes) is not counted."
+)
 
 
 def due(now: datetime) -> bool:
@@ -108,10 +112,11 @@ def _kept(
 
 @dataclass(frozen=True, slots=True)
 class ReplaySummary:
-    """The newest replay in a sentence, and its rows, cheapest first."""
+    """The newest replay in a sentence, what it cannot judge, and its rows, cheapest first."""
 
     sentence: str
     rows: list[Counterfactual]
+    limits: str = LIMITS
 
 
 def newest() -> ReplaySummary | None:
@@ -126,14 +131,12 @@ def said(rows: list[Counterfactual]) -> ReplaySummary:
     best = ordered[0]
     span = _span(best.to_at - best.from_at)
     if best.bundle == AS_IT_WAS or (best.saved_usd == 0 and best.fewer_missed == 0):
-        return ReplaySummary(
-            f"Over {span}, no other bundle would have been cheaper than the present policies.", ordered
-        )
+        return ReplaySummary(f"Simulated over {span}, no other bundle is cheaper than the present policies.", ordered)
     money = f"${abs(best.saved_usd):,.2f} {'less' if best.saved_usd >= 0 else 'more'}"
     misses = f"{abs(best.fewer_missed):,} {'miss' if abs(best.fewer_missed) == 1 else 'misses'}"
     more = f"{misses} {'fewer' if best.fewer_missed >= 0 else 'more'}" if best.fewer_missed else "as many misses"
     title = BUNDLES[best.bundle].title if best.bundle in BUNDLES else best.bundle
-    return ReplaySummary(f"Over {span}, {title} would have been cheapest: {money}, {more}.", ordered)
+    return ReplaySummary(f"Simulated over {span}, {title} is cheapest: {money}, {more}.", ordered)
 
 
 def _span(lasts: timedelta) -> str:

@@ -75,7 +75,7 @@ else:
 
 class SloClassOf(ScenarioTable):
     kind: Literal["interactive", "non_interactive", "opportunistic"] = "interactive"
-    """Plans forecast the interactive classes, keep a share free for the non-interactive ones, and ignore the last."""
+    """Plans forecast the interactive classes, have room for the non-interactive ones, and ignore the last."""
     ttft_ms: Positive | None = None
     itl_ms: Positive | None = None
     e2e_ms: Positive | None = None
@@ -115,7 +115,6 @@ class EndpointOf(PolicyOverrides):
     forecaster: str | None = None
     demand_level: DemandLevel | None = None
     niw_share: AtLeast0 | None = None
-    niw_due: bool | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -46,10 +46,9 @@ class PlannerOf(ScenarioTable):
     """Horizon of a plan, in whole windows of the forecast."""
     demand_level: DemandLevel = "strategy"
     """Forecast level to plan for: the strategy's, the mean, or the upper end of its 80 % band."""
-    niw_share: AtLeast0 = 0.1
-    """Share of the past hour's non-interactive tokens to keep free (SageServe's beta)."""
-    niw_due: bool = False
-    """Whether plans have room for the non-interactive work that must run within them to keep its deadlines."""
+    niw_share: AtLeast0 = 1.0
+    """Share of deferred work that plans have room for: what arrives and waits, at the least constant rate that keeps its
+    deadlines. SageServe's beta is a tenth."""
     epsilon: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.8
     """Share of local demand that a region must be able to serve."""
     time_limit_s: Positive = 20.0

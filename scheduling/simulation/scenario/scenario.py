@@ -108,7 +108,7 @@ class Scenario(ScenarioTable):
             **strategy,
             parameters=self._marks(model, bundle.strategy) | bundle.parameters if strategy else {},
             **left(self.forecast, forecaster=bundle.forecaster),
-            **left(self.planner, demand_level=bundle.plan_demand, niw_share=bundle.niw_share, niw_due=bundle.niw_due),
+            **left(self.planner, demand_level=bundle.plan_demand, niw_share=bundle.niw_share),
         )
 
     def _marks(self, model: str, strategy: str) -> dict[str, Any]:

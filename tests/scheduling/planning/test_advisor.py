@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduling.planning import soon
 from scheduling.planning.advisor import (
@@ -15,13 +17,14 @@ from scheduling.planning.advisor import (
     SimulatedPlanner,
     make_plan,
 )
-from scheduling.planning.capacity import Capability
+from scheduling.planning.capacity import LEAST_LEFT_S, Capability
 from scheduling.planning.places import Deployed, Fleet
 from scheduling.planning.planner import solve
 from scheduling.scaling import STRATEGIES, PlansFor, make_strategy
+from scheduling.scaling.each import forecast_words
 from tests.scheduling.scaling.views import view
 
-LLAMA, BLOOM = ("llama", "east"), ("bloom", "east")
+LLAMA, BLOOM, WEST = ("llama", "east"), ("bloom", "east"), ("llama", "west")
 ABLE = Capability(100.0, 100.0, 100.0, "measured")
 MEAN, TWO, BY_CAPABILITY = PlansFor(), PlansFor(0.0, 0.0, two_plans=True), PlansFor(by_capability=True)
 WINDOW_S = 600.0
@@ -29,6 +32,9 @@ WINDOW_S = 600.0
 
 def band(*values: float) -> Band:
     return Band(np.array(values), 2 * np.array(values))
+
+
+NOT_ASKED_FOR = EndpointDemand.of(band(*[0.0] * 6), band(*[0.0] * 6), MEAN)
 
 
 def demand(of, start_s: float = 0.0, window_s: float = WINDOW_S) -> Demand:
@@ -84,36 +90,65 @@ def test_beta_is_added_to_the_forecast_once():
     assert (
         made.endpoints[LLAMA].forecast_tokens_per_s == 400.0
     )  # what is observed is held against it, interactive demand
+    assert forecast_words(made.endpoints[LLAMA].advice(0.0)) == "forecast of 400 tok/s and 60 deferred"
 
 
 @pytest.mark.parametrize(
     ("due", "instances"),
     [
-        ([], 4),
-        ([(7200.0, 1e6)], 4),
+        ([], 5),
+        ([(86_400.0, 1e6)], 5),
+        ([(7200.0, 1_440_000.0)], 6),
         ([(1800.0, 270_000.0)], 6),
-        ([(1800.0, 90_000.0), (3600.0, 450_000.0), (7200.0, 1e6)], 6),
+        ([(1800.0, 90_000.0), (3600.0, 450_000.0), (7200.0, 1e6)], 7),
+        ([(-60.0, 180_000.0)], 7),
     ],
 )
-def test_held_work_that_is_due_within_the_plan_raises_it_and_what_is_due_later_does_not(due, instances):
-    rates = {LLAMA: (MEAN, [400.0] * 6), ("llama", "west"): (MEAN, [0.0] * 6)}
-    follows = {"llama": MEAN}
-    expected = demand(rates).with_due({"llama": due}, 0.0, follows)
-    made = make_plan(0.0, expected, fleet(llama=1), {("llama", "gpu"): ABLE}, follows, PlanSettings())
+def test_a_plan_has_room_for_what_arrives_and_for_what_waits_by_its_deadline_also_after_the_plan(due, instances):
+    """400 tokens/s of interactive work, 100 of deferred, of an instance's 100."""
+    of = {LLAMA: EndpointDemand.of(band(*[400.0] * 6), band(*[0.0] * 6), MEAN, 100.0), WEST: NOT_ASKED_FOR}
+    expected = Demand(0.0, 600.0, of).with_due({"llama": due}, 0.0)
+    made = make_plan(0.0, expected, fleet(llama=1), {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings())
     assert made.endpoints[LLAMA].target_instances == instances
-    assert expected.of["llama", "west"].beta_tokens_per_s == 0.0, "shared by the expected demand"
+    assert expected.of[WEST].beta_tokens_per_s == 0.0, "shared by the expected demand"
 
 
-def test_a_simulated_planner_plans_for_what_the_views_say_is_held_where_it_is_asked_to():
-    def made(plans_due):
+@given(
+    arrives=st.floats(0.0, 500.0),
+    due=st.lists(st.tuples(st.floats(LEAST_LEFT_S, 86_400.0), st.floats(1.0, 1e7)), min_size=1, max_size=8),
+)
+def test_the_planned_rate_is_the_least_that_serves_arrivals_and_backlog_by_their_deadlines(arrives, due):
+    """By the demand bound of earliest deadline first, for arrivals that go on and are due a day later."""
+    of = {LLAMA: EndpointDemand.of(band(400.0), band(0.0), MEAN, arrives)}
+    planned = Demand(0.0, 600.0, of).with_due({"llama": due}, 0.0).of[LLAMA].beta_tokens_per_s
+
+    def in_time(rate):
+        points = [*(at for at, _ in due), 86_400.0, 1e12]
+        needed = [sum(w for by, w in due if by <= at) + arrives * max(0.0, at - 86_400.0) for at in points]
+        return all(rate * at >= work * (1 - 1e-6) for at, work in zip(points, needed, strict=True))
+
+    assert in_time(planned)
+    assert not in_time(0.99 * planned)
+
+
+def test_what_waits_has_arrived_besides_where_only_ended_requests_are_counted():
+    of = {LLAMA: EndpointDemand.of(band(400.0), band(0.0), MEAN, 30.0)}
+    due = {"llama": [(86_400.0, 864_000.0)]}
+    counted, ended = (Demand(0.0, 600.0, of).with_due(due, 0.0, over_s) for over_s in (np.inf, 86_400.0))
+    assert counted.of[LLAMA].beta_tokens_per_s == 30.0
+    assert ended.of[LLAMA].beta_tokens_per_s == 40.0
+
+
+def test_a_simulated_planner_plans_for_the_share_of_what_is_held_that_it_is_asked_for():
+    def made(due_shares):
         planner = SimulatedPlanner(
             lambda now_s: demand({LLAMA: (MEAN, [400.0] * 6)}), lambda now_s, views: fleet(llama=1),
-            {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings(), plans_due,
+            {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings(), due_shares,
         )  # fmt: skip
         held = view(model="llama", region="east")._replace(due=((1800.0, 270_000.0),))
         return planner.advise(0.0, [held])[0].target_instances
 
-    assert (made({"llama"}), made(frozenset())) == (6, 4)
+    assert (made({"llama": 1.0}), made({"llama": 0.5}), made({})) == (6, 5, 4)
 
 
 def test_adding_has_a_separate_plan_that_moves_with_time():

@@ -10,8 +10,8 @@ from scheduling.planning.capacity import (
     SIMULATED,
     UNKNOWN,
     Capability,
+    arrivals_over_s,
     instances_needed,
-    niw_buffer,
     profile_capability,
 )
 
@@ -141,5 +141,8 @@ def test_demand_by_theta_is_the_number_of_instances(prompt, output, total, share
     assert exact * (1 - 1e-9) <= needed < exact * (1 + 1e-9) + 1
 
 
-def test_a_tenth_of_the_last_hour_is_kept_free():
-    assert niw_buffer([[36_000.0, 0.0]]).tolist() == [[1.0, 0.0]]
+@pytest.mark.parametrize(
+    ("deadlines_s", "over_s"), [([], 3600.0), ([600.0], 3600.0), ([7200.0, 3600.0], 7200.0), ([1e6], 86_400.0)]
+)
+def test_arrivals_are_averaged_over_the_longest_deadline_from_an_hour_to_a_day(deadlines_s, over_s):
+    assert arrivals_over_s(deadlines_s) == over_s

@@ -237,13 +237,13 @@ def test_the_replay_in_a_sentence():
     was = (100.0, 10)
     every = [row_of("", *was, was), row_of("preserve", 88.0, 13, was), row_of("qlm", 90.0, 5, was)]
     assert counterfactual.said(every).sentence == (
-        "Over the last day, PreServe would have been cheapest: $12.00 less, 3 misses more."
+        "Simulated over the last day, PreServe is cheapest: $12.00 less, 3 misses more."
     )
     # A miss costs half a cent: 500 of them are more than what PreServe saves over QLM.
     every[1].missed += 500
     every[1].fewer_missed -= 500
-    assert "QLM would have been cheapest: $10.00 less, 5 misses fewer" in counterfactual.said(every).sentence
-    assert "no other bundle would have been cheaper" in counterfactual.said(every[:1]).sentence
+    assert "QLM is cheapest: $10.00 less, 5 misses fewer" in counterfactual.said(every).sentence
+    assert "no other bundle is cheaper" in counterfactual.said(every[:1]).sentence
 
 
 def test_models_without_a_profile_are_left_out_of_a_replay_and_named(asked, make_request, settings, monkeypatch):

@@ -21,7 +21,7 @@ from controlplane.console.charts.spec import (
 )
 from controlplane.console.formats import count, percent_fine, quantity
 from controlplane.console.pages.forecast.selectors import Outlook, Score
-from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
+from controlplane.planning.forecasts.demand import DEFERRED, EVERY_CLASS, TOKENS
 from controlplane.planning.forecasts.selectors import ForecastWindow
 from controlplane.resources.tables import Table
 
@@ -34,6 +34,7 @@ HEADER = (
     *(f"{end.replace('_', ' ').capitalize()}% (tok/s)" for end in ENDS),
     "Capacity (tok/s)",
 )
+INTERACTIVE = "Interactive (tok/s)", "Forecast, interactive (tok/s)"
 GENERATED = "Generated (tok/s)"
 
 
@@ -85,15 +86,24 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
     if generated:
         style = ("text-muted", "dot")
         series.append(Series("generated", outlook.generated, style, more={"name": "generated"}))
+    both = outlook.slo_class == EVERY_CLASS
+    if any(outlook.interactive):  # below the line of both, what is between them is deferred
+        filled = {"name": "interactive", "fill": "tozeroy", "fillcolor": "var(--s3-soft)"}
+        series.append(Series("interactive", outlook.interactive, ("s3", "solid"), width=1, layer=-2, more=filled))
     if known:
-        series.append(Series("actual", outlook.actual, ("text", "solid"), width=2, layer=1))
+        label = "interactive and deferred" if both else "actual"
+        series.append(Series(label, outlook.actual, ("text", "solid"), width=2, layer=1))
+    own = _field(outlook.interactive_expected, "mean")
+    if last(own) is not None:
+        series.append(Series("forecast, interactive", own, ("s3", "dash"), width=1.5))
     if forecast:
         bounds = list(zip(*(_field(outlook.expected, end) for end in ENDS[:2]), strict=True))
         hover = f"%{{y:{digits}}}, 80%: %{{customdata[0]:{digits}}} to %{{customdata[1]:{digits}}}"
         more = {"name": "forecast", "customdata": bounds, "hovertemplate": hover}
         # A line of the legend for each band: the inner ground lies over the outer one and is darker.
         series += [*_band(middles, outlook, 95), *_band(middles, outlook, 80)]
-        series.append(Series("forecast, 80 and 95%", mean, ("s1", "dash"), width=2, more=more))
+        label = "forecast of both, 80 and 95%" if both else "forecast, 80 and 95%"
+        series.append(Series(label, mean, ("s1", "dash"), width=2, more=more))
     if any(outlook.capacity) and series:
         past = [(start, value) for start, value in zip(starts, outlook.capacity, strict=True) if value is not None]
         past.append((now, past[-1][1]))
@@ -103,8 +113,12 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
     if outlook.planned and series:
         series.append(Series("as planned", [outlook.planned] * 2, ("s2", "dot"), [now, starts[-1] + length], layer=2))
     bands = (_field(outlook.expected, end) for end in ENDS)
-    columns = [starts, outlook.actual, mean, *bands, outlook.capacity, *([outlook.generated] if generated else [])]
-    heading = (*HEADER, GENERATED) if generated else HEADER
+    columns = [starts, outlook.actual, mean, *bands, outlook.capacity]
+    heading: tuple[str, ...] = HEADER
+    if any(outlook.interactive) or last(own) is not None:
+        columns, heading = [*columns, outlook.interactive, own or [None] * len(starts)], (*heading, *INTERACTIVE)
+    if generated:
+        columns, heading = [*columns, outlook.generated], (*heading, GENERATED)
     return Chart(
         key="forecast",
         title="Demand, forecast and capacity" if outlook.capacity_now is not None else "Demand and forecast",
@@ -128,7 +142,9 @@ def unit_title(unit: str) -> str:
 
 def _of_class(outlook: Outlook) -> str:
     if outlook.slo_class == EVERY_CLASS:
-        return ""
+        return " of interactive and deferred classes"
+    if outlook.slo_class == DEFERRED:
+        return " of the deferred classes"
     return f" of the class {outlook.slo_class}" if outlook.slo_class else " of the interactive classes"
 
 

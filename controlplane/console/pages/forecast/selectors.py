@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ RANGES_H = (1, 6, 24, 72)
 USUAL_RANGE_H = 6
 POINTS = 600  # of a line
 DEMAND_WINDOW_S = 600  # while there is no forecast to take the window from
+BY_WINDOW = ("starts", "actual", "generated", "expected", "capacity", "interactive", "interactive_expected")
 RATES = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
 CAPACITY_CHANGES = {PlanStatus.ADVICE, PlanStatus.APPROVED}  # of a plan that would still change something
 
@@ -42,6 +43,9 @@ class Score:
 class Outlook:
     """One series over time: counted and expected demand, and the capacity of instances, in tokens per second.
 
+    Of interactive and deferred classes together, *interactive* and *interactive_expected* are the part that is answered at
+    once; else they are empty.
+
     *starts*, *actual*, *generated*, *expected* and *capacity* have one element a window; a window that begins in the demo's
     generated past has that demand in *generated*, any other in *actual*. *planned* is the capacity from *now* on: what open
     plans would change it to, and where there is none, what there is. Capacity is counted in prompt and output tokens
@@ -57,7 +61,9 @@ class Outlook:
     capacity: Series
     planned: float | None
     unit: str  # "prompt", "output", or both together: "tokens"
-    slo_class: str = ""  # empty: all interactive classes together; "*": all classes
+    slo_class: str = ""  # empty: all interactive classes together; or as in `OutlookFilter`
+    interactive: Series = field(default_factory=list)
+    interactive_expected: Sequence[ForecastWindow | None] = ()
 
     def since_known(self) -> "Outlook":
         """Return the outlook without the windows before the first known one."""
@@ -65,7 +71,7 @@ class Outlook:
         first = next((at for at, known in enumerate(seen) if any(known)), 0)
         return replace(
             self,
-            **{name: getattr(self, name)[first:] for name in ("starts", "actual", "generated", "expected", "capacity")},
+            **{name: getattr(self, name)[first:] for name in BY_WINDOW},
         )
 
     @property
@@ -92,15 +98,15 @@ class OutlookFilter:
     region: str  # empty: all regions together
     quantity: str
     hours: float
-    slo_class: str = ""  # empty: all interactive classes together; "*": all classes
+    slo_class: str = ""  # empty: all interactive classes together; `DEFERRED`, or `EVERY_CLASS` for both
 
     @property
     def one_class(self) -> bool:
-        return self.slo_class not in ("", demand.EVERY_CLASS)
+        return self.slo_class not in ("", demand.DEFERRED, demand.EVERY_CLASS)
 
     @property
     def whole(self) -> bool:
-        """Return whether it is in the unit of capacity, of all classes."""
+        """Return whether it is in the unit of capacity, of all classes that plans count."""
         return self.quantity == demand.TOKENS and self.slo_class == demand.EVERY_CLASS
 
 
@@ -118,8 +124,9 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
     newest = forecasts[0] if forecasts else None
     window_s = newest.window_s if newest else DEMAND_WINDOW_S
     since = now - timedelta(hours=asked.hours)
-    tracks = selectors.tracks([row for row in forecasts if row.window_s == window_s], since)
-    expected = tracks[0] if len(tracks) == 1 else _summed(tracks)
+    rows = [row for row in forecasts if row.window_s == window_s]
+    tracks = list(zip(rows, selectors.tracks(rows, since), strict=True))
+    expected = _summed([track for _, track in tracks])
     until = expected[-1].start + timedelta(seconds=window_s) if expected else now
     starts = selectors.grid(since, max(until, now), window_s)
     past = selectors.generated_past(now)
@@ -132,6 +139,12 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
     stride = -(-len(starts) // POINTS)
     shown = slice((len(starts) - 1) % stride, None, stride)
     capacity = _capacity(starts[shown], window_s, now, asked)
+    interactive: Series = []
+    interactive_at: dict[datetime, ForecastWindow] = {}
+    if asked.slo_class == demand.EVERY_CLASS:
+        own = [track for row, track in tracks if not row.slo_class]
+        interactive_at = {window.start: window for window in _summed(own)}
+        interactive = _until_now(starts, window_s, now, replace(asked, slo_class=""))
     outlook = Outlook(
         starts=starts[shown],
         window_s=window_s,
@@ -143,6 +156,8 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
         planned=_planned(asked, now) if last(capacity) is not None else None,
         unit=asked.quantity,
         slo_class=asked.slo_class,
+        interactive=interactive[shown],
+        interactive_expected=[interactive_at.get(start) for start in starts[shown]] if interactive else (),
     )
     return OutlookResult(outlook, newest, judged)
 
@@ -156,7 +171,8 @@ def _forecasts(asked: OutlookFilter, now: datetime) -> list[Forecast]:
     everywhere = selectors.forecasts_in_force(
         asked.quantity, since, asked.slo_class, model=asked.model, region=asked.region
     )
-    served = set(demand.endpoints())
+    omitted = set() if asked.model else selectors.omitted_from_sums()
+    served = {endpoint for endpoint in demand.endpoints() if endpoint[0] not in omitted}
     return [row for key, rows in sorted(everywhere.items()) if key in served for row in rows]
 
 
@@ -203,8 +219,9 @@ def _planned(asked: OutlookFilter, now: datetime) -> float:
     """Return the capacity once every open plan is carried out."""
     plans, able = planning.current_plans(), capacity.capabilities()
     there: dict[str, float] = defaultdict(float)
+    omitted = set() if asked.model else selectors.omitted_from_sums()
     for load in capacity.endpoint_loads(now).values():
-        if asked.model in ("", load.model) and asked.region in ("", load.region):
+        if asked.model in ("", load.model) and load.model not in omitted and asked.region in ("", load.region):
             there[load.model] += load.capacity_tokens_per_s or 0.0
     return sum(
         sum(number * able.get((model, gpu_type), 0.0) for gpu_type, number in targets.items())

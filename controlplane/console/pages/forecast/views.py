@@ -40,7 +40,10 @@ from forecasting.workload import FORECASTERS, rests
 
 USE_WARNING = 0.8
 INTERACTIVE = "all-interactive"
-CLASSES = [(demand.EVERY_CLASS, "All classes"), (INTERACTIVE, "Interactive classes")]
+CLASSES = [
+    (demand.EVERY_CLASS, "Interactive and deferred"), (INTERACTIVE, "Interactive classes"),
+    (demand.DEFERRED, "Deferred classes"),
+]  # fmt: skip
 SERIES: Columns = {
     "Model": "model",
     "Region": "region",

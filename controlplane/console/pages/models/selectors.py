@@ -43,8 +43,8 @@ def demand_and_capacity(model: str, quantity: str, now: datetime) -> Chart:
         chart = demand_and_forecast(
             see(OutlookFilter(model, "", quantity, hours_back(), EVERY_CLASS), now).outlook, NO_DEMAND
         )
-        over = "regions" if model else "endpoints"
-        caption = f"{unit_title(quantity)} per second of all classes and regions; bands are summed over {over}"
+        over = "regions" if model else "models that generate"
+        caption = f"{unit_title(quantity)} per second, all regions, without opportunistic work; sums over {over}"
         return [
             replace(
                 chart,

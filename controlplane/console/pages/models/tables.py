@@ -7,6 +7,7 @@ from typing import Any
 from controlplane.console.formats import NONE
 from controlplane.console.pages.models.selectors import ModelRow
 from controlplane.planning.bundles import CUSTOM, values_of
+from controlplane.planning.forecasts.selectors import omitted_from_sums
 from controlplane.planning.parts import PARTS
 from controlplane.resources.tables import Columns
 from scheduling.bundles import BUNDLES
@@ -53,7 +54,9 @@ def bundle_rows(rows: Sequence[ModelRow]) -> list[dict[str, Any]]:
 def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
     """The numbers at the head, over all models."""
     policies = Counter(row.present.title for row in rows)
-    capacities = [row.capacity for row in rows if row.capacity is not None]
+    omitted = omitted_from_sums()
+    summed = [row for row in rows if row.name not in omitted]
+    capacities = [row.capacity for row in summed if row.capacity is not None]
     below = sorted((row for row in rows if row.below), key=lambda row: -(row.live["slo_burn"] or 0.0))
     return {
         "models": len(rows),
@@ -61,7 +64,7 @@ def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
         "ready": sum(row.ready for row in rows),
         "most": sum(row.most for row in rows),
         "below": below,
-        "demand": sum(row.demand or 0.0 for row in rows) if any(row.demand is not None for row in rows) else None,
+        "demand": sum(row.demand or 0.0 for row in summed) if any(row.demand is not None for row in summed) else None,
         "capacity": sum(capacities) if capacities else None,
         "usd_per_hour": sum(row.usd_per_hour for row in rows),
         "policies": len(policies),

@@ -49,7 +49,7 @@ def time_to_first_token(samples: list[Sample], model: str) -> Chart:
     return Chart(
         key="ttft",
         title="Time to first token",
-        caption="p50, p95 and p99 of the last minute",
+        caption="p50, p95 and p99 of the last minute, of the SLO class that does worst against its promise",
         sentence=f"Time to first token: {statement}.",
         x=history.times(samples),
         up=MILLISECONDS,

@@ -11,6 +11,8 @@ from controlplane.fleet.models import Deployment
 from controlplane.planning.execution import contested, plan_rollout, strategies
 from controlplane.planning.execution.contested import Undone
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
+from controlplane.planning.plans import load_now
+from controlplane.planning.plans.load_now import LoadNow
 from controlplane.planning.titles import title_of
 from controlplane.tuning.selectors import tuned
 
@@ -46,6 +48,32 @@ class Card:
     note: str = ""
     undone: str = ""
     """How many of its moves others took back, who, and how soon; empty for none."""
+    load: LoadNow | None = None
+    """What its model is asked for now, where it waits to be approved."""
+
+    @property
+    def below(self) -> str:
+        """Describe how the plan leaves less than is needed now; empty if it does not."""
+        return self.load.above(self.plan) if self.load else ""
+
+    @property
+    def capacity(self) -> float | None:
+        """Return tokens per second that its instances serve."""
+        return load_now.capacity_of(self.plan.targets, self.plan.inputs)
+
+    @property
+    def forecast(self) -> float:
+        """Return the highest planned rate of interactive work, summed over regions."""
+        return float(sum((self.plan.inputs.get("forecast_tokens_per_s") or {}).values()))
+
+    @property
+    def deferred(self) -> float:
+        """Return the planned rate of deferred work."""
+        return float(sum((self.plan.inputs.get("deferred_tokens_per_s") or {}).values()))
+
+    @property
+    def reserve(self) -> float:
+        return float(sum((self.plan.inputs.get("reserve_tokens_per_s") or {}).values()))
 
     @property
     def more(self) -> int:
@@ -110,18 +138,25 @@ def undone_in_words(pairs: Sequence[Undone]) -> str:
 
 def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
     """Return the one card of *plan*."""
-    return cards_of([plan], titles, now)[0]
+    return cards_of([plan], titles, now, judged=True)[0]
 
 
-def cards_of(plans: Collection[ScalingPlan], titles: Mapping[str, str], now: datetime) -> list[Card]:
+def cards_of(
+    plans: Collection[ScalingPlan], titles: Mapping[str, str], now: datetime, *, judged: bool = False
+) -> list[Card]:
     """Return cards of *plans*: the instances when each was made, and the moves that others have taken back since.
 
-    *titles* are those of regions and GPU types.
+    *titles* are those of regions and GPU types. *judged*: those that wait are held against the load of now.
     """
     undone = contested.undone_of(plans)
     rows = Deployment.objects.order_by().values_list("model", "region__name", "gpu_type__name", "tensor_parallel")
     gpus = {(model, region, gpu_type): count for model, region, gpu_type, count in rows}
-    return [_card(plan, titles, now, gpus, undone_in_words(undone.get(plan.pk, []))) for plan in plans]
+    judged = judged and any(plan.status == PlanStatus.ADVICE and plan.valid_until > now for plan in plans)
+    loads = load_now.read(now) if judged else {}
+    return [
+        _card(plan, titles, now, gpus, undone_in_words(undone.get(plan.pk, [])), loads.get(plan.model.name))
+        for plan in plans
+    ]
 
 
 def _usd_per_hour(
@@ -138,6 +173,7 @@ def _card(
     now: datetime,
     gpus: Mapping[tuple[int, str, str], int],
     undone: str,
+    load: LoadNow | None,
 ) -> Card:
     changes = [
         InstanceChange(
@@ -161,6 +197,7 @@ def _card(
         short_rows=tuple(titled(row, titles) for row in plan.inputs.get("short_rows", ())),
         note=titled(plan.note, titles),
         undone=undone,
+        load=load if plan.status == PlanStatus.ADVICE else None,
     )
 
 

@@ -32,7 +32,7 @@ def read(plan: ScalingPlan, titles: Mapping[str, str]) -> Inputs:
 
 
 def _demand(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
-    buffers, cvs = given.get("buffer_tokens_per_s") or {}, given.get("arrival_cv") or {}
+    deferred, cvs = given.get("deferred_tokens_per_s") or {}, given.get("arrival_cv") or {}
     reserves = given.get("reserve_tokens_per_s") or {}
     return [
         {
@@ -40,7 +40,7 @@ def _demand(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[st
             "first": values[0],
             "peak": max(values),
             "mean": sum(values) / len(values),
-            "buffer": buffers.get(region),
+            "deferred": deferred.get(region),
             "cv": cvs.get(region),
             "reserve": reserves.get(region),
             "spark": spark(values),

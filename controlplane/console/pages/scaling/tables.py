@@ -172,8 +172,7 @@ WORDS = {
     "FORECASTER": "forecaster",
     "PLAN_DEMAND": "demand planned for",
     "NIW_RELEASE": "release of held requests",
-    "PLAN_NIW_BUFFER": "reserve for non-interactive work",
-    "PLAN_NIW_DUE": "room for work that is due",
+    "PLAN_NIW_BUFFER": "room for deferred work",
     **{name: declared.knob.title for name, declared in SETTINGS.items()},
 }
 """The page's names of the settings in a bundle."""

@@ -1,6 +1,8 @@
 """Scaling page: present and planned instances, reasons, moves, and each model's policy."""
 
 import json
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -18,6 +20,7 @@ from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.pages.models.selectors import demand_and_capacity
 from controlplane.console.pages.plans.cards import cards_of, with_undone
 from controlplane.console.pages.scaling import tables
 from controlplane.console.pages.scaling.charts import cost_against_service
@@ -28,6 +31,7 @@ from controlplane.planning import bundles, services
 from controlplane.planning import selectors as planning
 from controlplane.planning.comparison.services import AGAIN_S, LEAST
 from controlplane.planning.execution import strategies
+from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.planning.forecasts.selectors import generated_past
 from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, StrategyComparison
 from controlplane.planning.titles import title_of
@@ -76,6 +80,11 @@ def comparison_chart(comparison: StrategyComparison | None, used: set[str]) -> C
     return cost_against_service(comparison.rows if comparison else [], title_of, used, caption)
 
 
+def demand_chart(model: str, now: datetime) -> Chart:
+    """Return demand, forecast, capacity and planned capacity of *model*, or of all (empty)."""
+    return replace(demand_and_capacity(model, TOKENS, now), key="demand")
+
+
 @require_safe
 @fleet_role(Role.VIEWER)
 def scaling(request: HttpRequest) -> HttpResponseBase:
@@ -87,12 +96,12 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     matrix = tables.matrix(model, current, titles, now)
     comparison, used = planning.latest_comparison(), strategies_used()
     compared = tables.comparison_rows(comparison.rows, used) if comparison else []
-    chart = comparison_chart(comparison, used)
+    chart, asked = comparison_chart(comparison, used), demand_chart(model, now)
     if request.GET.get("format") == "csv":
-        return _csv(request.GET.get("table", ""), model, matrix, compared, chart)
+        return _csv(request.GET.get("table", ""), model, matrix, compared, {"strategies-chart": chart, "demand": asked})
     waiting = [plan for plan in planning.waiting_plans() if plan.valid_until > now]
     shown = {plan.pk: plan for plan in [*waiting, *current.values()] if model in ("", plan.model.name)}
-    cards = cards_of(list(shown.values()), titles, now)
+    cards = cards_of(list(shown.values()), titles, now, judged=True)
     cards.sort(key=lambda card: (not card.decidable, card.expired, card.plan.model.name))
     operator = may(request, Role.OPERATOR)
     policies = [(row, policy) for row, policy in planning.policies() if model in ("", row.name)]
@@ -111,6 +120,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "comparison": comparison,
         "compared": compared,
         "chart": chart,
+        "demand_chart": asked,
         "policies": policies,
         "bundles": tables.bundle_choices([row for row, _ in policies]),
         "modes": PolicyMode.choices,
@@ -128,10 +138,11 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
 
 
 def _csv(
-    name: str, model: str, matrix: tables.Matrix, compared: list[dict[str, Any]], chart: Chart
+    name: str, model: str, matrix: tables.Matrix, compared: list[dict[str, Any]], charts: dict[str, Chart]
 ) -> HttpResponseBase:
-    if name == chart.key:
-        return chart.csv("strategies-chart")
+    for file, chart in charts.items():
+        if name == chart.key:
+            return chart.csv(file)
     if name == "comparison":
         return table(COMPARISON, compared).csv("strategies")
     if name == "moves":
@@ -145,11 +156,12 @@ def _csv(
 @require_GET
 @fleet_role(Role.VIEWER)
 def charts(request: HttpRequest) -> HttpResponse:
-    """Show `GET /console/api/scaling-charts?charts=strategies`: the figure of the page, redrawn."""
+    """Show `GET /console/api/scaling-charts?charts=demand,strategies`: the figures of the page, redrawn."""
     comparison, used = planning.latest_comparison(), strategies_used()
     key = ("strategies", comparison.pk if comparison else 0, *sorted(used))
     drawn = once(key, lambda: [comparison_chart(comparison, used)])
-    return redrawn(request, drawn)
+    model = Filters(request.GET, model_select(model_names()))["model"]
+    return redrawn(request, [demand_chart(model, timezone.now()), *drawn])
 
 
 @action(

@@ -75,7 +75,7 @@ DONATED: Columns = {
     "Donated (instance-hours)": "instance_hours",
     "GPU time (h)": "gpu_hours",
     "Cost (USD)": "cost_usd",
-    "Earned (USD)": "earned_usd",
+    "At spot price (USD)": "earned_usd",
     "Without a spot price (instance-hours)": "unpriced_hours",
 }
 """Of the file of what was donated to the spot pool."""

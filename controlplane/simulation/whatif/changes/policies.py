@@ -26,7 +26,7 @@ TITLES: Final = {
     "bundle": "policy", "routing": "router", "ordering": "order", "strategy": "strategy", "forecaster": "forecaster",
     "demand_level": "planned demand", "release": "release of non-interactive work",
 }  # fmt: skip
-OF_A_BUNDLE: Final = (*SAID, "strategy", "parameters", "forecaster", "demand_level", "niw", "niw_share", "niw_due")
+OF_A_BUNDLE: Final = (*SAID, "strategy", "parameters", "forecaster", "demand_level", "niw", "niw_share")
 """Keys of `[[endpoints]]` set by a bundle, replacing the scenario's."""
 
 
