@@ -276,9 +276,9 @@ def test_the_page_names_what_is_open_and_acts(client, operator, alert):
     assert "hours is one of 1, 4, 24, 168" in wrong.content.decode()
     client.post(f"{address}acknowledge/", {"reason": "seen"})
     assert Alert.objects.get().state == "acknowledged"
-    assert "No alert is open." not in client.get("/alerts/").content.decode()
+    assert "No rule has an open alert." not in client.get("/alerts/").content.decode()
     Alert.objects.all().delete()
-    assert "No alert is open." in client.get("/alerts/").content.decode()
+    assert "No rule has an open alert." in client.get("/alerts/").content.decode()
 
 
 def test_the_demo_has_rules_without_webhooks_once():

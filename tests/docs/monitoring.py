@@ -30,6 +30,7 @@ GROUPS = {
         *(
             "pilothouse_running",
             "pilothouse_waiting",
+            "pilothouse_held",
             "pilothouse_oldest_wait",
             "pilothouse_instances",
             "pilothouse_heartbeat",
