@@ -23,6 +23,10 @@ def state(row: Budget) -> str:
     return "free"
 
 
+def _zone(row: Budget) -> str | None:
+    return str(row.zone) if row.kind == BudgetKind.USD else None
+
+
 BUDGETS = Resource(
     name="budgets",
     noun="budget",
@@ -48,6 +52,7 @@ BUDGETS = Resource(
             draw="console/budgets/state_cell.html",
             about="`spent`, `near` or `free`.",
         ),
+        Column("months_in", "Months in", _zone, type=str | None, about="Time zone of its months; null for others."),
         Column("alerted_at", "Last alert (UTC)", draw="moment"),
         Column("stopped_at", "Last stop (UTC)", draw="moment"),
     ),
@@ -56,7 +61,7 @@ BUDGETS = Resource(
         of_choice("kind", BudgetKind, "kinds"),
         Filter("model"),
     ),
-    page=("scope", "kind", "used", "soft", "hard", "state", "alerted_at", "stopped_at"),
+    page=("scope", "kind", "used", "soft", "hard", "state", "months_in", "alerted_at", "stopped_at"),
     parent=("console:usage", "Usage"),
     template="console/budgets/budgets.html",
     empty="Requests are limited by their tenants' concurrency and tokens a minute alone.",

@@ -177,7 +177,7 @@ def charge(
     """Return what *gpu_h* GPU-hours of a GPU type cost, and what is charged for them.
 
     That is the cost times the factor of the SLO class (1 for one that has none), for batch lines times theirs too;
-    opportunistic work is charged at the spot price of the GPUs, where they have one. Idle time is charged to nobody.
+    opportunistic work is charged at the spot price of the GPUs, where they have one. Idle time is not charged.
     """
     cost = gpu_h * (prices.at(PriceOf.GPU, gpu_type, at) or 0.0)
     if work == Work.IDLE:

@@ -57,7 +57,7 @@ class UsageHour(Sums):
         null=True,
         related_name="+",
         db_index=False,  # in usage_tenant
-        help_text="Empty: idle, nobody's.",
+        help_text="Empty: idle, no tenant's.",
     )
     api_key = models.ForeignKey(ApiKey, verbose_name="API key", on_delete=models.PROTECT, null=True, related_name="+")
     application = models.CharField(max_length=80, blank=True)
@@ -78,7 +78,7 @@ class InstanceHour(Sums):
 
     instance = models.CharField(max_length=80, blank=True, help_text="Empty: never placed.")
     gpus = models.PositiveSmallIntegerField(default=0)
-    paid = models.JSONField(null=True, help_text="Periods in which it had its GPUs, in seconds from the begin.")
+    paid = models.JSONField(null=True, help_text="Periods in which it had its GPUs, in seconds after `hour`.")
 
     class Meta:
         ordering = ["-hour", "instance"]

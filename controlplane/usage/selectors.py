@@ -46,8 +46,8 @@ def zone_of(tenants: QuerySet[Tenant] | None, name: str) -> ZoneInfo:
     fleet's), else that of all pages.
     """
     rows = Tenant.objects.all() if tenants is None else tenants
-    found = list(rows.filter(name=name)) if name else list(rows[:2]) if tenants is not None else []
-    return found[0].zone if len(found) == 1 else ZoneInfo(settings.TIME_ZONE)
+    known = list(rows.filter(name=name)) if name else list(rows[:2]) if tenants is not None else []
+    return known[0].zone if len(known) == 1 else ZoneInfo(settings.TIME_ZONE)
 
 
 def _shown(zone: ZoneInfo) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from controlplane.fleet.models import GpuType, Price
 
 
-def test_an_admin_sets_a_price_and_is_told_what_it_changes(gpu_type, sign_in, with_key, acme):
+def test_an_admin_sets_a_price_and_learns_what_it_changes(gpu_type, sign_in, with_key, acme):
     body = {"of": "gpu", "name": gpu_type.name, "amount": 2.5, "reason": "a new contract"}
     assert with_key(acme).post("prices", **body).status_code in (401, 403)
     for who, status in (("member", 403), ("operator", 403), ("fleet_admin", 201)):

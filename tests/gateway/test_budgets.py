@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import hypothesis.strategies as st
 import pytest
@@ -175,6 +176,43 @@ def test_dollars_stop_until_the_next_month_and_say_so():
     clock.now_s += int(headers[b"retry-after"])
     budgets.enter(1, 7, "m", 1)
     assert budgets.spent(1, 7, "m") is None
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York", "Asia/Kathmandu", "UTC"])
+def test_a_month_ends_at_midnight_of_the_tenants_zone(zone):
+    """D27: what was spent until 23:00 on 30 September there counts; at midnight nothing does, and a refusal names both."""
+    zone = ZoneInfo(zone)
+    october = datetime(2026, 10, 1, tzinfo=zone).timestamp()
+    row = terms(kind=USD, hard=1.0, spent_usd=1.5, spent_until_s=october - 3600, zone=zone)
+    for at_s, spent in ((october - 1, True), (october + 1, False)):
+        budgets = Budgets(lambda: 1000.0, lambda at_s=at_s: at_s)
+        budgets.apply([row])
+        assert (budgets.spent(1, 7, "m") is not None) == spent
+        if not spent:
+            budgets.enter(1, 7, "m", 40)
+            continue
+        with pytest.raises(ApiError, match=rf"begins again on 2026-10-01 00:00 \({zone}\)") as refused:
+            budgets.enter(1, 7, "m", 40)
+        assert dict(refused.value.extra_headers)[b"retry-after"] == b"1"
+
+
+@pytest.mark.django_db
+def test_a_budget_counts_the_month_of_its_tenants_zone():
+    from tests.gateway.rows import make_rows
+
+    make_rows([], regions=[], max_num_seqs=1, queue_bound=1)
+    Tenant.objects.update(time_zone="Asia/Kolkata")
+    tenant = Tenant.objects.get()
+    begin = datetime(2026, 10, 1, tzinfo=ZoneInfo("Asia/Kolkata"))
+    for quarter, usd in ((-1, 50.0), (0, 2.0), (1, 1.0)):
+        at = begin + quarter * timedelta(minutes=15)
+        UsageHour.objects.create(hour=at, tenant=tenant, model="m", charged_usd=usd, prompt_tokens=1)
+    UsageMark.objects.create(counted_until=begin + timedelta(hours=1))
+    budget = Budget.objects.create(tenant=tenant, kind=USD, hard=5)
+    count_budgets(begin + timedelta(hours=1))
+    budget.refresh_from_db()
+    assert budget.spent_usd == 3.0
+    assert budget.amount == "$5.00 a month (Asia/Kolkata)"
 
 
 def test_what_usage_has_counted_is_not_counted_twice():

@@ -302,7 +302,7 @@ async def test_a_client_that_leaves_takes_its_inputs_off_the_engine(emulated):  
     embedder.set_fault(Fault())
     await until(lambda: emulated.gateway.active == 0)
     (row,) = await emulated.rows()
-    assert (row.outcome, row.prompt_tokens) == ("cancelled", 0)
+    assert (row.outcome, row.prompt_tokens) == ("cancelled", 4)
     replica = next(one for one in emulated.gateway.topology.replicas.values() if one.name == "e-0")
     fleet = emulated.gateway.topology.fleet
     assert (fleet.running[replica.slot], fleet.kv_tokens[replica.slot]) == (0, 0)

@@ -25,7 +25,7 @@ OUTCOMES = {
 }
 FLEET = "fleet"
 READ_S = 0.1
-"""Time for which a client may read on after its instance has ended, without an entry of its own."""
+"""Time for which a client may read on after its instance has ended, without a separate entry."""
 TIMES = (Latency.QUEUE, Latency.TTFT, Latency.ITL, Latency.E2E)
 
 
