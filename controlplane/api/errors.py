@@ -56,7 +56,7 @@ def install(api: NinjaAPI) -> None:
     def gateway_silent(request: HttpRequest, error: GatewaySilent) -> HttpResponse:
         return answer(request, 503, "no_gateway", f"{error}.")
 
-    def database_error(request: HttpRequest, error: Exception) -> HttpResponse:
+    def database_error(request: HttpRequest, error: Any) -> HttpResponse:
         if not (why := outage(error)):
             raise error
         response = answer(request, 503, "database_unavailable", why)
