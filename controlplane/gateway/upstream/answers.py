@@ -5,6 +5,7 @@ Nothing from an instance has a trusted type or size before it is read here. An a
 """
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -345,6 +346,30 @@ def sound_usage(said: Said, estimated: int) -> dict[str, int]:
         tokens = sound_tokens(seconds)
         usage["prompt_tokens"] = estimated if 0 <= tokens - estimated < TOKENS_PER_S else tokens
     return usage
+
+
+def estimated_tokens(answer: bytes) -> int:
+    """Return the output tokens of the whole *answer*, whose instance does not count them, by the length of its texts."""
+    try:
+        written = sum(map(len, _written(json.loads(answer))))
+    except (ValueError, RecursionError):
+        return 0
+    return math.ceil(written / CHARACTERS_PER_TOKEN)
+
+
+WRITTEN = frozenset({"content", "reasoning", "reasoning_content", "refusal", "text", "thinking", "arguments"})
+"""Fields with what a model wrote."""
+
+
+def _written(value: Any) -> Iterator[str]:
+    """Yield the texts that a model wrote in *value*, at any depth."""
+    for part in value if isinstance(value, list) else ():
+        yield from _written(part)
+    for name, part in value.items() if isinstance(value, dict) else ():
+        if not isinstance(part, str):
+            yield from _written(part)
+        elif name in WRITTEN:
+            yield part
 
 
 def usage_in(metadata: bytes) -> Any:
