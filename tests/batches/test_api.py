@@ -325,9 +325,7 @@ async def test_answers_wait_in_memory_while_the_database_is_away(served, client,
 def another_feeder(served, owns=lambda: True):
     """A feeder of the same rows, as another process has; the test lets it look."""
     gateway = served.gateway
-    return feeder.Feeder(
-        gateway.http.completions, ledger=gateway.ledger, owns=owns, job=gateway.jobs.add("again", 1.0)
-    )
+    return feeder.Feeder(gateway.http.completions, ledger=gateway.ledger, owns=owns, job=gateway.jobs.add("again", 1.0))
 
 
 async def test_a_new_process_executes_only_lines_without_an_answer(served, client):

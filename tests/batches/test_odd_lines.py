@@ -127,9 +127,7 @@ async def test_an_exception_of_one_line_is_its_error_alone(served, client, monke
     if raises == "answer_of":
         monkeypatch.setattr(feeder, raises, fail)
     else:  # what is in the file is no longer what was validated
-        monkeypatch.setattr(
-            feeder.Source, "_read", lambda self, row: b"{" if row.number == 2 else _read(self, row)
-        )
+        monkeypatch.setattr(feeder.Source, "_read", lambda self, row: b"{" if row.number == 2 else _read(self, row))
     batch, lines = await everything(client, await run(client, input_of(3)))
     assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 1)
     assert sorted(line["custom_id"] for line in lines) == ["line-0", "line-1", "line-2"]
