@@ -286,7 +286,7 @@ def first_calls(begin: datetime) -> dict[tuple[int, datetime], RunKey]:
 def _ran_within(begin: datetime, end: datetime) -> Iterator[tuple[Any, ...]]:
     """Ledger rows that arrived before *end* and ended after *begin*. Those that took long have their own index.
 
-    Lost executions of batch lines are nobody's: their time is idle.
+    Lost executions of batch lines are charged to no tenant: their time is idle.
     """
     long_ago = begin - timedelta(milliseconds=LONG_MS)
     lately = LedgerRow.objects.filter(arrived_at__gte=long_ago, arrived_at__lt=end)

@@ -493,7 +493,7 @@ using valid validation value values vllm was were what when which while will wit
 your zero
 """
 OWN_WORDS = frozenset(_OWN_WORDS.split())
-"""Words of servers' messages. They stay where they also are in the request: by them alone nothing of it is told."""
+"""Words of servers' messages. They stay where the request has them too: by themselves they say nothing of it."""
 _NAMES = frozenset({"model", "role", "type", "name", "id"})  # fields without words of the tenant's users
 
 
