@@ -229,7 +229,7 @@ class Gateway:
             self.commands.run(),
             self.floor.run(),
         ):
-            self._tasks.append(background.spawn(work, work.__qualname__))
+            self._tasks.append(background.spawn(work, str(getattr(work, "__qualname__", work))))
         # Everything loaded by this point stays: without this, each full collection walks half a million objects (100 ms).
         gc.collect()
         gc.freeze()
