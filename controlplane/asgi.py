@@ -37,6 +37,7 @@ from controlplane.applications.api import PATH as RUNS_PATH
 from controlplane.applications.backends import Backends
 from controlplane.applications.feeding import GraphFeeder
 from controlplane.applications.reporting import deliver_reports
+from controlplane.background import spawn
 from controlplane.batches.feeder import LOOK_S, Feeder
 from controlplane.batches.services import MOST_FILE_BYTES
 from controlplane.console.urls import websocket_urlpatterns
@@ -164,7 +165,7 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
             jobs = (feeder_of, graph_feeder_of, alert_watch_of, prewarm_keeper_of)
-            feeding += [asyncio.create_task(job(gateway).run()) for job in jobs]
+            feeding += [spawn(job(gateway).run(), job.__name__.removesuffix("_of")) for job in jobs]
             await send({"type": "lifespan.startup.complete"})
         else:
             await end(feeding)
@@ -180,6 +181,7 @@ def feeder_of(gateway: Gateway) -> Feeder:
     completions.conversations = Conversations(on=False)  # lines of a batch do not belong together
     return Feeder(
         completions,
+        ledger=gateway.ledger,
         owns=gateway.owns,
         job=gateway.jobs.add("feed-batches", LOOK_S, "database"),
     )

@@ -26,6 +26,7 @@ import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import RedisError
 
+from controlplane.background import spawn
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.reordering import Evicted
@@ -250,7 +251,7 @@ class Publication:
                 "waiting": waiting,
             }
         )
-        self._publishing = asyncio.create_task(self._exchange(message), name="floor publishes")
+        self._publishing = spawn(self._exchange(message), "floor publishes")
 
     async def stop(self) -> None:
         if self._publishing is not None:
@@ -487,7 +488,7 @@ class Floor:
         def end(error: Exception | None) -> None:
             if error is not None:
                 self._refused(error)
-            self._seeing = loop.create_task(see(), name="floor sees")
+            self._seeing = spawn(see(), "floor sees")
 
         def run() -> None:
             error = None

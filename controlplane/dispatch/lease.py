@@ -15,6 +15,7 @@ from typing import cast
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
+from controlplane.background import spawn
 from controlplane.jobs.record import Job
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Lease:
     async def start(self) -> None:
         with self.job:
             await self._renew_or_take()
-        self._task = asyncio.create_task(self._run(), name="lease")
+        self._task = spawn(self._run(), "lease")
 
     async def stop(self) -> None:
         if self._task:

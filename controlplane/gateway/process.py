@@ -18,7 +18,7 @@ from typing import Any
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane import kernels
+from controlplane import background, kernels
 from controlplane.database import ERRORS, probe_write
 from controlplane.dispatch import floor
 from controlplane.dispatch.dispatcher import Dispatcher
@@ -234,7 +234,7 @@ class Gateway:
             self.commands.run(),
             self.floor.run(),
         ):
-            self._tasks.append(asyncio.create_task(work))
+            self._tasks.append(background.spawn(work, str(getattr(work, "__qualname__", work))))
         # Everything loaded by this point stays: without this, each full collection walks half a million objects (100 ms).
         gc.collect()
         gc.freeze()
@@ -368,6 +368,8 @@ class Parts:
             return Part("web", PartState.STARTING, "starting or stopping")
         if not gateway.lease.held:
             return Part("web", PartState.STANDBY, f"standing by for {gateway.lease.holder}")
+        if deaths := background.summary():
+            return Part("web", PartState.WARNING, f"background tasks died, and run again after a restart: {deaths}")
         busy = f"its event loop is busy for {gateway.http.completions.load.share:.0%} of the time"
         return Part("web", PartState.OK, f"{gateway.lease.owner} owns the regions; {gateway.active} in flight; {busy}")
 
@@ -382,15 +384,14 @@ class Parts:
         job = self.gateway.inventory_job
         if not job.ok:
             return Part("database", PartState.DOWN, job.last_error)
-        held = self.gateway.ledger.held
+        ledger = self.gateway.ledger
+        if ledger.trouble:
+            return Part("database", PartState.WARNING, f"ledger: {ledger.trouble}")
         if not self.gateway.write_job.ok:
-            text = f"takes no writes: {self.gateway.write_job.last_error}; {held} ledger rows wait"
+            text = f"takes no writes: {self.gateway.write_job.last_error}; {ledger.held} ledger rows wait"
             return Part("database", PartState.WARNING, text)
         took = "" if job.last_duration_s is None else f"the inventory is read in {job.last_duration_s * 1000:.0f} ms; "
-        if refused := self.gateway.ledger.refused:
-            text = f"it refused {refused} ledger row{'s' * (refused > 1)}, quarantined: `manage.py ledger_refused`"
-            return Part("database", PartState.WARNING, text)
-        return Part("database", PartState.OK, f"{took}{held} ledger rows wait to be written")
+        return Part("database", PartState.OK, f"{took}{ledger.held} ledger rows wait to be written")
 
     def _celery(self, redis: Part) -> Part:
         if redis.state != PartState.OK:

@@ -17,6 +17,7 @@ import aiohttp
 import redis.asyncio
 
 import controlplane
+from controlplane.background import spawn
 from controlplane.dispatch.wire import SUMMARY_KEY
 from controlplane.env import SQLITE_WAITS_S
 from controlplane.jobs.broker import answering_workers
@@ -184,7 +185,7 @@ class Stack:
                     group.create_task(self.keeper.start(part))
         except* PartError as errors:
             raise errors.exceptions[0] from None
-        self._background = asyncio.create_task(self._compile_the_rest())
+        self._background = spawn(self._compile_the_rest(), "compile kernels")
         if plan.demo:
             await self._instances(redis_url)
         if plan.traffic:

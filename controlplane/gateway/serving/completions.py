@@ -13,7 +13,7 @@ from functools import partial
 import orjson
 from msgspec import structs
 
-from controlplane.dispatch.port import Placed, ServedModel, ServedModels, Submit, WeightedTargets
+from controlplane.dispatch.port import ERROR, Placed, ServedModel, ServedModels, Submit, WeightedTargets
 from controlplane.gateway.admission.budgets import Admission, Budgets
 from controlplane.gateway.admission.conversations import Conversations
 from controlplane.gateway.admission.inputs import measure
@@ -404,7 +404,7 @@ class Completions:
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and complete it."""
         asked = ticket.call.body.get("priority")
-        came = ""
+        came = failure = ""
         try:
             self.requests.submit(ticket)
             while True:
@@ -425,7 +425,7 @@ class Completions:
                 except answers.Evicted:
                     self.requests.place_again(ticket, evicted=True)
                 except answers.InstanceLost as lost:
-                    came = lost.came
+                    came, failure = lost.came, lost.failure
                     wait_s = 1.0
                     if isinstance(lost, answers.InstanceBusy):
                         ticket.busy, wait_s = lost.error, lost.wait_s
@@ -438,6 +438,7 @@ class Completions:
         except ApiError as error:
             if came and error.code == "upstream_failed":
                 error.message += f" The last one answered with {came}."
+            error.by_instance = failure == ERROR
             if isinstance(error, answers.Interrupted):
                 self.requests.leave(ticket, error.failure, error.reason)
             ticket.fail(error)

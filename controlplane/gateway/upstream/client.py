@@ -153,6 +153,8 @@ class Upstream:
                 answer = await _whole(connection)
                 said = answers.whole(answer, kind)
                 usage.take(answers.sound_usage(said, ticket.prompt_tokens) if kind in SPEECH else said.usage)
+                if usage.output_tokens is None:
+                    usage.output_tokens = answers.estimated_tokens(answer)
                 ticket.response_id = said.id if kind is Kind.RESPONSE and isinstance(said.id, str) else ""
                 self.requests.came_whole(ticket, said.first_token_s)
                 await responder.whole(200, JSON_TYPE[1], answer)
