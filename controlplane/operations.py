@@ -66,7 +66,7 @@ class Operations:
         gateway = self.gateway
         return {
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
-            "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder}",
+            "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder or 'the database'}",
             "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
             "redis": "ok" if gateway.publisher.job.ok else "does not answer; serving continues",
             "ledger": "ok" if not gateway.ledger.refused else f"{gateway.ledger.refused} refused rows are quarantined",
