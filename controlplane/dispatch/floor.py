@@ -229,9 +229,14 @@ class Publication:
         self._publishing: asyncio.Task[None] | None = None
 
     def publish(
-        self, views: Iterable[EndpointView], running: Mapping[str, int], left_tokens: Mapping[str, int], up_s: float
+        self,
+        views: Iterable[EndpointView],
+        running: Mapping[str, int],
+        left_tokens: Mapping[str, int],
+        outcomes: Mapping[str, tuple[int, int]],
+        up_s: float,
     ) -> None:
-        """Publish *views*, requests *running* and *left_tokens* by instance, and the gateway's uptime."""
+        """Publish *views*, requests *running*, *left_tokens* and *outcomes* by instance, and the gateway's uptime."""
         if self._publishing is not None and not self._publishing.done():
             return  # Redis is slow: there will be newer ones
         message = orjson.dumps(
@@ -241,6 +246,7 @@ class Publication:
                 "endpoints": [as_published(view) for view in views],
                 "running": running,
                 "left_tokens": left_tokens,
+                "outcomes": outcomes,
             }
         )
         self._publishing = asyncio.create_task(self._exchange(message), name="floor publishes")
@@ -359,7 +365,9 @@ class Floor:
             if self.observation.memory(index).last != UNCHANGED:
                 self.dispatcher.holding.work.scaled(view.model, view.region, self.observation.memory(index).changed_s)
         running = {replica.name: int(topology.fleet.running[replica.slot]) for replica in topology.replicas.values()}
-        self.publication.publish(views.values(), running, self._left_tokens(), now_s - self._began_s)
+        health = {replica.name: replica.health for replica in topology.replicas.values()}
+        outcomes = {name: (one.answered, one.failures) for name, one in health.items()}
+        self.publication.publish(views.values(), running, self._left_tokens(), outcomes, now_s - self._began_s)
         evicted = self.dispatcher.reordering.evicted
         if evicted and now_s >= self._paused_until_s:
             self._in_thread(partial(self.rows.note_evictions, [*evicted]))

@@ -1,4 +1,4 @@
-"""The row that makes a process the owner of the regions: never two at a time, by the owners' own clocks and the database's."""
+"""The row that makes a process own the regions: never two at a time, by the owners' own clocks and the database's."""
 
 import os
 import random
@@ -97,7 +97,7 @@ async def test_without_the_database_it_owns_for_as_long_as_it_asked_for(
 async def test_one_that_died_on_this_machine_is_not_waited_for(leases):
     first, second, _ = leases
     await first._look()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:  # noqa: ASYNC220
         token = f"{process_id(process.pid)} of-a-test"
         await database_sync_to_async(Owner.objects.update)(token=token)
         await second._look()
