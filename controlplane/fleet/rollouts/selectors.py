@@ -11,7 +11,6 @@ from controlplane.fleet.models import Deployment, Instance, Rollout, RolloutStat
 from controlplane.fleet.rollouts import revisions
 from controlplane.rows import narrowed, newest_of_each
 
-
 SHOWN = timedelta(days=1)
 """For how long a rollout that failed or went back is shown."""
 

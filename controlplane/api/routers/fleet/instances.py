@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from django.shortcuts import get_object_or_404
-from ninja import Router, Status
+from ninja import Field, Router, Status
 from ninja.params.functions import Query as QueryParam
 
 from controlplane.accounts.models import Role
