@@ -157,7 +157,7 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
 
 
 def on_stop(call: Callable[[], None]) -> None:
-    """Have the event loop make *call* when the process is told to stop: the server says so only after its streams ended."""
+    """Have the event loop make *call* when the process is to stop: the server says so only after its streams ended."""
     if threading.current_thread() is not threading.main_thread():
         return
     loop = asyncio.get_running_loop()

@@ -46,7 +46,7 @@ ROW = 1
 T = TypeVar("T")
 
 
-class Found(NamedTuple):
+class State(NamedTuple):
     """The row as one look left it. *lease_s*: for how long it is this process's; 0: it is another's."""
 
     name: str
@@ -107,18 +107,18 @@ class Lease:
             return
         began_s, held = self.clock(), self.held
         async with asyncio.timeout(ANSWER_S):
-            found = await self._in_thread(self._renew_or_take)
+            state = await self._in_thread(self._renew_or_take)
         if self._given_up:
             return
-        self._until_s = began_s + found.lease_s if found.lease_s else -1.0
-        self.holder, self.epoch = found.name, found.epoch
+        self._until_s = began_s + state.lease_s if state.lease_s else -1.0
+        self.holder, self.epoch = state.name, state.epoch
         if held != self.held:
             what = (
                 f"owns the regions, epoch {self.epoch}" if self.held else f"stands by; {self.holder} owns the regions"
             )
             logger.warning("gateway: %s %s", self.owner, what)
 
-    def _renew_or_take(self) -> Found:
+    def _renew_or_take(self) -> State:
         rows = Owner.objects.filter(pk=ROW)
         wanted = rows.filter(token=self._token, wanted_at__gt=Now() - timedelta(seconds=WANTED_S)).exists()
         lease_s = LEASE_S if wanted else ALONE_S
@@ -135,7 +135,7 @@ class Lease:
         if not renewed:
             rows.update(wanted_at=Now())
         row = rows.get()
-        return Found(row.name, row.epoch, lease_s if row.token == self._token else 0.0)
+        return State(row.name, row.epoch, lease_s if row.token == self._token else 0.0)
 
     async def give_up(self) -> None:
         """Stop being the owner, at once here, and in the row as soon as the database answers."""

@@ -114,7 +114,7 @@ def test_what_is_not_known_to_be_dead_is_not(token):
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_never_two(leases, clock, seed):
-    """Whoever asks when, is frozen, gives up, and however late the database answers."""
+    """In whichever order they ask, are frozen and give up, and however late the database answers."""
     clock.random = random.Random(seed)
     epochs = []
     for _ in range(60):

@@ -1,6 +1,6 @@
 """A bad version is rolled out over an emulated fleet under traffic: no request fails, and it goes back.
 
-Real are the gateway, Redis, the emulated servers and what workers do; the new version's servers fail a share of their requests.
+Real are the gateway, Redis, the emulated servers and what workers do. The new servers fail a third of their requests.
 """
 
 import asyncio

@@ -136,9 +136,9 @@ def test_all_verify_it_alike_or_all_refuse(server, settings, address, knows_ca, 
             refused[client.__name__] = error
     assert len(refused) in (0, len(CLIENTS)), refused
     assert bool(refused) is bool(problem), refused
-    found = broker.redis_problem(url)
-    assert problem in found
-    assert bool(found) is bool(problem)
+    said = broker.redis_problem(url)
+    assert problem in said
+    assert bool(said) is bool(problem)
     settings.REDIS_URL = url
     assert [problem in warning.msg for warning in broker.check_redis()] == ([True] if problem else [])
 

@@ -13,4 +13,4 @@ class Owner(models.Model):
     wanted_at = models.DateTimeField(null=True, help_text="When a process that stands by last asked for it.")
 
     def __str__(self) -> str:
-        return f"{self.name or 'nobody'}, epoch {self.epoch}"
+        return f"{self.name or 'none'}, epoch {self.epoch}"

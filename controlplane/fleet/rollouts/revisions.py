@@ -20,8 +20,10 @@ OF_ONE_INSTANCE |= {"shares_gpus_with", "sleep_mode"}
 SHOWN_AS = {"extra_args": "vllm_args", "max_model_len": "context_tokens", "cpu_kv_bytes": "kv_cache"}
 SHOWN_AS |= {"kv_blocks": "kv_cache", "enable_kv_cache_events": "kv_events"}
 SHOWN_AS |= dict.fromkeys(("enable_prompt_tokens_details", "enable_prefix_caching"), "kv_events")  # go with these
-COLUMNS = ("tensor_parallel", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_loras")
-COLUMNS += ("max_cpu_loras", "vllm_args", "environment", "ordering_policy", "kv_events")
+COLUMNS = (
+    *("tensor_parallel", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_loras"),
+    *("max_cpu_loras", "vllm_args", "environment", "ordering_policy", "kv_events"),
+)
 """Columns of a deployment that its servers are started with, but its secrets."""
 RUNNING = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED, InstanceState.FAILED}
 """States in which there is a server."""

@@ -27,9 +27,10 @@ class Status:
 
     @property
     def is_worth_a_look(self) -> bool:
-        bad = self.rollout is not None and self.rollout.state in (RolloutState.FAILED, RolloutState.ROLLED_BACK)
-        recent = bad and self.rollout.ended_at is not None and timezone.now() - self.rollout.ended_at < SHOWN
-        return self.runs or recent or any(self.outdated.values())
+        newest = self.rollout
+        bad = newest is not None and newest.state in (RolloutState.FAILED, RolloutState.ROLLED_BACK)
+        recent = newest is not None and newest.ended_at is not None and timezone.now() - newest.ended_at < SHOWN
+        return self.runs or (bad and recent) or any(self.outdated.values())
 
     @property
     def runs(self) -> bool:

@@ -147,7 +147,7 @@ def go_back(deployment: Deployment, actor: User | str, reason: str) -> Rollout:
         raise ActionError(f"No rollout of {deployment} is in progress or has failed")
     name = actor.get_username() if isinstance(actor, User) else actor
     try:
-        _turn(rollout, f"{rollout.cause + '. ' if rollout.cause else ''}Asked by {name}: {reason}", actor)
+        _revert(rollout, f"{rollout.cause + '. ' if rollout.cause else ''}Asked by {name}: {reason}", actor)
     except LaunchError as error:
         raise ActionError(f"It cannot go back: {error}") from error
     rollout.save()
@@ -231,7 +231,7 @@ def _bakes(rollout: Rollout, seen: Fleet, row: Instance, outcomes: Outcomes | No
     counts = {each.name: outcomes.get(each.name, (0, 0)) for each in seen.present}
     begun = {name: rollout.baseline.get(name, (0, 0)) for name in counts}
     restarted = any(count[0] < begun[name][0] or count[1] < begun[name][1] for name, count in counts.items())
-    if rollout.baking_since is None or restarted:  # the gateway began to count anew
+    if rollout.baking_since is None or restarted:  # the gateway was restarted
         rollout.baking_since, rollout.baseline, rollout.probe, begun = now, counts, "", counts
     stale = {each.name for each in seen.stale}
     answered, failed, old_answered, old_failed = (
@@ -268,13 +268,13 @@ def _bad(rollout: Rollout, cause: str) -> str:
         return ""
     try:
         with transaction.atomic():
-            _turn(rollout, cause)
+            _revert(rollout, cause)
     except LaunchError as error:
         _end(rollout, RolloutState.FAILED, f"{cause}. It does not go back by itself: {error}")
     return rollout.message if rollout.going_back else ""
 
 
-def _turn(rollout: Rollout, cause: str, actor: User | str = ACTOR) -> None:
+def _revert(rollout: Rollout, cause: str, actor: User | str = ACTOR) -> None:
     """Set the deployment's settings back to those from before, and have the instances follow. Raises LaunchError."""
     deployment = rollout.deployment
     now = revisions.restore(deployment, rollout.before)
