@@ -103,8 +103,6 @@ class Lease:
 
     async def _look(self) -> None:
         """Renew the row, or try to take it. Raises what the database raises, and TimeoutError; nothing changes then."""
-        if self._given_up:
-            return
         began_s, held = self.clock(), self.held
         async with asyncio.timeout(ANSWER_S):
             state = await self._in_thread(self._renew_or_take)
@@ -119,6 +117,8 @@ class Lease:
             logger.warning("gateway: %s %s", self.owner, what)
 
     def _renew_or_take(self) -> State:
+        if self._given_up:
+            return State("", self.epoch, 0.0)
         rows = Owner.objects.filter(pk=ROW)
         wanted = rows.filter(token=self._token, wanted_at__gt=Now() - timedelta(seconds=WANTED_S)).exists()
         lease_s = LEASE_S if wanted else ALONE_S

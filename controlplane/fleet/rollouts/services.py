@@ -179,7 +179,8 @@ def _step(rollout: Rollout, outcomes: Outcomes | None) -> None:
     waits = _starting(rollout, seen, outcomes)
     if rollout.going_back != back:  # its settings are others now
         seen = look(rollout.deployment)
-    waits = waits or (rollout.state == RolloutState.IN_PROGRESS and _draining(rollout, seen))
+    if not waits and rollout.state == RolloutState.IN_PROGRESS:
+        waits = _draining(rollout, seen)
     if rollout.state != RolloutState.IN_PROGRESS:
         return
     if not waits:
