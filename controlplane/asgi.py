@@ -13,6 +13,10 @@ import asyncio
 import copy
 import os
 import re
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
 from typing import Any, cast
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
@@ -166,12 +170,29 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
                 raise
             jobs = (feeder_of, graph_feeder_of, alert_watch_of, prewarm_keeper_of)
             feeding += [spawn(job(gateway).run(), job.__name__.removesuffix("_of")) for job in jobs]
+            on_stop(gateway.step_down)
             await send({"type": "lifespan.startup.complete"})
         else:
             await end(feeding)
             await gateway.stop()
             await send({"type": "lifespan.shutdown.complete"})
             return
+
+
+def on_stop(call: Callable[[], None]) -> None:
+    """Have the event loop make *call* when the process is to stop: the server says so only after its streams ended."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before = signal.getsignal(number)
+
+        def handle(number: int, frame: FrameType | None, before: Any = before) -> None:
+            loop.call_soon_threadsafe(call)
+            if callable(before):
+                before(number, frame)
+
+        signal.signal(number, handle)
 
 
 def feeder_of(gateway: Gateway) -> Feeder:

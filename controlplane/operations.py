@@ -68,7 +68,7 @@ class Operations:
         gateway = self.gateway
         return {
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
-            "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder}",
+            "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder or 'the database'}",
             "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
             "writes": "ok" if gateway.write_job.ok else f"{gateway.write_job.last_error}; serving continues",
             "redis": "ok" if gateway.publisher.job.ok else "does not answer; serving continues",

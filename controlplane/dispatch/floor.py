@@ -234,10 +234,11 @@ class Publication:
         running: Mapping[str, int],
         left_tokens: Mapping[str, int],
         waiting: Mapping[str, Sequence[float]],
+        outcomes: Mapping[str, tuple[int, int]],
         up_s: float,
     ) -> None:
-        """Publish *views*, requests *running* and *left_tokens* by instance, what is *waiting* by model, and the gateway's
-        uptime.
+        """Publish *views*, requests *running*, *left_tokens* and *outcomes* by instance, what is *waiting* by model, and the
+        gateway's uptime.
         """
         if self._publishing is not None and not self._publishing.done():
             return  # Redis is slow: there will be newer ones
@@ -249,6 +250,7 @@ class Publication:
                 "running": running,
                 "left_tokens": left_tokens,
                 "waiting": waiting,
+                "outcomes": outcomes,
             }
         )
         self._publishing = spawn(self._exchange(message), "floor publishes")
@@ -372,7 +374,9 @@ class Floor:
                 self.dispatcher.holding.work.scaled(view.model, view.region, self.observation.memory(index).changed_s)
         running = {replica.name: int(topology.fleet.running[replica.slot]) for replica in topology.replicas.values()}
         waiting = self.dispatcher.holding.waiting_work()
-        self.publication.publish(views.values(), running, self._left_tokens(), waiting, now_s - self._began_s)
+        health = {replica.name: replica.health for replica in topology.replicas.values()}
+        outcomes = {name: (one.answered, one.failures) for name, one in health.items()}
+        self.publication.publish(views.values(), running, self._left_tokens(), waiting, outcomes, now_s - self._began_s)
         evicted = self.dispatcher.reordering.evicted
         if evicted and now_s >= self._paused_until_s:
             self._in_thread(partial(self.rows.note_evictions, [*evicted]))

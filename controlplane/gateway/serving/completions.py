@@ -21,7 +21,7 @@ from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits, LoopLoad
 from controlplane.gateway.admission.marks import Marks, marks_of
 from controlplane.gateway.admission.validation import SPEECH, Call, Kind, parse, with_prompt
-from controlplane.gateway.errors import JSON_TYPE, KEY_ENDED, STOPPING, ApiError, not_served, unknown_model
+from controlplane.gateway.errors import JSON_TYPE, KEY_ENDED, STANDING_BY, STOPPING, ApiError, not_served, unknown_model
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.serving.http import HttpRequest, Responder
@@ -137,6 +137,8 @@ _PERMISSION: dict[str, object] = {
 
 CONTINUING = (Kind.RESPONSE, Kind.RENDER_RESPONSE)
 """Calls that may continue a stored response."""
+ENDS: dict[Interrupt | None, ApiError] = {Interrupt.KEY_ENDED: KEY_ENDED, Interrupt.STANDING_BY: STANDING_BY}
+"""Answers to requests that were interrupted."""
 SHORT_TOKENS = 256
 """Longest answer, as predicted, that a busy gateway asks for in one piece: a stream takes half as much again of its time,
 and nothing is lost but the moments of a few seconds' tokens.
@@ -453,7 +455,7 @@ class Completions:
                 ticket.error_code = "client_disconnected"
                 ticket.move(TicketState.CANCELLED)
             else:  # without a reason the server is stopping and has waited long enough
-                why = KEY_ENDED if ticket.interrupted is Interrupt.KEY_ENDED else STOPPING
+                why = ENDS.get(ticket.interrupted, STOPPING)
                 ticket.fail(why)
                 ticket.move(TicketState.FAILED)
                 with contextlib.suppress(Exception):
