@@ -1,4 +1,4 @@
-"""Background tasks, which nothing awaits. One that dies is logged, counted, and shown by `/readyz`, the metrics and the System page."""
+"""Background tasks, which nothing awaits: one that dies is logged, counted, and shown by `/readyz`, metrics and System."""
 
 import asyncio
 import logging

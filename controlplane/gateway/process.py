@@ -270,7 +270,7 @@ class Gateway:
         """Give up the regions before anything else of a planned stop: another process serves while streams end here."""
         if not self.http.stopping:
             self.http.stopping = True
-            self._giving_up = asyncio.create_task(self.lease.give_up())
+            self._giving_up = background.spawn(self.lease.give_up(), "give up ownership")
             self.requests.stand_by()
 
     @staticmethod

@@ -24,7 +24,7 @@ def keep_present(apps: Any, schema_editor: Any) -> None:
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0001_squashed'),
+        ('fleet', '0003_rollouts_bake'),
     ]
 
     operations = [
