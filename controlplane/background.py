@@ -1,4 +1,7 @@
-"""Background tasks, which nothing awaits. One that dies is logged, counted, and shown by `/readyz`, the metrics and the System page."""
+"""Background tasks, which nothing awaits.
+
+One that dies is logged, counted, and shown by `/readyz`, the metrics and the System page.
+"""
 
 import asyncio
 import logging
