@@ -5,7 +5,6 @@ import json
 
 import pytest
 from channels.db import database_sync_to_async
-from django.db import connection
 
 from controlplane import background
 from controlplane.batches import feeder, services
@@ -14,6 +13,7 @@ from controlplane.gateway.models import LedgerRow
 from tests.batches.test_api import another_feeder, client, ended, here, input_of, lines_of, run
 from tests.gateway.conftest import until
 from tests.gateway.test_answers import http, plays
+from tests.triggers import refuse, stop_refusing
 
 __all__ = ["client", "here"]
 
@@ -137,24 +137,12 @@ _read = feeder.Source._read
 
 
 async def test_an_answer_that_the_database_refuses_is_an_error_of_its_line(served, client):
-    table = BatchLine._meta.db_table
-
-    def refuse() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"CREATE TRIGGER refuse BEFORE UPDATE ON {table} WHEN NEW.answer LIKE '%%line-1\"%%choices%%' "
-                "BEGIN SELECT RAISE(ABORT, 'no'); END"
-            )
-
-    def let() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP TRIGGER refuse")
-
-    await database_sync_to_async(refuse)()
+    when = "NEW.answer LIKE '%line-1\"%choices%'"
+    await database_sync_to_async(refuse)(BatchLine._meta.db_table, "UPDATE", when)
     try:
         batch, lines = await everything(client, await run(client, input_of(5)))
     finally:
-        await database_sync_to_async(let)()
+        await database_sync_to_async(stop_refusing)()
     assert (batch.request_counts.completed, batch.request_counts.failed) == (4, 1)
     (fault,) = [line for line in lines if line["error"]]
     assert (fault["custom_id"], fault["error"]["code"]) == ("line-1", "answer_not_stored")

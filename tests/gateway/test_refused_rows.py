@@ -6,7 +6,7 @@ import math
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import InterfaceError, OperationalError, ProgrammingError, connection
+from django.db import InterfaceError, OperationalError, ProgrammingError
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from controlplane.gateway.ledger.writer import DEAD_LETTERS, Ledger, is_away, wr
 from controlplane.gateway.models import LedgerRow
 from tests.gateway.conftest import until
 from tests.gateway.test_ledger import entries  # noqa: F401
+from tests.triggers import refuse, stop_refusing
 
 NOBODY = 10**9  # no tenant has this number
 
@@ -69,37 +70,15 @@ REFUSES = {
 @pytest.mark.parametrize("sqlstate", REFUSES)
 async def test_a_trigger_against_one_row_holds_no_other(entries, tmp_path, sqlstate):  # noqa: F811
     """C27, of every class of error that a row may cause."""
-
-    def refuse() -> None:
-        table = LedgerRow._meta.db_table
-        with connection.cursor() as cursor:
-            if connection.vendor == "postgresql":
-                cursor.execute(
-                    "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN IF NEW.request_id = 'r1' THEN "
-                    f"{REFUSES[sqlstate]}; END IF; RETURN NEW; END $$ LANGUAGE plpgsql"
-                )
-                cursor.execute(f"CREATE TRIGGER refuse BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION refuse()")
-            else:
-                cursor.execute(
-                    f"CREATE TRIGGER refuse BEFORE INSERT ON {table} WHEN NEW.request_id = 'r1' "
-                    "BEGIN SELECT RAISE(ABORT, 'not this tenant'); END"
-                )
-
-    def let() -> None:
-        with connection.cursor() as cursor:
-            if connection.vendor == "postgresql":
-                cursor.execute("DROP FUNCTION refuse CASCADE")
-            else:
-                cursor.execute("DROP TRIGGER refuse")
-
-    await sync_to_async(refuse)()
+    table = LedgerRow._meta.db_table
+    await sync_to_async(refuse)(table, "INSERT", "NEW.request_id = 'r1'", REFUSES[sqlstate])
     try:
         ledger = Ledger(10, tmp_path)
         for entry in entries:
             ledger.add(entry)
         assert await ledger.flush()
     finally:
-        await sync_to_async(let)()
+        await sync_to_async(stop_refusing)()
     assert await sync_to_async(request_ids)() == ["r0", "r2", "r3"]
     assert letters(tmp_path) == ["r1"]
     await ledger.stop()
