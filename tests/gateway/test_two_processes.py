@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from itertools import groupby
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -43,7 +44,7 @@ class Web:
         if connection.vendor == "postgresql":
             query = f"?host={database['HOST']}" if database["HOST"].startswith("/") else ""
             at = "" if query else f"{database['HOST']}:{database['PORT']}"
-            url = f"postgres://{database['USER']}:{database['PASSWORD']}@{at}/{database['NAME']}{query}"
+            url = f"postgres://{database['USER']}:{database['PASSWORD']}@{at}/{quote(database['NAME'], safe='')}{query}"
         environment = os.environ | {
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
             "PILOTHOUSE_SECRET_KEY": settings.SECRET_KEY,
