@@ -47,7 +47,6 @@ class World:
                 )
             ),
             adapters=(AdapterSpec("a", "m", "/a", 0),),
-            ttft_slo_ms=None,
         )  # fmt: skip
         self.topology = Topology(instances=5, endpoints=16)  # full: the next of either makes it grow
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.deliver)
