@@ -7,18 +7,16 @@ included, and the event goes straight to the connection.
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
 from workers.emulator.calls import Asked, Prompt
 from workers.emulator.text import END_ID, LENGTHS, PIECES, WORDS, token_id
 
-if TYPE_CHECKING:
-    from workers.emulator.shapes import Shape
-
 _COUNT = len(PIECES)
 # HTTP/1.1 chunk heads by length; longer chunks (the first one, the last one) are framed when they are made.
 _HEADS = tuple(b"%x\r\n" % length for length in range(2048))
-MARK = "\0"
+MARK: Final = "\0"
+DONE: Final = b"data: [DONE]\n\n"
 
 
 class CutError(Exception):
@@ -140,6 +138,37 @@ class Answer:
         return {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
 
 
+class Shape:
+    """The bytes of one answer, which is whole or streamed."""
+
+    alike: bool = False
+    """Whether the events of a sequence, but the first and the last, differ in their words alone."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.asked = answer.asked
+
+    def whole(self) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        raise NotImplementedError
+
+    def at_once(self) -> bytes:
+        """Return the events that are sent before the engine has begun."""
+        return b""
+
+    def opening(self) -> bytes:
+        """Return the events before the first token."""
+        return b""
+
+    def event(self, sequence: Sequence, piece: str, reason: str | None) -> bytes:
+        """Return the event of the text *piece*; the last one has the *reason* for the end."""
+        raise NotImplementedError
+
+    def closing(self) -> bytes:
+        """Return the events after the last token."""
+        return DONE
+
+
 class StreamedAnswer(Answer):
     """An answer that is sent token by token, as server-sent events in HTTP/1.1 chunks on *transport*.
 
@@ -148,7 +177,7 @@ class StreamedAnswer(Answer):
     its answer.
     """
 
-    shape: "Shape"
+    shape: Shape
 
     def __init__(self, asked: Asked, request_id: str, model: str, created_s: int, transport: asyncio.Transport) -> None:
         super().__init__(asked, request_id, model, created_s)

@@ -36,7 +36,11 @@ FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 SLEEP_STATES: Final = {"awake": None, "weights_offloaded": 1, "discard_all": 2}
 """Sleep states, with the sleep level of each."""
 Value = Callable[["Metrics"], float]
-GAUGES: Final = {"num_requests_running": "running", "num_requests_waiting": "waiting", "kv_cache_usage_perc": "kv_usage"}
+GAUGES: Final = {
+    "num_requests_running": "running",
+    "num_requests_waiting": "waiting",
+    "kv_cache_usage_perc": "kv_usage",
+}
 COUNTERS: Final = {
     "prefix_cache_queries": "prefix_queries",
     "prefix_cache_hits": "prefix_hits",

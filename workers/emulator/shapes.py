@@ -8,46 +8,14 @@ from typing import Any, ClassVar, Final
 
 import orjson
 
-from workers.emulator.answers import MARK, Answer, Sequence
+from workers.emulator.answers import DONE, MARK, Answer, Sequence, Shape
 from workers.vllm.sound import sound_tokens
 
 FINGERPRINT: Final = "vllm-0.32.0-emulated"
-DONE: Final = b"data: [DONE]\n\n"
 
 
 def _data(body: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
-
-
-class Shape:
-    """The bytes of one answer, which is whole or streamed."""
-
-    alike: bool = False
-    """Whether the events of a sequence, but the first and the last, differ in their words alone."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-        self.asked = answer.asked
-
-    def whole(self) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed."""
-        raise NotImplementedError
-
-    def at_once(self) -> bytes:
-        """Return the events that are sent before the engine has begun."""
-        return b""
-
-    def opening(self) -> bytes:
-        """Return the events before the first token."""
-        return b""
-
-    def event(self, sequence: Sequence, piece: str, reason: str | None) -> bytes:
-        """Return the event of the text *piece*; the last one has the *reason* for the end."""
-        raise NotImplementedError
-
-    def closing(self) -> bytes:
-        """Return the events after the last token."""
-        return DONE
 
 
 class Completion(Shape):
