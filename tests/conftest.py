@@ -49,9 +49,9 @@ def _values_as_this_test_sets_them():
 
 
 @pytest.fixture(autouse=True)
-def _no_live_hub_outlives_its_test():
+def _no_live_feed_outlives_its_test():
     """Its thread would continue in later tests, which have no database, and draw random numbers with theirs."""
     yield
-    module = sys.modules.get("controlplane.console.live.hub")
+    module = sys.modules.get("controlplane.console.live.feed")
     if module is not None:
-        module.hub.stop()
+        module.feed.stop()

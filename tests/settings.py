@@ -24,3 +24,5 @@ STORAGES["staticfiles"] = {"BACKEND": "django.contrib.staticfiles.storage.Static
 DATABASES["default"].setdefault("TEST", {"NAME": str(STATE_DIR / "test.sqlite3")})
 (STATE_DIR / "static").mkdir()
 VLLM_PYTHON = ""  # tests of real vLLM give one: its parser alone takes seconds
+
+CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}

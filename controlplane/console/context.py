@@ -11,8 +11,8 @@ from django.utils import timezone
 from controlplane import __version__
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import may, role_of
+from controlplane.console.live.feed import feed
 from controlplane.console.live.fragments import badge
-from controlplane.console.live.hub import hub
 from controlplane.console.live.state import SOURCE_TEXT, LiveState, Source
 
 DELAYED_S = 3.0  # three intervals of the live connection
@@ -117,5 +117,5 @@ def console(request: HttpRequest) -> dict[str, object]:
         "fleet_role": role,
         "is_operator": may(request, Role.OPERATOR),
         "sees_admin": may(request, Role.ADMIN),
-        "badges": badges(hub.latest().attention) if role else {},
+        "badges": badges(feed.latest().attention) if role else {},
     }

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Role, Tenant, User
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.access.roles import View, fleet_role, may, signed_in
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
 from controlplane.resources.filters import number
 from controlplane.resources.resource import Resource
@@ -62,7 +62,7 @@ def list_page(
         resource.live if viewer.sees_fleet else ""
     )  # the live connection is the fleet's; other pages are redrawn by time
     context = {
-        **(live_context(hub.state(), live) if live else {}),
+        **(live_context(feed.state(), live) if live else {}),
         "layout": "console/live_page.html" if live else "console/page.html",
         "resource": resource,
         "filters": filters,

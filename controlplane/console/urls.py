@@ -7,8 +7,7 @@ from django.urls import path, re_path
 from django.views.generic import TemplateView
 
 from controlplane.console.lists import list_view
-from controlplane.console.live.consumers import live as live_connection
-from controlplane.console.live.views import snapshot
+from controlplane.console.live.consumers import LiveConsumer
 from controlplane.console.pages.about import views as about
 from controlplane.console.pages.alerts import views as alerts
 from controlplane.console.pages.applications import views as applications
@@ -39,7 +38,6 @@ app_name = "console"
 urlpatterns = [
     path("", overview.overview, name="overview"),
     path("console/api/charts", overview.charts, name="charts"),
-    path("console/api/snapshot", snapshot, name="snapshot"),
     path("instances/", instances.instances, name="instances"),
     path("instances/<slug:name>/", instances.instance, name="instance"),
     path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
@@ -131,4 +129,4 @@ urlpatterns = [
     path("sign-out/", sign_in.sign_out, name="sign-out"),
 ]
 # Channels calls what stands here as an ASGI application; to Django's types it is no view.
-websocket_urlpatterns: list[Any] = [re_path(r"^ws/live/$", cast(Any, live_connection))]
+websocket_urlpatterns: list[Any] = [re_path(r"^ws/live/$", cast(Any, LiveConsumer.as_asgi()))]

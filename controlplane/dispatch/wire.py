@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.dataclasses import dataclass
 
 SUMMARY_KEY = "pilothouse:summary"
-LIVE_CHANNEL = "pilothouse:live"
 HISTORY_KEY = "pilothouse:history"
 SUMMARY_EXPIRES_S = 15
 HISTORY_EVERY_S = 5.0

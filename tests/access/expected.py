@@ -124,7 +124,6 @@ CONSOLE = {
     "sign-in": Reach(ANYBODY),
     "sign-in-link": Reach(ANYBODY, {"token": "no-such-token"}),
     "sign-out": Reach(ANYBODY, {}, {}),
-    "snapshot": Reach(VIEWER),
     "charts": Reach(VIEWER),
     "forecast-charts": Reach(VIEWER),
     "length-charts": Reach(TENANT),

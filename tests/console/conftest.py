@@ -1,4 +1,4 @@
-"""A console with live state set by the test: the hub's thread does not run, and summaries are handed to it."""
+"""A console with live state set by the test: the feed's thread does not run, and summaries are handed to it."""
 
 import functools
 import time
@@ -10,48 +10,48 @@ from django.utils import timezone
 
 from controlplane.console.charts import cache
 from controlplane.console.live.attention import Known
-from controlplane.console.live.hub import LiveHub, hub
+from controlplane.console.live.feed import LiveFeed, feed
 from controlplane.console.live.state import LiveState, Source
 from controlplane.gateway.models import LedgerRow
 from controlplane.tuning import selectors as tuning
 from tests.console.feed import Feed
 from tests.inventory import *  # noqa: F403 (fixtures)
 
-REAL_START = LiveHub.start
+REAL_START = LiveFeed.start
 
 
 class Live:
-    """The hub, driven by the test."""
+    """The feed, driven by the test."""
 
-    def __init__(self, hub: LiveHub) -> None:
-        self.hub = hub
+    def __init__(self, feed: LiveFeed) -> None:
+        self.feed = feed
 
     def show(self, feed: Feed, samples: int = 40, ts: float | None = None) -> dict:
-        """Feed the hub history and a summary of *feed*; return the summary."""
+        """Give history and a summary of *feed* to the live feed; return the summary."""
         ts = time.time() if ts is None else ts
-        self.hub._history.clear()
-        self.hub._take_history([orjson.dumps(sample) for sample in feed.history(ts, samples)])
+        self.feed._history.clear()
+        self.feed.add_history([orjson.dumps(sample) for sample in feed.history(ts, samples)])
         summary = feed.summary(ts)
-        self.hub.take(orjson.dumps(summary))
+        self.feed.read_summary(orjson.dumps(summary))
         return summary
 
     def source(self, source: Source) -> None:
-        self.hub._publish(LiveState(version=self.hub.latest().version + 1, source=source))
+        self.feed._set(LiveState(source=source))
 
 
 @pytest.fixture(autouse=True)
 def live(monkeypatch):
-    monkeypatch.setattr(LiveHub, "start", lambda self: None)
+    monkeypatch.setattr(LiveFeed, "start", lambda self: None)
     monkeypatch.setattr(tuning, "FRESH_S", 1e9)  # no query more where a page takes a second
-    hub._looked.set()
-    hub._state = LiveState(source=Source.SILENT)
-    hub._history.clear()
-    hub._known = Known()
-    hub._followed["newest_event_id"] = None
+    feed._first_read.set()
+    feed._state = LiveState(source=Source.SILENT)
+    feed._history.clear()
+    feed._known = Known()
+    feed._followed["newest_event_id"] = None
     cache._built.clear()
-    yield Live(hub)
-    hub._state = LiveState()
-    hub._looked.clear()
+    yield Live(feed)
+    feed._state = LiveState()
+    feed._first_read.clear()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ if __name__ == "__main__":  # by hand: the gateway's modules need Django
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
     django.setup()
 
-from controlplane.dispatch.wire import HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
+from controlplane.dispatch.wire import HISTORY_KEY, HISTORY_LENGTH, SUMMARY_KEY
 
 MODELS = ("bloom-176b", "llama-2-70b", "llama-3.1-8b", "llama-3.2-3b")
 REGIONS = ("us-central", "us-east", "us-west")
@@ -285,7 +285,6 @@ class Feed:
 def publish(client: redis.Redis, feed: Feed) -> None:
     text = json.dumps(feed.summary(time.time()))
     client.set(SUMMARY_KEY, text, ex=15)
-    client.publish(LIVE_CHANNEL, text)
 
 
 def fill_history(client: redis.Redis, feed: Feed, samples: int = HISTORY_LENGTH) -> None:

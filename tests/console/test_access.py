@@ -15,7 +15,6 @@ FLEET_PAGES = (
     "moves",
     "events",
     "about",
-    "snapshot",
     "charts",
     "forecast-charts",
     "scaling-charts",

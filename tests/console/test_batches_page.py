@@ -235,6 +235,7 @@ def test_a_fragment_is_what_the_page_draws(client, viewer, make_batch):
     assert "Nothing waits" in held or "No live numbers" in held
     assert "Held work" in html["batches/held"]
     assert {f"batch/{batch.pk}/{name}" for name in live_batches.CELLS} <= html.keys()
+    assert html.pop("drawn/batches")
     for name in html:
         assert f'data-fragment="{name}"' in page
     assert html[f"batch/{batch.pk}/state"] in page

@@ -43,13 +43,13 @@ def page(reader, **query) -> str:
 
 def test_a_row_has_its_endpoints_its_limit_and_its_cost(two_regions, live, reader):
     live.show(Feed(rows_of(two_regions)))
-    (row,) = model_rows(live.hub.latest(), timezone.now())
+    (row,) = model_rows(live.feed.latest(), timezone.now())
     east, west = row.there
     assert (east.ready, east.coming, east.status, east.said) == (2, 1, "loading", "1 starting")
     assert (west.ready, west.least, west.most, west.status) == (1, 0, 5, "ready")
     assert (row.ready, row.most) == (3, 8)
     assert row.usd_per_hour == pytest.approx(4 * 2 * 1.35)  # what serves or starts, two GPUs each
-    assert row.slo_met == live.hub.latest().tile("llama-3.1-8b")["slo_met_ratio"]
+    assert row.slo_met == live.feed.latest().tile("llama-3.1-8b")["slo_met_ratio"]
     html = page(reader)
     assert "1 starting" in html
     assert "$10.80" in html
@@ -78,14 +78,14 @@ def test_the_mark_of_an_endpoint_is_the_worst_that_can_be_said(
     Deployment.objects.update(min_instances=least)
     for state in states:
         make_instance(state=state)
-    (endpoint,) = model_rows(live.hub.latest(), timezone.now())[0].there
+    (endpoint,) = model_rows(live.feed.latest(), timezone.now())[0].there
     assert (endpoint.status, endpoint.said) == (status, said)
 
 
 def test_demand_and_forecast_are_summed_over_regions(two_regions, live):
     now = timezone.now()
     planning_rows.furnish(now, hours=4)
-    chart = model_rows(live.hub.latest(), now)[0].chart
+    chart = model_rows(live.feed.latest(), now)[0].chart
     by_region = planning_rows.level
     minute = now - timedelta(minutes=15)
     both = by_region("llama-3.1-8b", "us-east", minute) + by_region("llama-3.1-8b", "us-west", minute)
@@ -263,7 +263,7 @@ def test_router_and_order_say_how_they_do(two_regions, live, reader):
     at = {"minute": now - timedelta(minutes=5), "model": "llama-3.1-8b", "slo_class": "interactive"}
     MinuteRow.objects.create(**at, region="us-east", requests=30)
     MinuteRow.objects.create(**at, region="us-west", own_region="us-east", requests=10, unserved=4)
-    (row,) = model_rows(live.hub.latest(), now)
+    (row,) = model_rows(live.feed.latest(), now)
     health = {part.part.name: part.health for part in parts_of(row, now)}
     uses = [use for endpoint in row.there for use in endpoint.uses]
     assert health["routing_policy"] == f"Use {percent(min(uses))} to {percent(max(uses))}; 25% to other regions in 1 h"
@@ -283,10 +283,10 @@ def test_a_class_that_promises_nothing_is_not_judged(two_regions, live, reader):
 def test_a_bundle_is_named_with_what_differs(two_regions, live, operator):
     model = Model.objects.get()
     services.switch_bundle(model, "pilothouse", operator)
-    (row,) = model_rows(live.hub.latest(), timezone.now())
+    (row,) = model_rows(live.feed.latest(), timezone.now())
     assert (row.policy, row.about) == ("Pilothouse", BUNDLES["pilothouse"].about)
     Deployment.objects.update(routing_policy="round_robin")
-    (row,) = model_rows(live.hub.latest(), timezone.now())
+    (row,) = model_rows(live.feed.latest(), timezone.now())
     assert (row.policy, row.about) == ("Custom", "Based on Pilothouse, with its own router.")
 
 

@@ -68,7 +68,7 @@ def test_attention_and_events_are_of_the_model(reader, live, two_models, model, 
 def test_pushed_updates_can_be_filtered_too(live, two_models):
     """The live connection sends one list for all pages: each takes its model's part."""
     live.show(Feed(rows_of(two_models)))
-    attention = live.hub.latest().attention
+    attention = live.feed.latest().attention
     assert {item["model"] for item in attention["items"]} >= {"llama-3.1-8b", "mistral-7b"}
     for model in ("llama-3.1-8b", "mistral-7b"):
         assert {item["model"] for item in of_model(attention, model)["items"]} <= {model, ""}

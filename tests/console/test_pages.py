@@ -100,7 +100,7 @@ def test_instances_by_live_state_and_numbers(reader, live, fleet_feed):
     assert "unhealthy first, then by load" in page(reader, "instances")
     assert names(state="failed") == ["instance-5"]
     by_kv = names(sort="-kv_ratio")
-    table = {row["name"]: fleet_feed.instance(at, row, live.hub.latest().ts) for at, row in enumerate(fleet_feed.rows)}
+    table = {row["name"]: fleet_feed.instance(at, row, live.feed.latest().ts) for at, row in enumerate(fleet_feed.rows)}
     known = [name for name in by_kv if table.get(name, {}).get("kv_ratio") is not None]
     assert [table[name]["kv_ratio"] for name in known] == sorted((table[n]["kv_ratio"] for n in known), reverse=True)
     assert by_kv[: len(known)] == known  # those without a value come last

@@ -211,13 +211,13 @@ def test_eviction_asks_why(acting, usual):
 
 def test_blocks_and_tiles_of_a_region_are_kept_fresh(shown, live):
     shown([group(7), group(8, region="us-west")], [lane()])
-    state = live.hub.latest()
+    state = live.feed.latest()
     html = fragments.html_of(state, "queues:us-east")
     assert {name for name in html if name.startswith("group/")} == {"group/7/size", "group/7/said"}
     assert "data-start=" in html["group/7/size"]
     before = fragments.drawn_of(state, "queues:us-east")
     shown([group(7, pinned=True), group(8, region="us-west")], [lane()])
-    assert fragments.drawn_of(live.hub.latest(), "queues:us-east") != before
+    assert fragments.drawn_of(live.feed.latest(), "queues:us-east") != before
     assert tables_of({})["queues"] == []
 
 
@@ -260,5 +260,5 @@ def test_held_work_says_how_old_it_is_when_it_is_due_and_what_released_the_last(
         "Slack used up; use 72%",
     ):
         assert words in row, words
-    html = fragments.html_of(live.hub.latest(), "queues:us-east")["queues/held"]
+    html = fragments.html_of(live.feed.latest(), "queues:us-east")["queues/held"]
     assert html.strip() in page

@@ -70,7 +70,7 @@ class TestPage:
         html = html_of(acting)
         assert "this is what this web process sees itself" in html
         assert "ConnectionError: refused" in html
-        assert live.hub.latest().attention["items"][0]["title"] == "Redis: down"
+        assert live.feed.latest().attention["items"][0]["title"] == "Redis: down"
         assert "Redis: down" in html_of(acting, "overview")
 
     def test_an_event_about_a_job_leads_here(self, acting, live):
@@ -111,7 +111,7 @@ class TestAttention:
             )
 
         plan(5), plan(5), plan(-5), plan(5, PlanStatus.REJECTED)
-        live.hub._known = known()
+        live.feed._known = known()
         live.show(fleet_feed)
         html = html_of(acting, "overview")
         assert "2 plans wait for approval" in html

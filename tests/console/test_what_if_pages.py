@@ -519,7 +519,7 @@ def test_the_page_says_what_it_has_drawn_and_lines_of_futures_are_kept_fresh(act
     for state in (WhatIfState.DONE, WhatIfState.FAILED):
         error = "no instance fits" if state == WhatIfState.FAILED else ""
         FutureSeed.objects.filter(future__letter="B", seed=1).update(state=state, error=error)
-        mark = fragments.drawn_of(live.hub.latest(), f"what-if:{ran.pk}")
+        mark = fragments.drawn_of(live.feed.latest(), f"what-if:{ran.pk}")
         text = acting.get(f"/what-if/{ran.pk}/").content.decode()
         assert mark in text
         assert ("Done, 1 of 2 futures failed" in text) == ("failed: Seed 1: no instance fits" in text) == bool(error)

@@ -23,6 +23,7 @@ CHROMIUM_ARGS = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE
 # What Chromium itself writes when a test takes the server away.
 EXPECTED_WHEN_AWAY = (
     "net::ERR_CONNECTION_REFUSED",
+    "net::ERR_CONNECTION_RESET",
     "WebSocket connection to",
     "net::ERR_EMPTY_RESPONSE",
     "net::ERR_FAILED",

@@ -129,18 +129,6 @@ def test_a_silent_gateway_is_distinguished_from_a_lost_server(console, open_page
     expect(page.get_by_role("heading", name=re.compile("The numbers below stand still"))).to_have_count(0)
 
 
-@pytest.mark.gate
-def test_without_websockets_it_polls(console, open_page, complaints):
-    complaints.allowed = EXPECTED_WHEN_AWAY
-    page = open_page(console, "/about/")
-    page.route_web_socket(re.compile("/ws/live/"), lambda socket: socket.close(code=1011))
-    page.goto("/")
-    number = page.locator("[data-tile=output_tokens_per_s] b")
-    before = number.text_content()
-    expect(number).not_to_have_text(before, timeout=30_000)
-    expect(badge(page)).to_have_attribute("data-connection", "closed")
-
-
 def test_pausing_holds_what_is_shown_and_resuming_catches_up(console, open_page):
     page = open_page(console, "/")
     expect_live(page)

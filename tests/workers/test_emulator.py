@@ -47,7 +47,7 @@ async def test_admission_counts_sequences_and_what_it_refuses(emulator: Emulator
     await emulator.ready(max_num_queued_reqs=3)
     assert (await emulator.complete(n=4))[0] == 503
     page = (await emulator.call("GET", "/one/metrics"))[1].decode()
-    assert 'admission_rejections_total{model_name="m",reason="max_num_queued_reqs"} 1.0' in page
+    assert 'admission_rejections_total{engine="0",model_name="m"} 1.0' in page
     assert (await emulator.complete(n=3))[0] == 200
 
 

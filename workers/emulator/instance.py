@@ -9,17 +9,16 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.engine.reference import EngineRequest, ReferenceEngine, StepResult
 from workers.emulator.adapters import AdapterCache
-from workers.emulator.answers import RequestAnswer, Sequence, StreamAnswer
-from workers.emulator.bodies import ApiError
+from workers.emulator.answers import Answer, Sequence
+from workers.emulator.calls import ApiError
 from workers.emulator.content import Content
 from workers.emulator.kv_events import PromptBlock, Publisher
 from workers.emulator.metrics import Metrics
-from workers.emulator.pooling import PooledAnswer
 from workers.emulator.spec import InstanceSpec
 
 log = logging.getLogger(__name__)
@@ -96,8 +95,6 @@ class EmulatedInstance:
         self._recomputed = 0  # preemptions by a sleep, which the engine does not know of
         self._last_step_end_s = -1.0
         self.adapters.clear()
-        self.responses: dict[str, bytes] = {}  # stored ones
-        self.inputs: dict[str, list[dict[str, Any]]] = {}  # of those
         self.server_load = 0
         self._awake.set()
         self._responsive.set()
@@ -188,21 +185,16 @@ class EmulatedInstance:
     def unfinished(self) -> int:
         return len(self._sequences) + len(self._held)
 
-    def submit(self, answer: RequestAnswer[Any]) -> None:
+    def submit(self, answer: Answer) -> None:
         """Hand a request to the engine; *answer* gets its tokens."""
         arrival_s = _clock()
-        answer.says_cached = self.spec.enable_prompt_tokens_details
-        if isinstance(answer, PooledAnswer):
-            sequences = answer.sequences_of(arrival_s)
-        else:
-            generation = answer.generation
-            sequences = [
-                self._content.sequence(
-                    answer, number * generation.n + choice, prompt, generation.max_tokens[number], arrival_s
-                )
-                for number, prompt in enumerate(generation.prompts)
-                for choice in range(generation.n)
-            ]
+        answer.reports_cached = self.spec.enable_prompt_tokens_details
+        asked = answer.asked
+        sequences = [
+            self._content.sequence(answer, number * asked.n + choice, prompt, asked.max_tokens[number], arrival_s)
+            for number, prompt in enumerate(asked.prompts)
+            for choice in range(asked.n)
+        ]
         answer.begin(sequences)
         for sequence in sequences:
             if self._holding:
@@ -210,7 +202,7 @@ class EmulatedInstance:
             else:
                 self._enqueue(sequence)
 
-    def withdraw(self, answer: RequestAnswer[Any]) -> None:
+    def withdraw(self, answer: Answer) -> None:
         """Free everything that the request holds: the caller has left. No error if it is complete."""
         for sequence in answer.sequences:
             if self._sequences.pop(sequence.engine_id, None) is not None:
@@ -228,7 +220,7 @@ class EmulatedInstance:
                 request_id=sequence.engine_id,
                 prompt_tokens=max(1, sequence.prompt.tokens + sequence.produced),
                 output_tokens=sequence.output_tokens - sequence.produced,
-                priority=sequence.answer.generation.body.priority,
+                priority=sequence.answer.asked.get("priority", 0),
                 arrival_s=sequence.arrival_s,
                 load_s=self.adapters.use(sequence.answer.model),
                 prefix_hashes=self._blocks(sequence) if self.spec.enable_prefix_caching else (),
@@ -237,9 +229,9 @@ class EmulatedInstance:
         self._work.set()
 
     def _blocks(self, sequence: Sequence) -> tuple[PromptBlock, ...]:
-        body, model = sequence.answer.generation.body, sequence.answer.model
+        asked, model = sequence.answer.asked, sequence.answer.model
         adapter = model if model != self.spec.model else ""
-        return sequence.prompt.blocks(self.spec.block_size_tokens, adapter, getattr(body, "cache_salt", None) or "")
+        return sequence.prompt.blocks(self.spec.block_size_tokens, adapter, asked.get("cache_salt", ""))
 
     # Sleep
 
@@ -252,7 +244,6 @@ class EmulatedInstance:
 
         Requests that arrive later wait until the server is woken, and do not show in its gauges.
         """
-        started = time.perf_counter()
         self._holding = True
         if mode == "abort":
             self._abort_all()
@@ -267,7 +258,6 @@ class EmulatedInstance:
         if level == 1:
             await asyncio.sleep(self.spec.sleep_s)
         self.metrics.sleep_level = level
-        self.metrics.sleep_operation("sleep", time.perf_counter() - started)
 
     async def _drained(self) -> None:
         """Wait until nothing runs. If the caller gives up, the server stays awake."""
@@ -281,7 +271,6 @@ class EmulatedInstance:
 
     async def wake_up(self, tags: list[str] | None) -> bool:
         """Emulate vLLM's `/wake_up`: wake all parts, or only *tags*; return whether everything is awake."""
-        started = time.perf_counter()
         if "weights" in self._asleep_tags & set(tags or self._asleep_tags) and self.metrics.sleep_level == 1:
             await asyncio.sleep(self.spec.wake_s)
         self._asleep_tags -= set(tags) if tags is not None else set(self._asleep_tags)
@@ -289,7 +278,6 @@ class EmulatedInstance:
             self.metrics.sleep_level = None
             self._awake.set()
             self._release()
-        self.metrics.sleep_operation("wake", time.perf_counter() - started)
         return not self._asleep_tags
 
     async def reload_weights(self) -> None:
@@ -314,8 +302,7 @@ class EmulatedInstance:
         for sequence in list(self._sequences.values()):
             self._engine.abort(sequence.engine_id)
             sequence.finish_reason, sequence.stop_reason = "abort", None
-            if isinstance(sequence.answer, StreamAnswer):
-                sequence.answer.aborted(sequence)
+            sequence.answer.aborted(sequence)
             self._end(sequence, _clock())
         self._note_gauges()
 
@@ -409,12 +396,7 @@ class EmulatedInstance:
     def _end(self, sequence: Sequence, now_s: float) -> None:
         """Count a sequence that is complete (or aborted) and end its answer."""
         self._sequences.pop(sequence.engine_id, None)
-        metrics, generation = self.metrics, sequence.answer.generation
-        metrics.sequence_ended(sequence, now_s)
-        siblings = sequence.answer.sequences[sequence.index - sequence.index % generation.n :][: generation.n]
-        if all(s.engine_id not in self._sequences for s in siblings):
-            metrics.observe("request_params_n", generation.n)
-            metrics.observe("request_max_num_generation_tokens", max(s.produced for s in siblings))
+        self.metrics.sequence_ended(sequence, now_s)
         sequence.answer.ended(sequence)
 
     def _note_gauges(self, finishing: int = 0) -> None:

@@ -18,15 +18,21 @@ from aiohttp import web
 
 from workers.emulator import service
 from workers.emulator.answers import CutError
-from workers.emulator.bodies import ApiError
+from workers.emulator.calls import ApiError, Surface
 from workers.emulator.instance import EmulatedInstance, Fault, FaultKind
 from workers.emulator.spec import InstanceSpec, SpecError, check_name, read_spec
-from workers.vllm.tasks import CHAT_BATCH, CLASSIFY, COHERE_EMBED, EMBEDDINGS, PATHS, POOLING, RENDERING, SPEECH
+from workers.vllm.tasks import CHAT_BATCH, CLASSIFY, COHERE_EMBED, EMBEDDINGS, PATHS, POOLING, SPEECH
 
 MAX_BODY_BYTES = 64 * 2**20
 FAULTS = set(get_args(FaultKind))
 Service = Callable[[EmulatedInstance, web.Request], Awaitable[web.StreamResponse]]
 
+SURFACES: dict[str, Surface] = {
+    "/v1/completions": "completion",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "response",
+    "/v1/messages": "message",
+}
 ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("GET", "/health", service.health),
     ("GET", "/ping", service.health),
@@ -35,19 +41,14 @@ ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("GET", "/load", service.server_load),
     ("GET", "/metrics", service.metrics),
     ("GET", "/v1/models", service.models),
-    ("POST", "/v1/completions", service.completions),
-    ("POST", "/v1/chat/completions", service.chat_completions),
+    *(("POST", path, partial(service.generate, surface=surface)) for path, surface in SURFACES.items()),
+    *(("POST", f"{path}/render", partial(service.render, surface=surface)) for path, surface in SURFACES.items()),
     ("POST", CHAT_BATCH, service.chat_batch),
-    ("POST", "/v1/responses", service.responses),
-    ("POST", "/v1/messages", service.messages),
     ("POST", "/v1/messages/count_tokens", service.count_tokens),
-    ("GET", "/v1/responses/{response}", service.stored_response),
-    ("POST", "/v1/responses/{response}/cancel", service.cancel_response),
-    *(("POST", path, partial(service.speech, path=path)) for path in SPEECH),
-    *(("POST", path, partial(service.render, path=path)) for path in RENDERING),
+    *(("POST", path, service.speech) for path in SPEECH),
     ("POST", "/tokenize", service.tokenize),
-    ("GET", "/kv_event_sources", service.kv_event_sources),
     ("POST", "/detokenize", service.detokenize),
+    ("GET", "/kv_event_sources", service.kv_event_sources),
     ("GET", "/openapi.json", service.openapi),
 )
 POOLING_ROUTES = {

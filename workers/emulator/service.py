@@ -5,52 +5,28 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Final, cast, get_args
 
 import orjson
 from aiohttp import web
 
-from workers.emulator import text
-from workers.emulator.answers import CutError, PlainAnswer, PlainResponse, StreamAnswer, StreamResponse
-from workers.emulator.bodies import (
-    AdapterBody,
-    AdapterName,
-    ApiError,
-    Body,
-    BodyKind,
-    ChatBody,
-    ResponseBody,
-    RpcBody,
-    as_items,
-    decoded,
-    entry,
-    malformed,
-    read_body,
-    validated,
-    wrong,
-)
-from workers.emulator.generation import Generation, Prompt, conversation, resolve
+from workers.emulator import calls, pooling, text
+from workers.emulator.answers import Answer, CutError, StreamedAnswer
+from workers.emulator.calls import ApiError, Asked, Prompt, Surface, bad, decoded, malformed
 from workers.emulator.instance import EmulatedInstance, SleepMode
-from workers.emulator.messages import CountBody, MessageBody, PlainMessage, StreamMessage, chat_of, error_body
-from workers.emulator.pooling import IDS, DetokenizeBody, PooledAnswer, PoolingBody, TokenizeBody
-from workers.emulator.pooling import resolve as resolve_pooling
-from workers.emulator.speech import PlainSpeech, SpeechForm, StreamSpeech, hear
-from workers.emulator.text import CHARACTERS_PER_TOKEN
+from workers.emulator.shapes import SHAPES
+from workers.vllm.sound import seconds_of, sound_tokens
 from workers.vllm.tasks import INPUT_TOKENS, PATHS
 
-VERSION = "0.32.0"
-JSON = "application/json"
-EXPOSITION = "text/plain; version=1.0.0; charset=utf-8"
-PREFIXES = {"chat": "chatcmpl", "completion": "cmpl"}
-NO_BACKGROUND = (
-    "This vLLM engine does not support `store=True` and therefore does not support the background mode. To enable these "
-    "features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server."
-)
-GARBAGE = b"\x16\x03\x01\x02\x00\x01 no answer at all\r\n\r\n"
-MOST_STORED = 1000
-SLEEP_MODES = ("abort", "wait", "keep")
+VERSION: Final = "0.32.0"
+JSON: Final = "application/json"
+EXPOSITION: Final = "text/plain; version=1.0.0; charset=utf-8"
+PREFIXES: Final = {"completion": "cmpl", "response": "resp", "speech": "transcribe"}
+GARBAGE: Final = b"\x16\x03\x01\x02\x00\x01 no answer at all\r\n\r\n"
+SOUND_ID: Final = 50_000
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -86,193 +62,171 @@ async def models(instance: EmulatedInstance, request: web.Request) -> web.Respon
     return json_response({"object": "list", "data": cards})
 
 
+PERMISSION: Final = {
+    "id": "modelperm-emulated", "object": "model_permission", "created": 0, "allow_create_engine": False,
+    "allow_sampling": True, "allow_logprobs": True, "allow_search_indices": False, "allow_view": True,
+    "allow_fine_tuning": False, "organization": "*", "group": None, "is_blocking": False,
+}  # fmt: skip
+
+
 def _card(
     instance: EmulatedInstance, name: str, root: str, parent: str | None, max_model_len: int | None
 ) -> dict[str, object]:
-    permission = {
-        "id": f"modelperm-{_random_id()}",
-        "object": "model_permission",
-        "created": instance.created_s,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
-    return {
-        "id": name,
-        "object": "model",
-        "created": instance.created_s,
-        "owned_by": "vllm",
-        "root": root,
-        "parent": parent,
-        "max_model_len": max_model_len,
-        "permission": [permission],
-    }
+    card = {"id": name, "object": "model", "created": instance.created_s, "owned_by": "vllm", "root": root}
+    return card | {"parent": parent, "max_model_len": max_model_len, "permission": [PERMISSION]}
 
 
-async def completions(instance: EmulatedInstance, request: web.Request) -> web.StreamResponse:
-    return await _generate(instance, request, "completion")
-
-
-async def chat_completions(instance: EmulatedInstance, request: web.Request) -> web.StreamResponse:
-    return await _generate(instance, request, "chat")
-
-
-async def responses(instance: EmulatedInstance, request: web.Request) -> web.StreamResponse:
-    return await _generate(instance, request, "response")
-
-
-async def messages(instance: EmulatedInstance, request: web.Request) -> web.StreamResponse:
-    return await _generate(instance, request, "message")
-
-
-async def chat_batch(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    """Answer several conversations at once: a choice for each."""
-    data = decoded(await _json_body(request))
+async def generate(instance: EmulatedInstance, request: web.Request, surface: Surface) -> web.StreamResponse:
+    """Answer a call of *surface*. When the caller disconnects, aiohttp cancels this and the engine drops the request."""
+    body = await _body(request)
     _fail_at_times(instance, request)
-    conversations = data.get("messages")
-    if not isinstance(conversations, list) or not conversations:
-        raise malformed([entry("missing", "body.messages", "Field required", data)], "body.messages")
-    bodies = [validated(ChatBody, data | {"messages": one, "stream": False}) for one in conversations]
-    if bodies[0].n not in (None, 1):
-        raise wrong("Batch chat completions do not support `n > 1`. Please set `n` to 1.", "n", bodies[0].n)
-    model = bodies[0].model or instance.spec.model
-    each = [_checked(instance, body, model) for body in bodies]
-    generation = replace(
-        each[0],
-        prompts=tuple(one.prompts[0] for one in each),
-        max_tokens=tuple(one.max_tokens[0] for one in each),
-    )
-    request_id = f"chatcmpl-{request.headers.get('X-Request-Id') or _random_id()}"
-    return await _whole(instance, PlainAnswer(generation, request_id, model, int(time.time())))
+    try:
+        asked = _checked(instance, body, surface)
+    except ApiError as error:
+        if surface != "message":
+            raise
+        shown = {"type": "error", "error": {"type": error.kind, "message": str(error)}}
+        return json_response(shown, error.status)
+    return await _answered(instance, request, asked)
 
 
-async def _whole(
-    instance: EmulatedInstance, answer: PlainAnswer, headers: Mapping[str, str] | None = None
-) -> web.Response:
+async def chat_batch(instance: EmulatedInstance, request: web.Request) -> web.StreamResponse:
+    """Answer several conversations at once: a choice for each."""
+    body = await _body(request)
+    _fail_at_times(instance, request)
+    given = body.get("messages")
+    if not isinstance(given, list) or not given:
+        raise malformed("Field required", "body.messages")
+    if body.get("n") not in (None, 1):
+        raise bad("Batch chat completions do not support `n > 1`. Please set `n` to 1.", "n")
+    each = [_checked(instance, body | {"messages": one, "stream": False}, "chat") for one in given]
+    prompts, most = tuple(one.prompts[0] for one in each), tuple(one.max_tokens[0] for one in each)
+    return await _answered(instance, request, replace(each[0], prompts=prompts, max_tokens=most))
+
+
+async def speech(instance: EmulatedInstance, request: web.Request) -> web.StreamResponse:
+    """Transcribe or translate a sound: the engine gets it as one prompt of as many tokens as vLLM counts for it."""
+    form = dict(await request.post())
+    sound = form.pop("file", None)
+    if not isinstance(sound, web.FileField):
+        raise malformed("Field required", "body.file")
+    _fail_at_times(instance, request)
+    seconds = seconds_of(sound.file.read())
+    body: dict[str, Any] = {"model": form.get("model"), "stream": form.get("stream") == "true", "seconds": seconds}
+    body |= {name: form[name] for name in ("response_format", "language") if name in form}
+    body["stream_options"] = {"include_usage": form.get("stream_include_usage") == "true"} if body["stream"] else None
+    limit = int(str(form.get("max_completion_tokens") or calls.DEFAULT_TOKENS["speech"]))
+    body["max_tokens"] = min(limit, instance.spec.max_model_len - 1)
+    body["prompt"] = [SOUND_ID] * min(sound_tokens(seconds), instance.spec.max_model_len - body["max_tokens"])
+    asked = _checked(instance, body, "completion")
+    return await _answered(instance, request, replace(asked, surface="speech"))
+
+
+async def _answered(instance: EmulatedInstance, request: web.Request, asked: Asked) -> web.StreamResponse:
+    given_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
+    request_id = f"{PREFIXES.get(asked.surface, 'chatcmpl')}-{given_id}"
+    model = asked.get("model", instance.spec.model)
+    headers = {"X-Request-Id": given_id} if instance.spec.enable_request_id_headers else {}
+    instance.server_load += instance.spec.enable_server_load_tracking
+    try:
+        if asked.get("stream"):
+            return await _streamed(instance, request, asked, request_id, model, headers)
+        answer = Answer(asked, request_id, model, int(time.time()))
+        async with _computed(instance, answer):
+            return json_response(SHAPES[asked.surface](answer).whole(), headers=headers)
+    finally:
+        instance.server_load -= instance.spec.enable_server_load_tracking
+
+
+@asynccontextmanager
+async def _computed(instance: EmulatedInstance, answer: Answer) -> AsyncIterator[None]:
+    """Give *answer* to the engine and wait until it is complete. What the engine holds of it is freed at the end."""
     instance.submit(answer)
     try:
         await answer.done
-        body = answer.body()
+        yield
     finally:
         instance.withdraw(answer)
-    return web.Response(body=body, content_type=JSON, headers=headers)
 
 
-async def render(instance: EmulatedInstance, request: web.Request, path: str) -> web.Response:
+async def _streamed(
+    instance: EmulatedInstance, request: web.Request, asked: Asked, request_id: str, model: str, headers: dict[str, str]
+) -> web.StreamResponse:
+    # vLLM sends the head of a stream at once, even while the request waits.
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    if request.transport is None:
+        raise CutError
+    stream = StreamedAnswer(asked, request_id, model, int(time.time()), request.transport)
+    stream.shape = SHAPES[asked.surface](stream)
+    async with _computed(instance, stream):
+        await response.write_eof()
+    return response
+
+
+def _checked(instance: EmulatedInstance, body: dict[str, Any], surface: Surface) -> Asked:
+    _check_model(instance, body.get("model"))
+    if body.get("background"):
+        raise ApiError(400, "invalid_request_error", "This vLLM engine does not support `store=True`.", "background")
+    if body.get("previous_response_id") is not None:  # by default vLLM stores none
+        message = f"Response with id '{body['previous_response_id']}' not found."
+        raise ApiError(404, "invalid_request_error", message, "response_id")
+    asked = calls.read(surface, body, instance.spec)
+    instance.admit(asked.n * len(asked.prompts))
+    return asked
+
+
+async def pooled(instance: EmulatedInstance, request: web.Request, path: str) -> web.Response:
+    """Answer a pooling call to *path*, however it was written."""
+    body = await _body(request)
+    _fail_at_times(instance, request)
+    _check_model(instance, body.get("model"))
+    request_id = f"pool-{request.headers.get('X-Request-Id') or uuid.uuid4().hex[:16]}"
+    answer = pooling.PooledAnswer(path, body, request_id, int(time.time()), instance.spec)
+    instance.admit(len(answer.asked.prompts))
+    async with _computed(instance, answer):
+        whole, content_type = answer.body()
+    return web.Response(body=whole, content_type=content_type, headers=answer.headers)
+
+
+async def render(instance: EmulatedInstance, request: web.Request, surface: Surface) -> web.Response:
     """Return what a call would give to the engine: its prompts as token ids."""
     if not instance.spec.enable_scale_out:
         message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
         raise ApiError(403, "PermissionDeniedError", message)
-    body: Body
-    if path == "/v1/messages/render":
-        body = chat_of(validated(MessageBody, decoded(await _json_body(request))))
-    else:
-        body = read_body(RENDERED[path], request.content_type, await request.read())
-    _check_alias(instance, body.model)
-    generation = resolve(body, instance.spec)
-    rendered = [
-        {
-            "request_id": _random_id(),
-            "token_ids": prompt.token_ids,
-            "token_offsets": None,
-            "features": None,
-            "sampling_params": {"max_tokens": most, "temperature": body.temperature, "stop": generation.stop},
-            "model": body.model or instance.spec.model,
-            "stream": bool(body.stream),
-            "priority": body.priority,
-        }
-        for prompt, most in zip(generation.prompts, generation.max_tokens, strict=True)
-    ]
-    return json_response(rendered if path == "/v1/completions/render" else rendered[0])
-
-
-RENDERED: dict[str, BodyKind] = {
-    "/v1/chat/completions/render": "chat",
-    "/v1/completions/render": "completion",
-    "/v1/responses/render": "response",
-}
-
-
-async def speech(instance: EmulatedInstance, request: web.Request, path: str) -> web.StreamResponse:
-    """Transcribe or translate a sound."""
-    form = dict(await request.post())
-    sound = form.pop("file", None)
-    if not isinstance(sound, web.FileField):
-        raise malformed([entry("missing", "body.file", "Field required", None)], "body.file")
-    fields = validated(SpeechForm, form)
-    _fail_at_times(instance, request)
-    model = fields.model or instance.spec.model
-    _check_alias(instance, model)
-    instance.admit(1)
-    heard = hear(fields, sound.file.read(), path, instance.spec)
-    request_id = f"{heard.task}-{request.headers.get('X-Request-Id') or _random_id()}"
-    if not fields.stream:
-        return await _whole(instance, PlainSpeech(heard, request_id, model, int(time.time())))
-    return await _streamed(instance, request, StreamSpeech, heard, request_id, model, {})
+    body = await _body(request)
+    _check_model(instance, body.get("model"))
+    asked = calls.read(surface, body, instance.spec)
+    rendered = [{"request_id": uuid.uuid4().hex[:16], "token_ids": prompt.token_ids} for prompt in asked.prompts]
+    return json_response(rendered if surface == "completion" else rendered[0])
 
 
 async def count_tokens(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    body = validated(CountBody, decoded(await _json_body(request)))
-    try:
-        _check_alias(instance, body.model)
-    except ApiError as error:
-        return web.Response(body=error_body(error), status=error.status, content_type=JSON)
-    tokens = conversation(chat_of(body).messages).tokens
-    return json_response({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
-
-
-async def pooled(instance: EmulatedInstance, request: web.Request, path: str) -> web.StreamResponse:
-    """Answer a pooling call to *path*, however it was written."""
-    body = validated(PoolingBody, decoded(await _json_body(request)))
-    _fail_at_times(instance, request)
-    if body.model is not None and body.model != instance.spec.model:
-        raise ApiError(404, "NotFoundError", f"The model `{body.model}` does not exist.")
-    pooling = resolve_pooling(body, path, instance.spec)
-    instance.admit(len(pooling.prompts))
-    request_id = f"{IDS[path]}-{request.headers.get('X-Request-Id') or _random_id()}"
-    answer = PooledAnswer(pooling, request_id, instance.spec.model, int(time.time()), instance.spec)
-    instance.server_load += instance.spec.enable_server_load_tracking
-    instance.submit(answer)
-    try:
-        await answer.done
-        whole, content_type, headers = answer.body()
-    finally:
-        instance.withdraw(answer)
-        instance.server_load -= instance.spec.enable_server_load_tracking
-    return web.Response(body=whole, content_type=content_type, headers=headers)
+    body = await _body(request)
+    _check_model(instance, body.get("model"))
+    return json_response({"input_tokens": calls.prompts_of("message", body)[0].tokens})
 
 
 async def tokenize(instance: EmulatedInstance, request: web.Request) -> web.Response:
     """Answer as vLLM's tokenizer, which its engine has no part in."""
-    body = validated(TokenizeBody, decoded(await _json_body(request)))
-    _check_alias(instance, body.model)
-    if body.messages is not None:
-        prompt = conversation(body.messages, body.tools or ())
-    elif body.prompt is not None:
-        prompt = Prompt(body.prompt)
-    else:
-        missing = [entry("missing", f"body.{name}", "Field required", {}) for name in ("prompt", "messages")]
-        raise malformed(missing, "body.prompt")
+    body = await _body(request)
+    _check_model(instance, body.get("model"))
+    if body.get("messages") is None and not isinstance(body.get("prompt"), str):
+        raise malformed("Field required", "body.prompt")
+    prompt = Prompt(body["prompt"]) if body.get("messages") is None else calls.prompts_of("chat", body)[0]
     ids = prompt.token_ids
-    strings = [prompt.text[at : at + CHARACTERS_PER_TOKEN] for at in range(0, len(prompt.text), CHARACTERS_PER_TOKEN)]
-    answer = {"count": len(ids), "max_model_len": instance.spec.max_model_len, "tokens": ids}
-    return json_response(answer | {"token_strs": strings if body.return_token_strs else None})
+    return json_response({"count": len(ids), "max_model_len": instance.spec.max_model_len, "tokens": ids})
+
+
+async def detokenize(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    body = await _body(request)
+    _check_model(instance, body.get("model"))
+    return json_response({"prompt": text.detokenize(body.get("tokens") or [])})
 
 
 async def kv_event_sources(instance: EmulatedInstance, request: web.Request) -> web.Response:
     return json_response(instance.kv_events.sources() if instance.kv_events is not None else {})
-
-
-async def detokenize(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    body = validated(DetokenizeBody, decoded(await _json_body(request)))
-    _check_alias(instance, body.model)
-    return json_response({"prompt": text.detokenize(body.tokens)})
 
 
 async def openapi(instance: EmulatedInstance, request: web.Request) -> web.Response:
@@ -282,19 +236,15 @@ async def openapi(instance: EmulatedInstance, request: web.Request) -> web.Respo
     return json_response({"openapi": "3.1.0", "info": {"title": "vLLM", "version": VERSION}, "paths": paths})
 
 
-async def _json_body(request: web.Request) -> bytes:
+async def _body(request: web.Request) -> dict[str, Any]:
     if request.content_type != JSON:
-        raise malformed(["Unsupported Media Type: Only 'application/json' is allowed"], None)
-    raw = await request.read()
-    if not raw:
-        raise malformed([entry("missing", "body", "Field required", None)], "body")
-    return raw
+        raise malformed("Unsupported Media Type: Only 'application/json' is allowed")
+    return decoded(await request.read())
 
 
-def _check_alias(instance: EmulatedInstance, model: str | None) -> None:
+def _check_model(instance: EmulatedInstance, model: object) -> None:
     if model is not None and model != instance.spec.model and model not in instance.adapters.paths:
-        message = f"The model `{model}` does not exist. Valid aliases: {instance.spec.model}."
-        raise ApiError(404, "NotFoundError", message, "model")
+        raise ApiError(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
 
 
 def _fail_at_times(instance: EmulatedInstance, request: web.Request) -> None:
@@ -307,151 +257,17 @@ def _fail_at_times(instance: EmulatedInstance, request: web.Request) -> None:
         raise CutError
 
 
-async def stored_response(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    """Return a stored response; by default vLLM stores none."""
-    response = request.match_info["response"]
-    if response not in instance.responses:
-        raise _no_response(response)
-    return web.Response(body=instance.responses[response], content_type=JSON)
-
-
-async def cancel_response(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    """Refuse to cancel: none that is stored runs in the background."""
-    response = request.match_info["response"]
-    if response not in instance.responses:
-        raise _no_response(response)
-    message = "Cannot cancel a synchronous response."
-    raise ApiError(400, "invalid_request_error", message, "response_id")
-
-
-def _no_response(response_id: str) -> ApiError:
-    return ApiError(404, "invalid_request_error", f"Response with id '{response_id}' not found.", "response_id")
-
-
-Call = BodyKind | Literal["message"]
-ANSWERS: dict[Call, tuple[type[PlainAnswer], type[StreamAnswer]]] = {
-    "response": (PlainResponse, StreamResponse),
-    "message": (PlainMessage, StreamMessage),
-}
-
-
-async def _generate(instance: EmulatedInstance, request: web.Request, kind: Call) -> web.StreamResponse:
-    if not instance.spec.enable_server_load_tracking:
-        return await _answer(instance, request, kind)
-    instance.server_load += 1
-    try:
-        return await _answer(instance, request, kind)
-    finally:
-        instance.server_load -= 1
-
-
-async def _answer(instance: EmulatedInstance, request: web.Request, kind: Call) -> web.StreamResponse:
-    """Check a request in vLLM's order, hand it to the engine, and send its output.
-
-    When the caller disconnects, aiohttp cancels this coroutine and the engine drops the request.
-    """
-    body: Body
-    if kind == "message":
-        body = chat_of(validated(MessageBody, decoded(await _json_body(request))))
-    else:
-        body = read_body(kind, request.content_type, await request.read())
-    _fail_at_times(instance, request)
-    model = body.model or instance.spec.model
-    try:
-        generation = _checked(instance, body, model)
-    except ApiError as error:
-        if kind != "message":
-            raise
-        return web.Response(body=error_body(error), status=error.status, content_type=JSON)
-    given_id = request.headers.get("X-Request-Id") or _random_id()
-    request_id = f"resp_{_random_id()}" if kind == "response" else f"{PREFIXES.get(kind, 'chatcmpl')}-{given_id}"
-    headers = {}
-    if instance.spec.enable_request_id_headers:
-        headers["X-Request-Id"] = request.headers.get("X-Request-Id") or uuid.uuid4().hex
-
-    plain_kind, stream_kind = ANSWERS.get(kind, (PlainAnswer, StreamAnswer))
-    if not body.stream:
-        whole = await _whole(instance, plain_kind(generation, request_id, model, int(time.time())), headers)
-        if isinstance(whole.body, bytes):
-            _store(instance, body, request_id, whole.body)
-        return whole
-    return await _streamed(instance, request, stream_kind, generation, request_id, model, headers)
-
-
-async def _streamed(
-    instance: EmulatedInstance,
-    request: web.Request,
-    kind: type[StreamAnswer],
-    generation: Generation,
-    request_id: str,
-    model: str,
-    headers: Mapping[str, str],
-) -> web.StreamResponse:
-    # vLLM sends the head of a stream at once, even while the request waits.
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})
-    response.enable_chunked_encoding()
-    await response.prepare(request)
-    if request.transport is None:
-        raise CutError
-    stream = kind(generation, request_id, model, int(time.time()), request.transport)
-    instance.submit(stream)
-    try:
-        await stream.done
-    finally:
-        instance.withdraw(stream)
-    if isinstance(stream, StreamResponse):
-        _store(instance, generation.body, request_id, stream.whole)
-    await response.write_eof()
-    return response
-
-
-def _store(instance: EmulatedInstance, body: Body, response_id: str, whole: bytes) -> None:
-    if isinstance(body, ResponseBody) and body.store and instance.spec.store_responses:
-        instance.responses[response_id], instance.inputs[response_id] = whole, as_items(body.input)
-        if len(instance.responses) > MOST_STORED:
-            oldest = next(iter(instance.responses))
-            del instance.responses[oldest], instance.inputs[oldest]
-
-
-def _before(instance: EmulatedInstance, response_id: str) -> list[dict[str, Any]]:
-    """Return the conversation up to a stored response, without its instructions and calls of tools, as vLLM takes it up."""
-    if response_id not in instance.responses:
-        raise _no_response(response_id)
-    output = orjson.loads(instance.responses[response_id])["output"]
-    said = [{"role": "assistant", "content": item["content"]} for item in output if item["type"] == "message"]
-    return [*instance.inputs[response_id], *said]
-
-
-def _checked(instance: EmulatedInstance, body: Body, model: str) -> Generation:
-    """Return the request *body* for the engine. Raises ApiError as vLLM answers."""
-    _check_alias(instance, model)
-    if isinstance(body, ResponseBody):
-        if body.background:
-            raise ApiError(400, "invalid_request_error", NO_BACKGROUND, "background")
-        if body.previous_response_id is not None:
-            body.input = [*_before(instance, body.previous_response_id), *as_items(body.input)]
-    instance.admit(body.n or 1)
-    return resolve(body, instance.spec)
+# Control
 
 
 async def sleep(instance: EmulatedInstance, request: web.Request) -> web.Response:
     level, mode = request.query.get("level", "1"), request.query.get("mode", "abort")
-    if not level.isdigit():
-        raise _bad_query("int_parsing", "level", _NOT_INTEGER, level)
-    if int(level) > 2:
-        raise _bad_query("less_than_equal", "level", "Input should be less than or equal to 2", level, {"le": 2})
-    if mode not in SLEEP_MODES:
-        expected = "'abort', 'wait' or 'keep'"
-        raise _bad_query("literal_error", "mode", f"Input should be {expected}", mode, {"expected": expected})
+    if level not in ("0", "1", "2"):
+        raise malformed("level should be 0, 1 or 2", "query.level")
+    if mode not in get_args(SleepMode):
+        raise malformed(f"mode should be one of {', '.join(get_args(SleepMode))}", "query.mode")
     await instance.sleep(int(level), cast(SleepMode, mode))
     return json_response({"status": "sleeping", "level": int(level)})
-
-
-_NOT_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
-
-
-def _bad_query(kind: str, name: str, message: str, value: str, context: dict[str, object] | None = None) -> ApiError:
-    return malformed([entry(kind, f"query.{name}", message, value, context)], f"query.{name}")
 
 
 async def wake_up(instance: EmulatedInstance, request: web.Request) -> web.Response:
@@ -466,7 +282,7 @@ async def is_sleeping(instance: EmulatedInstance, request: web.Request) -> web.R
 
 async def collective_rpc(instance: EmulatedInstance, request: web.Request) -> web.Response:
     """Run `reload_weights`, the only method of vLLM's workers that is emulated."""
-    method = validated(RpcBody, decoded(await request.read() or b"{}")).method
+    method = decoded(await request.read() or b"{}").get("method")
     if method != "reload_weights":
         raise ApiError(500, "InternalServerError", f"'Worker' object has no attribute '{method}'")
     await instance.reload_weights()
@@ -479,19 +295,16 @@ async def reset_prefix_cache(instance: EmulatedInstance, request: web.Request) -
 
 async def load_lora_adapter(instance: EmulatedInstance, request: web.Request) -> web.Response:
     """Load an adapter as vLLM does. Its content is not read, but an absolute path must exist."""
-    body = validated(AdapterBody, decoded(await request.read() or b"{}"))
-    name, path = body.lora_name, body.lora_path
+    body = decoded(await request.read() or b"{}")
+    if "lora_name" not in body or "lora_path" not in body:
+        raise malformed("Field required", "body.lora_name")
+    name, path = str(body["lora_name"]), str(body["lora_path"])
     if not name or not path:
         raise ApiError(400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided.")
     if name == instance.spec.model:
         raise ApiError(400, "InvalidUserInput", f"The lora adapter '{name}' conflicts with a served base model.")
-    if name in instance.adapters.paths and not body.load_inplace:
-        raise ApiError(
-            400,
-            "InvalidUserInput",
-            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
-            "'load_inplace' to True.",
-        )
+    if name in instance.adapters.paths and not body.get("load_inplace"):
+        raise ApiError(400, "InvalidUserInput", f"The lora adapter '{name}' has already been loaded.")
     if path.startswith("/") and not os.access(path, os.R_OK):
         raise ApiError(404, "NotFoundError", f"Loading lora {name} failed: No adapter found for {path}")
     instance.adapters.paths[name] = path
@@ -500,13 +313,9 @@ async def load_lora_adapter(instance: EmulatedInstance, request: web.Request) ->
 
 
 async def unload_lora_adapter(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    name = validated(AdapterName, decoded(await request.read() or b"{}")).lora_name
+    name = str(decoded(await request.read() or b"{}").get("lora_name") or "")
     if not name:
         raise ApiError(400, "InvalidUserInput", "'lora_name' needs to be provided to unload a LoRA adapter.")
     if not instance.adapters.unload(name):
         raise ApiError(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
     return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.", content_type=None)
-
-
-def _random_id() -> str:
-    return uuid.uuid4().hex[:16]

@@ -1,7 +1,7 @@
 """HTML fragments that pages keep fresh, rendered once per fleet state for all browsers.
 
-A fragment has a name; elements with `data-fragment=NAME` hold it. When more than text changes on a page (rows appear,
-disappear or move), the *drawn* mark of its topic differs from the page's, and the page reloads its regions.
+A fragment has a name; elements with `data-fragment=NAME` hold it. Where more than text changes on a page (rows appear,
+disappear or move), the topic has a mark, the fragment `drawn/TOPIC`: a page with another mark reloads its regions.
 """
 
 import hashlib
@@ -212,19 +212,23 @@ def is_topic(topic: str) -> bool:
 
 
 def html_of(state: LiveState, topic: str) -> Html:
+    """Return the fragments of *topic*, its mark among them."""
     kind, _, subject = topic.partition(":")
-    return TOPICS[kind][0](state, subject)
+    mark = drawn_of(state, topic)
+    return TOPICS[kind][0](state, subject) | ({f"drawn/{topic}": mark} if mark else {})
 
 
 def drawn_of(state: LiveState, topic: str) -> str:
     """Return the mark of a page with *topic*; empty where fragments cover everything."""
     kind, _, subject = topic.partition(":")
     shown = TOPICS[kind][1](state, subject)
+    if kind == "events":
+        return "" if shown is None else str(shown)
     return "" if shown is None else hashlib.blake2b(repr(shown).encode(), digest_size=8).hexdigest()
 
 
 def drawn_by_page(state: LiveState, topics: Iterable[str]) -> dict[str, str]:
-    """Return the marks of a page being rendered. Events come from the database, since the hub may not have read them yet."""
+    """Return the marks of a page being rendered. That of events is read from the database."""
     marks = {topic: drawn_of(state, topic) for topic in topics}
     if "events" in marks:
         marks["events"] = str(newest_event_id())

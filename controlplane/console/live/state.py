@@ -127,7 +127,6 @@ NO_ATTENTION: dict[str, Any] = {
 class LiveState:
     """The state of the fleet at one moment. *ts* is the gateway's clock in epoch seconds, None before the first summary."""
 
-    version: int = 0
     source: Source = Source.STARTING
     ts: float | None = None
     owner: str = ""
@@ -184,13 +183,10 @@ def without_summaries(state: LiveState, known: attention.Known) -> LiveState:
     return replace(state, tables=tables, attention=attention.find(tables, known))
 
 
-def state_of(
-    summary: Mapping[str, Any], version: int, known: attention.Known, history: tuple[dict[str, Any], ...]
-) -> LiveState:
+def state_of(summary: Mapping[str, Any], known: attention.Known, history: tuple[dict[str, Any], ...]) -> LiveState:
     """The state that *summary* (the gateway's JSON) describes. Raises KeyError, TypeError or ValueError on another form."""
     tables = tables_of(summary)
     return LiveState(
-        version=version,
         source=Source.LIVE,
         ts=float(summary["ts"]),
         owner=str(summary.get("owner", "")),

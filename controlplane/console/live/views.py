@@ -1,21 +1,15 @@
-"""Shared by live pages: their context, charts redrawn alone, and the snapshot for browsers without a websocket."""
+"""Shared by live pages: their context, and charts redrawn alone."""
 
 import hashlib
-import json
 from collections.abc import Iterable
 from typing import Any
 
 import orjson
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.views.decorators.http import require_GET
 
-from controlplane.accounts.models import Role
-from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.charts.spec import Chart
 from controlplane.console.context import freshness
-from controlplane.console.live.fragments import OPERATORS_TOPICS, drawn_by_page, is_topic
-from controlplane.console.live.hub import hub
+from controlplane.console.live.fragments import drawn_by_page
 from controlplane.console.live.state import LiveState
 
 
@@ -25,7 +19,7 @@ def live_context(state: LiveState, topics: str) -> dict[str, Any]:
         "live": state,
         "freshness": freshness(state),
         "topics": topics,
-        "drawn": json.dumps(drawn_by_page(state, filter(None, topics.split(",")))),
+        "drawn": drawn_by_page(state, filter(None, topics.split(","))),
     }
 
 
@@ -43,16 +37,3 @@ def redrawn(request: HttpRequest, charts: Iterable[Chart], **more: Any) -> HttpR
     """Those of *charts* that `?charts=KEY,KEY` names, as JSON."""
     wanted = set(request.GET.get("charts", "").split(","))
     return json_response(request, {"charts": {one.key: one.payload() for one in charts if one.key in wanted}, **more})
-
-
-@require_GET
-@fleet_role(Role.VIEWER)
-def snapshot(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/snapshot?topics=instances`: the message `state` of the live connection, with all fragments."""
-    topics = [topic for topic in request.GET.get("topics", "").split(",") if topic and is_topic(topic)]
-    if not OPERATORS_TOPICS.isdisjoint(topics) and not may(request, Role.OPERATOR):
-        raise PermissionDenied("This needs the role operator over the fleet.")
-    hub.state()
-    state, html, drawn = hub.draw(topics)
-    message = {"t": "state", "ts": state.ts, "source": state.source.value, "html": html, "drawn": drawn}
-    return json_response(request, message)

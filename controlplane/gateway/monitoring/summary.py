@@ -325,7 +325,6 @@ class Publisher:
         samples = list(self.held)
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.set(wire.SUMMARY_KEY, message, ex=wire.SUMMARY_EXPIRES_S)
-            pipe.publish(wire.LIVE_CHANNEL, message)
             pipe.set(wire.WAITING_KEY, waiting, ex=wire.SUMMARY_EXPIRES_S)
             if samples:
                 pipe.rpush(wire.HISTORY_KEY, *samples)

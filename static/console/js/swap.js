@@ -53,8 +53,10 @@ export async function swap(ids, url = location.href, whole = false) {
       if (focused) after.querySelector(focused)?.focus({ preventScroll: true });
       document.dispatchEvent(new CustomEvent("swapped", { detail: { element: after } }));
     }
-    const live = document.querySelector("[data-live]");
-    if (current && live) live.dataset.drawn = page.querySelector("[data-live]")?.dataset.drawn ?? live.dataset.drawn;
+    for (const mark of current ? page.querySelectorAll("[data-mark]") : []) {
+      const own = document.querySelector(`[data-mark="${CSS.escape(mark.dataset.mark)}"]`);
+      if (own) own.dataset.drawn = mark.dataset.drawn;
+    }
   } catch { /* the server is away: the badge says so, and the next change tries again */ } finally {
     wanted.forEach((id) => busy.delete(id));
   }

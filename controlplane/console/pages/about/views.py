@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 from controlplane import __version__
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.state import SOURCE_TEXT, Source
 from controlplane.fleet.models import InstanceCommand
 
@@ -87,7 +87,7 @@ def poll_lag_s(heartbeats: list[float | None], ts: float | None) -> float | None
 @require_safe
 @fleet_role(Role.VIEWER)
 def about(request: HttpRequest) -> HttpResponse:
-    state = hub.state()
+    state = feed.state()
     reachable = [row["heartbeat_at"] for row in state.tables["instances"] if row["reachable"]]
     waiting = InstanceCommand.objects.open().count()
     context = {
@@ -101,7 +101,7 @@ def about(request: HttpRequest) -> HttpResponse:
         "summary_age_s": time.time() - state.ts if state.ts is not None else None,
         "gateway_up_s": time.time() - state.started_at if state.started_at else None,
         "samples": len(state.history),
-        "clients": hub.clients,
+        "clients": feed.connections,
         "poll_lag_s": poll_lag_s(reachable, state.ts),
         "commands_waiting": waiting,
         "settings_shown": [

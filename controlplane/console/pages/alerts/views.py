@@ -13,7 +13,7 @@ from controlplane.alerts.models import Alert, AlertRule
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page, viewer_of
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.resources.alerts import ALERT_RULES, ALERTS
 
@@ -29,7 +29,7 @@ def alerts(request: HttpRequest) -> HttpResponseBase:
         request,
         ALERTS,
         rules=rules,
-        problems=hub.state().attention["total"],
+        problems=feed.state().attention["total"],
         rule_columns=ALERT_RULES.named(*ALERT_RULES.page),
         rule_actions="console/alerts/rule_actions.html" if may(request, Role.ADMIN) else "",
         silences=SILENCES.items(),

@@ -43,7 +43,7 @@ from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.actions import ActionForm, action, back
 from controlplane.console.lists import PageViewer, list_page, viewer_of
 from controlplane.console.live import next_to_warm
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.applications import timeline
 from controlplane.console.pages.applications.drawing import edges_of, layout
@@ -75,7 +75,7 @@ def live_of(viewer: PageViewer) -> dict[str, Any]:
     """Return the context of a live page; the live connection is the fleet's, other pages are as they were loaded."""
     if not viewer.sees_fleet:
         return {"layout": "console/page.html"}
-    return {**live_context(hub.state(), "applications"), "layout": "console/live_page.html"}
+    return {**live_context(feed.state(), "applications"), "layout": "console/live_page.html"}
 
 
 @require_safe
@@ -118,7 +118,7 @@ def applications(request: HttpRequest) -> HttpResponseBase:
         axis=AXIS_TICKS,
         sees_places=viewer.sees_fleet,
         **prewarming_of(warmed),
-        **next_to_warm.panel(hub.state(), place_titles(), tenants=tenants, region=region, places=viewer.sees_fleet),
+        **next_to_warm.panel(feed.state(), place_titles(), tenants=tenants, region=region, places=viewer.sees_fleet),
         **figures(rows, running, hours),
     )
 

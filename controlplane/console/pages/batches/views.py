@@ -21,8 +21,8 @@ from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import batches as live
+from controlplane.console.live.feed import feed
 from controlplane.console.live.fragments import fleet_figures, held_panel
-from controlplane.console.live.hub import hub
 from controlplane.console.live.sections import sections
 from controlplane.console.live.state import LiveState
 from controlplane.console.live.views import live_context
@@ -56,7 +56,7 @@ def batch_list(request: HttpRequest) -> HttpResponseBase:
 def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBase:
     """Return the list: first those that run, the least slack first, then those that ended, newest first."""
     viewer = viewer_of(request)
-    state = hub.state()
+    state = feed.state()
     rows = cast(QuerySet[Batch], BATCHES.listed(viewer, request.GET)[1])
     reading = live.read(visible_batches(viewer))
 
@@ -94,7 +94,7 @@ def below(state: LiveState) -> dict[str, Any]:
 @fleet_role(Role.VIEWER)
 def held(request: HttpRequest) -> HttpResponseBase:
     """What waits in the queue manager, and why."""
-    state = hub.state()
+    state = feed.state()
     context = {**live_context(state, "held"), **held_panel(state), "sections": sections(state)}
     return render(request, "console/batches/held_page.html", context)
 
@@ -114,7 +114,7 @@ def batch(request: HttpRequest, public_id: str) -> HttpResponseBase:
     moments = sorted((moment, STATES[name]) for name, moment in row.moments.items())
     context: dict[str, Any] = {
         "row": row,
-        "speeds": {row.pk: speed_of(row, hub.state())} if may(request, Role.OPERATOR) else {},
+        "speeds": {row.pk: speed_of(row, feed.state())} if may(request, Role.OPERATOR) else {},
         "moments": moments,
         "managed": set(tenants_with_role(request.user, Role.OPERATOR).values_list("pk", flat=True)),
     }

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.deploy.forms import DeployForm
 from controlplane.fleet.inventory import deploy as deploying
@@ -65,7 +65,7 @@ def deployed(request: HttpRequest, pk: int) -> HttpResponse:
     deployment = get_object_or_404(rows, pk=pk)
     instances = list(deployment.instances.exclude(state=InstanceState.STOPPED).order_by("pk"))
     context = {
-        **live_context(hub.state(), "instances,events"),
+        **live_context(feed.state(), "instances,events"),
         "deployment": deployment,
         "instances": instances,
         "ready": any(instance.state == InstanceState.READY for instance in instances),

@@ -13,7 +13,7 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.forecast.charts import coverage, demand_and_forecast, error_by_horizon, unit_title
 from controlplane.console.pages.forecast.selectors import (
@@ -197,7 +197,7 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return _csv(request.GET.get("table", ""), charts, rows, board)
     context = {
-        **live_context(hub.state(), ""),
+        **live_context(feed.state(), ""),
         "filters": filters,
         "asked": asked,
         "unit": unit_title(asked.quantity) if asked else "",

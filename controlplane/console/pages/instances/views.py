@@ -13,7 +13,7 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.instances.charts import instance_charts, timeline
 from controlplane.console.selectors.events import event_row
@@ -62,7 +62,7 @@ ACTION_TEXTS = {
 @require_safe
 @fleet_role(Role.VIEWER)
 def instances(request: HttpRequest) -> HttpResponseBase:
-    query, state = request.GET, hub.state()
+    query, state = request.GET, feed.state()
     place = query.get("model", ""), query.get("region", "")
     return list_page(
         request,
@@ -77,7 +77,7 @@ def instances(request: HttpRequest) -> HttpResponseBase:
 @fleet_role(Role.VIEWER)
 def instance(request: HttpRequest, name: str) -> HttpResponseBase:
     row = get_object_or_404(instances_with_all(), name=name)
-    state = hub.state()
+    state = feed.state()
     filters = Filters(request.GET, CHART_RANGE)
     charts = instance_charts(state, filters["range"], row)
     if request.GET.get("format") == "csv":

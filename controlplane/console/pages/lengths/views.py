@@ -15,7 +15,7 @@ from controlplane.console.actions import ActionForm, action
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.live import length_service, tiles
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.lengths import tables
 from controlplane.console.pages.lengths.charts import (
@@ -93,7 +93,7 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
     asked = asked_of(request)
     scope = asked.scope(now)
-    state = hub.state()
+    state = feed.state()
     service = state.lengths() if asked.everything else None
     drifts = (service or {}).get("drift") or []
     drifting = {(drift["model"], drift["tenant"]) for drift in drifts}

@@ -12,7 +12,7 @@ from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import at_door
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.models.details import adapters_served, classes_of, parts_of
 from controlplane.console.pages.models.selectors import ModelRow, model_rows, regions
@@ -39,7 +39,7 @@ def opened(request: HttpRequest, rows: list[ModelRow]) -> ModelRow | None:
 @require_safe
 @fleet_role(Role.VIEWER)
 def models(request: HttpRequest) -> HttpResponseBase:
-    now, state = timezone.now(), hub.state()
+    now, state = timezone.now(), feed.state()
     drawn_after = str(since.newest())
     every = model_rows(state, now)
     filters, _ = MODELS.listed(viewer_of(request), request.GET, every)
@@ -83,7 +83,7 @@ def _csv(name: str, rows: list[ModelRow], one: ModelRow | None) -> HttpResponseB
 def charts(request: HttpRequest) -> HttpResponse:
     """`GET /console/api/model-charts?charts=model&open=NAME`: the figure of the open row, redrawn."""
     name = request.GET.get("open", "")
-    rows = model_rows(hub.state(), timezone.now(), name) if name else []
+    rows = model_rows(feed.state(), timezone.now(), name) if name else []
     return redrawn(request, [row.chart for row in rows])
 
 

@@ -9,8 +9,8 @@ from django.views.decorators.http import require_GET, require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.live import attention, jobs, tiles
+from controlplane.console.live.feed import feed
 from controlplane.console.live.fragments import attention_list, event_list
-from controlplane.console.live.hub import hub
 from controlplane.console.live.state import SOURCE_TEXT, Source
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.instances.charts import instance_charts
@@ -45,7 +45,7 @@ def without_numbers(rows: list[dict[str, Any]]) -> dict[str, Any]:
 @require_safe
 @fleet_role(Role.VIEWER)
 def overview(request: HttpRequest) -> HttpResponseBase:
-    state = hub.state()
+    state = feed.state()
     filters = filters_of(request)
     model = filters["model"]
     charts = overview_charts(state, filters)
@@ -84,7 +84,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
 @fleet_role(Role.VIEWER)
 def charts(request: HttpRequest) -> HttpResponse:
     """`GET /console/api/charts?charts=ttft,kv&…`: figures of the overview, or with `instance=NAME` of one instance."""
-    state = hub.state()
+    state = feed.state()
     filters = filters_of(request)
     if name := request.GET.get("instance"):
         return redrawn(request, instance_charts(state, filters["range"], get_object_or_404(instances(), name=name)))

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.lists import list_page
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.plans import inputs
 from controlplane.console.pages.plans.cards import card_of, cards_of, with_undone, without_place
@@ -59,7 +59,7 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return table(TARGETS, targets).csv(f"plan-{row.pk}")
     context = {
-        **live_context(hub.state(), "events"),
+        **live_context(feed.state(), "events"),
         "titles": titles,
         "card": card_of(row, titles, timezone.now()),
         "plan": row,

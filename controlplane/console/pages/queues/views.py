@@ -15,9 +15,9 @@ from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import clock, ordinal
 from controlplane.console.live import at_door, history
+from controlplane.console.live.feed import feed
 from controlplane.console.live.fragments import held_panel
 from controlplane.console.live.held_work import totals as held_totals
-from controlplane.console.live.hub import hub
 from controlplane.console.live.queues import TILES, worse_than_fcfs
 from controlplane.console.live.state import LiveState
 from controlplane.console.live.tiles import readings
@@ -83,7 +83,7 @@ def filters_of(request: HttpRequest, state: LiveState) -> Filters:
 @require_safe
 @fleet_role(Role.VIEWER)
 def queues(request: HttpRequest) -> HttpResponseBase:
-    state = hub.state()
+    state = feed.state()
     filters = filters_of(request, state)
     region = filters["region"]
     reorders = state.tables["reorders"]

@@ -18,7 +18,7 @@ from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.models.selectors import demand_and_capacity
 from controlplane.console.pages.plans.cards import cards_of, with_undone
@@ -106,7 +106,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     operator = may(request, Role.OPERATOR)
     policies = [(row, policy) for row, policy in planning.policies() if model in ("", row.name)]
     context = {
-        **live_context(hub.state(), "events"),
+        **live_context(feed.state(), "events"),
         "drawn_after": drawn_after,
         "filters": filters,
         "now": now,

@@ -8,7 +8,7 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.sections import sections
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.spot.selectors import pool
@@ -20,7 +20,7 @@ from controlplane.fleet.weights import services as weights_services
 @require_safe
 @fleet_role(Role.VIEWER)
 def spot(request: HttpRequest) -> HttpResponse:
-    state = hub.state()
+    state = feed.state()
     now = timezone.now()
     context = {**live_context(state, "instances,events"), **pool(state, now), "sections": sections(state)}
     return render(request, "console/batches/spot_page.html", context)

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.lists import list_page
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.jobs import job_title, part_title, trouble
 from controlplane.console.live.state import Source
 from controlplane.resources.jobs import JOBS, PARTS
@@ -84,7 +84,7 @@ def part_row(part: dict[str, Any]) -> dict[str, Any]:
 def system(request: HttpRequest) -> HttpResponseBase:
     if not may(request, Role.OPERATOR):  # events say of it what a viewer's attention list points to
         return redirect(f"{reverse('console:events')}?q=monitor")
-    state = hub.state()
+    state = feed.state()
     tables = state.system()
     parts = tables["parts"]
     return list_page(

@@ -18,7 +18,7 @@ from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import NONE, milliseconds, percent_fine, points_signed, signed
-from controlplane.console.live.hub import hub
+from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.pages.what_if import charts as drawn
@@ -236,7 +236,7 @@ class _ComparisonPage:
         regret = self.compared["regret"]
         names = {each["letter"]: each["name"] for each in self.every}
         return {
-            **live_context(hub.state(), f"what-if:{row.pk}"),
+            **live_context(feed.state(), f"what-if:{row.pk}"),
             "what_if": row,
             "run": self._run(facts(row, edits, known[0] if known else None, "Every future sees the same requests")),
             "remarks": row.start.get("remarks", [])[1:],
