@@ -31,16 +31,14 @@ from controlplane.alerts import watch as alert_watch
 from controlplane.alerts.conditions import Signals
 from controlplane.alerts.watch import AlertWatch
 from controlplane.applications import feeding as graph_feeding
-from controlplane.applications import prewarming
+from controlplane.applications import warming
 from controlplane.applications.api import MOST_BODY_BYTES
 from controlplane.applications.api import PATH as RUNS_PATH
-from controlplane.applications.backends import Backends
 from controlplane.applications.feeding import GraphFeeder
 from controlplane.applications.reporting import deliver_reports
 from controlplane.batches.feeder import LOOK_S, Feeder
 from controlplane.batches.services import MOST_FILE_BYTES
 from controlplane.console.urls import websocket_urlpatterns
-from controlplane.gateway.admission.conversations import Conversations
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import PATH_KINDS
 from controlplane.gateway.errors import too_large
@@ -163,7 +161,7 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
-            jobs = (feeder_of, graph_feeder_of, alert_watch_of, prewarm_keeper_of)
+            jobs = (feeder_of, graph_feeder_of, alert_watch_of, unit_warming_of)
             feeding += [asyncio.create_task(job(gateway).run()) for job in jobs]
             await send({"type": "lifespan.startup.complete"})
         else:
@@ -177,7 +175,6 @@ def feeder_of(gateway: Gateway) -> Feeder:
     """What answers batches by *gateway*, outside of its tenants' limits."""
     completions = copy.copy(gateway.http.completions)
     completions.limits = Limits()
-    completions.conversations = Conversations(on=False)  # lines of a batch do not belong together
     return Feeder(
         completions,
         owns=gateway.owns,
@@ -191,12 +188,10 @@ def graph_feeder_of(gateway: Gateway) -> GraphFeeder:
     return GraphFeeder(gateway.dispatcher.runs, job, gateway.owns)
 
 
-def prewarm_keeper_of(gateway: Gateway) -> prewarming.PrewarmKeeper:
-    """What keeps the backends of other units warm, and writes what *gateway* prewarmed."""
-    of_gateway = gateway.dispatcher.prewarming
-    backends = Backends(of_gateway.log, str(settings.STATE_DIR), settings.DOCKER_SOCKET)
-    job = gateway.jobs.add("prewarm", prewarming.LOOK_S, "database")
-    return prewarming.PrewarmKeeper(of_gateway, backends, job, gateway.owns)
+def unit_warming_of(gateway: Gateway) -> warming.UnitWarming:
+    """What has other platforms warm the backends that runs of *gateway* will need."""
+    job = gateway.jobs.add("warm-units", warming.PERIOD_S, "database")
+    return warming.UnitWarming(gateway.dispatcher.prewarming, job, gateway.owns)
 
 
 def alert_watch_of(gateway: Gateway) -> AlertWatch:

@@ -3,11 +3,9 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final, Protocol, Self
 
 DAY_H: Final = 24
-DAY: Final = timedelta(hours=DAY_H)
 TARGET: Final = 0.95
 """Share of runs that should end by their deadline."""
 AXIS_S: Final = (0.5, 3600.0)
@@ -21,7 +19,6 @@ class EndedRun(Protocol):
     deadline_s: float | None
     prompt_tokens: int
     output_tokens: int
-    cost_usd: float | None
     needed_s: float
     error_s: float
     plain_error_s: float
@@ -69,17 +66,10 @@ class Completions:
     tokens_low: float | None
     """With the next: of the middle 80% of runs."""
     tokens_high: float | None
-    costs_usd: list[float]
-    """Of runs whose cost is known, all that ended: each is the share of the instances that its calls ran on."""
     needed_s: float
     """Service that came after predictions at calls placed by rank, their sum; what is next are sums of errors."""
     error_s: float
     plain_error_s: float
-
-    @property
-    def cost_usd(self) -> float | None:
-        """Return the mean cost of a run; None where none is known."""
-        return sum(self.costs_usd) / len(self.costs_usd) if self.costs_usd else None
 
     @property
     def error(self) -> float | None:
@@ -130,7 +120,6 @@ class Completions:
             tokens=sum(tokens) / len(tokens) if tokens else None,
             tokens_low=quantile(tokens, 0.1),
             tokens_high=quantile(tokens, 0.9),
-            costs_usd=[run.cost_usd for run in runs if run.cost_usd is not None],
             needed_s=sum(run.needed_s for run in runs),
             error_s=sum(run.error_s for run in runs),
             plain_error_s=sum(run.plain_error_s for run in runs),

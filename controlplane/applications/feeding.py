@@ -34,17 +34,13 @@ MOST_RESUMED: Final = 1_000
 """Runs in progress that are resumed, those heard of last."""
 
 
-Learned = tuple[datetime, datetime | None, datetime | None]
-"""End of the latest run of an application, and from when until when it learns."""
-
-
 class GraphFeeder:
     """Feeds *runs*, those of the dispatcher, while this process *owns* the queues."""
 
     def __init__(self, runs: ApplicationRuns, job: Job, owns: Callable[[], bool] = lambda: True) -> None:
         self.runs, self.job, self.owns = runs, job, owns
-        self._read: dict[int, tuple[Learned, float]] = {}
-        """By application: what its graph knew, and when it was read."""
+        self._read: dict[int, tuple[datetime, float]] = {}
+        """By application: the end of its latest run, and when its graph was read."""
         self._owned_s: float | None = None
         """Since when this process owns the queues, and has resumed runs."""
 
@@ -82,18 +78,17 @@ class GraphFeeder:
             self.runs.graphs[application.tenant_id, application.name] = graph
         return True
 
-    def _next(self, now_s: float) -> tuple[Application, Learned, KnownGraph | None] | None:
+    def _next(self, now_s: float) -> tuple[Application, datetime, KnownGraph | None] | None:
         rows = Application.objects.annotate(latest=Max("runs__ended_at")).filter(latest__isnull=False)
         due = []
         for row in rows:
             known, read_s = self._read.get(row.pk, (None, float("-inf")))
-            now_known = row.latest, row.learns_from, row.frozen_at
-            if now_known != known and now_s - read_s >= LEARN_AGAIN_S:
-                due.append((read_s, row.pk, row, now_known))
+            if row.latest != known and now_s - read_s >= LEARN_AGAIN_S:
+                due.append((read_s, row.pk, row))
         if not due:
             return None
-        _, _, application, now_known = min(due, key=lambda each: each[:2])
-        return application, now_known, known_graph(application)
+        application = min(due, key=lambda each: each[:2])[2]
+        return application, application.latest, known_graph(application)
 
 
 RunKey = tuple[int, str, str]
@@ -118,7 +113,11 @@ def reports_in_progress(now: datetime) -> list[RunReport]:
     stopped = ApplicationRun.objects.filter(outcome=RunOutcome.STOPPED, closed_at__gt=now - STOPPED)
     opened += [RunReport("stopped", *_key(run)) for run in stopped.select_related("application")[:MOST_OPENED]]
     return opened + [
-        RunReport("began", *_key(unit.run), unit.pk, unit.unit, ago_s=(now - unit.began_at).total_seconds())
+        RunReport(
+            *("began", *_key(unit.run), unit.pk, unit.unit),
+            backend=unit.backend,
+            ago_s=(now - unit.began_at).total_seconds(),
+        )
         for unit in _units(now).filter(ended_at=None).order_by("-began_at")[:MOST_ROWS]
     ]
 

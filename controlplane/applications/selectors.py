@@ -6,9 +6,8 @@ from datetime import datetime
 
 import msgspec
 import numpy as np
-from django.db.models import QuerySet
 
-from controlplane.applications.models import Application, ApplicationRun, PrewarmRow, learned
+from controlplane.applications.models import LEARNED, Application, ApplicationRun
 from controlplane.applications.services import backends, done_calls
 from controlplane.applications.spans import rates_of
 from scheduling.applications.demand_graph import (
@@ -42,16 +41,9 @@ JUDGED = 40
 """Records that predictions are judged by at most."""
 
 
-def prewarms_of(run: ApplicationRun) -> QuerySet[PrewarmRow]:
-    """Return what was prewarmed for *run* and what its calls found cold, the first first."""
-    application = run.application
-    rows = PrewarmRow.objects.filter(tenant=application.tenant_id, application=application.name, run=run.run)
-    return rows.order_by("began_at", "pk")
-
-
 def graph_of(application: Application) -> DemandGraph:
     """Return the graph of the latest records, oldest first."""
-    latest = application.runs.filter(learned()).values_list("steps", flat=True)[:MOST_RECORDS]
+    latest = application.runs.filter(LEARNED).values_list("steps", flat=True)[:MOST_RECORDS]
     records = [RunRecord(msgspec.convert(steps, tuple[Step, ...])) for steps in reversed(latest)]
     return DemandGraph(application.name, backends(application), records)
 

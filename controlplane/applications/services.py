@@ -1,7 +1,7 @@
 """Follow the runs of applications in the ledger, and learn from those that ended."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -9,15 +9,14 @@ from django.db import transaction
 from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
-from controlplane.accounts.models import Tenant
+from controlplane.accounts.models import Tenant, User
 from controlplane.applications.models import (
+    LEARNED,
     Application,
     ApplicationRun,
     FollowedLedger,
-    RunCost,
     RunOutcome,
     UnitReport,
-    learned,
 )
 from controlplane.applications.spans import Expectation, expectations, rates_of, service_of, spans_of
 from controlplane.dispatch.runs import MOST_UNIT_S
@@ -32,31 +31,22 @@ from scheduling.applications.demand_graph import (
     Step,
     step_service_s,
 )
-from scheduling.applications.recording import (
-    IDLE_S,
-    LONGEST_ID,
-    NO_UNIT,
-    RECOGNIZED,
-    SESSION_IDLE_S,
-    SESSION_UNITS,
-    Call,
-    first_request,
-    record_of,
-)
+from scheduling.applications.recording import IDLE_S, NO_UNIT, SESSION_IDLE_S, SESSION_UNITS, Call, record_of
 
 IDLE: Final = timedelta(seconds=IDLE_S)
 SESSION_IDLE: Final = timedelta(seconds=SESSION_IDLE_S)
 LOOKED_AGAIN: Final = 2_000
 """Ledger rows read twice: gateways may commit in another order than keys were given."""
+MAX_GRAPH_BYTES: Final = 4 * 2**20
+"""Of a graph that is imported: 1,000 runs of 40 steps."""
 MOST_CALLS: Final = 4_096
 """Calls of a run that its record is made of."""
 MEAN_OF: Final = 100
 """Runs of an application, those that ended last, whose mean service is what the simplest rule expects of another."""
 KEPT_DAYS: Final = 30
 MAX_APPLICATIONS: Final = 100
-"""Applications of a tenant, and as many recognized ones. Further names are left out: they look like ids of runs."""
+"""Applications of a tenant. Further names are left out: they look like ids of runs."""
 TOO_MANY: Final = "application.too_many"
-SAME_MOMENT: Final = timedelta(milliseconds=2)
 SETTLED: Final = timedelta(seconds=5)
 """A run that was closed ends so much later: its last calls may not be in the ledger yet."""
 
@@ -100,11 +90,9 @@ def application_of(tenant_id: int, name: str) -> Application | None:
     known = Application.objects.filter(tenant_id=tenant_id, name=name).first()
     if known is not None:
         return known
-    recognized = name.startswith(RECOGNIZED)
-    alike = Q(name__startswith=RECOGNIZED) if recognized else ~Q(name__startswith=RECOGNIZED)
-    if Application.objects.filter(alike, tenant_id=tenant_id).count() < MAX_APPLICATIONS:
+    if Application.objects.filter(tenant_id=tenant_id).count() < MAX_APPLICATIONS:
         return Application.objects.get_or_create(tenant_id=tenant_id, name=name)[0]
-    if not recognized and not warnings_of([tenant_id]).exists():
+    if not warnings_of([tenant_id]).exists():
         record(
             TOO_MANY,
             Tenant.objects.get(pk=tenant_id),
@@ -123,23 +111,13 @@ def warnings_of(tenant_ids: Iterable[int]) -> QuerySet[Event]:
 
 
 def calls_of(tenant_id: int, application: str, run: str) -> QuerySet[LedgerRow]:
-    """Return the calls of a run. The first one of a recognized run came before it was one, and is found by its id.
+    """Return the calls of a run.
 
     They are found before they are sorted, by the condition of the index `ledger_application_run`: else SQLite reads all rows
     of the tenant.
     """
     rows = LedgerRow.objects.order_by().filter(tenant_id=tenant_id)
-    calls = Q(pk__in=rows.filter(application=application, run=run).exclude(run="").values("pk"))
-    if run.startswith(RECOGNIZED):
-        request_id, given_at = first_request(run)
-        first = Q(request_id=request_id, run="")
-        if given_at is not None:
-            if len(request_id) == LONGEST_ID:
-                first = Q(request_id__startswith=request_id, run="")
-            at = datetime.fromtimestamp(given_at, UTC)
-            first &= Q(arrived_at__gte=at - SAME_MOMENT, arrived_at__lt=at + SAME_MOMENT)
-        calls |= Q(pk__in=rows.filter(first).values("pk"))
-    return LedgerRow.objects.filter(calls)
+    return LedgerRow.objects.filter(pk__in=rows.filter(application=application, run=run).exclude(run="").values("pk"))
 
 
 def _follow(application: Application, run: str, seen_pk: int) -> None:
@@ -276,46 +254,39 @@ def _mean_services_s(
     return means_s
 
 
-def give_title(application: Application, title: str) -> str:
-    """Name an application that was recognized; return its title before.
-
-    Raises ValueError for one that its marks name, and for a title that is too long.
-    """
-    title = " ".join(title.split())
-    if not application.recognized:
-        raise ValueError(f"{application} is named by its marks")
-    if len(title) > 80:
-        raise ValueError("a title has at most 80 characters")
-    before, application.title = application.title, title
-    application.save(update_fields=["title"])
-    return before
-
-
 def prune_runs(now: datetime) -> int:
     """Delete runs that no graph needs: ended `KEPT_DAYS` ago, and not among an application's latest records. With its last
-    run goes an application of which nothing else is kept."""
+    run goes an application."""
     deleted = 0
     for application in Application.objects.all():
-        needed = application.runs.filter(learned()).values_list("pk", flat=True)[:MOST_RECORDS]
+        needed = application.runs.filter(LEARNED).values_list("pk", flat=True)[:MOST_RECORDS]
         old = application.runs.filter(ended_at__lt=now - timedelta(days=KEPT_DAYS)).exclude(pk__in=list(needed))
         deleted += old.delete()[0]
-    bare = Application.objects.filter(runs=None, versions=None, title="", frozen_at=None)
-    deleted += bare.filter(created_at__lt=now - timedelta(days=KEPT_DAYS)).delete()[0]
-    return deleted + RunCost.objects.filter(hour__lt=now - timedelta(days=KEPT_DAYS)).delete()[0]
+    bare = Application.objects.filter(runs=None, created_at__lt=now - timedelta(days=KEPT_DAYS))
+    return deleted + bare.delete()[0]
 
 
-def application_to_fill(tenant: Tenant, name: str) -> Application:
-    """As `application_of`, for an import. Raises ValueError for one too many."""
-    if (application := application_of(tenant.pk, name)) is None:
-        raise ValueError(f"application: {MAX_APPLICATIONS} are known, and no more are kept")
-    return application
+def read_graph(text: bytes) -> DemandGraph:
+    """Return the graph in a file. Raise ValueError that says what is wrong and where."""
+    if len(text) > MAX_GRAPH_BYTES:
+        raise ValueError(f"the graph has {len(text):,} bytes; {MAX_GRAPH_BYTES:,} are the most")
+    graph = DemandGraph.from_json(text)
+    if not graph.units:
+        raise ValueError("units: the graph has none")
+    return graph
 
 
-def import_graph(tenant: Tenant, graph: DemandGraph, now: datetime) -> Application:
+def import_graph(tenant: Tenant, graph: DemandGraph, actor: User | str, now: datetime) -> Application:
     """Make *graph* the application of its name: its records replace those that were imported before, and its units add to
-    those known. Runs that were recorded here stay."""
+    those known. Runs that were recorded here stay.
+
+    Raises ValueError for a name that cannot be stored, and for an application too many.
+    """
+    if not 1 <= len(graph.application) <= 80 or "\0" in graph.application:
+        raise ValueError("application: a name has 1 to 80 characters, none of them NUL")
     with transaction.atomic():
-        application = application_to_fill(tenant, graph.application)
+        if (application := application_of(tenant.pk, graph.application)) is None:
+            raise ValueError(f"application: {MAX_APPLICATIONS} are known, and no more are kept")
         application.units |= {name: msgspec.to_builtins(backend) for name, backend in graph.units.items()}
         application.save(update_fields=["units"])
         application.runs.filter(imported=True).delete()
@@ -326,12 +297,13 @@ def import_graph(tenant: Tenant, graph: DemandGraph, now: datetime) -> Applicati
                 began_at=now,
                 last_call_at=now,
                 ended_at=now,
-                calls=sum(step.parallelism for step in record.steps),
+                calls=sum(step.parallelism for step in each.steps),
                 imported=True,
-                steps=msgspec.to_builtins(record.steps),
+                steps=msgspec.to_builtins(each.steps),
             )
-            for number, record in enumerate(graph.records)
+            for number, each in enumerate(graph.records)
         )
+        record("application.imported", application, actor=actor, inputs={"records": len(graph.records)})
     return application
 
 

@@ -71,6 +71,8 @@ class RunReport(NamedTuple):
     """Of a run that was opened, after now."""
     ago_s: float = 0.0
     """Since when a unit has run that a process hears of later, as after a restart."""
+    backend: str = ""
+    """Of the unit."""
 
 
 class ApplicationRuns:
@@ -86,8 +88,10 @@ class ApplicationRuns:
         """Deadline of runs that were opened with one, on the clock of the waiting set."""
         self._stopped: OrderedDict[tuple[Any, str], None] = OrderedDict()
         """Runs that an operator has stopped, the last `MOST_OPENED`."""
-        self._units: OrderedDict[int, float] = OrderedDict()
-        """When each reported unit that runs began."""
+        self._units: OrderedDict[int, tuple[float, str]] = OrderedDict()
+        """When each reported unit that runs began, and its backend."""
+        self.began: Callable[[str], None] = lambda backend: None
+        """Called with the backend of each reported unit that begins."""
 
     def report(self, report: RunReport) -> None:
         """Take in *report*. Steps of units that are no LLM have no request: their calls have negative numbers."""
@@ -106,12 +110,18 @@ class ApplicationRuns:
                 due_in_s = self._due_in_s(application, report.run, now_s)
                 unit = RunCall(call, application, report.run, report.unit, 0, 0, ServiceRate(), due_in_s)
                 self.standings.come(unit, now_s - report.ago_s)
-                self._units[call] = now_s - report.ago_s
+                self._units[call] = now_s - report.ago_s, report.backend
+                self.began(report.backend)
                 if report.ago_s:
                     self._units.move_to_end(call, last=False)
             if report.what == "ended":
                 del self._units[call]
                 self.standings.end(call, report.duration_s, now_s)
+
+    @property
+    def backends_in_use(self) -> set[str]:
+        """Return the backends of reported units that run."""
+        return {backend for _, backend in self._units.values()}
 
     def move_first(self, application: Any, name: str, *, first: bool) -> bool:
         """Serve the waiting and later calls of a run before all others of their class, or by its order again; return
@@ -220,7 +230,7 @@ class ApplicationRuns:
     def look(self) -> list[Endpoint]:
         """Refresh the ranks of runs that wait; return the endpoints to give out again."""
         queue = self.queue
-        while self._units and next(iter(self._units.values())) < queue.moment_s - MOST_UNIT_S:
+        while self._units and next(iter(self._units.values()))[0] < queue.moment_s - MOST_UNIT_S:
             self.standings.end(self._units.popitem(last=False)[0], None, queue.moment_s)
         self.standings.forget(queue.moment_s)
         by_run = np.zeros(queue.arrays.size.size, np.bool_)

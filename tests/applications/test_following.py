@@ -163,11 +163,11 @@ def test_calls_at_once_are_one_step_of_a_running_run(acme):
     assert one.mean_s == pytest.approx(3 / 4 * one.attained_s)
 
 
-def test_an_imported_graph_replaces_the_one_imported_before(acme, application):
+def test_an_imported_graph_replaces_the_one_imported_before(acme, application, operator):
     graph = graph_of(application)
     copy = DemandGraph("copy", graph.units, graph.records)
     for _ in range(2):
-        imported = services.import_graph(acme, DemandGraph.from_json(copy.to_json()), timezone.now())
+        imported = services.import_graph(acme, DemandGraph.from_json(copy.to_json()), operator, timezone.now())
     assert imported.runs.count() == 40
     assert graph_of(imported).records == graph.records
     assert graph_of(imported).units == graph.units
