@@ -379,7 +379,7 @@ ADMIN_PAGES = {
 
 SOCKETS = {"^ws/live/$"}
 # By the topics of the live connection.
-TOPICS = {"overview:": VIEWER, "applications": VIEWER, "batches": VIEWER, "held": VIEWER,
+TOPICS = {"overview:": VIEWER, "batches": VIEWER, "held": VIEWER,
           "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
           "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}  # fmt: skip
 
