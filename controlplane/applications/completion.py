@@ -1,4 +1,4 @@
-"""How the runs of an application ended lately: completion times, deadlines met, cost, and how well they were predicted."""
+"""How the runs of an application ended lately: completion times, deadlines met, and how well they were predicted."""
 
 import math
 from collections.abc import Iterable
@@ -21,7 +21,6 @@ class EndedRun(Protocol):
     output_tokens: int
     needed_s: float
     error_s: float
-    plain_error_s: float
 
     @property
     def duration_s(self) -> float: ...
@@ -67,19 +66,13 @@ class Completions:
     """With the next: of the middle 80% of runs."""
     tokens_high: float | None
     needed_s: float
-    """Service that came after predictions at calls placed by rank, their sum; what is next are sums of errors."""
+    """Service that came after predictions at calls placed by rank, their sum; next, the sum of errors."""
     error_s: float
-    plain_error_s: float
 
     @property
     def error(self) -> float | None:
         """Return the mean error of predicted remaining demand, as a share of what came; None without a prediction."""
         return self.error_s / self.needed_s if self.needed_s else None
-
-    @property
-    def plain_error(self) -> float | None:
-        """Return the same of the simplest rule: the mean of earlier runs less what a run has had."""
-        return self.plain_error_s / self.needed_s if self.needed_s else None
 
     @property
     def p50_s(self) -> float | None:
@@ -122,5 +115,4 @@ class Completions:
             tokens_high=quantile(tokens, 0.9),
             needed_s=sum(run.needed_s for run in runs),
             error_s=sum(run.error_s for run in runs),
-            plain_error_s=sum(run.plain_error_s for run in runs),
         )

@@ -93,9 +93,6 @@ class ApplicationRun(models.Model):
     )
     needed_s = models.FloatField(default=0.0, help_text="Service that came after these predictions, their sum.")
     error_s = models.FloatField(default=0.0, help_text="By how much the predictions were wrong, their sum.")
-    plain_error_s = models.FloatField(
-        default=0.0, help_text="The same of the simplest rule: the mean of earlier runs less what this one had had."
-    )
     deadline_s = models.FloatField(null=True, blank=True, help_text="After it began; empty for none.")
     opened = models.BooleanField(default=False, help_text="It was opened by its tenant, who is to close it.")
     closed_at = models.DateTimeField(null=True, blank=True, help_text="When its tenant closed it.")

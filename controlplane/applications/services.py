@@ -18,7 +18,7 @@ from controlplane.applications.models import (
     RunOutcome,
     UnitReport,
 )
-from controlplane.applications.spans import Expectation, expectations, rates_of, service_of, spans_of
+from controlplane.applications.spans import expectations, rates_of, service_of, spans_of
 from controlplane.dispatch.runs import MOST_UNIT_S
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
@@ -27,9 +27,6 @@ from scheduling.applications.demand_graph import (
     MOST_RECORDS,
     Backend,
     DemandGraph,
-    ServiceRate,
-    Step,
-    step_service_s,
 )
 from scheduling.applications.recording import IDLE_S, NO_UNIT, SESSION_IDLE_S, SESSION_UNITS, Call, record_of
 
@@ -41,8 +38,6 @@ MAX_GRAPH_BYTES: Final = 4 * 2**20
 """Of a graph that is imported: 1,000 runs of 40 steps."""
 MOST_CALLS: Final = 4_096
 """Calls of a run that its record is made of."""
-MEAN_OF: Final = 100
-"""Runs of an application, those that ended last, whose mean service is what the simplest rule expects of another."""
 KEPT_DAYS: Final = 30
 MAX_APPLICATIONS: Final = 100
 """Applications of a tenant. Further names are left out: they look like ids of runs."""
@@ -218,40 +213,12 @@ def judged_predictions(run: ApplicationRun, units: dict[str, Backend]) -> dict[s
     spans = spans_of(list(calls), list(run.reports.all()), run.began_at, run.last_call_at)
     rates = rates_of(units, run.region)
     made = expectations(spans, units, rates)
-    plain = [
-        max(0.0, mean_s - one.attained_s) if mean_s is not None else one.expected_s
-        for one, mean_s in zip(made, _mean_services_s(run, made, units, rates), strict=True)
-    ]
     return {
         "service_s": service_of(spans, units, rates),
         "expected_calls": len(made),
         "needed_s": sum(each.actual_s for each in made),
         "error_s": sum(abs(each.error_s) for each in made),
-        "plain_error_s": sum(abs(each.actual_s - plain_s) for each, plain_s in zip(made, plain, strict=True)),
     }
-
-
-def _mean_services_s(
-    run: ApplicationRun, made: list[Expectation], units: dict[str, Backend], rates: dict[str, ServiceRate]
-) -> list[float | None]:
-    """Return the mean service, at *rates*, of the runs of its application that had ended at each prediction, the latest
-    `MEAN_OF`; None without any."""
-    if not made:
-        return []
-    others = run.application.runs.exclude(steps=[]).exclude(pk=run.pk).filter(ended_at__lt=run.last_call_at)
-    ended = [
-        (
-            ended_at,
-            sum(step_service_s(one, units[one.unit], rates[one.unit]) for one in msgspec.convert(steps, list[Step])),
-        )
-        for ended_at, steps in others.order_by("-ended_at").values_list("ended_at", "steps")[:MEAN_OF]
-    ]
-    means_s: list[float | None] = []
-    for one in made:
-        at = run.began_at + timedelta(seconds=one.span.began_s)
-        services_s = [service_s for ended_at, service_s in ended if ended_at is not None and ended_at <= at]
-        means_s.append(sum(services_s) / len(services_s) if services_s else None)
-    return means_s
 
 
 def prune_runs(now: datetime) -> int:

@@ -107,13 +107,6 @@ APPLICATIONS = Resource(
             "null where none was.",
         ),
         Column(
-            "plain_demand_error",
-            "Demand error of the mean (share)",
-            "completions.plain_error",
-            type=float | None,
-            about="The same of the simplest rule: the mean of earlier runs less what a run has had.",
-        ),
-        Column(
             "order",
             "Order",
             lambda row: ", ".join(orders_of(row)),
@@ -195,7 +188,6 @@ RUNS = Resource(
         Column("expected_calls", "Predictions", draw="count"),
         Column("needed_s", "Needed after predictions (s)"),
         Column("error_s", "Error of predictions (s)"),
-        Column("plain_error_s", "Error of the mean (s)"),
     ),
     filters=(
         Filter("application", "application__name"),

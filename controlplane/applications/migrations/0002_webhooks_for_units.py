@@ -60,6 +60,7 @@ class Migration(migrations.Migration):
         migrations.RemoveField(model_name="application", name="frozen_at"),
         migrations.RemoveField(model_name="application", name="learns_from"),
         migrations.RemoveField(model_name="application", name="title"),
+        migrations.RemoveField(model_name="applicationrun", name="plain_error_s"),
         migrations.RemoveField(model_name="unitreport", name="address"),
         migrations.RemoveField(model_name="unitreport", name="warm"),
     ]

@@ -1,9 +1,8 @@
 """Applications: their completion times, demand graphs, and runs."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import Any
 
 from django.contrib import messages
@@ -26,7 +25,6 @@ from controlplane.applications.selectors import (
     graph_of,
     histograms,
     predictions,
-    quality,
     service_histogram,
     unit_summaries,
 )
@@ -35,7 +33,7 @@ from controlplane.applications.services import import_graph as import_as_applica
 from controlplane.applications.spans import expectations, rates_of, spans_of
 from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.actions import ActionForm, action, back
-from controlplane.console.lists import PageViewer, list_page, viewer_of
+from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live.hub import hub
 from controlplane.console.pages.applications import timeline
 from controlplane.console.pages.applications.drawing import edges_of, layout
@@ -50,11 +48,9 @@ from controlplane.resources.filters import Filters, Hidden, number
 from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif.starts.runs import ORDERS, replay_orders
 from scheduling.applications.demand_graph import DemandGraph
-from scheduling.applications.remaining import FEWEST_MATCHES, correlations
+from scheduling.applications.remaining import FEWEST_MATCHES
 
 RUNS_SHOWN = 20
-LONGER = 1.1
-"""How much more a run needs that stands ahead of another, for the page to say why."""
 RANKED = 50
 """Running runs with a prediction on a page."""
 CALLS_SHOWN = 500
@@ -115,10 +111,8 @@ def figures(rows: list[Application], running: list["RunStanding"]) -> dict[str, 
         "mean_s": sum(durations_s) / len(durations_s) if durations_s else None,
         "finished": len(durations_s),
         "error": sum(one.error_s for one in done) / needed_s if needed_s else None,
-        "plain_error": sum(one.plain_error_s for one in done) / needed_s if needed_s else None,
         "abandoned": sum(one.abandoned for one in done),
         "running": running[:RANKED],
-        "ahead": first_inversion(running[:RANKED]),
         "running_count": len(running),
         "late": sum(one.level == "late" for one in running),
         "at_risk": sum(one.level == "at_risk" for one in running),
@@ -157,19 +151,6 @@ class RunStanding:
         if known is not None:
             seconds |= {"low": known.low_s, "high": known.high_s, "mean": known.mean_s, "rank": known.rank}
         return {name: on_axis(max(0.0, value_s)) for name, value_s in seconds.items()}
-
-
-def first_inversion(running: Sequence[RunStanding]) -> tuple[RunStanding, RunStanding] | None:
-    """Return the first run that is ahead of the next one by rank and is expected to need much more; None without one."""
-    known = [one for one in running if one.prediction]
-    return next(
-        (
-            (one, other)
-            for one, other in pairwise(known)
-            if one.rank < other.rank and one.prediction.mean_s > LONGER * other.prediction.mean_s  # type: ignore[union-attr]
-        ),
-        None,
-    )
 
 
 SORTS: dict[str, Callable[[RunStanding], Any]] = {
@@ -225,15 +206,12 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "unit": next((unit for unit in units if unit.name == chosen), None),
         "histograms": histograms(graph, chosen) if graph.records and chosen else [],
         "service": service_histogram(graph),
-        "correlations": correlations(graph) if graph.records else [],
-        "quality": quality(graph),
         "records": len(graph.records),
         "fewest": FEWEST_MATCHES,
         "orders": orders_by_model(graph),
         "replays": ORDERS,
         "ordering": ORDERING,
         "running": running,
-        "ahead": first_inversion(running),
         "axis": AXIS_TICKS,
         "runs": row.runs.filter(imported=False).exclude(ended_at=None)[:RUNS_SHOWN],
         "managed": tenants_with_role(request.user, Role.OPERATOR).filter(pk=row.tenant_id).exists(),
@@ -334,8 +312,6 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "went": timeline.where_time_went(path, duration_s) if spans else [],
         "losses": timeline.losses(path),
         "expected": expected,
-        "rank_line": timeline.rank_line(expected, duration_s),
-        "top_rank_s": max((one.rank_s for one in expected), default=0.0),
         "level": level,
         "sentence": sentence,
         "standing": standing,
@@ -343,8 +319,6 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "price": _price(row)
         if may(request, Role.OPERATOR) and (running or row.outcome == RunOutcome.STOPPED)
         else None,
-        "neighbours": _neighbours(viewer, row),
-        "other": _other(viewer, row, request.GET.get("with", "")),
         "replays": ORDERS,
         "ordering": ORDERING,
     }
@@ -357,36 +331,6 @@ def _price(run: ApplicationRun) -> dict[str, Any]:
         return {"of": ask_of_run(run.application.tenant_id, run.application.name, run.run)}
     except ActionError as refusal:
         return {"unknown": str(refusal)}
-
-
-def _neighbours(viewer: PageViewer, run: ApplicationRun) -> tuple[ApplicationRun | None, ApplicationRun | None]:
-    """Return the runs of the same application that began before and after *run*."""
-    rows = visible_runs(viewer).filter(application=run.application_id)
-    return (
-        rows.filter(began_at__lt=run.began_at).order_by("-began_at").first(),
-        rows.filter(began_at__gt=run.began_at).order_by("began_at").first(),
-    )
-
-
-def _other(viewer: PageViewer, run: ApplicationRun, name: str) -> dict[str, Any] | None:
-    """Return another run of the same application with *run*, by unit: executions, seconds and waiting of both."""
-    if not name:
-        return None
-    rows = visible_runs(viewer).filter(application=run.application_id)
-    other = rows.filter(run=name).first()
-    if other is None:
-        return {"missing": name}
-    sums: dict[str, list[tuple[int, float, float]]] = {}
-    for at, each in enumerate((run, other)):
-        calls = calls_of(each.application.tenant_id, each.application.name, each.run).order_by("arrived_at")[
-            :CALLS_SHOWN
-        ]
-        spans = spans_of(list(calls), list(each.reports.all()[:CALLS_SHOWN]), each.began_at, timezone.now())
-        for span in spans:
-            both = sums.setdefault(span.unit, [(0, 0.0, 0.0), (0, 0.0, 0.0)])
-            count, took_s, waited_s = both[at]
-            both[at] = count + 1, took_s + span.duration_s, waited_s + span.parts.get("queue", 0.0)
-    return {"run": other, "units": [(unit, both[0], both[1], both[1][1] - both[0][1]) for unit, both in sums.items()]}
 
 
 @action(Role.OPERATOR, ApplicationRun, among=set(RunAction), page=lambda row: reverse("console:run", args=(row.pk,)))
