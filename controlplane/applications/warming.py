@@ -1,9 +1,9 @@
 """Backends of units that are no LLM (Hermes section 3.4): a webhook asks their platform to warm and to cool them.
 
 The platform owns containers and models, we own none; what is likely is decided by `scheduling.applications.prewarming`.
-A backend is sent `warm` when runs in progress will probably need it, again for executions beyond those that it was sent for,
-and `cool` once nothing has needed it for its `keep_alive_s`. After a restart no `cool` follows an earlier `warm`:
-`keep_alive_s` is in every message, so that a receiver can cool by itself.
+A backend is sent `warm` when runs in progress will probably need it, again for executions beyond those that it was sent for
+and after its `keep_alive_s`, and `cool` once nothing has needed it for so long. After a restart no `cool` follows an earlier
+`warm`: `keep_alive_s` is in every message, so that a receiver can cool by itself.
 """
 
 import asyncio
@@ -37,8 +37,10 @@ class Warmth:
     """It was sent `warm`, and no `cool` since."""
     executions: int = 0
     """That it was warmed for and that have not begun."""
+    warmed_s: float = -math.inf
+    """When it was sent `warm` last,"""
     needed_s: float = -math.inf
-    """When it was needed last: a unit was likely, or ran."""
+    """and needed last: a unit was likely, or ran."""
     failures: int = 0
     """Of its webhook, in a row."""
     try_s: float = -math.inf
@@ -85,7 +87,8 @@ class UnitWarming:
             executions = sum(each.calls for each in calls)
             if one.row.kind == BackendKind.DNN:
                 executions = min(executions, 1)
-            if executions > one.executions:
+            lapsed = now_s - one.warmed_s >= one.row.keep_alive_s
+            if executions > one.executions or (executions and lapsed):
                 self._send(one, WARM, executions, *self.prewarming.run_of(calls[0]))
             elif one.warm and now_s - one.needed_s >= one.row.keep_alive_s:
                 self._send(one, COOL, 0)
@@ -128,6 +131,7 @@ class UnitWarming:
                     await database_sync_to_async(_record)(row, event, error)
                 return
             one.failures, one.warm = 0, event == WARM
+            one.warmed_s = self.prewarming.clock() if event == WARM else -math.inf
             self.prewarming.counts[row.kind]["warmed"] += max(0, body["executions"] - one.executions)
             one.executions = body["executions"]
         finally:

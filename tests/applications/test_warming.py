@@ -84,6 +84,15 @@ async def test_it_is_warmed_once_for_each_execution_and_cooled_when_nothing_need
         }  # fmt: skip
 
 
+async def test_it_is_warmed_again_once_a_receiver_may_have_cooled_it():
+    async with receiver() as (there, url):
+        kept = Kept(f"{url}/takes", keep_alive_s=60.0)
+        for now_s in (0, 30, 59, 60, 61):
+            await kept.at(now_s, 1)
+        assert said(there) == [("warm", 1, "run-0")] * 2
+        assert kept.prewarming.counts["container"] == Counter(warmed=1)
+
+
 async def test_a_model_serves_any_number_of_calls():
     async with receiver() as (there, url):
         kept = Kept(f"{url}/takes", kind="dnn")
