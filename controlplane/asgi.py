@@ -32,7 +32,7 @@ from controlplane.alerts.conditions import Signals
 from controlplane.alerts.watch import AlertWatch
 from controlplane.applications import feeding as graph_feeding
 from controlplane.applications import warming
-from controlplane.applications.api import MOST_BODY_BYTES
+from controlplane.applications.api import MAX_BODY_BYTES
 from controlplane.applications.api import PATH as RUNS_PATH
 from controlplane.applications.feeding import GraphFeeder
 from controlplane.applications.reporting import deliver_reports
@@ -69,7 +69,7 @@ def create_application(gateway: Gateway) -> Application:
                 elif path.startswith(("/v1/files", "/v1/batches")):
                     await _upload(scope, receive, send, MOST_FILE_BYTES + FORM_BYTES)
                 elif path == RUNS_PATH or path.startswith(f"{RUNS_PATH}/"):
-                    await _upload(scope, receive, reported(send, gateway), MOST_BODY_BYTES)
+                    await _upload(scope, receive, reported(send, gateway), MAX_BODY_BYTES)
                 elif path.startswith("/v1/") or path == "/v1" or _of_api_client(scope, path):
                     await gateway.http(scope, receive, send)
                 elif path.startswith("/static/"):
@@ -184,7 +184,7 @@ def feeder_of(gateway: Gateway) -> Feeder:
 
 def graph_feeder_of(gateway: Gateway) -> GraphFeeder:
     """What gives the dispatcher of *gateway* the demand graphs of applications, and their runs in progress."""
-    job = gateway.jobs.add("feed-graphs", graph_feeding.LOOK_S, "database")
+    job = gateway.jobs.add("feed-graphs", graph_feeding.PERIOD_S, "database")
     return GraphFeeder(gateway.dispatcher.runs, job, gateway.owns)
 
 

@@ -16,8 +16,8 @@ from controlplane.gateway.errors import ApiError, invalid
 from controlplane.gateway.key_endpoints import endpoint
 
 PATH: Final = "/v1/runs"
-MOST_BODY_BYTES: Final = 16 * 1024
-MOST_SECONDS: Final = 86_400.0 * 30
+MAX_BODY_BYTES: Final = 16 * 1024
+MAX_SECONDS: Final = 86_400.0 * 30
 KINDS: Final = ("container", "dnn", "tool")
 CLOSED_AS: Final = (RunOutcome.DONE, RunOutcome.FAILED, RunOutcome.CANCELLED)
 
@@ -46,8 +46,8 @@ def seconds_of(body: dict[str, Any], param: str) -> float | None:
     value = body.get(param)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_SECONDS:
-        raise invalid(f"`{param}` must be a number of seconds from 0 to {MOST_SECONDS:,.0f}.", param)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SECONDS:
+        raise invalid(f"`{param}` must be a number of seconds from 0 to {MAX_SECONDS:,.0f}.", param)
     return float(value)
 
 
@@ -117,7 +117,7 @@ def run_dict(run: ApplicationRun) -> dict[str, Any]:
         "calls": run.calls,
         "prompt_tokens": run.prompt_tokens,
         "output_tokens": run.output_tokens,
-        "units": [unit_dict(row) for row in run.reports.all()[: reporting.MOST_REPORTS]],
+        "units": [unit_dict(row) for row in run.reports.all()[: reporting.MAX_REPORTS]],
     }
 
 

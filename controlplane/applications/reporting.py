@@ -23,12 +23,12 @@ from controlplane.gateway.errors import ApiError, invalid
 
 RUNNING, DONE, FAILED = STATES = ("running", "done", "failed")
 """Of a unit that is reported."""
-MOST_REPORTS: Final = 4_096
+MAX_REPORTS: Final = 4_096
 """Units reported of one run."""
-MOST_RUNNING: Final = 10_000
+MAX_RUNNING: Final = 10_000
 """Runs of one tenant in progress that it opened or reported units of."""
-MOST_HELD: Final = 10_000
-REPORTS: Final[deque[RunReport]] = deque(maxlen=MOST_HELD)
+MAX_HELD: Final = 10_000
+REPORTS: Final[deque[RunReport]] = deque(maxlen=MAX_HELD)
 """Reports that this process has taken and not handed over yet; they are rows already."""
 
 
@@ -49,8 +49,8 @@ def _run(tenant: Tenant, name: str, run: str, now: datetime) -> ApplicationRun:
     known = rows.filter(application=application, run=run).first()
     if known is not None:
         return known
-    if ApplicationRun.objects.filter(application__tenant=tenant, ended_at=None).count() >= MOST_RUNNING:
-        message = f"{MOST_RUNNING:,} runs are in progress: close some first."
+    if ApplicationRun.objects.filter(application__tenant=tenant, ended_at=None).count() >= MAX_RUNNING:
+        message = f"{MAX_RUNNING:,} runs are in progress: close some first."
         raise ApiError(429, message, code="too_many_runs", retry_after_s=IDLE.total_seconds())
     return rows.get_or_create(application=application, run=run, defaults={"began_at": now, "last_call_at": now})[0]
 
@@ -142,8 +142,8 @@ def report_unit(tenant: Tenant, name: str, run: str, execution: Execution, now: 
         return row
     if owner.closed_at is not None:
         raise ApiError(409, f"The run {run!r} was closed.", code="run_closed", param="run")
-    if row is None and owner.reports.count() >= MOST_REPORTS:
-        raise ApiError(429, f"A run has at most {MOST_REPORTS:,} reported units.", code="too_many_units")
+    if row is None and owner.reports.count() >= MAX_REPORTS:
+        raise ApiError(429, f"A run has at most {MAX_REPORTS:,} reported units.", code="too_many_units")
     duration_s = execution.duration_s
     if row is None:
         if execution.state != RUNNING and duration_s is None:

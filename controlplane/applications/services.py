@@ -19,7 +19,7 @@ from controlplane.applications.models import (
     UnitReport,
 )
 from controlplane.applications.spans import expectations, rates_of, service_of, spans_of
-from controlplane.dispatch.runs import MOST_UNIT_S
+from controlplane.dispatch.runs import MAX_UNIT_S
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.gateway.models import LedgerRow, Outcome
@@ -32,11 +32,11 @@ from scheduling.applications.recording import IDLE_S, NO_UNIT, SESSION_IDLE_S, S
 
 IDLE: Final = timedelta(seconds=IDLE_S)
 SESSION_IDLE: Final = timedelta(seconds=SESSION_IDLE_S)
-LOOKED_AGAIN: Final = 2_000
+READ_AGAIN: Final = 2_000
 """Ledger rows read twice: gateways may commit in another order than keys were given."""
 MAX_GRAPH_BYTES: Final = 4 * 2**20
 """Of a graph that is imported: 1,000 runs of 40 steps."""
-MOST_CALLS: Final = 4_096
+MAX_CALLS: Final = 4_096
 """Calls of a run that its record is made of."""
 KEPT_DAYS: Final = 30
 MAX_APPLICATIONS: Final = 100
@@ -51,7 +51,7 @@ def follow_runs(now: datetime) -> int:
     mark, _ = FollowedLedger.objects.get_or_create(pk=1)
     newest = LedgerRow.objects.aggregate(newest=Max("pk"))["newest"] or 0
     rows = (
-        LedgerRow.objects.filter(pk__gt=mark.ledger_pk - LOOKED_AGAIN, pk__lte=newest)
+        LedgerRow.objects.filter(pk__gt=mark.ledger_pk - READ_AGAIN, pk__lte=newest)
         .exclude(application="")
         .exclude(run="")
     )
@@ -60,10 +60,10 @@ def follow_runs(now: datetime) -> int:
         if (tenant_id, name) not in known:
             known[tenant_id, name] = application_of(tenant_id, name)
         if (application := known[tenant_id, name]) is not None:
-            _follow(application, run, mark.ledger_pk - LOOKED_AGAIN)
+            _follow(application, run, mark.ledger_pk - READ_AGAIN)
     FollowedLedger.objects.filter(pk=1).update(ledger_pk=newest)
     running = UnitReport.objects.filter(
-        run=OuterRef("pk"), ended_at=None, began_at__gte=now - timedelta(seconds=MOST_UNIT_S)
+        run=OuterRef("pk"), ended_at=None, began_at__gte=now - timedelta(seconds=MAX_UNIT_S)
     )
     session = LedgerRow.objects.filter(
         tenant=OuterRef("application__tenant"),
@@ -160,7 +160,7 @@ def done_calls(run: ApplicationRun) -> tuple[list[Call], dict[str, dict[str, str
     rows = calls_of(application.tenant_id, application.name, run.run)
     calls, units = [], {}
     read = ("unit", "arrived_at", "model", "e2e_ms", "prompt_tokens", "output_tokens")
-    for row in rows.filter(outcome=Outcome.DONE).only(*read).order_by("arrived_at")[:MOST_CALLS]:
+    for row in rows.filter(outcome=Outcome.DONE).only(*read).order_by("arrived_at")[:MAX_CALLS]:
         unit, began_s = row.unit or NO_UNIT, row.arrived_at.timestamp()
         units[unit] = {"kind": "llm", "name": row.model}
         ended_s = began_s + (row.e2e_ms or 0.0) / 1000
@@ -209,7 +209,7 @@ def judged_predictions(run: ApplicationRun, units: dict[str, Backend]) -> dict[s
     what came.
     """
     application = run.application
-    calls = calls_of(application.tenant_id, application.name, run.run).order_by("arrived_at")[:MOST_CALLS]
+    calls = calls_of(application.tenant_id, application.name, run.run).order_by("arrived_at")[:MAX_CALLS]
     spans = spans_of(list(calls), list(run.reports.all()), run.began_at, run.last_call_at)
     rates = rates_of(units, run.region)
     made = expectations(spans, units, rates)

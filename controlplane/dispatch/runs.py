@@ -48,9 +48,9 @@ class EndedCall(NamedTuple):
     """Seconds of a unit that is no LLM. None: it failed."""
 
 
-MOST_UNIT_S: Final = 3600.0
+MAX_UNIT_S: Final = 3600.0
 """A unit that is reported to run, and whose end is not reported, is given up after so long."""
-MOST_OPENED: Final = 10_000
+MAX_OPENED: Final = 10_000
 """Runs whose deadline is kept until their first call; the oldest goes first."""
 
 
@@ -87,7 +87,7 @@ class ApplicationRuns:
         self._opened: OrderedDict[tuple[Any, str], float] = OrderedDict()
         """Deadline of runs that were opened with one, on the clock of the waiting set."""
         self._stopped: OrderedDict[tuple[Any, str], None] = OrderedDict()
-        """Runs that an operator has stopped, the last `MOST_OPENED`."""
+        """Runs that an operator has stopped, the last `MAX_OPENED`."""
         self._units: OrderedDict[int, tuple[float, str]] = OrderedDict()
         """When each reported unit that runs began, and its backend."""
         self.began: Callable[[str], None] = lambda backend: None
@@ -98,7 +98,7 @@ class ApplicationRuns:
         application, now_s, call = (report.tenant_id, report.application), self.queue.moment_s, -report.number
         if report.what == "opened" and report.due_s is not None:
             self._opened[application, report.run] = now_s + report.due_s
-            if len(self._opened) > MOST_OPENED:
+            if len(self._opened) > MAX_OPENED:
                 self._opened.popitem(last=False)
         elif report.what == "closed":
             self._opened.pop((application, report.run), None)
@@ -137,7 +137,7 @@ class ApplicationRuns:
         self._stopped.pop((application, name), None)
         if stopped:
             self._stopped[application, name] = None
-            if len(self._stopped) > MOST_OPENED:
+            if len(self._stopped) > MAX_OPENED:
                 self._stopped.popitem(last=False)
 
     def is_stopped(self, asked: Submit) -> bool:
@@ -230,7 +230,7 @@ class ApplicationRuns:
     def look(self) -> list[Endpoint]:
         """Refresh the ranks of runs that wait; return the endpoints to give out again."""
         queue = self.queue
-        while self._units and next(iter(self._units.values()))[0] < queue.moment_s - MOST_UNIT_S:
+        while self._units and next(iter(self._units.values()))[0] < queue.moment_s - MAX_UNIT_S:
             self.standings.end(self._units.popitem(last=False)[0], None, queue.moment_s)
         self.standings.forget(queue.moment_s)
         by_run = np.zeros(queue.arrays.size.size, np.bool_)

@@ -186,7 +186,7 @@ def test_rows_that_commit_late_are_seen(acme):
 
 
 def test_a_loop_that_does_not_end_is_recorded_up_to_a_bound(acme, monkeypatch):
-    monkeypatch.setattr(services, "MOST_CALLS", 20)
+    monkeypatch.setattr(services, "MAX_CALLS", 20)
     now = timezone.now()
     write_run(acme, "endless", now - timedelta(hours=2), np.random.default_rng(1), reviews=40)
     services.follow_runs(now)

@@ -45,7 +45,7 @@ def test_a_second_process_goes_by_what_the_first_one_saw(acme, application, runn
     (written,) = ended
     assert (written.unit, written.output_tokens > 0) == ("write", True)
     for each in (first, second):
-        async_to_sync(feeder(each).look)(0.0)
+        async_to_sync(feeder(each).tick)(0.0)
     key, runs = (acme.pk, "review"), first.runs.standings
     assert key in second.runs.graphs
     runs.come(RunCall(0, key, "now", "write", 300, 9, RATE), -written.began_s)

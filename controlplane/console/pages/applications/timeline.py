@@ -11,7 +11,7 @@ from controlplane.gateway.models import LedgerRow
 
 PARTS: Final = ("queue", "prefill", "decode", "container", "dnn", "tool", "client")
 AXIS: Final = 1000.0
-LEAST_LOST_S: Final = 0.05
+MIN_LOST_S: Final = 0.05
 LOSSES: Final = 5
 STEPS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 
@@ -65,7 +65,7 @@ def losses(path: Sequence[Span]) -> list[Loss]:
     waits = [
         Loss(span.parts["queue"], span, _why(span.call))
         for span in path
-        if span.call is not None and span.parts["queue"] >= LEAST_LOST_S
+        if span.call is not None and span.parts["queue"] >= MIN_LOST_S
     ]
     return sorted(waits, key=lambda loss: -loss.seconds)[:LOSSES]
 
@@ -86,7 +86,7 @@ def ticks(duration_s: float) -> list[tuple[float, str]]:
 
 def verdict(run: ApplicationRun, waited_s: float, slack_s: float | None) -> tuple[str, str]:
     """Return (level, sentence): how the run ended, or whether it will be in time. *slack_s*: of its expected end."""
-    waits = f" {seconds(waited_s)} of it were waits on its critical path." if waited_s >= LEAST_LOST_S else ""
+    waits = f" {seconds(waited_s)} of it were waits on its critical path." if waited_s >= MIN_LOST_S else ""
     state = run.state
     if state == "running":
         if slack_s is None:
