@@ -13,6 +13,10 @@ import asyncio
 import copy
 import os
 import re
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
 from typing import Any, cast
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
@@ -36,6 +40,7 @@ from controlplane.applications.api import MAX_BODY_BYTES
 from controlplane.applications.api import PATH as RUNS_PATH
 from controlplane.applications.feeding import GraphFeeder
 from controlplane.applications.reporting import deliver_reports
+from controlplane.background import spawn
 from controlplane.batches.feeder import LOOK_S, Feeder
 from controlplane.batches.services import MOST_FILE_BYTES
 from controlplane.console.urls import websocket_urlpatterns
@@ -162,7 +167,8 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
             jobs = (feeder_of, graph_feeder_of, alert_watch_of, unit_warming_of)
-            feeding += [asyncio.create_task(job(gateway).run()) for job in jobs]
+            feeding += [spawn(job(gateway).run(), job.__name__.removesuffix("_of")) for job in jobs]
+            on_stop(gateway.step_down)
             await send({"type": "lifespan.startup.complete"})
         else:
             await end(feeding)
@@ -171,12 +177,29 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             return
 
 
+def on_stop(call: Callable[[], None]) -> None:
+    """Have the event loop make *call* when the process is to stop: the server says so only after its streams ended."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before = signal.getsignal(number)
+
+        def handle(number: int, frame: FrameType | None, before: Any = before) -> None:
+            loop.call_soon_threadsafe(call)
+            if callable(before):
+                before(number, frame)
+
+        signal.signal(number, handle)
+
+
 def feeder_of(gateway: Gateway) -> Feeder:
     """What answers batches by *gateway*, outside of its tenants' limits."""
     completions = copy.copy(gateway.http.completions)
     completions.limits = Limits()
     return Feeder(
         completions,
+        ledger=gateway.ledger,
         owns=gateway.owns,
         job=gateway.jobs.add("feed-batches", LOOK_S, "database"),
     )

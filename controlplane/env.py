@@ -10,7 +10,7 @@ Variables that can also be tuned at run time are declared in `controlplane/tunab
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 from pydantic import Field, SecretStr, ValidationError
@@ -136,7 +136,9 @@ class Environment(Tunable, BaseSettings):
     DATABASE_URL: Annotated[SecretStr, Field(validation_alias="DATABASE_URL")] = SecretStr("")
     """`postgres://user:password@host:port/name` or `sqlite:///path`; default is SQLite in the state folder."""
     REDIS_URL: Annotated[SecretStr, Field(validation_alias="REDIS_URL")] = SecretStr("")
-    """`redis://host:port/0`; default is the Redis that `manage.py up` starts."""
+    """`redis://host:port/0`, `rediss://` with TLS; default is the Redis that `manage.py up` starts."""
+    REDIS_CA_FILE: Annotated[str, Field(validation_alias="REDIS_CA_FILE")] = ""
+    """File with the certificates of the CAs that Redis's may be of, for `rediss://`; default is those of the system."""
     VLLM_PYTHON: Annotated[str, Field(validation_alias="VLLM_PYTHON")] = ""
     """Python of the environment that holds vLLM; default is `.venv-vllm/bin/python` if it exists."""
 
@@ -221,6 +223,22 @@ def database(url: str, state_dir: Path) -> dict[str, Any]:
             "OPTIONS": {"pool": True, **{key: values[-1] for key, values in parse_qs(parts.query).items()}},
         }
     raise ImproperlyConfigured(f"DATABASE_URL: scheme {parts.scheme!r} is not sqlite, postgres or postgresql")
+
+
+def redis_url(url: str, ca_file: str) -> str:
+    """Return *url* so that all clients verify the certificate of a `rediss://` server alike, by *ca_file* if that is given.
+
+    Celery's would not verify it by default. What *url* says of `ssl_…` itself is kept.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "rediss":
+        return url
+    if ca_file and not Path(ca_file).is_file():
+        raise ImproperlyConfigured(f"REDIS_CA_FILE: there is no file {ca_file}")
+    given = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    query = {"ssl_cert_reqs": "required"} | ({"ssl_ca_certs": ca_file} if ca_file else {}) | given
+    query.setdefault("ssl_check_hostname", "true" if query["ssl_cert_reqs"] == "required" else "false")
+    return parts._replace(query=urlencode(query)).geturl()
 
 
 def file_storage(url: str, state_dir: Path) -> dict[str, Any]:

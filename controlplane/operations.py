@@ -3,6 +3,7 @@ vLLM's `/health`, `/ping` and `/version`, which its clients call before anything
 
 import hmac
 import ipaddress
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
-from controlplane import __version__
+from controlplane import __version__, background
 from controlplane.gateway.monitoring.windows import Latency
 from controlplane.gateway.process import Gateway
 from controlplane.jobs.parts import PartState
@@ -67,11 +68,12 @@ class Operations:
         gateway = self.gateway
         return {
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
-            "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder}",
+            "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder or 'the database'}",
             "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
             "writes": "ok" if gateway.write_job.ok else f"{gateway.write_job.last_error}; serving continues",
             "redis": "ok" if gateway.publisher.job.ok else "does not answer; serving continues",
-            "ledger": "ok" if not gateway.ledger.refused else f"{gateway.ledger.refused} refused rows are quarantined",
+            "ledger": gateway.ledger.trouble or "ok",
+            "tasks": f"died: {deaths}" if (deaths := background.summary()) else "ok",
         }
 
     @staticmethod
@@ -320,6 +322,21 @@ class GatewayCollector:
             "pilothouse_ledger_written_rows", "Ledger rows written.", value=gateway.ledger.written
         )
         yield CounterMetricFamily("pilothouse_ledger_lost_rows", "Ledger rows given up.", value=gateway.ledger.given_up)
+        yield CounterMetricFamily(
+            "pilothouse_ledger_refused_rows",
+            "Ledger rows that the database refused, kept in a file.",
+            value=gateway.ledger.refused,
+        )
+        since_s = gateway.ledger.job.failing_since
+        yield GaugeMetricFamily(
+            "pilothouse_ledger_failing_seconds",
+            "Since when ledger rows wait because the database writes none; 0: they do not.",
+            value=0.0 if since_s is None else time.time() - since_s,
+        )
+        deaths = CounterMetricFamily("pilothouse_dead_tasks", "Background tasks that died.", labels=["task"])
+        for name, count in background.dead.copy().items():
+            deaths.add_metric([name], count)
+        yield deaths
 
 
 def _length_models(reports: Iterable[dict[str, Any]]) -> Iterator[Metric]:

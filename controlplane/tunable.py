@@ -263,12 +263,12 @@ class Routing(Group):
     """Time for which a request is refused after two engines ended while running it; 0 disables this."""
     WEDGED_S: PositiveSeconds = 30.0
     """Shortest time that work runs at an instance without an iteration or token before the instance counts as wedged: three
-    times as long as the longest iteration should take by its profile, if that is more; ten times this without one."""
+    times as long as the longest iteration should take by its profile, if that is more; without a profile ten times this."""
     MAX_HOLD_S: Annotated[Seconds, PER_MODEL] = 600.0
-    """Maximum wait of a request for an instance with room, where its class has no deadline and HOLD_FOR_STARTS adds nothing."""
+    """Maximum wait of a request for an instance with room, if its class has no deadline and HOLD_FOR_STARTS adds none."""
     HOLD_FOR_STARTS: Annotated[bool, PER_MODEL] = True
-    """Whether requests of a model that no instance serves wait until the one that starts should be ready, however long; else they
-    are refused as soon as that would take longer than MAX_HOLD_S."""
+    """Whether requests of a model that no instance serves wait until the starting one should be ready, however long; else
+    they are refused when that would take longer than MAX_HOLD_S."""
     FIRST_TOKEN_S: PositiveSeconds = 600.0
     """Minimum time a stream waits for the first token, however short its prompt."""
     FIRST_TOKEN_FACTOR: Annotated[float, POSITIVE] = 20.0

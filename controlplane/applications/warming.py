@@ -15,6 +15,7 @@ from typing import Any, Final
 from channels.db import database_sync_to_async
 
 from controlplane.applications.models import BackendKind, UnitBackend
+from controlplane.background import spawn
 from controlplane.dispatch.prewarming import Prewarming
 from controlplane.events.models import Severity
 from controlplane.events.services import record
@@ -118,7 +119,7 @@ class UnitWarming:
             "executions": executions,
             "keep_alive_s": one.row.keep_alive_s,
         }
-        one.call = asyncio.create_task(self._call(one, body))
+        one.call = spawn(self._call(one, body), "warm-unit")
 
     async def _call(self, one: Warmth, body: dict[str, Any]) -> None:
         row, event = one.row, body["event"]

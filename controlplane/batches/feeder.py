@@ -4,13 +4,15 @@ The queue manager of the dispatcher holds and releases them (`controlplane.dispa
 model is open at a time, and the rest is announced, so that deadlines are planned for with all of it.
 
 The feeder runs in the process that owns the regions and keeps nothing that may not be lost: the next process reads each line
-that has no answer in the database again. So a line may be executed twice, and is answered once.
+that has no answer in the database again. So a line may be executed twice; it is answered once, and paid once: its row of the
+ledger is written with its answer. A process that another one has followed, and that comes back, answers nothing
+(`Batch.epoch`).
 """
 
 import asyncio
+import copy
 import json
 import logging
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -20,18 +22,23 @@ from typing import Any
 
 import msgspec
 from channels.db import database_sync_to_async
+from django.conf import settings
 from django.db.models import Count
 from django.db.models.fields.files import FieldFile
 from django.utils import timezone
 from msgspec import Struct
+from msgspec.structs import replace as replace_fields
 
+from controlplane.background import spawn
 from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchLine, BatchStatus
 from controlplane.batches.services import Answer
 from controlplane.batches.storage import store_errors
 from controlplane.gateway.admission.keys import Grant, SloTerms
-from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.admission.validation import Kind, read_body
 from controlplane.gateway.errors import ApiError
+from controlplane.gateway.ledger.entry import RequestRecord
+from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.jobs.broker import send_task
@@ -44,17 +51,24 @@ LOOK_S = 0.5
 MOST_OPEN = 512
 """Lines of a model that are in memory: held, running or about to be tried again."""
 FINISH_TASK = "workers.tasks.batches.finish"
-AGAIN = frozenset({408, 409, 425, 429, 499, 502, 503, 504})
-"""Statuses after which a line is tried again; what failed for good is in the error file."""
-MOST_FAILURES = 3
-"""Tries of a line that fails with status 500."""
+AGAIN = frozenset({408, 409, 425, 429, 499, 502, 503})
+"""Statuses of what waits for capacity: the line is tried again until its deadline."""
+FAILURES = frozenset({500, 504})
+"""Statuses of a failure, as is an error with which the last instance answered; others are the line's answer at once."""
+MAX_TRIES = 3
+"""Tries that fail, of one line; then the error is its answer."""
 LONGEST_PAUSE_S = 60.0
+LEAVE_S = 10.0
+"""For so long a batch that another process took up is left alone: the lease says by then which of them owns it."""
 
 
 class InputLine(Struct):
     """A line of an input file, as far as it matters once it was validated."""
 
     body: msgspec.Raw
+
+
+_input_line = msgspec.json.Decoder(InputLine)
 
 
 class OpenLine(Struct, eq=False):
@@ -70,8 +84,36 @@ class OpenLine(Struct, eq=False):
     due_at: float
     urgent_at: float
     """When the queue manager should have it done; at most *due_at*."""
+    epoch: int
+    """Of its batch."""
+    pauses: int = 0
     failures: int = 0
     task: asyncio.Task[None] | None = None
+
+
+class Tried(Struct):
+    """How one execution of a line ended. *by_instance*: with an error of the instance."""
+
+    status: int
+    body: bytes
+    by_instance: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.by_instance or self.status in FAILURES
+
+
+class LineRows:
+    """Rows of the ledger of executions that ended, by request id, until it is known whether their answer is kept."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, RequestRecord] = {}
+
+    def add(self, entry: RequestRecord) -> None:
+        self._rows[entry.request_id] = entry
+
+    def pop(self, request_id: str) -> RequestRecord | None:
+        return self._rows.pop(request_id, None)
 
 
 class Source:
@@ -98,7 +140,7 @@ class Source:
         with store_errors(f"read {self.batch.input_file_id}"):
             if self._file is None and rows:
                 self._file = self.batch.input_file.content.open("rb")
-            lines = [(row, self._body(row)) for row in rows]
+            lines = [(row, _body_of(self._read(row))) for row in rows]
         self.unread = max(0, self.unread - len(rows)) if len(rows) == count else 0
         if rows:
             self.cursor = rows[-1].number
@@ -106,10 +148,10 @@ class Source:
             self.close()
         return lines
 
-    def _body(self, row: BatchLine) -> bytes:
+    def _read(self, row: BatchLine) -> bytes:
         assert self._file is not None
         self._file.seek(row.offset)
-        return bytes(msgspec.json.decode(self._file.read(row.size_bytes), type=InputLine).body)
+        return bytes(self._file.read(row.size_bytes))
 
     def close(self) -> None:
         self._closed = True
@@ -120,16 +162,19 @@ class Source:
 class Feeder:
     """*completions* have their own limits: a batch takes nothing of its tenant's concurrency."""
 
-    def __init__(self, completions: Completions, *, owns: Callable[[], bool], job: Job) -> None:
-        self.completions, self.owns, self.job = completions, owns, job
+    def __init__(self, completions: Completions, *, ledger: Ledger, owns: Callable[[], bool], job: Job) -> None:
+        self.completions, self.ledger, self.owns, self.job = copy.copy(completions), ledger, owns, job
+        self.completions.records = copy.copy(completions.records)
+        self.completions.records.ledger = self._rows = LineRows()
         self._sources: dict[int, list[Source]] = {}
         """By batch, one for each model that its lines name."""
         self._open: dict[int, OpenLine] = {}
         self._answers: list[Answer] = []
         self._announced: set[str] = set()
-        self._began_s = time.time()
-        self._taken_up: set[int] = set()
-        """Batches whose lines this process has read."""
+        self._epochs: dict[int, int] = {}
+        """Of the batches that this process took up."""
+        self._leave_until_s: dict[int, float] = {}
+        """On the loop's clock, by batch that another process took up."""
 
     async def run(self) -> None:
         """Look every `LOOK_S` until cancelled; lines that run then are cut off and tried again by the next process."""
@@ -149,65 +194,101 @@ class Feeder:
         await self._let_go(list(self._open.values()))
         for batch_id in list(self._sources):
             self._close(batch_id)  # the next ones begin with every line that has no answer
+        self._epochs.clear()
 
     def _close(self, batch_id: int) -> None:
         for source in self._sources.pop(batch_id, ()):
             source.close()
 
     async def look(self) -> None:
-        """Write answers, read batches, open lines, announce the others."""
+        """Write answers, read batches, open lines, announce the others.
+
+        An error of one batch holds up no other. Raises the first one in the end.
+        """
         await self._write()
         batches = await database_sync_to_async(_running_batches)()
-        await self._follow(batches)
-        await self._read_lines()
+        errors = await self._follow(batches) + await self._read_lines()
         self._announce(batches)
+        if errors:
+            raise errors[0]
 
     async def _write(self) -> None:
         answers, self._answers = self._answers, []
         if answers:
             try:
-                await database_sync_to_async(services.record_answers)(answers)
+                lost = await database_sync_to_async(services.record_answers)(answers, self.ledger.write_now)
             except BaseException:
                 self._answers = answers + self._answers
                 raise
+            for answer in lost:
+                self._lose(answer.row)
 
-    async def _follow(self, batches: list[Batch]) -> None:
-        """Drop what has ended, expire what is late, and have the files written of what is whole."""
-        running = {batch.pk: batch for batch in batches}
+    def _lose(self, row: RequestRecord | None) -> None:
+        """Have *row* written, of an execution whose answer is not kept."""
+        if row is not None:
+            self.ledger.add(replace_fields(row, lost=True))
+
+    async def _follow(self, batches: list[Batch]) -> list[Exception]:
+        """Drop what has ended, expire what is late, and have the files written of what is whole; return the errors."""
+        running, errors = {batch.pk: batch for batch in batches}, []
         await self._follow_deadlines(running)
         for batch_id in self._sources.keys() - running.keys():
             self._close(batch_id)
             await self._let_go([line for line in self._open.values() if line.row.batch_id == batch_id])
-        counts = Counter(line.row.batch_id for line in self._open.values())
-        pending = Counter(answer.batch_id for answer in self._answers)
+        for batch_id in self._epochs.keys() - running.keys():
+            del self._epochs[batch_id]
         for batch in batches:
-            if not batch.has_key and batch.status == BatchStatus.IN_PROGRESS:
-                await database_sync_to_async(services.end_key_of)(batch)
-            late = batch.expires_at <= timezone.now() or not batch.has_key
-            if late or batch.status == BatchStatus.CANCELLING:
-                mine = [line for line in self._open.values() if line.row.batch_id == batch.pk]
-                # Lines that run finish when the batch is cancelled; at its deadline or without its key they are cut off.
-                running_ids = self.completions.requests.at_instances()
-                await self._let_go([one for one in mine if late or services.request_id(one.row) not in running_ids])
-                if any(line.number in self._open for line in mine) or pending[batch.pk]:
-                    continue
-                ends_as = BatchStatus.CANCELLED if batch.status == BatchStatus.CANCELLING else BatchStatus.EXPIRED
-                await self._finish(batch, ends_as)
-            elif batch.completed + batch.failed >= batch.total and not counts[batch.pk]:
-                await self._finish(batch, BatchStatus.COMPLETED)
-            elif self.completions.budgets.spent(batch.tenant_id, batch.api_key_id or 0, batch.model):
-                await self._pause(batch)
-            elif batch.pk not in self._sources:
-                try:
-                    self._sources[batch.pk] = await database_sync_to_async(_sources_of)(batch)
-                except ApiError as error:
-                    logger.warning("%s waits: %s", batch.public_id, error.message)
-                    continue
-                await self._put_back_behind(batch)
-                earlier = batch.moments.get(BatchStatus.IN_PROGRESS, math.inf) < int(self._began_s)
-                if earlier and batch.pk not in self._taken_up:
-                    await database_sync_to_async(services.note_resumed)(batch)
-                self._taken_up.add(batch.pk)
+            try:
+                await self._follow_one(batch)
+            except Exception as error:
+                errors.append(error)
+        return errors
+
+    async def _follow_one(self, batch: Batch) -> None:
+        if await self._is_of_another(batch):
+            return
+        mine = [line for line in self._open.values() if line.row.batch_id == batch.pk]
+        pending = any(answer.batch_id == batch.pk for answer in self._answers)
+        if not batch.has_key and batch.status == BatchStatus.IN_PROGRESS:
+            await database_sync_to_async(services.end_key_of)(batch)
+        late = batch.expires_at <= timezone.now() or not batch.has_key
+        if late or batch.status == BatchStatus.CANCELLING:
+            # Lines that run finish when the batch is cancelled; at its deadline or without its key they are cut off.
+            running_ids = self.completions.requests.at_instances()
+            await self._let_go([one for one in mine if late or services.request_id(one.row) not in running_ids])
+            if any(line.number in self._open for line in mine) or pending:
+                return
+            ends_as = BatchStatus.CANCELLED if batch.status == BatchStatus.CANCELLING else BatchStatus.EXPIRED
+            await self._finish(batch, ends_as)
+        elif batch.completed + batch.failed >= batch.total and not mine:
+            await self._finish(batch, BatchStatus.COMPLETED)
+        elif self.completions.budgets.spent(batch.tenant_id, batch.api_key_id or 0, batch.model):
+            await self._pause(batch)
+        elif batch.pk not in self._sources:
+            if batch.pk not in self._epochs:
+                if not await database_sync_to_async(services.take_up)(batch):
+                    return
+                self._epochs[batch.pk] = batch.epoch
+            try:
+                self._sources[batch.pk] = await database_sync_to_async(_sources_of)(batch)
+            except ApiError as error:
+                logger.warning("%s waits: %s", batch.public_id, error.message)
+                return
+            await self._put_back_behind(batch)
+
+    async def _is_of_another(self, batch: Batch) -> bool:
+        """Return whether another process took *batch* up, a moment ago; then what runs of it here is cut off."""
+        now_s = asyncio.get_running_loop().time()
+        if self._epochs.get(batch.pk, batch.epoch) != batch.epoch:
+            logger.warning("%s was taken up by another process; its lines are left to that", batch.public_id)
+            self._close(batch.pk)
+            await self._let_go([line for line in self._open.values() if line.row.batch_id == batch.pk])
+            del self._epochs[batch.pk]
+            self._leave_until_s[batch.pk] = now_s + LEAVE_S
+        if now_s < self._leave_until_s.get(batch.pk, now_s):
+            return True
+        self._leave_until_s.pop(batch.pk, None)
+        return False
 
     async def _follow_deadlines(self, running: dict[int, Batch]) -> None:
         """Read the lines of a model again, the most urgent first, where a batch of it was sped up or no longer is."""
@@ -241,8 +322,9 @@ class Feeder:
         self._close(batch.pk)
         await asyncio.to_thread(send_task, FINISH_TASK, batch.pk)
 
-    async def _read_lines(self) -> None:
-        """Open lines, those of batches with the earliest deadline first."""
+    async def _read_lines(self) -> list[Exception]:
+        """Open lines, those of batches with the earliest deadline first; return the errors."""
+        errors: list[Exception] = []
         every = (source for sources in self._sources.values() for source in sources)
         open_lines = Counter(line.row.model for line in self._open.values())
         for source in sorted(every, key=lambda one: one.batch.due_at):
@@ -254,11 +336,15 @@ class Feeder:
             except ApiError as error:
                 logger.warning("%s waits: %s", source.batch.public_id, error.message)
                 continue
+            except Exception as error:
+                errors.append(error)
+                continue
             for row, raw in lines:
                 if row.pk in self._open:  # it ran on while its batch was paused
                     continue
                 self._take(row, raw, source)
             open_lines[source.model] += len(lines)
+        return errors
 
     def _announce(self, batches: list[Batch]) -> None:
         """Announce the lines that are not open yet to the queue manager."""
@@ -283,9 +369,10 @@ class Feeder:
             arrived_at=source.batch.created_at.timestamp(),
             due_at=source.batch.expires_at.timestamp(),
             urgent_at=source.batch.due_at.timestamp(),
+            epoch=self._epochs[source.batch.pk],
         )
         self._open[line.number] = line
-        line.task = asyncio.create_task(self._answer(line))
+        line.task = spawn(self._answer(line), "answer batch line")
 
     async def _let_go(self, lines: list[OpenLine]) -> None:
         """Forget *lines*; those that run are cut off."""
@@ -299,20 +386,31 @@ class Feeder:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer(self, line: OpenLine) -> None:
-        """Execute *line*, again after a failure that may pass, and note its answer."""
-        while True:
-            status, body = await self._execute(line)
-            if line.number not in self._open:
-                return
-            if status not in AGAIN and (status != 500 or line.failures >= MOST_FAILURES):
-                break
-            line.failures += 1
-            await asyncio.sleep(min(2.0**line.failures, LONGEST_PAUSE_S))
-        del self._open[line.number]
-        self._answers.append(answer_of(line.row, status, body))
+        """Execute *line*, again after a failure that may pass, and keep its answer until it is written."""
+        request_id = services.request_id(line.row)
+        try:
+            while True:
+                tried = await self._execute(line)
+                if line.number not in self._open:
+                    return
+                line.failures += tried.failed
+                if line.failures >= MAX_TRIES or not (tried.failed or tried.status in AGAIN):
+                    break
+                self._lose(self._rows.pop(request_id))
+                line.pauses += 1
+                await asyncio.sleep(min(2.0**line.pauses, LONGEST_PAUSE_S))
+            try:
+                answer = answer_of(line.row, tried.status, tried.body)
+            except Exception:  # else its batch would wait for it until the deadline
+                logger.exception("line %s: its answer cannot be read", request_id)
+                answer = Answer(line.number, line.row.batch_id, "", succeeded=False)
+            answer.row, answer.epoch = self._rows.pop(request_id), line.epoch
+            del self._open[line.number]
+            self._answers.append(answer)
+        finally:
+            self._lose(self._rows.pop(request_id))
 
-    async def _execute(self, line: OpenLine) -> tuple[int, bytes]:
-        """(status, body) of the answer to *line*."""
+    async def _execute(self, line: OpenLine) -> Tried:
         now = time.time()
         terms = replace(
             line.grant.default_terms,
@@ -332,12 +430,12 @@ class Feeder:
             )
         except ApiError as error:
             self.completions.records.count_error(error)
-            return error.status, error.body()
+            return Tried(error.status, error.body(), error.by_instance)
         except Exception:
             logger.exception("line %s failed", request.request_id)
             failure = ApiError(500, "Something failed on our side.", type="server_error", code="internal_error")
-            return 500, failure.body()
-        return answer.status, b"".join(answer.body)
+            return Tried(500, failure.body())
+        return Tried(answer.status, b"".join(answer.body))
 
 
 class Collected:
@@ -360,17 +458,29 @@ async def _no_message() -> dict[str, Any]:
     raise AssertionError
 
 
+NO_JSON = ("answer_not_json", "The answer is no JSON, as a line has to be: ask for `encoding_format` float or base64.")
+
+
+def _body_of(line: bytes) -> bytes:
+    """Return the body of the input *line*, for the gateway to judge; nothing of a line that has none any longer."""
+    try:
+        try:
+            return bytes(_input_line.decode(line).body)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return bytes(_input_line.decode(read_body(line, settings.MAX_JSON_DEPTH)[1]).body)
+    except (ApiError, msgspec.MsgspecError, ValueError, RecursionError):
+        return b""
+
+
 def answer_of(row: BatchLine, status: int, body: bytes) -> Answer:
-    """The line of the output file, or of the error file for any status but 200."""
-    value = json.loads(body) if body else None
-    response = {"status_code": status, "request_id": services.request_id(row), "body": value}
-    line = {"id": services.request_id(row), "custom_id": row.custom_id, "response": response, "error": None}
-    usage = (value or {}).get("usage") or {}
-    tokens = (
-        int(usage.get("prompt_tokens", usage.get("input_tokens")) or 0),
-        int(usage.get("completion_tokens", usage.get("output_tokens")) or 0),
-    )
-    return Answer(row.pk, row.batch_id, json.dumps(line), status == 200, tokens if status == 200 else (0, 0))
+    """The line of the output file, or of the error file for any status but 200 and for an answer that is no JSON."""
+    try:
+        value = json.loads(body, parse_constant=lambda _: None) if body else None
+        response = {"status_code": status, "request_id": services.request_id(row), "body": value}
+        line = {"id": services.request_id(row), "custom_id": row.custom_id, "response": response, "error": None}
+        return Answer(row.pk, row.batch_id, json.dumps(line), status == 200)
+    except (ValueError, RecursionError):
+        return Answer(row.pk, row.batch_id, services.error_text(row, *NO_JSON), False)
 
 
 def _running_batches() -> list[Batch]:

@@ -118,6 +118,8 @@ class Batch(models.Model):
     """State after `finalizing` or `cancelling`."""
     model = models.CharField(max_length=200, blank=True)
     """Of all lines; empty where they name several."""
+    epoch = models.PositiveIntegerField(default=0)
+    """How often a process took up its lines; answers of an earlier one are refused."""
     lines_read = models.PositiveIntegerField(default=0)
     total = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)

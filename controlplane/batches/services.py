@@ -2,10 +2,11 @@
 
 import contextlib
 import json
+import logging
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from django.core.files import File
 from django.db import transaction
 from django.utils import timezone
+from msgspec import Struct
+from msgspec.structs import replace
 
 from controlplane.accounts.models import ApiKey, Tenant, User
 from controlplane.batches.budgets import check_lines_budget
@@ -26,7 +29,11 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model, SloClass, SloKind
 from controlplane.fleet.selectors import adapters_of
 from controlplane.gateway.errors import ApiError, invalid
+from controlplane.gateway.ledger.entry import RequestRecord
+from controlplane.gateway.ledger.writer import is_away
 from scheduling.model_task import Task
+
+logger = logging.getLogger(__name__)
 
 MOST_FILE_BYTES = 200 * 1024 * 1024
 MOST_PROBLEMS = 100
@@ -165,13 +172,22 @@ def enter(batch_id: int, status: BatchStatus, *, of: Sequence[BatchStatus], **fi
     return True
 
 
-def note_resumed(batch: Batch) -> None:
-    """Record that a new process takes up the lines of *batch* that have no answer."""
+def take_up(batch: Batch) -> bool:
+    """Become the process that executes the lines of *batch*: what earlier ones answer from now on is refused.
+
+    Return False, and do nothing, where another has done so since *batch* was read.
+    """
     with transaction.atomic():
-        row = Batch.objects.select_for_update().get(pk=batch.pk)
-        row.moments = {**row.moments, "resumed": int(time.time())}
-        row.save(update_fields=["moments"])
-        record("batch.resumed", row, actor="batches", after={"done": row.ended_lines, "lines": row.total})
+        row = Batch.objects.select_for_update().filter(pk=batch.pk, epoch=batch.epoch).first()
+        if row is None:
+            return False
+        if row.epoch:
+            row.moments = {**row.moments, "resumed": int(time.time())}
+            record("batch.resumed", row, actor="batches", after={"done": row.ended_lines, "lines": row.total})
+        row.epoch += 1
+        row.save(update_fields=["epoch", "moments"])
+        batch.epoch = row.epoch
+    return True
 
 
 def speed_up(batch: Batch, within_s: float, actor: User | str, reason: str) -> None:
@@ -355,36 +371,80 @@ def _write_file(batch: Batch, name: str, texts: Iterable[str | None]) -> StoredF
         )
 
 
-class Answer:
+class Answer(Struct):
     """The answer to a line, as it stands in the output or error file."""
 
-    def __init__(self, line_id: int, batch_id: int, text: str, succeeded: bool, tokens: tuple[int, int]) -> None:
-        self.line_id, self.batch_id, self.text, self.succeeded, self.tokens = line_id, batch_id, text, succeeded, tokens
+    line_id: int
+    batch_id: int
+    text: str
+    succeeded: bool
+    row: RequestRecord | None = None
+    """Of the ledger, for the execution that gave it; None: it was not executed."""
+    epoch: int | None = None
+    """Of its batch, when the process that executed it took that up; None: of any."""
 
 
-def record_answers(answers: Iterable[Answer]) -> None:
-    """Write *answers* and count them, each chunk in one transaction. A line that has an answer keeps it."""
+REFUSED_TEXT = ("answer_not_stored", "The answer could not be stored.")
+
+
+def record_answers(
+    answers: Iterable[Answer], write_rows: Callable[[list[RequestRecord]], None] = lambda rows: None
+) -> list[Answer]:
+    """Write *answers*, each chunk in one transaction with their rows of the ledger: what is answered is paid once.
+
+    Return those that are not kept: their line has an answer, or another process took its batch up. One that the database
+    refuses is replaced by an error. Raises what the database raises while it writes nothing.
+    """
     of_line: dict[int, Answer] = {}
-    for answer in answers:
-        of_line.setdefault(answer.line_id, answer)
-    keys = list(of_line)
-    for chunk in (keys[at : at + CHUNK_LINES] for at in range(0, len(keys), CHUNK_LINES)):
+    not_kept = [answer for answer in answers if of_line.setdefault(answer.line_id, answer) is not answer]
+    every = list(of_line.values())
+    for at in range(0, len(every), CHUNK_LINES):
+        not_kept += _record(every[at : at + CHUNK_LINES], write_rows)
+    return not_kept
+
+
+def _record(answers: Sequence[Answer], write_rows: Callable[[list[RequestRecord]], None]) -> list[Answer]:
+    try:
         with transaction.atomic():
-            lines = list(BatchLine.objects.select_for_update().filter(pk__in=chunk, answer__isnull=True).order_by("pk"))
-            for line in lines:
-                line.answer, line.succeeded = of_line[line.pk].text, of_line[line.pk].succeeded
-            BatchLine.objects.bulk_update(lines, ["answer", "succeeded"], batch_size=100)
-            for batch_id in sorted({line.batch_id for line in lines}):
-                _count(batch_id, [of_line[line.pk] for line in lines if line.batch_id == batch_id])
+            return _write_answers(answers, write_rows)
+    except Exception as error:
+        if is_away(error) or (len(answers) == 1 and answers[0].text == ""):
+            raise
+        if len(answers) == 1:
+            logger.error("batches: an answer cannot be stored: %s", type(error).__name__)
+            return _record([replace(answers[0], text="", succeeded=False)], write_rows)
+        half = len(answers) // 2
+        return _record(answers[:half], write_rows) + _record(answers[half:], write_rows)
 
 
-def _count(batch_id: int, answers: Sequence[Answer]) -> None:
-    batch = Batch.objects.select_for_update().get(pk=batch_id)
+def _write_answers(answers: Sequence[Answer], write_rows: Callable[[list[RequestRecord]], None]) -> list[Answer]:
+    keys = [answer.line_id for answer in answers]
+    locked = BatchLine.objects.select_for_update().filter(pk__in=keys, answer__isnull=True).order_by("pk")
+    lines = {line.pk: line for line in locked.select_related("batch")}
+    in_use = Batch.objects.select_for_update().filter(pk__in={line.batch_id for line in lines.values()})
+    batches = {batch.pk: batch for batch in in_use.order_by("pk")}
+    kept, not_kept = [], []
+    for answer in answers:
+        line = lines.get(answer.line_id)
+        if line is None or answer.epoch not in (None, batches[line.batch_id].epoch):
+            not_kept.append(answer)
+            continue
+        line.answer, line.succeeded = answer.text or error_text(line, *REFUSED_TEXT), answer.succeeded
+        kept.append(answer)
+    BatchLine.objects.bulk_update([lines[one.line_id] for one in kept], ["answer", "succeeded"], batch_size=100)
+    write_rows([one.row for one in kept if one.row is not None])
+    for batch in batches.values():
+        _count(batch, [one for one in kept if one.batch_id == batch.pk])
+    return not_kept
+
+
+def _count(batch: Batch, answers: Sequence[Answer]) -> None:
+    """Count *answers*; the tokens are those of the ledger, so that the batch's usage is what its tenant pays."""
     succeeded = sum(answer.succeeded for answer in answers)
     batch.completed += succeeded
     batch.failed += len(answers) - succeeded
-    batch.input_tokens += sum(answer.tokens[0] for answer in answers)
-    batch.output_tokens += sum(answer.tokens[1] for answer in answers)
+    batch.input_tokens += sum(answer.row.prompt_tokens for answer in answers if answer.row is not None)
+    batch.output_tokens += sum(answer.row.output_tokens for answer in answers if answer.row is not None)
     batch.samples = with_sample(batch.samples, time.time(), batch.ended_lines) or batch.samples
     batch.save(update_fields=["completed", "failed", "input_tokens", "output_tokens", "samples"])
 
@@ -420,7 +480,7 @@ def _answer_unfinished(batch: Batch, ends_as: BatchStatus) -> None:
     waiting = BatchLine.objects.filter(batch=batch, answer__isnull=True).select_related("batch").order_by("number")
     while chunk := list(waiting[:CHUNK_LINES]):
         record_answers(
-            [Answer(line.pk, batch.pk, error_text(line, code, message), False, (0, 0)) for line in chunk],
+            [Answer(line.pk, batch.pk, error_text(line, code, message), False) for line in chunk],
         )
 
 

@@ -2,10 +2,13 @@
 
 import codecs
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
+from django.conf import settings
 
+from controlplane.gateway.admission.validation import read_body
+from controlplane.gateway.errors import ApiError
 from scheduling.model_task import Task
 from workers.vllm.tasks import EMBEDDINGS, GENERATION, PATHS, SCORING
 
@@ -87,12 +90,10 @@ def _check(raw: bytes, number: int, offset: int, endpoint: str, models: Mapping[
     if len(raw) > MOST_LINE_BYTES:
         return Problem("line_too_large", f"This line is larger than {MOST_LINE_BYTES:,} bytes.", number)
     try:
-        value: Any = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
-        return Problem("invalid_json_line", f"This line is not parseable as valid JSON: {why}.", number)
-    if not isinstance(value, dict):
-        return Problem("invalid_json_line", "This line is not a JSON object.", number)
+        value, _ = read_body(raw, settings.MAX_JSON_DEPTH)
+    except ApiError as error:
+        message = error.message.replace("The request body", "This line", 1)
+        return Problem("invalid_json_line", message, number)
     custom_id = value.get("custom_id")
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512 or "\0" in custom_id:
         message = "custom_id must be a text of 1 to 512 characters, none of them NUL."

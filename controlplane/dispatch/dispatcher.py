@@ -609,6 +609,7 @@ class Dispatcher:
     def _note_failure(self, request: Request, replica: Replica, left: port.Left) -> None:
         topology, now_s = self.topology, self.clock()
         request.failed_at.append(replica)
+        replica.health.failures += left.failure != port.BUSY
         if left.failure in (port.SILENT, port.CUT):
             replica.reachable = False  # until its next heartbeat
             topology.doubt(replica)

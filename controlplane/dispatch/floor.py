@@ -26,6 +26,7 @@ import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import RedisError
 
+from controlplane.background import spawn
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.reordering import Evicted
@@ -233,10 +234,11 @@ class Publication:
         running: Mapping[str, int],
         left_tokens: Mapping[str, int],
         waiting: Mapping[str, Sequence[float]],
+        outcomes: Mapping[str, tuple[int, int]],
         up_s: float,
     ) -> None:
-        """Publish *views*, requests *running* and *left_tokens* by instance, what is *waiting* by model, and the gateway's
-        uptime.
+        """Publish *views*, requests *running*, *left_tokens* and *outcomes* by instance, what is *waiting* by model, and the
+        gateway's uptime.
         """
         if self._publishing is not None and not self._publishing.done():
             return  # Redis is slow: there will be newer ones
@@ -248,9 +250,10 @@ class Publication:
                 "running": running,
                 "left_tokens": left_tokens,
                 "waiting": waiting,
+                "outcomes": outcomes,
             }
         )
-        self._publishing = asyncio.create_task(self._exchange(message), name="floor publishes")
+        self._publishing = spawn(self._exchange(message), "floor publishes")
 
     async def stop(self) -> None:
         if self._publishing is not None:
@@ -371,7 +374,9 @@ class Floor:
                 self.dispatcher.holding.work.scaled(view.model, view.region, self.observation.memory(index).changed_s)
         running = {replica.name: int(topology.fleet.running[replica.slot]) for replica in topology.replicas.values()}
         waiting = self.dispatcher.holding.waiting_work()
-        self.publication.publish(views.values(), running, self._left_tokens(), waiting, now_s - self._began_s)
+        health = {replica.name: replica.health for replica in topology.replicas.values()}
+        outcomes = {name: (one.answered, one.failures) for name, one in health.items()}
+        self.publication.publish(views.values(), running, self._left_tokens(), waiting, outcomes, now_s - self._began_s)
         evicted = self.dispatcher.reordering.evicted
         if evicted and now_s >= self._paused_until_s:
             self._in_thread(partial(self.rows.note_evictions, [*evicted]))
@@ -487,7 +492,7 @@ class Floor:
         def end(error: Exception | None) -> None:
             if error is not None:
                 self._refused(error)
-            self._seeing = loop.create_task(see(), name="floor sees")
+            self._seeing = spawn(see(), "floor sees")
 
         def run() -> None:
             error = None

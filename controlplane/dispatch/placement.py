@@ -40,6 +40,8 @@ class Placement:
     prewarming: Prewarming
     pinned: Pinned
 
+    owns: Callable[[], bool] = lambda: True  # whether this process may place
+
     def __post_init__(self) -> None:
         self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
         self.adapters: Counter[str] = Counter()
@@ -80,6 +82,8 @@ class Placement:
 
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
+        if not self.owns():
+            return
         topology, queue = self.topology, self.queue
         policy, grouped = POLICY_CODES[endpoint.spec.policy.routing], queue.grouped(endpoint)
         while queue.count(endpoint) or self.pinned.count(endpoint):

@@ -20,6 +20,7 @@ import numpy as np
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
+from controlplane.background import spawn
 from controlplane.dispatch.reordering import PATIENCE_S
 from controlplane.jobs.broker import send_task
 from scheduling.queueing.reordering.bound import Shortage
@@ -113,7 +114,7 @@ class CelerySolver:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, seen: Snapshot, by: str, answered: Callable[[Answer | None], None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._solve(seen, by, answered), name="reorder-queues")
+        task = spawn(self._solve(seen, by, answered), "reorder queues")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

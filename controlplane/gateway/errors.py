@@ -48,6 +48,7 @@ class ApiError(Exception):
         self.estimated_wait_s = estimated_wait_s
         self.earliest_at = earliest_at  # epoch seconds
         self.extra_headers = headers
+        self.by_instance = False  # an instance answered with an error
 
     def body(self, *, anthropic: bool = False) -> bytes:
         """Return OpenAI's error body, or Anthropic's, which has our code and the rest too."""

@@ -124,6 +124,10 @@ class LedgerRow(models.Model):
         default="",
         help_text="What was called, by the last part of its path, such as embeddings; empty: not known.",
     )
+    lost = models.BooleanField(
+        default=False,
+        help_text="An execution of a batch line whose answer was not kept: its tenant does not pay for it.",
+    )
     trace = models.JSONField(default=list, blank=True, help_text="Placements tried, with policy, scores and reason.")
 
     class Meta:

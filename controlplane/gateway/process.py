@@ -18,7 +18,7 @@ from typing import Any
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane import kernels
+from controlplane import background, kernels
 from controlplane.database import ERRORS, probe_write
 from controlplane.dispatch import floor
 from controlplane.dispatch.dispatcher import Dispatcher
@@ -116,7 +116,8 @@ class Gateway:
         self.lengths = LengthService(LengthPrior(), jobs)
         self.records = Records(self.ledger, self.lengths, loop_clock)
         self.records.tracing = tracing.start()
-        self.lease = Lease(settings.REDIS_URL, jobs.add("renew-lease", RENEW_S, "redis"))
+        self.lease = Lease(jobs.add("renew-lease", RENEW_S, "database"))
+        self.dispatcher.placement.owns = self.upstream.owns = self.owns
         self.heartbeats = Heartbeats(
             self.dispatcher,
             self.lease,
@@ -182,6 +183,7 @@ class Gateway:
         self._refresh = asyncio.Event()
         self.ignored_settings: Mapping[tuple[str, str], str] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._giving_up: asyncio.Task[None] | None = None
 
     def _from_dispatcher(self, record: FromDispatcher) -> None:
         if isinstance(record, ServedModels):
@@ -233,7 +235,7 @@ class Gateway:
             self.commands.run(),
             self.floor.run(),
         ):
-            self._tasks.append(asyncio.create_task(work))
+            self._tasks.append(background.spawn(work, str(getattr(work, "__qualname__", work))))
         # Everything loaded by this point stays: without this, each full collection walks half a million objects (100 ms).
         gc.collect()
         gc.freeze()
@@ -244,7 +246,7 @@ class Gateway:
 
     async def stop(self) -> None:
         """Write what is left and release resources, after the server has let its streams finish (or cut them)."""
-        self.http.stopping = True
+        self.step_down()
         if monitor.current is self.monitor:
             monitor.current = None
         await end(self._tasks)
@@ -263,6 +265,13 @@ class Gateway:
         await self.upstream.stop()
         gc.unfreeze()
 
+    def step_down(self) -> None:
+        """Give up the regions before anything else of a planned stop: another process serves while streams end here."""
+        if not self.http.stopping:
+            self.http.stopping = True
+            self._giving_up = background.spawn(self.lease.give_up(), "give up ownership")
+            self.requests.stand_by()
+
     @staticmethod
     async def _every(job: Job, work: Any) -> None:
         while True:
@@ -273,6 +282,8 @@ class Gateway:
     async def _count(self) -> None:
         self.http.completions.load.look()
         self.requests.report()
+        if not self.owns():
+            self.requests.stand_by()
         self.dispatcher.prewarm_on()
         if self.topology.changed.is_set():
             self.topology.changed.clear()
@@ -364,31 +375,34 @@ class Parts:
         gateway = self.gateway
         if not gateway.ready or gateway.stopping:
             return Part("web", PartState.STARTING, "starting or stopping")
-        if not gateway.lease.held:
-            return Part("web", PartState.STANDBY, f"standing by for {gateway.lease.holder}")
+        lease = gateway.lease
+        if not lease.held:
+            return Part("web", PartState.STANDBY, f"standing by for {lease.holder or 'the database'}")
+        if deaths := background.summary():
+            return Part("web", PartState.WARNING, f"background tasks died, and run again after a restart: {deaths}")
         busy = f"its event loop is busy for {gateway.http.completions.load.share:.0%} of the time"
-        return Part("web", PartState.OK, f"{gateway.lease.owner} owns the regions; {gateway.active} in flight; {busy}")
+        owner = f"{lease.owner} owns the regions, epoch {lease.epoch}"
+        return Part("web", PartState.OK, f"{owner}; {gateway.active} in flight; {busy}")
 
     def _redis(self) -> Part:
-        for job in (self.gateway.publisher.job, self.gateway.lease.job):
-            if not job.ok:
-                return Part("redis", PartState.DOWN, job.last_error)
-        took_s = self.gateway.lease.job.last_duration_s
+        job = self.gateway.publisher.job
+        if not job.ok:
+            return Part("redis", PartState.DOWN, job.last_error)
+        took_s = job.last_duration_s
         return Part("redis", PartState.OK, "" if took_s is None else f"answers in {took_s * 1000:.1f} ms")
 
     def _database(self) -> Part:
         job = self.gateway.inventory_job
         if not job.ok:
             return Part("database", PartState.DOWN, job.last_error)
-        held = self.gateway.ledger.held
+        ledger = self.gateway.ledger
+        if ledger.trouble:
+            return Part("database", PartState.WARNING, f"ledger: {ledger.trouble}")
         if not self.gateway.write_job.ok:
-            text = f"takes no writes: {self.gateway.write_job.last_error}; {held} ledger rows wait"
+            text = f"takes no writes: {self.gateway.write_job.last_error}; {ledger.held} ledger rows wait"
             return Part("database", PartState.WARNING, text)
         took = "" if job.last_duration_s is None else f"the inventory is read in {job.last_duration_s * 1000:.0f} ms; "
-        if refused := self.gateway.ledger.refused:
-            text = f"it refused {refused} ledger row{'s' * (refused > 1)}, quarantined: `manage.py ledger_refused`"
-            return Part("database", PartState.WARNING, text)
-        return Part("database", PartState.OK, f"{took}{held} ledger rows wait to be written")
+        return Part("database", PartState.OK, f"{took}{ledger.held} ledger rows wait to be written")
 
     def _celery(self, redis: Part) -> Part:
         if redis.state != PartState.OK:

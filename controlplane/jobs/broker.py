@@ -2,17 +2,22 @@
 
 import logging
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 from celery import Celery
 from django.conf import settings
+from django.core.checks import CheckMessage, Warning
 from kombu.exceptions import OperationalError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from workers.celery import app as celery_app
 
 logger = logging.getLogger(__name__)
 
 REDIS_TIMEOUT_S = 0.3
+CHECK_S = 2.0
 DELIVERY_OPTIONS = {"socket_connect_timeout": 0.5, "max_retries": 1, "interval_start": 0, "interval_max": 0}
 """Of a message that only makes work begin sooner: fail in well under a second, since the row is already safe."""
 INSPECTION_OPTIONS = {"socket_connect_timeout": 1.0, "socket_timeout": 3.0, "max_retries": 0, "retry_on_timeout": False}
@@ -43,6 +48,40 @@ def _unread(queue: str) -> int:
     """Messages in *queue* that no worker has taken yet."""
     with impatient_redis() as client:
         return int(client.llen(queue))
+
+
+def redis_problem(url: str) -> str:
+    """Return why the Redis at *url* cannot be used; "" if it can."""
+    if (error := _ping(url)) is None:
+        return ""
+    text, parts = str(error).strip() or type(error).__name__, urlsplit(url)
+    if "mismatch" in text:
+        return f"its certificate is of another host ({text})"
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return f"its certificate is of a CA that is not known: set REDIS_CA_FILE ({text})"
+    other = ("redis", "") if parts.scheme == "rediss" else ("rediss", "ssl_cert_reqs=none&ssl_check_hostname=false")
+    answer = _ping(parts._replace(scheme=other[0], query=other[1]).geturl())
+    if answer is None or isinstance(answer, redis.AuthenticationError):
+        return f"it {'speaks' if other[1] else 'does not speak'} TLS: use {other[0]}:// ({text})"
+    return text
+
+
+def _ping(url: str) -> Exception | None:
+    """Return the error of a ping; None without one."""
+    try:
+        with redis.Redis.from_url(
+            url, socket_connect_timeout=CHECK_S, socket_timeout=CHECK_S, retry=Retry(NoBackoff(), 0)
+        ) as client:
+            client.ping()
+    except (redis.RedisError, OSError, ValueError) as error:
+        return error
+    return None
+
+
+def check_redis(**_: Any) -> list[CheckMessage]:
+    """A check of `manage.py check --deploy`."""
+    problem = redis_problem(settings.REDIS_URL)
+    return [Warning(f"REDIS_URL: {problem}", id="pilothouse.W001")] if problem else []
 
 
 def impatient_redis() -> "redis.Redis":

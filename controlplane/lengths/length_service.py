@@ -20,6 +20,7 @@ from typing import Any, Final
 from channels.db import database_sync_to_async
 from msgspec import Struct
 
+from controlplane.background import spawn
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import notes, services
 from controlplane.lengths.answering import Answering, Budgets, RunningVersion, Shadows, Starter
@@ -40,6 +41,8 @@ REFRESH_S: Final = 2.0
 PRIOR_SPREAD: Final = 0.9
 """Standard deviation of the logarithm of lengths around the prior's mean, until it is known."""
 FORCED: Final = "forced"
+MAX_TOKENS: Final = 2**31 - 1
+"""Most tokens that are predicted for a request, whatever it asks for: more fit no column."""
 SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", EMBEDDING: "embedding", PRIOR: "prior", FORCED: FORCED}
 """Names of sources in the published summary; all others are `model`."""
 
@@ -81,8 +84,8 @@ def bounded(query: LengthQuery, estimate: Estimate, source: str, /, **more: Any)
         tokens_each = min(max(tokens_each, least), most)
         quantiles = tuple(min(max(quantile, least), most) for quantile in quantiles)
     served = Estimate(tokens_each, quantiles, estimate.seen)
-    tokens = max(1, round(served.tokens)) * query.sequences
-    upper = max(tokens, math.ceil(served.quantiles[-1]) * query.sequences)
+    tokens = min(max(1, round(served.tokens)) * query.sequences, MAX_TOKENS)
+    upper = min(max(tokens, math.ceil(served.quantiles[-1]) * query.sequences), MAX_TOKENS)
     return Prediction(tokens, upper, source, served, **more)
 
 
@@ -116,8 +119,8 @@ class LengthService:
         if self.answering.active is None and self.on:
             await self.answering.take(Assigned(BUNDLED, (), {}))
         self._tasks = [
-            asyncio.create_task(self._every(versions, self._refresh), name="length versions"),
-            asyncio.create_task(self._every(flushed, self.flush), name="length notes"),
+            spawn(self._every(versions, self._refresh), "length versions"),
+            spawn(self._every(flushed, self.flush), "length notes"),
         ]
 
     async def stop(self) -> None:

@@ -80,7 +80,8 @@ PRICES = Resource(
     rows=lambda viewer: Price.objects.all(),
     columns=(
         Column("id"),
-        Column("of", "Of", type=PriceOf),
+        Column("of", type=PriceOf),
+        Column("item", "Of", lambda row: PriceOf(row.of).label, rest=False),
         Column("name", "Name"),
         Column("amount", "Amount (USD an hour, or a factor)", label="Amount"),
         Column("from_at", "From (UTC)", draw="moment"),
@@ -90,7 +91,7 @@ PRICES = Resource(
     ),
     least=Role.VIEWER,
     filters=(of_choice("of", PriceOf, "items"), Filter("name")),
-    page=("of", "name", "amount", "from_at", "reason", "created_by", "created_at"),
+    page=("item", "name", "amount", "from_at", "reason", "created_by", "created_at"),
     parent=("console:usage", "Usage"),
     empty="No price was entered.",
 )

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import shorten
 
+from controlplane.background import spawn
 from controlplane.supervisor.guard import Guard, signal_group
 
 LINE_CHARS = 2000
@@ -32,7 +33,7 @@ class Child:
         self._process, self._output, self._pipe, self._guard, self._on_line = process, output, pipe, guard, on_line
         self.last_line = ""
         self._asked = False
-        self._ended = asyncio.create_task(self._follow())
+        self._ended = spawn(self._follow(), "follow child")
 
     @classmethod
     async def start(

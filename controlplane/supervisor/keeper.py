@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from controlplane.background import spawn
 from controlplane.supervisor.child import Child
 from controlplane.supervisor.guard import MARK, Guard, kill_marked
 from controlplane.supervisor.screen import Screen
@@ -86,7 +87,7 @@ class Keeper:
         self._note(part, "starting", "")
         text = await self._bring_up(part, part.ready_within_s)
         self.screen.started(part.name, text, time.monotonic() - began)
-        self._tasks[part.name] = asyncio.create_task(self._keep(part))
+        self._tasks[part.name] = spawn(self._keep(part), "keep part")
 
     def process_id(self, name: str) -> int:
         return self._children[name][1].process_id
@@ -193,7 +194,7 @@ class Keeper:
             came_up = time.monotonic()
             self.screen.note(f"{part.name} is back after {came_up - began:.1f} s")
             if part.on_restart is not None:
-                self._hooks[part.name] = asyncio.create_task(self._after_restart(part, part.on_restart))
+                self._hooks[part.name] = spawn(self._after_restart(part, part.on_restart), "after restart")
 
     async def _after_restart(self, part: Part, hook: Callable[[], Awaitable[None]]) -> None:
         """Repeat *hook* until it succeeds; when *part* ends meanwhile, its next start repeats it."""

@@ -111,7 +111,7 @@ async def answers(url: str) -> str | None:
     try:
         async with redis.asyncio.from_url(url, socket_connect_timeout=PROBE_S, socket_timeout=PROBE_S) as client:
             return str((await client.info("server"))["redis_version"])
-    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+    except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError) as error:
         if isinstance(error, redis.AuthenticationError):
             raise NoRedisError(f"Redis at {without_password(url)} refuses us: {error}") from error
         return None

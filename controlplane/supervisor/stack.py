@@ -17,9 +17,10 @@ import aiohttp
 import redis.asyncio
 
 import controlplane
+from controlplane.background import spawn
 from controlplane.dispatch.wire import SUMMARY_KEY
 from controlplane.env import SQLITE_WAITS_S
-from controlplane.jobs.broker import answering_workers
+from controlplane.jobs.broker import answering_workers, redis_problem
 from controlplane.supervisor.keeper import Keeper, Part, PartError
 from controlplane.supervisor.redis_server import NoRedisError, OwnRedis, answers, own_redis, without_password
 from controlplane.supervisor.screen import Screen
@@ -184,7 +185,7 @@ class Stack:
                     group.create_task(self.keeper.start(part))
         except* PartError as errors:
             raise errors.exceptions[0] from None
-        self._background = asyncio.create_task(self._compile_the_rest())
+        self._background = spawn(self._compile_the_rest(), "compile kernels")
         if plan.demo:
             await self._instances(redis_url)
         if plan.traffic:
@@ -214,7 +215,8 @@ class Stack:
         if url := self.plan.redis_url:
             version = await answers(url)
             if version is None:
-                raise PartError(f"Redis does not answer at {without_password(url)} (REDIS_URL).")
+                problem = await asyncio.to_thread(redis_problem, url)
+                raise PartError(f"Redis does not answer at {without_password(url)} (REDIS_URL): {problem}.")
             self.screen.started("redis", f"{without_password(url)}, version {version}", time.monotonic() - began)
             return url
         own: OwnRedis = own_redis()

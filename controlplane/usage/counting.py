@@ -321,12 +321,15 @@ def ledger_quarter(begin: datetime, end: datetime, gpu_types: dict[str, str], ki
 
 
 def _ran_within(begin: datetime, end: datetime) -> Iterator[tuple[Any, ...]]:
-    """Ledger rows that arrived before *end* and ended after *begin*. Those that took long have their own index."""
+    """Ledger rows that arrived before *end* and ended after *begin*. Those that took long have their own index.
+
+    Lost executions of batch lines are charged to no tenant: their time is idle.
+    """
     long_ago = begin - timedelta(milliseconds=LONG_MS)
     lately = LedgerRow.objects.filter(arrived_at__gte=long_ago, arrived_at__lt=end)
     longest = LedgerRow.objects.filter(e2e_ms__gt=LONG_MS, arrived_at__gte=begin - LONGEST, arrived_at__lt=long_ago)
     for rows in (longest, lately):
-        for row in rows.order_by("arrived_at").values_list(*READ).iterator(chunk_size=5_000):
+        for row in rows.filter(lost=False).order_by("arrived_at").values_list(*READ).iterator(chunk_size=5_000):
             arrived_at, e2e_ms = row[5], row[7]
             if arrived_at >= begin or arrived_at + timedelta(milliseconds=e2e_ms or 0.0) > begin:
                 yield row

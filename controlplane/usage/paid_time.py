@@ -71,7 +71,7 @@ def counted_before(since: datetime, until: datetime) -> dict[datetime, list[Paid
     rows = InstanceHour.objects.filter(hour__gte=since, hour__lt=until, paid__isnull=False).order_by("pk")
     for row in rows:
         begin_s = row.hour.timestamp()
-        periods = [(begin_s + begin, begin_s + end) for begin, end in row.paid]
+        periods = [(begin_s + begin, begin_s + end) for begin, end in row.paid or []]
         known[row.hour.astimezone(UTC)].append(PaidInstance(row.instance, row.model, row.gpu_type, row.gpus, periods))
     return known
 

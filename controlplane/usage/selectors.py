@@ -34,8 +34,8 @@ class Asked:
 
     def rows(self, by_instance: bool = False) -> "QuerySet[Any]":
         """Return the rows; *by_instance* those of instances, which know no tenant and no key."""
-        model = InstanceHour if by_instance else UsageHour
-        rows = model._default_manager.filter(hour__gte=self.since, hour__lt=self.until)
+        model: Any = InstanceHour if by_instance else UsageHour
+        rows: QuerySet[Any] = model.objects.filter(hour__gte=self.since, hour__lt=self.until)
         if self.tenants is not None:
             rows = rows.filter(tenant__in=self.tenants)
         return narrowed(rows, **self.names)

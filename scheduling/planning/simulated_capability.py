@@ -107,7 +107,7 @@ def simulated_capability(
     idle = float(broken(served(1, ALONE_EVERY_S * np.arange(ALONE, dtype=np.float64), some), some, {}).mean())
     if idle > allowed:  # out of reach at any number of instances: plan for what can be reached
         each = np.arange(prompts.size)
-        alone = served(1, ALONE_EVERY_S * each, each)
+        alone = served(1, ALONE_EVERY_S * np.arange(prompts.size, dtype=np.float64), each)
         reachable_s = {name: REACHABLE * np.nan_to_num(latency_s(alone, name)) for name in limits_s}
         note += (
             f"; out of reach at any number of instances: {idle:.0%} of requests break their promise on an idle instance,"

@@ -161,6 +161,7 @@ REST = {
     "change_deployment": Reach(ADMIN, {"deployment_id": "DEPLOYMENT"}, {"queue_bound": 7} | REASON),
     "get_rollout": Reach(VIEWER, {"deployment_id": "DEPLOYMENT"}),
     "start_rollout": Reach(OPERATOR, {"deployment_id": "DEPLOYMENT"}, REASON),
+    "send_rollout_back": Reach(OPERATOR, {"deployment_id": "DEPLOYMENT"}, REASON),
     "cancel_rollout": Reach(OPERATOR, {"deployment_id": "DEPLOYMENT"}, {}),
     "undeploy": Reach(ADMIN, {"deployment_id": "DEPLOYMENT"}, REASON),
     "retire_model": Reach(ADMIN, {"name": "MODEL"}, REASON),

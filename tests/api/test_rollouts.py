@@ -4,7 +4,7 @@ import pytest
 
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.launching import launch_spec
-from controlplane.fleet.models import Deployment
+from controlplane.fleet.models import Deployment, Rollout
 from controlplane.fleet.rollouts import revisions
 
 pytestmark = pytest.mark.django_db
@@ -56,3 +56,24 @@ def test_without_a_reason_the_cancelling_says_who(sign_in, outdated, deployment)
     path, operator = f"deployments/{deployment.pk}/rollout", sign_in("operator")
     operator.post(path, reason="x")
     assert operator.send("DELETE", path, {}).json()["message"] == "Cancelled by operator"
+
+
+def test_how_a_version_proves_itself_is_given_and_it_goes_back_on_request(sign_in, outdated, deployment):
+    path, operator = f"deployments/{deployment.pk}/rollout", sign_in("operator")
+    assert operator.post(path, reason="x", bake_s=-1).status_code == 422
+    begun = operator.post(path, reason="x", bake_s=300, failure_budget=0.01, min_requests=50, auto_back=False).json()
+    given = ("bake_s", "failure_budget", "min_requests", "auto_back", "going_back", "cause")
+    assert [begun[name] for name in given] == [300, 0.01, 50, False, False, ""]
+    refused = operator.post(f"{path}/back", reason="too slow")
+    assert refused.status_code == 409
+    assert "the settings before are not known" in refused.json()["error"]["message"]
+    before = revisions.launched_with(deployment, launch_spec(outdated))
+    Rollout.objects.update(before=before)  # as an instance of this release has them
+    back = operator.post(f"{path}/back", reason="too slow")
+    assert (back.status_code, back.json()["going_back"], back.json()["cause"]) == (
+        202,
+        True,
+        "Asked by operator: too slow",
+    )
+    assert Deployment.objects.get().max_num_seqs == 256
+    assert sign_in("viewer").post(f"{path}/back", reason="x").status_code == 403

@@ -41,6 +41,7 @@ def here(monkeypatch, settings, tmp_path):
     for module in (api, feeder):
         monkeypatch.setattr(module, "send_task", lambda task, *args: tasks[task](*args))
     monkeypatch.setattr(feeder, "LOOK_S", 0.05)
+    monkeypatch.setattr(feeder, "LEAVE_S", 1.0)
 
 
 @pytest.fixture
@@ -308,17 +309,23 @@ async def test_errors_have_the_shape_of_openai(served, monkeypatch):
 async def test_answers_wait_in_memory_while_the_database_is_away(served, client, monkeypatch):
     record, tries = services.record_answers, []
 
-    def fail_twice(answers):
+    def fail_twice(answers, write_rows):
         tries.append(len(answers))
         if len(tries) <= 2:
             raise OperationalError("database is locked")
-        record(answers)
+        return record(answers, write_rows)
 
     monkeypatch.setattr(services, "record_answers", fail_twice)
     batch = await ended(client, await run(client, input_of(5)))
     assert len(tries) > 2
     assert batch.request_counts.completed == 5
     assert len(await lines_of(client, batch.output_file_id)) == 5
+
+
+def another_feeder(served, owns=lambda: True):
+    """A feeder of the same rows, as another process has; the test lets it look."""
+    gateway = served.gateway
+    return feeder.Feeder(gateway.http.completions, ledger=gateway.ledger, owns=owns, job=gateway.jobs.add("again", 1.0))
 
 
 async def test_a_new_process_executes_only_lines_without_an_answer(served, client):
@@ -330,11 +337,11 @@ async def test_a_new_process_executes_only_lines_without_an_answer(served, clien
     def answer_two():
         for line in BatchLine.objects.filter(batch__public_id=batch.id).order_by("-number")[:2]:
             services.record_answers(
-                [services.Answer(line.pk, line.batch_id, json.dumps({"custom_id": "x"}), True, (1, 1))]
+                [services.Answer(line.pk, line.batch_id, json.dumps({"custom_id": "x"}), succeeded=True)]
             )
 
     await database_sync_to_async(answer_two)()
-    again = feeder.Feeder(served.gateway.http.completions, owns=lambda: True, job=served.gateway.jobs.add("again", 1.0))
+    again = another_feeder(served)
     await again.look()
     await again.look()
     assert {line.row.number for line in again._open.values()} == {1, 2, 3, 4}
@@ -387,7 +394,7 @@ async def test_lines_in_memory_are_bounded_for_each_model_of_a_batch(served, cli
     of_other = BatchLine.objects.filter(batch__public_id=batch.id, number__gt=22)
     await database_sync_to_async(of_other.update)(model="other")
     await database_sync_to_async(Batch.objects.filter(public_id=batch.id).update)(model="")
-    again = feeder.Feeder(served.gateway.http.completions, owns=lambda: True, job=served.gateway.jobs.add("again", 1.0))
+    again = another_feeder(served)
     for _ in range(3):
         await again.look()
     assert Counter(line.row.model for line in again._open.values()) == {"m": 5, "other": 5}
@@ -410,7 +417,7 @@ async def test_lines_wait_while_their_file_cannot_be_read(served, client, monkey
     served.backends[0].script.hold = asyncio.Event()
     batch = await run(client, input_of(6))
     await until(lambda: served.backends[0].running > 0)
-    again = feeder.Feeder(served.gateway.http.completions, owns=lambda: True, job=served.gateway.jobs.add("again", 1.0))
+    again = another_feeder(served)
     monkeypatch.setattr(FieldFile, "open", open_unless_broken)
     await again.look()
     assert not again._open
@@ -426,8 +433,7 @@ async def test_a_batch_that_a_new_process_takes_up_says_so(served, client):
     served.backends[0].script.hold = asyncio.Event()
     batch = await run(client, input_of(3))
     await until(lambda: served.backends[0].running > 0)
-    again = feeder.Feeder(served.gateway.http.completions, owns=lambda: True, job=served.gateway.jobs.add("again", 1.0))
-    again._began_s += 10.0
+    again = another_feeder(served)
     await again.look()
     await again.look()
     row = await database_sync_to_async(Batch.objects.get)(public_id=batch.id)

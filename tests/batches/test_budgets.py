@@ -86,7 +86,7 @@ def test_the_files_of_one_batch_are_worked_on_at_a_time_and_the_next_comes_then(
 def test_a_full_disk_leaves_no_part_of_a_file_behind(key, monkeypatch):
     batch = batch_of(key, 2)
     for line, succeeded in zip(BatchLine.objects.order_by("number"), (True, False), strict=True):
-        services.record_answers([services.Answer(line.pk, batch.pk, "{}", succeeded, (1, 1))])
+        services.record_answers([services.Answer(line.pk, batch.pk, "{}", succeeded)])
     services.enter(batch.pk, BatchStatus.FINALIZING, of=(BatchStatus.IN_PROGRESS,), ends_as=BatchStatus.COMPLETED)
     Batch.objects.update(total=0)  # as of one that was cancelled before all lines were read
     save, room, store = FileSystemStorage._save, [1], storages["files"]

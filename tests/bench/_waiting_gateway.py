@@ -31,6 +31,7 @@ class WaitingGateway:
     def __init__(self, runs: int, waiting: int, instances: int) -> None:
         self.gateway = Gateway(floor_rows)
         self.dispatcher = self.gateway.dispatcher
+        self.dispatcher.placement.owns = lambda: True  # without the database
         self.dispatcher.reordering.ask = None  # no other process proves orders here
         self.inventory = Inventory(
             models={name: ModelSpec(name, 32_768, 0) for name in POLICIES},

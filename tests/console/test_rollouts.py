@@ -2,6 +2,7 @@
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
 from controlplane.console.live.attention import Known, find
 from controlplane.console.selectors.attention import rollouts_failed
@@ -83,3 +84,17 @@ def test_a_failed_one_needs_attention_until_the_settings_are_changed_back(outdat
     assert item["detail"] == "one: out of memory"
     Deployment.objects.update(max_num_seqs=256)
     assert rollouts_failed() == ()
+
+
+def test_the_form_says_how_a_version_proves_itself_and_the_page_why_it_went_back(acting, outdated, deployment):
+    page = post(acting, deployment, "start", reason="x", bake_s="long").content.decode()
+    assert "from 0 to 86400 seconds" in page
+    post(acting, deployment, "start", reason="x", bake_s="5")
+    rollout = Rollout.objects.get()
+    assert (rollout.bake_s, rollout.auto_back) == (5, False)  # a box that is not ticked is not sent
+    assert "Go back" in html_of(acting, "instances")
+    assert "the settings before are not known" in post(acting, deployment, "back", reason="x").content.decode()
+    Rollout.objects.update(state="rolled_back", message="3 of 10 requests failed", ended_at=timezone.now())
+    Deployment.objects.update(max_num_seqs=256)
+    assert "The last rollout went back" in html_of(acting, "instances")
+    assert "3 of 10 requests failed" in html_of(acting, "instances")

@@ -38,7 +38,7 @@ GROUPS = {
         *("pilothouse_adapter", "pilothouse_prewarmed", "pilothouse_cached", "pilothouse_lease"),
     ),
     "Output lengths": ("pilothouse_length_",),
-    "Jobs and parts": ("pilothouse_job_", "pilothouse_part_"),
+    "Jobs and parts": ("pilothouse_job_", "pilothouse_part_", "pilothouse_dead_tasks"),
     "Ledger and process": ("pilothouse_ledger_", "pilothouse_event_loop_", "pilothouse_info", "process_"),
 }
 """Rows of the dashboard: beginnings of the names of their metrics."""

@@ -163,7 +163,7 @@ def test_a_changed_deployment_is_rolled_out_over_emulated_instances(
         services.start(make_instance(state=S.PROVISIONING, name=name, node=node), "test", "begin")
     pass_once()
     Deployment.objects.update(max_num_seqs=3, min_instances=2)
-    rollout = rollouts.start(deployment, "test", "three at once")
+    rollout = rollouts.start(deployment, "test", "three at once", bake_s=0)
     for _ in range(30):
         advance_rollouts()
         pass_once()

@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from channels.db import database_sync_to_async
+from django.db import connections
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Tenant
@@ -47,8 +48,15 @@ def period_of_users(served, settings, tmp_path, monkeypatch):
         }
     }
     tasks = {api.VALIDATE_TASK: services.validate_batch, feeder.FINISH_TASK: services.finish_batch}
-    for module in (api, feeder):
-        monkeypatch.setattr(module, "send_task", lambda task, *args: tasks[task](*args))
+
+    def finish(task, *args):
+        try:
+            tasks[task](*args)
+        finally:
+            connections.close_all()  # of a thread that no one else cleans up
+
+    monkeypatch.setattr(api, "send_task", lambda task, *args: tasks[task](*args))
+    monkeypatch.setattr(feeder, "send_task", finish)
 
 
 def post(served, body, **headers):

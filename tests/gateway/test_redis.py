@@ -8,10 +8,8 @@ import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.dispatch.lease import Lease
 from controlplane.fleet.models import Instance
 from controlplane.gateway.process import Gateway
-from controlplane.jobs.record import Job
 from controlplane.planning.execution import floor as floor_rows
 from tests.examples import at_night_but
 from tests.gateway.conftest import serving, until
@@ -118,7 +116,8 @@ class TestWithRedis:
     @pytest.mark.parametrize("takeovers", at_night_but((2,), [2, 10]))
     async def test_the_next_owner_has_all_models_at_once(self, served, monkeypatch, takeovers):
         """C75: asked for its models from its first moment, the next owner names all or says that it does not serve yet."""
-        monkeypatch.setattr("controlplane.dispatch.lease.LEASE_S", 1)
+        for name in ("LEASE_S", "ALONE_S"):
+            monkeypatch.setattr(f"controlplane.dispatch.lease.{name}", 1)
         monkeypatch.setattr("controlplane.dispatch.lease.RENEW_S", 0.1)
         for port, name in enumerate(("n", "o"), 1):  # nothing answers there
             await database_sync_to_async(make_model)(name, f"http://127.0.0.1:{port}")
@@ -140,16 +139,3 @@ class TestWithRedis:
                 assert [model["id"] for model in answers[-1][2]["data"]] == ["m", "n", "o"]
                 assert {(status, bool(after)) for status, after, _ in answers[:-1]} <= {(503, True)}
                 owner = heir
-
-
-async def test_a_lease_that_ran_out_is_taken(redis_server, monkeypatch):
-    monkeypatch.setattr("controlplane.dispatch.lease.LEASE_S", 1)
-    monkeypatch.setattr("controlplane.dispatch.lease.RENEW_S", 0.1)
-    first, second = (Lease(redis_server.url, Job("renew-lease", "gateway", 0.1)) for _ in range(2))
-    await first.start()
-    await second.start()
-    assert (first.held, second.held, second.holder) == (True, False, first.owner)
-    first._task.cancel()  # the first process dies without a word
-    await until(lambda: second.held)
-    await second.stop()
-    await first._redis.aclose()

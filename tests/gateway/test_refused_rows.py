@@ -1,28 +1,27 @@
-"""A ledger row that the database refuses blocks no others: it is quarantined, reported, repaired and added again."""
+"""Values are cleaned once, and a ledger row that the database refuses all the same blocks no others."""
 
 import asyncio
+import json
 import math
-from io import StringIO
-from pathlib import Path
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.core.management import call_command
-from django.core.management.base import CommandError
+from django.db import InterfaceError, OperationalError, ProgrammingError
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
-from controlplane.gateway.ledger import refused
-from controlplane.gateway.ledger.entry import COLUMNS, RequestRecord, fit
-from controlplane.gateway.ledger.writer import Ledger, write_all
+from controlplane.gateway.ledger import writer
+from controlplane.gateway.ledger.entry import COLUMNS, RequestRecord
+from controlplane.gateway.ledger.writer import DEAD_LETTERS, Ledger, is_away, write_all
 from controlplane.gateway.models import LedgerRow
 from tests.gateway.conftest import until
 from tests.gateway.test_ledger import entries  # noqa: F401
+from tests.triggers import refuse, stop_refusing
 
-NOBODY = 10**9  # no tenant has this number, and no bound can catch it
+NOBODY = 10**9  # no tenant has this number
 
 
 def request_ids() -> list[str]:
@@ -31,6 +30,12 @@ def request_ids() -> list[str]:
 
 def bad(entry: RequestRecord) -> RequestRecord:
     return replace(entry, tenant_id=NOBODY)
+
+
+def letters(folder) -> list[str]:
+    """Request ids of the rows in the dead-letter file."""
+    lines = (folder / DEAD_LETTERS).read_bytes().splitlines()
+    return [json.loads(line)[COLUMNS.index("request_id")] for line in lines]
 
 
 @pytest.mark.sql
@@ -43,16 +48,93 @@ async def test_all_others_are_written_in_order_at_once(entries, tmp_path, at):  
     assert await ledger.flush()
     assert await sync_to_async(request_ids)() == [f"r{number}" for number in range(4) if number not in at]
     assert (ledger.held, ledger.refused, ledger.written) == (0, len(at), 4 - len(at))
-    quarantine = refused.read(tmp_path)
-    assert [one.row["request_id"] for one in quarantine] == [f"r{number}" for number in at]
-    assert all(one.reason.startswith("IntegrityError") for one in quarantine)
+    assert letters(tmp_path) == [f"r{number}" for number in at]
     event = await Event.objects.aget(kind="ledger.refused")
     assert event.severity == "critical"
-    assert event.after == {"rows": len(at), "request_id": f"r{at[0]}"}
+    assert event.after == {"rows": len(at), "request_id": f"r{at[0]}", "file": DEAD_LETTERS}
+    assert ledger.trouble == f"the database refused {len(at)} rows, kept in {DEAD_LETTERS}"
     await ledger.stop()
 
 
-async def test_a_journal_is_taken_up_the_same_way(entries, tmp_path):  # noqa: F811
+REFUSES = {
+    "P0001": "RAISE EXCEPTION 'not this tenant'",
+    "XX000": "RAISE EXCEPTION 'not this tenant' USING ERRCODE = 'XX000'",
+    "0A000": "RAISE EXCEPTION 'not this tenant' USING ERRCODE = '0A000'",
+    "22003": "RAISE EXCEPTION 'not this tenant' USING ERRCODE = '22003'",
+    "23514": "RAISE EXCEPTION 'not this tenant' USING ERRCODE = '23514'",
+}
+"""Statements of a trigger, by SQLSTATE: ProgrammingError, InternalError, NotSupportedError, DataError, IntegrityError."""
+
+
+@pytest.mark.sql
+@pytest.mark.parametrize("sqlstate", REFUSES)
+async def test_a_trigger_against_one_row_holds_no_other(entries, tmp_path, sqlstate):  # noqa: F811
+    """C27, of every class of error that a row may cause."""
+    table = LedgerRow._meta.db_table
+    await sync_to_async(refuse)(table, "INSERT", "NEW.request_id = 'r1'", REFUSES[sqlstate])
+    try:
+        ledger = Ledger(10, tmp_path)
+        for entry in entries:
+            ledger.add(entry)
+        assert await ledger.flush()
+    finally:
+        await sync_to_async(stop_refusing)()
+    assert await sync_to_async(request_ids)() == ["r0", "r2", "r3"]
+    assert letters(tmp_path) == ["r1"]
+    await ledger.stop()
+
+
+def of_postgresql(sqlstate: str) -> ProgrammingError:
+    cause = Exception()
+    cause.sqlstate = sqlstate  # type: ignore[attr-defined]
+    error = ProgrammingError()
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "away"),
+    [
+        (OperationalError("database is locked"), True),
+        (InterfaceError("connection already closed"), True),
+        (of_postgresql("25006"), True),  # read-only
+        (of_postgresql("42P01"), True),  # no such table
+        (of_postgresql("42501"), True),  # no right to
+        (of_postgresql("P0001"), False),
+        (ProgrammingError("of SQLite"), False),
+        (TypeError("Integer exceeds 64-bit range"), False),
+    ],
+)
+async def test_rows_wait_for_the_database_alone_and_it_is_said_since_when(
+    entries,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    error,
+    away,
+):
+    assert is_away(error) is away
+    seen = []
+    ledger = Ledger(10, tmp_path)
+
+    def fail(batch, **_):
+        seen.append(ledger.held)
+        raise error
+
+    monkeypatch.setattr(writer, "write", fail)
+    for entry in entries:
+        ledger.add(entry)
+    assert await ledger.flush() is not away
+    assert seen[0] == 4, "while they are being written, too"
+    assert (ledger.held, ledger.refused) == ((4, 0) if away else (0, 4))
+    assert ledger.trouble.startswith("4 rows wait since 20" if away else "the database refused 4 rows")
+    monkeypatch.undo()
+    assert await ledger.flush()
+    assert len(await sync_to_async(request_ids)()) == (4 if away else 0)
+    assert ledger.held == 0
+    await ledger.stop()
+
+
+async def test_a_journal_is_read_the_same_way(entries, tmp_path):  # noqa: F811
     """C27."""
     first = Ledger(10, tmp_path)
     for entry in (entries[0], bad(entries[1]), entries[2]):
@@ -62,11 +144,26 @@ async def test_a_journal_is_taken_up_the_same_way(entries, tmp_path):  # noqa: F
     await second.start()
     await second.stop()
     assert await sync_to_async(request_ids)() == ["r0", "r2"]
-    assert Ledger(10, tmp_path).refused == 1
     third = Ledger(10, tmp_path)
     await third.start()
     assert third.held == 0
     await third.stop()
+
+
+async def test_dead_letters_under_a_journals_name_are_written_by_the_next_start(entries, tmp_path):  # noqa: F811
+    ledger = Ledger(10, tmp_path)
+    ledger.add(replace(entries[0], output_tokens="many"))
+    ledger.add(entries[1])
+    assert await ledger.flush()
+    await ledger.stop()
+    assert await sync_to_async(request_ids)() == ["r1"]
+    text = (tmp_path / DEAD_LETTERS).read_text()
+    (tmp_path / DEAD_LETTERS).unlink()
+    (tmp_path / "ledger-unsaved-again.jsonl").write_text(text.replace('"many"', "7"))
+    following = Ledger(10, tmp_path)
+    await following.start()
+    await following.stop()
+    assert await sync_to_async(request_ids)() == ["r1", "r0"]
 
 
 async def test_journal_lines_of_another_kind_are_left_out(entries, tmp_path):  # noqa: F811
@@ -81,50 +178,30 @@ async def test_journal_lines_of_another_kind_are_left_out(entries, tmp_path):  #
     assert await sync_to_async(request_ids)() == ["r0"]
 
 
-ANYTHING = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(2**31 - 2, 2**70), st.floats(), st.text(max_size=700),
-    st.text(st.characters(categories=["Cs"]), max_size=3), st.just("a\0b"),
-)  # fmt: skip
-NUMBERS = st.one_of(st.integers(), st.integers(2**31 - 2, 2**70), st.floats(allow_nan=False, allow_infinity=False))
-
-
-@st.composite
-def odd(draw: st.DrawFn) -> dict[str, object]:
-    """Values that an instance or a tenant may put into a row."""
-    texts = (
-        "model",
-        "slo_class",
-        "instance",
-        "application",
-        "run",
-        "unit",
-        "error_code",
-        "error_message",
-        "own_region",
-    )
-    wholes = (
-        "prompt_tokens",
-        "output_tokens",
-        "predicted_output_tokens",
-        "predicted_prompt_tokens",
-        "retry",
-        "attempts",
-    )
-    reals = ("queue_ms", "ttft_ms", "itl_ms", "e2e_ms", "estimated_wait_s")
-    values = dict(draw(st.dictionaries(st.sampled_from(texts), ANYTHING, max_size=3)))
-    values |= draw(st.dictionaries(st.sampled_from(wholes), NUMBERS, max_size=3))
-    return values | draw(st.dictionaries(st.sampled_from(reals), st.one_of(st.none(), st.floats()), max_size=2))
+TEXTS = st.one_of(
+    st.text(max_size=700), st.text(st.characters(categories=["Cs"]), max_size=3), st.just("a\0b"), st.just("x" * 999)
+)
+NUMBERS = st.one_of(st.integers(), st.integers(2**31 - 2, 2**70))
+REALS = st.one_of(st.none(), st.floats())
+KINDS = {
+    "request_id": TEXTS, "model": TEXTS, "slo_class": TEXTS, "region": TEXTS, "instance": TEXTS, "application": TEXTS,
+    "run": TEXTS, "unit": TEXTS, "error_code": TEXTS, "error_message": TEXTS, "own_region": TEXTS, "asked_model": TEXTS,
+    "prompt_tokens": NUMBERS, "output_tokens": NUMBERS, "predicted_output_tokens": NUMBERS, "retry": NUMBERS,
+    "predicted_prompt_tokens": NUMBERS, "attempts": NUMBERS, "cached_tokens": NUMBERS, "status_code": NUMBERS,
+    "queue_ms": REALS, "ttft_ms": REALS, "itl_ms": REALS, "e2e_ms": REALS, "estimated_wait_s": REALS,
+}  # fmt: skip
+"""What an instance or a tenant may put into a row, by column."""
 
 
 @pytest.mark.sql
 @pytest.mark.django_db
-def test_whatever_is_said_the_row_is_bounded_and_written(entries, tmp_path):  # noqa: F811
-    @given(st.lists(odd(), min_size=1, max_size=5))
+def test_whatever_is_said_the_row_is_cleaned_and_written(entries, tmp_path):  # noqa: F811
+    @given(st.lists(st.fixed_dictionaries({}, optional=KINDS), min_size=1, max_size=5))
     def written(rows):
         LedgerRow.objects.all().delete()
-        given_ = [replace(entries[0], request_id=f"odd{at}", **values) for at, values in enumerate(rows)]
+        given_ = [replace(entries[0], **values).ended() for values in rows]
         assert write_all(given_, tmp_path) == 0
-        assert request_ids() == [f"odd{at}" for at in range(len(rows))]
+        assert request_ids() == [entry.request_id for entry in given_]
         for row in LedgerRow.objects.all():
             assert all(0 <= number < 2**31 for number in (row.prompt_tokens, row.output_tokens, row.attempts))
             assert all(number is None or math.isfinite(number) for number in (row.ttft_ms, row.itl_ms, row.e2e_ms))
@@ -134,115 +211,36 @@ def test_whatever_is_said_the_row_is_bounded_and_written(entries, tmp_path):  # 
     written()
 
 
-@given(st.lists(odd(), min_size=1, max_size=4))
-def test_what_fits_is_what_bounding_leaves_as_it_is(rows):
-    made = [replace(WELL, **values) for values in rows]
-    bounded = [entry.bounded() for entry in made]
-    assert fit(bounded)
-    assert fit(made) == all(map(same, made, bounded))
-
-
-WELL = RequestRecord(
-    "r", 1e9, 1, None, "m", "interactive", "east", "m-0", "", "", "", True, "done", 200, "", 1, 1, 1, None, None, None, None,
-    None, 1, "[]",
-)  # fmt: skip
-
-
-def same(one: RequestRecord, other: RequestRecord) -> bool:
-    """Values and their types."""
-    return all(type(mine) is type(its) and mine == its for mine, its in zip(one.values(), other.values(), strict=True))
-
-
-async def test_a_row_that_no_journal_can_hold_is_held_all_the_same(entries, tmp_path):  # noqa: F811
-    ledger = Ledger(10, tmp_path)
-    ledger.add(replace(entries[0], output_tokens=2**70, run="\ud800"))
-    ledger.journal.close()  # killed
-    second = Ledger(10, tmp_path)
-    await second.start()
-    await second.stop()
-    row = await LedgerRow.objects.aget()
-    assert (row.output_tokens, row.run) == (2**31 - 1, "?")
-
-
-async def test_a_value_of_another_kind_is_quarantined(entries, tmp_path):  # noqa: F811
-    ledger = Ledger(10, tmp_path)
-    ledger.add(replace(entries[0], output_tokens="many"))
-    ledger.add(entries[1])
-    assert await ledger.flush()
-    assert await sync_to_async(request_ids)() == ["r1"]
-    assert "many" in refused.read(tmp_path)[0].reason or refused.read(tmp_path)[0].row["output_tokens"] == "many"
-    await ledger.stop()
-
-
-def test_a_number_beyond_its_column_is_the_largest_and_what_is_no_number_raises(entries):  # noqa: F811
+def test_what_fits_stays_as_it_is_and_what_does_not_is_the_nearest(entries):  # noqa: F811
+    assert entries[0].ended().values() == entries[0].values()
     entry = replace(
-        entries[0], predicted_output_tokens=3_000_000_000, retry=-4, e2e_ms=math.inf, run="x" * 200
-    ).bounded()
-    assert (entry.predicted_output_tokens, entry.retry, entry.e2e_ms, len(entry.run)) == (2**31 - 1, 0, None, 80)
-    with pytest.raises(ValueError, match="invalid literal"):
-        replace(entries[0], output_tokens="many").bounded()
+        entries[0], predicted_output_tokens=3_000_000_000, retry=-4, e2e_ms=math.inf, run="ü" * 200, unit="\ud800\0"
+    ).ended()
+    assert (entry.predicted_output_tokens, entry.retry, entry.e2e_ms, entry.run) == (2**31 - 1, 0, None, "ü" * 80)
+    assert entry.unit == "?\ufffd"
 
 
-def command(folder, settings, *arguments: str) -> str:
-    settings.STATE_DIR = folder
-    output = StringIO()
-    call_command("ledger_refused", *arguments, stdout=output)
-    return output.getvalue()
-
-
-@pytest.fixture
-def quarantine(entries, tmp_path):  # noqa: F811
-    """Two rows without an owner, one of them of a class that cannot be added."""
-    rows = [(asdict(bad(entry)), "IntegrityError: no such tenant") for entry in entries[:2]]
-    refused.quarantine(tmp_path, rows)
-    return tmp_path
-
-
-def test_rows_are_listed_mended_and_added_again(quarantine, entries, settings):  # noqa: F811
-    tenant = entries[0].tenant_id
-    listed = command(quarantine, settings)
-    assert "r0  " in listed
-    assert "UTC  IntegrityError: no such tenant" in listed
-    with pytest.raises(CommandError, match="2 refused again"):
-        command(quarantine, settings, "--add")
-    assert request_ids() == []
-    assert command(quarantine, settings, "r1", "--set", f"tenant_id={tenant}", "--add") == "1 added\n"
-    assert request_ids() == ["r1"]
-    command(quarantine, settings, "r0", "--set", f"tenant_id={tenant}", "--set", "error_code=odd")
-    assert command(quarantine, settings, "--add") == "1 added\n"
-    assert request_ids() == ["r1", "r0"]
-    assert LedgerRow.objects.get(request_id="r0").error_code == "odd"
-    assert command(quarantine, settings) == "No row is quarantined.\n"
-
-
-def test_rows_are_dropped_and_mistakes_are_said(quarantine, settings):
-    with pytest.raises(CommandError, match=r"No refused row is of r9\."):
-        command(quarantine, settings, "r9")
-    with pytest.raises(CommandError, match="'colour=red' is not COLUMN=VALUE"):
-        command(quarantine, settings, "--set", "colour=red")
-    assert command(quarantine, settings, "r0", "--drop") == "1 dropped\n"
-    assert [one.row["request_id"] for one in refused.read(quarantine)] == ["r1"]
-    assert refused.count(quarantine) == 1
-
-
-@pytest.fixture
-def empty_quarantine(settings):
-    yield
-    (Path(settings.STATE_DIR) / refused.FILE).unlink(missing_ok=True)
-
-
-async def test_the_page_and_readyz_say_it(served, empty_quarantine):
+async def test_the_page_and_readyz_say_it(served):
     (await served.chat()).release()
-    (row,) = await served.rows()
-    values = {name: getattr(row, name) for name in COLUMNS}
-    served.gateway.ledger.add(bad(RequestRecord(**values | {"arrived_at": row.arrived_at.timestamp(), "trace": "[]"})))
-    await served.gateway.ledger.flush()
+    await served.rows()
+    ledger = served.gateway.ledger
+    parts = {part.name: part for part in served.gateway.monitor.parts()}
+    assert parts["database"].state == "ok"
+    ledger.job.failed(OperationalError("disk full"))
+    ledger.add(RequestRecord(request_id="r"))
     parts = {part.name: part for part in served.gateway.monitor.parts()}
     assert parts["database"].state == "warning"
-    assert parts["database"].detail == "it refused 1 ledger row, quarantined: `manage.py ledger_refused`"
+    assert parts["database"].detail.startswith("ledger: 1 rows wait since 20")
     async with served.http.get(f"{served.url}/readyz") as response:
-        assert response.status == 200
-        assert (await response.json())["checks"]["ledger"] == "1 refused rows are quarantined"
+        assert response.status == 200, "requests are served"
+        assert (await response.json())["checks"]["ledger"].endswith("UTC: OperationalError: disk full")
+    async with served.http.get(f"{served.url}/metrics") as response:
+        metrics = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines() if line[0] != "#")
+    assert float(metrics["pilothouse_ledger_held_rows"]) == 1
+    assert float(metrics["pilothouse_ledger_failing_seconds"]) > 0
+    ledger._held.clear()
+    ledger.journal.cut()
+    ledger.journal.forget()
 
 
 @pytest.mark.parametrize("asked", [3_000_000_000, 2**63])
@@ -262,3 +260,43 @@ async def test_a_request_for_more_than_any_column_holds_is_a_row_like_others(ser
     assert outcomes["done"].output_tokens > 0
     assert outcomes["rejected"].predicted_output_tokens < 2**31
     assert served.gateway.ledger.held == served.gateway.ledger.refused == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"max_tokens": 2**62, "n": 4, "ignore_eos": True}),
+        ("chat/completions", {"max_tokens": 2**64 - 1, "ignore_eos": True}),
+        ("chat/completions", {"max_completion_tokens": 2**64 - 1, "min_tokens": 2**64 - 1}),
+        ("chat/completions", {"max_tokens": 2**64 - 1, "n": 16_384, "ignore_eos": True, "stream": True}),
+        ("completions", {"prompt": ["a"] * 1000, "n": 16_384, "max_tokens": 2**64 - 1, "ignore_eos": True}),
+        ("responses", {"input": "hi", "max_output_tokens": 2**64 - 1}),
+        ("messages", {"max_tokens": 2**64 - 1}),
+    ],
+)
+@pytest.mark.parametrize("status", [200, 400])
+async def test_a_placed_request_for_more_than_64_bits_has_its_row(served, path, body, status):
+    """C01: it was served and left no row."""
+    served.backends[0].script.status = status
+    if "prompt" not in body and "input" not in body:
+        body = body | {"messages": [{"role": "user", "content": "hello"}]}
+    async with served.http.post(
+        f"{served.url}/v1/{path}", json={"model": "m"} | body, headers=served.headers
+    ) as response:
+        await response.read()
+    row = await served.new_row()
+    assert row.attempts >= 1, "it was placed"
+    assert served.gateway.ledger.refused == 0
+    await served.gateway.lengths.flush()
+
+
+async def test_an_error_of_an_instance_with_nul_and_half_characters_has_its_row(served):
+    body = json.dumps({"error": {"message": "bad \0 and \ud800 \\u0000", "code": 500}}).encode()
+    served.backends[0].script.plays = [
+        b"HTTP/1.1 500 Oh\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    ]
+    async with await served.chat() as response:
+        assert response.status == 502
+    row = await served.new_row()
+    assert "\0" not in json.dumps(row.trace)
+    assert served.gateway.ledger.refused == 0

@@ -43,7 +43,7 @@ async def ready(served) -> dict:
 
 
 async def test_every_job_of_the_process_is_known_and_runs(served):
-    of_redis = {"probe-workers", "publish-summary", "renew-lease", "queue-commands"}  # which is not here
+    of_redis = {"probe-workers", "publish-summary", "queue-commands"}  # which is not here
     quick = OWN - {"note-key-use", "length-notes"} - of_redis
     await until(lambda: all(served.gateway.jobs[name].last_success_at for name in quick))
     body = await ready(served)

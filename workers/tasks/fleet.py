@@ -245,7 +245,7 @@ def _start(instance: Instance, command: InstanceCommand) -> None:
         check_move(row.name, row.state, InstanceState.LOADING)
         row.url, row.process_id = url, process_id
         row.host = settings.HOST if row.launcher == Launcher.PROCESS else ""
-        row.launched_with, row.api_key = revisions.settings_of(spec), spec.api_key
+        row.launched_with, row.api_key = revisions.launched_with(instance.deployment, spec), spec.api_key
         row.save(update_fields=["url", "process_id", "host", "launched_with", "api_key", "changed_at"])
         move(row, InstanceState.LOADING, actor=ACTOR, reason=command.reason, inputs={"url": url, "command": command.pk})
 

@@ -1,11 +1,47 @@
 """Rollouts of changed deployments."""
 
+import asyncio
+
+import orjson
+
+from controlplane.fleet.models import Instance, ModelTask, Rollout
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.fleet.rollouts.selectors import open_rollouts
+from controlplane.planning.execution import live_views
 from workers.celery import app
+from workers.vllm.client import VllmClient, VllmError
+from workers.vllm.tasks import EMBEDDINGS, GENERATION
+
+PROBE_S = 10.0
 
 
 @app.task
 def advance_rollouts() -> int:
     """Advance every rollout by one move, in a transaction each; return how many are in progress."""
-    return sum(rollouts.advance(row).ended_at is None for row in open_rollouts())
+    rows, count = open_rollouts(), 0
+    outcomes = live_views.outcomes() if rows else None
+    for row in rows:
+        advanced = rollouts.advance(row, outcomes)
+        count += advanced.ended_at is None
+        if advanced.probe == rollouts.WANTED and advanced.starting is not None:
+            said = asyncio.run(_probe(advanced.starting))
+            Rollout.objects.filter(pk=advanced.pk, probe=rollouts.WANTED).update(probe=said[:255])
+    return count
+
+
+async def _probe(instance: Instance) -> str:
+    """Ask *instance* for one token, or for a vector, or else whether it is well; return `ok`, or what failed."""
+    model = instance.deployment.model
+    asked = {
+        ModelTask.GENERATE: (GENERATION[-1], {"model": model.name, "prompt": "probe", "max_tokens": 1}),
+        ModelTask.EMBED: (EMBEDDINGS, {"model": model.name, "input": "probe"}),
+    }.get(ModelTask(model.task))
+    try:
+        async with VllmClient(instance.url, api_key=instance.token, timeout_s=PROBE_S) as client:
+            if asked is not None:
+                await client.prefill(asked[0], orjson.dumps(asked[1]))
+            elif not await client.health():
+                return "/health does not answer"
+    except VllmError as error:
+        return str(error)
+    return rollouts.OK

@@ -167,7 +167,9 @@ class ComparisonOut(RowSchema):
 class ForecastQuery(Schema):
     model: str = ""
     region: str = ""
-    slo_class: str = Field("", description="One class; empty: all interactive classes together; `+`: all deferred ones.")
+    slo_class: str = Field(
+        "", description="One class; empty: all interactive classes together; `+`: all deferred ones."
+    )
     quantity: Quantity | None = None
 
 

@@ -62,6 +62,8 @@ VERBS = {
     "rollout.succeeded": "rollout done",
     "rollout.failed": "rollout failed",
     "rollout.cancelled": "rollout cancelled",
+    "rollout.goes_back": "rollout goes back",
+    "rollout.rolled_back": "rolled back",
     "scaling.added": "added by scaling",
     "scaling.removed": "removed by scaling",
     "scaling.refused": "a move could not be made",

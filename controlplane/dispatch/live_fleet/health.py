@@ -64,6 +64,10 @@ class Health:
     until_s: float = 0.0  # of its rest
     busy: bool = False  # it asked for a pause: no fault
     rests: int = 0  # in a row
+    answered: int = 0
+    """Requests answered since its server became ready."""
+    failures: int = 0
+    """Requests that it failed since then, whether another instance served them or not."""
     _outcomes: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=OUTCOMES))
     _progress: tuple[float, ...] = ()
     _progress_s: float = math.inf

@@ -398,6 +398,7 @@ class Topology:
     def note_success(self, replica: Replica, now_s: float) -> None:
         """Record that *replica* answered a request completely."""
         replica.health.heard(now_s, served=True)
+        replica.health.answered += 1
         if replica.health.succeeded(now_s):
             self._note_end_of_rest(replica, "the request that it was tried with was answered")
         if not self.fleet.accepting[replica.slot]:

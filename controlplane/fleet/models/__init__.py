@@ -2,6 +2,7 @@
 
 from controlplane.fleet.models.hardware import Device, GpuType, Region, RegionLatency
 from controlplane.fleet.models.instances import CommandState, CommandVerb, Instance, InstanceCommand, Launcher, Node
+from controlplane.fleet.models.owner import Owner
 from controlplane.fleet.models.prices import Price, PriceOf, Prices
 from controlplane.fleet.models.rollouts import Rollout, RolloutState
 from controlplane.fleet.models.serving import Adapter, Deployment, Model, ModelTask, PerformanceProfile, WeightedTarget
@@ -26,6 +27,7 @@ __all__ = [
     "ModelTask",
     "Node",
     "OnReclaim",
+    "Owner",
     "PerformanceProfile",
     "Price",
     "PriceOf",

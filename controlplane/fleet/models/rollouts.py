@@ -12,6 +12,7 @@ class RolloutState(models.TextChoices):
     SUCCEEDED = "succeeded", "Succeeded"
     FAILED = "failed", "Failed"
     CANCELLED = "cancelled", "Cancelled"
+    ROLLED_BACK = "rolled_back", "Rolled back"
 
 
 class Rollout(Operation):
@@ -37,6 +38,28 @@ class Rollout(Operation):
         related_name="+",
         help_text="Has other settings, and is drained and stopped.",
     )
+
+    bake_s = models.PositiveIntegerField(
+        default=60, help_text="Seconds that a new instance serves before the next one is replaced."
+    )
+    failure_budget = models.FloatField(
+        default=0.05, help_text="Share of failed requests by which the new instances may exceed the others."
+    )
+    min_requests = models.PositiveIntegerField(
+        default=20, help_text="Requests by which they are judged; three failures are judged before."
+    )
+    auto_back = models.BooleanField(default=True, help_text="It goes back by itself when the new instances are bad.")
+    baking_since = models.DateTimeField(null=True, editable=False)
+    baseline = models.JSONField(default=dict, editable=False)
+    """(answered, failed) requests by instance when the newest one began to serve."""
+    others_ratio = models.FloatField(default=0.0, editable=False)
+    """Share of requests that the others failed, as last seen."""
+    probe = models.CharField(max_length=255, blank=True, editable=False)
+    """Of the newest instance, which had no requests: `wanted`, `ok`, or what failed."""
+    before = models.JSONField(default=dict, editable=False)
+    """What an instance was started with before (`Instance.launched_with`)."""
+    going_back = models.BooleanField(default=False, editable=False)
+    cause = models.TextField(blank=True, help_text="Why it went back or failed.")
 
     class Meta(Operation.Meta):
         constraints = [

@@ -10,7 +10,7 @@ from typing import Any
 
 from controlplane.fleet.lifecycle.launching import launch_spec
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Instance, Launcher, PerformanceProfile
+from controlplane.fleet.models import Deployment, Instance, Launcher, PerformanceProfile
 from workers.vllm.launcher import LaunchError
 from workers.vllm.spec import LaunchSpec
 
@@ -20,6 +20,11 @@ OF_ONE_INSTANCE |= {"shares_gpus_with", "sleep_mode"}
 SHOWN_AS = {"extra_args": "vllm_args", "max_model_len": "context_tokens", "cpu_kv_bytes": "kv_cache"}
 SHOWN_AS |= {"kv_blocks": "kv_cache", "enable_kv_cache_events": "kv_events"}
 SHOWN_AS |= dict.fromkeys(("enable_prompt_tokens_details", "enable_prefix_caching"), "kv_events")  # go with these
+COLUMNS = (
+    *("tensor_parallel", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_loras"),
+    *("max_cpu_loras", "vllm_args", "environment", "ordering_policy", "kv_events"),
+)
+"""Columns of a deployment that its servers are started with, but its secrets."""
 RUNNING = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED, InstanceState.FAILED}
 """States in which there is a server."""
 
@@ -30,6 +35,29 @@ def settings_of(spec: LaunchSpec) -> dict[str, Any]:
     values["environment"] = {name: _digest(value) for name, value in sorted(spec.environment.items())}
     values["api_key"] = _digest(spec.api_key)
     return values
+
+
+def launched_with(deployment: Deployment, spec: LaunchSpec) -> dict[str, Any]:
+    """Return what is kept with an instance of what it is started with."""
+    return settings_of(spec) | {"deployment": {name: getattr(deployment, name) for name in COLUMNS}}
+
+
+def restore(deployment: Deployment, before: dict[str, Any]) -> dict[str, Any]:
+    """Set the columns of *deployment* that differ to what they were in *before*; return their values now. Does not save.
+
+    Raises LaunchError, naming what differs, where that is not all: secrets, tokens and what is of the model are not kept.
+    """
+    kept = before.get("deployment")
+    own = deployment.instances.exclude(launcher=Launcher.EXTERNAL).first()
+    if kept is None or own is None:
+        raise LaunchError("the settings before are not known")
+    now = {name: getattr(deployment, name) for name, value in kept.items() if getattr(deployment, name) != value}
+    for name in now:
+        setattr(deployment, name, kept[name])
+    own.deployment, own.launched_with = deployment, before
+    if names := difference(own):
+        raise LaunchError(f"secrets, tokens and settings of the model are not set back ({', '.join(names)})")
+    return now
 
 
 def difference(instance: Instance, profile: PerformanceProfile | None = None) -> tuple[str, ...] | None:

@@ -1,13 +1,18 @@
 """Reads of rollouts: status of each deployment, and rollouts that are not done."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from django.db.models import Q
+from django.utils import timezone
 
 from controlplane.fleet.lifecycle.states import InstanceState as S
 from controlplane.fleet.models import Deployment, Instance, Rollout, RolloutState
 from controlplane.fleet.rollouts import revisions
 from controlplane.rows import narrowed, newest_of_each
+
+SHOWN = timedelta(days=1)
+"""For how long a rollout that failed or went back is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,10 @@ class Status:
 
     @property
     def is_worth_a_look(self) -> bool:
-        return self.runs or any(self.outdated.values())
+        newest = self.rollout
+        bad = newest is not None and newest.state in (RolloutState.FAILED, RolloutState.ROLLED_BACK)
+        recent = newest is not None and newest.ended_at is not None and timezone.now() - newest.ended_at < SHOWN
+        return self.runs or (bad and recent) or any(self.outdated.values())
 
     @property
     def runs(self) -> bool:

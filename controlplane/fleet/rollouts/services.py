@@ -8,10 +8,15 @@ instances, unless there is no other way, which the message says.
 `advance` makes the next move of one rollout and is called every few seconds; it reads what is there and keeps two
 instances in the row, the one that starts and the one that drains, so it may be cut off or repeated at any point. Each
 call locks what every other move locks (`places`). What drains is stopped by the task that stops what scaling drains.
+
+A new instance that is ready *bakes*: it serves for a while before the next old one is drained, and is judged by the requests
+that it failed. A bad version so costs one old instance at most: the rollout goes back, with the settings from before.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -31,6 +36,11 @@ ACTOR = "rollout"
 PROGRESS_DEADLINE = timedelta(minutes=30)
 """An instance that is not ready by then has failed."""
 S = InstanceState
+FEWEST_FAILURES = 3
+"""Failed requests that are judged however few there were."""
+WANTED, OK = "wanted", "ok"
+Outcomes = Mapping[str, Sequence[int]]
+"""(answered, failed) requests by instance."""
 
 
 @dataclass(slots=True)
@@ -77,8 +87,11 @@ def look(deployment: Deployment) -> Fleet:
 
 
 @transaction.atomic
-def start(deployment: Deployment, actor: User | str, reason: str) -> Rollout:
-    """Start a rollout of *deployment*. Raises ActionError if it is up to date or a rollout runs."""
+def start(deployment: Deployment, actor: User | str, reason: str, **values: Any) -> Rollout:
+    """Start a rollout of *deployment*. Raises ActionError if it is up to date or a rollout runs.
+
+    *values*: `bake_s`, `failure_budget`, `min_requests` and `auto_back` of `Rollout`.
+    """
     (deployment,) = places.lock(Deployment.objects.filter(pk=deployment.pk))
     if running := deployment.rollouts.filter(state=RolloutState.IN_PROGRESS).first():
         raise ActionError(
@@ -99,6 +112,8 @@ def start(deployment: Deployment, actor: User | str, reason: str) -> Rollout:
         total=len(seen.present),
         up_to_date=seen.up_to_date,
         message="Begins within seconds.",
+        before=next((row.launched_with for row in seen.stale if row.launched_with), {}),
+        **values,
     )
     settings = sorted({name for names in seen.differ.values() for name in names})
     after = {"rollout": rollout.pk, "instances": [row.name for row in seen.stale], "settings": settings}
@@ -124,8 +139,24 @@ def cancel(deployment: Deployment, actor: User | str, reason: str) -> Rollout:
 
 
 @transaction.atomic
-def advance(rollout: Rollout) -> Rollout:
-    """Make the next move of *rollout* if possible; its row says what it waits for."""
+def go_back(deployment: Deployment, actor: User | str, reason: str) -> Rollout:
+    """Have the rollout of *deployment*, in progress or failed, go back to the settings before. Raises ActionError."""
+    (deployment,) = places.lock(Deployment.objects.filter(pk=deployment.pk))
+    rollout = _locked(deployment.rollouts.all())
+    if rollout is None or rollout.going_back or rollout.state not in (RolloutState.IN_PROGRESS, RolloutState.FAILED):
+        raise ActionError(f"No rollout of {deployment} is in progress or has failed")
+    name = actor.get_username() if isinstance(actor, User) else actor
+    try:
+        _revert(rollout, f"{rollout.cause + '. ' if rollout.cause else ''}Asked by {name}: {reason}", actor)
+    except LaunchError as error:
+        raise ActionError(f"It cannot go back: {error}") from error
+    rollout.save()
+    return rollout
+
+
+@transaction.atomic
+def advance(rollout: Rollout, outcomes: Outcomes | None = None) -> Rollout:
+    """Make the next move of *rollout* if possible; its row says what it waits for. *outcomes*: None where not known."""
     places.lock(Deployment.objects.filter(pk=rollout.deployment_id))
     row = _locked(Rollout.objects.filter(pk=rollout.pk))
     if row is None:
@@ -134,7 +165,7 @@ def advance(rollout: Rollout) -> Rollout:
         _settle(row)
     else:
         try:
-            _step(row)
+            _step(row, outcomes)
         except LaunchError as error:
             _end(row, RolloutState.FAILED, f"The present settings cannot be started: {error}")
         except ActionError as error:  # moved meanwhile: retried at the next call
@@ -143,13 +174,17 @@ def advance(rollout: Rollout) -> Rollout:
     return row
 
 
-def _step(rollout: Rollout) -> None:
-    seen = look(rollout.deployment)
-    waits = _starting(rollout, seen) or (rollout.state == RolloutState.IN_PROGRESS and _draining(rollout, seen))
+def _step(rollout: Rollout, outcomes: Outcomes | None) -> None:
+    seen, back = look(rollout.deployment), rollout.going_back
+    waits = _starting(rollout, seen, outcomes)
+    if rollout.going_back != back:  # its settings are others now
+        seen = look(rollout.deployment)
+    if not waits and rollout.state == RolloutState.IN_PROGRESS:
+        waits = _draining(rollout, seen)
     if rollout.state != RolloutState.IN_PROGRESS:
         return
     if not waits:
-        waits = _next(rollout, seen)
+        waits = (_next_back if rollout.going_back else _next)(rollout, seen)
     rollout.up_to_date = min(seen.up_to_date, rollout.total)
     if waits:
         rollout.message = waits
@@ -157,28 +192,124 @@ def _step(rollout: Rollout) -> None:
     left = rollout.deployment.instances.launched().filter(state=S.DRAINING)
     rollout.total = len(seen.present)
     rollout.up_to_date = seen.up_to_date
-    words = f"All {rollout.total} instances have the present settings."
+    words = f"All {rollout.total} instances have the {'settings from before' if rollout.going_back else 'present settings'}."
+    if rollout.going_back:
+        words += f" {rollout.cause}"
     if names := ", ".join(left.values_list("name", flat=True)):
         words += f" {names}: drained by others and left as it is."
-    _end(rollout, RolloutState.SUCCEEDED, words)
+    _end(rollout, RolloutState.ROLLED_BACK if rollout.going_back else RolloutState.SUCCEEDED, words)
 
 
-def _starting(rollout: Rollout, seen: Fleet) -> str:
-    """Return what the starting instance waits for; "" when it is ready or left the rollout."""
+def _starting(rollout: Rollout, seen: Fleet, outcomes: Outcomes | None) -> str:
+    """Return what the starting instance waits for; "" when it has proved itself or left the rollout."""
     row = rollout.starting
     if row is None:
         return ""
     other_settings = bool(revisions.difference(row))  # they have changed again: it is replaced again later
     if (row.state == S.FAILED or row.failures) and not other_settings:
-        _end(rollout, RolloutState.FAILED, f"{row.name} did not come up with the present settings: {_error_of(row)}")
-        return ""
+        what = "failed" if rollout.baking_since else "did not come up with the present settings"
+        return _bad(rollout, f"{row.name} {what}: {_error_of(row)}")
     if row.state in COMING and not other_settings:
         if _overdue(row):
-            words = f"{row.name} is not ready after {PROGRESS_DEADLINE.seconds // 60} minutes: {row.state_reason}"
-            _end(rollout, RolloutState.FAILED, words)
-            return ""
+            minutes = PROGRESS_DEADLINE.seconds // 60
+            return _bad(rollout, f"{row.name} is not ready after {minutes} minutes: {row.state_reason}")
         return f"{row.name} starts{': ' + row.startup if row.startup else ''}."
-    rollout.starting = None
+    if row.state == S.READY and not other_settings and rollout.bake_s and not rollout.going_back:
+        if waits := _bakes(rollout, seen, row, outcomes):
+            return waits
+        if rollout.going_back or rollout.state != RolloutState.IN_PROGRESS:
+            return ""
+    rollout.starting, rollout.baking_since, rollout.baseline, rollout.probe = None, None, {}, ""
+    return ""
+
+
+def _bakes(rollout: Rollout, seen: Fleet, row: Instance, outcomes: Outcomes | None) -> str:
+    """Return what the ready instance *row* waits for before the next is replaced; "" when its time is over, or it is bad."""
+    now = timezone.now()
+    if outcomes is None:
+        rollout.baking_since = None
+        return f"{row.name} is ready. Waits: what became of its requests is not known, Redis or the gateway is away."
+    counts = {each.name: outcomes.get(each.name, (0, 0)) for each in seen.present}
+    begun = {name: rollout.baseline.get(name, (0, 0)) for name in counts}
+    restarted = any(count[0] < begun[name][0] or count[1] < begun[name][1] for name, count in counts.items())
+    if rollout.baking_since is None or restarted:  # the gateway was restarted
+        rollout.baking_since, rollout.baseline, rollout.probe, begun = now, counts, "", counts
+    stale = {each.name for each in seen.stale}
+    answered, failed, old_answered, old_failed = (
+        sum(counts[name][at] - begun[name][at] for name in counts if (name in stale) is old)
+        for old in (False, True)
+        for at in (0, 1)
+    )
+    if old_answered + old_failed:
+        rollout.others_ratio = old_failed / (old_answered + old_failed)
+    requests, others = answered + failed, rollout.others_ratio
+    judged = requests >= rollout.min_requests or failed >= FEWEST_FAILURES
+    if judged and failed / requests > others + rollout.failure_budget:
+        share = f"{failed / requests:.0%} against {others:.0%} elsewhere"
+        return _bad(rollout, f"{failed} of {requests} requests failed with the new settings, {share}")
+    left_s = rollout.bake_s - (now - rollout.baking_since).total_seconds()
+    if left_s > 0:
+        return (
+            f"{row.name} is ready and serves {left_s:.0f} s more before the next: {requests} requests, {failed} failed."
+        )
+    if requests < rollout.min_requests:
+        if rollout.probe not in (OK, "", WANTED):
+            return _bad(rollout, f"{row.name} had {requests} requests, and a probe failed: {rollout.probe}")
+        if rollout.probe != OK:
+            rollout.probe = WANTED
+            return f"{row.name} had {requests} requests in {rollout.bake_s} s, too few to judge it: it is probed."
+    return ""
+
+
+def _bad(rollout: Rollout, cause: str) -> str:
+    """Go back because of *cause*, or fail. Return what is done; "" if it failed."""
+    rollout.cause = cause
+    if rollout.going_back or not rollout.auto_back:
+        _end(rollout, RolloutState.FAILED, cause)
+        return ""
+    try:
+        with transaction.atomic():
+            _revert(rollout, cause)
+    except LaunchError as error:
+        _end(rollout, RolloutState.FAILED, f"{cause}. It does not go back by itself: {error}")
+    return rollout.message if rollout.going_back else ""
+
+
+def _revert(rollout: Rollout, cause: str, actor: User | str = ACTOR) -> None:
+    """Set the deployment's settings back to those from before, and have the instances follow. Raises LaunchError."""
+    deployment = rollout.deployment
+    now = revisions.restore(deployment, rollout.before)
+    deployment.save(update_fields=list(now))
+    rollout.state, rollout.ended_at, rollout.going_back, rollout.cause = RolloutState.IN_PROGRESS, None, True, cause
+    rollout.starting, rollout.baking_since, rollout.baseline, rollout.probe = None, None, {}, ""
+    rollout.message = f"Goes back: {cause}"
+    record(
+        "rollout.goes_back",
+        deployment,
+        actor=actor,
+        before=now,
+        after={name: getattr(deployment, name) for name in now} | {"rollout": rollout.pk},
+        reason=cause,
+        severity=Severity.CRITICAL,
+    )
+
+
+def _next_back(rollout: Rollout, seen: Fleet) -> str:
+    """Take the next instance with the new settings out, or start one with those from before. "" when none is left."""
+    for row in seen.stale:
+        if services.open_command(row) is not None:
+            return f"{row.name} is waited for."
+        if row.state == S.READY:
+            return f"Goes back: {_drain(rollout, row)}"
+        services.stop(row, ACTOR, f"{rollout} goes back")
+        return f"Goes back: {row.name} stops."
+    if len(seen.present) < rollout.total:
+        try:
+            with transaction.atomic():
+                _start(rollout, row := _startable(seen.deployment))
+        except (ActionError, ValidationError) as error:
+            return f"Goes back. Waits: {' '.join(error.messages) if isinstance(error, ValidationError) else error}."
+        return f"Goes back: {row.name} starts."
     return ""
 
 
@@ -306,7 +437,9 @@ def _end(rollout: Rollout, state: RolloutState, message: str, actor: User | str 
         before={"state": RolloutState.IN_PROGRESS},
         after={"rollout": rollout.pk, "state": state, "up_to_date": rollout.up_to_date, "total": rollout.total},
         reason=message,
-        severity=Severity.CRITICAL if state == RolloutState.FAILED else Severity.INFO,
+        severity={RolloutState.FAILED: Severity.CRITICAL, RolloutState.ROLLED_BACK: Severity.WARNING}.get(
+            state, Severity.INFO
+        ),
     )
 
 

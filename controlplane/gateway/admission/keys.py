@@ -196,7 +196,7 @@ class Words:
 
 
 def _load(hashes: Iterable[str], ids: Collection[int] = ()) -> tuple[dict[str, Grant], Words]:
-    """Return grants of the usable keys among *hashes* (SHA-256, hexadecimal) and *ids*, and the names of classes and regions."""
+    """Return grants of the usable keys among *hashes* (SHA-256, hexadecimal) and *ids*, and names for requests."""
     classes = frozenset(word for pair in SloClass.objects.values_list("name", "service_tier") for word in pair if word)
     rows = (
         ApiKey.objects.filter(Q(sha256__in=list(hashes)) | Q(pk__in=ids), revoked_at=None, tenant__active=True)

@@ -31,6 +31,7 @@ from workers.vllm.sound import sound_tokens
 
 MAX_CHOICES = 16_384  # vLLM's own limit
 MAX_TOKENS = 2**64 - 1  # largest integer of JSON here; vLLM refuses more than a model's context
+MAX_COUNTED = 2**31 - 1  # tokens of a sequence that we count with; the body asks its instance for what it says
 MAX_PRIORITY = 2**63 - 1
 BEGINNING = 1024
 """Characters of a turn or prompt that count in the beginning of a conversation."""
@@ -119,6 +120,11 @@ class Call(Struct):
     turns: list[Turn] = field(default_factory=list)  # of a conversation
     content_type: bytes = JSON_TYPE[1]  # of `raw`
 
+    def __post_init__(self) -> None:
+        self.min_tokens = min(self.min_tokens, MAX_COUNTED)
+        if self.max_tokens is not None:
+            self.max_tokens = min(self.max_tokens, MAX_COUNTED)
+
     def rename(self, model: str) -> None:
         """Ask for *model* instead."""
         self.model = self.body["model"] = model
@@ -156,7 +162,7 @@ def parse(
         return _speech(raw, kind, content_type)
     too_much = most_bytes is not None and len(raw) > most_bytes
     try:
-        body, raw = _read(raw, max_depth)
+        body, raw = read_body(raw, max_depth)
         too_much = too_much and len(raw) - sum(map(len, _media(body))) > (most_bytes or 0)
     finally:
         if too_much:
@@ -277,8 +283,8 @@ def _without_output(body: dict[str, Any], model: str, kind: Kind, raw: bytes) ->
     )
 
 
-def _read(raw: bytes, max_depth: int) -> tuple[dict[str, Any], bytes]:
-    """Return the object of the JSON in *raw*, and the body to pass on."""
+def read_body(raw: bytes, max_depth: int) -> tuple[dict[str, Any], bytes]:
+    """Return the object of the JSON in *raw*, and the body to pass on. Raises ApiError 400."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

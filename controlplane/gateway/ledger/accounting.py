@@ -1,14 +1,16 @@
 """Accounting of a request that ended: ledger row, metrics, and the data from which length predictors learn."""
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from controlplane.gateway.errors import ApiError
+from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.ledger.retries import Retries
-from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import Outcome
 from controlplane.gateway.monitoring.tracing import Tracing
 from controlplane.gateway.monitoring.windows import Count, Lately, Latency, ServiceLevels, Windows
@@ -29,8 +31,14 @@ READ_S = 0.1
 TIMES = (Latency.QUEUE, Latency.TTFT, Latency.ITL, Latency.E2E)
 
 
+class Rows(Protocol):
+    """What takes the rows of requests that ended."""
+
+    def add(self, entry: RequestRecord) -> None: ...
+
+
 class Records:
-    def __init__(self, ledger: Ledger, lengths: LengthService, clock: Callable[[], float]) -> None:
+    def __init__(self, ledger: Rows, lengths: LengthService, clock: Callable[[], float]) -> None:
         self.ledger = ledger
         self.lengths = lengths
         self.clock = clock
@@ -110,7 +118,7 @@ class Records:
         if ticket.in_one_piece and ticket.steps:
             ticket.steps[0]["in_one_piece"] = ticket.in_one_piece
         ticket.expected_cached_tokens, ticket.expected_by = _expected_cached(ticket.steps)
-        ticket.trace = orjson.dumps(ticket.steps).decode()
+        ticket.trace = _json(ticket.steps)
         ticket.unserved, ticket.repeated = self._demand(ticket)
         self._measure(ticket, outcome)
         if ticket.own_region == ticket.region:
@@ -189,6 +197,18 @@ def _ran(ticket: Ticket) -> str | None:
     arrived_s = ticket.asked.arrived_s
     ran = [(name, *(round((at_s - arrived_s) * 1000, 3) for at_s in span)) for name, *span in ticket.worked]
     return orjson.dumps(ran).decode()
+
+
+def _json(steps: list[dict[str, Any]]) -> str:
+    """Return *steps* as JSON that every database takes: PostgreSQL's has no NUL."""
+    try:
+        text = orjson.dumps(steps).decode()
+    except TypeError:  # a number of more than 64 bits, or half of a character
+        text = json.dumps(steps, ensure_ascii=False, default=str)
+    return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
+
+
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
 def _expected_cached(steps: list[dict[str, Any]]) -> tuple[int | None, str]:

@@ -17,15 +17,14 @@ from typing import Any
 
 import orjson
 from channels.db import database_sync_to_async
-from django.db import DataError, IntegrityError, connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.models import CharField
-from msgspec.structs import asdict
 
 from controlplane.accounts.models import ApiKey
+from controlplane.background import spawn
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.gateway.ledger import refused
-from controlplane.gateway.ledger.entry import COLUMNS, RequestRecord, fit
+from controlplane.gateway.ledger.entry import COLUMNS, RequestRecord
 from controlplane.gateway.ledger.journal import Journal
 from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
 from controlplane.jobs.record import Job
@@ -39,10 +38,13 @@ The writing thread holds the interpreter half of the time: with a second's rows 
 waited 50 ms at a stretch behind it.
 """
 HELD_ROWS = 500_000  # about 400 MB; beyond it the oldest are dropped, with an error logged
-
-
-REFUSALS = (DataError, IntegrityError, TypeError, ValueError, OverflowError)
-"""Errors that a row causes, as opposed to a database that is away. orjson's own errors are among them."""
+DEAD_LETTERS = "ledger-dead-letters.jsonl"
+"""File of the state folder with the rows that the database refused, as in a journal: with a journal's name, the next start
+writes them again.
+"""
+OF_THE_DATABASE = ("08", "25", "42", "53", "55", "57", "58")
+"""Classes of PostgreSQL's SQLSTATE that are about the database, not about a row: connection, read-only, missing tables or
+rights, resources, locks, intervention, system."""
 
 
 _QUOTE = connection.ops.quote_name
@@ -140,45 +142,54 @@ def write(entries: Sequence[RequestRecord], *, again: bool = False) -> None:
         cursor.executemany(_UPSERT_MINUTE, minutes)
 
 
-def write_each(entries: Sequence[RequestRecord], *, again: bool = False) -> list[tuple[RequestRecord, str]]:
-    """Write as `write` does; halve a refused batch until the rows that the database refuses are isolated.
-
-    Return those with its reasons; all others are written, in order. Raises what `write` raises when the database is away.
-    """
-    try:
-        write(entries, again=again)
-    except REFUSALS as error:
-        if len(entries) == 1:
-            return [(entries[0], f"{type(error).__name__}: {error}".strip())]
-        half = len(entries) // 2
-        return write_each(entries[:half], again=again) + write_each(entries[half:], again=again)
-    return []
-
-
-def bounded(entry: RequestRecord) -> RequestRecord:
-    """Return *entry* bounded, or unchanged where that fails: then the database refuses it."""
-    try:
-        return entry.bounded()
-    except (TypeError, ValueError):
-        return entry
-
-
 def write_all(entries: Sequence[RequestRecord], folder: Path, *, again: bool = False) -> int:
-    """Write *entries*, and quarantine in *folder* those that the database refuses; return their number."""
-    if not fit(entries):
-        entries = list(map(bounded, entries))
-    rows = write_each(entries, again=again)
-    if rows:
-        refused.quarantine(folder, [(asdict(entry), reason) for entry, reason in rows])
-        first, reason = rows[0]
+    """Write as `write` does, and leave what the database refuses in the file `DEAD_LETTERS` of *folder*.
+
+    Return the number of those rows. Raises what `write` raises while the database writes nothing at all.
+    """
+    refused = _write_others(entries, again=again)
+    if refused:
+        first, reason = refused[0]
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / DEAD_LETTERS).open("ab") as file:
+            file.writelines(line_of(entry) + b"\n" for entry, _ in refused)
+        logger.error("ledger: the database refuses %d rows, kept in %s: %s", len(refused), file.name, reason)
         record(
             "ledger.refused",
             actor="gateway",
-            after={"rows": len(rows), "request_id": str(first.request_id)},
-            reason=f"The database refuses {len(rows)} ledger row{'s' * (len(rows) > 1)}: {reason[:300]}",
+            after={"rows": len(refused), "request_id": first.request_id, "file": DEAD_LETTERS},
+            reason=f"The database refuses {len(refused)} ledger row{'s' * (len(refused) > 1)}: {reason[:300]}",
             severity=Severity.CRITICAL,
         )
-    return len(rows)
+    return len(refused)
+
+
+def _write_others(entries: Sequence[RequestRecord], *, again: bool) -> list[tuple[RequestRecord, str]]:
+    """Write *entries* by halves, in order; return the rows that the database refuses, with its reasons."""
+    try:
+        write(entries, again=again)
+    except Exception as error:
+        if is_away(error):
+            raise
+        if len(entries) == 1:
+            return [(entries[0], f"{type(error).__name__}: {error}".strip())]
+        half = len(entries) // 2
+        return _write_others(entries[:half], again=again) + _write_others(entries[half:], again=again)
+    return []
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the database that raised *error* writes no row at all now: it is away, read-only or not migrated."""
+    sqlstate = getattr(error.__cause__, "sqlstate", None) or ""
+    return isinstance(error, OperationalError | InterfaceError) or sqlstate[:2] in OF_THE_DATABASE
+
+
+def line_of(entry: RequestRecord) -> bytes:
+    """Return the line of *entry* in a journal."""
+    try:
+        return orjson.dumps(entry.values())
+    except TypeError:  # a value of a type that JSON lacks: the database refuses it
+        return json.dumps(entry.values(), default=str).encode()
 
 
 class Ledger:
@@ -188,10 +199,11 @@ class Ledger:
         self.written = 0
         self.given_up = 0
         self.folder = folder
-        self.refused = refused.count(folder)
-        """Rows in quarantine, as last counted: `manage.py ledger_refused` may have removed some since."""
+        self.refused = 0
+        """Rows that the database refused since the start, now in `DEAD_LETTERS`."""
         self.job = Job("flush-ledger", "gateway", flush_s)
         self._held: list[RequestRecord] = []
+        self._writing: list[RequestRecord] = []
         self._again = False  # some of the held rows may be in the database
         self._stopping = False
         self._due = asyncio.Event()  # a batch is full, or the writer stops
@@ -199,25 +211,40 @@ class Ledger:
 
     @property
     def held(self) -> int:
-        return len(self._held)
+        """Return the number of rows that the database does not have yet."""
+        return len(self._writing) + len(self._held)
+
+    @property
+    def trouble(self) -> str:
+        """Return what is wrong, in words: rows that wait since the database writes none, or that it refused."""
+        said = []
+        if (since_s := self.job.failing_since) is not None:
+            since = datetime.fromtimestamp(since_s, UTC)
+            said.append(f"{self.held} rows wait since {since:%F %T} UTC: {self.job.last_error}")
+        if self.refused:
+            said.append(f"the database refused {self.refused} rows, kept in {DEAD_LETTERS}")
+        return "; ".join(said)
 
     def add(self, entry: RequestRecord) -> None:
-        """Hold *entry* for the next batch, whatever it contains: its values are checked when it is written."""
+        """Hold *entry* for the next batch."""
         self._held.append(entry)
-        try:
-            line = orjson.dumps(entry.values())
-        except TypeError:  # a number of more than 64 bits, a lone surrogate, a type that JSON lacks
-            line = json.dumps(entry.values(), default=str).encode()
-        self.journal.append(line)
+        self.journal.append(line_of(entry))
         if len(self._held) == BATCH_ROWS:  # with more, the database is away: it is retried in `flush_s`
             self._due.set()
+
+    def write_now(self, entries: Sequence[RequestRecord]) -> None:
+        """Write *entries* in the transaction of the caller, who keeps them until it is committed. Raises as `write_all`."""
+        if entries:
+            refused = write_all(entries, self.folder)
+            self.written += len(entries) - refused
+            self.refused += refused
 
     async def start(self) -> None:
         self._held = _read(self.journal.take_up())
         if self._held:
             self._again = True
             logger.info("ledger: %d rows of the last run were taken up", len(self._held))
-        self._task = asyncio.create_task(self._run(), name="ledger")
+        self._task = spawn(self._run(), "ledger")
 
     async def _run(self) -> None:
         while not self._stopping:
@@ -232,16 +259,20 @@ class Ledger:
         batch, self._held = self._held, []
         with self.job:
             if batch:
-                await self._write(batch)
+                self._writing = batch
+                try:
+                    await self._write(batch)
+                finally:
+                    self._writing = []
         return not self._held or self.job.ok
 
     async def _write(self, batch: list[RequestRecord]) -> None:
         """Write *batch*; hold it again when the database raises."""
         self.journal.cut()
         try:
-            left_out = await database_sync_to_async(write_all)(batch, self.folder, again=self._again)
+            refused = await database_sync_to_async(write_all)(batch, self.folder, again=self._again)
         except Exception:
-            self._held = batch + self._held
+            self._held, self._writing = batch + self._held, []
             self._again = True
             if len(self._held) > HELD_ROWS:
                 self.given_up += len(self._held) - HELD_ROWS
@@ -250,8 +281,8 @@ class Ledger:
             raise
         self._again = False
         self.journal.forget()
-        self.written += len(batch) - left_out
-        self.refused = refused.count(self.folder)
+        self.written += len(batch) - refused
+        self.refused += refused
 
     async def stop(self) -> None:
         self._stopping = True  # not a cancellation, which would lose the batch being written
@@ -268,7 +299,7 @@ def _read(lines: Sequence[bytes]) -> list[RequestRecord]:
     entries = []
     for line in lines:
         try:
-            entries.append(RequestRecord(*json.loads(line)))
+            entries.append(RequestRecord(*json.loads(line)).ended())
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
             logger.warning("ledger: a row of the last run cannot be read and is left out")
     return entries

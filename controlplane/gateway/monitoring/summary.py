@@ -16,6 +16,7 @@ import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import RedisError
 
+from controlplane.background import spawn
 from controlplane.dispatch import wire
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
@@ -299,7 +300,7 @@ class Publisher:
         self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
 
     async def run(self) -> None:
-        listener = asyncio.create_task(self._listen(), name="inventory notices")
+        listener = spawn(self._listen(), "inventory notices")
         next_sample_s = 0.0
         try:
             while True:

@@ -13,14 +13,14 @@ from functools import partial
 import orjson
 from msgspec import structs
 
-from controlplane.dispatch.port import Placed, ServedModel, ServedModels, Submit, WeightedTargets
+from controlplane.dispatch.port import ERROR, Placed, ServedModel, ServedModels, Submit, WeightedTargets
 from controlplane.gateway.admission.budgets import Admission, Budgets
 from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits, LoopLoad
 from controlplane.gateway.admission.marks import Marks, Sessions, marks_of
 from controlplane.gateway.admission.validation import SPEECH, Call, Kind, parse, with_prompt
-from controlplane.gateway.errors import JSON_TYPE, KEY_ENDED, STOPPING, ApiError, not_served, unknown_model
+from controlplane.gateway.errors import JSON_TYPE, KEY_ENDED, STANDING_BY, STOPPING, ApiError, not_served, unknown_model
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.serving.http import HttpRequest, Responder
@@ -135,6 +135,8 @@ _PERMISSION: dict[str, object] = {
 
 CONTINUING = (Kind.RESPONSE, Kind.RENDER_RESPONSE)
 """Calls that may continue a stored response."""
+ENDS: dict[Interrupt | None, ApiError] = {Interrupt.KEY_ENDED: KEY_ENDED, Interrupt.STANDING_BY: STANDING_BY}
+"""Answers to requests that were interrupted."""
 SHORT_TOKENS = 256
 """Longest answer, as predicted, that a busy gateway asks for in one piece: a stream takes half as much again of its time,
 and nothing is lost but the moments of a few seconds' tokens.
@@ -398,7 +400,7 @@ class Completions:
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and complete it."""
         asked = ticket.call.body.get("priority")
-        came = ""
+        came = failure = ""
         try:
             self.requests.submit(ticket)
             while True:
@@ -419,7 +421,7 @@ class Completions:
                 except answers.Evicted:
                     self.requests.place_again(ticket, evicted=True)
                 except answers.InstanceLost as lost:
-                    came = lost.came
+                    came, failure = lost.came, lost.failure
                     wait_s = 1.0
                     if isinstance(lost, answers.InstanceBusy):
                         ticket.busy, wait_s = lost.error, lost.wait_s
@@ -432,6 +434,7 @@ class Completions:
         except ApiError as error:
             if came and error.code == "upstream_failed":
                 error.message += f" The last one answered with {came}."
+            error.by_instance = failure == ERROR
             if isinstance(error, answers.Interrupted):
                 self.requests.leave(ticket, error.failure, error.reason)
             ticket.fail(error)
@@ -446,7 +449,7 @@ class Completions:
                 ticket.error_code = "client_disconnected"
                 ticket.move(TicketState.CANCELLED)
             else:  # without a reason the server is stopping and has waited long enough
-                why = KEY_ENDED if ticket.interrupted is Interrupt.KEY_ENDED else STOPPING
+                why = ENDS.get(ticket.interrupted, STOPPING)
                 ticket.fail(why)
                 ticket.move(TicketState.FAILED)
                 with contextlib.suppress(Exception):

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
+from controlplane.background import spawn
 from controlplane.gateway.errors import ApiError, invalid, too_large
 from controlplane.listening import Direct, direct_of
 
@@ -128,7 +129,7 @@ class HttpRequest(Struct, eq=False):
         if self.direct is not None:
             self.direct.watch(left)
             return partial(self.direct.watch, None)
-        return asyncio.create_task(self._disconnected(left)).cancel
+        return spawn(self._disconnected(left), "watch client").cancel
 
     async def _disconnected(self, left: Callable[[], object]) -> None:
         while (await self.receive())["type"] != "http.disconnect":

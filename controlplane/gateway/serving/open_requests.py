@@ -65,6 +65,7 @@ class Interrupt(Enum):
     INSTANCE_LOST = "the instance stopped answering"
     RECLAIMED = "the donated instance was reclaimed"
     STOPPED = "its run was stopped"
+    STANDING_BY = "another process owns the regions"
     KEY_ENDED = "its API key may no longer be used"
 
 
@@ -282,6 +283,12 @@ class OpenRequests:
         for ticket in list(self._tickets.values()):
             if ticket.grant.key_id in key_ids:
                 ticket.interrupt(Interrupt.KEY_ENDED)
+
+    def stand_by(self) -> None:
+        """End what no instance has: this process places nothing any longer."""
+        for ticket in list(self._tickets.values()):
+            if ticket.state in (TicketState.ACCEPTED, TicketState.WAITING):
+                ticket.interrupt(Interrupt.STANDING_BY)
 
     def headers_came(self, ticket: Ticket) -> None:
         """Record that the instance of *ticket* begins to answer."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import aiohttp
 
+from controlplane.background import spawn
 from controlplane.dispatch.port import Placed, Warm
 from controlplane.gateway.errors import ApiError
 from workers.vllm.client import VllmClient, VllmError
@@ -52,7 +53,7 @@ class Adapters:
             load.add_done_callback(_look)
         for name in placed.unload:
             if server.loads.pop(name, None) is not None:
-                unload = asyncio.create_task(self._unload(server, placed, name))
+                unload = spawn(self._unload(server, placed, name), "unload adapter")
                 self._unloads.add(unload)
                 unload.add_done_callback(self._unloads.discard)
 

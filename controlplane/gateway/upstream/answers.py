@@ -5,6 +5,7 @@ Nothing from an instance has a trusted type or size before it is read here. An a
 """
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -347,6 +348,30 @@ def sound_usage(said: Said, estimated: int) -> dict[str, int]:
     return usage
 
 
+def estimated_tokens(answer: bytes) -> int:
+    """Return the output tokens of the whole *answer*, whose instance does not count them, by the length of its texts."""
+    try:
+        written = sum(map(len, _written(json.loads(answer))))
+    except (ValueError, RecursionError):
+        return 0
+    return math.ceil(written / CHARACTERS_PER_TOKEN)
+
+
+WRITTEN = frozenset({"content", "reasoning", "reasoning_content", "refusal", "text", "thinking", "arguments"})
+"""Fields with what a model wrote."""
+
+
+def _written(value: Any) -> Iterator[str]:
+    """Yield the texts that a model wrote in *value*, at any depth."""
+    for part in value if isinstance(value, list) else ():
+        yield from _written(part)
+    for name, part in value.items() if isinstance(value, dict) else ():
+        if not isinstance(part, str):
+            yield from _written(part)
+        elif name in WRITTEN:
+            yield part
+
+
 def usage_in(metadata: bytes) -> Any:
     """Return the raw usage in the `metadata` header of vectors sent as bytes; None where it has none."""
     try:
@@ -451,6 +476,24 @@ LONGEST = 500  # characters kept of a message
 WINDOW = 16  # characters in a row also in the request that count as a quotation
 LEFT_OUT = "…"
 _QUOTES = re.compile(r"""['"]?input(?:_value)?['"]?\s*[:=].*""", re.DOTALL)
+_WORD = re.compile(r"\w[^\s'\"`,;:()\[\]{}<>=…]+\w")
+_OWN_WORDS = """
+about after again all allowed and any are argument array assistant background bad badrequesterror base64 been before
+body boolean but bytes call calls can cannot character characters chat choice choices completion completions contain
+contains content context conversation conversations could data decode default developer dict died does each either
+embedding embeddings empty encoding end engine error errors exceed exceeds expected expecting failed field fields file
+for format found from function got greater had has have here how however image images index input inputs instance
+integer internal into invalid item items its json key keys large larger last least length less letter limit line list
+log long longer many max maximum memory message messages missing model models more most must name need not null number
+object one only options out output parameter params parse parsing part parts please position processing prompt prompts
+provided reduce request requested requests required response role roles schema sequence server shape should size
+specified state status stop stream string such support supported system template text than that the them then there
+these this those too token tokenizer tokens tool tools total type unable unexpected unknown unsupported use used user
+using valid validation value values vllm was were what when which while will with without word worker would wrong you
+your zero
+"""
+OWN_WORDS = frozenset(_OWN_WORDS.split())
+"""Words of servers' messages. They stay where the request has them too: by themselves they say nothing of it."""
 _NAMES = frozenset({"model", "role", "type", "name", "id"})  # fields without words of the tenant's users
 
 
@@ -466,18 +509,29 @@ def message_of(answer: bytes, body: dict[str, Any]) -> str:
 
 
 def without_quotations(message: str, body: dict[str, Any]) -> str:
+    """Return the beginning of *message*, with every word left out that the texts of *body* have too.
+
+    Words of servers (`OWN_WORDS`) stay; so do texts of one or two characters.
+    """
     message = _QUOTES.sub(LEFT_OUT, message[: 4 * LONGEST])
     texts = list(_texts(body))
     for text in texts:
         if 3 < len(text) <= len(message):
             message = message.replace(text, LEFT_OUT)
-    whole = "\0".join(form for text in texts for form in dict.fromkeys((text, repr(text)[1:-1])))
+    whole = "\0".join(form for text in texts for form in dict.fromkeys((text, repr(text)[1:-1], ascii(text)[1:-1])))
     pieces = [message[at : at + WINDOW] for at in range(0, len(message), WINDOW)]
     quoted = [len(piece) == WINDOW and piece in whole for piece in pieces]
     kept = [
         LEFT_OUT if any(quoted[max(0, at - 1) : at + 2]) else piece  # a quotation extends into the neighbours
         for at, piece in enumerate(pieces)
     ]
+    lower = whole.lower()
+
+    def unless_quoted(word: re.Match[str]) -> str:
+        known = word[0].lower()
+        return LEFT_OUT if known not in OWN_WORDS and known in lower else word[0]
+
+    kept = [_WORD.sub(unless_quoted, "".join(kept))]
     joined = re.sub(f"(?:{LEFT_OUT}\\s*){{2,}}", LEFT_OUT, "".join(kept))
     return " ".join(joined.split())[:LONGEST]
 

@@ -7,6 +7,7 @@ vLLM reports it by a status or inside a stream, and so does a server that gives 
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
 
 import aiohttp
@@ -17,7 +18,7 @@ from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
 from controlplane.gateway.admission.forms import with_field
 from controlplane.gateway.admission.keys import TIERS
 from controlplane.gateway.admission.validation import RENDERING, SPEECH, Call, Kind
-from controlplane.gateway.errors import JSON_TYPE, ApiError
+from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, ApiError
 from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket
 from controlplane.gateway.upstream import answers
@@ -76,6 +77,7 @@ class Upstream:
         self.tokens = TokenBlocks(lambda: self.session, time.monotonic)
         self._servers: dict[tuple[str, float, str], Server] = {}  # by instance, start and address
         self._session: aiohttp.ClientSession | None = None
+        self.owns: Callable[[], bool] = lambda: True
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -130,6 +132,8 @@ class Upstream:
                 ticket.connection = connection
                 was_sent = True
                 try:
+                    if not self.owns():  # frozen since it was placed, or its connection took long
+                        raise STANDING_BY
                     # The heartbeat watches an instance that is silent before a whole answer.
                     connection.send(head, body, placed.first_token_s if streamed else None)
                     while not connection.headers_came:
@@ -153,6 +157,8 @@ class Upstream:
                 answer = await _whole(connection)
                 said = answers.whole(answer, kind)
                 usage.take(answers.sound_usage(said, ticket.prompt_tokens) if kind in SPEECH else said.usage)
+                if usage.output_tokens is None:
+                    usage.output_tokens = answers.estimated_tokens(answer)
                 ticket.response_id = said.id if kind is Kind.RESPONSE and isinstance(said.id, str) else ""
                 self.requests.came_whole(ticket, said.first_token_s)
                 await responder.whole(200, JSON_TYPE[1], answer)

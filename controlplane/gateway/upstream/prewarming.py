@@ -13,6 +13,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
+from controlplane.background import spawn
 from controlplane.dispatch.port import PrefixWarmed, WarmPrefix
 from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.serving.prefixes import system_messages
@@ -69,7 +70,7 @@ class Prefixes:
 
     def warm(self, asked: WarmPrefix) -> None:
         """Send the request that *asked* wants; its end is sent to the dispatcher."""
-        task = asyncio.create_task(self._warm(asked))
+        task = spawn(self._warm(asked), "warm prefix")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -157,7 +157,7 @@ class WholeAnswer:
             "choices": [self._choice(index, self._choices[index]) for index in sorted(self._choices)],
             "service_tier": None,
             "system_fingerprint": None,
-            "usage": None if usage is None else USAGE | _fields.decode(usage),
+            "usage": USAGE | _fields.decode(usage) if usage is not None and bytes(usage).startswith(b"{") else usage,
         }
         if chat:
             answer |= dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "prompt_text"))

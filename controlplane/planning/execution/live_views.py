@@ -85,6 +85,17 @@ def running() -> Mapping[str, int]:
     return published["running"] if published else {}
 
 
+def outcomes() -> Mapping[str, tuple[int, int]] | None:
+    """Return (answered, failed) requests by instance since its server became ready, or since the gateway started.
+
+    None without a recent summary.
+    """
+    published = _published()
+    return (
+        {name: (answered, failed) for name, (answered, failed) in published["outcomes"].items()} if published else None
+    )
+
+
 def _published() -> dict[str, Any] | None:
     """Return the gateway's recent summary."""
     try:

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from django.shortcuts import get_object_or_404
-from ninja import Router, Status
+from ninja import Field, Router, Status
 from ninja.params.functions import Query as QueryParam
 
 from controlplane.accounts.models import Role
@@ -75,9 +75,21 @@ class LogOut(Described):
 class RolloutOut(RowSchema):
     class Meta:
         model = Rollout
-        fields = ("id", "actor", "reason", "total", "up_to_date", "message", "started_at", "ended_at")
+        fields = ("id", "actor", "reason", "total", "up_to_date", "message", "started_at", "ended_at", "bake_s",
+                  "failure_budget", "min_requests", "auto_back", "going_back", "cause")  # fmt: skip
 
     state: RolloutState
+
+
+class RolloutIn(ActionIn):
+    bake_s: int = Field(60, ge=0, le=86_400)
+    """Seconds that a new instance serves before the next one is replaced; 0: it is not judged."""
+    failure_budget: float = Field(0.05, ge=0, le=1)
+    """Share of failed requests by which the new instances may exceed the others."""
+    min_requests: int = Field(20, ge=1, le=1_000_000)
+    """Requests by which they are judged; three failures are judged before. With fewer in its time, an instance is probed."""
+    auto_back: bool = True
+    """Go back to the settings before when the new instances are bad; else the rollout fails, and can be sent back."""
 
 
 class RolloutStatus(Described):
@@ -139,12 +151,19 @@ def get_rollout(request: ApiRequest, deployment_id: int) -> rollout_selectors.St
 
 
 @router.post("/deployments/{int:deployment_id}/rollout", response={202: RolloutOut})
-def start_rollout(request: ApiRequest, deployment_id: int, body: ActionIn) -> Status[Rollout]:
+def start_rollout(request: ApiRequest, deployment_id: int, body: RolloutIn) -> Status[Rollout]:
     """Restart its instances with the current settings, one by one. 409 when a rollout is in progress or all are up to
     date.
     """
     user = request.auth.require(Role.OPERATOR)
-    return Status(202, rollouts.start(get_object_or_404(Deployment, pk=deployment_id), user, body.reason))
+    return Status(202, rollouts.start(get_object_or_404(Deployment, pk=deployment_id), user, **body.model_dump()))
+
+
+@router.post("/deployments/{int:deployment_id}/rollout/back", response={202: RolloutOut})
+def send_rollout_back(request: ApiRequest, deployment_id: int, body: ActionIn) -> Status[Rollout]:
+    """Have the rollout in progress, or the last one if it failed, go back to the settings before. 409 where it cannot."""
+    user = request.auth.require(Role.OPERATOR)
+    return Status(202, rollouts.go_back(get_object_or_404(Deployment, pk=deployment_id), user, body.reason))
 
 
 @router.delete("/deployments/{int:deployment_id}/rollout", response=RolloutOut)

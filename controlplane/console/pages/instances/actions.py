@@ -14,6 +14,7 @@ from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page
 from controlplane.fleet import selectors, services
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Instance, Model, Node, Region
 from controlplane.fleet.places import bounds
 from controlplane.fleet.rollouts import services as rollouts
@@ -60,7 +61,8 @@ def places(request: HttpRequest) -> HttpResponseBase:
 
 
 DEPLOYMENTS = Deployment.objects.select_related("model", "region", "gpu_type")
-ROLLOUT_ACTIONS = {"start": rollouts.start, "cancel": rollouts.cancel}
+LONGEST_BAKE_S = 86_400
+ROLLOUT_ACTIONS = {"start": "begins within seconds", "cancel": "is cancelled", "back": "goes back within seconds"}
 
 
 def instances_of(deployment: Deployment) -> str:
@@ -71,9 +73,16 @@ def instances_of(deployment: Deployment) -> str:
 
 @action(Role.OPERATOR, DEPLOYMENTS, among=ROLLOUT_ACTIONS, page=instances_of)
 def act_on_rollout(form: ActionForm, deployment: Deployment, action: str) -> str:
-    """Start or cancel the rollout of a deployment."""
-    rollout = ROLLOUT_ACTIONS[action](deployment, form.user, form.reason)
-    return f"The rollout of {rollout.deployment} {'begins within seconds' if action == 'start' else 'is cancelled'}."
+    """Start or cancel the rollout of a deployment, or send it back."""
+    if action == "start":
+        bake_s = form.fields.get("bake_s") or "60"
+        if not bake_s.isdecimal() or int(bake_s) > LONGEST_BAKE_S:
+            raise ActionError(f"The time to prove itself is from 0 to {LONGEST_BAKE_S} seconds")
+        back = "bake_s" not in form.fields or "auto_back" in form.fields
+        rollouts.start(deployment, form.user, form.reason, bake_s=int(bake_s), auto_back=back)
+    else:
+        {"cancel": rollouts.cancel, "back": rollouts.go_back}[action](deployment, form.user, form.reason)
+    return f"The rollout of {deployment} {ROLLOUT_ACTIONS[action]}."
 
 
 @action(

@@ -61,7 +61,11 @@ def usage_over_time(asked: Asked, group: str, shown: Shown, by_hour: bool) -> Ch
     if total.get(IDLE):
         bars.append(_bar(IDLE, [sums[IDLE].get(at, 0) for at in x], IDLE_STYLE, step))
     whole = sum(total.values())
-    across = HOURS if by_hour else DAYS.but(nticks=8, ticklabelmode="period")
+    every_ms = (
+        DAY.total_seconds() * 1000 * -(-len(x) // 8)
+    )  # else plotly begins at noon, with the name of the day before
+    days = DAYS.but(ticklabelmode="period", tick0=local(asked.since), dtick=every_ms)
+    across = HOURS if by_hour else days
     first = f"; {names[0]} has the most, {shown.text(total[names[0]])}" if names and group != "day" else ""
     return Chart(
         key="usage",

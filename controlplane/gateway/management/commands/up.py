@@ -29,7 +29,7 @@ class Command(BaseCommand):
             host=options["host"],
             port=options["port"],
             emulator_port=settings.EMULATOR_PORT,
-            redis_url=env.read().REDIS_URL.get_secret_value(),
+            redis_url=settings.REDIS_URL if env.read().REDIS_URL.get_secret_value() else "",
             demo=not options["no_demo"],
             traffic=not options["no_demo"] and not options["no_traffic"],
             what_if_processes=settings.WHAT_IF_PROCESSES,

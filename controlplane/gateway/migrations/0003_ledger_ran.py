@@ -8,7 +8,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('accounts', '0003_tenant_time_zone'),
-        ('gateway', '0001_squashed'),
+        ('gateway', '0002_ledger_lost'),
     ]
 
     operations = [

@@ -1,0 +1,131 @@
+"""The row that makes a process own the regions: never two at a time, by the owners' own clocks and the database's."""
+
+import os
+import random
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from channels.db import database_sync_to_async
+
+from controlplane.dispatch import lease as module
+from controlplane.dispatch.lease import ALONE_S, LEASE_S, Lease, is_dead, process_id
+from controlplane.fleet.models import Owner
+from controlplane.jobs.record import Job
+
+
+class Clock:
+    """The machine's and the database's; a look at the latter takes a while."""
+
+    def __init__(self, seed=None):
+        self.now_s, self.random = 1000.0, random.Random(seed) if seed is not None else None
+
+    def __call__(self):
+        return self.now_s
+
+    def database(self):
+        if self.random is not None:
+            self.now_s += self.random.choice((0.0, 0.0, 0.01, 1.0))
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now_s)
+
+
+@pytest.fixture
+def clock(transactional_db, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "Now", clock.database)
+    return clock
+
+
+@pytest.fixture
+async def leases(clock):
+    made = [Lease(Job("renew-lease", "gateway", 1.0), clock) for _ in range(3)]
+    yield made
+    for one in made:
+        await one.stop()
+
+
+async def test_who_stands_by_takes_over_what_runs_out(clock, leases):
+    first, second, _ = leases
+    await first._look()
+    await second._look()
+    await first._look()  # somebody stands by
+    assert (first.held, second.held, second.holder, second.epoch) == (True, False, first.owner, 1)
+    clock.now_s += LEASE_S - 0.1
+    await second._look()
+    assert (first.held, second.held) == (True, False)
+    clock.now_s += 0.2
+    assert not first.held, "before anybody asks the database"
+    await second._look()
+    assert (first.held, second.held, second.epoch) == (False, True, 2)
+    await first._look()
+    assert (first.held, first.epoch, first.holder) == (False, 2, second.owner)
+
+
+async def test_what_is_given_up_is_free_at_once_and_is_not_taken_back(leases):
+    first, second, _ = leases
+    await first._look()
+    await second._look()
+    await first.give_up()
+    assert not first.held
+    await first._look()
+    await second._look()
+    assert (first.held, second.held) == (False, True)
+
+
+@pytest.mark.parametrize(("stands_by", "serves_s"), [(False, ALONE_S), (True, LEASE_S)])
+async def test_without_the_database_it_owns_for_as_long_as_it_asked_for(
+    clock, leases, monkeypatch, stands_by, serves_s
+):
+    first, second, _ = leases
+    await first._look()
+    if stands_by:
+        await second._look()
+        await first._look()
+
+    def away():
+        raise OSError
+
+    monkeypatch.setattr(first, "_renew_or_take", away)
+    for passed_s, held in ((serves_s - 0.1, True), (0.2, False)):
+        clock.now_s += passed_s
+        with pytest.raises(OSError):
+            await first._look()
+        assert first.held is held
+
+
+async def test_one_that_died_on_this_machine_is_not_waited_for(leases):
+    first, second, _ = leases
+    await first._look()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:  # noqa: ASYNC220
+        token = f"{process_id(process.pid)} of-a-test"
+        await database_sync_to_async(Owner.objects.update)(token=token)
+        await second._look()
+        assert (is_dead(token), second.held) == (False, False)
+        process.kill()
+    await second._look()
+    assert (is_dead(token), second.held) == (True, True)
+
+
+@pytest.mark.parametrize("token", ["", "x", "another-machine pid:[1] 1 1 x", "itself"])
+def test_what_is_not_known_to_be_dead_is_not(token):
+    assert not is_dead(f"{process_id(os.getpid())} x" if token == "itself" else token)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_never_two(leases, clock, seed):
+    """In whichever order they ask, are frozen and give up, and however late the database answers."""
+    clock.random = random.Random(seed)
+    epochs = []
+    for _ in range(60):
+        one = clock.random.choice(leases)
+        await one._look()
+        owners = [each for each in leases if each.held]
+        assert len(owners) <= 1
+        epochs += [each.epoch for each in owners]
+        clock.now_s += clock.random.choice((0.1, 0.5, 1.0, 2.0, 5.0, 10.0))  # where it is long, they were frozen
+        if clock.random.random() < 0.05:
+            await one.give_up()
+            one._given_up = False  # as another process
+    assert epochs == sorted(epochs)
+    assert len(set(epochs)) > 2
