@@ -1,6 +1,7 @@
 """Admin of backends of units that are no LLM."""
 
 from django.contrib import admin
+from django.core.exceptions import ValidationError
 from django.forms import CharField, ModelForm, PasswordInput
 
 from controlplane.applications.models import UnitBackend
@@ -14,6 +15,8 @@ class UnitBackendForm(ModelForm[UnitBackend]):
 
     def clean_secret(self) -> str:
         secret: str = self.cleaned_data["secret"] or self.initial.get("secret", "")
+        if not secret:
+            raise ValidationError("It signs what is sent.")
         return secret
 
 

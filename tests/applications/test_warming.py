@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 from channels.db import database_sync_to_async
+from django.forms import modelform_factory
 
+from controlplane.applications.admin import UnitBackendForm
 from controlplane.applications.models import UnitBackend
 from controlplane.applications.warming import UnitWarming
 from controlplane.events.models import Event
@@ -172,3 +174,13 @@ async def test_rows_are_read_by_the_owner_alone():
     warming._ticks = 0
     await warming.tick()
     assert not prewarming.backends
+
+
+@pytest.mark.django_db
+def test_the_admin_shows_no_secret_keeps_it_and_asks_for_the_first():
+    made = modelform_factory(UnitBackend, UnitBackendForm, fields="__all__")
+    values = {"name": "tests", "kind": "dnn", "url": "http://warmer/", "keep_alive_s": 9, "secret": ""}
+    assert "secret" in made(values).errors
+    row = made(values | {"secret": "s3cret"}).save()
+    assert "s3cret" not in made(instance=row).as_p()
+    assert made(values | {"url": "http://other/"}, instance=row).save().secret == "s3cret"
