@@ -35,17 +35,15 @@ from controlplane.alerts import watch as alert_watch
 from controlplane.alerts.conditions import Signals
 from controlplane.alerts.watch import AlertWatch
 from controlplane.applications import feeding as graph_feeding
-from controlplane.applications import prewarming
-from controlplane.applications.api import MOST_BODY_BYTES
+from controlplane.applications import warming
+from controlplane.applications.api import MAX_BODY_BYTES
 from controlplane.applications.api import PATH as RUNS_PATH
-from controlplane.applications.backends import Backends
 from controlplane.applications.feeding import GraphFeeder
 from controlplane.applications.reporting import deliver_reports
 from controlplane.background import spawn
 from controlplane.batches.feeder import LOOK_S, Feeder
 from controlplane.batches.services import MOST_FILE_BYTES
 from controlplane.console.urls import websocket_urlpatterns
-from controlplane.gateway.admission.conversations import Conversations
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import PATH_KINDS
 from controlplane.gateway.errors import too_large
@@ -76,7 +74,7 @@ def create_application(gateway: Gateway) -> Application:
                 elif path.startswith(("/v1/files", "/v1/batches")):
                     await _upload(scope, receive, send, MOST_FILE_BYTES + FORM_BYTES)
                 elif path == RUNS_PATH or path.startswith(f"{RUNS_PATH}/"):
-                    await _upload(scope, receive, reported(send, gateway), MOST_BODY_BYTES)
+                    await _upload(scope, receive, reported(send, gateway), MAX_BODY_BYTES)
                 elif path.startswith("/v1/") or path == "/v1" or _of_api_client(scope, path):
                     await gateway.http(scope, receive, send)
                 elif path.startswith("/static/"):
@@ -168,7 +166,7 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
-            jobs = (feeder_of, graph_feeder_of, alert_watch_of, prewarm_keeper_of)
+            jobs = (feeder_of, graph_feeder_of, alert_watch_of, unit_warming_of)
             feeding += [spawn(job(gateway).run(), job.__name__.removesuffix("_of")) for job in jobs]
             on_stop(gateway.step_down)
             await send({"type": "lifespan.startup.complete"})
@@ -199,7 +197,6 @@ def feeder_of(gateway: Gateway) -> Feeder:
     """What answers batches by *gateway*, outside of its tenants' limits."""
     completions = copy.copy(gateway.http.completions)
     completions.limits = Limits()
-    completions.conversations = Conversations(on=False)  # lines of a batch do not belong together
     return Feeder(
         completions,
         ledger=gateway.ledger,
@@ -210,16 +207,14 @@ def feeder_of(gateway: Gateway) -> Feeder:
 
 def graph_feeder_of(gateway: Gateway) -> GraphFeeder:
     """What gives the dispatcher of *gateway* the demand graphs of applications, and their runs in progress."""
-    job = gateway.jobs.add("feed-graphs", graph_feeding.LOOK_S, "database")
+    job = gateway.jobs.add("feed-graphs", graph_feeding.PERIOD_S, "database")
     return GraphFeeder(gateway.dispatcher.runs, job, gateway.owns)
 
 
-def prewarm_keeper_of(gateway: Gateway) -> prewarming.PrewarmKeeper:
-    """What keeps the backends of other units warm, and writes what *gateway* prewarmed."""
-    of_gateway = gateway.dispatcher.prewarming
-    backends = Backends(of_gateway.log, str(settings.STATE_DIR), settings.DOCKER_SOCKET)
-    job = gateway.jobs.add("prewarm", prewarming.LOOK_S, "database")
-    return prewarming.PrewarmKeeper(of_gateway, backends, job, gateway.owns)
+def unit_warming_of(gateway: Gateway) -> warming.UnitWarming:
+    """What has other platforms warm the backends that runs of *gateway* will need."""
+    job = gateway.jobs.add("warm-units", warming.PERIOD_S, "database")
+    return warming.UnitWarming(gateway.dispatcher.prewarming, job, gateway.owns)
 
 
 def alert_watch_of(gateway: Gateway) -> AlertWatch:

@@ -106,9 +106,6 @@ class Environment(Tunable, BaseSettings):
     """Interval between published summaries of live load."""
     LEDGER_FLUSH_S: PositiveSeconds = 0.5
     """Interval between batch writes of ledger rows."""
-    DOCKER_SOCKET: str = "/var/run/docker.sock"
-    """Socket of the Docker daemon that starts containers of units before runs need them; empty, or without a socket there:
-    processes of this machine."""
     LEDGER_KEEP_DAYS: WholeDays = 30
     """Retention of request rows; minute rows are kept."""
     BATCH_PRICE_FACTOR: Share = 0.5

@@ -166,15 +166,12 @@ class GatewayCollector:
         for was in TIERS:
             adapters.add_metric([was], gateway.dispatcher.placement.adapters[was])
         yield adapters
-        prewarmed = CounterMetricFamily(
-            "pilothouse_prewarmed",
-            "Backends warmed early, by kind: all (warmed), and those found warm (hit), found while being warmed (late), not "
-            "used (waste) or not warmed (failed). Also calls of runs that found theirs cold (miss).",
-            labels=["kind", "fate"],
-        )
-        for (kind, fate), count in gateway.dispatcher.prewarming.log.counts.copy().items():
-            prewarmed.add_metric([kind, fate], count)
-        yield prewarmed
+        for word, about in (("warmed", "Backends warmed early"), ("used", "Those of them that a call used afterwards")):
+            name = "pilothouse_prewarmed" if word == "warmed" else "pilothouse_prewarmed_used"
+            prewarmed = CounterMetricFamily(name, f"{about}, by kind.", labels=["kind"])
+            for kind, counts in gateway.dispatcher.prewarming.counts.items():
+                prewarmed.add_metric([kind], counts[word])
+            yield prewarmed
 
         tokens = CounterMetricFamily("pilothouse_tokens", "Tokens served.", labels=[*labels, "kind"])
         for key, count in records.tokens.copy().items():

@@ -280,9 +280,6 @@ class Routing(Group):
     LATE_RUNS_LAST: bool = False
     """Whether the orders `run_deadline` and `run_slack` serve application runs that can no longer be in time, even by the
     shortest path to their end, after all others. More runs are in time under overload, and late ones become later."""
-    PREWARM_BY: Annotated[Literal["lru", "epwq", "hermes"], PER_MODEL] = "hermes"
-    """What is prewarmed: `lru`, nothing; `epwq`, LoRA adapters and system prompts of the first waiting requests; `hermes`,
-    also these and sleeping models for the calls that application runs will probably make next."""
     PREWARM_K: Share = 0.5
     """Least effectiveness of prewarming for a run (Hermes' K), divided by the weight of its tenant: lower prewarms calls
     that are less likely, and wastes more."""
@@ -324,14 +321,6 @@ else:
         __doc__="Endpoint policies",
         **{name: _setting(declared) for name, declared in SETTINGS.items()},
     )
-
-
-class Runs(Group):
-    """Application runs"""
-
-    RECOGNIZE_RUNS: bool = True
-    """Recognize runs that nothing marks by their conversations: a request that extends an earlier one of its key is a call
-    of the same run. Only hashes are kept, in memory."""
 
 
 class Floor(Group):
@@ -434,10 +423,10 @@ class Lengths(Group):
     """
 
 
-GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, Runs, EndpointPolicies, Floor, Spot, Lengths)
+GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, EndpointPolicies, Floor, Spot, Lengths)
 
 
-class Tunable(Lengths, Spot, Floor, EndpointPolicies, Runs, Routing, Marks, Strategies, Capability, Plans, Forecasts):
+class Tunable(Lengths, Spot, Floor, EndpointPolicies, Routing, Marks, Strategies, Capability, Plans, Forecasts):
     """All settings that can be changed at run time. Pydantic takes fields from the last base first."""
 
 

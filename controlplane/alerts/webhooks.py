@@ -1,8 +1,8 @@
 """Messages about alerts to the webhook of their rule: what is due, its body, and its delivery.
 
-A receiver may be slow, fail or redirect. A call takes `CALL_S` at most and follows no redirect, only the status of the
-answer is read, and a rule that failed is tried again with a growing pause, so no receiver holds up another. A message is
-repeated until the receiver takes it, so it may come twice: `fingerprint` says that it is the same alert.
+A receiver may be slow, fail or redirect (`controlplane.webhooks`). A rule that failed is tried again with a growing pause,
+so no receiver holds up another. A message is repeated until the receiver takes it, so it may come twice: `fingerprint` says
+that it is the same alert.
 """
 
 import asyncio
@@ -12,19 +12,16 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-import aiohttp
 from django.conf import settings
 from django.db.models import Q
-from yarl import URL
 
 from controlplane.alerts.models import Alert, AlertRule, WebhookFormat
 from controlplane.events.models import Severity
 from controlplane.events.services import record
+from controlplane.webhooks import call, pause_s
 
 logger = logging.getLogger(__name__)
 
-CALL_S: Final = 5.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 1800.0
 MOST_TRIES: Final = 8
 """Of one message, which take about 20 minutes. What comes later begins again."""
 MOST_IN_MESSAGE: Final = 50
@@ -51,11 +48,6 @@ def message_due(alert: Alert, now: datetime) -> str:
         return FIRING
     repeat = timedelta(hours=alert.rule.repeat_hours)
     return FIRING if repeat and alert.acknowledged_at is None and now - alert.notified_at >= repeat else ""
-
-
-def pause_s(failures: int) -> float:
-    """Return the pause after so many failures in a row."""
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1))
 
 
 def due(now: datetime) -> list[tuple[AlertRule, list[Alert]]]:
@@ -129,24 +121,6 @@ def sample_body(rule: AlertRule, now: datetime) -> dict[str, Any]:
     """Return the message by which an admin tries the webhook of *rule*."""
     detail = "This is a test: nothing is wrong."
     return body_of(rule, [Alert(rule=rule, subject="test", detail=detail, page="/alerts/", since=now, opened_at=now)])
-
-
-async def call(url: str, body: dict[str, Any]) -> str:
-    """Post *body* to *url*; return what went wrong, empty if the receiver took it."""
-    try:
-        async with (
-            asyncio.timeout(CALL_S),
-            aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
-            session.post(URL(url, encoded=True), json=body, allow_redirects=False) as response,
-        ):
-            if 300 <= response.status < 400:
-                return f"answered {response.status}: redirects are not followed, give the final address"
-            return "" if response.status < 300 else f"answered {response.status}"
-    except TimeoutError:
-        return f"did not answer within {CALL_S:g} s"
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        # The message of the error may have the address in it, which is a secret.
-        return f"could not be reached: {type(error).__name__}"
 
 
 async def call_all(calls: Iterable[tuple[AlertRule, list[Alert]]]) -> list[tuple[AlertRule, list[Alert], str]]:

@@ -10,17 +10,15 @@ from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey
 from controlplane.applications import reporting
-from controlplane.applications.models import ApplicationRun, PrewarmRow, RunOutcome, UnitReport, with_costs
-from controlplane.applications.selectors import prewarms_of
+from controlplane.applications.models import ApplicationRun, RunOutcome, UnitReport
 from controlplane.gateway.admission.marks import TEXT
 from controlplane.gateway.errors import ApiError, invalid
 from controlplane.gateway.key_endpoints import endpoint
 
 PATH: Final = "/v1/runs"
-MOST_BODY_BYTES: Final = 16 * 1024
-MOST_SECONDS: Final = 86_400.0 * 30
+MAX_BODY_BYTES: Final = 16 * 1024
+MAX_SECONDS: Final = 86_400.0 * 30
 KINDS: Final = ("container", "dnn", "tool")
-MOST_PREWARMS: Final = 500
 CLOSED_AS: Final = (RunOutcome.DONE, RunOutcome.FAILED, RunOutcome.CANCELLED)
 
 
@@ -48,8 +46,8 @@ def seconds_of(body: dict[str, Any], param: str) -> float | None:
     value = body.get(param)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_SECONDS:
-        raise invalid(f"`{param}` must be a number of seconds from 0 to {MOST_SECONDS:,.0f}.", param)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SECONDS:
+        raise invalid(f"`{param}` must be a number of seconds from 0 to {MAX_SECONDS:,.0f}.", param)
     return float(value)
 
 
@@ -66,8 +64,7 @@ def missing(run: str) -> NoReturn:
 
 def run_of(key: ApiKey, application: object, run: str) -> ApplicationRun:
     """Return the run of the key's tenant. Raises ApiError 404."""
-    rows = with_costs(ApplicationRun.objects.filter(application__tenant=key.tenant, imported=False))
-    rows = rows.select_related("application")
+    rows = ApplicationRun.objects.filter(application__tenant=key.tenant, imported=False).select_related("application")
     name = name_of(application, "application")
     return rows.filter(application__name=name, run=run).first() or missing(run)
 
@@ -120,10 +117,7 @@ def run_dict(run: ApplicationRun) -> dict[str, Any]:
         "calls": run.calls,
         "prompt_tokens": run.prompt_tokens,
         "output_tokens": run.output_tokens,
-        "cost_usd": run.cost_usd,
-        "charged_usd": run.charged_usd,
-        "units": [unit_dict(row) for row in run.reports.all()[: reporting.MOST_REPORTS]],
-        "prewarmed": [prewarm_dict(row) for row in prewarms_of(run)[:MOST_PREWARMS]],
+        "units": [unit_dict(row) for row in run.reports.all()[: reporting.MAX_REPORTS]],
     }
 
 
@@ -137,21 +131,6 @@ def unit_dict(row: UnitReport) -> dict[str, Any]:
         "state": "running" if row.ended_at is None else "failed" if row.failed else "done",
         "began_at": row.began_at.timestamp(),
         "duration_s": row.duration_s if row.ended_at else None,
-        "warm": row.warm,
-        "address": row.address or None,
-    }
-
-
-def prewarm_dict(row: PrewarmRow) -> dict[str, Any]:
-    return {
-        "object": "run.prewarm",
-        "kind": row.kind,
-        "backend": row.backend,
-        "why": row.why,
-        "began_at": row.began_at.timestamp(),
-        "warm_at": row.warm_at.timestamp() if row.warm_at else None,
-        "settled_at": row.settled_at.timestamp() if row.settled_at else None,
-        "fate": row.fate or None,
     }
 
 

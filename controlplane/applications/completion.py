@@ -1,13 +1,11 @@
-"""How the runs of an application ended lately: completion times, deadlines met, cost, and how well they were predicted."""
+"""How the runs of an application ended lately: completion times, deadlines met, and how well they were predicted."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final, Protocol, Self
 
 DAY_H: Final = 24
-DAY: Final = timedelta(hours=DAY_H)
 TARGET: Final = 0.95
 """Share of runs that should end by their deadline."""
 AXIS_S: Final = (0.5, 3600.0)
@@ -21,10 +19,8 @@ class EndedRun(Protocol):
     deadline_s: float | None
     prompt_tokens: int
     output_tokens: int
-    cost_usd: float | None
     needed_s: float
     error_s: float
-    plain_error_s: float
 
     @property
     def duration_s(self) -> float: ...
@@ -69,27 +65,14 @@ class Completions:
     tokens_low: float | None
     """With the next: of the middle 80% of runs."""
     tokens_high: float | None
-    costs_usd: list[float]
-    """Of runs whose cost is known, all that ended: each is the share of the instances that its calls ran on."""
     needed_s: float
-    """Service that came after predictions at calls placed by rank, their sum; what is next are sums of errors."""
+    """Service that came after predictions at calls placed by rank, their sum; next, the sum of errors."""
     error_s: float
-    plain_error_s: float
-
-    @property
-    def cost_usd(self) -> float | None:
-        """Return the mean cost of a run; None where none is known."""
-        return sum(self.costs_usd) / len(self.costs_usd) if self.costs_usd else None
 
     @property
     def error(self) -> float | None:
         """Return the mean error of predicted remaining demand, as a share of what came; None without a prediction."""
         return self.error_s / self.needed_s if self.needed_s else None
-
-    @property
-    def plain_error(self) -> float | None:
-        """Return the same of the simplest rule: the mean of earlier runs less what a run has had."""
-        return self.plain_error_s / self.needed_s if self.needed_s else None
 
     @property
     def p50_s(self) -> float | None:
@@ -130,8 +113,6 @@ class Completions:
             tokens=sum(tokens) / len(tokens) if tokens else None,
             tokens_low=quantile(tokens, 0.1),
             tokens_high=quantile(tokens, 0.9),
-            costs_usd=[run.cost_usd for run in runs if run.cost_usd is not None],
             needed_s=sum(run.needed_s for run in runs),
             error_s=sum(run.error_s for run in runs),
-            plain_error_s=sum(run.plain_error_s for run in runs),
         )

@@ -12,14 +12,14 @@ from django.utils import timezone
 
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome, UnitReport
 from controlplane.applications.selectors import known_graph
-from controlplane.applications.services import IDLE, MOST_CALLS, SESSION_IDLE, calls_of
-from controlplane.dispatch.runs import MOST_OPENED, MOST_UNIT_S, ApplicationRuns, EndedCall, RunReport
+from controlplane.applications.services import IDLE, MAX_CALLS, SESSION_IDLE, calls_of
+from controlplane.dispatch.runs import MAX_OPENED, MAX_UNIT_S, ApplicationRuns, EndedCall, RunReport
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.jobs.record import Job
 from scheduling.applications.recording import SESSION_UNITS
 from scheduling.applications.standings import KnownGraph
 
-LOOK_S: Final = 5.0
+PERIOD_S: Final = 5.0
 LEARN_AGAIN_S: Final = 60.0
 """Shortest time between two readings of the graph of one application: one takes 0.1 s of a thread."""
 FIRST_S: Final = 30.0
@@ -28,14 +28,10 @@ RESUMED: Final = SESSION_IDLE
 """A run in progress is resumed if a call of it came within this."""
 STOPPED: Final = timedelta(days=1)
 """After a restart, calls of runs that were stopped within this are still refused."""
-MOST_ROWS: Final = 20_000
+MAX_ROWS: Final = 20_000
 """Latest ledger rows that are searched for runs in progress."""
-MOST_RESUMED: Final = 1_000
+MAX_RESUMED: Final = 1_000
 """Runs in progress that are resumed, those heard of last."""
-
-
-Learned = tuple[datetime, datetime | None, datetime | None]
-"""End of the latest run of an application, and from when until when it learns."""
 
 
 class GraphFeeder:
@@ -43,20 +39,20 @@ class GraphFeeder:
 
     def __init__(self, runs: ApplicationRuns, job: Job, owns: Callable[[], bool] = lambda: True) -> None:
         self.runs, self.job, self.owns = runs, job, owns
-        self._read: dict[int, tuple[Learned, float]] = {}
-        """By application: what its graph knew, and when it was read."""
+        self._read: dict[int, tuple[datetime, float]] = {}
+        """By application: the end of its latest run, and when its graph was read."""
         self._owned_s: float | None = None
         """Since when this process owns the queues, and has resumed runs."""
 
     async def run(self) -> None:
-        """Look every `LOOK_S` until cancelled."""
+        """Tick every `PERIOD_S` until cancelled."""
         while True:
             now_s, more = asyncio.get_running_loop().time(), False
             with self.job:
                 await self.resume(now_s)
-                more = await self.look(now_s)
+                more = await self.tick(now_s)
             first = self._owned_s is not None and now_s - self._owned_s < FIRST_S
-            await asyncio.sleep(0.0 if more and first else LOOK_S)
+            await asyncio.sleep(0.0 if more and first else PERIOD_S)
 
     async def resume(self, now_s: float) -> int:
         """Once this process owns the queues, resume the runs in progress; return how many."""
@@ -71,7 +67,7 @@ class GraphFeeder:
             self.runs.report(report)
         return self.runs.resume((application, run, calls) for (application, run), calls in ended.items())
 
-    async def look(self, now_s: float) -> bool:
+    async def tick(self, now_s: float) -> bool:
         """Read the graph of one application that has learned since, the one read longest ago; false if there is none."""
         read = await database_sync_to_async(self._next)(now_s)
         if read is None:
@@ -82,18 +78,17 @@ class GraphFeeder:
             self.runs.graphs[application.tenant_id, application.name] = graph
         return True
 
-    def _next(self, now_s: float) -> tuple[Application, Learned, KnownGraph | None] | None:
+    def _next(self, now_s: float) -> tuple[Application, datetime, KnownGraph | None] | None:
         rows = Application.objects.annotate(latest=Max("runs__ended_at")).filter(latest__isnull=False)
         due = []
         for row in rows:
             known, read_s = self._read.get(row.pk, (None, float("-inf")))
-            now_known = row.latest, row.learns_from, row.frozen_at
-            if now_known != known and now_s - read_s >= LEARN_AGAIN_S:
-                due.append((read_s, row.pk, row, now_known))
+            if row.latest != known and now_s - read_s >= LEARN_AGAIN_S:
+                due.append((read_s, row.pk, row))
         if not due:
             return None
-        _, _, application, now_known = min(due, key=lambda each: each[:2])
-        return application, now_known, known_graph(application)
+        application = min(due, key=lambda each: each[:2])[2]
+        return application, application.latest, known_graph(application)
 
 
 RunKey = tuple[int, str, str]
@@ -113,26 +108,30 @@ def reports_in_progress(now: datetime) -> list[RunReport]:
     due = ApplicationRun.objects.filter(ended_at=None, closed_at=None).exclude(deadline_s=None)
     opened = [
         RunReport("opened", *_key(run), due_s=(run.deadline_s or 0.0) - (now - run.began_at).total_seconds())
-        for run in due.select_related("application")[:MOST_OPENED]
+        for run in due.select_related("application")[:MAX_OPENED]
     ]
     stopped = ApplicationRun.objects.filter(outcome=RunOutcome.STOPPED, closed_at__gt=now - STOPPED)
-    opened += [RunReport("stopped", *_key(run)) for run in stopped.select_related("application")[:MOST_OPENED]]
+    opened += [RunReport("stopped", *_key(run)) for run in stopped.select_related("application")[:MAX_OPENED]]
     return opened + [
-        RunReport("began", *_key(unit.run), unit.pk, unit.unit, ago_s=(now - unit.began_at).total_seconds())
-        for unit in _units(now).filter(ended_at=None).order_by("-began_at")[:MOST_ROWS]
+        RunReport(
+            *("began", *_key(unit.run), unit.pk, unit.unit),
+            backend=unit.backend,
+            ago_s=(now - unit.began_at).total_seconds(),
+        )
+        for unit in _units(now).filter(ended_at=None).order_by("-began_at")[:MAX_ROWS]
     ]
 
 
 def _units(now: datetime) -> QuerySet[UnitReport]:
     """Return reported units of runs in progress, without those that were given up."""
     rows = UnitReport.objects.filter(run__ended_at=None, run__closed_at=None, failed=False)
-    given_up = Q(ended_at=None, began_at__lt=now - timedelta(seconds=MOST_UNIT_S))
+    given_up = Q(ended_at=None, began_at__lt=now - timedelta(seconds=MAX_UNIT_S))
     return rows.exclude(given_up).select_related("run__application")
 
 
 def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[EndedCall]]:
     """Return the ended calls and reported units of runs that are not idle yet, by ((tenant id, application), run)."""
-    latest = LedgerRow.objects.filter(arrived_at__gt=now - RESUMED).order_by("-pk")[:MOST_ROWS]
+    latest = LedgerRow.objects.filter(arrived_at__gt=now - RESUMED).order_by("-pk")[:MAX_ROWS]
     heard: dict[RunKey, datetime] = {}
     sessions: set[RunKey] = set()
     for row in latest.only("tenant_id", "application", "run", "unit", "arrived_at", "e2e_ms"):
@@ -142,7 +141,7 @@ def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[E
             if row.unit in SESSION_UNITS:
                 sessions.add(key)
     units: dict[RunKey, list[EndedCall]] = defaultdict(list)
-    for unit in _units(now).order_by("-began_at")[:MOST_ROWS]:
+    for unit in _units(now).order_by("-began_at")[:MAX_ROWS]:
         key = _key(unit.run)
         heard[key] = max(heard.get(key, unit.began_at), unit.ended_at or now)
         if unit.ended_at is not None:
@@ -154,8 +153,8 @@ def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[E
         reverse=True,
     )
     ended: dict[tuple[tuple[int, str], str], list[EndedCall]] = defaultdict(list)
-    for tenant_id, application, run in active[:MOST_RESUMED]:
-        for row in calls_of(tenant_id, application, run).order_by("-arrived_at")[:MOST_CALLS]:
+    for tenant_id, application, run in active[:MAX_RESUMED]:
+        for row in calls_of(tenant_id, application, run).order_by("-arrived_at")[:MAX_CALLS]:
             began_s, ended_s = ((now - at).total_seconds() for at in (row.arrived_at, row.ended_at or row.arrived_at))
             output = row.output_tokens if row.outcome == Outcome.DONE else None
             own = row.own_region or row.region

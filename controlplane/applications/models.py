@@ -2,17 +2,14 @@
 
 from datetime import datetime, timedelta
 
-from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
-from django.db.models import Avg, Case, F, OuterRef, Q, Subquery, Sum, When
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.functional import cached_property
 
 from controlplane.accounts.models import Tenant
 from controlplane.applications.completion import DAY_H, Completions
-from scheduling.applications.recording import RECOGNIZED
-from workers.backends.actuators import PORT, ActuatorError, BackendSpec
 
 
 class RunOutcome(models.TextChoices):
@@ -31,24 +28,15 @@ class Application(models.Model):
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="applications")
     name = models.CharField(max_length=80)
-    title = models.CharField(max_length=80, blank=True, default="", help_text="Name given to one that was recognized.")
     units = models.JSONField(default=dict, help_text="Backend of each unit, by name.")
     created_at = models.DateTimeField(default=timezone.now)
-    learns_from = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="Runs that ended before are not in its demand graph: a version was restored then.",
-    )
-    frozen_at = models.DateTimeField(
-        null=True, blank=True, help_text="Runs that ended later are recorded and not learned; empty while it learns."
-    )
 
     class Meta:
         ordering = ["name"]
         constraints = [models.UniqueConstraint(fields=["tenant", "name"], name="one_application_of_a_name")]
 
     def __str__(self) -> str:
-        return self.title or self.name
+        return self.name
 
     asked_hours: int = DAY_H
     """Hours that its figures cover, and the region of their runs, empty for all: annotated by filters of the list."""
@@ -67,7 +55,7 @@ class Application(models.Model):
     @cached_property
     def completions(self) -> Completions:
         """How its runs ended lately."""
-        ended = with_costs(self.asked_runs.filter(ended_at__gte=self.asked_since))
+        ended = self.asked_runs.filter(ended_at__gte=self.asked_since)
         return Completions.of(ended.defer("steps").order_by("ended_at"))
 
     @property
@@ -75,26 +63,11 @@ class Application(models.Model):
         return self.asked_runs.filter(ended_at=None).count()
 
     @property
-    def prewarm_hits(self) -> float | None:
-        """Return the share of calls that found their backend warm lately, of those that needed one; None without any."""
-        rows = PrewarmRow.objects.filter(tenant=self.tenant_id, application=self.name, began_at__gte=self.asked_since)
-        if self.asked_region:
-            rows = rows.filter(run__in=self.asked_runs.values("run"))
-        fates = rows.order_by().filter(fate__in=("hit", "late", "miss"))
-        share: float | None = fates.aggregate(hits=Avg(Case(When(fate="hit", then=1.0), default=0.0)))["hits"]
-        return share
-
-    @property
     def kinds(self) -> str:
         """Return the number of its units and the kinds that are no LLM, in words."""
         others = sorted({str(unit.get("kind")) for unit in self.units.values()} - {"llm"})
         number = len(self.units)
         return ", ".join([f"{number} unit" + "s" * (number != 1), *others])
-
-    @property
-    def recognized(self) -> bool:
-        """Whether it was found by conversations and system prompts, and not by marks."""
-        return self.name.startswith(RECOGNIZED)
 
 
 class ApplicationRun(models.Model):
@@ -120,18 +93,10 @@ class ApplicationRun(models.Model):
     )
     needed_s = models.FloatField(default=0.0, help_text="Service that came after these predictions, their sum.")
     error_s = models.FloatField(default=0.0, help_text="By how much the predictions were wrong, their sum.")
-    plain_error_s = models.FloatField(
-        default=0.0, help_text="The same of the simplest rule: the mean of earlier runs less what this one had had."
-    )
     deadline_s = models.FloatField(null=True, blank=True, help_text="After it began; empty for none.")
     opened = models.BooleanField(default=False, help_text="It was opened by its tenant, who is to close it.")
     closed_at = models.DateTimeField(null=True, blank=True, help_text="When its tenant closed it.")
     outcome = models.CharField(max_length=16, blank=True, default="", choices=RunOutcome.choices)
-
-    cost_usd: float | None = None
-    """Share of the cost of the instances that its calls ran on, and what is charged for them; None where usage has not
-    counted them, or without `with_costs`."""
-    charged_usd: float | None = None
 
     class Meta:
         ordering = ["-began_at", "-id"]
@@ -166,70 +131,8 @@ class ApplicationRun(models.Model):
         return late_s <= 0 and self.outcome not in (RunOutcome.FAILED, RunOutcome.ABANDONED, RunOutcome.STOPPED)
 
 
-def learned(run: str = "", application: str = "application__") -> Q:
-    """Return which runs the demand graph of their application is made of; *run* and *application* lead to either."""
-    ended, since, until = f"{run}ended_at", f"{application}learns_from", f"{application}frozen_at"
-    here = (Q(**{since: None}) | Q(**{f"{ended}__gte": F(since)})) & (
-        Q(**{until: None}) | Q(**{f"{ended}__lte": F(until)})
-    )
-    return ~Q(**{f"{run}steps": []}) & (Q(**{f"{run}imported": True}) | here)
-
-
-class RunCost(models.Model):
-    """Dollars of a run in an hour: the shares of its calls, as usage counts that hour and counts it again (`usage`)."""
-
-    hour = models.DateTimeField(db_index=True)
-    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="+", db_index=False)
-    application = models.CharField(max_length=80)
-    run = models.CharField(max_length=80)
-    cost_usd = models.FloatField("cost (USD)", default=0.0)
-    charged_usd = models.FloatField("charged (USD)", default=0.0)
-
-    class Meta:
-        ordering = ["-hour"]
-        indexes = [models.Index(fields=["tenant", "application", "run"], name="cost_of_run")]
-
-    def __str__(self) -> str:
-        return f"{self.hour:%F %H:%M} {self.application} {self.run}"
-
-
-def with_costs(runs: "models.QuerySet[ApplicationRun]") -> "models.QuerySet[ApplicationRun]":
-    """Return *runs* with `cost_usd` and `charged_usd`; None where usage has not counted them."""
-    hours = RunCost.objects.filter(
-        tenant=OuterRef("application__tenant"), application=OuterRef("application__name"), run=OuterRef("run")
-    )
-    of_run = hours.order_by().values("run")
-    sums = {name: Subquery(of_run.values(sum=Sum(name))) for name in ("cost_usd", "charged_usd")}
-    return runs.annotate(**sums)
-
-
-class GraphVersion(models.Model):
-    """A demand graph as it was, kept to compare and restore."""
-
-    application = models.ForeignKey(Application, on_delete=models.CASCADE, related_name="versions")
-    number = models.PositiveIntegerField()
-    made_at = models.DateTimeField(default=timezone.now)
-    made_by = models.CharField(max_length=150)
-    why = models.CharField(max_length=255)
-    records = models.PositiveIntegerField(help_text="Runs that it is learned from.")
-    error_s = models.FloatField(
-        null=True, blank=True, help_text="Mean error of predictions of what its left-out runs still needed (s)."
-    )
-    needed_s = models.FloatField(null=True, blank=True, help_text="Mean of what these runs needed (s).")
-    size_bytes = models.PositiveIntegerField(help_text="Of its JSON form.")
-    graph = models.BinaryField(help_text="Its JSON form, compressed by zlib.")
-
-    class Meta:
-        ordering = ["-number"]
-        constraints = [models.UniqueConstraint(fields=["application", "number"], name="one_version_of_a_number")]
-
-    def __str__(self) -> str:
-        return f"v{self.number}"
-
-    @property
-    def error(self) -> float | None:
-        """Return the error as a share of what was needed; None with too few runs."""
-        return None if self.error_s is None or not self.needed_s else self.error_s / self.needed_s
+LEARNED = ~Q(steps=[])
+"""Runs that the demand graph of their application is made of."""
 
 
 class UnitReport(models.Model):
@@ -243,8 +146,6 @@ class UnitReport(models.Model):
     began_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True, help_text="Empty while it runs.")
     failed = models.BooleanField(default=False)
-    warm = models.BooleanField(null=True, help_text="Whether it was handed a warm backend; empty where none is kept.")
-    address = models.CharField(max_length=80, blank=True, default="", help_text="Of the backend that it was handed.")
 
     class Meta:
         ordering = ["began_at", "id"]
@@ -264,7 +165,7 @@ class BackendKind(models.TextChoices):
 
 
 class UnitBackend(models.Model):
-    """A backend of units that are no LLM. It is started before a run will probably need it, and handed to its unit."""
+    """A backend of units that are no LLM, kept by another platform, whose webhook is called to warm it."""
 
     name = models.CharField(
         max_length=80,
@@ -273,33 +174,18 @@ class UnitBackend(models.Model):
         help_text="As units name it in `backend`, such as python:3.11.",
     )
     kind = models.CharField(max_length=16, choices=BackendKind.choices, default=BackendKind.CONTAINER)
-    image = models.CharField(
-        max_length=255, blank=True, default="", help_text="Container image on the host; used where Docker is there."
+    url = models.CharField(
+        "URL",
+        max_length=500,
+        validators=[RegexValidator(r"^https?://[^\s/]+\S*$", "An address that begins with http:// or https://")],
+        help_text="Is sent `warm` before a run will probably need the backend, `cool` once none does.",
     )
-    command = models.CharField(
-        max_length=1000,
-        blank=True,
-        default="",
-        help_text="Of the container, or of a process where there is no Docker: it listens on {port}, on the loopback.",
-    )
-    container_port = models.PositiveIntegerField(
-        default=0, validators=[MaxValueValidator(65_535)], help_text="Port of the container that is published; 0: none."
-    )
-    capacity = models.PositiveSmallIntegerField(
-        default=2,
-        validators=[MinValueValidator(1), MaxValueValidator(64)],
-        help_text="Most of them at once, warm or in use.",
-    )
+    secret = models.CharField(max_length=200, help_text="Signs what is sent (HMAC-SHA256). It is never shown.")
     keep_alive_s = models.FloatField(
+        "keep alive (s)",
         default=300.0,
         validators=[MinValueValidator(1.0), MaxValueValidator(86_400.0)],
-        help_text="One that is not used for so long is stopped.",
-    )
-    start_limit_s = models.FloatField(
-        default=60.0, validators=[MinValueValidator(1.0), MaxValueValidator(600.0)], help_text="Longest start."
-    )
-    reused = models.BooleanField(
-        default=False, help_text="A container serves the next execution, of any tenant; a DNN model always does."
+        help_text="After so long without need it is sent `cool`.",
     )
     active = models.BooleanField(default=True)
 
@@ -308,47 +194,6 @@ class UnitBackend(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-    def clean(self) -> None:
-        if not (self.image or self.command):
-            raise ValidationError({"command": "It needs an image, a command, or both."})
-        try:
-            says_port = any(PORT in each for each in self.spec.arguments)
-        except ActuatorError as error:
-            raise ValidationError({"command": str(error)}) from error
-        if not self.image and not says_port:
-            raise ValidationError({"command": f"A process is told its port: the command has to contain {PORT}."})
-
-    @property
-    def spec(self) -> BackendSpec:
-        return BackendSpec(self.name, self.image, self.command, self.container_port, self.start_limit_s)
-
-
-class PrewarmRow(models.Model):
-    """A backend that was prewarmed for a run, or that a call of it found cold."""
-
-    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="+")
-    application = models.CharField(
-        max_length=80, blank=True, default="", help_text="Empty: of a request without marks."
-    )
-    run = models.CharField(max_length=80, blank=True, default="")
-    kind = models.CharField(max_length=16, help_text="adapter, prefix, model, container or dnn.")
-    backend = models.CharField(max_length=160)
-    place = models.CharField(max_length=160, blank=True, default="", help_text="Instance, or address.")
-    why = models.CharField(max_length=400, blank=True, default="")
-    began_at = models.DateTimeField(db_index=True)
-    warm_at = models.DateTimeField(null=True, blank=True)
-    settled_at = models.DateTimeField(null=True, blank=True, help_text="When it was used, or given up.")
-    fate = models.CharField(
-        max_length=8, blank=True, default="", help_text="hit, late, miss, waste or failed; empty: not used yet."
-    )
-
-    class Meta:
-        ordering = ["-began_at", "-id"]
-        indexes = [models.Index(fields=["tenant", "application", "run"], name="prewarm_of_run")]
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.backend}"
 
 
 class FollowedLedger(models.Model):

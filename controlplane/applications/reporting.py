@@ -4,19 +4,16 @@ A report is a row at once. The process that owns the queues hears of it too, and
 """
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from django.db import transaction
 
 from controlplane.accounts.models import Tenant, User
-from controlplane.applications.backends import OF_PROCESS
 from controlplane.applications.models import ApplicationRun, RunOutcome, UnitReport
 from controlplane.applications.services import IDLE, MAX_APPLICATIONS, application_of
-from controlplane.dispatch.prewarming_log import CalledBy
 from controlplane.dispatch.queues.commands import ask_of_run
 from controlplane.dispatch.queues.runs import RunAction, RunPrice
 from controlplane.dispatch.runs import ApplicationRuns, RunReport
@@ -26,12 +23,12 @@ from controlplane.gateway.errors import ApiError, invalid
 
 RUNNING, DONE, FAILED = STATES = ("running", "done", "failed")
 """Of a unit that is reported."""
-MOST_REPORTS: Final = 4_096
+MAX_REPORTS: Final = 4_096
 """Units reported of one run."""
-MOST_RUNNING: Final = 10_000
+MAX_RUNNING: Final = 10_000
 """Runs of one tenant in progress that it opened or reported units of."""
-MOST_HELD: Final = 10_000
-REPORTS: Final[deque[RunReport]] = deque(maxlen=MOST_HELD)
+MAX_HELD: Final = 10_000
+REPORTS: Final[deque[RunReport]] = deque(maxlen=MAX_HELD)
 """Reports that this process has taken and not handed over yet; they are rows already."""
 
 
@@ -52,8 +49,8 @@ def _run(tenant: Tenant, name: str, run: str, now: datetime) -> ApplicationRun:
     known = rows.filter(application=application, run=run).first()
     if known is not None:
         return known
-    if ApplicationRun.objects.filter(application__tenant=tenant, ended_at=None).count() >= MOST_RUNNING:
-        message = f"{MOST_RUNNING:,} runs are in progress: close some first."
+    if ApplicationRun.objects.filter(application__tenant=tenant, ended_at=None).count() >= MAX_RUNNING:
+        message = f"{MAX_RUNNING:,} runs are in progress: close some first."
         raise ApiError(429, message, code="too_many_runs", retry_after_s=IDLE.total_seconds())
     return rows.get_or_create(application=application, run=run, defaults={"began_at": now, "last_call_at": now})[0]
 
@@ -62,25 +59,9 @@ def _report(report: RunReport) -> None:
     transaction.on_commit(partial(REPORTS.append, report))
 
 
-def _hand_backend(row: UnitReport, called_by: CalledBy) -> None:
-    """Hand a warm backend to the execution *row*, if this process keeps its backend."""
-    kept = OF_PROCESS.backends
-    handed = kept.take(row.backend, row.pk, row.began_at.timestamp(), called_by) if kept is not None else None
-    if handed is not None:
-        row.warm, row.address = handed
-        row.save(update_fields=["warm", "address"])
-
-
-def _give_back(units: Iterable[int]) -> None:
-    """Take back what executions had, once their end is written."""
-    ended, kept = list(units), OF_PROCESS.backends
-    if kept is not None and ended:
-        transaction.on_commit(partial(kept.give_back, ended))
-
-
 @transaction.atomic
 def open_run(tenant: Tenant, name: str, run: str, deadline_s: float | None, now: datetime) -> ApplicationRun:
-    """Open a run, which its tenant will close. One that is known already stays as it is, but for a first deadline.
+    """Open a run, which its tenant will close. Idempotent: of a known run only a missing deadline is filled in.
 
     Raises ApiError 409 if it was closed, 429 if the tenant has too many in progress.
     """
@@ -104,7 +85,6 @@ def close_run(run: ApplicationRun, outcome: RunOutcome, now: datetime) -> Applic
         row.closed_at, row.outcome, row.ended_at = now, outcome, None
         row.save(update_fields=["closed_at", "outcome", "ended_at"])
         _report(RunReport("closed", row.application.tenant_id, row.application.name, row.run))
-        _give_back(row.reports.filter(ended_at=None).values_list("pk", flat=True))
     return row
 
 
@@ -162,8 +142,8 @@ def report_unit(tenant: Tenant, name: str, run: str, execution: Execution, now: 
         return row
     if owner.closed_at is not None:
         raise ApiError(409, f"The run {run!r} was closed.", code="run_closed", param="run")
-    if row is None and owner.reports.count() >= MOST_REPORTS:
-        raise ApiError(429, f"A run has at most {MOST_REPORTS:,} reported units.", code="too_many_units")
+    if row is None and owner.reports.count() >= MAX_REPORTS:
+        raise ApiError(429, f"A run has at most {MAX_REPORTS:,} reported units.", code="too_many_units")
     duration_s = execution.duration_s
     if row is None:
         if execution.state != RUNNING and duration_s is None:
@@ -180,15 +160,11 @@ def report_unit(tenant: Tenant, name: str, run: str, execution: Execution, now: 
     if execution.state != RUNNING:
         row.ended_at = now if duration_s is None else row.began_at + timedelta(seconds=duration_s)
         row.failed = execution.state == FAILED
-    began = row._state.adding and row.ended_at is None
     row.save()
-    if began:
-        _hand_backend(row, CalledBy(tenant.pk, name, run))
-    elif row.ended_at is not None:
-        _give_back([row.pk])
     owner.began_at, owner.last_call_at = min(owner.began_at, row.began_at), max(owner.last_call_at, now)
     owner.ended_at, owner.outcome, owner.steps = None, "", []
     owner.save(update_fields=["began_at", "last_call_at", "ended_at", "outcome", "steps"])
     took_s = None if row.ended_at is None or row.failed else row.duration_s
-    _report(RunReport("began" if row.ended_at is None else "ended", tenant.pk, name, run, row.pk, row.unit, took_s))
+    what: Literal["began", "ended"] = "began" if row.ended_at is None else "ended"
+    _report(RunReport(what, tenant.pk, name, run, row.pk, row.unit, took_s, backend=row.backend))
     return row

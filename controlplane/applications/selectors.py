@@ -6,9 +6,8 @@ from datetime import datetime
 
 import msgspec
 import numpy as np
-from django.db.models import QuerySet
 
-from controlplane.applications.models import Application, ApplicationRun, PrewarmRow, learned
+from controlplane.applications.models import LEARNED, Application, ApplicationRun
 from controlplane.applications.services import backends, done_calls
 from controlplane.applications.spans import rates_of
 from scheduling.applications.demand_graph import (
@@ -24,8 +23,6 @@ from scheduling.applications.gittins import buckets, gittins_ranks
 from scheduling.applications.recording import record_of
 from scheduling.applications.remaining import (
     DEMAND_BUCKETS,
-    FEWEST_MATCHES,
-    GraphArrays,
     Position,
     build,
     rate_rows,
@@ -36,22 +33,11 @@ from scheduling.applications.standings import KnownGraph
 
 SAMPLES = 400
 """Walks of the graph for one run."""
-LEFT_OUT = 5
-"""One record in so many is left out to judge predictions."""
-JUDGED = 40
-"""Records that predictions are judged by at most."""
-
-
-def prewarms_of(run: ApplicationRun) -> QuerySet[PrewarmRow]:
-    """Return what was prewarmed for *run* and what its calls found cold, the first first."""
-    application = run.application
-    rows = PrewarmRow.objects.filter(tenant=application.tenant_id, application=application.name, run=run.run)
-    return rows.order_by("began_at", "pk")
 
 
 def graph_of(application: Application) -> DemandGraph:
     """Return the graph of the latest records, oldest first."""
-    latest = application.runs.filter(learned()).values_list("steps", flat=True)[:MOST_RECORDS]
+    latest = application.runs.filter(LEARNED).values_list("steps", flat=True)[:MOST_RECORDS]
     records = [RunRecord(msgspec.convert(steps, tuple[Step, ...])) for steps in reversed(latest)]
     return DemandGraph(application.name, backends(application), records)
 
@@ -154,64 +140,6 @@ def _after(graph: DemandGraph, step: Step, visits: np.ndarray) -> Position:
         known_before=np.zeros((1, 3)),
         visits=visits,
     )
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Mean error of the service still needed, in seconds, at every step of runs that were left out."""
-
-    runs: int
-    mean_s: float
-    """Of what was needed."""
-    refined_s: float
-    marginal_s: float
-    """Without correlations."""
-    total_s: float
-    """Of the simplest rule: the mean of a whole run less what it has had."""
-
-
-def quality(graph: DemandGraph) -> Quality | None:
-    """Judge predictions on records that the graph was not built from; None with too few of them."""
-    judged = graph.records[::LEFT_OUT][-JUDGED:]
-    known = [record for number, record in enumerate(graph.records) if number % LEFT_OUT]
-    if len(known) < 2 * FEWEST_MATCHES:
-        return None
-    rates = rates_of(graph.units)
-    learned = DemandGraph(graph.application, graph.units, known)
-    refined, marginal = build(learned, rates), build(learned, rates, refined=False)
-    whole_s = float(np.mean([graph.service_s(record, rates) for record in known]))
-    errors = [
-        row
-        for number, record in enumerate(judged)
-        for row in _errors(graph, record, rates, refined, marginal, whole_s, number)
-    ]
-    return Quality(len(judged), *np.mean(errors, axis=0).tolist()) if errors else None
-
-
-def _errors(
-    graph: DemandGraph,
-    record: RunRecord,
-    rates: dict[str, ServiceRate],
-    refined: GraphArrays,
-    marginal: GraphArrays,
-    whole_s: float,
-    seed: int,
-) -> list[tuple[float, float, float, float]]:
-    """(needed, error refined, without correlations, of the mean of a whole run) at each step but the last."""
-    service = [step_service_s(step, graph.units[step.unit], rates[step.unit]) for step in record.steps]
-    visits, rows = np.zeros(len(graph.units), np.int64), []
-    index = {name: number for number, name in enumerate(graph.units)}
-    for at, step in enumerate(record.steps[:-1]):
-        needed = sum(service[at + 1 :])
-        position = _after(graph, step, visits)
-        means = [
-            float(remaining(arrays, position, SAMPLES // 2, seed * 1_000 + at).service_s.mean()) - service[at]
-            for arrays in (refined, marginal)
-        ]
-        left_s = max(0.0, whole_s - sum(service[: at + 1]))
-        rows.append((needed, abs(means[0] - needed), abs(means[1] - needed), abs(left_s - needed)))
-        visits[index[step.unit]] += 1
-    return rows
 
 
 @dataclass(frozen=True)

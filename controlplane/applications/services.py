@@ -1,7 +1,7 @@
 """Follow the runs of applications in the ledger, and learn from those that ended."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -9,18 +9,17 @@ from django.db import transaction
 from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
-from controlplane.accounts.models import Tenant
+from controlplane.accounts.models import Tenant, User
 from controlplane.applications.models import (
+    LEARNED,
     Application,
     ApplicationRun,
     FollowedLedger,
-    RunCost,
     RunOutcome,
     UnitReport,
-    learned,
 )
-from controlplane.applications.spans import Expectation, expectations, rates_of, service_of, spans_of
-from controlplane.dispatch.runs import MOST_UNIT_S
+from controlplane.applications.spans import expectations, rates_of, service_of, spans_of
+from controlplane.dispatch.runs import MAX_UNIT_S
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.gateway.models import LedgerRow, Outcome
@@ -28,35 +27,21 @@ from scheduling.applications.demand_graph import (
     MOST_RECORDS,
     Backend,
     DemandGraph,
-    ServiceRate,
-    Step,
-    step_service_s,
 )
-from scheduling.applications.recording import (
-    IDLE_S,
-    LONGEST_ID,
-    NO_UNIT,
-    RECOGNIZED,
-    SESSION_IDLE_S,
-    SESSION_UNITS,
-    Call,
-    first_request,
-    record_of,
-)
+from scheduling.applications.recording import IDLE_S, NO_UNIT, SESSION_IDLE_S, SESSION_UNITS, Call, record_of
 
 IDLE: Final = timedelta(seconds=IDLE_S)
 SESSION_IDLE: Final = timedelta(seconds=SESSION_IDLE_S)
-LOOKED_AGAIN: Final = 2_000
+READ_AGAIN: Final = 2_000
 """Ledger rows read twice: gateways may commit in another order than keys were given."""
-MOST_CALLS: Final = 4_096
+MAX_GRAPH_BYTES: Final = 4 * 2**20
+"""Of a graph that is imported: 1,000 runs of 40 steps."""
+MAX_CALLS: Final = 4_096
 """Calls of a run that its record is made of."""
-MEAN_OF: Final = 100
-"""Runs of an application, those that ended last, whose mean service is what the simplest rule expects of another."""
 KEPT_DAYS: Final = 30
 MAX_APPLICATIONS: Final = 100
-"""Applications of a tenant, and as many recognized ones. Further names are left out: they look like ids of runs."""
+"""Applications of a tenant. Further names are left out: they look like ids of runs."""
 TOO_MANY: Final = "application.too_many"
-SAME_MOMENT: Final = timedelta(milliseconds=2)
 SETTLED: Final = timedelta(seconds=5)
 """A run that was closed ends so much later: its last calls may not be in the ledger yet."""
 
@@ -66,7 +51,7 @@ def follow_runs(now: datetime) -> int:
     mark, _ = FollowedLedger.objects.get_or_create(pk=1)
     newest = LedgerRow.objects.aggregate(newest=Max("pk"))["newest"] or 0
     rows = (
-        LedgerRow.objects.filter(pk__gt=mark.ledger_pk - LOOKED_AGAIN, pk__lte=newest)
+        LedgerRow.objects.filter(pk__gt=mark.ledger_pk - READ_AGAIN, pk__lte=newest)
         .exclude(application="")
         .exclude(run="")
     )
@@ -75,10 +60,10 @@ def follow_runs(now: datetime) -> int:
         if (tenant_id, name) not in known:
             known[tenant_id, name] = application_of(tenant_id, name)
         if (application := known[tenant_id, name]) is not None:
-            _follow(application, run, mark.ledger_pk - LOOKED_AGAIN)
+            _follow(application, run, mark.ledger_pk - READ_AGAIN)
     FollowedLedger.objects.filter(pk=1).update(ledger_pk=newest)
     running = UnitReport.objects.filter(
-        run=OuterRef("pk"), ended_at=None, began_at__gte=now - timedelta(seconds=MOST_UNIT_S)
+        run=OuterRef("pk"), ended_at=None, began_at__gte=now - timedelta(seconds=MAX_UNIT_S)
     )
     session = LedgerRow.objects.filter(
         tenant=OuterRef("application__tenant"),
@@ -100,11 +85,9 @@ def application_of(tenant_id: int, name: str) -> Application | None:
     known = Application.objects.filter(tenant_id=tenant_id, name=name).first()
     if known is not None:
         return known
-    recognized = name.startswith(RECOGNIZED)
-    alike = Q(name__startswith=RECOGNIZED) if recognized else ~Q(name__startswith=RECOGNIZED)
-    if Application.objects.filter(alike, tenant_id=tenant_id).count() < MAX_APPLICATIONS:
+    if Application.objects.filter(tenant_id=tenant_id).count() < MAX_APPLICATIONS:
         return Application.objects.get_or_create(tenant_id=tenant_id, name=name)[0]
-    if not recognized and not warnings_of([tenant_id]).exists():
+    if not warnings_of([tenant_id]).exists():
         record(
             TOO_MANY,
             Tenant.objects.get(pk=tenant_id),
@@ -123,23 +106,13 @@ def warnings_of(tenant_ids: Iterable[int]) -> QuerySet[Event]:
 
 
 def calls_of(tenant_id: int, application: str, run: str) -> QuerySet[LedgerRow]:
-    """Return the calls of a run. The first one of a recognized run came before it was one, and is found by its id.
+    """Return the calls of a run.
 
     They are found before they are sorted, by the condition of the index `ledger_application_run`: else SQLite reads all rows
     of the tenant.
     """
     rows = LedgerRow.objects.order_by().filter(tenant_id=tenant_id)
-    calls = Q(pk__in=rows.filter(application=application, run=run).exclude(run="").values("pk"))
-    if run.startswith(RECOGNIZED):
-        request_id, given_at = first_request(run)
-        first = Q(request_id=request_id, run="")
-        if given_at is not None:
-            if len(request_id) == LONGEST_ID:
-                first = Q(request_id__startswith=request_id, run="")
-            at = datetime.fromtimestamp(given_at, UTC)
-            first &= Q(arrived_at__gte=at - SAME_MOMENT, arrived_at__lt=at + SAME_MOMENT)
-        calls |= Q(pk__in=rows.filter(first).values("pk"))
-    return LedgerRow.objects.filter(calls)
+    return LedgerRow.objects.filter(pk__in=rows.filter(application=application, run=run).exclude(run="").values("pk"))
 
 
 def _follow(application: Application, run: str, seen_pk: int) -> None:
@@ -187,7 +160,7 @@ def done_calls(run: ApplicationRun) -> tuple[list[Call], dict[str, dict[str, str
     rows = calls_of(application.tenant_id, application.name, run.run)
     calls, units = [], {}
     read = ("unit", "arrived_at", "model", "e2e_ms", "prompt_tokens", "output_tokens")
-    for row in rows.filter(outcome=Outcome.DONE).only(*read).order_by("arrived_at")[:MOST_CALLS]:
+    for row in rows.filter(outcome=Outcome.DONE).only(*read).order_by("arrived_at")[:MAX_CALLS]:
         unit, began_s = row.unit or NO_UNIT, row.arrived_at.timestamp()
         units[unit] = {"kind": "llm", "name": row.model}
         ended_s = began_s + (row.e2e_ms or 0.0) / 1000
@@ -236,86 +209,51 @@ def judged_predictions(run: ApplicationRun, units: dict[str, Backend]) -> dict[s
     what came.
     """
     application = run.application
-    calls = calls_of(application.tenant_id, application.name, run.run).order_by("arrived_at")[:MOST_CALLS]
+    calls = calls_of(application.tenant_id, application.name, run.run).order_by("arrived_at")[:MAX_CALLS]
     spans = spans_of(list(calls), list(run.reports.all()), run.began_at, run.last_call_at)
     rates = rates_of(units, run.region)
     made = expectations(spans, units, rates)
-    plain = [
-        max(0.0, mean_s - one.attained_s) if mean_s is not None else one.expected_s
-        for one, mean_s in zip(made, _mean_services_s(run, made, units, rates), strict=True)
-    ]
     return {
         "service_s": service_of(spans, units, rates),
         "expected_calls": len(made),
         "needed_s": sum(each.actual_s for each in made),
         "error_s": sum(abs(each.error_s) for each in made),
-        "plain_error_s": sum(abs(each.actual_s - plain_s) for each, plain_s in zip(made, plain, strict=True)),
     }
-
-
-def _mean_services_s(
-    run: ApplicationRun, made: list[Expectation], units: dict[str, Backend], rates: dict[str, ServiceRate]
-) -> list[float | None]:
-    """Return the mean service, at *rates*, of the runs of its application that had ended at each prediction, the latest
-    `MEAN_OF`; None without any."""
-    if not made:
-        return []
-    others = run.application.runs.exclude(steps=[]).exclude(pk=run.pk).filter(ended_at__lt=run.last_call_at)
-    ended = [
-        (
-            ended_at,
-            sum(step_service_s(one, units[one.unit], rates[one.unit]) for one in msgspec.convert(steps, list[Step])),
-        )
-        for ended_at, steps in others.order_by("-ended_at").values_list("ended_at", "steps")[:MEAN_OF]
-    ]
-    means_s: list[float | None] = []
-    for one in made:
-        at = run.began_at + timedelta(seconds=one.span.began_s)
-        services_s = [service_s for ended_at, service_s in ended if ended_at is not None and ended_at <= at]
-        means_s.append(sum(services_s) / len(services_s) if services_s else None)
-    return means_s
-
-
-def give_title(application: Application, title: str) -> str:
-    """Name an application that was recognized; return its title before.
-
-    Raises ValueError for one that its marks name, and for a title that is too long.
-    """
-    title = " ".join(title.split())
-    if not application.recognized:
-        raise ValueError(f"{application} is named by its marks")
-    if len(title) > 80:
-        raise ValueError("a title has at most 80 characters")
-    before, application.title = application.title, title
-    application.save(update_fields=["title"])
-    return before
 
 
 def prune_runs(now: datetime) -> int:
     """Delete runs that no graph needs: ended `KEPT_DAYS` ago, and not among an application's latest records. With its last
-    run goes an application of which nothing else is kept."""
+    run goes an application."""
     deleted = 0
     for application in Application.objects.all():
-        needed = application.runs.filter(learned()).values_list("pk", flat=True)[:MOST_RECORDS]
+        needed = application.runs.filter(LEARNED).values_list("pk", flat=True)[:MOST_RECORDS]
         old = application.runs.filter(ended_at__lt=now - timedelta(days=KEPT_DAYS)).exclude(pk__in=list(needed))
         deleted += old.delete()[0]
-    bare = Application.objects.filter(runs=None, versions=None, title="", frozen_at=None)
-    deleted += bare.filter(created_at__lt=now - timedelta(days=KEPT_DAYS)).delete()[0]
-    return deleted + RunCost.objects.filter(hour__lt=now - timedelta(days=KEPT_DAYS)).delete()[0]
+    bare = Application.objects.filter(runs=None, created_at__lt=now - timedelta(days=KEPT_DAYS))
+    return deleted + bare.delete()[0]
 
 
-def application_to_fill(tenant: Tenant, name: str) -> Application:
-    """As `application_of`, for an import. Raises ValueError for one too many."""
-    if (application := application_of(tenant.pk, name)) is None:
-        raise ValueError(f"application: {MAX_APPLICATIONS} are known, and no more are kept")
-    return application
+def read_graph(text: bytes) -> DemandGraph:
+    """Return the graph in a file. Raise ValueError that says what is wrong and where."""
+    if len(text) > MAX_GRAPH_BYTES:
+        raise ValueError(f"the graph has {len(text):,} bytes; {MAX_GRAPH_BYTES:,} are the most")
+    graph = DemandGraph.from_json(text)
+    if not graph.units:
+        raise ValueError("units: the graph has none")
+    return graph
 
 
-def import_graph(tenant: Tenant, graph: DemandGraph, now: datetime) -> Application:
+def import_graph(tenant: Tenant, graph: DemandGraph, actor: User | str, now: datetime) -> Application:
     """Make *graph* the application of its name: its records replace those that were imported before, and its units add to
-    those known. Runs that were recorded here stay."""
+    those known. Runs that were recorded here stay.
+
+    Raises ValueError for a name that cannot be stored, and for an application too many.
+    """
+    if not 1 <= len(graph.application) <= 80 or "\0" in graph.application:
+        raise ValueError("application: a name has 1 to 80 characters, none of them NUL")
     with transaction.atomic():
-        application = application_to_fill(tenant, graph.application)
+        if (application := application_of(tenant.pk, graph.application)) is None:
+            raise ValueError(f"application: {MAX_APPLICATIONS} are known, and no more are kept")
         application.units |= {name: msgspec.to_builtins(backend) for name, backend in graph.units.items()}
         application.save(update_fields=["units"])
         application.runs.filter(imported=True).delete()
@@ -326,12 +264,13 @@ def import_graph(tenant: Tenant, graph: DemandGraph, now: datetime) -> Applicati
                 began_at=now,
                 last_call_at=now,
                 ended_at=now,
-                calls=sum(step.parallelism for step in record.steps),
+                calls=sum(step.parallelism for step in each.steps),
                 imported=True,
-                steps=msgspec.to_builtins(record.steps),
+                steps=msgspec.to_builtins(each.steps),
             )
-            for number, record in enumerate(graph.records)
+            for number, each in enumerate(graph.records)
         )
+        record("application.imported", application, actor=actor, inputs={"records": len(graph.records)})
     return application
 
 

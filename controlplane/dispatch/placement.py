@@ -105,7 +105,7 @@ class Placement:
             unload = self._use_adapter(request, instance)
             why = self._explain(request, endpoint, replica, pulled)
             request.cached_tokens = int(self._cached_tokens(instance)) if policy == LEAST_DELAY else 0
-            self.prewarming.placed(request, replica, request.cached_tokens)
+            self.prewarming.placed(request, replica)
             self.accounts.open(request, replica)
             if replica.health.breaker is not Breaker.CLOSED:  # it takes one at a time
                 topology.settle(replica)

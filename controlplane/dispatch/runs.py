@@ -48,9 +48,9 @@ class EndedCall(NamedTuple):
     """Seconds of a unit that is no LLM. None: it failed."""
 
 
-MOST_UNIT_S: Final = 3600.0
+MAX_UNIT_S: Final = 3600.0
 """A unit that is reported to run, and whose end is not reported, is given up after so long."""
-MOST_OPENED: Final = 10_000
+MAX_OPENED: Final = 10_000
 """Runs whose deadline is kept until their first call; the oldest goes first."""
 
 
@@ -71,6 +71,8 @@ class RunReport(NamedTuple):
     """Of a run that was opened, after now."""
     ago_s: float = 0.0
     """Since when a unit has run that a process hears of later, as after a restart."""
+    backend: str = ""
+    """Of the unit."""
 
 
 class ApplicationRuns:
@@ -85,16 +87,18 @@ class ApplicationRuns:
         self._opened: OrderedDict[tuple[Any, str], float] = OrderedDict()
         """Deadline of runs that were opened with one, on the clock of the waiting set."""
         self._stopped: OrderedDict[tuple[Any, str], None] = OrderedDict()
-        """Runs that an operator has stopped, the last `MOST_OPENED`."""
-        self._units: OrderedDict[int, float] = OrderedDict()
-        """When each reported unit that runs began."""
+        """Runs that an operator has stopped, the last `MAX_OPENED`."""
+        self._units: OrderedDict[int, tuple[float, str]] = OrderedDict()
+        """When each reported unit that runs began, and its backend."""
+        self.began: Callable[[str], None] = lambda backend: None
+        """Called with the backend of each reported unit that begins."""
 
     def report(self, report: RunReport) -> None:
         """Take in *report*. Steps of units that are no LLM have no request: their calls have negative numbers."""
         application, now_s, call = (report.tenant_id, report.application), self.queue.moment_s, -report.number
         if report.what == "opened" and report.due_s is not None:
             self._opened[application, report.run] = now_s + report.due_s
-            if len(self._opened) > MOST_OPENED:
+            if len(self._opened) > MAX_OPENED:
                 self._opened.popitem(last=False)
         elif report.what == "closed":
             self._opened.pop((application, report.run), None)
@@ -106,12 +110,18 @@ class ApplicationRuns:
                 due_in_s = self._due_in_s(application, report.run, now_s)
                 unit = RunCall(call, application, report.run, report.unit, 0, 0, ServiceRate(), due_in_s)
                 self.standings.come(unit, now_s - report.ago_s)
-                self._units[call] = now_s - report.ago_s
+                self._units[call] = now_s - report.ago_s, report.backend
+                self.began(report.backend)
                 if report.ago_s:
                     self._units.move_to_end(call, last=False)
             if report.what == "ended":
                 del self._units[call]
                 self.standings.end(call, report.duration_s, now_s)
+
+    @property
+    def backends_in_use(self) -> set[str]:
+        """Return the backends of reported units that run."""
+        return {backend for _, backend in self._units.values()}
 
     def move_first(self, application: Any, name: str, *, first: bool) -> bool:
         """Serve the waiting and later calls of a run before all others of their class, or by its order again; return
@@ -127,7 +137,7 @@ class ApplicationRuns:
         self._stopped.pop((application, name), None)
         if stopped:
             self._stopped[application, name] = None
-            if len(self._stopped) > MOST_OPENED:
+            if len(self._stopped) > MAX_OPENED:
                 self._stopped.popitem(last=False)
 
     def is_stopped(self, asked: Submit) -> bool:
@@ -220,7 +230,7 @@ class ApplicationRuns:
     def look(self) -> list[Endpoint]:
         """Refresh the ranks of runs that wait; return the endpoints to give out again."""
         queue = self.queue
-        while self._units and next(iter(self._units.values())) < queue.moment_s - MOST_UNIT_S:
+        while self._units and next(iter(self._units.values()))[0] < queue.moment_s - MAX_UNIT_S:
             self.standings.end(self._units.popitem(last=False)[0], None, queue.moment_s)
         self.standings.forget(queue.moment_s)
         by_run = np.zeros(queue.arrays.size.size, np.bool_)

@@ -164,32 +164,8 @@ class QueueChange:
     """Group that an operator changed, while that can be undone."""
 
 
-class NextToWarm(PublishedRow):
-    """Backend that prewarming will start next for a run in progress, by the demand graph of its application."""
-
-    in_s: float
-    """Seconds until it starts; 0: now, or as soon as there is room."""
-    kind: str
-    """adapter, prefix, model, container or dnn."""
-    backend: str
-    model: str
-    """Whose instances are warmed; empty of containers and DNN models."""
-    region: str
-    """Empty too for who does not see the fleet."""
-    tenant_id: int
-    application: str
-    run: str
-    unit: str
-    """Its likeliest unit that needs the backend next."""
-    probability: float
-    """Of a call that needs it, given what the run has done so far."""
-    k: float
-    """Least probability to start: K, divided by the tenant's weight."""
-    why: str
-
-
-GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS, NEXT_TO_WARM_COLUMNS = (
-    tuple(row.model_fields) for row in (QueuedGroup, QueueInstance, QueueRegion, NextToWarm)
+GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS = (
+    tuple(row.model_fields) for row in (QueuedGroup, QueueInstance, QueueRegion)
 )
 REORDER_COLUMNS = tuple(field.name for field in fields(QueueChange))
 """Columns of changes, newest first."""

@@ -31,7 +31,6 @@ from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import FromDispatcher, Placed, ServedModels, Warm, WarmPrefix
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
 from controlplane.dispatch.queues.held import HeldView
-from controlplane.dispatch.queues.next_to_warm import NextToWarmView
 from controlplane.dispatch.queues.operations import QueueOperations
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.dispatch.snapshot import Snapshot
@@ -139,7 +138,7 @@ class Gateway:
             "queues": QueuesView(self.dispatcher),
             "held": HeldView(self.dispatcher.holding),
             "at_door": partial(at_door, self.records),
-            "next_to_warm": NextToWarmView(self.dispatcher.prewarming),
+            "prewarmed": self.dispatcher.prewarming.figures,
         }
         self.publisher = Publisher(
             Summary(self.dispatcher, self.records, self.lease.owner, sections),
@@ -334,7 +333,6 @@ class Gateway:
                 await database_sync_to_async(report_ignored)(read.values)
                 self.ignored_settings = read.values.ignored
         self.lengths.tune(self.topology.values)
-        self.http.completions.conversations.on = self.topology.values.of().RECOGNIZE_RUNS
 
 
 PROBE_S = 10.0

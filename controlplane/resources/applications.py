@@ -2,18 +2,10 @@
 
 from typing import Any
 
-from django.db.models import Count, Max, QuerySet, Value
+from django.db.models import Count, Max, Q, QuerySet, Value
 
 from controlplane.applications.completion import DAY_H
-from controlplane.applications.models import (
-    Application,
-    ApplicationRun,
-    GraphVersion,
-    PrewarmRow,
-    UnitBackend,
-    learned,
-    with_costs,
-)
+from controlplane.applications.models import Application, ApplicationRun, UnitBackend
 from controlplane.fleet.models import Deployment
 from controlplane.resources.filters import Search, Select, last_hours
 from controlplane.resources.requests import region_control, tenant_control
@@ -26,7 +18,7 @@ RANGE = Select("hours", "Range", last_hours(1, DAY_H, 168), str(DAY_H))
 def visible_applications(viewer: Viewer) -> QuerySet[Any]:
     """Return the applications that *viewer* may see, with their records in numbers."""
     rows = Application.objects.filter(tenant__in=viewer.tenants()).select_related("tenant")
-    return rows.annotate(records=Count("runs", learned("runs__", "")), last_run_at=Max("runs__began_at"))
+    return rows.annotate(records=Count("runs", ~Q(runs__steps=[])), last_run_at=Max("runs__began_at"))
 
 
 def orders_of(application: Application) -> list[str]:
@@ -38,7 +30,7 @@ def orders_of(application: Application) -> list[str]:
 
 def visible_runs(viewer: Viewer) -> QuerySet[Any]:
     rows = ApplicationRun.objects.filter(application__tenant__in=viewer.tenants(), imported=False)
-    return with_costs(rows.select_related("application__tenant"))
+    return rows.select_related("application__tenant")
 
 
 APPLICATIONS = Resource(
@@ -49,7 +41,6 @@ APPLICATIONS = Resource(
     columns=(
         Column("id"),
         Column("name", "Application", draw="console/applications/cells/name.html"),
-        Column("title", "Title", about="Name given to an application that was recognized."),
         Column("tenant", "Tenant", "tenant.name", type=str),
         Column("running", "Running", draw="count", type=int),
         Column("ended", "Ended", "completions.ended", draw="count", type=int, about="Runs that ended in the range."),
@@ -107,15 +98,6 @@ APPLICATIONS = Resource(
             for end in ("low", "high")
         ),
         Column(
-            "cost_usd",
-            "Cost a run (USD)",
-            "completions.cost_usd",
-            draw="usd_fine",
-            type=float | None,
-            tip="Mean share of the cost of the instances that its calls ran on, as usage counts it",
-            about="Mean share of the cost of the instances that its calls ran on; null before usage has counted one.",
-        ),
-        Column(
             "demand_error",
             "Demand error (share)",
             "completions.error",
@@ -123,13 +105,6 @@ APPLICATIONS = Resource(
             type=float | None,
             about="Mean error of the remaining service that was predicted at calls placed by rank, as a share of what came; "
             "null where none was.",
-        ),
-        Column(
-            "plain_demand_error",
-            "Demand error of the mean (share)",
-            "completions.plain_error",
-            type=float | None,
-            about="The same of the simplest rule: the mean of earlier runs less what a run has had.",
         ),
         Column(
             "order",
@@ -156,14 +131,6 @@ APPLICATIONS = Resource(
             draw="clock",
             type=float | None,
         ),
-        Column(
-            "prewarm_hits",
-            "Prewarm hits (share)",
-            label="Prewarm hits",
-            draw="percent",
-            type=float | None,
-            about="Share of calls that found their backend warm, of those that needed one.",
-        ),
         Column("units", "Units", lambda row: len(row.units), draw="count", type=int),
         Column("records", "Records", draw="count", type=int, about="Runs that its demand graph is learned from."),
         Column("last_run_at", "Last run (UTC)", draw="moment", type=Any),
@@ -187,10 +154,9 @@ APPLICATIONS = Resource(
     ),
     page=(
         *("name", "in_time", "completion", "completion_p50_s", "completion_p95_s", "deadline_s"),
-        *("ended", "tokens", "prewarm_hits", "cost_usd", "order"),
+        *("ended", "tokens", "order"),
     ),
     template="console/applications/applications.html",
-    live="applications",
     caption="",
     whole=200,
     refresh_s=10,
@@ -218,25 +184,10 @@ RUNS = Resource(
         Column("prompt_tokens", "Prompt tokens", draw="count"),
         Column("output_tokens", "Output tokens", draw="count"),
         Column("region", "Region"),
-        Column(
-            "cost_usd",
-            "Cost (USD)",
-            draw="usd_fine",
-            type=float | None,
-            about="Share of the cost of the instances that its calls ran on; null before usage has counted it.",
-        ),
-        Column(
-            "charged_usd",
-            "Charged (USD)",
-            draw="usd_fine",
-            type=float | None,
-            about="By price factor, batch discount or spot price.",
-        ),
         Column("service_s", "Service (s)", about="Of all calls and units, by the profiles of their models."),
         Column("expected_calls", "Predictions", draw="count"),
         Column("needed_s", "Needed after predictions (s)"),
         Column("error_s", "Error of predictions (s)"),
-        Column("plain_error_s", "Error of the mean (s)"),
     ),
     filters=(
         Filter("application", "application__name"),
@@ -247,75 +198,11 @@ RUNS = Resource(
     page=("run", "application"),
 )
 
-PREWARMS = Resource(
-    name="prewarms",
-    noun="prewarmed backend",
-    model=PrewarmRow,
-    rows=lambda viewer: PrewarmRow.objects.filter(tenant__in=viewer.tenants()).select_related("tenant"),
-    columns=(
-        Column("id"),
-        Column("tenant", "Tenant", "tenant.name", type=str),
-        Column("application", "Application"),
-        Column("run", "Run", draw="id"),
-        Column("kind", "Kind"),
-        Column("backend", "Backend"),
-        Column("place", "Place", fleet=True, type=str | None),
-        Column("why", "Why", draw="reason"),
-        Column("began_at", "Began (UTC)", draw="moment"),
-        Column("warm_at", "Warm (UTC)", draw="moment"),
-        Column("settled_at", "Settled (UTC)", draw="moment"),
-        Column("fate", "Found"),
-    ),
-    filters=(
-        Filter("tenant", "tenant__name"),
-        *(Filter(name) for name in ("application", "run", "kind", "backend", "fate")),
-        *in_range("began_at", "Began", 24, 168),
-    ),
-    page=("backend", "kind"),
-)
-
 UNIT_BACKENDS = Resource(
     name="unit-backends",
     noun="unit backend",
     model=UnitBackend,
     rows=lambda viewer: UnitBackend.objects.all(),
-    columns=tuple(
-        Column(name)
-        for name in (
-            *("name", "kind", "image", "command", "container_port", "capacity"),
-            *("keep_alive_s", "start_limit_s", "reused", "active"),
-        )
-    ),
+    columns=tuple(Column(name) for name in ("name", "kind", "url", "keep_alive_s", "active")),
     filters=(Filter("kind"),),
-)
-
-
-def visible_versions(viewer: Viewer) -> QuerySet[Any]:
-    rows = GraphVersion.objects.filter(application__tenant__in=viewer.tenants())
-    return rows.select_related("application__tenant").defer("graph")
-
-
-VERSIONS = Resource(
-    name="graph-versions",
-    noun="graph version",
-    model=GraphVersion,
-    rows=visible_versions,
-    columns=(
-        Column("id"),
-        Column("application", "Application", "application.name", type=str),
-        Column("tenant", "Tenant", "application.tenant.name", type=str),
-        Column("number", "Version"),
-        Column("made_at", "Kept (UTC)", draw="moment"),
-        Column("made_by", "By"),
-        Column("why", "Why"),
-        Column("records", "Runs", draw="count"),
-        Column("error", "Error (share)", type=float | None, about="Of predictions of what left-out runs still needed."),
-        Column("size_bytes", "Size (bytes)", draw="count"),
-    ),
-    filters=(
-        Filter("application", "application__name"),
-        Filter("application_id", type=int),
-        Filter("tenant", "application__tenant__name"),
-    ),
-    page=("application", "number"),
 )

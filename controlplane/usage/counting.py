@@ -15,14 +15,12 @@ from django.db import transaction
 from django.db.models import Min
 from numpy.typing import NDArray
 
-from controlplane.applications.models import ApplicationRun, RunCost
 from controlplane.fleet.models import Instance, Price, PriceOf, Prices, SloClass
 from controlplane.fleet.models.prices import keep_price
 from controlplane.gateway.models import LONG_MS, LedgerRow
 from controlplane.usage.models import InstanceHour, UsageHour, UsageMark, Work
 from controlplane.usage.paid_time import PaidInstance, counted_before, paid_instances
 from controlplane.usage.sharing import Seconds, held_tokens, share
-from scheduling.applications.recording import RECOGNIZED
 
 HOUR, QUARTER = timedelta(hours=1), timedelta(minutes=15)
 FINAL_AFTER = timedelta(minutes=1)
@@ -33,9 +31,7 @@ COUNTS = ("requests", "prompt_tokens", "output_tokens")
 BATCH_LINE = "batch_req_"
 """Begin of the request ids of batch lines: then the id of the batch, and the number of the line."""
 READ = ("tenant_id", "api_key_id", "model", "slo_class", "instance", "arrived_at", "queue_ms", "e2e_ms", "ran",
-        "prompt_tokens", "output_tokens", "request_id", "application", "run")  # fmt: skip
-RunKey = tuple[int, str, str]
-"""Tenant, application and run."""
+        "prompt_tokens", "output_tokens", "request_id", "application")  # fmt: skip
 
 
 class Series(NamedTuple):
@@ -53,11 +49,10 @@ class Series(NamedTuple):
 
 
 class CountedHour(NamedTuple):
-    """Rows of a quarter of an hour, not saved: usage, the same by instance, and dollars by application run."""
+    """Rows of a quarter of an hour, not saved: usage, and the same by instance."""
 
     rows: list[UsageHour]
     instances: list[InstanceHour]
-    runs: list[RunCost]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +80,11 @@ def count_usage(now: datetime) -> int:
             if not _moved(mark, look.mark):
                 return written
             begins = [hour + number * QUARTER for hour in look.hours for number in range(4)]
-            for each in (UsageHour, InstanceHour, RunCost):
+            for each in (UsageHour, InstanceHour):
                 for at in range(0, len(begins), 400):
                     each.objects.filter(hour__in=begins[at : at + 400]).delete()
             UsageHour.objects.bulk_create([row for one in counted for row in one.rows], batch_size=500)
             InstanceHour.objects.bulk_create([row for one in counted for row in one.instances], batch_size=500)
-            RunCost.objects.bulk_create([row for one in counted for row in one.runs], batch_size=500)
         written += len(look.hours)
         if look.whole:
             break
@@ -239,19 +233,8 @@ def count_quarter(
         {name: int(values[at]) if name in COUNTS else values[at] for name, values in totals.items()}
         for at in range(len(ran.series))
     ]
-    runs = [
-        RunCost(
-            hour=begin,
-            tenant_id=tenant,
-            application=application,
-            run=run,
-            cost_usd=usd[of].sum().item(),
-            charged_usd=charged[of].sum().item(),
-        )
-        for (tenant, application, run), of in ran.runs.items()
-    ]
     used, unused = _grouped(UsageHour, begin, ran.series, of_series), idle_rows(begin, idle)
-    return CountedHour(used + unused, _grouped(InstanceHour, begin, ran.series, of_series) + idle, runs)
+    return CountedHour(used + unused, _grouped(InstanceHour, begin, ran.series, of_series) + idle)
 
 
 Row = TypeVar("Row", UsageHour, InstanceHour)
@@ -298,8 +281,6 @@ class LedgerQuarter:
     prompt_tokens: Seconds
     output_tokens: Seconds
     held: Seconds
-    runs: dict[RunKey, list[int]]
-    """Places of the calls of each application run."""
 
 
 def ledger_quarter(begin: datetime, end: datetime, gpu_types: dict[str, str], kinds: dict[str, Work]) -> LedgerQuarter:
@@ -309,19 +290,14 @@ def ledger_quarter(begin: datetime, end: datetime, gpu_types: dict[str, str], ki
     series_of: list[int] = []
     numbers: list[tuple[float, ...]] = []
     begin_s = begin.timestamp()
-    runs: dict[RunKey, list[int]] = {}
-    firsts = first_calls(begin)
-    for *row, name, application, run in _ran_within(begin, begin + QUARTER):
+    for *row, name, application in _ran_within(begin, begin + QUARTER):
         tenant, key, model, slo_class, instance, arrived_at, queue_ms, e2e_ms, ran, prompt_tokens, output_tokens = row
-        of = (tenant, application, run) if application and run else firsts.get((tenant, arrived_at))
         work, batch = kinds.get(slo_class, Work.INTERACTIVE), ""
         if name.startswith(BATCH_LINE):
             work, batch = Work.BATCH, f"batch_{name.removeprefix(BATCH_LINE).rpartition('_')[0]}"
         arrived_s = arrived_at.timestamp() - begin_s
         ran = ran or [(instance, queue_ms or 0.0, e2e_ms or 0.0)]
         for number, (at, began_ms, ended_ms) in enumerate(ran, 1):
-            if of is not None:
-                runs.setdefault(of, []).append(len(numbers))
             one = Series(tenant, key, application, batch, at, model, gpu_types.get(at, ""), slo_class, work)
             on.setdefault(at, []).append(len(numbers))
             series_of.append(series.setdefault(one, len(series)))
@@ -341,19 +317,7 @@ def ledger_quarter(begin: datetime, end: datetime, gpu_types: dict[str, str], ki
         prompt_tokens=prompt,
         output_tokens=output,
         held=held_tokens(prompt, output) * has_run,
-        runs=runs,
     )
-
-
-def first_calls(begin: datetime) -> dict[tuple[int, datetime], RunKey]:
-    """Return recognized runs of an hour or the one before, by tenant and arrival of their first, unmarked, calls."""
-    began = ApplicationRun.objects.filter(began_at__gte=begin - HOUR, began_at__lt=begin + HOUR)
-    rows = (
-        began.filter(run__startswith=RECOGNIZED)
-        .order_by()
-        .values_list("application__tenant", "application__name", "run", "began_at")
-    )
-    return {(tenant, began_at): (tenant, application, run) for tenant, application, run, began_at in rows}
 
 
 def _ran_within(begin: datetime, end: datetime) -> Iterator[tuple[Any, ...]]:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -10,7 +9,6 @@ from django.db.models import F, Q, QuerySet, Sum
 from django.utils import timezone
 
 from controlplane.accounts.models import User
-from controlplane.applications.models import RunCost
 from controlplane.events.services import record
 from controlplane.fleet import services as fleet
 from controlplane.fleet.models import GpuType, Price, PriceOf, Prices, SloClass
@@ -96,20 +94,12 @@ def _reprice(price: Price, until: datetime | None) -> Repriced:
     prices = Prices(Price.objects.all())
     rows = UsageHour.objects.filter(within)
     before = _sums(rows)
-    shares = dict(_by_application(rows))
     for each in (UsageHour, InstanceHour):
         groups = each._default_manager.filter(within).order_by().values_list(*GROUPED).distinct()
         for hour, gpu_type, slo_class, work in list(groups):
             cost, charged = _hourly(prices, hour.astimezone(UTC), gpu_type, slo_class, work)
             group = each._default_manager.filter(hour=hour, gpu_type=gpu_type, slo_class=slo_class, work=work)
             group.update(cost_usd=F("gpu_s") / 3600.0 * cost, charged_usd=F("gpu_s") / 3600.0 * charged)
-    for (hour, tenant, application), (cost, charged) in _by_application(rows):
-        was_cost, was_charged = shares[hour, tenant, application]
-        runs = RunCost.objects.filter(hour=hour, tenant=tenant, application=application)
-        runs.update(
-            cost_usd=F("cost_usd") * (cost / was_cost if was_cost else 1.0),
-            charged_usd=F("charged_usd") * (charged / was_charged if was_charged else 1.0),
-        )
     after, hours = _sums(rows), sorted(set(rows.order_by().values_list("hour", flat=True).distinct()))
     whole_hours = {hour.astimezone(UTC).replace(minute=0) for hour in hours}
     months = sorted({f"{hour:%Y-%m}" for hour in whole_hours})
@@ -133,9 +123,3 @@ def _hourly(prices: Prices, begin: datetime, gpu_type: str, slo_class: str, work
 
 def _sums(rows: QuerySet[UsageHour]) -> dict[str, float]:
     return rows.aggregate(cost=Sum("cost_usd", default=0.0), charged=Sum("charged_usd", default=0.0))
-
-
-def _by_application(rows: QuerySet[UsageHour]) -> list[tuple[tuple[Any, ...], tuple[float, float]]]:
-    named = rows.exclude(application="").order_by().values_list("hour", "tenant", "application")
-    sums = named.annotate(cost=Sum("cost_usd"), charged=Sum("charged_usd"))
-    return [((hour, tenant, application), (cost, charged)) for hour, tenant, application, cost, charged in sums]

@@ -11,33 +11,14 @@ from scheduling.applications.demand_graph import MOST_STEPS, RunRecord, Step
 
 NO_UNIT = "request"
 """Unit of calls that name none."""
-RECOGNIZED = "~"
-"""Begins the names of applications and runs that nothing marks; no mark can begin with it."""
 AFTER_TOOL, AFTER_USER, SUBAGENT = "after-tool", "after-user", "subagent"
 SESSION_UNITS = frozenset((AFTER_TOOL, AFTER_USER, SUBAGENT))
-"""Units of the calls of an agent's session, and of conversations that nothing marks: by what the call ends with."""
+"""Units of the calls of an agent's session, by what the call ends with."""
 IDLE_S, SESSION_IDLE_S = 120.0, 1800.0
 """A run without an open call for so long has ended: a program calls again within seconds, a session once its user has
 read the answer."""
 TOGETHER_S = 0.05
 """A call that began up to this before an answer ended counts as sent after it: clocks and streams are not exact."""
-LONGEST_ID = 60
-"""Of a request whose id its client gave, so much is in the name of a recognized run."""
-
-
-def run_named(request_id: str, given_at: float | None) -> str:
-    """Return the name of the run that a request begins, by its id, and by the epoch second *given_at* where its client gave
-    the id: all requests of a client may have the same.
-    """
-    if given_at is None:
-        return RECOGNIZED + request_id[:79]
-    return f"{RECOGNIZED}{request_id[:LONGEST_ID]}@{given_at * 1000:.0f}"
-
-
-def first_request(run: str) -> tuple[str, float | None]:
-    """Return what `run_named` was given, the id up to `LONGEST_ID` characters where there is a moment."""
-    request_id, _, given_ms = run.removeprefix(RECOGNIZED).partition("@")
-    return request_id, float(given_ms) / 1000 if given_ms.isdigit() else None
 
 
 class Call(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.applications.demand_graph import START, DemandGraph, ServiceRate, demand, executions
+from scheduling.applications.demand_graph import DemandGraph, ServiceRate, demand, executions
 from scheduling.compiled import compiled, compiled_inline, compiled_internal
 from scheduling.struct_of_arrays import struct_of_arrays
 
@@ -78,18 +78,6 @@ class GraphArrays(NamedTuple):
     """Units."""
     rate: Floats
     """(U, 3): seconds of service of a request, by input and by output."""
-
-
-class Correlation(NamedTuple):
-    """Pearson coefficients of the demands of a unit with those it may depend on; 0 where one of them never varies."""
-
-    unit: str
-    before: str
-    input_by_input: float
-    input_by_output: float
-    output_by_output: float
-    output_by_own_input: float
-    parallelism_by_parallelism: float
 
 
 class Position(NamedTuple):
@@ -154,18 +142,6 @@ def _coefficients(own: Floats, earlier: Floats) -> Floats:
         elif variable == OUTPUT:
             table[variable, 1] = _coefficient(own[:, variable], own[:, second])
     return table
-
-
-def correlations(graph: DemandGraph) -> list[Correlation]:
-    """Return the coefficients of every edge with a record, in the order of the graph's units."""
-    unit, before, _, own, earlier, _ = _rows(graph)
-    names = [*graph.units, START]
-    edges = []
-    for b, u in sorted({*zip(before.tolist(), unit.tolist(), strict=True)}):
-        rows = (unit == u) & (before == b)
-        table = _coefficients(own[rows], earlier[rows])
-        edges.append(Correlation(names[u], names[b], *table.ravel().tolist()[:5]))
-    return edges
 
 
 @compiled_inline

@@ -1,10 +1,8 @@
-"""Backends that are warm: started containers, loaded DNN models. The same under both clocks; a live actuator starts and
-stops what the pool says (Hermes section 3.4).
-"""
+"""Backends that are warm in simulations: started containers, loaded DNN models (Hermes section 3.4)."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,21 +43,14 @@ class WarmPool:
 
     A *shared* backend serves any number of calls at once, as a DNN model does; another one serves one call at a time, as a
     container does. Where all room is in use, a call gets a backend beyond the capacity, which leaves after it: no call
-    waits for room. *leave* hears of each that leaves, so that it is stopped.
+    waits for room.
 
     `counts` has calls by what they found (`hit`; `late`: it was being warmed; `miss`), and backends `warmed` early, `used`
     by a call afterwards, and `wasted`: they left without. `waited_s`: seconds that calls waited for theirs to be warm.
     """
 
-    def __init__(
-        self,
-        capacity: float,
-        keep_alive_s: float = math.inf,
-        *,
-        shared: bool = False,
-        leave: Callable[[WarmBackend], None] = lambda one: None,
-    ) -> None:
-        self.capacity, self.keep_alive_s, self.shared, self.leave = capacity, keep_alive_s, shared, leave
+    def __init__(self, capacity: float, keep_alive_s: float = math.inf, *, shared: bool = False) -> None:
+        self.capacity, self.keep_alive_s, self.shared = capacity, keep_alive_s, shared
         self.backends: list[WarmBackend] = []
         self.counts: Counter[str] = Counter(hit=0, late=0, miss=0, warmed=0, used=0, wasted=0)
         self.waited_s = self._idle_s = 0.0
@@ -116,11 +107,6 @@ class WarmPool:
             if end_s < now_s:
                 self._leave(one, end_s)
 
-    def fail(self, one: WarmBackend) -> None:
-        """Forget *one*, which could not be warmed or has died; *leave* does not hear of it."""
-        if one in self.backends:
-            self.backends.remove(one)
-
     def idle_s(self, now_s: float) -> float:
         """Return for how many seconds backends have been warm and not in use."""
         return self._idle_s + sum(_idle_s(one, now_s) for one in self.backends)
@@ -141,7 +127,6 @@ class WarmPool:
         self._idle_s += _idle_s(one, now_s)
         self.counts["wasted"] += one.unused
         self.backends.remove(one)
-        self.leave(one)
 
 
 def _idle_s(one: WarmBackend, now_s: float) -> float:

@@ -78,12 +78,7 @@ CONSOLE = {
     "pull-weights": Reach(OPERATOR, {"pk": "MODEL_ID", "region": "REGION_ID"}, REASON),
     "applications": Reach(TENANT),
     "application": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
-    "name-application": Reach(MANAGER, {"pk": "APPLICATION"}, {"title": "Atlas"} | REASON, owned=True),
     "application-graph": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
-    "compare-graphs": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
-    "keep-version": Reach(MANAGER, {"pk": "APPLICATION"}, REASON, owned=True),
-    "restore-version": Reach(MANAGER, {"pk": "APPLICATION", "number": 1}, REASON, owned=True),
-    "freeze-application": Reach(MANAGER, {"pk": "APPLICATION", "action": "freeze"}, REASON, owned=True),
     "replay-application": Reach(OPERATOR, {"pk": "APPLICATION"}, {"order": "fcfs"}),
     "import-graph": Reach(MANAGER, {}, {"tenant": "acme"}, owned=True),
     "run": Reach(TENANT, {"pk": "RUN"}, owned=True),
@@ -234,18 +229,10 @@ REST = {
     "pull_weights": Reach(OPERATOR, {}, {"model": "llama-3.1-8b", "region": "us-west"} | REASON),
     "list_applications": Reach(SIGNED_IN, key=True),
     "list_runs": Reach(SIGNED_IN, key=True),
-    "list_prewarms": Reach(SIGNED_IN, key=True),
-    "list_next_to_warm": Reach(SIGNED_IN, key=True),
     "list_unit_backends": Reach(VIEWER),
     "get_run": Reach(TENANT, {"run_id": "RUN"}, owned=True, key=True),
-    "name_application": Reach(MANAGER, {"application_id": "APPLICATION"}, {"title": "Atlas"} | REASON, owned=True),
     "get_application_graph": Reach(TENANT, {"application_id": "APPLICATION"}, owned=True, key=True),
     "import_application_graph": Reach(MANAGER, {}, {"tenant": "acme", "graph": {"version": 0}}, owned=True),
-    "list_graph_versions": Reach(SIGNED_IN, key=True),
-    "compare_application_graphs": Reach(TENANT, {"application_id": "APPLICATION"}, owned=True, key=True),
-    "keep_graph_version": Reach(MANAGER, {"application_id": "APPLICATION"}, REASON, owned=True),
-    "restore_graph_version": Reach(MANAGER, {"application_id": "APPLICATION", "number": 1}, REASON, owned=True),
-    "freeze_application": Reach(MANAGER, {"application_id": "APPLICATION"}, {"frozen": True} | REASON, owned=True),
     "get_run_price": Reach(OPERATOR, {"run_id": "RUN"}),
     "act_on_application_run": Reach(OPERATOR, {"run_id": "RUN", "action": "first"}, REASON),
     "list_settings": Reach(VIEWER),
@@ -298,8 +285,10 @@ REST = {
     "create_model": Reach(ADMIN, {}, {"name": "another"}),
     "change_model": Reach(ADMIN, {"name": "MODEL"}, {"title": "Newer"}),
     "delete_model": Reach(ADMIN, {"name": "MODEL"}, {}),
-    "create_unit_backend": Reach(ADMIN, {}, {"name": "python:3.11", "image": "python:3.11"}),
-    "change_unit_backend": Reach(ADMIN, {"name": "BACKEND"}, {"capacity": 3}),
+    "create_unit_backend": Reach(
+        ADMIN, {}, {"name": "python:3.11", "url": "http://functions/warm", "secret": "s3cret"}
+    ),
+    "change_unit_backend": Reach(ADMIN, {"name": "BACKEND"}, {"keep_alive_s": 30}),
     "delete_unit_backend": Reach(ADMIN, {"name": "BACKEND"}, {}),
     "create_adapter": Reach(ADMIN, {}, {"name": "sql", "base": "zephyr-34b", "source": "acme/sql"}),
     "change_adapter": Reach(ADMIN, {"name": "ADAPTER"}, {"rank": 16}),
@@ -390,7 +379,7 @@ ADMIN_PAGES = {
 
 SOCKETS = {"^ws/live/$"}
 # By the topics of the live connection.
-TOPICS = {"overview:": VIEWER, "applications": VIEWER, "batches": VIEWER, "held": VIEWER,
+TOPICS = {"overview:": VIEWER, "batches": VIEWER, "held": VIEWER,
           "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
           "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}  # fmt: skip
 

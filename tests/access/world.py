@@ -11,9 +11,7 @@ from django.utils import timezone
 from controlplane.accounts.models import ApiKey, Budget, Tenant
 from controlplane.accounts.services import create_api_key, create_sign_in_link
 from controlplane.alerts.models import Alert, AlertRule
-from controlplane.applications.models import Application, PrewarmRow, UnitBackend
-from controlplane.applications.selectors import graph_of
-from controlplane.applications.versions import keep_version
+from controlplane.applications.models import Application, UnitBackend
 from controlplane.batches.models import Batch, StoredFile
 from controlplane.events.services import record
 from controlplane.fleet.models import (
@@ -147,12 +145,7 @@ class World:
             self.run = application.runs.create(
                 run=f"run of {name}", began_at=now, last_call_at=now, ended_at=now, calls=1, steps=steps
             )
-            keep_version(application, graph_of(application), "a test", "test", now)
-            PrewarmRow.objects.create(
-                tenant=tenant, application=name, run=self.run.run, kind="adapter", backend=f"{tenant.name}-sql",
-                place=names[0], why="write will probably follow.", began_at=now, fate="hit",
-            )  # fmt: skip
-        self.backend = UnitBackend.objects.create(name="zephyr-python", image="zephyr/python", command="run")
+        self.backend = UnitBackend.objects.create(name="zephyr-python", url="http://zephyr/warm", secret="s3cret")
         self.event = record("instance.moved", self.instances[0], actor="zephyr-bot", reason=FLEET_REASON)
         record("length.drift", actor="lengths", after={"tenant": "globex", "model": "globex-tuned-7b"})
         InstanceCommand.objects.create(instance=self.instances[0], verb="stop", actor="zephyr-bot", reason=FLEET_REASON)

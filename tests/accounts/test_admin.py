@@ -6,15 +6,7 @@ from django.urls import reverse
 
 from controlplane.accounts import services
 from controlplane.accounts.models import ApiKey, SignInLink, Tenant, User, hash_secret
-from controlplane.applications.models import (
-    Application,
-    ApplicationRun,
-    FollowedLedger,
-    GraphVersion,
-    PrewarmRow,
-    RunCost,
-    UnitReport,
-)
+from controlplane.applications.models import Application, ApplicationRun, FollowedLedger, UnitReport
 from controlplane.batches.models import Batch, BatchLine, StoredFile
 from controlplane.events.models import Event
 from controlplane.fleet.models import (
@@ -42,7 +34,7 @@ def test_every_model_of_the_project_is_registered():
     ours = {model for model in apps.get_models() if model.__module__.startswith("controlplane.")}
     shown_elsewhere = {
         *{JobRow, UsageMark, CapacityStep, StoredFile, Batch, BatchLine, Donation},
-        *{Application, ApplicationRun, FollowedLedger, GraphVersion, PrewarmRow, RunCost, UnitReport},
+        *{Application, ApplicationRun, FollowedLedger, UnitReport},
     }  # on pages of the console
     assert ours - shown_elsewhere == set(MODELS)
 

@@ -81,7 +81,7 @@ def build(inventory: Inventory) -> None:
     MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="interactive")
     WeightedTarget.objects.create(name="chat", target="llama-3.1-8b")
     Adapter.objects.create(name="llama-sql", base=inventory.deployment.model, source="acme/llama-sql")
-    UnitBackend.objects.create(name="python:3.11", kind="container", image="python:3.11")
+    UnitBackend.objects.create(name="python:3.11", url="http://functions/warm", secret="s3cret")
     place = {"model": "llama-3.1-8b", "region": "us-east"}
     Forecast.objects.create(**place, quantity="prompt", forecaster="blend", window_s=60, start_at=now)
     Backtest.objects.create(source="ledger", window_s=600)

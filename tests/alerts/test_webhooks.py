@@ -1,15 +1,12 @@
 """Messages to receivers of every temper: once, again after failures, never too long, and none too many."""
 
-import asyncio
 import json
 import logging
 import time
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from aiohttp import web
 from channels.db import database_sync_to_async
 from django.utils import timezone
 
@@ -18,51 +15,13 @@ from controlplane.alerts.conditions import Signals
 from controlplane.alerts.models import Alert, AlertRule
 from controlplane.alerts.watch import AlertWatch
 from controlplane.events.models import Event
+from tests.receiver import receiver
 
 NOTHING = Signals({"jobs": [], "parts": []}, {})
 
 
 def down(*names: str) -> Signals:
     return Signals({"jobs": [], "parts": [{"name": name, "state": "down", "detail": "<ended>"} for name in names]}, {})
-
-
-class Receiver:
-    """A web server that does what a path says, and keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.taken: list[dict] = []
-        self.calls = 0
-
-    async def _take(self, request: web.Request) -> web.StreamResponse:
-        self.calls += 1
-        match request.path:
-            case "/fails":
-                return web.Response(status=500, text="no")
-            case "/redirects":
-                return web.Response(status=302, headers={"Location": "/takes"})
-            case "/hangs":
-                await asyncio.sleep(60)
-            case "/drips":
-                answer = web.StreamResponse()
-                await answer.prepare(request)
-                while True:
-                    await answer.write(b"x" * 65536)
-        self.taken.append(await request.json())
-        return web.Response(text="ok")
-
-
-@asynccontextmanager
-async def receiver():
-    one = Receiver()
-    app = web.Application()
-    app.router.add_route("*", "/{path}", one._take)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield one, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 @database_sync_to_async
@@ -124,7 +83,7 @@ async def test_it_is_repeated_until_it_is_acknowledged():
     ],
 )
 async def test_a_receiver_that_fails_is_tried_again_ever_later_and_given_up(path, error, monkeypatch, caplog):
-    monkeypatch.setattr(webhooks, "CALL_S", 0.5)
+    monkeypatch.setattr("controlplane.webhooks.CALL_S", 0.5)
     async with receiver() as (there, url):
         await make_rule("bad", f"{url}/{path}")
         now, watch = timezone.now(), watch_of([down("redis")])
@@ -149,7 +108,7 @@ async def test_a_receiver_that_fails_is_tried_again_ever_later_and_given_up(path
 
 @pytest.mark.django_db(transaction=True)
 async def test_slow_receivers_hold_up_no_other_and_an_endless_answer_is_not_read(monkeypatch):
-    monkeypatch.setattr(webhooks, "CALL_S", 1.0)
+    monkeypatch.setattr("controlplane.webhooks.CALL_S", 1.0)
     async with receiver() as (there, url):
         for number in range(6):
             await make_rule(f"hangs {number}", f"{url}/hangs")

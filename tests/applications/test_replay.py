@@ -7,7 +7,6 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.applications.selectors import graph_of
-from controlplane.applications.versions import keep_version
 from controlplane.console.pages.what_if.rows import APPLICATION
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.simulation.whatif.arrivals import recorded
@@ -91,14 +90,11 @@ def test_the_pages_begin_a_replay_and_a_what_if_with_the_graph(client, operator,
     assert len(graph_of(recorded_runs).records) == 20
 
 
-@pytest.mark.parametrize(
-    ("suite", "records"), [("application", 20), ("version", 20), ("version:0", None), ("EV", None)]
-)
-def test_a_what_if_has_runs_of_a_recorded_graph_or_of_a_version(recorded_runs, operator, suite, records):
-    version = keep_version(recorded_runs, graph_of(recorded_runs), "a test", operator, timezone.now())
-    named = {"application": f"application:{recorded_runs.pk}", "version": f"version:{version.pk}"}.get(suite, suite)
+@pytest.mark.parametrize(("suite", "records"), [("application", 20), ("application:0", None), ("EV", None)])
+def test_a_what_if_has_runs_of_a_recorded_graph(recorded_runs, suite, records):
+    named = f"application:{recorded_runs.pk}" if suite == "application" else suite
     row = {"suite": named, "model": "m", "class": "interactive", "rate": "60", "cv": "", "due": "", "region": ""}
-    if suite == "version:0":
+    if suite == "application:0":
         with pytest.raises(ChangeError, match="is not known"):
             APPLICATION.change(row)
         return

@@ -10,7 +10,7 @@ from controlplane.accounts.services import create_api_key
 from controlplane.applications import reporting, services
 from controlplane.applications.models import ApplicationRun, RunOutcome, UnitReport
 from controlplane.applications.selectors import graph_of
-from controlplane.dispatch.runs import MOST_UNIT_S
+from controlplane.dispatch.runs import MAX_UNIT_S
 from tests.console.conftest import ledger_row
 
 pytestmark = pytest.mark.django_db
@@ -111,8 +111,8 @@ def test_a_tenant_finds_its_own_runs_alone(post, globex):
 
 
 def test_limits(post, monkeypatch):
-    monkeypatch.setattr(reporting, "MOST_REPORTS", 1)
-    monkeypatch.setattr(reporting, "MOST_RUNNING", 1)
+    monkeypatch.setattr(reporting, "MAX_REPORTS", 1)
+    monkeypatch.setattr(reporting, "MAX_RUNNING", 1)
     post("/one/units", id="t1", unit="tests", duration_s=1)
     assert post("/one/units", id="t2", unit="tests", duration_s=1)[1]["error"]["code"] == "too_many_units"
     assert post(run="two")[1]["error"]["code"] == "too_many_runs"
@@ -143,7 +143,7 @@ def test_a_unit_that_runs_keeps_its_run_open_for_an_hour_at_most(post):
     post("/one/units", id="t1", unit="tests", kind="container", state="running")
     now = timezone.now()
     assert services.follow_runs(now + timedelta(minutes=30)) == 0
-    assert services.follow_runs(now + timedelta(seconds=MOST_UNIT_S + 60)) == 1
+    assert services.follow_runs(now + timedelta(seconds=MAX_UNIT_S + 60)) == 1
     assert ApplicationRun.objects.get().outcome == RunOutcome.ABANDONED
 
 

@@ -45,7 +45,7 @@ def test_a_second_process_goes_by_what_the_first_one_saw(acme, application, runn
     (written,) = ended
     assert (written.unit, written.output_tokens > 0) == ("write", True)
     for each in (first, second):
-        async_to_sync(feeder(each).look)(0.0)
+        async_to_sync(feeder(each).tick)(0.0)
     key, runs = (acme.pk, "review"), first.runs.standings
     assert key in second.runs.graphs
     runs.come(RunCall(0, key, "now", "write", 300, 9, RATE), -written.began_s)
@@ -121,9 +121,10 @@ def test_units_that_run_and_deadlines_are_known_after_a_restart(acme, running):
     open_units = {call.unit: number for number, (_, call) in run.calls.items()}
     assert set(open_units) == {"tests", "lint"}
     assert run.due_s == pytest.approx(600.0 - (now - running.began_at).total_seconds(), abs=2.0)
-    assert list(owner.runs._units.values()) == [pytest.approx(-4.0, abs=2.0), pytest.approx(-3.0, abs=2.0)], (
-        "oldest first"
-    )
+    assert [at for at, _ in owner.runs._units.values()] == [
+        pytest.approx(-4.0, abs=2.0),
+        pytest.approx(-3.0, abs=2.0),
+    ], "oldest first"
     had_s = run.attained_s()
     assert had_s > 4.0, "four seconds of search, and the call that wrote"
     tests = running.reports.get(report="tests-1")

@@ -78,7 +78,6 @@ def test_expected_and_actual_service_at_each_call_with_a_rank():
         pytest.approx(17.0),
         pytest.approx(-3.0),
     )
-    assert timeline.rank_line([row], 22.0) == "M227.3 5.0H1000"
 
 
 @pytest.mark.django_db

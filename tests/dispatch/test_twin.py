@@ -68,9 +68,7 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
             EndpointSpec(
                 model, region, fleet.policy((model, region)), profile=fleet.reference_profile((model, region)),
                 max_loras=max(spec.engine.max_loras for spec in fleet.instances),
-                tuned=without_rows().model_copy(
-                    update={"PREWARM_BY": fleet.prewarming, "PREWARM_SHARE": fleet.prewarm_share}
-                ),
+                tuned=without_rows().model_copy(update={"PREWARM_SHARE": fleet.prewarm_share}),
                 front_end=fleet.reference_engine((model, region)).front_end,
                 max_num_seqs=fleet.requests_at_once((model, region)),
             )

@@ -395,11 +395,9 @@ class TestGateway:
         assert list(swapping.wanted(0.0, time.time())) == [
             (world.rows["b"].pk, "Prewarming: write will probably follow.")
         ]
-        (woken,) = prewarming.log.open("model")
-        assert (woken.backend, woken.place, woken.called_by.run) == ("model-b", "us-east", "run-1")
+        assert prewarming.run_of(call) == ("review", "run-1")
         assert list(swapping.wanted(10.0, time.time())) == []  # it is being woken
-        prewarming.log.use("model", "model-b", "us-east", 0.0)
-        assert prewarming.log.counts["model", "late"] == 1
+        assert prewarming.figures() == {"model": [1, 0]}
 
     @pytest.mark.parametrize("waiting", [0, 1])
     def test_none_is_woken_for_a_call_while_the_gpus_have_work(self, world, topology, waiting):

@@ -13,7 +13,7 @@ from tests.gateway.conftest import until
 OWN = {
     "feed-batches",
     "feed-graphs",
-    "prewarm",
+    "warm-units",
     "alerts",
     "count-tokens",
     "sweep-queues",

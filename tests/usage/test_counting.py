@@ -7,7 +7,6 @@ from django.db.models import Sum
 from django.db.models.functions import TruncHour
 
 from controlplane.accounts.services import create_api_key
-from controlplane.applications.models import Application, RunCost, with_costs
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Price, SloClass
@@ -83,33 +82,6 @@ def test_an_hour_is_shared_by_kv_token_seconds(ran, acme, globex):
     assert hours[globex.pk]["gpu_s"] == pytest.approx(1800 * 2 * 0.25)
     assert hours[None]["cost_usd"] == pytest.approx(USD_PER_INSTANCE_HOUR / 2)
     assert hours[None]["requests"] == hours[None]["charged_usd"] == 0
-
-
-def test_a_run_costs_the_shares_of_its_calls_in_all_hours(ran, acme, globex):
-    set_up(SloClass.objects.get(name="interactive"), price_factor=2)
-    marks = {"application": "review", "run": "r"}
-    ran(0, 30, prompt_tokens=300, output_tokens=0, **marks)
-    ran(0, 30, prompt_tokens=100, output_tokens=0, tenant=globex, **marks)
-    ran(50, 70, prompt_tokens=100, output_tokens=0, **marks)
-    ran(80, 90, prompt_tokens=100, output_tokens=0)
-    for _ in range(2):
-        count_usage(at(120))
-    runs = {}
-    for row in RunCost.objects.all():
-        usd, charged = runs.get((row.tenant, row.application, row.run), (0.0, 0.0))
-        runs[row.tenant, row.application, row.run] = usd + row.cost_usd, charged + row.charged_usd
-    minutes = {(acme, "review", "r"): 30 * 0.75 + 20, (globex, "review", "r"): 30 * 0.25}
-    expected = {key: USD_PER_INSTANCE_HOUR * each / 60 for key, each in minutes.items()}
-    assert runs == {key: pytest.approx((usd, 2 * usd)) for key, usd in expected.items()}
-
-
-def test_the_first_call_of_a_recognized_run_is_in_its_cost(ran, acme):
-    first = ran(0, 10, prompt_tokens=100, output_tokens=0, request_id="abc")
-    ran(20, 30, prompt_tokens=100, output_tokens=0, application="~1b2c", run="~abc")
-    application = Application.objects.create(tenant=acme, name="~1b2c")
-    application.runs.create(run="~abc", began_at=first.arrived_at, last_call_at=at(30))
-    count_usage(at(60))
-    assert with_costs(application.runs).get().cost_usd == pytest.approx(USD_PER_INSTANCE_HOUR * 20 / 60)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db.models import Sum
 
-from controlplane.applications.models import RunCost
 from controlplane.events.models import Event
 from controlplane.fleet.models import GpuType, Instance, Price, PriceOf, SloClass
 from controlplane.gateway.models import LedgerRow
@@ -114,7 +113,6 @@ def test_a_correction_is_an_entry_that_says_what_it_changes(make_request, instan
     for model in (UsageHour, InstanceHour):
         assert dollars(TEN, "cost_usd", model) == pytest.approx(cost)
         assert dollars(TEN, "charged_usd", model) == pytest.approx(charged)
-    assert dollars(TEN, "charged_usd", RunCost) == pytest.approx(charged)
     assert repriced.charged_usd[1] == pytest.approx(charged)
     event = Event.objects.get(kind="price.set")
     assert (event.reason, event.after["months"]) == ("the contract of July", ["2026-07"])

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Literal
 
-import orjson
 from django.db.models import QuerySet
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404
@@ -18,29 +17,22 @@ from controlplane.accounts.selectors import tenants_with_role
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.resources import add_list, schema_of
-from controlplane.api.routers import system
 from controlplane.api.schemas import ActionIn, Described, RowSchema
-from controlplane.applications import versions
-from controlplane.applications.models import Application, ApplicationRun, GraphVersion
+from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.reporting import act_on_run
-from controlplane.applications.selectors import UnitSummary, graph_of
-from controlplane.applications.services import calls_of, give_title
+from controlplane.applications.selectors import graph_of
+from controlplane.applications.services import calls_of, import_graph
 from controlplane.batches.models import Batch
 from controlplane.batches.services import speed_up, undo_speed_up
 from controlplane.dispatch.queues.commands import ask_of_run
 from controlplane.dispatch.queues.runs import RunAction, RunPrice, sentence
-from controlplane.dispatch.wire import SUMMARY_KEY, NextToWarm
-from controlplane.events.services import record
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
 from controlplane.resources.applications import (
     APPLICATIONS,
-    PREWARMS,
     RUNS,
-    VERSIONS,
     visible_applications,
     visible_runs,
-    visible_versions,
 )
 from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
@@ -124,37 +116,6 @@ def speed_up_batch(request: ApiRequest, public_id: str, body: SpeedUpIn) -> Batc
 ApplicationOut = schema_of(APPLICATIONS, "ApplicationOut")
 add_list(router, APPLICATIONS, ApplicationOut, "Applications, newest first.", check=check_tenant)
 RunOut = schema_of(RUNS, "RunOut")
-PrewarmOut = schema_of(PREWARMS, "PrewarmOut", "A backend that was prewarmed, or that a call of a run found cold.")
-add_list(
-    router,
-    PREWARMS,
-    PrewarmOut,
-    "What was prewarmed and what became of it, newest first; rows are kept for a week.",
-    check=check_tenant,
-)
-
-
-class NextToWarmOut(Described):
-    at: float
-    """Epoch seconds of the summary."""
-    next: list[NextToWarm]
-    """The first to start first."""
-
-
-@router.get("/prewarms/next", response={200: NextToWarmOut, 503: ErrorBody})
-def list_next_to_warm(request: ApiRequest) -> dict[str, Any]:
-    """Return what prewarming starts next for runs in progress, when and why; people of tenants see their own. 503 while no
-    gateway publishes it.
-    """
-    read = orjson.loads(system.read_published(SUMMARY_KEY))
-    seen = set(request.auth.tenants().values_list("pk", flat=True))
-    hidden = {} if request.auth.sees_fleet else {"region": ""}
-    return {
-        "at": read["ts"],
-        "next": [row | hidden for row in system.summary_rows(read, "next_to_warm") if row["tenant_id"] in seen],
-    }
-
-
 RequestOut = schema_of(REQUESTS, "RequestOut", "One request of the ledger. Never a prompt, never a completion.")
 add_list(router, RUNS, RunOut, "Runs of applications, newest first.", check=check_tenant)
 add_list(
@@ -164,10 +125,6 @@ add_list(
     "Requests, newest first. A tenant's people and keys see their own, without where in the fleet these ran.",
     check=check_tenant,
 )
-
-
-VersionOut = schema_of(VERSIONS, "GraphVersionOut", "A demand graph as it was.")
-add_list(router, VERSIONS, VersionOut, "Versions of demand graphs, newest first.", check=check_tenant)
 
 
 def application_of(request: ApiRequest, pk: int, *, managed: bool = False) -> Application:
@@ -181,95 +138,11 @@ def application_of(request: ApiRequest, pk: int, *, managed: bool = False) -> Ap
     return application
 
 
-def version_of(request: ApiRequest, application: Application, number: int) -> GraphVersion:
-    version: GraphVersion | None = visible_versions(request.auth).filter(application=application, number=number).first()
-    if version is None:
-        raise ApiError(404, "not_found", f"No version {number} of this application is kept.", "version")
-    return version
-
-
-def graph_at(request: ApiRequest, application: Application, version: int | None) -> DemandGraph:
-    """Return the graph of a version; the present one without."""
-    if version is None:
-        return graph_of(application)
-    return versions.version_graph(version_of(request, application, version))
-
-
 @router.get("/applications/{application_id}/graph")
-def get_application_graph(request: ApiRequest, application_id: int, version: int | None = None) -> HttpResponseBase:
-    """Return the demand graph of an application, or a version of it: its units, and records of up to 1,000 runs."""
-    graph = graph_at(request, application_of(request, application_id), version)
+def get_application_graph(request: ApiRequest, application_id: int) -> HttpResponseBase:
+    """Return the demand graph of an application: its units, and records of up to 1,000 runs."""
+    graph = graph_of(application_of(request, application_id))
     return HttpResponse(graph.to_json(), content_type="application/json")
-
-
-class UnitChangeOut(Described):
-    unit: str
-    before: UnitSummary | None
-    after: UnitSummary | None
-
-
-class EdgeChangeOut(Described):
-    before: str
-    """Unit that leads to the other; empty for the start of a run."""
-    after: str
-    was: float
-    now: float
-
-
-class GraphComparisonOut(Described):
-    units: list[UnitChangeOut]
-    edges: list[EdgeChangeOut]
-    """Branch probabilities that differ by at least 0.05."""
-    records: tuple[int, int]
-    service_s: tuple[float | None, float | None]
-    """Mean service of a run, in seconds."""
-    errors: tuple[float | None, float | None]
-    """Of predictions of what left-out runs still needed, as shares of it; null with fewer than 16 runs."""
-
-
-@router.get("/applications/{application_id}/compare", response=GraphComparisonOut)
-def compare_application_graphs(
-    request: ApiRequest, application_id: int, before: int | None = None, after: int | None = None
-) -> dict[str, Any]:
-    """Compare two versions of a demand graph; the present one where no number is given."""
-    application = application_of(request, application_id)
-    made = versions.compared(*(graph_at(request, application, number) for number in (before, after)))
-    units = [{"unit": name, "before": was, "after": now} for name, was, now in made.units]
-    edges = [{name: getattr(edge, name) for name in ("before", "after", "was", "now")} for edge in made.edges]
-    return {"units": units, "edges": edges, "records": made.records, "service_s": made.service_s, "errors": made.errors}
-
-
-@router.post("/applications/{application_id}/versions", response=VersionOut, auth=PEOPLE)
-def keep_graph_version(request: ApiRequest, application_id: int, body: ActionIn) -> GraphVersion:
-    """Keep the present demand graph as a version. Requires the role operator, in the tenant or over the fleet."""
-    application = application_of(request, application_id, managed=True)
-    person, graph = request.auth.person, graph_of(application)
-    if not graph.records:
-        raise ApiError(409, "conflict", "Nothing is recorded yet.")
-    version = versions.keep_version(application, graph, body.reason, person, timezone.now())
-    record("application.version_kept", application, actor=person, reason=body.reason, after={"version": version.number})
-    return version
-
-
-@router.post("/applications/{application_id}/versions/{int:number}/restore", response=ApplicationOut, auth=PEOPLE)
-def restore_graph_version(request: ApiRequest, application_id: int, number: int, body: ActionIn) -> Application:
-    """Make a version the present demand graph. What was learned since is kept as another version."""
-    application = application_of(request, application_id, managed=True)
-    version = version_of(request, application, number)
-    versions.restore(application, version, request.auth.person, body.reason, timezone.now())
-    return application_of(request, application_id)
-
-
-class FreezeIn(ActionIn):
-    frozen: bool
-
-
-@router.post("/applications/{application_id}/freeze", response=ApplicationOut, auth=PEOPLE)
-def freeze_application(request: ApiRequest, application_id: int, body: FreezeIn) -> Application:
-    """Stop learning: runs are recorded, and the demand graph stays; or learn again, from these too."""
-    application = application_of(request, application_id, managed=True)
-    versions.freeze(application, body.frozen, request.auth.person, body.reason, timezone.now())
-    return application_of(request, application_id)
 
 
 class ReportOut(Described):
@@ -329,61 +202,31 @@ def act_on_application_run(request: ApiRequest, run_id: int, action: RunAction, 
     return {"message": sentence(run.run, action, price), "price": price}
 
 
-class NameIn(ActionIn):
-    title: str = Field(max_length=80, description="Empty: its recognized name again.")
-
-
-@router.post("/applications/{application_id}/name", response=ApplicationOut, auth=PEOPLE)
-def name_application(request: ApiRequest, application_id: int, body: NameIn) -> Application:
-    """Name an application that was recognized by system prompt; 409 for one that its marks name.
-
-    Requires the role operator, in the tenant or over the fleet.
-    """
-    person, application = request.auth.person, application_of(request, application_id, managed=True)
-    try:
-        before = give_title(application, body.title)
-    except ValueError as error:
-        raise ApiError(409, "conflict", str(error), "title") from error
-    record(
-        "application.named",
-        application,
-        actor=person,
-        reason=body.reason,
-        before={"title": before},
-        after={"title": application.title},
-    )
-    return application
-
-
 class ImportIn(Schema):
     tenant: str
     graph: dict[str, Any]
     """As `GET /applications/{application_id}/graph` returns it."""
-    activate: bool = True
-    """False: it is only kept as a version, to compare and restore."""
 
 
 class ImportOut(Schema):
     id: int
     records: int
-    version: int
-    """Under which it is kept."""
 
 
 @router.post("/applications/import", response=ImportOut, auth=PEOPLE)
 def import_application_graph(request: ApiRequest, body: ImportIn) -> dict[str, int]:
-    """Import a demand graph, which is kept as a version. Its records replace those that were imported before; runs recorded
-    here stay. Requires the role operator, in the tenant or over the fleet."""
+    """Import a demand graph. Its records replace those that were imported before; runs recorded here stay. Requires the role
+    operator, in the tenant or over the fleet."""
     person = request.auth.person
     tenant = tenants_with_role(person, Role.OPERATOR).filter(name=body.tenant).first()
     if tenant is None:
         raise ApiError(403, "forbidden", "You do not manage the applications of such a tenant.", "tenant")
     try:
         graph = DemandGraph.from_json(json.dumps(body.graph).encode())
-        application, version = versions.take_in(tenant, graph, person, timezone.now(), activate=body.activate)
+        application = import_graph(tenant, graph, person, timezone.now())
     except ValueError as error:
         raise ApiError(422, "invalid", str(error), "graph") from error
-    return {"id": application.pk, "records": len(graph.records), "version": version.number}
+    return {"id": application.pk, "records": len(graph.records)}
 
 
 @router.get("/usage", response=UsageOut)

@@ -19,7 +19,6 @@ from controlplane.console.live import (
     batches,
     held_work,
     length_service,
-    next_to_warm,
     queues,
     sections,
     tiles,
@@ -145,11 +144,6 @@ def held_panel(state: LiveState) -> dict[str, Any]:
     return held_work.panel(state.tables, place_titles(), reported=state.known)
 
 
-def _applications(state: LiveState, _: str) -> Html:
-    shown = next_to_warm.panel(state, place_titles())
-    return {"applications/next-to-warm": render_to_string("console/applications/next_to_warm.html", shown)}
-
-
 def _batches(state: LiveState, _: str) -> Html:
     html = _held(state, _)
     return html | batches.html(state.batches, fleet_figures(state)) if state.batches else html
@@ -192,7 +186,6 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
         lambda state, key: [row["status"] for row in _instance(state, key)],
     ),
     "queues": (_queues, _drawn_queues),
-    "applications": (_applications, _nothing),
     "batches": (_batches, _drawn_batches),
     "held": (_held, _nothing),
     "lengths": (_lengths, _nothing),

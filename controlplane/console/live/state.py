@@ -17,7 +17,6 @@ from controlplane.dispatch.wire import (
     HELD_COLUMNS,
     INSTANCE_COLUMNS,
     LANE_COLUMNS,
-    NEXT_TO_WARM_COLUMNS,
     QUEUE_COLUMNS,
     RELEASE_COLUMNS,
     REORDER_COLUMNS,
@@ -65,6 +64,15 @@ def status_of(
     return state
 
 
+WARMED = {
+    "adapter": "LoRA adapters",
+    "prefix": "system prompts",
+    "model": "sleeping models",
+    "container": "containers",
+    "dnn": "DNN models",
+}
+
+
 def rows_of(table: Mapping[str, Sequence[Any]], fields: Iterable[str] = (), key: str = "") -> list[Row]:
     """The rows of a columnar *table*.
 
@@ -109,7 +117,10 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
         "releases": rows_of(holding.get("releases") or {}, RELEASE_COLUMNS, "at"),
         "signals": rows_of(holding.get("signals") or {}, SIGNAL_COLUMNS, "model"),
         "at_door": rows_of(summary.get("at_door") or {}, AT_DOOR_COLUMNS, "model"),
-        "next_to_warm": rows_of(summary.get("next_to_warm") or {}, NEXT_TO_WARM_COLUMNS, "run"),
+        "prewarmed": [
+            {"kind": WARMED[kind], "warmed": warmed, "used": used}
+            for kind, (warmed, used) in (summary.get("prewarmed") or {}).items()
+        ],
         "reorders": rows_of(published.get("reorders") or {}, REORDER_COLUMNS, "at"),
         **jobs.tables_of(summary.get("system")),
     }

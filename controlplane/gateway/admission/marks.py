@@ -7,10 +7,13 @@ use those fields for other things too.
 
 import math
 import re
+from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any, Final, NamedTuple
 
+from controlplane.gateway.admission.validation import Call
 from controlplane.gateway.serving.http import NAME, HttpRequest
-from scheduling.applications.recording import SUBAGENT
+from scheduling.applications.recording import AFTER_TOOL, AFTER_USER, SUBAGENT
 
 TEXT: Final = re.compile(NAME.pattern.decode())
 UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -29,6 +32,13 @@ class Marks(NamedTuple):
     """Session that began this one."""
     session: bool = False
     """The run is the session of an agent."""
+
+
+MAX_SESSIONS: Final = 10_000
+"""Sessions kept that other sessions began."""
+TOOL_ROLES: Final = ("tool", "function")
+SESSIONS_OF_ANY: Final = "sessions"
+"""Application of sessions whose agent is not known."""
 
 
 class SessionMark(NamedTuple):
@@ -115,3 +125,27 @@ def marks_of(request: HttpRequest, body: dict[str, Any]) -> Marks:
         return Marks(application, run, unit, due_s)
     session = _session_of(request, body)
     return session._replace(application=application or session.application, unit=unit or session.unit, due_s=due_s)
+
+
+class Sessions:
+    """Completes the marks of agents' sessions."""
+
+    def __init__(self) -> None:
+        self._roots: OrderedDict[Hashable, str] = OrderedDict()
+
+    def complete(self, marks: Marks, call: Call, caller: Hashable) -> Marks:
+        """Return *marks* with the application, run and unit of a session. *caller* is the key that sent it: a session that
+        another one of it began is of the run of that one.
+        """
+        if not marks.session:
+            return marks
+        run = marks.run
+        if marks.parent:
+            run = self._roots.get((caller, marks.parent)) or marks.parent
+            if run != marks.run:
+                self._roots[caller, marks.run] = run
+                self._roots.move_to_end((caller, marks.run))
+                if len(self._roots) > MAX_SESSIONS:
+                    self._roots.popitem(last=False)
+        unit = marks.unit or (AFTER_TOOL if call.turns and call.turns[-1][0] in TOOL_ROLES else AFTER_USER)
+        return marks._replace(application=marks.application or SESSIONS_OF_ANY, run=run, unit=unit)

@@ -15,11 +15,10 @@ from msgspec import structs
 
 from controlplane.dispatch.port import ERROR, Placed, ServedModel, ServedModels, Submit, WeightedTargets
 from controlplane.gateway.admission.budgets import Admission, Budgets
-from controlplane.gateway.admission.conversations import Conversations
 from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits, LoopLoad
-from controlplane.gateway.admission.marks import Marks, marks_of
+from controlplane.gateway.admission.marks import Marks, Sessions, marks_of
 from controlplane.gateway.admission.validation import SPEECH, Call, Kind, parse, with_prompt
 from controlplane.gateway.errors import JSON_TYPE, KEY_ENDED, STANDING_BY, STOPPING, ApiError, not_served, unknown_model
 from controlplane.gateway.ledger.accounting import Records
@@ -34,7 +33,6 @@ from controlplane.gateway.upstream.stored_responses import Made, not_continued
 from controlplane.gateway.upstream.whole_answer import not_streamed
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthQuery
-from scheduling.applications.recording import RECOGNIZED
 from scheduling.model_task import Task
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.models import ModelRule, target_of
@@ -172,7 +170,7 @@ class Completions:
     most_body_bytes: int  # without media
     stream_all: bool  # stream from instances even answers that tenants do not stream
     load: LoopLoad = field(default_factory=LoopLoad)
-    conversations: Conversations = field(default_factory=Conversations)
+    sessions: Sessions = field(default_factory=Sessions)
 
     async def complete(
         self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind, age_s: float = 0.0
@@ -183,10 +181,7 @@ class Completions:
         grant.check_model(call.model)
         caller, retry = (grant.tenant_id, grant.key_id), retry_number(request.headers.get(RETRY_HEADER, b""))
         arrived_at = time.time()
-        given_at = arrived_at if b"x-request-id" in request.headers else None
-        marks = self.conversations.complete(
-            marks_of(request, call.body), call, caller, request.request_id, retry=retry, given_at=given_at
-        )
+        marks = self.sessions.complete(marks_of(request, call.body), call, caller)
         asked_model, rule = call.model, ""
         made = self.upstream.stored.continued(call.body, grant.tenant_id) if kind in CONTINUING else None
         if made is not None and made.asked_model == asked_model:
@@ -196,8 +191,7 @@ class Completions:
         elif weights := self.catalog.shared(asked_model):
             rule = ModelRule.WEIGHTS.value
             # A first request of a conversation is not known to be of a run, and stays where the later ones will be.
-            session = marks.run if marks.run and not marks.run.startswith(RECOGNIZED) else call.beginning
-            call.rename(target_of(weights, f"{asked_model}\0{grant.key_id}\0{session}"))
+            call.rename(target_of(weights, f"{asked_model}\0{grant.key_id}\0{marks.run or call.beginning}"))
         model = self.catalog.serving(call.model, kind, grant.tenant_id)
         if made is not None and made.base != (model.base or model.name):
             why = f"It was made by {made.model}, and the request asks for {asked_model}."
@@ -325,7 +319,7 @@ class Completions:
         predicted_tokens = length.tokens if length is not None else call.sequences
         in_one_piece = "" if call.stream else self._in_one_piece(call, predicted_tokens)
         streamed = not in_one_piece
-        session = marks.run if marks.session or marks.run.startswith(RECOGNIZED) else ""
+        session = marks.run if marks.session else ""
         by_prefix = served.by_prefix and made is None  # else it begins with what is stored
         blocks = leading_hashes(call, prompt_tokens, session) if by_prefix else NO_BLOCKS
         if blocks.system_blocks:

@@ -96,7 +96,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     call: Call
     query: LengthQuery
     length: Prediction | None = None
-    session: str = ""  # marked or recognized; "" for none
+    session: str = ""  # "" for none
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     span: OpenSpan | None = None  # None: it is not traced
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit

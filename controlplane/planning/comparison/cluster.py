@@ -20,6 +20,7 @@ from controlplane.gateway.models import LedgerRow
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
 from controlplane.tuning.selectors import tuned
+from scheduling.applications.prewarming import HERMES
 from scheduling.model_task import Task
 from scheduling.policy import live_policy
 
@@ -125,7 +126,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             **to_builtins(live_policy(partial(getattr, tuned()))),
             "max_hold_s": tuned().MAX_HOLD_S,
             "reordering": tuned().REORDER_BY,
-            "prewarming": tuned().PREWARM_BY,
+            "prewarming": HERMES,
             "late_runs_last": tuned().LATE_RUNS_LAST,
             "prewarm_k": tuned().PREWARM_K,
             "prewarm_share": tuned().PREWARM_SHARE,

@@ -72,6 +72,6 @@ export function startApplications() {
     document.addEventListener("swapped", () => { if (width < AXIS) zoom(from, width); });
     return keysOfRun;
   }
-  if (document.getElementById("versions")) return keysOfGraph;
+  if (document.querySelector(".graph-and-unit")) return keysOfGraph;
   return document.getElementById("running-runs") ? keysOfList : undefined;
 }

@@ -124,7 +124,7 @@ export function startWhatIfs(live) {
     if (button) navigator.clipboard?.writeText(location.href).then(() => { button.textContent = "Copied"; });
   });
   if (form()) startForm();
-  if (document.querySelector("[data-decisions], .compare-form")) return pressed;
+  if (document.querySelector("[data-decisions]")) return pressed;
   if (!document.querySelector("[data-what-if]")) return null;
   startWhatIf(live);
   return keys;

@@ -92,10 +92,10 @@ WRITTEN = (
     listed(kinds.ADAPTER, ADAPTERS, "AdapterOut", "List LoRA adapters, which tenants ask for as for models."),
     listed(kinds.SLO_CLASS, SLO_CLASSES, "SloClassOut", "List SLO classes."),
     listed(
-        Kind("unit-backends", UnitBackend),
+        Kind("unit-backends", UnitBackend, secret=frozenset({"secret"})),
         UNIT_BACKENDS,
         "UnitBackendOut",
-        "List backends of units that are no LLM, which are kept warm for runs.",
+        "List backends of units that are no LLM, which their platforms warm by a webhook.",
     ),
     Written(kinds.TENANT, TENANTS, accounts.TenantOut, accounts.router),
     Written(kinds.INSTANCE, INSTANCES, instances.InstanceOut, instances.router),

@@ -11,10 +11,10 @@ WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 160, 62, 52, 28, 14
 BAR = WIDTH - 24
 """Width of a bar that is the whole service of a run."""
 EMPTY: Mapping[str, int] = MappingProxyType({})
-MOST_UNITS = 40
+MAX_UNITS = 40
 """Units drawn; the table has the others."""
-MOST_DOTS = 5
-LEAST_SHARE = 0.02
+MAX_DOTS = 5
+MIN_SHARE = 0.02
 """Branches seldom taken are left out of the drawing."""
 
 
@@ -45,8 +45,8 @@ class Box:
 
     @property
     def dots(self) -> list[int]:
-        """Return where the dots of its runs stand, on its lower edge; beyond `MOST_DOTS` the count says how many."""
-        return [self.x + 12 + 11 * at for at in range(min(self.runs, MOST_DOTS))]
+        """Return where the dots of its runs stand, on its lower edge; beyond `MAX_DOTS` the count says how many."""
+        return [self.x + 12 + 11 * at for at in range(min(self.runs, MAX_DOTS))]
 
     @property
     def dot_y(self) -> int:
@@ -147,8 +147,8 @@ def layout(
     marked, and a dot for each running run at the unit of its last ended call (*runs_at*).
     """
     by_name, at_once = {unit.name: unit for unit in units}, _at_once(graph)
-    names = list(graph.units)[:MOST_UNITS]
-    edges = [edge for edge in edges_of(graph) if edge.share >= LEAST_SHARE and edge.after in names]
+    names = list(graph.units)[:MAX_UNITS]
+    edges = [edge for edge in edges_of(graph) if edge.share >= MIN_SHARE and edge.after in names]
     layer, rows, boxes = _layers(names, edges), dict[int, int](), dict[str, Box]()
     for name in sorted(names, key=lambda one: layer[one]):
         row = rows.get(layer[name], 0)

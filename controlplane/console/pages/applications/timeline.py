@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from controlplane.applications.models import ApplicationRun
-from controlplane.applications.spans import Expectation, Span, standing_in
+from controlplane.applications.spans import Span, standing_in
 from controlplane.console.formats import clock, seconds
 from controlplane.gateway.models import LedgerRow
 
 PARTS: Final = ("queue", "prefill", "decode", "container", "dnn", "tool", "client")
 AXIS: Final = 1000.0
-LEAST_LOST_S: Final = 0.05
+MIN_LOST_S: Final = 0.05
 LOSSES: Final = 5
-RANKS_HIGH: Final = 90.0
 STEPS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 
 
@@ -67,7 +65,7 @@ def losses(path: Sequence[Span]) -> list[Loss]:
     waits = [
         Loss(span.parts["queue"], span, _why(span.call))
         for span in path
-        if span.call is not None and span.parts["queue"] >= LEAST_LOST_S
+        if span.call is not None and span.parts["queue"] >= MIN_LOST_S
     ]
     return sorted(waits, key=lambda loss: -loss.seconds)[:LOSSES]
 
@@ -76,18 +74,6 @@ def _why(call: LedgerRow) -> str:
     place = f"Number {call.queue_position} in its queue when it came" if call.queue_position else "No instance had room"
     standing = standing_in(call)
     return f"{place}, rank {standing['rank_s']:.1f} s" if standing else place
-
-
-def rank_line(rows: Sequence[Expectation], duration_s: float) -> str:
-    """Return the path of the rank over time on an axis of `AXIS` by 100: steps, from each call to the next."""
-    if not rows:
-        return ""
-    scale, top = AXIS / max(duration_s, 1e-3), max(row.rank_s for row in rows) or 1.0
-    points = [(row.span.began_s * scale, 95 - RANKS_HIGH * row.rank_s / top) for row in rows]
-    path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
-    for _, (x, y) in pairwise(points):
-        path += f"H{x:.1f}V{y:.1f}"
-    return f"{path}H{AXIS:.0f}"
 
 
 def ticks(duration_s: float) -> list[tuple[float, str]]:
@@ -100,7 +86,7 @@ def ticks(duration_s: float) -> list[tuple[float, str]]:
 
 def verdict(run: ApplicationRun, waited_s: float, slack_s: float | None) -> tuple[str, str]:
     """Return (level, sentence): how the run ended, or whether it will be in time. *slack_s*: of its expected end."""
-    waits = f" {seconds(waited_s)} of it were waits on its critical path." if waited_s >= LEAST_LOST_S else ""
+    waits = f" {seconds(waited_s)} of it were waits on its critical path." if waited_s >= MIN_LOST_S else ""
     state = run.state
     if state == "running":
         if slack_s is None:

@@ -1,9 +1,8 @@
 """Applications: their completion times, demand graphs, and runs."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import Any
 
 from django.contrib import messages
@@ -18,40 +17,29 @@ from django.views.decorators.http import require_POST, require_safe
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
-from controlplane.applications import reporting, versions
+from controlplane.applications import reporting
 from controlplane.applications.completion import AXIS_TICKS, on_axis
-from controlplane.applications.models import (
-    Application,
-    ApplicationRun,
-    GraphVersion,
-    PrewarmRow,
-    RunOutcome,
-    with_costs,
-)
+from controlplane.applications.models import Application, ApplicationRun, RunOutcome
 from controlplane.applications.selectors import (
     Prediction,
     graph_of,
     histograms,
     predictions,
-    quality,
     service_histogram,
     unit_summaries,
 )
-from controlplane.applications.services import calls_of, give_title, warnings_of
+from controlplane.applications.services import MAX_GRAPH_BYTES, calls_of, read_graph, warnings_of
+from controlplane.applications.services import import_graph as import_as_application
 from controlplane.applications.spans import expectations, rates_of, spans_of
 from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.actions import ActionForm, action, back
-from controlplane.console.lists import PageViewer, list_page, viewer_of
-from controlplane.console.live import next_to_warm
+from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live.feed import feed
-from controlplane.console.live.views import live_context
 from controlplane.console.pages.applications import timeline
 from controlplane.console.pages.applications.drawing import edges_of, layout
-from controlplane.console.pages.applications.prewarming import prewarming_of, prewarming_of_run
 from controlplane.console.pages.keys.examples import model_to_try
 from controlplane.dispatch.queues.commands import ask_of_run
 from controlplane.dispatch.queues.runs import RunAction, sentence
-from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.parts import PARTS, PolicyPart
@@ -60,22 +48,13 @@ from controlplane.resources.filters import Filters, Hidden, number
 from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif.starts.runs import ORDERS, replay_orders
 from scheduling.applications.demand_graph import DemandGraph
-from scheduling.applications.remaining import FEWEST_MATCHES, correlations
+from scheduling.applications.remaining import FEWEST_MATCHES
 
 RUNS_SHOWN = 20
-LONGER = 1.1
-"""How much more a run needs that stands ahead of another, for the page to say why."""
 RANKED = 50
 """Running runs with a prediction on a page."""
 CALLS_SHOWN = 500
 ORDERING: PolicyPart = next(part for part in PARTS if part.name == "ordering_policy")
-
-
-def live_of(viewer: PageViewer) -> dict[str, Any]:
-    """Return the context of a live page; the live connection is the fleet's, other pages are as they were loaded."""
-    if not viewer.sees_fleet:
-        return {"layout": "console/page.html"}
-    return {**live_context(feed.state(), "applications"), "layout": "console/live_page.html"}
 
 
 @require_safe
@@ -89,37 +68,25 @@ def applications(request: HttpRequest) -> HttpResponseBase:
     )
     for row in rows:
         row.orders = [ORDERING.choice(order) for order in orders_of(row)]
-    hours, region = int(filters["hours"]), filters["region"]
+    region = filters["region"]
     runs = visible_runs(viewer).filter(application__in=[row.pk for row in rows])
     by = request.GET.get("by", "rank")
     running = ranked_runs(runs.filter(region=region) if region else runs, now)
     if by in SORTS:
         running.sort(key=SORTS[by])
-    narrow = any(given for control, given in filters if control.name != "hours")
-    warmed = PrewarmRow.objects.filter(
-        tenant__in={row.tenant_id for row in rows},
-        application__in=[row.name for row in rows],
-        began_at__gte=now - timedelta(hours=hours),
-    )
-    if region:
-        warmed = warmed.filter(run__in=runs.filter(region=region).values("run"))
-    tenants = {row.tenant_id for row in rows} if narrow or not viewer.sees_fleet else None
     return list_page(
         request,
         APPLICATIONS,
         show=lambda _: rows,
         model=model_to_try(),
         in_range=dict(RANGE.options)[filters["hours"]].lower(),
-        is_whole=viewer.sees_fleet and not narrow,
         several_tenants=viewer.tenants().count() > 1,
         by=by,
         warnings=warnings_of(viewer.tenants().values_list("pk", flat=True)),
         importers=tenants_with_role(request.user, Role.OPERATOR).order_by("name"),
         axis=AXIS_TICKS,
-        sees_places=viewer.sees_fleet,
-        **prewarming_of(warmed),
-        **next_to_warm.panel(feed.state(), place_titles(), tenants=tenants, region=region, places=viewer.sees_fleet),
-        **figures(rows, running, hours),
+        prewarmed=feed.state().tables["prewarmed"] if viewer.sees_fleet else (),
+        **figures(rows, running),
     )
 
 
@@ -129,11 +96,10 @@ def worst_first(row: Application) -> tuple[float, int, str]:
     return (done.in_time if done.in_time is not None else 2.0, -done.ended, str(row))
 
 
-def figures(rows: list[Application], running: list["RunStanding"], hours: int) -> dict[str, Any]:
-    """Return the numbers above the list, of so many *hours*, and the running runs in the order of their ranks."""
+def figures(rows: list[Application], running: list["RunStanding"]) -> dict[str, Any]:
+    """Return the numbers above the list, and the running runs in the order of their ranks."""
     done = [row.completions for row in rows]
     durations_s = [each for one in done for each in one.durations_s]
-    costs_usd = [each for one in done for each in one.costs_usd]
     needed_s = sum(one.needed_s for one in done)
     judged, met = sum(one.judged for one in done), sum(one.met for one in done)
     return {
@@ -144,13 +110,9 @@ def figures(rows: list[Application], running: list["RunStanding"], hours: int) -
         "below": [row for row in rows if row.completions.below_target],
         "mean_s": sum(durations_s) / len(durations_s) if durations_s else None,
         "finished": len(durations_s),
-        "cost_usd_per_hour": sum(costs_usd) / hours if costs_usd else None,
-        "cost_usd": sum(costs_usd) / len(costs_usd) if costs_usd else None,
         "error": sum(one.error_s for one in done) / needed_s if needed_s else None,
-        "plain_error": sum(one.plain_error_s for one in done) / needed_s if needed_s else None,
         "abandoned": sum(one.abandoned for one in done),
         "running": running[:RANKED],
-        "ahead": first_inversion(running[:RANKED]),
         "running_count": len(running),
         "late": sum(one.level == "late" for one in running),
         "at_risk": sum(one.level == "at_risk" for one in running),
@@ -191,19 +153,6 @@ class RunStanding:
         return {name: on_axis(max(0.0, value_s)) for name, value_s in seconds.items()}
 
 
-def first_inversion(running: Sequence[RunStanding]) -> tuple[RunStanding, RunStanding] | None:
-    """Return the first run that is ahead of the next one by rank and is expected to need much more; None without one."""
-    known = [one for one in running if one.prediction]
-    return next(
-        (
-            (one, other)
-            for one, other in pairwise(known)
-            if one.rank < other.rank and one.prediction.mean_s > LONGER * other.prediction.mean_s  # type: ignore[union-attr]
-        ),
-        None,
-    )
-
-
 SORTS: dict[str, Callable[[RunStanding], Any]] = {
     "slack": lambda one: (one.level != "late", _last(one.worst_slack_s if one.prediction else one.left_s)),
     "application": lambda one: (str(one.run.application), one.rank),
@@ -240,16 +189,15 @@ def application_of(request: HttpRequest, pk: int) -> Application:
 @signed_in
 def application(request: HttpRequest, pk: int) -> HttpResponse:
     row = application_of(request, pk)
-    filters = Filters(request.GET, RANGE, Hidden("unit", length=80), Hidden("version", length=20))
+    filters = Filters(request.GET, RANGE, Hidden("unit", length=80))
     row.asked_hours = int(filters["hours"])
-    shown, graph = _graph_asked(request, row, "version")
+    graph = graph_of(row)
     units = unit_summaries(graph)
     running = ranked_runs(row.runs.all(), timezone.now())[:RANKED]
     chosen = request.GET.get("unit", "")
     if chosen not in graph.units:
         chosen = max(units, key=lambda unit: unit.share).name if units else ""
     context = {
-        **live_of(viewer_of(request)),
         "application": row,
         "done": row.completions,
         "graph": layout(graph, units, chosen, Counter(one.last_unit for one in running)) if graph.records else None,
@@ -258,37 +206,19 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "unit": next((unit for unit in units if unit.name == chosen), None),
         "histograms": histograms(graph, chosen) if graph.records and chosen else [],
         "service": service_histogram(graph),
-        "correlations": correlations(graph) if graph.records else [],
-        "quality": quality(graph),
         "records": len(graph.records),
         "fewest": FEWEST_MATCHES,
-        "version": shown,
-        "versions": row.versions.defer("graph"),
         "orders": orders_by_model(graph),
         "replays": ORDERS,
         "ordering": ORDERING,
         "running": running,
-        "ahead": first_inversion(running),
         "axis": AXIS_TICKS,
-        "runs": with_costs(row.runs.filter(imported=False).exclude(ended_at=None))[:RUNS_SHOWN],
+        "runs": row.runs.filter(imported=False).exclude(ended_at=None)[:RUNS_SHOWN],
         "managed": tenants_with_role(request.user, Role.OPERATOR).filter(pk=row.tenant_id).exists(),
-        **prewarming_of(
-            PrewarmRow.objects.filter(tenant=row.tenant_id, application=row.name, began_at__gte=row.asked_since)
-        ),
         "filters": filters,
         "in_range": dict(RANGE.options)[filters["hours"]].lower(),
-        "sees_places": viewer_of(request).sees_fleet,
     }
     return render(request, "console/applications/application.html", context)
-
-
-def _graph_asked(request: HttpRequest, row: Application, name: str) -> tuple[GraphVersion | None, DemandGraph]:
-    """Return the version that the address names under *name*, with its graph; None with the present one."""
-    asked = number(request.GET.get(name, ""))
-    if asked is None:
-        return None, graph_of(row)
-    version = get_object_or_404(row.versions, number=asked)
-    return version, versions.version_graph(version)
 
 
 def orders_by_model(graph: DemandGraph) -> list[tuple[Model, str]]:
@@ -304,24 +234,6 @@ def orders_by_model(graph: DemandGraph) -> list[tuple[Model, str]]:
     return [(model, ", ".join(orders[model.pk])) for model in models]
 
 
-@require_safe
-@signed_in
-def compare(request: HttpRequest, pk: int) -> HttpResponse:
-    """Two versions of a graph; without a number, the present one."""
-    row = application_of(request, pk)
-    (before, was), (after, now) = (_graph_asked(request, row, name) for name in ("before", "after"))
-    context = {
-        **live_of(viewer_of(request)),
-        "application": row,
-        "before": before,
-        "after": after,
-        "versions": row.versions.defer("graph"),
-        "made": versions.compared(was, now),
-        "managed": tenants_with_role(request.user, Role.OPERATOR).filter(pk=row.tenant_id).exists(),
-    }
-    return render(request, "console/applications/compare.html", context)
-
-
 def page_of(row: Application) -> str:
     return reverse("console:application", args=(row.pk,))
 
@@ -329,19 +241,19 @@ def page_of(row: Application) -> str:
 @require_POST
 @signed_in
 def import_graph(request: HttpRequest) -> HttpResponse:
-    """Keep the graph in a file as a version, and show what differs from the present one."""
+    """Import the graph in a file."""
     tenants = tenants_with_role(request.user, Role.OPERATOR)
     tenant = get_object_or_404(tenants, name=request.POST.get("tenant", "").replace("\0", " "))
     file = request.FILES.get("file")
     try:
-        graph = versions.read_graph(file.read(versions.MOST_BYTES + 1) if file is not None else b"")
+        graph = read_graph(file.read(MAX_GRAPH_BYTES + 1) if file is not None else b"")
         graph.application = request.POST.get("application") or graph.application
-        row, version = versions.take_in(tenant, graph, user_of(request), timezone.now())
+        row = import_as_application(tenant, graph, user_of(request), timezone.now())
     except ValueError as error:
         messages.error(request, f"Nothing was imported: {error}.")
         return back(request, "console:applications")
-    messages.success(request, f"{version} of {row} is kept. It counts once you make it active.")
-    return redirect(f"{reverse('console:compare-graphs', args=(row.pk,))}?after={version.number}")
+    messages.success(request, f"{len(graph.records):,} records of {row} are imported.")
+    return redirect("console:application", row.pk)
 
 
 @require_POST
@@ -361,62 +273,13 @@ def replay(request: HttpRequest, pk: int) -> HttpResponse:
     return redirect("console:what-if", made.pk)
 
 
-def managed_applications(request: HttpRequest) -> QuerySet[Application]:
-    return Application.objects.filter(tenant__in=tenants_with_role(request.user, Role.OPERATOR))
-
-
-@action(None, managed_applications, page="console:applications", unchanged="{row} was not named")
-def name_application(form: ActionForm, row: Application) -> str:
-    """Name an application that was recognized; without `title` it has its recognized name again."""
-    try:
-        before = give_title(row, form.fields.get("title", ""))
-    except ValueError as error:
-        raise ActionError(str(error)) from error
-    record(
-        "application.named", row, actor=form.user, reason=form.reason, before={"title": before},
-        after={"title": row.title},
-    )  # fmt: skip
-    return f"The application is called {row}."
-
-
-@action(None, managed_applications, page=page_of, unchanged="The graph of {row} was not kept")
-def keep_version(form: ActionForm, row: Application) -> str:
-    """Keep the present graph as a version."""
-    graph = graph_of(row)
-    if not graph.records:
-        raise ActionError("Nothing is recorded yet")
-    version = versions.keep_version(row, graph, form.reason, form.user, timezone.now())
-    record("application.version_kept", row, actor=form.user, reason=form.reason, after={"version": version.number})
-    return f"{version} of {row} is kept."
-
-
-@action(None, managed_applications, page=page_of, unchanged="The graph of {row} stays")
-def restore_version(form: ActionForm, row: Application, number: int) -> str:
-    """Make a version the present graph."""
-    version = get_object_or_404(row.versions, number=number)
-    kept = versions.restore(row, version, form.user, form.reason, timezone.now())
-    undo = f" What was learned before is {kept}, which you may restore." if kept else ""
-    return f"{version} is active, and learns from runs that end from now on.{undo}"
-
-
-@action(None, managed_applications, page=page_of, among=("freeze", "learn"), unchanged="{row} learns as before")
-def freeze(form: ActionForm, row: Application, action: str) -> str:
-    """Stop learning, or learn again."""
-    if not versions.freeze(row, action == "freeze", form.user, form.reason, timezone.now()):
-        return f"{row} was {'frozen' if action == 'freeze' else 'learning'} already."
-    if action == "freeze":
-        return f"{row} is frozen: runs are recorded and not learned."
-    return f"{row} learns again, from the runs recorded meanwhile too."
-
-
 @require_safe
 @signed_in
 def export(request: HttpRequest, pk: int) -> HttpResponse:
-    """The demand graph as JSON, or a version of it."""
+    """The demand graph as JSON."""
     row = application_of(request, pk)
-    version, graph = _graph_asked(request, row, "version")
-    response = HttpResponse(graph.to_json(), content_type="application/json")
-    name = f"{row.name}-{version or timezone.now().strftime('%Y%m%d')}"
+    response = HttpResponse(graph_of(row).to_json(), content_type="application/json")
+    name = f"{row.name}-{timezone.now():%Y%m%d}"
     response["Content-Disposition"] = f'attachment; filename="{name}.json"'
     return response
 
@@ -437,10 +300,8 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     waited_s = sum(span.parts.get("queue", 0.0) for span in path)
     level, sentence = timeline.verdict(row, waited_s, standing.slack_s if standing else None)
     context = {
-        **live_of(viewer),
         "run": row,
         "running": running,
-        "mean_cost_usd": row.application.completions.cost_usd,
         "abandoned": row.outcome == RunOutcome.ABANDONED,
         "spans": [(span, timeline.pieces(span, duration_s), span.where(titles)) for span in spans],
         "duration_s": duration_s,
@@ -451,19 +312,13 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "went": timeline.where_time_went(path, duration_s) if spans else [],
         "losses": timeline.losses(path),
         "expected": expected,
-        "rank_line": timeline.rank_line(expected, duration_s),
-        "top_rank_s": max((one.rank_s for one in expected), default=0.0),
         "level": level,
         "sentence": sentence,
         "standing": standing,
         "more_calls": max(0, row.calls - CALLS_SHOWN),
-        **prewarming_of_run(row, duration_s, now),
-        "sees_places": viewer.sees_fleet,
         "price": _price(row)
         if may(request, Role.OPERATOR) and (running or row.outcome == RunOutcome.STOPPED)
         else None,
-        "neighbours": _neighbours(viewer, row),
-        "other": _other(viewer, row, request.GET.get("with", "")),
         "replays": ORDERS,
         "ordering": ORDERING,
     }
@@ -476,36 +331,6 @@ def _price(run: ApplicationRun) -> dict[str, Any]:
         return {"of": ask_of_run(run.application.tenant_id, run.application.name, run.run)}
     except ActionError as refusal:
         return {"unknown": str(refusal)}
-
-
-def _neighbours(viewer: PageViewer, run: ApplicationRun) -> tuple[ApplicationRun | None, ApplicationRun | None]:
-    """Return the runs of the same application that began before and after *run*."""
-    rows = visible_runs(viewer).filter(application=run.application_id)
-    return (
-        rows.filter(began_at__lt=run.began_at).order_by("-began_at").first(),
-        rows.filter(began_at__gt=run.began_at).order_by("began_at").first(),
-    )
-
-
-def _other(viewer: PageViewer, run: ApplicationRun, name: str) -> dict[str, Any] | None:
-    """Return another run of the same application with *run*, by unit: executions, seconds and waiting of both."""
-    if not name:
-        return None
-    rows = visible_runs(viewer).filter(application=run.application_id)
-    other = rows.filter(run=name).first()
-    if other is None:
-        return {"missing": name}
-    sums: dict[str, list[tuple[int, float, float]]] = {}
-    for at, each in enumerate((run, other)):
-        calls = calls_of(each.application.tenant_id, each.application.name, each.run).order_by("arrived_at")[
-            :CALLS_SHOWN
-        ]
-        spans = spans_of(list(calls), list(each.reports.all()[:CALLS_SHOWN]), each.began_at, timezone.now())
-        for span in spans:
-            both = sums.setdefault(span.unit, [(0, 0.0, 0.0), (0, 0.0, 0.0)])
-            count, took_s, waited_s = both[at]
-            both[at] = count + 1, took_s + span.duration_s, waited_s + span.parts.get("queue", 0.0)
-    return {"run": other, "units": [(unit, both[0], both[1], both[1][1] - both[0][1]) for unit, both in sums.items()]}
 
 
 @action(Role.OPERATOR, ApplicationRun, among=set(RunAction), page=lambda row: reverse("console:run", args=(row.pk,)))

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from django.http import QueryDict
 
-from controlplane.applications.models import Application, GraphVersion
+from controlplane.applications.models import Application
 from controlplane.applications.selectors import graph_of
-from controlplane.applications.versions import version_graph
 from controlplane.simulation.whatif.changes.base import ChangeError, region_title
 from controlplane.simulation.whatif.changes.supply import instance_names
 from controlplane.simulation.whatif.starts.nodes import nodes_of
@@ -25,7 +24,7 @@ Values = dict[str, Any]
 Choices = Sequence[tuple[str, str]]
 EVERY: Final = ""
 MOST_GRAPHS: Final = 50
-"""Recorded applications, and versions of graphs, that can be chosen."""
+"""Recorded applications that can be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +160,10 @@ def _tenant(row: Mapping[str, str]) -> Values:
 
 
 def _graph(named: str) -> Values:
-    """Return the demand graph that `application:KEY` or `version:KEY` names, as JSON. Raise ChangeError without a record."""
-    kind, _, key = named.partition(":")
-    rows = Application.objects.all() if kind == "application" else GraphVersion.objects.all()
-    row: Any = rows.filter(pk=int(key) if key.isdecimal() else 0).first()
-    graph = None if row is None else graph_of(row) if kind == "application" else version_graph(row)
+    """Return the demand graph that `application:KEY` names, as JSON. Raise ChangeError without a record."""
+    key = named.partition(":")[2]
+    row = Application.objects.filter(pk=int(key) if key.isdecimal() else 0).first()
+    graph = graph_of(row) if row is not None else None
     if graph is None or not graph.records:
         raise ChangeError("suite", "is not known, or has no records yet")
     made: Values = json.loads(graph.to_json())
@@ -173,14 +171,12 @@ def _graph(named: str) -> Values:
 
 
 def _suites(_: Values) -> Choices:
-    """Return the applications of the suite, then those that are recorded, and the versions of their graphs."""
+    """Return the applications of the suite, then those that are recorded."""
     recorded = Application.objects.filter(runs__steps__gt=[]).distinct()[:MOST_GRAPHS]
-    kept = GraphVersion.objects.select_related("application").defer("graph").order_by("-made_at")[:MOST_GRAPHS]
     return [
         (MIXED, "Mix of the suite"),
         *((name, f"{name}: {each.title}") for name, each in SUITE.items()),
         *((f"application:{each.pk}", f"{each}, as recorded") for each in recorded),
-        *((f"version:{each.pk}", f"{each.application}, {each}") for each in kept),
     ]
 
 
