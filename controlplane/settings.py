@@ -220,8 +220,7 @@ PERIODIC_TASKS: dict[str, tuple[str, float]] = {
     "apply-plans": ("planning.apply_plans", 5.0),
     "finish-drains": ("planning.finish_drains", 5.0),
     "record-capacity": ("planning.record_capacity", 10.0),
-    "compare-strategies": ("planning.compare_strategies", 60.0),
-    "replay-ledger": ("simulation.replay_ledger", 60.0),
+    "nightly-what-if": ("simulation.nightly_what_if", 60.0),
     "look-after-what-ifs": ("simulation.look_after_what_ifs", 10.0),
     "judge-twin": ("simulation.judge_twin", 60.0),
     "backtest-ledger": ("planning.backtest_ledger", 60.0),
@@ -237,8 +236,8 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {  # `expires`: messages must 
     for name, (task, period_s) in PERIODIC_TASKS.items()
 }
 LONG_TASKS = (
-    *("planning.forecast_and_plan", "planning.compare_strategies", "planning.backtest_ledger"),
-    *("planning.fit_forecasters", "simulation.run_future", "simulation.replay_ledger", "simulation.judge_twin"),
+    *("planning.forecast_and_plan", "planning.backtest_ledger", "planning.fit_forecasters"),
+    *("simulation.run_future", "simulation.nightly_what_if", "simulation.judge_twin"),
     *("weights.download", "lengths.train_length_model"),
 )
 CELERY_TASK_ROUTES = {f"workers.tasks.{task}": {"queue": "simulation"} for task in LONG_TASKS}

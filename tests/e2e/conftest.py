@@ -95,7 +95,6 @@ def furnished(console):
         ScalingMove,
         ScalingPlan,
         ScalingPolicy,
-        StrategyComparison,
     )
     from tests.console import planning_rows
 
@@ -103,7 +102,7 @@ def furnished(console):
     planning_rows.furnish(timezone.now(), 8)
     yield console
     Deployment.objects.bulk_update(deployments, ["routing_policy", "ordering_policy"])
-    for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison):
+    for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy):
         rows.objects.all().delete()
 
 

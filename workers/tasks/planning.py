@@ -23,7 +23,6 @@ from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
 from controlplane.lengths import training
 from controlplane.planning import capacity
-from controlplane.planning.comparison import services as comparison
 from controlplane.planning.execution import executor, live_views, plan_rollout, strategist
 from controlplane.planning.forecasts import backtests, compaction
 from controlplane.planning.forecasts import services as forecasts
@@ -65,15 +64,6 @@ def forecast_and_plan() -> None:
             models = plans.due(now, look_s() / 2, 0.0 if free else PATIENCE_SHARE)
             if models is not None:
                 attempt("plans", partial(plans.make_plans, models=models), now)
-
-
-@app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
-def compare_strategies() -> None:
-    """Simulate the last hours of the ledger under each strategy, when that is due."""
-    with only_one(LONG_WORK) as free:
-        now = timezone.now()
-        if free and comparison.due(now):
-            comparison.compare_strategies(tuned().COMPARE_HOURS, now, requested_work_waits)
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
@@ -183,11 +173,11 @@ def only_one(name: str) -> Iterator[bool]:
 
 
 def requested_work_waits() -> bool:
-    """Return whether requested work is waiting: long work, or a what-if, which competes for processors alone.
+    """Return whether requested work is waiting: long work, or a what-if of a person, which competes for processors alone.
 
     Periodic work then ends early, and is due again.
     """
-    return training.has_requested() or working.waiting_runs().exists()
+    return training.has_requested() or working.waiting_runs().filter(future__what_if__nightly=False).exists()
 
 
 async def _running(urls: list[str]) -> dict[str, int]:

@@ -10,9 +10,9 @@ from controlplane.accounts.models import Tenant
 from controlplane.dispatch.queues.commands import fleet_state
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.models import Outcome
-from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.models import PolicyMode, ScalingPolicy, mode_of
 from controlplane.planning.plans import inventory
+from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.selectors import asked_rows
 from controlplane.simulation.whatif.arrivals import RECENT, forecast_arrivals
 from controlplane.simulation.whatif.start import Start

@@ -11,8 +11,8 @@ from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
 from controlplane.fleet.models import Deployment
-from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.plans import inventory
+from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.selectors import asked_rows
 from controlplane.simulation.whatif.changes.applying import applied, diff_in_words, in_words, parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
@@ -146,7 +146,8 @@ def _whole_s(left_s: float | None) -> float | None:
 def _ahead(row: WhatIf) -> int:
     """Return the number of what-ifs that run before *row*."""
     before = WhatIf.objects.filter(state__in=(WhatIfState.QUEUED, WhatIfState.RUNNING))
-    return before.filter(submitted_at__lt=row.submitted_at).count() if row.submitted_at else 0
+    before = before.filter(nightly__lte=row.nightly, submitted_at__lt=row.submitted_at)
+    return before.count() if row.submitted_at else 0
 
 
 def changes_in_words(row: WhatIf, future: Future) -> list[str]:

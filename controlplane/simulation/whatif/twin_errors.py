@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.plans import inventory
+from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.selectors import (
     WORKLOAD_COLUMNS,
     as_asked,

@@ -4,8 +4,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.fleet.models import Deployment
-from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.plans import inventory
+from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.management.commands.export_ledger import moment
 from controlplane.simulation.selectors import LEDGER_COLUMNS, asked_rows, ledger_trace
 from scheduling.simulation.measures.tables import write_csv
