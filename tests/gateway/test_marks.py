@@ -106,9 +106,9 @@ class Caller:
     def __init__(self, known=None, name="acme"):
         self.known, self.name, self.number = known or Conversations(), name, itertools.count(1)
 
-    def __call__(self, *messages, marks=NO_MARKS, retry=0, **body):
+    def __call__(self, *messages, marks=NO_MARKS, again=False, **body):
         request = f"{self.name}-{next(self.number)}"
-        return self.known.complete(marks, call(*messages, **body), self.name, request, retry=retry)
+        return self.known.complete(marks, call(*messages, **body), self.name, request, again=again)
 
 
 def test_a_request_that_extends_an_earlier_one_is_a_call_of_its_run():
@@ -171,9 +171,9 @@ def test_a_marked_run_is_left_alone_and_an_application_may_be_marked_alone():
 def test_a_request_sent_again_stays_in_its_run():
     send = Caller()
     send(USER_SAYS)
-    send(USER_SAYS, retry=1)
+    send(USER_SAYS, again=True)
     assert send(USER_SAYS, ANSWER, USER_SAYS).run == "~acme-1"
-    assert send(USER_SAYS, ANSWER, USER_SAYS, retry=1).run == "~acme-1"
+    assert send(USER_SAYS, ANSWER, USER_SAYS, again=True).run == "~acme-1"
 
 
 def test_a_session_gets_an_application_and_units_and_joins_the_session_that_began_it():

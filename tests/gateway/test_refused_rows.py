@@ -176,9 +176,9 @@ async def test_a_value_of_another_kind_is_quarantined(entries, tmp_path):  # noq
 
 def test_a_number_beyond_its_column_is_the_largest_and_what_is_no_number_raises(entries):  # noqa: F811
     entry = replace(
-        entries[0], predicted_output_tokens=3_000_000_000, retry=-4, e2e_ms=math.inf, run="x" * 200
+        entries[0], predicted_output_tokens=3_000_000_000, attempts=-4, e2e_ms=math.inf, run="x" * 200
     ).bounded()
-    assert (entry.predicted_output_tokens, entry.retry, entry.e2e_ms, len(entry.run)) == (2**31 - 1, 0, None, 80)
+    assert (entry.predicted_output_tokens, entry.attempts, entry.e2e_ms, len(entry.run)) == (2**31 - 1, 0, None, 80)
     with pytest.raises(ValueError, match="invalid literal"):
         replace(entries[0], output_tokens="many").bounded()
 

@@ -73,7 +73,7 @@ class Conversations:
         caller: Hashable,
         request_id: str,
         *,
-        retry: int = 0,
+        again: bool = False,
         given_at: float | None = None,
     ) -> Marks:
         """Return *marks* with the run of the conversation where none is marked, and an application and unit for it.
@@ -85,7 +85,7 @@ class Conversations:
         if marks.parent:
             run = self._root_of(caller, run, marks.parent)
         elif not run and self.on and call.turns:
-            run = self._run_of(call, caller, run_named(request_id, given_at), again=retry > 0)
+            run = self._run_of(call, caller, run_named(request_id, given_at), again=again)
         if not run or (marks.run and not marks.session):
             return marks
         unit = marks.unit or (AFTER_TOOL if call.turns and call.turns[-1][0] in TOOL_ROLES else AFTER_USER)

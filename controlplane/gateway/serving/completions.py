@@ -23,7 +23,6 @@ from controlplane.gateway.admission.marks import Marks, marks_of
 from controlplane.gateway.admission.validation import SPEECH, Call, Kind, parse, with_prompt
 from controlplane.gateway.errors import JSON_TYPE, KEY_ENDED, STOPPING, ApiError, not_served, unknown_model
 from controlplane.gateway.ledger.accounting import Records
-from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket, TicketState
 from controlplane.gateway.serving.prefixes import LeadingBlocks, leading_hashes
@@ -41,6 +40,7 @@ from scheduling.routing.models import ModelRule, target_of
 from workers.vllm.tasks import MAY_ANSWER, PATHS
 
 NO_BLOCKS = LeadingBlocks([], 0)
+RETRY_HEADER = b"x-stainless-retry-count"  # of the OpenAI SDKs: 0 with the first attempt
 
 
 class Catalog:
@@ -179,11 +179,11 @@ class Completions:
         content_type = request.headers.get(b"content-type", b"") if kind in SPEECH else JSON_TYPE[1]
         call = parse(raw, kind, max_depth=self.max_depth, most_bytes=self.most_body_bytes, content_type=content_type)
         grant.check_model(call.model)
-        caller, retry = (grant.tenant_id, grant.key_id), retry_number(request.headers.get(RETRY_HEADER, b""))
+        caller, attempt = (grant.tenant_id, grant.key_id), request.headers.get(RETRY_HEADER, b"0")
         arrived_at = time.time()
         given_at = arrived_at if b"x-request-id" in request.headers else None
         marks = self.conversations.complete(
-            marks_of(request, call.body), call, caller, request.request_id, retry=retry, given_at=given_at
+            marks_of(request, call.body), call, caller, request.request_id, again=attempt != b"0", given_at=given_at
         )
         asked_model, rule = call.model, ""
         made = self.upstream.stored.continued(call.body, grant.tenant_id) if kind in CONTINUING else None
@@ -204,7 +204,7 @@ class Completions:
             measure(call, Task(model.task))
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
-        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, retry, arrived_at, made)
+        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, arrived_at, made)
         if rule:
             ticket.asked_model, ticket.model_rule = asked_model, rule
             ticket.asked = structs.replace(ticket.asked, asked_model=asked_model, model_rule=rule)
@@ -282,7 +282,6 @@ class Completions:
         age_s: float,
         served: ServedModel,
         marks: Marks,
-        retry: int,
         arrived_at: float,
         made: Made | None,
     ) -> Ticket:
@@ -379,7 +378,6 @@ class Completions:
             terms=terms,
             call=call,
             query=query,
-            retry=retry,
             length=length,
             application=asked.application,
             run=asked.run,

@@ -11,7 +11,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.simulation.selectors import asked_rows
+from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif import services
 from controlplane.simulation.whatif.models import FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
@@ -42,7 +42,7 @@ def due(now: datetime) -> bool:
 
 def missing(now: datetime) -> int:
     """Return how many requests the ledger lacks for a nightly what-if; 0 if it has enough."""
-    rows = asked_rows(now - timedelta(seconds=tuned().NIGHTLY_EVERY_S), now)
+    rows = ledger_rows(now - timedelta(seconds=tuned().NIGHTLY_EVERY_S), now)
     return MIN_REQUESTS - rows[:MIN_REQUESTS].count()
 
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 from controlplane.fleet.models import Deployment
 from controlplane.planning.plans import inventory
 from controlplane.planning.scenario import scenario_of
-from controlplane.simulation.selectors import asked_rows
+from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif.changes.applying import applied, diff_in_words, in_words, parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
@@ -66,7 +66,7 @@ def what_if(pk: int) -> WhatIf | None:
 def present_scenario() -> dict[str, Any]:
     """Return the active fleet and its policies as a scenario without demand."""
     fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
-    return scenario_of(fleet, asked_rows(timezone.now() - RECENT))
+    return scenario_of(fleet, ledger_rows(timezone.now() - RECENT))
 
 
 def progress(pk: int) -> dict[str, Any] | None:

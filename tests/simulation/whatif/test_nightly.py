@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from controlplane.simulation.selectors import asked_rows
+from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif import nightly, selectors, services, working
 from controlplane.simulation.whatif.arrivals import drawn
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
@@ -87,7 +87,7 @@ def test_when_it_is_due(ledger, settings):
     settings.NIGHTLY_EVERY_S = 0.0
     assert not nightly.due(ledger)
     settings.NIGHTLY_EVERY_S = 600.0
-    asked_rows()[:30].model.objects.filter(model="tiny").delete()
+    ledger_rows()[:30].model.objects.filter(model="tiny").delete()
     assert not nightly.due(ledger)  # 198 requests
 
 
