@@ -1,4 +1,4 @@
-"""The demo's traffic: who sends what to which deployments, and a generated past of it in minute rows, marked as generated."""
+"""The demo's traffic: who sends what to which deployments, and a generated past of it in marked minute rows."""
 
 import math
 import time

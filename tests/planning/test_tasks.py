@@ -165,7 +165,6 @@ class TestSchedule:
         scheduled = {entry["task"] for entry in real_settings.CELERY_BEAT_SCHEDULE.values()}
         assert scheduled <= set(celery_app.tasks)
         assert {name for name in celery_app.tasks if name.startswith("workers.tasks.planning.")} <= scheduled
-        assert services.APPLY_PLANS_TASK in scheduled
         queues = {route["queue"] for route in real_settings.CELERY_TASK_ROUTES.values()}
         assert queues <= {"control", "simulation"}
         assert set(real_settings.CELERY_TASK_ROUTES) <= set(celery_app.tasks)

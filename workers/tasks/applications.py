@@ -3,8 +3,7 @@
 from celery import shared_task
 from django.utils import timezone
 
-from controlplane.applications import services, versions
-from controlplane.applications.prewarming import prune_prewarms
+from controlplane.applications import services
 from workers.tasks.planning import only_one
 
 
@@ -13,11 +12,3 @@ def follow_runs() -> int:
     """Update runs that have new calls and end idle ones; returns how many ended."""
     with only_one("applications") as free:
         return services.follow_runs(timezone.now()) if free else 0
-
-
-@shared_task
-def prune_runs() -> int:
-    """Keep a version of each demand graph a day; delete old runs that none needs and old records; return how many."""
-    now = timezone.now()
-    versions.keep_daily(now)
-    return services.prune_runs(now) + prune_prewarms(now)

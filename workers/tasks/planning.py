@@ -81,7 +81,6 @@ def fit_forecasters() -> int:
         return forecasts.fit_forecasters(timezone.now(), requested_work_waits) if free else 0
 
 
-@app.task
 def apply_plans() -> int:
     """Carry out approved plans; return how many instances were moved."""
     with only_one("apply_plans") as free:
@@ -95,14 +94,12 @@ def run_strategies() -> int:
         return len(strategist.run_strategies(timezone.now())) if free else 0
 
 
-@app.task
 def record_capacity() -> int:
     """Record the present capacity of endpoints where it has changed; return for how many."""
     with only_one("record_capacity") as free:
         return capacity.record_capacity(timezone.now()) if free else 0
 
 
-@app.task
 def finish_drains() -> int:
     """Stop idle instances that scaling has drained; return how many."""
     rows = executor.drained()
@@ -118,7 +115,6 @@ def finish_drains() -> int:
     return sum(executor.finish_drain(row, left(row), ACTOR) for row in rows)
 
 
-@app.task
 def prune_planning() -> int:
     """Delete forecasts, plans that were never carried out and outdated capacity after `PILOTHOUSE_PLANNING_KEEP_DAYS`.
 
