@@ -203,37 +203,23 @@ CELERY_TIMEZONE = "UTC"
 # Static: the schedule is part of the release, not a row that can be lost (docs/adr/0009). Many of these tasks only check
 # whether work is due (by the newest row), so a restart neither skips nor repeats it.
 PERIODIC_TASKS: dict[str, tuple[str, float]] = {
-    "run-pending-commands": ("fleet.run_pending_commands", 5.0),
-    "watch-loading": ("fleet.watch_loading", 5.0),
-    "end-failed": ("fleet.end_failed", 5.0),
-    "advance-rollouts": ("rollouts.advance_rollouts", 5.0),
-    "advance-swaps": ("swaps.advance_swaps", 5.0),
-    "advance-pulls": ("weights.advance_pulls", 5.0),
-    "observe-instances": ("observation.observe_instances", 5.0),
+    "fleet-tick": ("tick.tick", 5.0),
+    "prune": ("pruning.prune", 60.0),
     "count-usage": ("usage.count_usage", 30.0),
-    "prune-ledger": ("housekeeping.prune_ledger", 60.0),
-    "prune-sign-ins": ("housekeeping.prune_sign_ins", 3600.0),
     "follow-runs": ("applications.follow_runs", 10.0),
-    "prune-runs": ("applications.prune_runs", 3600.0),
     "resume-batches": ("batches.resume", 30.0),
     "forecast-and-plan": ("planning.forecast_and_plan", 30.0),  # or more often: `controlplane.jobs.schedule.look_s`
     "run-strategies": (
         "planning.run_strategies",
         environment.STRATEGY_EVERY_S,
     ),  # the default: `controlplane.jobs.schedule`
-    "apply-plans": ("planning.apply_plans", 5.0),
-    "finish-drains": ("planning.finish_drains", 5.0),
-    "record-capacity": ("planning.record_capacity", 10.0),
-    "compare-strategies": ("planning.compare_strategies", 60.0),
-    "replay-ledger": ("simulation.replay_ledger", 60.0),
+    "nightly-what-if": ("simulation.nightly_what_if", 60.0),
     "look-after-what-ifs": ("simulation.look_after_what_ifs", 10.0),
     "judge-twin": ("simulation.judge_twin", 60.0),
     "backtest-ledger": ("planning.backtest_ledger", 60.0),
     "fit-forecasters": ("planning.fit_forecasters", 30.0),
-    "prune-planning": ("planning.prune_planning", 3600.0),
     "train-length-model": ("lengths.train_length_model", 600.0),
     "judge-length-versions": ("lengths.judge_length_versions", 60.0),
-    "prune-lengths": ("lengths.prune_lengths", 3600.0),
 }
 """Name of each periodic task: its function below `workers.tasks`, and its period in seconds."""
 CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {  # `expires`: messages must not pile up while no worker runs
@@ -241,8 +227,8 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {  # `expires`: messages must 
     for name, (task, period_s) in PERIODIC_TASKS.items()
 }
 LONG_TASKS = (
-    *("planning.forecast_and_plan", "planning.compare_strategies", "planning.backtest_ledger"),
-    *("planning.fit_forecasters", "simulation.run_future", "simulation.replay_ledger", "simulation.judge_twin"),
+    *("planning.forecast_and_plan", "planning.backtest_ledger", "planning.fit_forecasters"),
+    *("simulation.run_future", "simulation.nightly_what_if", "simulation.judge_twin"),
     *("weights.download", "lengths.train_length_model"),
 )
 CELERY_TASK_ROUTES = {f"workers.tasks.{task}": {"queue": "simulation"} for task in LONG_TASKS}
@@ -253,8 +239,15 @@ VLLM_PYTHON = environment.VLLM_PYTHON
 if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
     VLLM_PYTHON = str(BASE_DIR / ".venv-vllm/bin/python")
 
-# Tasks that only check whether work is due: the work itself is monitored, at its own period (controlplane/jobs/schedule.py).
-JOBS_WITHIN_TASKS = {"forecast-and-plan": ("forecasts", "plans")}
+# Tasks of several jobs, or that check whether work is due: each job is monitored, at its own period (`jobs.schedule`).
+JOBS_WITHIN_TASKS = {
+    "forecast-and-plan": ("forecasts", "plans"),
+    "fleet-tick": (
+        *("run-pending-commands", "watch-loading", "end-failed", "advance-rollouts", "advance-swaps", "advance-pulls"),
+        *("apply-plans", "finish-drains", "record-capacity", "observe-instances"),
+    ),
+    "prune": ("prune-ledger", "prune-sign-ins", "prune-runs", "prune-planning", "prune-lengths"),
+}
 
 LOGGING = {
     "version": 1,

@@ -186,20 +186,12 @@ class Capability(Group):
 
 
 class Strategies(Group):
-    """Strategies and their comparison"""
+    """Strategies and nightly simulations"""
 
     STRATEGY_EVERY_S: PositiveSeconds = 5.0
     """Interval at which strategies check live load."""
-    COMPARE_EVERY_S: Seconds = 3600.0
-    """Interval between strategy comparisons; 0 disables them."""
-    COMPARE_HOURS: PositiveHours = 6.0
-    """Period of the ledger that a comparison simulates."""
-    COMPARE_REQUESTS: PositiveCount = 50_000
-    """Maximum number of requests in a comparison; the newest are used."""
-    COMPARE_LIMIT_S: PositiveSeconds = 300.0
-    """Time limit of a comparison."""
-    REPLAY_EVERY_S: Seconds = 86_400.0
-    """Interval between replays of the ledger under every bundle, and the period that each one replays; 0 disables them."""
+    NIGHTLY_EVERY_S: Seconds = 86_400.0
+    """Interval between what-ifs of the ledger under every bundle, and the period that each one covers; 0 disables them."""
     TWIN_ERROR_EVERY_S: Seconds = 3600.0
     """Interval between measurements of the simulator's error, each on the requests since the last; 0 disables them."""
     REFIT_PROFILES: bool = False

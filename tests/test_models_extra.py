@@ -19,7 +19,7 @@ from controlplane.fleet.models import Model
 from controlplane.lengths import services as versions
 from controlplane.lengths import training
 from controlplane.lengths.models import BUNDLED, LengthTraining, LengthVersion, VersionState
-from controlplane.planning.comparison import scenario
+from controlplane.planning import scenario
 from controlplane.planning.forecasts import backtests
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.simulation.forecasts import forecaster_named

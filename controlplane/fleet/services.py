@@ -42,7 +42,7 @@ OF_ONE_SERVER = ("url", "process_id", "kv_capacity_tokens", "startup", "engine",
 """Fields of an instance that are reset for its next server."""
 INVENTORY_CHANNEL = "pilothouse:inventory"
 RUN_COMMAND_TASK = "workers.tasks.fleet.run_command"
-ADVANCE_SWAPS_TASK = "workers.tasks.swaps.advance_swaps"
+TICK_TASK = "workers.tasks.tick.tick"
 
 SWAPS_EXPIRE_S = 5.0
 
@@ -386,7 +386,7 @@ def awake_in(swap_group: int) -> QuerySet[Instance]:
 
 def advance_swaps() -> bool:
     """Make the next move of swaps in progress immediately instead of at beat's next check. Never raises."""
-    return send_task(ADVANCE_SWAPS_TASK, expires_s=SWAPS_EXPIRE_S)
+    return send_task(TICK_TASK, "advance-swaps", expires_s=SWAPS_EXPIRE_S)
 
 
 def notify() -> bool:

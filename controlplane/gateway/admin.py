@@ -55,7 +55,6 @@ class MinuteRowAdmin(ReadOnlyAdmin[MinuteRow]):
         "slo_class",
         *SUMS[:6],
         "unserved",
-        "repeated",
         "generated",
     ]
     list_filter = ["minute", *SERIES_FILTERS, "generated"]

@@ -62,12 +62,6 @@ class LedgerRow(models.Model):
         default=False,
         help_text="Demand that got no token: refused by the fleet, or expired, cancelled or failed before its first one.",
     )
-    retry = models.PositiveSmallIntegerField(
-        default=0, help_text="Which time the client's SDK sent it again, as it says; 0: the first attempt."
-    )
-    repeated = models.BooleanField(
-        default=False, help_text="A retry of a request that was counted as unserved demand: it is not demand once more."
-    )
     queue_position = models.PositiveIntegerField(null=True, help_text="In its queue when it came; 0: it did not wait.")
     estimated_wait_s = models.FloatField(
         null=True, help_text="How long it was expected to wait when it came: the mean."
@@ -176,9 +170,6 @@ SUMS = (
     "unserved",
     "unserved_prompt_tokens",
     "unserved_output_tokens",
-    "repeated",
-    "repeated_prompt_tokens",
-    "repeated_output_tokens",
 )
 """Summed columns of a minute row."""
 
@@ -187,7 +178,7 @@ class MinuteRow(models.Model):
     """Demand of one minute of arrival for (model, region, region of the callers, SLO class).
 
     Written in the same transaction as the ledger. Tokens were served in *region*; the unserved got no service: prompts as
-    counted, outputs as predicted. The repeated are retries of such; their tokens, if any, were served.
+    counted, outputs as predicted.
     """
 
     minute = models.DateTimeField(db_index=True)
@@ -209,9 +200,6 @@ class MinuteRow(models.Model):
     unserved = models.PositiveIntegerField(default=0)
     unserved_prompt_tokens = models.PositiveBigIntegerField(default=0)
     unserved_output_tokens = models.PositiveBigIntegerField(default=0)
-    repeated = models.PositiveIntegerField(default=0)
-    repeated_prompt_tokens = models.PositiveBigIntegerField(default=0)
-    repeated_output_tokens = models.PositiveBigIntegerField(default=0)
     generated = models.BooleanField(
         db_default=False, help_text="Made up as a past of the demo: nobody asked for it, and nothing served it."
     )

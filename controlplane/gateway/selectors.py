@@ -46,9 +46,6 @@ def tenant_usage(
         "unserved": Count("pk", filter=Q(unserved=True)),
         "unserved_prompt_tokens": Sum("predicted_prompt_tokens", filter=Q(unserved=True), default=0),
         "unserved_output_tokens": Sum("predicted_output_tokens", filter=Q(unserved=True), default=0),
-        "repeated": Count("pk", filter=Q(repeated=True)),
-        "repeated_prompt_tokens": Sum("prompt_tokens", filter=Q(repeated=True), default=0),
-        "repeated_output_tokens": Sum("output_tokens", filter=Q(repeated=True), default=0),
     }
     rows = narrowed(LedgerRow.objects.filter(tenant__in=tenants, arrived_at__gte=since, arrived_at__lt=until), **names)
     grouped = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values(*SERIES).order_by(*SERIES)

@@ -28,6 +28,8 @@ def does_itself(task: str) -> bool:
     return all(name in settings.CELERY_BEAT_SCHEDULE for name in jobs_of(task))
 
 
+HOURLY = ("prune-sign-ins", "prune-runs", "prune-planning", "prune-lengths")
+"""Jobs of the task `prune` that are due once an hour."""
 LONGEST_PLAN_PERIOD_S = 3600.0
 """Of the strategies' own periods."""
 
@@ -49,7 +51,7 @@ def beat_periods() -> dict[str, float]:
 def periods() -> dict[str, float]:
     """Return the period in seconds of each job that Celery runs, by name."""
     values, changed = tuned(), beat_periods()
-    of_work = {"forecasts": values.FORECAST_EVERY_S, "plans": _plan_period_s()}
+    of_work = dict.fromkeys(HOURLY, 3600.0) | {"forecasts": values.FORECAST_EVERY_S, "plans": _plan_period_s()}
     return {
         job: of_work.get(job) or changed.get(name) or float(entry["schedule"])
         for name, entry in settings.CELERY_BEAT_SCHEDULE.items()

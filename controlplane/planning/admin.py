@@ -16,7 +16,6 @@ from controlplane.planning.models import (
     ScalingMove,
     ScalingPlan,
     ScalingPolicy,
-    StrategyComparison,
 )
 
 BY_MODEL, BY_REGION, BY_CLASS = SERIES_FILTERS
@@ -95,9 +94,3 @@ class ScalingMoveAdmin(ReadOnlyAdmin[ScalingMove]):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ScalingMove]:
         return super().get_queryset(request).select_related("plan__model")
-
-
-@admin.register(StrategyComparison)
-class StrategyComparisonAdmin(ReadOnlyAdmin[StrategyComparison]):
-    list_display = ["made_at", "from_at", "to_at", "requests", "note"]
-    list_filter = ["made_at"]

@@ -1,4 +1,4 @@
-"""Tables of the slow planners: forecasts, scaling policies, plans, moves and strategy comparisons."""
+"""Tables of the slow planners: forecasts, scaling policies, plans and moves."""
 
 import uuid
 
@@ -208,23 +208,3 @@ class ScalingMove(models.Model):
 
     def __str__(self) -> str:
         return f"{self.delta:+d} {self.model} in {self.region}: {self.reason}"
-
-
-class StrategyComparison(models.Model):
-    """The ledger's last hours simulated under each strategy: cost and SLO attainment."""
-
-    made_at = models.DateTimeField(default=timezone.now, db_index=True)
-    from_at = models.DateTimeField()
-    to_at = models.DateTimeField()
-    requests = models.PositiveIntegerField(default=0)
-    rows = models.JSONField(
-        default=list,
-        help_text="One a strategy: strategy, instance_hours, usd, p95_ttft_ms, p95_e2e_ms, slo_met, waste_hours, moves.",
-    )
-    note = models.CharField(max_length=255, blank=True)
-
-    class Meta:
-        ordering = ["-id"]
-
-    def __str__(self) -> str:
-        return f"{self.from_at:%F %H:%M} to {self.to_at:%F %H:%M}"

@@ -1,4 +1,4 @@
-"""Reads of plans, moves, policies, comparisons and their instances. Writes are in `services.py`."""
+"""Reads of plans, moves, policies and their instances. Writes are in `services.py`."""
 
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta
@@ -15,7 +15,6 @@ from controlplane.planning.models import (
     ScalingMove,
     ScalingPlan,
     ScalingPolicy,
-    StrategyComparison,
 )
 from controlplane.rows import narrowed, newest_of_each
 
@@ -110,10 +109,6 @@ def policies() -> list[tuple[Model, ScalingPolicy | None]]:
     """Return every active model with its policy, by name; None where only the reactive floor scales it."""
     rows = Model.objects.filter(active=True).select_related("scaling_policy").order_by("name")
     return [(row, getattr(row, "scaling_policy", None)) for row in rows]
-
-
-def latest_comparison() -> StrategyComparison | None:
-    return StrategyComparison.objects.order_by("-pk").first()
 
 
 def hours_ago(hours: float) -> datetime:

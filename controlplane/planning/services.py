@@ -16,6 +16,7 @@ from controlplane.events.audit import record_change, record_creation, snapshot
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
+from controlplane.fleet.services import TICK_TASK
 from controlplane.jobs.broker import send_task
 from controlplane.planning import bundles, parts
 from controlplane.planning.execution import plan_rollout
@@ -23,8 +24,6 @@ from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
 from controlplane.planning.plans import services as plans
 from controlplane.tuning import services as settings
 from scheduling.bundles import BUNDLES
-
-APPLY_PLANS_TASK = "workers.tasks.planning.apply_plans"
 
 
 @transaction.atomic
@@ -176,9 +175,9 @@ def supersede_open(model: Model) -> int:
     return ScalingPlan.objects.filter(model=model, status__in=undecided).update(status=PlanStatus.SUPERSEDED)
 
 
-def notify_workers(task: str = APPLY_PLANS_TASK) -> bool:
-    """Notify workers to read the rows; return False, in under a second, if the broker does not answer."""
-    return send_task(task, expires_s=60)
+def notify_workers() -> bool:
+    """Notify workers to apply plans; return False, in under a second, if the broker does not answer."""
+    return send_task(TICK_TASK, "apply-plans", expires_s=60)
 
 
 def _to_decide(plan: ScalingPlan, wanted: str) -> ScalingPlan:

@@ -198,7 +198,6 @@ TARGET_COMPARISONS = Resource(
         Column("weight", "Weight", type=float, draw="quantity"),
         Column("share", "Share", type=float, draw="percent", about="Of the requests, by weight."),
         Column("requests", "Requests, last day", type=int, draw="count"),
-        Column("conversations", "Conversations", type=int, draw="count", about="Each stays with one target."),
         *(
             Column(
                 name,
@@ -224,21 +223,9 @@ TARGET_COMPARISONS = Resource(
             label="Errors",
             draw="console/models/error_cell.html",
             kind="num",
-            about="Share of conversations with an error, or an answer of a fallback.",
+            about="Share not answered, or answered by a fallback.",
         ),
-        Column(
-            "baseline", "Baseline", type=str, about="The heaviest target, that it is compared with; empty for that one."
-        ),
-        Column(
-            "ratios",
-            "Ratios, 95%",
-            type=dict[str, tuple[float, float]],
-            about="By measure, of its geometric mean over the baseline's; empty below 30 conversations of each.",
-        ),
-        Column(
-            "errors", "Error difference, 95%", type=tuple[float, float] | None, about="To the share of the baseline."
-        ),
-        Column("verdict", "Verdict", type=str, draw="wide", about="Only differences that an interval shows."),
+        Column("heaviest", "Heaviest", type=bool, about="Whether it has the largest weight of its name."),
     ),
     page=(
         *(
@@ -251,11 +238,10 @@ TARGET_COMPARISONS = Resource(
             "e2e_ms",
             "output_tokens",
             "error_ratio",
-            "verdict",
         ),
     ),
     head="target",
-    caption="over the last day, against the heaviest target",
+    caption="over the last day",
     empty="Share the requests for a name among models by weight: a canary of a new version, or a comparison of two.",
     template="console/models/targets.html",
     actions="console/models/target_actions.html",

@@ -116,8 +116,6 @@ REQUESTS = Resource(
         Column("e2e_ms", "E2E (ms)", draw="milliseconds", sorts=True),
         Column("slo_met", "SLO met", label="SLO", draw="console/requests/slo_cell.html"),
         Column("unserved", "Unserved"),
-        Column("retry"),
-        Column("repeated"),
         Column("queue_position"),
         Column("estimated_wait_s"),
         Column("estimated_wait_p99_s"),

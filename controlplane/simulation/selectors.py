@@ -44,11 +44,6 @@ def ledger_rows(since: datetime | None = None, until: datetime | None = None, mo
     )
 
 
-def asked_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:
-    """Return rows like `ledger_rows`, without retries, as demand is counted."""
-    return ledger_rows(since, until, model).filter(repeated=False)
-
-
 def own_rows(rows: QuerySet[LedgerRow]) -> Any:
     """Return *rows* as tuples of WORKLOAD_COLUMNS, each with the caller's region."""
     return rows.annotate(own=OWN_REGION).values_list(*WORKLOAD_COLUMNS)

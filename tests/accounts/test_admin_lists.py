@@ -37,7 +37,6 @@ from controlplane.planning.models import (
     ScalingMove,
     ScalingPlan,
     ScalingPolicy,
-    StrategyComparison,
 )
 from controlplane.tuning.models import Setting
 from controlplane.usage.models import UsageHour
@@ -90,7 +89,6 @@ def build(inventory: Inventory) -> None:
     ScalingMove.objects.create(
         **place, plan=plan, source="plan", strategy="lt_ua", gpu_type="h100", delta=1, reason="more is asked for"
     )
-    StrategyComparison.objects.create(from_at=now, to_at=now)
     of = {"model": "llama-3.1-8b", "output_tokens": 40, "predicted_tokens": 50}
     what_if_rows.furnish("as it could be", "because", now)
     UsageHour.objects.create(

@@ -13,7 +13,6 @@ from controlplane.planning.models import (
     ScalingMove,
     ScalingPlan,
     ScalingPolicy,
-    StrategyComparison,
 )
 
 pytestmark = pytest.mark.django_db
@@ -23,7 +22,6 @@ LISTS = [
     "scaling/policies",
     "scaling/plans",
     "scaling/moves",
-    "scaling/comparisons",
 ]
 
 
@@ -56,7 +54,6 @@ def rows(plan, language_model):
     ScalingMove.objects.create(
         plan=plan, source="plan", strategy="lt_ua", gpu_type="a100-80gb", delta=1, reason="a peak", **names
     )
-    StrategyComparison.objects.create(from_at=now, to_at=now, requests=9, rows=[{"strategy": "lt_ua"}])
 
 
 def test_lists_have_what_there_is(rows, sign_in):

@@ -65,7 +65,7 @@ def test_what_is_wrong_is_named(sign_in, operator):
     assert (error["field"], error["message"]) == ("B.changes[0].model", "there is no model 'n'; there is m")
     assert not WhatIf.objects.exists()
     assert caller.post("what-ifs", **body(futures=[{"preset": "hope"}])).json()["error"]["field"] == "preset"
-    assert caller.post("what-ifs", **body(futures=[{}] * 6)).json()["error"]["field"] == "futures"
+    assert caller.post("what-ifs", **body(futures=[{}] * 7)).json()["error"]["field"] == "futures"
     assert caller.post("what-ifs", **body(horizon_s=5)).json()["error"]["field"] == "horizon_s"
 
 

@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 import openai
 
-from controlplane.gateway.replay.prompts import Instructions
-from controlplane.gateway.replay.waves import KINDS, Stream, requested_tokens, streams
 from tests.bench._soak.stack import Stack
+from workers.traffic.prompts import Instructions
+from workers.traffic.waves import KINDS, Stream, requested_tokens, streams
 
 ENDPOINT: Final = "/v1/chat/completions"
 SEED: Final = 30

@@ -22,7 +22,6 @@ from controlplane.planning.models import (
     ScalingMove,
     ScalingPlan,
     ScalingPolicy,
-    StrategyComparison,
 )
 
 WINDOW_S = 600
@@ -30,17 +29,6 @@ AHEAD = 24  # windows of a forecast
 CAPABILITY = {"a100-80gb": 3_100.0, "h100-80gb": 5_400.0}
 PROMPT_TO_OUTPUT = 2.6
 FORECASTERS = ("seasonal_naive", "arima", "seasonal_arima", "ets", "mlstm", "blend")
-STRATEGIES = (
-    ("siloed", 96.0, 0.9991),
-    ("reactive", 78.5, 0.9874),
-    ("lt_i", 61.2, 0.9735),
-    ("lt_u", 57.9, 0.9790),
-    ("lt_ua", 55.4, 0.9912),
-    ("preserve", 58.8, 0.9933),
-    ("hybrid", 60.1, 0.9921),
-    ("proactive", 56.8, 0.9688),
-    ("pilothouse", 52.9, 0.9947),
-)
 
 
 def level(model: str, region: str, at: datetime) -> float:
@@ -273,29 +261,6 @@ def moves(now: datetime) -> None:
         )
 
 
-def comparison(now: datetime) -> StrategyComparison:
-    rows = [
-        {
-            "strategy": name,
-            "instance_hours": hours,
-            "usd": hours * 6.1,
-            "p95_ttft_ms": 1_400 - 1_000 * (slo - 0.97) / 0.03,
-            "p95_e2e_ms": 14_800 - 4_000 * (slo - 0.97) / 0.03,
-            "slo_met": slo,
-            "waste_hours": hours * 0.12,
-            "moves": int(hours) % 19,
-        }
-        for name, hours, slo in STRATEGIES
-    ]
-    return StrategyComparison.objects.create(
-        made_at=now - timedelta(minutes=22),
-        from_at=now - timedelta(hours=4, minutes=22),
-        to_at=now - timedelta(minutes=22),
-        requests=18_240,
-        rows=rows,
-    )
-
-
 def capacity(now: datetime, hours: float) -> None:
     """Mark ready instances as ready all along, for counting them after the plans."""
     record_capacity(now)
@@ -320,4 +285,3 @@ def furnish(now: datetime, hours: float = 8) -> None:
     plans(now)
     capacity(now, hours)
     moves(now)
-    comparison(now)

@@ -1,20 +1,16 @@
 """The overview narrowed to one model, and instances out of sequences or KV cache."""
 
 import re
-import uuid
-from datetime import timedelta
 
 import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console.formats import MINUS, NONE
 from controlplane.console.live.attention import Known, find, of_model
 from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, GpuType, Instance
 from controlplane.fleet.models import Model as LanguageModel
-from controlplane.simulation.whatif.models import Counterfactual
 from tests.console import planning_rows
 from tests.console.conftest import rows_of
 from tests.console.feed import Feed
@@ -161,23 +157,3 @@ def test_what_the_fleet_costs_an_hour(reader, live, make_instance):
     Deployment.objects.update(tensor_parallel=2)
     live.show(Feed(rows_of(rows)))
     assert "$5.00 an hour" in page(reader, "overview")
-
-
-# The replay of the ledger
-
-
-def test_each_bundle_of_the_replay_has_a_row_against_now(reader):
-    assert "Replay of the ledger" not in page(reader, "overview")
-    now, made = timezone.now(), uuid.uuid4()
-    for bundle, cost_usd, missed, saved_usd, fewer in (("", 10.0, 5, 0.0, 0), ("qlm", 8.5, 7, 1.5, -2)):
-        Counterfactual.objects.create(
-            round=made, bundle=bundle, from_at=now - timedelta(hours=24), to_at=now, requests=1000, cost_usd=cost_usd,
-            missed=missed, ttft_p95_ms=900.0, saved_usd=saved_usd, fewer_missed=fewer,
-        )  # fmt: skip
-    text = page(reader, "overview").partition('id="overview-replay"')[2].partition("</details>")[0]
-    assert "QLM is cheapest: $1.50 less, 2 misses more." in text
-    cells_of = re.findall(r'<tr><th scope="row">(.*?)</th>((?:<td.*?</td>)+)</tr>', text)
-    rows = {name: re.findall(r">([^<]*)</td>", cells) for name, cells in cells_of}
-    assert rows == {"QLM": ["$8.50", f"{MINUS}$1.50", "7", "+2"], "As it is": ["$10.00", NONE, "5", NONE]}
-    assert 'href="/what-if/#replay"' in text
-    assert "1,000 requests" in text

@@ -1,24 +1,20 @@
-"""The scaling pages: the matrix and its cost, plans and reasons, deciding on them, policies, moves, strategies."""
+"""The scaling pages: the matrix and its cost, plans and reasons, deciding on them, policies, moves."""
 
 import csv
 import io
-import json
 from datetime import timedelta
 
 import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console.charts import labels
 from controlplane.console.pages.plans import cards
 from controlplane.console.pages.plans import inputs as inputs_of
-from controlplane.console.pages.scaling import charts, tables
-from controlplane.console.pages.scaling.views import strategies_used
+from controlplane.console.pages.scaling import tables
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Region
 from controlplane.planning import selectors, services
-from controlplane.planning.models import PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison
-from controlplane.planning.titles import title_of
+from controlplane.planning.models import PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
 from tests.console import planning_rows
 
 
@@ -154,7 +150,7 @@ def test_empty_pages_say_what_comes(reader, language_model):
     for words in (
         "Nothing is deployed",
         "No plan yet",
-        "No comparison yet",
+        "No nightly what-if yet",
         "No instance has been moved by scaling",
         "Reactive floor alone",
     ):
@@ -255,15 +251,6 @@ def test_a_policy_that_cannot_be_is_refused_in_words(acting, language_model):
     assert not ScalingPolicy.objects.exists()
 
 
-def test_which_strategies_act(language_model):
-    assert strategies_used() == set()
-    policy = ScalingPolicy.objects.create(model=language_model, strategy="lt_ua", mode=PolicyMode.SHADOW)
-    assert strategies_used() == set()
-    policy.mode = PolicyMode.ASK
-    policy.save()
-    assert strategies_used() == {"lt_ua"}
-
-
 # Plans and moves
 
 
@@ -300,34 +287,6 @@ def test_moves_are_listed_with_their_reasons(reader, two_places, now):
     assert all(row["Reason"] for row in rows)
 
 
-# Strategies
-
-
-def test_the_comparison_marks_the_best_and_those_in_use(now, db):
-    rows = tables.comparison_rows(planning_rows.comparison(now).rows, {"reactive"})
-    assert [row["strategy"] for row in rows][:2] == ["pilothouse", "lt_ua"]  # the fewest instance-hours first
-    by_name = {row["strategy"]: row for row in rows}
-    assert by_name["pilothouse"]["best"] >= {"instance_hours", "usd", "waste_hours"}
-    assert by_name["siloed"]["best"] >= {"slo_met", "p95_ttft_ms"}
-    assert [row["strategy"] for row in rows if row["used"]] == ["reactive"]
-
-
-def test_the_strategies_chart_says_what_it_shows(now, db):
-    chart = charts.cost_against_service(planning_rows.comparison(now).rows, title_of, {"reactive"}, "")
-    assert chart.sentence == (
-        "Strategies: Siloed met the SLO for 100% of the requests with 96 instance-hours; "
-        "Pilothouse used the fewest, 53, and met it for 99%."
-    )
-    assert [len(trace["x"]) for trace in chart.figure["data"]] == [1, len(planning_rows.STRATEGIES) - 1]
-    assert charts.cost_against_service([{"strategy": "reactive"}], title_of, set(), "").figure is None
-
-
-def test_the_chart_is_redrawn_alone(reader, two_places, now):
-    planning_rows.comparison(now)
-    charts = reader.get(url("scaling-charts"), {"charts": "strategies"}).json()["charts"]
-    assert json.dumps(charts["strategies"]["figure"])
-
-
 def test_queries_do_not_grow_with_rows(reader, two_places, now, django_assert_max_num_queries):
     planning_rows.furnish(now, 1)
     for _ in range(20):
@@ -341,21 +300,6 @@ def test_queries_do_not_grow_with_rows(reader, two_places, now, django_assert_ma
         page(reader, "moves")
 
 
-@pytest.mark.parametrize(("width", "height"), labels.GROUNDS_PX, ids=["desktop", "phone"])
-def test_names_of_points_keep_out_of_each_others_way(width, height):
-    points = [(name, [name], hours / 100, met) for name, hours, met in planning_rows.STRATEGIES]
-    across, up = (0.4, 1.06), (0.961, 1.008)
-    made = labels.labels_of(points, across, up)
-    assert len({side for _, side in made.values()}) > 1
-    boxes = []
-    for key, (text,), x, y in points:
-        place = labels.place_of((x, y), across, up, (width, height))
-        boxes.append(labels.box(place, made[key][1], len(text) * labels.LETTER_PX))
-    touched = sum(labels.overlap(one, other) for at, one in enumerate(boxes) for other in boxes[:at])
-    assert touched < 0.25 * labels.LETTER_PX * labels.LINE_PX  # less than a quarter of a letter
-    assert labels.labels_of([], (0, 1), (0, 1)) == {}
-
-
 def test_inputs_of_an_old_plan_are_read_as_far_as_they_go(two_places, now):
     plan = planning_rows.plan(
         two_places[0].model, now, "carried_out", inputs={"usd_per_gpu_hour": {"a100-80gb": "1.35"}}
@@ -366,14 +310,6 @@ def test_inputs_of_an_old_plan_are_read_as_far_as_they_go(two_places, now):
     assert [(row["least"], row["gpus"]) for row in inputs.places] == [(None, None)] * 2
     plan.inputs, plan.targets = {}, []
     assert not inputs_of.read(plan, {})
-
-
-def test_a_comparison_without_a_result_says_why(reader, now):
-    planning_rows.comparison(now)
-    StrategyComparison.objects.update(rows=[], note="Too little to compare: 3 requests")
-    html = page(reader)
-    assert "The last comparison has no result" in html
-    assert "Too little to compare: 3 requests" in html
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ EXCEPTIONS = {
     "tests/gateway/test_marks.py": {"turns"},
     "tests/gateway/test_as_vllm_takes.py": {"turns"},
     "scheduling/simulation/workload/traces.py": {"turn", "turns"},
-    "controlplane/gateway/replay/sender.py": {"turn", "turns"},
-    "tests/replay": {"turn", "turns"},
+    "workers/traffic/replay.py": {"turn", "turns"},
+    "tests/traffic": {"turn", "turns"},
     "tests/bench/_soak/mix.py": {"turn"},
     "tests/forecasting/lengths": {"turn", "turns"},
     "tests/clients/talker.py": {"turn"},  # its chat template is of this form, too

@@ -96,7 +96,6 @@ def furnished(console):
         ScalingMove,
         ScalingPlan,
         ScalingPolicy,
-        StrategyComparison,
     )
     from tests.console import planning_rows
 
@@ -104,7 +103,7 @@ def furnished(console):
     planning_rows.furnish(timezone.now(), 8)
     yield console
     Deployment.objects.bulk_update(deployments, ["routing_policy", "ordering_policy"])
-    for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison):
+    for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy):
         rows.objects.all().delete()
 
 

@@ -5,7 +5,6 @@ There is no gateway and no Celery here: it begins synthetic, and the test makes 
 
 import json
 import re
-import uuid
 import zlib
 from datetime import timedelta
 
@@ -19,7 +18,7 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.planning.models import WHAT_IF, ScalingPlan
 from controlplane.simulation.whatif import plan, working
-from controlplane.simulation.whatif.models import Counterfactual, Future, TwinError, WhatIf, WhatIfState
+from controlplane.simulation.whatif.models import Future, TwinError, WhatIf, WhatIfState
 from tests.e2e.conftest import DESKTOP, PHONE, TABLET, cut, keep
 from tests.e2e.test_accessibility import settle, violations
 
@@ -252,13 +251,8 @@ def test_its_pages_are_accessible(no_what_ifs, open_page, theme):
 @pytest.fixture
 def judged(no_what_ifs):
     """A replay under two bundles, and a window of a profile."""
-    now, number = timezone.now(), uuid.uuid4()
+    now = timezone.now()
     when = {"from_at": now - timedelta(hours=24), "to_at": now}
-    for bundle, cost_usd, missed in (("", 384.2, 5120), ("qlm", 371.05, 4890), ("sageserve-lt-ua", 362.4, 6031)):
-        Counterfactual.objects.create(
-            round=number, bundle=bundle, requests=310_400, cost_usd=cost_usd, missed=missed, ttft_p95_ms=912.0,
-            saved_usd=384.2 - cost_usd, fewer_missed=5120 - missed, **when,
-        )  # fmt: skip
     measured = {"ttft_p50": 176.0, "ttft_p95": 614.0, "itl_p50": 74.0, "itl_p95": 113.0, "slo_met": 0.97}
     simulated = {"ttft_p50": 178.0, "ttft_p95": 602.0, "itl_p50": 72.0, "itl_p95": 113.0, "slo_met": 0.98}
     for model in (MODEL, "llama-3.2-3b"):
@@ -266,15 +260,13 @@ def judged(no_what_ifs):
             model=model, gpu="2 x a100-80gb", requests=169, measured=measured, simulated=simulated, **when
         )
     yield no_what_ifs
-    Counterfactual.objects.all().delete()
     TwinError.objects.all().delete()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_replay_and_the_twin_error_are_accessible(judged, open_page, theme):
+def test_the_twin_error_is_accessible(judged, open_page, theme):
     for width in (DESKTOP, PHONE):
         page = open_page(judged, "/what-if/", viewport=width, theme=theme)
-        expect(page.locator("#replay")).to_contain_text("SageServe LT-UA")
         expect(page.locator("#twin-error")).to_contain_text(MODEL)
         settle(page)
         assert violations(page) == []

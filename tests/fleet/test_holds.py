@@ -15,8 +15,8 @@ from controlplane.fleet.models import Deployment, Instance, Launcher, Model, Nod
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.fleet.swaps import services as swaps
 from controlplane.gateway.models import LedgerRow
-from controlplane.planning.comparison.cluster import live_scenario
 from controlplane.planning.execution import executor, live_views
+from controlplane.planning.live_scenario import live_scenario
 from controlplane.planning.models import MoveSource, ScalingPlan
 from controlplane.planning.plans import inventory as planned
 from scheduling.scaling.view import Load
@@ -107,7 +107,7 @@ def test_instances_on_a_cordoned_node_continue_and_plans_count_no_more(make_inst
 
 
 def test_simulations_of_what_comes_have_no_place_there_either(make_instance, deployment, profile, node, operator):
-    """Comparison, what-ifs, counterfactuals and exports all start from this scenario."""
+    """What-ifs and exports all start from this scenario."""
     Deployment.objects.filter(pk=deployment.pk).update(min_instances=1, max_instances=4)
     rows = [make_instance(state=S.READY, launcher=Launcher.EMULATED, node=node) for _ in range(2)]
 

@@ -148,7 +148,7 @@ class TestWatching:
         launcher.is_alive = False
         assert tasks.watch_loading() == 0
         assert now(instance) == S.LOADING
-        assert sent == [("watch_loading", (False,), "node.node-1")]
+        assert sent == [("watch_host", (["watch-loading"],), "node.node-1")]
         assert tasks.watch_loading(forward=False) == 0  # as it runs there: it asks nobody else
         assert len(sent) == 1
 
@@ -175,7 +175,7 @@ class TestWatching:
         launcher.records, launcher.is_alive = {instance.name: "another's"}, False
         assert tasks.end_failed() == 0
         assert launcher.calls == []
-        assert sent == [("end_failed", (False,), "node.node-1")]
+        assert sent == [("watch_host", (["end-failed"],), "node.node-1")]
 
 
 def test_an_address_of_this_machine():

@@ -28,7 +28,7 @@ from scheduling.fleet.front_end import FrontEnd
 from tests.examples import at_night_but
 from tests.fleet.test_tasks import FakeLauncher
 from workers.tasks import fleet as tasks
-from workers.tasks.rollouts import advance_rollouts
+from workers.tasks.tick import advance_rollouts
 
 pytestmark = pytest.mark.django_db
 S = InstanceState

@@ -41,7 +41,7 @@ from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord
 from scheduling.applications.standings import KnownGraph, RunCall
 from tests.fleet.test_tasks import FakeClient, FakeLauncher
 from workers.tasks import fleet as tasks
-from workers.tasks.swaps import advance_swaps
+from workers.tasks.tick import advance_swaps
 from workers.vllm.client import VllmError
 
 pytestmark = pytest.mark.django_db

@@ -415,7 +415,7 @@ def test_the_tasks_are_registered_under_the_names_by_which_they_are_sent():
 
     celery_app.loader.import_default_modules()
     assert services.RUN_COMMAND_TASK in celery_app.tasks
-    assert {"workers.tasks.fleet.run_pending_commands", "workers.tasks.fleet.watch_loading"} <= set(celery_app.tasks)
+    assert {services.TICK_TASK, tasks.WATCH_TASK} <= set(celery_app.tasks)
 
 
 def test_every_verb_can_be_carried_out():

@@ -23,7 +23,7 @@ from tests.redis_server import RedisServer
 from workers.celery import app as celery_app
 from workers.tasks import fleet as tasks
 from workers.tasks import planning as planning_tasks
-from workers.tasks.rollouts import advance_rollouts
+from workers.tasks.tick import advance_rollouts
 from workers.vllm.client import VllmClient
 from workers.vllm.launcher import EmulatedLauncher
 

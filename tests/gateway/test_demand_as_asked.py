@@ -8,7 +8,6 @@ from channels.db import database_sync_to_async
 
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import Region
-from controlplane.gateway.ledger.retries import KEPT_S, Retries, retry_number
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Quantity
@@ -123,68 +122,6 @@ async def test_what_every_instance_failed_was_asked_for(served):
     assert (await served.chat()).status == 502
     (row,) = await served.rows()
     assert (row.outcome, row.unserved, row.prompt_tokens) == ("failed", True, 0)
-
-
-def attempt(served: ServedGateway, name: str, retry: int, **changes) -> asyncio.Task:
-    headers = {"X-Request-Id": name, "x-stainless-retry-count": str(retry)}
-    return asyncio.create_task(served.chat(headers=headers, **({"max_tokens": 50, "ignore_eos": True} | changes)))
-
-
-@pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 1, "queue_bound": 1}])
-async def test_retries_of_a_refused_request_are_demand_once(served):
-    backend = served.backends[0]
-    backend.script.hold = asyncio.Event()
-    running = attempt(served, "runs", 0, max_tokens=9)
-    await until(lambda: backend.running == 1)
-    waiting = attempt(served, "waits", 0, max_tokens=8)
-    await until(lambda: len(served.gateway.dispatcher.queue) == 1)
-    for retry in range(2):
-        assert (await attempt(served, f"refused{retry}", retry)).status == 429
-    assert (await attempt(served, "new", 0)).status == 429  # the same body, and no retry
-    assert (await attempt(served, "unknown", 1, max_tokens=7)).status == 429  # its first attempt never arrived here
-    backend.script.hold.set()
-    assert [(await task).status for task in (running, waiting)] == [200, 200]
-    assert (await attempt(served, "served", 2)).status == 200
-    await until(lambda: served.gateway.active == 0)
-    rows = await rows_by_id(served)
-    assert {name: (row.retry, row.unserved, row.repeated) for name, row in rows.items()} == {
-        "runs": (0, False, False),
-        "waits": (0, False, False),
-        "refused0": (0, True, False),
-        "refused1": (1, False, True),
-        "new": (0, True, False),
-        "unknown": (1, True, False),
-        "served": (2, False, True),
-    }
-    minutes = await database_sync_to_async(lambda: list(MinuteRow.objects.all()))()
-    assert [sum(row.unserved for row in minutes), sum(row.repeated for row in minutes)] == [3, 2]
-    assert sum(row.repeated_output_tokens for row in minutes) == rows["served"].output_tokens > 0
-    demand_of = [rows[name] for name in ("runs", "waits")]
-    refused = [rows[name] for name in ("refused0", "new", "unknown")]
-    assert await database_sync_to_async(asked_in)("east") == (
-        sum(row.prompt_tokens for row in demand_of) + sum(row.predicted_prompt_tokens for row in refused),
-        sum(row.output_tokens for row in demand_of) + 50 + 50 + 7,
-    )
-
-
-def test_a_retry_is_known_for_as_long_as_sdks_wait_and_the_oldest_are_forgotten(monkeypatch):
-    retries = Retries()
-    retries.note(1, b"body", 100.0)
-    assert retries.counted(1, b"body", 100.0 + KEPT_S)
-    assert retries.counted(1, b"body", 90.0)  # it came before the first attempt, which the client had left, was over
-    assert not retries.counted(1, b"body", 101.0 + KEPT_S)
-    assert not retries.counted(2, b"body", 101.0)
-    assert not retries.counted(1, b"another", 101.0)
-    monkeypatch.setattr("controlplane.gateway.ledger.retries.MOST", 2)
-    retries.note(1, b"second", 101.0)
-    retries.note(1, b"body", 102.0)
-    retries.note(1, b"third", 103.0)
-    assert [retries.counted(1, body, 103.0) for body in (b"body", b"second", b"third")] == [True, False, True]
-
-
-@pytest.mark.parametrize(("value", "number"), [(b"", 0), (b"0", 0), (b"2", 2), (b"-1", 0), (b"x", 0), (b"9999", 0)])
-def test_the_number_of_a_retry_is_a_small_one(value, number):
-    assert retry_number(value) == number
 
 
 @pytest.mark.parametrize("gateway_options", [{"regions": ["east"]}])

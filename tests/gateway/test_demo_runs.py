@@ -1,8 +1,6 @@
 """Runs that the demo sends are followed as applications: their units and steps are those of the suite."""
 
 import asyncio
-from functools import partial
-from random import Random
 from types import SimpleNamespace
 
 from channels.db import database_sync_to_async
@@ -11,28 +9,32 @@ from django.utils import timezone
 from controlplane.applications.models import Application
 from controlplane.applications.selectors import graph_of
 from controlplane.applications.services import IDLE, follow_runs
-from controlplane.gateway.replay import runs
-from controlplane.gateway.replay.runs import RunSender, RunStream
-from controlplane.gateway.replay.waves import KINDS, Stream, Waves
 from scheduling.applications.suite import SUITE
 from tests.gateway.conftest import until
+from workers.traffic import waves
+from workers.traffic.waves import KINDS, Stream, Waves
 
 
 async def test_runs_of_the_demo_become_applications(served, monkeypatch):
-    monkeypatch.setattr(runs, "SUITE", {name: SUITE[name] for name in ("KBQAV", "PE")})
-    monkeypatch.setattr(runs, "MOST_OPEN_RUNS", 2)
+    monkeypatch.setattr(waves, "SUITE", {name: SUITE[name] for name in ("KBQAV", "PE")})
+    monkeypatch.setattr(waves, "MAX_OPEN_RUNS", 2)
     quick = SimpleNamespace(
-        sleep=lambda seconds: asyncio.sleep(min(seconds, 0.1)), gather=asyncio.gather, TaskGroup=asyncio.TaskGroup
+        sleep=lambda seconds: asyncio.sleep(min(seconds, 0.1)),
+        **{name: getattr(asyncio, name) for name in ("gather", "TaskGroup", "get_running_loop", "Task")},
     )
-    monkeypatch.setattr(runs, "asyncio", quick)
+    monkeypatch.setattr(waves, "asyncio", quick)
+    monkeypatch.setattr(waves, "RUN_EVERY_S", 0.1)
+
+    async def no_flow(*_):
+        pass
+
+    monkeypatch.setattr(Waves, "_flow", no_flow)
     for backend in served.backends:  # calls of a step are at their instances together
         backend.script.first_token_s = 0.3
-    stream = Stream("m", "east", "interactive", served.secret, 8192, 0.0, KINDS["interactive"])
-    waves = Waves(f"{served.url}/v1", [], seed=1)
-    sender = RunSender(waves.post, seed=1)
-    waves.others.append(partial(sender.run, runs=RunStream(stream, 0.1), draw=Random(2)))
-    task = asyncio.create_task(waves.run())
-    await until(lambda: sender.ended >= 6, 60.0)
+    stream = Stream("m", "east", "interactive", served.secret, 8192, 0.0, KINDS["interactive"], share=1e-6, runs=True)
+    sender = Waves(f"{served.url}/v1", [stream], seed=1)
+    task = asyncio.create_task(sender.run())
+    await until(lambda: sender.runs_done >= 6, 60.0)
     task.cancel()
     await asyncio.wait([task])
     rows = await served.rows()

@@ -32,8 +32,6 @@ def entries(transactional_db) -> list[RequestRecord]:
         "predicted_output_tokens": 5,
         "predicted_prompt_tokens": 0,
         "unserved": False,
-        "retry": 0,
-        "repeated": False,
         "queue_ms": 0.5,
         "ttft_ms": None,
         "itl_ms": None,

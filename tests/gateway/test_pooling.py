@@ -19,11 +19,11 @@ from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.validation import Kind, parse
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.models import MinuteRow
-from controlplane.gateway.replay.waves import EMBEDDINGS, Waves, streams
 from scheduling.model_task import Task
 from tests.gateway.conftest import open_sdk, until
 from tests.gateway.test_responses import emulated  # noqa: F401 (a fixture)
 from workers.emulator.instance import Fault
+from workers.traffic.waves import EMBEDDINGS, Waves, streams
 
 K, T = Kind, Task
 HELLO = [{"role": "user", "content": "hello"}]

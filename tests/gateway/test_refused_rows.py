@@ -214,9 +214,9 @@ def test_whatever_is_said_the_row_is_cleaned_and_written(entries, tmp_path):  # 
 def test_what_fits_stays_as_it_is_and_what_does_not_is_the_nearest(entries):  # noqa: F811
     assert entries[0].ended().values() == entries[0].values()
     entry = replace(
-        entries[0], predicted_output_tokens=3_000_000_000, retry=-4, e2e_ms=math.inf, run="ü" * 200, unit="\ud800\0"
+        entries[0], predicted_output_tokens=3_000_000_000, attempts=-4, e2e_ms=math.inf, run="ü" * 200, unit="\ud800\0"
     ).ended()
-    assert (entry.predicted_output_tokens, entry.retry, entry.e2e_ms, entry.run) == (2**31 - 1, 0, None, "ü" * 80)
+    assert (entry.predicted_output_tokens, entry.attempts, entry.e2e_ms, entry.run) == (2**31 - 1, 0, None, "ü" * 80)
     assert entry.unit == "?\ufffd"
 
 

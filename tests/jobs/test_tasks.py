@@ -6,12 +6,12 @@ from django.conf import settings
 
 from controlplane.jobs import schedule, selectors
 from controlplane.jobs.models import JobRow
-from controlplane.jobs.task import JobFailed, note_lost
+from controlplane.jobs.task import note_lost
 from controlplane.planning.execution import plan_rollout
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.plans import services as plans
-from workers.tasks import housekeeping
 from workers.tasks import planning as tasks
+from workers.tasks.tick import tick
 
 pytestmark = pytest.mark.django_db
 
@@ -26,15 +26,15 @@ def broken(*_):
 
 
 def test_a_run_is_noted_with_its_duration():
-    housekeeping.prune_sign_ins.apply()
-    row = JobRow.objects.get(pk="prune-sign-ins")
+    tick.apply(("apply-plans",))
+    row = JobRow.objects.get(pk="apply-plans")
     assert row.last_success_at is not None
     assert row.last_duration_s > 0
     assert row.failures_total == 0
 
 
 def test_a_direct_call_is_only_a_call():
-    housekeeping.prune_sign_ins()
+    tasks.apply_plans()
     assert not JobRow.objects.exists()
 
 
@@ -42,13 +42,13 @@ def test_failures_are_counted_logged_once_and_recovered_from(monkeypatch, caplog
     with monkeypatch.context() as patch:
         patch.setattr(plan_rollout, "apply_plans", broken)
         for _ in range(3):
-            assert isinstance(tasks.apply_plans.apply().result, JobFailed)
+            tick.apply(("apply-plans",))
     row = JobRow.objects.get(pk="apply-plans")
     assert (row.failures_in_a_row, row.failures_total) == (3, 3)
     assert row.last_error == "IndexError: index 12 is out of bounds"
     assert row.failing_since is not None
     assert caplog.text.count("Traceback") == 1
-    tasks.apply_plans.apply()
+    tick.apply(("apply-plans",))
     row.refresh_from_db()
     assert (row.failures_in_a_row, row.failing_since, row.failures_total) == (0, None, 3)
     assert "done again after 3 failures" in caplog.text
@@ -71,8 +71,8 @@ def test_a_task_that_fails_around_its_work_fails_all_of_it(monkeypatch):
 
 
 def test_a_task_that_was_killed_is_noted_by_the_main_process():
-    note_lost(sender=tasks.compare_strategies, exception=TimeLimitExceeded(20))
-    assert JobRow.objects.get(pk="compare-strategies").last_error.startswith("TimeLimitExceeded")
+    note_lost(sender=tasks.backtest_ledger, exception=TimeLimitExceeded(20))
+    assert JobRow.objects.get(pk="backtest-ledger").last_error.startswith("TimeLimitExceeded")
 
 
 def test_every_entry_of_the_schedule_is_watched():

@@ -394,12 +394,12 @@ def test_old_rows_go_and_texts_with_the_wish_to_keep_them(acme, monkeypatch):
     LengthSample.objects.filter(pk=newest[-1]).update(at=timezone.now() - timedelta(days=15))
     measured("prior", 1, 9)
     LengthMinute.objects.filter(pk=LengthMinute.objects.first().pk).update(minute=timezone.now() - timedelta(days=31))
-    tasks.prune_lengths()
+    versions.prune(timezone.now())
     assert LengthSample.objects.exclude(text="").count() == 4
     assert set(newest[:3]) < set(LengthSample.objects.values_list("pk", flat=True))
     assert LengthMinute.objects.count() == 2
     Tenant.objects.filter(pk=acme.pk).update(keep_prompts=False)
-    tasks.prune_lengths()
+    versions.prune(timezone.now())
     assert LengthSample.objects.count() == 4
     assert not LengthSample.objects.exclude(text="").exists()
 

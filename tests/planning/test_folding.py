@@ -18,7 +18,7 @@ SERIES = ("llama", "us-east", "output", "")
 @pytest.fixture(autouse=True)
 def pace(settings, monkeypatch):
     settings.FORECAST_WINDOW_S, settings.FORECAST_EVERY_S = 60, 60.0
-    settings.FORECAST_KEEP_HOURS, settings.COMPARE_HOURS, settings.PLANNING_KEEP_DAYS = 2.0, 0.5, 2.0
+    settings.FORECAST_KEEP_HOURS, settings.PLANNING_KEEP_DAYS = 2.0, 2.0
     monkeypatch.setattr(tasks, "PAUSE_S", 0.0)
     monkeypatch.setattr(tasks.timezone, "now", lambda: NOW)
 
@@ -105,15 +105,6 @@ def test_the_newest_of_a_series_that_ended_stays_as_it_was_made():
     tasks.prune_planning()
     kept = selectors.latest_forecast(*SERIES)
     assert (kept.pk, kept.mean, kept.note) == (newest.pk, newest.mean, "")
-
-
-def test_what_comparisons_replay_stays_whole(settings):
-    settings.FORECAST_KEEP_HOURS, settings.COMPARE_HOURS = 0.0, 5.0
-    make(range(8 * 60))
-    tasks.prune_planning()
-    since = NOW - timedelta(hours=5, minutes=2)
-    assert Forecast.objects.filter(made_at__gte=since).count() == 5 * 60 + 3
-    assert not Forecast.objects.filter(made_at__gte=since).exclude(note="").exists()
 
 
 def test_old_ones_are_deleted_in_batches(settings, monkeypatch):

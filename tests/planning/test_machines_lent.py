@@ -9,11 +9,9 @@ from django.utils import timezone
 
 from controlplane.fleet.models import Deployment, Model, PerformanceProfile
 from controlplane.gateway.models import LedgerRow
-from controlplane.planning.comparison.services import Replay
 from controlplane.planning.execution import executor
 from controlplane.planning.execution.executor import Why
 from controlplane.planning.models import MoveSource
-from controlplane.planning.plans import inventory
 from controlplane.simulation.whatif.fork import fork_of
 from controlplane.simulation.whatif.start import stage_start
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
@@ -54,11 +52,8 @@ def clusters(two_models, make_request, tmp_path: Path):  # noqa: F811
     call_command("export_scenario", str(tmp_path / "live"))
     return {
         "fork": cluster_of(Scenario.model_validate(fork_of(seen, 60.0).scenario)),
-        "counterfactual": stage_start(start, Scenario.model_validate(start.scenario), 1, (), 200.0).cluster,
+        "ledger": stage_start(start, Scenario.model_validate(start.scenario), 1, (), 200.0).cluster,
         "export": cluster_of(load_scenario(tmp_path / "live" / "scenario.toml")),
-        "comparison": Replay.read(LedgerRow.objects.all(), inventory.read(set(NAMES)), now)
-        .varied("reactive")[1]
-        .cluster,
     }
 
 
@@ -89,7 +84,7 @@ def test_nor_does_the_live_fleet(two_models):
 
 
 def test_the_ledger_is_simulated_without_models_that_have_no_profile(two_models, make_request):  # noqa: F811
-    """E2: `replay-ledger` failed as soon as a server without one had served a request."""
+    """E2: the nightly what-if failed as soon as a server without one had served a request."""
     other = two_models[1]
     PerformanceProfile.objects.filter(model=other.model).delete()
     now = timezone.now()

@@ -6,6 +6,7 @@ must be the same at the same moments, for every strategy.
 """
 
 import re
+from bisect import bisect_right
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -23,16 +24,19 @@ from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, GpuType, Instance, InstanceCommand, Model, PerformanceProfile, Region
 from controlplane.planning import selectors, services
-from controlplane.planning.comparison.services import recorded_planner
 from controlplane.planning.execution import floor as floor_rows
 from controlplane.planning.execution import live_views, strategist
-from controlplane.planning.models import Forecast, PolicyMode, ScalingMove
+from controlplane.planning.forecasts import demand
+from controlplane.planning.models import Forecast, PolicyMode, Quantity, ScalingMove
 from controlplane.planning.plans import capability, inventory
 from controlplane.planning.plans import services as plans
+from controlplane.planning.plans.expected import RECENT, expected_at, fresh_for, levels
+from controlplane.planning.plans.round import plan_settings
 from controlplane.tuning import services as tuning
 from controlplane.tuning.rules import beneath
 from controlplane.tuning.selectors import tuned
 from scheduling.fleet.profile import Profile
+from scheduling.planning.advisor import Demand, SimulatedPlanner
 from scheduling.planning.capacity import Capability
 from scheduling.policy import EndpointPolicy
 from scheduling.scaling import NO_STRATEGY, STRATEGIES, Floored, make_strategy
@@ -326,8 +330,51 @@ def relative(advice):
     )  # fmt: skip
 
 
+def recorded_planner(
+    fleet: inventory.Fleet, from_at: datetime, to_at: datetime, strategy: str = ""
+) -> SimulatedPlanner:
+    """Return the planner of a simulation from *from_at* to *to_at*: live plans, from the forecasts of that time.
+
+    *strategy* follows the plans.
+    """
+    endpoints = dict.fromkeys(((model, region) for model, region, _ in fleet.deployments), strategy)
+    counted = demand.read(from_at - RECENT - timedelta(minutes=1), to_at, demand.MINUTE_S)
+    known: dict[tuple[str, str, str], tuple[list[float], list[Forecast]]] = {}
+    rows = Forecast.objects.filter(slo_class="", made_at__gte=from_at - fresh_for(), made_at__lt=to_at)
+    for row in rows.order_by("made_at"):
+        times, forecasts = known.setdefault((row.model, row.region, row.quantity), ([], []))
+        times.append(row.made_at.timestamp())
+        forecasts.append(row)
+
+    def demand_at(now_s: float) -> Demand:
+        at = from_at + timedelta(seconds=now_s)
+        until = int((at - counted.start).total_seconds() // demand.MINUTE_S)
+
+        def forecast_of(endpoint: demand.Endpoint, quantity: Quantity) -> Forecast | None:
+            times, forecasts = known.get((*endpoint, quantity), ([], []))
+            newest = bisect_right(times, at.timestamp()) - 1
+            return forecasts[newest] if newest >= 0 and at - forecasts[newest].made_at <= fresh_for() else None
+
+        def recent_of(endpoint: demand.Endpoint, quantity: Quantity) -> np.ndarray:
+            return counted.of(endpoint, quantity)[
+                max(0, until - int(RECENT.total_seconds()) // demand.MINUTE_S) : until
+            ]
+
+        return expected_at(at, endpoints, forecast_of, recent_of).to_plan(from_at.timestamp())
+
+    planned = fleet.to_plan()
+    return SimulatedPlanner(
+        demand_at=demand_at,
+        fleet_at=lambda _, views: planned.with_instances(views),
+        capability=capability.read(fleet, to_at),
+        follows={model: levels(model, strategy)[1] for model, _ in endpoints},
+        settings=plan_settings(),
+        due_shares={model: tuned(model).PLAN_NIW_BUFFER for model, _ in endpoints},
+    )
+
+
 class Plans:
-    """The planner of the comparison of strategies, which notes what it advises."""
+    """A planner that follows the stored forecasts and keeps what it advises."""
 
     def __init__(self, strategy, until_s: float) -> None:
         self.advisor = recorded_planner(

@@ -10,7 +10,7 @@ from controlplane.events.models import Event
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.start_times import MedianTime
 from controlplane.gateway.models import LedgerRow
-from controlplane.planning.comparison.cluster import live_scenario
+from controlplane.planning.live_scenario import live_scenario
 from controlplane.planning.plans import inventory
 from controlplane.tuning import services as tuning
 from scheduling.planning.places import problem_of

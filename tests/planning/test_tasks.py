@@ -10,7 +10,6 @@ from controlplane.fleet.models import InstanceCommand
 from controlplane.jobs.models import JobRow
 from controlplane.lengths.models import LengthTraining
 from controlplane.planning import services
-from controlplane.planning.comparison import services as comparison
 from controlplane.planning.execution import executor
 from controlplane.planning.forecasts import services as forecast_services
 from controlplane.planning.models import (
@@ -20,7 +19,6 @@ from controlplane.planning.models import (
     ScalingMove,
     ScalingPlan,
     ScalingPolicy,
-    StrategyComparison,
 )
 from controlplane.planning.plans import services as plan_services
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
@@ -167,7 +165,6 @@ class TestSchedule:
         scheduled = {entry["task"] for entry in real_settings.CELERY_BEAT_SCHEDULE.values()}
         assert scheduled <= set(celery_app.tasks)
         assert {name for name in celery_app.tasks if name.startswith("workers.tasks.planning.")} <= scheduled
-        assert services.APPLY_PLANS_TASK in scheduled
         queues = {route["queue"] for route in real_settings.CELERY_TASK_ROUTES.values()}
         assert queues <= {"control", "simulation"}
         assert set(real_settings.CELERY_TASK_ROUTES) <= set(celery_app.tasks)
@@ -235,17 +232,7 @@ class TestPruning:
         assert left == {"advice", "approved", "in_progress", "in_force", "carried_out", "expired"}
 
 
-class TestComparisons:
-    def test_when_they_are_due(self, settings):
-        now = timezone.now()
-        settings.COMPARE_EVERY_S = 600.0
-        assert comparison.due(now)
-        StrategyComparison.objects.create(from_at=now, to_at=now, made_at=now - timedelta(minutes=9))
-        assert not comparison.due(now)
-        assert comparison.due(now + timedelta(minutes=2))
-        settings.COMPARE_EVERY_S = 0.0
-        assert not comparison.due(now + timedelta(days=2))
-
+class TestRequestedWork:
     def test_periodic_work_ends_for_requested_work(self, deployment):
         assert not tasks.requested_work_waits()
         row = LengthTraining.objects.create(kind="student")
@@ -260,16 +247,8 @@ class TestComparisons:
         future = Future.objects.create(what_if=what_if, letter="A", name="As now")
         run = FutureSeed.objects.create(future=future, seed=1, state=WhatIfState.QUEUED)
         assert tasks.requested_work_waits()
+        WhatIf.objects.update(nightly=True)
+        assert not tasks.requested_work_waits()
+        WhatIf.objects.update(nightly=False)
         FutureSeed.objects.filter(pk=run.pk).update(state=WhatIfState.RUNNING)
         assert not tasks.requested_work_waits()
-
-    def test_too_little_is_said(self, deployment, settings):
-        settings.COMPARE_EVERY_S = 600.0
-        tasks.compare_strategies()
-        row = StrategyComparison.objects.get()
-        assert (row.requests, row.rows) == (0, [])
-        assert row.note == "Too little to compare: 0 requests of the 200 that are needed."
-        soon = timezone.now() + timedelta(minutes=3)
-        assert comparison.due(soon)
-        comparison.compare_strategies(1.0, soon)
-        assert StrategyComparison.objects.count() == 1  # the newer one stands for both

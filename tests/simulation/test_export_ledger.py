@@ -60,9 +60,6 @@ def test_demand_is_exported_as_it_was_asked_for(ledger, tmp_path: Path) -> None:
     requests = list(read_trace(path, "ledger"))
     assert [request.region for request in requests] == ["us-west", "us-east", "us-east"]
     assert [(request.prompt_tokens, request.output_tokens) for request in requests] == [(10, 5), (70, 9), (30, 5)]
-    LedgerRow.objects.filter(prompt_tokens=30).update(retry=1, repeated=True)
-    call_command("export_ledger", str(path), stdout=StringIO())
-    assert [request.prompt_tokens for request in read_trace(path, "ledger")] == [10, 70]
 
 
 def test_a_part_of_the_ledger(ledger, tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ from controlplane.accounts.models import SignInLink, Tenant, User
 from controlplane.accounts.services import create_sign_in_link
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.jobs.models import JobRow
+from controlplane.jobs.schedule import HOURLY
 from workers.celery import app as celery_app
-from workers.tasks import housekeeping
+from workers.tasks import housekeeping, pruning, tick
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_one_run_is_bounded_by_time_and_takes_the_oldest(tenant: Tenant, monkeyp
 
 def test_retention_keeps_up_with_2000_rows_a_second() -> None:
     """A run that is due each minute has no bound but its time, which leaves no gap to the next one."""
-    _, period_s = settings.PERIODIC_TASKS["prune-ledger"]
+    _, period_s = settings.PERIODIC_TASKS["prune"]
     assert period_s * 0.5 < housekeeping.RUN_S < period_s
 
 
@@ -84,6 +86,37 @@ def test_links_and_sessions_out_of_date_go(db) -> None:
     assert housekeeping.prune_sign_ins() == 1
     assert SignInLink.objects.count() == 2
     assert Session.objects.get().session_key == "s1"
+
+
+@pytest.mark.parametrize(("made", "steps"), [(tick, tick.tick), (pruning, pruning.prune)])
+def test_a_step_that_fails_is_recorded_and_the_others_are_done(
+    db, made, steps, monkeypatch, settings, tmp_path
+) -> None:
+    settings.STATE_DIR = tmp_path
+    done: list[str] = []
+
+    def fails() -> None:
+        raise IndexError("out of range")
+
+    names = list(made.STEPS)
+    fake = {name: (lambda name=name: done.append(name)) for name in names} | {names[0]: fails}
+    monkeypatch.setattr(made, "STEPS", fake)
+    steps.apply()
+    assert done == names[1:]
+    failed = JobRow.objects.get(pk=names[0])
+    assert (failed.failures_in_a_row, failed.last_error) == (1, "IndexError: out of range")
+    assert JobRow.objects.filter(last_success_at__isnull=False).count() == len(names) - 1
+    assert set(names) == set(settings.JOBS_WITHIN_TASKS[{tick: "fleet-tick", pruning: "prune"}[made]])
+    done.clear()
+    steps.apply()
+    assert done == [name for name in names[1:] if name not in HOURLY]
+
+
+def test_a_tick_may_be_of_one_step(db, monkeypatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(tick, "STEPS", {name: (lambda name=name: done.append(name)) for name in "ab"})
+    tick.tick.apply(("b",))
+    assert done == ["b"]
 
 
 def test_every_periodic_task_exists_and_expires() -> None:

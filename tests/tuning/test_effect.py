@@ -90,7 +90,7 @@ def test_the_periods_of_beat(tmp_path, settings, caplog):
         entry.last_run_at = entry.default_now() - timedelta(seconds=100)
     while beat.tick() == 0:
         pass
-    assert "apply-plans" in {name for name, _ in sent}
+    assert "fleet-tick" in {name for name, _ in sent}
     assert "run-strategies" not in {name for name, _ in sent}
     assert schedule.periods()["run-strategies"] == 1200.0
 

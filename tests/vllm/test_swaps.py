@@ -30,7 +30,7 @@ from tests.gateway.conftest import serving, until
 from tests.gateway.rows import SECRET, make_rows
 from tests.vllm.conftest import VllmFleet, emulated
 from workers.tasks import fleet as tasks
-from workers.tasks.swaps import advance_swaps
+from workers.tasks.tick import advance_swaps
 from workers.vllm.client import VllmClient
 from workers.vllm.metrics import VllmMetrics
 

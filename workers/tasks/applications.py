@@ -12,9 +12,3 @@ def follow_runs() -> int:
     """Update runs that have new calls and end idle ones; returns how many ended."""
     with only_one("applications") as free:
         return services.follow_runs(timezone.now()) if free else 0
-
-
-@shared_task
-def prune_runs() -> int:
-    """Delete old runs that no demand graph needs; return how many."""
-    return services.prune_runs(timezone.now())

@@ -45,7 +45,7 @@ STALE_AFTER = timedelta(seconds=COMMAND_LIMIT_S + 60)
 REDELIVER_AFTER = timedelta(seconds=5)
 HUNG_S = 15.0
 FORWARD_EXPIRES_S = 5.0
-WATCH_TASK, END_TASK = "workers.tasks.fleet.watch_loading", "workers.tasks.fleet.end_failed"
+WATCH_TASK = "workers.tasks.tick.watch_host"
 ACTOR = "fleet worker"
 
 
@@ -83,7 +83,6 @@ def run_command(command_id: int) -> None:
         deliver(next_command)
 
 
-@app.task
 def run_pending_commands() -> int:
     """Deliver pending commands again, and give back those whose worker died. Return how many were delivered.
 
@@ -104,7 +103,6 @@ def run_pending_commands() -> int:
     return sum(deliver(command) for command in pending.select_related("instance__node").order_by("pk"))
 
 
-@app.task
 def watch_loading(forward: bool = True) -> int:
     """Fail instances whose server ended while loading: silence is normal then, so heartbeats do not show it.
 
@@ -113,7 +111,7 @@ def watch_loading(forward: bool = True) -> int:
     """
     failed = 0
     loading = Instance.objects.launched().filter(state=InstanceState.LOADING)
-    for instance in _of_this_host(loading.select_related("deployment__model", "node"), WATCH_TASK, forward):
+    for instance in _of_this_host(loading.select_related("deployment__model", "node"), "watch-loading", forward):
         launcher = launcher_for(instance)
         if asyncio.run(launcher.alive(instance.name)):
             continue
@@ -132,7 +130,6 @@ def watch_loading(forward: bool = True) -> int:
     return failed
 
 
-@app.task
 def end_failed(forward: bool = True) -> int:
     """End the remaining processes of servers whose instances failed or stopped: an engine holds its GPU until it is
     gone.
@@ -141,7 +138,7 @@ def end_failed(forward: bool = True) -> int:
     """
     ended = 0
     rows = Instance.objects.filter(launcher=Launcher.PROCESS, state__in=[InstanceState.FAILED, InstanceState.STOPPED])
-    for instance in _of_this_host(rows.select_related("node"), END_TASK, forward):
+    for instance in _of_this_host(rows.select_related("node"), "end-failed", forward):
         launcher = launcher_for(instance)
         if not isinstance(launcher, ProcessLauncher) or (seen := launcher.record(instance.name)) is None:
             continue
@@ -159,6 +156,10 @@ def end_failed(forward: bool = True) -> int:
     return ended
 
 
+FORWARDED = {"watch-loading": watch_loading, "end-failed": end_failed}
+"""Work of the host that started a server, by the names of their jobs."""
+
+
 def _say_ended(instance: Instance, how: str, then: str) -> None:
     """Record how the server of *instance* ended, and what was done *then* about the processes that it left."""
     Instance.objects.filter(pk=instance.pk).update(process_id=None)
@@ -168,8 +169,8 @@ def _say_ended(instance: Instance, how: str, then: str) -> None:
     record("instance.ended", instance, actor=ACTOR, reason="; ".join(filter(None, [reason, then])))
 
 
-def _of_this_host(rows: QuerySet[Instance], task: str, forward: bool) -> Iterator[Instance]:
-    """Yield those of *rows* for which this host acts; with *forward*, send *task* to the hosts of the others."""
+def _of_this_host(rows: QuerySet[Instance], step: str, forward: bool) -> Iterator[Instance]:
+    """Yield those of *rows* for which this host acts; with *forward*, send *step* to the hosts of the others."""
     others = set()
     for instance in rows:
         if not hosts.obstacle(instance):
@@ -177,7 +178,7 @@ def _of_this_host(rows: QuerySet[Instance], task: str, forward: bool) -> Iterato
         elif forward:
             others.add(hosts.queue_of(instance))
     for queue in sorted(others):
-        send_task(task, False, queue=queue, expires_s=FORWARD_EXPIRES_S)
+        send_task(WATCH_TASK, [step], queue=queue, expires_s=FORWARD_EXPIRES_S)
 
 
 @transaction.atomic

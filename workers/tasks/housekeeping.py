@@ -11,7 +11,6 @@ from django.utils import timezone
 
 from controlplane.accounts.models import SignInLink
 from controlplane.gateway.models import LedgerRow
-from workers.celery import app
 
 BATCH_ROWS = 1_000
 RUN_S = 45.0
@@ -20,7 +19,6 @@ MIN_PAUSE_S = 0.01
 LINKS_KEPT = timedelta(days=1)
 
 
-@app.task
 def prune_ledger() -> int:
     """Delete request rows older than `PILOTHOUSE_LEDGER_KEEP_DAYS`, oldest first; minute rows stay. Return how many."""
     oldest_kept = timezone.now() - timedelta(days=settings.LEDGER_KEEP_DAYS)
@@ -43,7 +41,6 @@ def delete_in_batches(rows: QuerySet[Any]) -> int:
     return deleted
 
 
-@app.task
 def prune_sign_ins() -> int:
     """Delete sign-in links a day after they expired, and expired sessions. Return how many links."""
     links, _ = SignInLink.objects.filter(expires_at__lt=timezone.now() - LINKS_KEPT).delete()

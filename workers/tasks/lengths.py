@@ -33,9 +33,3 @@ def judge_length_versions() -> int:
         if free:
             training.end_lost(timezone.now())
     return version.number if version else 0
-
-
-@app.task
-def prune_lengths() -> int:
-    """Delete samples and measures after their days, and texts of tenants that stopped keeping prompts; return how many."""
-    return services.prune(timezone.now())

@@ -11,7 +11,6 @@ from typing import Any
 from controlplane.fleet.lifecycle import engine_logs
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Launcher
-from workers.celery import app
 from workers.vllm import engine_log, hardware
 from workers.vllm.client import VllmClient, VllmError
 
@@ -21,7 +20,6 @@ SECRET_FLAG = re.compile(r"^--.*(token$|key$|secret|password)")
 ANSWERING = (InstanceState.READY, InstanceState.DRAINING)
 
 
-@app.task
 def observe_instances() -> int:
     """Note the phase of loading instances, measure serving ones, and shorten logs. Return how many rows changed."""
     rows = Instance.objects.select_related("deployment").exclude(state=InstanceState.STOPPED)

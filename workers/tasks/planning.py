@@ -23,7 +23,6 @@ from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
 from controlplane.lengths import training
 from controlplane.planning import capacity
-from controlplane.planning.comparison import services as comparison
 from controlplane.planning.execution import executor, live_views, plan_rollout, strategist
 from controlplane.planning.forecasts import backtests, compaction
 from controlplane.planning.forecasts import services as forecasts
@@ -68,15 +67,6 @@ def forecast_and_plan() -> None:
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
-def compare_strategies() -> None:
-    """Simulate the last hours of the ledger under each strategy, when that is due."""
-    with only_one(LONG_WORK) as free:
-        now = timezone.now()
-        if free and comparison.due(now):
-            comparison.compare_strategies(tuned().COMPARE_HOURS, now, requested_work_waits)
-
-
-@app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
 def backtest_ledger() -> None:
     """Judge the forecasters on the ledger's demand, when that is due."""
     with only_one(LONG_WORK) as free:
@@ -91,7 +81,6 @@ def fit_forecasters() -> int:
         return forecasts.fit_forecasters(timezone.now(), requested_work_waits) if free else 0
 
 
-@app.task
 def apply_plans() -> int:
     """Carry out approved plans; return how many instances were moved."""
     with only_one("apply_plans") as free:
@@ -105,14 +94,12 @@ def run_strategies() -> int:
         return len(strategist.run_strategies(timezone.now())) if free else 0
 
 
-@app.task
 def record_capacity() -> int:
     """Record the present capacity of endpoints where it has changed; return for how many."""
     with only_one("record_capacity") as free:
         return capacity.record_capacity(timezone.now()) if free else 0
 
 
-@app.task
 def finish_drains() -> int:
     """Stop idle instances that scaling has drained; return how many."""
     rows = executor.drained()
@@ -128,7 +115,6 @@ def finish_drains() -> int:
     return sum(executor.finish_drain(row, left(row), ACTOR) for row in rows)
 
 
-@app.task
 def prune_planning() -> int:
     """Delete forecasts, plans that were never carried out and outdated capacity after `PILOTHOUSE_PLANNING_KEEP_DAYS`.
 
@@ -183,11 +169,11 @@ def only_one(name: str) -> Iterator[bool]:
 
 
 def requested_work_waits() -> bool:
-    """Return whether requested work is waiting: long work, or a what-if, which competes for processors alone.
+    """Return whether requested work is waiting: long work, or a what-if of a person, which competes for processors alone.
 
     Periodic work then ends early, and is due again.
     """
-    return training.has_requested() or working.waiting_runs().exists()
+    return training.has_requested() or working.waiting_runs().filter(future__what_if__nightly=False).exists()
 
 
 async def _running(urls: list[str]) -> dict[str, int]:

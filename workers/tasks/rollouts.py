@@ -8,14 +8,12 @@ from controlplane.fleet.models import Instance, ModelTask, Rollout
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.fleet.rollouts.selectors import open_rollouts
 from controlplane.planning.execution import live_views
-from workers.celery import app
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.tasks import EMBEDDINGS, GENERATION
 
 PROBE_S = 10.0
 
 
-@app.task
 def advance_rollouts() -> int:
     """Advance every rollout by one move, in a transaction each; return how many are in progress."""
     rows, count = open_rollouts(), 0

@@ -1,16 +1,19 @@
-"""Runs of what-ifs, the nightly counterfactual replay, and twin errors."""
+"""Runs of what-ifs, the nightly one, and twin errors."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 
 from django.conf import settings
 from django.utils import timezone
 
-from controlplane.simulation.whatif import counterfactual, twin_errors, working
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.whatif import nightly, twin_errors, working
 from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one, requested_work_waits
 
+logger = logging.getLogger(__name__)
 SHIFT_S = 120.0
 """Time for which a process takes runs one after another, which keeps its cached results and lets messages wait."""
 
@@ -41,11 +44,17 @@ def look_after_what_ifs() -> int:
 
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
-def replay_ledger() -> int:
-    """Simulate the last day of the ledger under every bundle, when due; return how many rows resulted."""
-    with only_one(LONG_WORK) as free:
+def nightly_what_if() -> int | None:
+    """Submit the what-if of the ledger's last day under every bundle, when due; return its key."""
+    with only_one("nightly_what_if") as free:
         now = timezone.now()
-        return len(counterfactual.replay(now, requested_work_waits)) if free and counterfactual.due(now) else 0
+        if not free or not nightly.due(now):
+            return None
+        try:
+            return int(nightly.submit(now).pk)
+        except (ActionError, ValueError) as error:
+            logger.info("nightly what-if: %s", error)
+            return None
 
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)

@@ -15,7 +15,6 @@ logger = logging.getLogger(__name__)
 PULL_LIMIT_S = 4 * 3600
 
 
-@app.task
 def advance_pulls() -> int:
     """Advance every pull in progress; return their number.
 

@@ -1,4 +1,4 @@
-"""`/api`: forecasts, scaling policies, plans, moves and strategy comparisons. Viewers read, operators decide."""
+"""`/api`: forecasts, scaling policies, plans and moves. Viewers read, operators decide."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,7 +25,6 @@ from controlplane.planning.models import (
     Quantity,
     ScalingPlan,
     ScalingPolicy,
-    StrategyComparison,
     mode_of,
 )
 from controlplane.resources.plans import MOVES, PLANS
@@ -151,17 +150,6 @@ PlanDetail = schema_of(
     Column("inputs", type=dict[str, Any], about="Demand, capability, prices and bounds that it was made from."),
 )
 MoveOut = schema_of(MOVES, "MoveOut", "One instance added or taken away by scaling, and why.")
-
-
-class ComparisonOut(RowSchema):
-    """Simulation of the last hours of the ledger under each strategy."""
-
-    class Meta:
-        model = StrategyComparison
-        fields = ("id", "made_at", "from_at", "to_at", "requests", "note")
-
-    rows: list[dict[str, Any]]
-    """One row per strategy: instance-hours, dollars, p95 latencies, SLO attainment, wasted hours, moves."""
 
 
 class ForecastQuery(Schema):
@@ -317,13 +305,6 @@ add_list(
     "Instances that scaling added or took away, newest first, each with its reason.",
     path="/scaling/moves",
 )
-
-
-@router.get("/scaling/comparisons", response=Page[ComparisonOut])
-@paginate(NewestFirst)
-def list_comparisons(request: ApiRequest) -> QuerySet[StrategyComparison]:
-    """List comparisons of each strategy's cost and service on the last hours of the ledger, newest first."""
-    return StrategyComparison.objects.all()
 
 
 def _model(name: str) -> Model:

@@ -52,8 +52,7 @@ class UsageRow(RowSchema):
     """One minute of arrivals for one model, region, caller region and SLO class.
 
     Tokens were served. `unserved` requests (refused, or expired, cancelled or failed before their first token) count
-    predicted tokens; `repeated` requests, their retries, count served tokens. Demand is served plus unserved minus repeated
-    tokens, in the callers' `own_region`.
+    predicted tokens. Demand is served plus unserved tokens, in the callers' `own_region`.
     """
 
     class Meta:

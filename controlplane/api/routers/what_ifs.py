@@ -18,9 +18,9 @@ from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, 
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.resources.tables import csv_response
 from controlplane.rows import narrowed
-from controlplane.simulation.whatif import counterfactual, plan, selectors, services, twin_errors
+from controlplane.simulation.whatif import plan, selectors, services, twin_errors
 from controlplane.simulation.whatif.changes.presets import PRESETS
-from controlplane.simulation.whatif.models import Counterfactual, FutureSeed, TraceFile, WhatIf, WhatIfState
+from controlplane.simulation.whatif.models import FutureSeed, TraceFile, WhatIf, WhatIfState
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 from scheduling.simulation.scenario import ScenarioError
@@ -47,7 +47,7 @@ class WhatIfIn(Strict):
     edits: list[dict[str, Any]] = []
     """Changes of demand shared by all futures."""
     futures: list[FutureIn] = []
-    """Futures other than A (the present state); at most five."""
+    """Futures other than A (the present state); at most six."""
     usd_per_1000_missed: float = 5.0
     slo_target: float = 0.99
     draft: bool = False
@@ -59,7 +59,7 @@ class WhatIfOut(RowSchema):
         model = WhatIf
         fields = (
             "id", "title", "horizon_s", "warmup_s", "seeds", "created_at", "submitted_at", "started_at", "ended_at",
-            "usd_per_1000_missed", "slo_target",
+            "usd_per_1000_missed", "slo_target", "nightly",
         )  # fmt: skip
 
     requested_by: str | None = Field(None, alias="requested_by.username", description="Null once the user is deleted.")
@@ -102,6 +102,7 @@ class WhatIfDetail(WhatIfOut):
 class WhatIfQuery(Schema):
     state: WhatIfState | None = None
     since: datetime | None = None
+    nightly: bool | None = None
 
 
 class FutureDecision(DecisionIn):
@@ -129,21 +130,6 @@ class FutureQuery(Schema):
 class Obstacles(Schema):
     obstacles: list[str]
     differs: list[str]
-
-
-class CounterfactualOut(RowSchema):
-    class Meta:
-        model = Counterfactual
-        fields = (
-            "made_at", "from_at", "to_at", "bundle", "requests", "cost_usd", "missed", "ttft_p95_ms", "saved_usd",
-            "fewer_missed",
-        )  # fmt: skip
-
-
-class Counterfactuals(Described):
-    sentence: str
-    """The cheapest bundle and its saving."""
-    items: list[CounterfactualOut]
 
 
 class TwinErrorOut(Described):
@@ -302,13 +288,6 @@ def undo_what_if_plan(request: ApiRequest, number: int, body: DecisionIn) -> Wha
 def follow_what_if_plan(request: ApiRequest, number: int) -> dict[str, Any] | None:
     """Return the plan's predictions and measurements; null if it is not the plan."""
     return plan.followed(_row(number))
-
-
-@router.get("/counterfactuals", response=Counterfactuals)
-def list_counterfactuals(request: ApiRequest) -> dict[str, Any]:
-    """Return the newest replay of the ledger under every bundle, cheapest first; an empty sentence before the first."""
-    newest = counterfactual.newest()
-    return {"sentence": newest.sentence, "items": newest.rows} if newest else {"sentence": "", "items": []}
 
 
 @router.get("/twin-errors", response=Items[TwinErrorOut])

@@ -10,7 +10,6 @@ import orjson
 
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.entry import RequestRecord
-from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.models import Outcome
 from controlplane.gateway.monitoring.tracing import Tracing
 from controlplane.gateway.monitoring.windows import Count, Lately, Latency, ServiceLevels, Windows
@@ -44,7 +43,6 @@ class Records:
         self.clock = clock
         self.windows = Windows()
         self.service_levels = ServiceLevels(clock)
-        self.retries = Retries()
         self.totals: Counter[tuple[str, str, str, str]] = Counter()  # requests by (model, region, class, outcome)
         self.tokens: Counter[tuple[str, str, str, str]] = Counter()  # tokens by (model, region, class, kind)
         self.at_door: Counter[tuple[str, str, str, str]] = Counter()
@@ -119,7 +117,7 @@ class Records:
             ticket.steps[0]["in_one_piece"] = ticket.in_one_piece
         ticket.expected_cached_tokens, ticket.expected_by = _expected_cached(ticket.steps)
         ticket.trace = _json(ticket.steps)
-        ticket.unserved, ticket.repeated = self._demand(ticket)
+        ticket.unserved = _unserved(ticket)
         self._measure(ticket, outcome)
         if ticket.own_region == ticket.region:
             ticket.own_region = ""
@@ -127,15 +125,6 @@ class Records:
         if self.tracing is not None:
             self.tracing.end(ticket)
         return ticket.prompt_tokens + ticket.output_tokens
-
-    def _demand(self, ticket: Ticket) -> tuple[bool, bool]:
-        """Return whether *ticket* is unserved demand, and whether its demand was counted with an earlier attempt."""
-        key_id, asked = ticket.grant.key_id, ticket.asked
-        unserved = _unserved(ticket)
-        repeated = ticket.retry > 0 and self.retries.counted(key_id, ticket.call.raw, asked.arrived_s)
-        if unserved:
-            self.retries.note(key_id, ticket.call.raw, ticket.finished_s)
-        return unserved and not repeated, repeated
 
     def _measure(self, ticket: Ticket, outcome: Outcome) -> None:
         model, slo_class, region = ticket.model, ticket.slo_class, ticket.region

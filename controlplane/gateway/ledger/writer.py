@@ -101,10 +101,6 @@ def minute_sums(entries: Sequence[RequestRecord]) -> dict[tuple[float, str, str,
             total["unserved"] += 1
             total["unserved_prompt_tokens"] += entry.predicted_prompt_tokens
             total["unserved_output_tokens"] += entry.predicted_output_tokens
-        if entry.repeated:
-            total["repeated"] += 1
-            total["repeated_prompt_tokens"] += entry.prompt_tokens
-            total["repeated_output_tokens"] += entry.output_tokens
     return sums
 
 

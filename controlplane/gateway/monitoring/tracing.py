@@ -213,7 +213,7 @@ def _of_request(ticket: Ticket, operation: str) -> Attributes:
             "own_region",
             "instance",
         ),
-        *("application", "run", "unit", "attempts", "evictions", "retry", "streamed"),
+        *("application", "run", "unit", "attempts", "evictions", "streamed"),
         *("predicted_output_tokens", "queue_ms", "ttft_ms", "itl_ms"),
     )
     return _known(values | {f"pilothouse.{name}": getattr(ticket, name) for name in columns})

@@ -22,7 +22,6 @@ from controlplane.gateway.admission.marks import Marks, Sessions, marks_of
 from controlplane.gateway.admission.validation import SPEECH, Call, Kind, parse, with_prompt
 from controlplane.gateway.errors import JSON_TYPE, KEY_ENDED, STANDING_BY, STOPPING, ApiError, not_served, unknown_model
 from controlplane.gateway.ledger.accounting import Records
-from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket, TicketState
 from controlplane.gateway.serving.prefixes import LeadingBlocks, leading_hashes
@@ -179,7 +178,7 @@ class Completions:
         content_type = request.headers.get(b"content-type", b"") if kind in SPEECH else JSON_TYPE[1]
         call = parse(raw, kind, max_depth=self.max_depth, most_bytes=self.most_body_bytes, content_type=content_type)
         grant.check_model(call.model)
-        caller, retry = (grant.tenant_id, grant.key_id), retry_number(request.headers.get(RETRY_HEADER, b""))
+        caller = grant.tenant_id, grant.key_id
         arrived_at = time.time()
         marks = self.sessions.complete(marks_of(request, call.body), call, caller)
         asked_model, rule = call.model, ""
@@ -200,7 +199,7 @@ class Completions:
             measure(call, Task(model.task))
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
-        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, retry, arrived_at, made)
+        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, arrived_at, made)
         if rule:
             ticket.asked_model, ticket.model_rule = asked_model, rule
             ticket.asked = structs.replace(ticket.asked, asked_model=asked_model, model_rule=rule)
@@ -278,7 +277,6 @@ class Completions:
         age_s: float,
         served: ServedModel,
         marks: Marks,
-        retry: int,
         arrived_at: float,
         made: Made | None,
     ) -> Ticket:
@@ -375,7 +373,6 @@ class Completions:
             terms=terms,
             call=call,
             query=query,
-            retry=retry,
             length=length,
             application=asked.application,
             run=asked.run,

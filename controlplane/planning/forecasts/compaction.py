@@ -1,9 +1,8 @@
 """Compaction of past forecasts: those of one series made within an hour become one row.
 
 With a forecast per minute, ten windows ahead, each window is forecast ten times. Until it starts, every forecast of it
-matters: plans use the newest, and comparisons replay which was the newest when. For past windows only the last forecast
-before each is used, drawn and judged by the Forecast page. A compacted row keeps just that, under the key and time of its
-last forecast, so that the page is unchanged.
+matters: plans use the newest. For past windows only the last forecast before each is used, drawn and judged by the Forecast
+page. A compacted row keeps just that, under the key and time of its last forecast, so that the page is unchanged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,10 +31,9 @@ class Hour:
 
 
 def whole_for() -> timedelta:
-    """Return how long forecasts stay uncompacted: at least as long as comparisons of strategies look back."""
+    """Return how long forecasts stay uncompacted: at least two rounds or windows."""
     spare_s = 2 * max(tuned().FORECAST_EVERY_S, tuned().FORECAST_WINDOW_S)
-    compared = timedelta(hours=tuned().COMPARE_HOURS, seconds=spare_s)
-    return max(timedelta(hours=tuned().FORECAST_KEEP_HOURS), compared)
+    return max(timedelta(hours=tuned().FORECAST_KEEP_HOURS), timedelta(seconds=spare_s))
 
 
 def due(now: datetime) -> list[Hour]:

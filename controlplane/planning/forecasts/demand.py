@@ -4,7 +4,7 @@ Interactive demand is answered at once, deferred demand (of the non-interactive 
 has what these leave, and no plan counts it.
 
 Demand is counted by the callers' region: including requests that another region served, and those refused, expired
-or cancelled, counted once regardless of client retries.
+or cancelled.
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,8 @@ MINUTE_S = 60
 LAG = timedelta(seconds=30)
 """Requests are counted in their arrival minute, but only once done: younger windows are incomplete."""
 COLUMNS = {Quantity.PROMPT: "prompt_tokens", Quantity.OUTPUT: "output_tokens"}
-ASKED = {
-    quantity: F(column) + F(f"unserved_{column}") - F(f"repeated_{column}") for quantity, column in COLUMNS.items()
-}
-"""Tokens asked for in a minute row: served, and of unserved requests as predicted, without their retries."""
+ASKED = {quantity: F(column) + F(f"unserved_{column}") for quantity, column in COLUMNS.items()}
+"""Tokens asked for in a minute row: served, and of unserved requests as predicted."""
 
 TOKENS = "tokens"
 """Prompt plus output tokens, the unit of capacity, in addition to the quantities."""
@@ -178,7 +176,7 @@ def arrival_cvs(now: datetime) -> dict[Endpoint, float]:
     rows = MinuteRow.objects.filter(minute__gte=start, minute__lt=start + timedelta(seconds=count * MINUTE_S))
     counts: dict[Endpoint, NDArray[np.float64]] = {}
     asked = rows.exclude(slo_class__in=other_classes()).order_by().annotate(own=OWN_REGION)
-    sums = asked.values_list("model", "own", "minute").annotate(asked=Sum(F("requests") - F("repeated")))
+    sums = asked.values_list("model", "own", "minute").annotate(asked=Sum("requests"))
     for model, region, minute, requests in sums:
         by_minute = counts.setdefault((model, region), np.zeros(count))
         by_minute[int((minute - start).total_seconds()) // MINUTE_S] += requests

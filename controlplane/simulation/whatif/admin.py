@@ -6,7 +6,7 @@ from controlplane.accounts.admin_actions import reason_action
 from controlplane.accounts.models import User
 from controlplane.events.admin import ReadOnlyAdmin
 from controlplane.simulation.whatif import services
-from controlplane.simulation.whatif.models import Counterfactual, Future, FutureSeed, TraceFile, TwinError, WhatIf
+from controlplane.simulation.whatif.models import Future, FutureSeed, TraceFile, TwinError, WhatIf
 
 
 def _cancel(row: WhatIf, user: User, reason: str) -> str:
@@ -17,7 +17,7 @@ def _cancel(row: WhatIf, user: User, reason: str) -> str:
 class WhatIfAdmin(ReadOnlyAdmin[WhatIf]):
     actions = [reason_action("cancel", "Cancel", "Cancel what-ifs", "Workers that run them stop.", _cancel)]
     list_display = ("id", "title", "state", "horizon_s", "seeds", "requested_by", "created_at", "ended_at")
-    list_filter = ("state",)
+    list_filter = ("state", "nightly")
     search_fields = ("title",)
     exclude = ("start",)
 
@@ -45,12 +45,6 @@ class TraceFileAdmin(ReadOnlyAdmin[TraceFile]):
     list_filter = ("format",)
     search_fields = ("name",)
     exclude = ("content",)
-
-
-@admin.register(Counterfactual)
-class CounterfactualAdmin(ReadOnlyAdmin[Counterfactual]):
-    list_display = ("made_at", "to_at", "bundle", "requests", "cost_usd", "missed", "saved_usd", "fewer_missed")
-    list_filter = ("bundle", "made_at")
 
 
 @admin.register(TwinError)

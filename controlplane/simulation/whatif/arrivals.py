@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from controlplane.planning.forecasts.demand import other_classes
 from controlplane.planning.forecasts.selectors import latest_forecasts, windows_of
 from controlplane.planning.models import Quantity
-from controlplane.simulation.selectors import as_asked, asked_rows, fallbacks_of_targets, own_rows, workload_of
+from controlplane.simulation.selectors import as_asked, fallbacks_of_targets, ledger_rows, own_rows, workload_of
 from scheduling.fleet.state import RequestState, RunningRequest
 from scheduling.queueing.running import OVERRUN_SHARE
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
@@ -46,7 +46,7 @@ def forecast_arrivals(
     *unfinished* is what runs and waits at *at* (`FleetState.running` and `waiting`): the ledger has only ended requests,
     which for the last minutes are the short ones. Requests older than the ledger rows read are left out.
     """
-    ended = list(own_rows(asked_rows(at - RECENT, at)).order_by("-arrived_at")[:MOST_ROWS])
+    ended = list(own_rows(ledger_rows(at - RECENT, at)).order_by("-arrived_at")[:MOST_ROWS])
     since = ended[-1][0] if len(ended) == MOST_ROWS else at - RECENT
     open_rows = [row for row in (_unfinished(each, at) for each in unfinished) if row[0] >= since]
     rows: list[tuple[Any, ...]] = sorted([*ended, *open_rows], key=lambda row: row[0])
@@ -229,7 +229,7 @@ def recorded(arrivals: dict[str, Any], at: datetime) -> Workload:
     """Return the ledger's requests from `since` to `until` of *arrivals*, with *at* as time 0; without those of the
     application [tenant id, name] that `without` names, whose runs come as such."""
     since, until = (datetime.fromisoformat(arrivals[name]) for name in ("since", "until"))
-    asked = asked_rows(since, until)
+    asked = ledger_rows(since, until)
     if "without" in arrivals:
         tenant_id, application = arrivals["without"]
         asked = asked.exclude(tenant=tenant_id, application=application)

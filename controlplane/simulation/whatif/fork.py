@@ -10,10 +10,10 @@ from controlplane.accounts.models import Tenant
 from controlplane.dispatch.queues.commands import fleet_state
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.models import Outcome
-from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.models import PolicyMode, ScalingPolicy, mode_of
 from controlplane.planning.plans import inventory
-from controlplane.simulation.selectors import asked_rows
+from controlplane.planning.scenario import scenario_of
+from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif.arrivals import RECENT, forecast_arrivals
 from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.starts.past import past_demand
@@ -39,7 +39,7 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
     at = datetime.fromtimestamp(state.at, UTC)
     names = set(Deployment.objects.filter(active=True).values_list("model__name", flat=True))
     fleet = inventory.read(names)
-    values = scenario_of(fleet, asked_rows(at - RECENT, at))
+    values = scenario_of(fleet, ledger_rows(at - RECENT, at))
     if not values["fleet"]:
         raise ValueError("No active deployment has a performance profile, which gives instances' times.")
     _complete(state, fleet, at)
@@ -133,7 +133,7 @@ def _caches(state: FleetState) -> list[str]:
 def _lengths(at: datetime) -> dict[str, list[float]]:
     """Return true over predicted output of recently ended requests, by model."""
     ratios: defaultdict[str, list[float]] = defaultdict(list)
-    done = asked_rows(at - RECENT, at).filter(outcome=Outcome.DONE, predicted_output_tokens__gt=0)
+    done = ledger_rows(at - RECENT, at).filter(outcome=Outcome.DONE, predicted_output_tokens__gt=0)
     columns = ("model", "output_tokens", "predicted_output_tokens")
     for model, output, predicted in done.order_by("-arrived_at").values_list(*columns)[: 20 * RATIOS]:
         if len(ratios[model]) < RATIOS:

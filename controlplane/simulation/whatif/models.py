@@ -1,13 +1,11 @@
-"""What-ifs: a start, up to six futures, and a run of each future for each seed."""
-
-import uuid
+"""What-ifs: a start, up to seven futures, and a run of each future for each seed."""
 
 from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils import timezone
 
-LETTERS = "ABCDEF"
+LETTERS = "ABCDEFG"
 """Of futures; A is as things are now."""
 
 
@@ -41,6 +39,7 @@ class WhatIf(models.Model):
     )
     seeds = models.PositiveSmallIntegerField(default=5, validators=[MinValueValidator(1), MaxValueValidator(100)])
     edits = models.JSONField(default=list, blank=True, help_text="Changes of demand that all futures share.")
+    nightly = models.BooleanField(default=False, help_text="Made every night of the ledger under each bundle.")
     state = models.CharField(max_length=11, choices=WhatIfState.choices, default=WhatIfState.DRAFT, db_index=True)
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
     created_at = models.DateTimeField(default=timezone.now, db_index=True)
@@ -138,29 +137,6 @@ class TraceFile(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-
-class Counterfactual(models.Model):
-    """The last day of the ledger under one bundle, compared with the same day as it was configured."""
-
-    round = models.UUIDField(default=uuid.uuid4, db_index=True)
-    made_at = models.DateTimeField(default=timezone.now, db_index=True)
-    from_at = models.DateTimeField()
-    to_at = models.DateTimeField()
-    bundle = models.CharField(max_length=40, blank=True, help_text="Empty: policies as they were.")
-    requests = models.PositiveIntegerField()
-    cost_usd = models.FloatField()
-    missed = models.PositiveIntegerField(help_text="Requests that missed their SLO.")
-    ttft_p95_ms = models.FloatField(null=True, blank=True)
-    saved_usd = models.FloatField(help_text="Against policies as they were; below 0: it costs more.")
-    fewer_missed = models.IntegerField(help_text="Against policies as they were; below 0: it misses more.")
-
-    class Meta:
-        ordering = ["-made_at", "bundle"]
-        constraints = [models.UniqueConstraint(fields=["round", "bundle"], name="one_bundle_a_round")]
-
-    def __str__(self) -> str:
-        return f"{self.bundle or 'as it was'}, {self.to_at:%F %H:%M}"
 
 
 class TwinError(models.Model):

@@ -302,7 +302,7 @@ def followed(row: WhatIf) -> dict[str, Any] | None:
     now, end = timezone.now(), began + timedelta(seconds=row.horizon_s)
     until = max(since, min(now, end))
     models = list(row.start["scenario"]["models"])
-    asked = LedgerRow.objects.filter(arrived_at__gte=since, arrived_at__lt=until, repeated=False, model__in=models)
+    asked = LedgerRow.objects.filter(arrived_at__gte=since, arrived_at__lt=until, model__in=models)
     came = list(asked.order_by("-arrived_at").values_list("slo_met", "ttft_ms")[:MOST_ROWS])
     judged = [met for met, _ in came if met is not None]
     ttft_ms = [value for _, value in came if value is not None]

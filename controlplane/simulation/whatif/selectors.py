@@ -11,9 +11,9 @@ from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
 from controlplane.fleet.models import Deployment
-from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.plans import inventory
-from controlplane.simulation.selectors import asked_rows
+from controlplane.planning.scenario import scenario_of
+from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif.changes.applying import applied, diff_in_words, in_words, parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
@@ -66,7 +66,7 @@ def what_if(pk: int) -> WhatIf | None:
 def present_scenario() -> dict[str, Any]:
     """Return the active fleet and its policies as a scenario without demand."""
     fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
-    return scenario_of(fleet, asked_rows(timezone.now() - RECENT))
+    return scenario_of(fleet, ledger_rows(timezone.now() - RECENT))
 
 
 def progress(pk: int) -> dict[str, Any] | None:
@@ -146,7 +146,8 @@ def _whole_s(left_s: float | None) -> float | None:
 def _ahead(row: WhatIf) -> int:
     """Return the number of what-ifs that run before *row*."""
     before = WhatIf.objects.filter(state__in=(WhatIfState.QUEUED, WhatIfState.RUNNING))
-    return before.filter(submitted_at__lt=row.submitted_at).count() if row.submitted_at else 0
+    before = before.filter(nightly__lte=row.nightly, submitted_at__lt=row.submitted_at)
+    return before.count() if row.submitted_at else 0
 
 
 def changes_in_words(row: WhatIf, future: Future) -> list[str]:

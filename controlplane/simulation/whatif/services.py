@@ -50,6 +50,7 @@ FIELDS: Final = (
     "usd_per_1000_missed",
     "slo_target",
     "asked",
+    "nightly",
 )
 
 

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.plans import inventory
+from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.selectors import (
     WORKLOAD_COLUMNS,
     as_asked,
-    asked_rows,
     fallbacks_of_targets,
     ledger_measurements,
     ledger_rows,
@@ -145,7 +144,7 @@ def judge(now: datetime) -> list[TwinError]:
 
 def _judged(since: datetime, until: datetime) -> list[TwinError]:
     fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
-    asked = asked_rows(since - WARM_UP, until)
+    asked = ledger_rows(since - WARM_UP, until)
     values = scenario_of(fleet, asked)
     newest = asked.order_by("-arrived_at", "-pk")[:NEWEST].select_related("tenant").defer("error_message")
     rows = _of_the_fleet(values, reversed(newest))

@@ -102,13 +102,13 @@ class Beat:
 
 
 def waiting_runs() -> Any:
-    """Return runs that a worker may take, in order: by submission, then the first seed of every future first."""
+    """Return runs that a worker may take, in order: nightly ones last, then by submission, then the first seeds first."""
     rows = FutureSeed.objects.filter(
         state__in=(WhatIfState.QUEUED, WhatIfState.INTERRUPTED),
         attempts__lt=MOST_ATTEMPTS,
         future__what_if__state__in=OPEN,
     )
-    return rows.order_by("future__what_if__submitted_at", "seed", "future__letter")
+    return rows.order_by("future__what_if__nightly", "future__what_if__submitted_at", "seed", "future__letter")
 
 
 def work() -> int | None:
@@ -165,12 +165,12 @@ def _in_order(rows: list[FutureSeed]) -> list[int]:
 
     unbegun = {(row.future.what_if_id, row.seed) for row in rows if row.future.letter == results.BASELINE}
 
-    def after(row: FutureSeed) -> tuple[datetime | None, int, int, bool, bool]:
+    def after(row: FutureSeed) -> tuple[bool, datetime | None, int, int, bool, bool]:
         future, what_if, of = row.future, row.future.what_if, (row.future.what_if_id, row.seed)
         is_later, is_first = future.letter != results.BASELINE, row.seed == results.FIRST_SEED
         whose = 0 if is_first or of in _seeds else 1 if of in unbegun else 2
         long = is_later and _plans(what_if.pk, what_if.created_at, future)
-        return what_if.submitted_at, whose, row.seed, is_later, long == is_first
+        return what_if.nightly, what_if.submitted_at, whose, row.seed, is_later, long == is_first
 
     return [int(row.pk) for row in sorted(rows, key=after)]
 

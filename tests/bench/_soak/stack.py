@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from controlplane.gateway.replay.waves import DAY_S
 from controlplane.supervisor.state import PARTS_FILE
 from tests.bench.gateway import free_port
 from tests.supervisor.running import ROOT, RunningStack
+from workers.traffic.waves import DAY_S
 
 PARTS = {  # words of a part's command line
     "redis": "redis-server",

@@ -7,7 +7,7 @@ from typing import Any
 from django.utils import timezone
 
 from controlplane.simulation.whatif import services, working
-from controlplane.simulation.whatif.models import Counterfactual, Future, FutureSeed, TraceFile, TwinError, WhatIf
+from controlplane.simulation.whatif.models import Future, FutureSeed, TraceFile, TwinError, WhatIf
 from tests.scheduling.simulation.test_scenario import RIGHT
 
 
@@ -41,7 +41,4 @@ def furnish(title: str, text: str, now: datetime) -> None:
     future = Future.objects.create(what_if=what_if, letter="A", name="As now")
     FutureSeed.objects.create(future=future, seed=1, error=text)
     TraceFile.objects.create(name=text, format="azure", content=b"", requests=1, span_s=1.0)
-    Counterfactual.objects.create(
-        from_at=now, to_at=now, bundle="qlm", requests=9, cost_usd=1.0, missed=2, saved_usd=0.5, fewer_missed=1
-    )
     TwinError.objects.create(model="m", gpu="h100", from_at=now, to_at=now, requests=9, measured={}, simulated={})

@@ -223,12 +223,11 @@ def test_an_empty_ledger_is_said(db):
 def test_recorded_requests_are_those_of_the_ledger(rows):
     rows(20)
     LedgerRow.objects.filter(request_id="r19").update(unserved=True, prompt_tokens=0, output_tokens=0)
-    LedgerRow.objects.filter(request_id="r18").update(repeated=True)
     at = AT - timedelta(seconds=100)
     workload = recorded({"kind": "ledger", "since": at.isoformat(), "until": AT.isoformat()}, at)
-    assert workload.arrival_s.tolist() == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 90.0]
-    assert workload.output_tokens.tolist() == [50] * 8 + [60]
-    assert workload.predicted_tokens.tolist() == [60] * 9
+    assert workload.arrival_s.tolist() == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0]
+    assert workload.output_tokens.tolist() == [50] * 9 + [60]
+    assert workload.predicted_tokens.tolist() == [60] * 10
     assert workload.tenant.names == ["acme"]
 
 

@@ -30,7 +30,7 @@ def test_the_last_hour_by_the_region_of_the_callers():
     for name, kind in (("batch", SloKind.NON_INTERACTIVE), ("spare", SloKind.OPPORTUNISTIC)):
         SloClass.objects.create(name=name, kind=kind)
     minute(0, requests=3, prompt_tokens=600, output_tokens=60)
-    minute(0, region="west", own_region="east", requests=2, repeated=1, prompt_tokens=60, unserved_output_tokens=6)
+    minute(0, region="west", own_region="east", requests=1, prompt_tokens=60, unserved_output_tokens=6)
     minute(59, requests=1, prompt_tokens=6)
     minute(60, requests=9, prompt_tokens=9000)  # too old
     minute(-1, requests=9, prompt_tokens=9000)  # not complete

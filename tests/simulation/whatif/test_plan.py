@@ -14,12 +14,9 @@ from controlplane.gateway.models import LedgerRow
 from controlplane.planning import bundles, services
 from controlplane.planning.execution import live_views, plan_rollout
 from controlplane.planning.models import WHAT_IF, ScalingPlan, ScalingPolicy
-from controlplane.simulation.whatif import counterfactual, plan, selectors, working
+from controlplane.simulation.whatif import plan, selectors, working
 from controlplane.simulation.whatif import services as what_ifs
-from controlplane.simulation.whatif.arrivals import drawn
-from controlplane.simulation.whatif.models import Counterfactual, FutureSeed, WhatIf
-from controlplane.simulation.whatif.start import Start, stage_start
-from scheduling.simulation.scenario import Scenario
+from controlplane.simulation.whatif.models import FutureSeed, WhatIf
 from tests.simulation.whatif import rows
 
 pytestmark = pytest.mark.django_db
@@ -223,78 +220,3 @@ def test_approved_moves_not_yet_made_end_with_the_plan(asked, fleet_admin, monke
     approved.refresh_from_db()
     assert (approved.status, approved.note.startswith("1 instance not added")) == ("superseded", True)
     assert plan_rollout.apply_plans(timezone.now()) == []
-
-
-def row_of(bundle: str, cost_usd: float, missed: int, was: tuple[float, int]) -> Counterfactual:
-    now = timezone.now()
-    return Counterfactual(
-        from_at=now - timedelta(days=1), to_at=now, bundle=bundle, requests=1000, cost_usd=cost_usd, missed=missed,
-        saved_usd=was[0] - cost_usd, fewer_missed=was[1] - missed,
-    )  # fmt: skip
-
-
-def test_the_replay_in_a_sentence():
-    was = (100.0, 10)
-    every = [row_of("", *was, was), row_of("preserve", 88.0, 13, was), row_of("qlm", 90.0, 5, was)]
-    assert counterfactual.said(every).sentence == (
-        "Simulated over the last day, PreServe is cheapest: $12.00 less, 3 misses more."
-    )
-    # A miss costs half a cent: 500 of them are more than what PreServe saves over QLM.
-    every[1].missed += 500
-    every[1].fewer_missed -= 500
-    assert "QLM is cheapest: $10.00 less, 5 misses fewer" in counterfactual.said(every).sentence
-    assert "no other bundle is cheaper" in counterfactual.said(every[:1]).sentence
-
-
-def test_models_without_a_profile_are_left_out_of_a_replay_and_named(asked, make_request, settings, monkeypatch):
-    """Like every server that was just registered."""
-    settings.REPLAY_EVERY_S = 600.0
-    monkeypatch.setattr(counterfactual, "BUNDLES", {})
-    now = timezone.now()
-    for number in range(220):
-        model, region = (
-            ("tiny", "us-east") if number % 10 == 0 else (MODEL, "nowhere" if number % 11 == 0 else "us-east")
-        )
-        make_request(
-            arrived_at=now - timedelta(seconds=2 * (220 - number)), model=model, region=region, prompt_tokens=200
-        )
-    (was,) = counterfactual.replay(now)
-    assert was.requests == 180
-    assert "tiny (22 requests)" in Event.objects.get(kind="counterfactual.replayed").reason
-    arrivals = {"kind": "forecast", "horizon_s": 60.0, "streams": []}
-    for name in (MODEL, "tiny"):
-        rates = {"start_s": 0.0, "window_s": 60.0, "mean": [2.0], "lower": [2.0], "upper": [2.0]}
-        stream = {
-            "model": name,
-            "region": "us-east",
-            "gaps": [0.5],
-            "slo_class": ["interactive"] * 2,
-            "tenant": ["acme"] * 2,
-        }
-        tokens = {f"{of}_tokens": [9, 9] for of in ("prompt", "output", "predicted")}
-        arrivals["streams"].append(stream | tokens | {"requests_per_s": rates})
-    fork = Start(kind="fleet", at=now, scenario=selectors.present_scenario(), arrivals=arrivals)
-    staged = stage_start(fork, Scenario.model_validate(fork.scenario), 1, (), 60.0)
-    assert 0 < staged.requests.arrival_s.size == len(drawn(arrivals, 1)) - staged.left_out
-    assert staged.left_out > 0
-    assert staged.recent is not None
-
-
-@pytest.mark.nightly
-def test_the_ledger_is_replayed_under_every_bundle(asked, make_request, settings):
-    settings.REPLAY_EVERY_S = 600.0
-    now = timezone.now()
-    assert counterfactual.due(now)
-    assert counterfactual.replay(now) == []  # nothing in the ledger
-    for number in range(240):
-        at = now - timedelta(seconds=2 * (240 - number))
-        make_request(arrived_at=at, prompt_tokens=200, output_tokens=60, slo_met=True)
-    made = counterfactual.replay(now)
-    assert {row.bundle for row in made} == {"", *bundles.BUNDLES}
-    assert {row.requests for row in made} == {240}
-    was = next(row for row in made if row.bundle == "")
-    assert all(row.saved_usd == pytest.approx(was.cost_usd - row.cost_usd) for row in made)
-    assert was.cost_usd > 0
-    assert not counterfactual.due(now)
-    assert counterfactual.newest().sentence.startswith("Over the last 10 min")
-    assert Event.objects.get(kind="counterfactual.replayed").reason == counterfactual.newest().sentence

@@ -12,8 +12,8 @@ from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, GpuType, Instance, Model, PerformanceProfile
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.plans import inventory
+from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.whatif import twin_errors
 from controlplane.simulation.whatif.models import TwinError
 from scheduling.fleet.profile import Profile

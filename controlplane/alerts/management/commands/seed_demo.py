@@ -8,9 +8,9 @@ from django.utils import timezone
 
 from controlplane.alerts import demo as alerts
 from controlplane.fleet.demo import seed
-from controlplane.gateway.replay.demo import PAST_HOURS, generate_past
-from controlplane.gateway.replay.demo import remove_past as remove_generated
 from controlplane.planning import demo as planning
+from controlplane.planning.demo_traffic import PAST_HOURS, generate_past
+from controlplane.planning.demo_traffic import remove_past as remove_generated
 from controlplane.planning.forecasts.services import forget_fitted
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
 from django.views.decorators.http import require_GET, require_safe
 
 from controlplane.accounts.models import Role
@@ -17,12 +18,12 @@ from controlplane.console.pages.instances.charts import instance_charts
 from controlplane.console.pages.overview.charts import DEMANDS, overview_charts, sparks
 from controlplane.console.selectors.attention import endpoints_flapping, plans_waiting, rollouts_failed
 from controlplane.console.selectors.instances import instance_rows, worst_first
-from controlplane.console.selectors.replay import replay
 from controlplane.fleet.selectors import instances, usd_per_hour
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.resources.filters import CHART_RANGE, Filters, Hidden, model_select
 from controlplane.resources.instances import INSTANCES, SUMMARY
 from controlplane.resources.names import model_names, place_titles
+from controlplane.simulation.whatif import nightly
 
 INSTANCES_SHOWN = 12
 MODELS_SHOWN = 4
@@ -74,7 +75,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "rows_total": len(rows),
         "usd_per_hour": usd_per_hour(model),
         "events": event_list(model),
-        "replay": replay(),
+        "nightly": nightly.summary(timezone.now()),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }
     return render(request, "console/overview/overview.html", context)

@@ -12,7 +12,6 @@ from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import bundles, selectors
 from controlplane.planning.models import ScalingPlan
 from controlplane.planning.parts import resting
-from controlplane.planning.titles import title_of
 from scheduling.bundles import BUNDLES, Bundle
 from scheduling.policy import SETTINGS
 
@@ -214,31 +213,3 @@ def _said(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {number:g}" for name, number in value.items()) or "its own"
     return str(value) or "in use"
-
-
-def comparison_rows(rows: Sequence[dict[str, Any]], used: set[str]) -> list[dict[str, Any]]:
-    """Return the strategies of a comparison by cost, with the best value of each column and those in use marked."""
-    best = {
-        name: pick(known)
-        for name, pick in (
-            ("instance_hours", min),
-            ("usd", min),
-            ("p95_ttft_ms", min),
-            ("p95_e2e_ms", min),
-            ("slo_met", max),
-            ("waste_hours", min),
-        )
-        if (known := [row[name] for row in rows if row.get(name) is not None])
-    }
-    compared = [
-        {
-            **row,
-            "title": title_of(row["strategy"]),
-            "used": row["strategy"] in used,
-            "best": {name for name, value in best.items() if row.get(name) == value},
-        }
-        for row in rows
-    ]
-    return sorted(
-        compared, key=lambda row: (row.get("instance_hours") is None, row.get("instance_hours") or 0.0, row["title"])
-    )

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -16,29 +15,27 @@ from django.views.decorators.http import require_GET, require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import ActionForm, action
-from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.models.selectors import demand_and_capacity
 from controlplane.console.pages.plans.cards import cards_of, with_undone
 from controlplane.console.pages.scaling import tables
-from controlplane.console.pages.scaling.charts import cost_against_service
 from controlplane.events import since
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.planning import bundles, services
 from controlplane.planning import selectors as planning
-from controlplane.planning.comparison.services import AGAIN_S, LEAST
 from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.planning.forecasts.selectors import generated_past
-from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, StrategyComparison
+from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Filters, model_select
 from controlplane.resources.names import model_names, place_titles
 from controlplane.resources.plans import MOVES, PLANS
 from controlplane.resources.tables import Columns, table
+from controlplane.simulation.whatif import nightly
 from controlplane.tuning.selectors import tuned
 
 PLANS_SHOWN = 8
@@ -55,29 +52,7 @@ MATRIX: Columns = {
     "Demand (tok/s)": "cell.demand_tokens_per_s",
     "Reason": "cell.reason",
 }
-COMPARISON: Columns = {
-    "Strategy": "title",
-    "In use": "used",
-    "Instance-hours": "instance_hours",
-    "Cost (USD)": "usd",
-    "SLO met (ratio)": "slo_met",
-    "TTFT p95 (ms)": "p95_ttft_ms",
-    "E2E p95 (ms)": "p95_e2e_ms",
-    "Waste (instance-hours)": "waste_hours",
-    "Moves": "moves",
-}
 DECISIONS = {"approve": services.approve, "reject": services.reject}
-
-
-def strategies_used() -> set[str]:
-    """Return strategies whose advice acts, or may act, on some model."""
-    acting = (PolicyMode.ASK, PolicyMode.AUTO)
-    return {policy.strategy for _, policy in planning.policies() if policy and policy.mode in acting}
-
-
-def comparison_chart(comparison: StrategyComparison | None, used: set[str]) -> Chart:
-    caption = "Instance-hours against the share of requests within SLO"
-    return cost_against_service(comparison.rows if comparison else [], title_of, used, caption)
 
 
 def demand_chart(model: str, now: datetime) -> Chart:
@@ -94,11 +69,9 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     titles = place_titles()
     current = planning.current_plans()
     matrix = tables.matrix(model, current, titles, now)
-    comparison, used = planning.latest_comparison(), strategies_used()
-    compared = tables.comparison_rows(comparison.rows, used) if comparison else []
-    chart, asked = comparison_chart(comparison, used), demand_chart(model, now)
+    asked = demand_chart(model, now)
     if request.GET.get("format") == "csv":
-        return _csv(request.GET.get("table", ""), model, matrix, compared, {"strategies-chart": chart, "demand": asked})
+        return _csv(request.GET.get("table", ""), model, matrix, asked)
     waiting = [plan for plan in planning.waiting_plans() if plan.valid_until > now]
     shown = {plan.pk: plan for plan in [*waiting, *current.values()] if model in ("", plan.model.name)}
     cards = cards_of(list(shown.values()), titles, now, judged=True)
@@ -117,19 +90,13 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "newest_plan": planning.plans(model=model).first(),
         "moves_day": planning.moves_since(planning.hours_ago(24), model),
         "unmet": [card for card in cards if card.shortage and not card.expired],
-        "comparison": comparison,
-        "compared": compared,
-        "chart": chart,
+        "nightly": nightly.summary(now),
         "demand_chart": asked,
         "policies": policies,
         "bundles": tables.bundle_choices([row for row, _ in policies]),
         "modes": PolicyMode.choices,
         "plan_every": tuned().PLAN_EVERY_S,
         "generated": generated_past(now),
-        "compare_again_s": AGAIN_S if tuned().COMPARE_EVERY_S > AGAIN_S else 0.0,
-        "compare_least_s": LEAST.total_seconds(),
-        "compare_every": tuned().COMPARE_EVERY_S,
-        "compared_s": 3600 * tuned().COMPARE_HOURS,
         "strategies": [(name, title_of(name)) for name in strategies.names()] if operator else [],
         "moves": with_undone(planning.moves(model=model)[:MOVES_SHOWN]),
         "plans": cards_of(planning.plans(model=model)[:PLANS_SHOWN], titles, now),
@@ -137,14 +104,9 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     return render(request, "console/scaling/scaling.html", context)
 
 
-def _csv(
-    name: str, model: str, matrix: tables.Matrix, compared: list[dict[str, Any]], charts: dict[str, Chart]
-) -> HttpResponseBase:
-    for file, chart in charts.items():
-        if name == chart.key:
-            return chart.csv(file)
-    if name == "comparison":
-        return table(COMPARISON, compared).csv("strategies")
+def _csv(name: str, model: str, matrix: tables.Matrix, demand: Chart) -> HttpResponseBase:
+    if name == demand.key:
+        return demand.csv("demand")
     if name == "moves":
         return MOVES.csv(planning.moves(model))
     if name == "plans":
@@ -156,12 +118,9 @@ def _csv(
 @require_GET
 @fleet_role(Role.VIEWER)
 def charts(request: HttpRequest) -> HttpResponse:
-    """Show `GET /console/api/scaling-charts?charts=demand,strategies`: the figures of the page, redrawn."""
-    comparison, used = planning.latest_comparison(), strategies_used()
-    key = ("strategies", comparison.pk if comparison else 0, *sorted(used))
-    drawn = once(key, lambda: [comparison_chart(comparison, used)])
+    """Show `GET /console/api/scaling-charts?charts=demand`: the figure of the page, redrawn."""
     model = Filters(request.GET, model_select(model_names()))["model"]
-    return redrawn(request, [demand_chart(model, timezone.now()), *drawn])
+    return redrawn(request, [demand_chart(model, timezone.now())])
 
 
 @action(

@@ -23,9 +23,9 @@ from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
 from scheduling.compiling import Progress
 
 Row = dict[str, Any]
-COLORS: Final = ("var(--text)", "var(--s1)", "var(--s3)", "var(--s2)", "var(--s4)", "var(--s5)")
-DASHES: Final = ("solid", "solid", "solid", "longdash", "dot", "dashdot")
-"""Of the futures A to F: line style differs as well as colour."""
+COLORS: Final = ("var(--text)", "var(--s1)", "var(--s3)", "var(--s2)", "var(--s4)", "var(--s5)", "var(--s6)")
+DASHES: Final = ("solid", "solid", "solid", "longdash", "dot", "dashdot", "dash")
+"""Of the futures A to G: line style differs as well as colour."""
 LEFT, RIGHT = 4.0, 112.0
 """Of the drawing of an interval, px."""
 MARKS: Final = {"ok": "ready", "warning": "warning", "critical": "critical", "info": "loading", "idle": "stopped"}

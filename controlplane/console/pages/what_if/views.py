@@ -32,7 +32,6 @@ from controlplane.console.pages.what_if.compare import (
     sentence,
     state_of,
 )
-from controlplane.console.selectors.replay import replay
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment
 from controlplane.planning.models import ScalingPlan
@@ -67,7 +66,6 @@ def what_ifs(request: HttpRequest) -> HttpResponse:
         "ready": ready_questions(),
         "any_open": any(row.state in OPEN for row in rows),
         "any_draft": any(row.state == WhatIfState.DRAFT for row in rows),
-        "replay": replay(),
         "twin": _twin(),
     }
     return render(request, "console/what_if/list.html", context)

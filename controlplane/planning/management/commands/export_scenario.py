@@ -4,10 +4,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.fleet.models import Deployment
-from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.plans import inventory
+from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.management.commands.export_ledger import moment
-from controlplane.simulation.selectors import LEDGER_COLUMNS, asked_rows, ledger_trace
+from controlplane.simulation.selectors import LEDGER_COLUMNS, ledger_rows, ledger_trace
 from scheduling.simulation.measures.tables import write_csv
 from scheduling.simulation.scenario import ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
@@ -29,7 +29,7 @@ class Command(BaseCommand):
         folder = options["folder"]
         models = set(Deployment.objects.filter(active=True).values_list("model__name", flat=True))
         fleet = inventory.read(models)
-        rows = asked_rows(options["since"], options["until"])
+        rows = ledger_rows(options["since"], options["until"])
         values = scenario_of(fleet, rows)
         if not values["fleet"]:
             raise CommandError(

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from controlplane.simulation.selectors import LEDGER_COLUMNS, asked_rows, ledger_trace
+from controlplane.simulation.selectors import LEDGER_COLUMNS, ledger_rows, ledger_trace
 from scheduling.simulation.measures.tables import write_csv
 
 
@@ -25,7 +25,7 @@ class Command(BaseCommand):
         parser.add_argument("--model", default="", help="of this model only")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        rows = asked_rows(options["since"], options["until"], options["model"])
+        rows = ledger_rows(options["since"], options["until"], options["model"])
         count = rows.count()
         if not count:
             raise CommandError("The ledger holds no such request.")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.models import LedgerRow
-from controlplane.simulation.selectors import asked_rows
+from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif.fork import fork_fleet
 from controlplane.simulation.whatif.models import TraceFile
 from controlplane.simulation.whatif.selectors import present_scenario
@@ -50,7 +50,7 @@ def start_of(asked: Begin, horizon_s: float) -> Start:
             since, until = asked.since, asked.until or timezone.now()
             if since is None or since >= until:
                 raise ActionError("Give since, before until.")
-            rows = asked_rows(since, until)
+            rows = ledger_rows(since, until)
             if not rows.exists():
                 raise ActionError(
                     f"The ledger has no request from {since:%d %B %H:%M} until {until:%d %B %H:%M} (UTC)."

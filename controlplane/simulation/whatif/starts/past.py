@@ -40,7 +40,7 @@ def past_demand(at: datetime) -> list[EndpointDemand]:
     since = until - timedelta(minutes=MINUTES)
     separate, opportunistic = set(other_classes()), set(other_classes(SloKind.OPPORTUNISTIC))
     rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until).order_by().annotate(own=OWN_REGION)
-    columns = (ASKED[Quantity.PROMPT], ASKED[Quantity.OUTPUT], F("requests") - F("repeated"))
+    columns = (ASKED[Quantity.PROMPT], ASKED[Quantity.OUTPUT], F("requests"))
     demand: dict[Endpoint, EndpointDemand] = {}
     for minute, model, region, slo_class, prompt, output, requests in rows.values_list(
         "minute", "model", "own", "slo_class", *columns

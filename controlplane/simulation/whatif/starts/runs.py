@@ -18,7 +18,7 @@ from controlplane.applications.selectors import graph_of
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.titles import title_of
-from controlplane.simulation.selectors import asked_rows
+from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif.changes.policies import PARTS
 from controlplane.simulation.whatif.models import WhatIf
 from controlplane.simulation.whatif.services import save_draft, submit
@@ -96,7 +96,7 @@ def _table(application: Application, runs: Sequence[ApplicationRun], start: Star
     if runs and not models:
         raise ActionError(f"No model of {application} is served with a performance profile.")
     until = max((one.last_call_at for one in runs), default=since)
-    calls = asked_rows(since, until + AROUND).filter(tenant=application.tenant_id, application=application.name)
+    calls = ledger_rows(since, until + AROUND).filter(tenant=application.tenant_id, application=application.name)
     own = calls.annotate(own=OWN_REGION).values_list("own", "slo_class")
     regions, classes = (Counter(names) for names in zip(*own, strict=True)) if own else (Counter(), Counter())
     deadlines = [one.deadline_s for one in runs if one.deadline_s]

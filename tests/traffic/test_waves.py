@@ -2,23 +2,19 @@
 
 import asyncio
 import logging
-from dataclasses import replace
-from functools import partial
-from random import Random
 
 import pytest
 from aiohttp import web
 
 from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.fleet.models import SloClass, SloKind
-from controlplane.gateway.management.commands.demo_traffic import KEY_NAME, new_key
-from controlplane.gateway.replay import runs, waves
-from controlplane.gateway.replay.runs import RunSender, RunStream, run_streams
-from controlplane.gateway.replay.waves import BURST_FACTOR, DAY_S, KINDS, NIGHT, Job, Kind, Stream, Waves, streams
+from controlplane.planning.management.commands.demo_traffic import KEY_NAME, new_key
 from scheduling.applications.suite import SUITE
-from tests.replay.conftest import FakeGateway
 from tests.supervisor.conftest import until
+from tests.traffic.conftest import FakeGateway
 from workers.emulator.text import count_tokens
+from workers.traffic import waves
+from workers.traffic.waves import BURST_FACTOR, DAY_S, KINDS, NIGHT, Kind, Stream, Waves, streams
 
 ENDPOINTS = [("llama", "us-west", 4096), ("llama", "us-east", 4096), ("bloom", "us-east", 2048)]
 
@@ -63,9 +59,10 @@ async def test_requests_fit_the_model_and_say_where_they_come_from(gateway: Fake
     assert {headers["X-SLO-Class"] for headers in gateway.headers} == {"interactive"}
 
 
-async def test_a_job_comes_at_once_and_again(gateway: FakeGateway) -> None:
-    stream = busy(gateway, slo_class="opportunistic").sources[0]
-    source = Waves(gateway.url, [], seed=1, jobs=[Job(stream, first_s=0.0, every_s=0.5, requests=7)])
+async def test_a_job_is_sent_at_once_and_again(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = busy(gateway, slo_class="opportunistic", share=1e-6, phase=0.0, job=7)
+    monkeypatch.setattr(waves, "JOB_FIRST_S", 0.0)
+    monkeypatch.setattr(waves, "JOB_EVERY_S", 0.5)
     gateway.hold = asyncio.Event()
     run = asyncio.create_task(source.run())
     await gateway.has_open(7)
@@ -80,25 +77,23 @@ async def test_a_job_comes_at_once_and_again(gateway: FakeGateway) -> None:
 
 async def test_runs_of_applications_follow_their_steps(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls name application, run and unit; a step's calls come after those of the step before it, and a failure ends it."""
-    source = busy(gateway, context_tokens=4096, region="us-east")
-    stream, source.sources = source.sources[0], []
-    assert [each.stream for each in run_streams([replace(stream, context_tokens=2048), stream, stream], 1.0)] == [
-        stream
-    ]
-    monkeypatch.setattr(runs, "SUITE", {"CC": SUITE["CC"], "CG": SUITE["CG"]})
+    source = busy(gateway, context_tokens=4096, region="us-east", share=1e-6, runs=True)
+    monkeypatch.setattr(waves, "RUN_EVERY_S", 1.0)
+
+    async def no_flow(*_: object) -> None: ...
+
+    monkeypatch.setattr(Waves, "_flow", no_flow)
+    monkeypatch.setattr(waves, "SUITE", {"CC": SUITE["CC"], "CG": SUITE["CG"]})
     real_sleep = asyncio.sleep
-    monkeypatch.setattr(runs.asyncio, "sleep", lambda seconds: real_sleep(min(seconds, 0.01)))
-    sender = RunSender(source.post, seed=1)
-    source.others.append(partial(sender.run, runs=RunStream(stream, 60.0), draw=Random(1)))
+    monkeypatch.setattr(waves.asyncio, "sleep", lambda seconds: real_sleep(min(seconds, 0.01)))
     run = asyncio.create_task(source.run())
-    await until(lambda: sender.ended >= 3)
+    await until(lambda: source.runs_done >= 3)
 
     async def refuse(request: web.Request) -> web.StreamResponse:
         return web.Response(status=503)
 
     gateway.answer = refuse
-    begun = sender.begun
-    await until(lambda: sender.begun >= begun + 5)
+    await until(lambda: sum(body.get("outcome") == "failed" for _, body in gateway.reports) >= 3)
     run.cancel()
     await asyncio.wait([run])
     by_run: dict[str, list[str]] = {}
@@ -123,7 +118,7 @@ async def test_runs_of_applications_follow_their_steps(gateway: FakeGateway, mon
 
 
 async def test_open_requests_are_bounded(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waves, "MOST_OPEN", 5)
+    monkeypatch.setattr(waves, "MAX_OPEN", 5)
     gateway.hold = asyncio.Event()
     run = asyncio.create_task(busy(gateway).run())
     await gateway.has_open(5)

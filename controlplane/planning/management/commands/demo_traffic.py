@@ -1,7 +1,5 @@
 import asyncio
-import random
 import signal
-from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -9,10 +7,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.accounts.services import create_api_key, revoke_api_key
-from controlplane.fleet.models import Deployment
-from controlplane.gateway.replay.demo import RUN_EVERY_S, RUNS_OF, SHARES, jobs_of, senders, streams_to
-from controlplane.gateway.replay.runs import RunSender, run_streams
-from controlplane.gateway.replay.waves import Waves
+from controlplane.planning.demo_traffic import SHARES, senders, streams_to
+from workers.traffic.waves import Waves
 
 KEY_NAME = "demo traffic"
 ACTOR = "manage.py demo_traffic"
@@ -33,18 +29,10 @@ class Command(BaseCommand):
         if not tenants:
             wanted = f"tenant {name!r}" if name else f"tenant of {', '.join(SHARES)}"
             raise CommandError(f"There is no active {wanted}; `manage.py seed_demo` makes the demo's.")
-        if not Deployment.objects.filter(active=True).exists():
+        sources = [stream for tenant in tenants for stream in streams_to(tenant, new_key(tenant))]
+        if not sources:
             raise CommandError("There is no active deployment to send requests to.")
-        sources = {tenant: streams_to(tenant, new_key(tenant)) for tenant in tenants}
-        jobs = [job for tenant in tenants for job in jobs_of(tenant, sources[tenant])]
-        streams = [stream for own in sources.values() for stream in own]
-        waves = Waves(options["url"].rstrip("/"), streams, options["seed"], jobs)
-        runs = RunSender(waves.post, options["seed"])
-        for tenant in tenants:
-            for number, each in enumerate(run_streams(sources[tenant], RUN_EVERY_S) if tenant.name == RUNS_OF else ()):
-                draw = random.Random(f"{options['seed']} runs {number}")
-                waves.others.append(partial(runs.run, runs=each, draw=draw))
-        asyncio.run(until_stopped(waves))
+        asyncio.run(until_stopped(Waves(options["url"].rstrip("/"), sources, options["seed"])))
 
 
 def new_key(tenant: Tenant) -> str:

@@ -7,8 +7,8 @@ from django.db.models import QuerySet
 from controlplane.fleet.models import Model
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.bundles import CUSTOM, presents
-from controlplane.planning.comparison.cluster import live_scenario
 from controlplane.planning.execution import strategies
+from controlplane.planning.live_scenario import live_scenario
 from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.round import plan_settings

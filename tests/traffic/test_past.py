@@ -13,10 +13,16 @@ from controlplane.fleet.models import Region
 from controlplane.gateway.ledger import writer
 from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.models import MinuteRow
-from controlplane.gateway.replay import demo
-from controlplane.gateway.replay.demo import EMBEDDED, LENGTHS, lengths, minutes
-from controlplane.gateway.replay.prompts import Instructions
-from controlplane.gateway.replay.waves import (
+from controlplane.planning import demo as planning_demo
+from controlplane.planning import demo_traffic as demo
+from controlplane.planning.demo_traffic import EMBEDDED, LENGTHS, lengths, minutes
+from scheduling.bundles import BUNDLES
+from tests import database
+from tests.examples import at_night_but
+from workers.emulator import requested_length
+from workers.emulator.text import count_tokens
+from workers.traffic.prompts import Instructions
+from workers.traffic.waves import (
     BURST_EVERY_S,
     BURST_FACTOR,
     BURST_S,
@@ -28,12 +34,6 @@ from controlplane.gateway.replay.waves import (
     requested_tokens,
     streams,
 )
-from controlplane.planning import demo as planning_demo
-from scheduling.bundles import BUNDLES
-from tests import database
-from tests.examples import at_night_but
-from workers.emulator import requested_length
-from workers.emulator.text import count_tokens
 
 NOW = datetime(2026, 3, 2, 12, 0, 40, tzinfo=UTC)
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
@@ -76,8 +76,8 @@ def answered(slo_class: str, context: int, count: int = 1_000) -> tuple[float, f
 def test_requests_are_as_long_as_the_demos(slo_class: str, context: int) -> None:
     prompt_tokens, output_tokens = answered(slo_class, context)
     known = lengths(slo_class, context)
-    assert known.prompt_tokens == pytest.approx(prompt_tokens, rel=0.15)
-    assert known.output_tokens == pytest.approx(output_tokens, rel=0.2)
+    assert known[0] == pytest.approx(prompt_tokens, rel=0.15)
+    assert known[2] == pytest.approx(output_tokens, rel=0.2)
 
 
 def test_embeddings_are_as_long_as_the_demos() -> None:
@@ -86,12 +86,12 @@ def test_embeddings_are_as_long_as_the_demos() -> None:
     calls = [traffic.call(source, draw) for _ in range(2_000)]
     assert {path for path, _ in calls} == {"embeddings"}
     tokens = np.array([sum(count_tokens(text) for text in body["input"]) for _, body in calls])
-    assert tokens.mean() == pytest.approx(EMBEDDED.prompt_tokens, rel=0.1)
-    assert tokens.std() / tokens.mean() == pytest.approx(EMBEDDED.prompt_variation, rel=0.15)
+    assert tokens.mean() == pytest.approx(EMBEDDED[0], rel=0.1)
+    assert tokens.std() / tokens.mean() == pytest.approx(EMBEDDED[1], rel=0.15)
     rows = list(minutes([source], BEGIN, 600, seed=1))
     assert not any(row.output_tokens for row in rows)
     mean = sum(row.prompt_tokens for row in rows) / sum(row.requests for row in rows)
-    assert mean == pytest.approx(EMBEDDED.prompt_tokens, rel=0.1)
+    assert mean == pytest.approx(EMBEDDED[0], rel=0.1)
 
 
 def test_a_day_has_the_shape_and_the_level_of_the_traffic_to_come() -> None:
@@ -108,7 +108,7 @@ def test_a_day_has_the_shape_and_the_level_of_the_traffic_to_come() -> None:
     ]
     assert of_minute == pytest.approx(expected, rel=0.12)
     prompt_tokens = sum(row.prompt_tokens for row in rows) / sum(row.requests for row in rows)
-    assert prompt_tokens == pytest.approx(lengths("interactive", 4096).prompt_tokens, rel=0.1)
+    assert prompt_tokens == pytest.approx(lengths("interactive", 4096)[0], rel=0.1)
 
 
 def test_it_is_generated_once_ends_before_now_and_can_be_taken_away(seeded: None) -> None:
@@ -139,18 +139,21 @@ def test_a_fleet_that_has_counted_anything_is_given_no_past(seeded: None) -> Non
 def test_tenants_share_the_traffic_and_its_past_is_of_all_of_them(seeded: None) -> None:
     sources = [stream for tenant in demo.senders() for stream in demo.streams_to(tenant, tenant.name)]
     assert {stream.key for stream in sources} == set(demo.SHARES)
-    merged = demo.together(sources)
-    assert len(merged) == len({(stream.model, stream.region, stream.slo_class) for stream in sources}) == 37
-    assert {stream.share for stream in merged} == {1.0}
-    assert len(sources) > len(merged)  # some classes are shared
+    series = {(stream.model, stream.region, stream.slo_class) for stream in sources}
+    shares = [sum(each.share for each in sources if (each.model, each.region, each.slo_class) == one) for one in series]
+    assert (len(series), set(shares)) == (37, {1.0})
+    assert len(sources) > len(series)  # some classes are shared
+    assert demo.generate_past(NOW, hours=2.0)
+    assert set(MinuteRow.objects.values_list("model", "region", "slo_class")) == series
+    assert {stream.key for stream in sources if stream.runs} == {"acme"}
+    assert len([stream.region for stream in sources if stream.runs]) == 3
 
 
-def test_jobs_come_to_a_model_whose_requests_wait_in_groups_one_region_after_the_other(seeded: None) -> None:
-    given = {tenant.name: demo.jobs_of(tenant, demo.streams_to(tenant, tenant.name)) for tenant in demo.senders()}
-    assert given["acme"] == []
-    jobs = given["globex"]
-    assert {BUNDLES[planning_demo.GIVEN[job.stream.model][0]].policy["ordering"] for job in jobs} == {"qlm"}
-    assert len({job.stream.region for job in jobs}) == len({job.first_s for job in jobs}) == len(jobs) == 3
+def test_jobs_are_sent_to_a_model_whose_requests_wait_in_groups_one_region_after_the_other(seeded: None) -> None:
+    jobs = [each for tenant in demo.senders() for each in demo.streams_to(tenant, tenant.name) if each.job]
+    assert {each.key for each in jobs} == {"globex"}
+    assert {BUNDLES[planning_demo.GIVEN[each.model][0]].policy["ordering"] for each in jobs} == {"qlm"}
+    assert len({each.region for each in jobs}) == len({each.phase for each in jobs}) == len(jobs) == 3
 
 
 def test_without_its_tenants_there_is_none(seeded: None) -> None:

@@ -2,9 +2,9 @@
 
 import statistics
 
-from controlplane.gateway.replay.prompts import CHARACTERS_PER_TOKEN, Instructions
 from workers.emulator import requested_length
 from workers.emulator.text import count_tokens
+from workers.traffic.prompts import CHARACTERS_PER_TOKEN, Instructions
 
 
 def test_the_same_seed_asks_the_same() -> None:

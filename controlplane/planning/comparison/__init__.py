@@ -1,1 +1,0 @@
-"""The ledger's last hours simulated under each strategy."""

@@ -1,0 +1,131 @@
+"""The nightly what-if: the requests of the ledger's last day under each policy bundle, compared with the present policies.
+
+It starts from the present fleet without requests, like any what-if of the ledger, and waits for those that people ask for.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
+
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.selectors import ledger_rows
+from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif.models import FutureSeed, WhatIf, WhatIfState
+from controlplane.simulation.whatif.starts.begin import Begin, start_of
+from controlplane.simulation.whatif.working import OPEN
+from controlplane.tuning.selectors import tuned
+from scheduling.bundles import BUNDLES
+
+MIN_REQUESTS: Final = 200
+KEPT: Final = timedelta(days=30)
+BASELINES: Final = ("sageserve-reactive",)
+"""Bundles that are left out: one paper's own baseline."""
+MAX_FAILED: Final = 10
+"""Number of newest rows among which a done one is looked for."""
+RETRY_S: Final = 600.0
+"""Time in seconds until the next try where every run of the last one failed."""
+
+
+def due(now: datetime) -> bool:
+    """Return whether a nightly what-if is due and the ledger has the requests that it needs."""
+    every_s = tuned().NIGHTLY_EVERY_S
+    newest = _rows().first()
+    if every_s <= 0 or (newest is not None and newest.state in OPEN):
+        return False
+    if newest is not None and newest.state == WhatIfState.FAILED:
+        every_s = min(every_s, RETRY_S)
+    return (newest is None or (now - newest.created_at).total_seconds() >= every_s) and not missing(now)
+
+
+def missing(now: datetime) -> int:
+    """Return how many requests the ledger lacks for a nightly what-if; 0 if it has enough."""
+    rows = ledger_rows(now - timedelta(seconds=tuned().NIGHTLY_EVERY_S), now)
+    return MIN_REQUESTS - rows[:MIN_REQUESTS].count()
+
+
+def submit(now: datetime) -> WhatIf:
+    """Submit the what-if of the time since the last one under every bundle. Raise ActionError if it is impossible."""
+    horizon_s = min(tuned().NIGHTLY_EVERY_S, services.MOST_HORIZON_S)
+    since = now - timedelta(seconds=horizon_s)
+    start = start_of(Begin(kind="ledger", since=since, until=now), horizon_s)
+    futures = [services.future_of("", name, ()) for name in BUNDLES if name not in BASELINES]
+    values = {
+        "title": f"Nightly: {since:%d %B %H:%M} to {now:%d %B %H:%M} under each bundle",
+        "start": start.model_dump(mode="json"),
+        "horizon_s": horizon_s,
+        "seeds": 1,
+        "nightly": True,
+    }
+    prune(now)
+    try:
+        return services.ask(values, futures, "simulation")
+    except ValidationError as error:
+        raise ActionError("; ".join(error.messages)) from error
+
+
+def prune(now: datetime) -> None:
+    """Delete nightly what-ifs but the newest done one of each of the last days, and those that became a plan."""
+    days = set()
+    for row in _rows().filter(plan={}).exclude(state__in=OPEN).order_by("-created_at"):
+        day = row.created_at.date()
+        if row.state != WhatIfState.DONE or day in days or row.created_at < now - KEPT:
+            row.delete()
+        else:
+            days.add(day)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The newest nightly what-if in a sentence, and its number; None before the first."""
+
+    sentence: str
+    number: int | None = None
+
+
+def summary(now: datetime) -> Summary:
+    """Describe the cheapest future of the newest nightly what-if, or why there is none."""
+    rows = list(_rows()[:MAX_FAILED])
+    row = next((each for each in rows if each.state == WhatIfState.DONE), None)
+    if row is not None:
+        return Summary(_sentence(row), row.pk)
+    if tuned().NIGHTLY_EVERY_S <= 0:
+        return Summary("The nightly what-if is switched off (NIGHTLY_EVERY_S).")
+    if rows:
+        return Summary(f"The newest nightly what-if is {rows[0].get_state_display().lower()}.", rows[0].pk)
+    if lacks := missing(now):
+        return Summary(
+            f"No nightly what-if yet: it needs {MIN_REQUESTS} requests, and the ledger has {MIN_REQUESTS - lacks}."
+        )
+    return Summary("No nightly what-if yet: the first starts within a minute.")
+
+
+def _rows() -> QuerySet[WhatIf]:
+    return WhatIf.objects.filter(nightly=True).defer("start")
+
+
+def _sentence(row: WhatIf) -> str:
+    """Name the cheapest future of *row*, with the price of its misses, against the present policies."""
+    columns = ("future__letter", "future__name", "result__columns__all__cost_usd", "result__columns__all__missed")
+    runs = FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.DONE).order_by("future__letter")
+    known = [(letter, name, float(usd), int(missed)) for letter, name, usd, missed in runs.values_list(*columns)]
+    letter, name, usd, missed = min(known, key=lambda one: one[2] + one[3] * row.usd_per_1000_missed / 1000)
+    was = known[0]
+    span = f"Over {_span(row.horizon_s)}"
+    if was[0] != "A":
+        return f"{span}, {name} would have been cheapest of the bundles."
+    if letter == "A" or (usd, missed) == was[2:]:
+        return f"{span}, no bundle would have been cheaper than the present policies."
+    saved, fewer = was[2] - usd, was[3] - missed
+    money = f"${abs(saved):,.2f} {'less' if saved >= 0 else 'more'}"
+    misses = f"{abs(fewer):,} {'miss' if abs(fewer) == 1 else 'misses'} {'fewer' if fewer > 0 else 'more'}"
+    return f"{span}, {name} would have been cheapest: {money}, {misses if fewer else 'as many misses'}."
+
+
+def _span(horizon_s: float) -> str:
+    minutes = round(horizon_s / 60)
+    if minutes < 120:
+        return f"the last {minutes} min"
+    return "the last day" if minutes == 1440 else f"the last {round(minutes / 60)} h"

@@ -1,0 +1,170 @@
+"""The nightly what-if: when it is due, what it asks, what is kept, and the sentence that pages show."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controlplane.simulation.selectors import ledger_rows
+from controlplane.simulation.whatif import nightly, selectors, services, working
+from controlplane.simulation.whatif.arrivals import drawn
+from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
+from controlplane.simulation.whatif.start import Start, stage_start
+from scheduling.bundles import BUNDLES
+from scheduling.simulation.scenario import Scenario
+from tests.console.conftest import make_request  # noqa: F401 (a fixture)
+from tests.simulation.whatif import rows
+from workers.tasks import simulation as tasks
+
+pytestmark = pytest.mark.django_db
+MODEL = "llama-3.1-8b"
+
+
+@pytest.fixture(autouse=True)
+def setting(monkeypatch, settings):
+    monkeypatch.setattr(working, "send_task", lambda *_, **__: True)
+    settings.NIGHTLY_EVERY_S = 600.0
+
+
+@pytest.fixture
+def ledger(make_instance, slo_class, make_request):  # noqa: F811
+    """Write 220 requests of the last minutes: every tenth for a model without a profile, every eleventh elsewhere."""
+    make_instance()
+    now = timezone.now()
+    for number in range(220):
+        make_request(
+            arrived_at=now - timedelta(seconds=2 * (220 - number)),
+            model="tiny" if number % 10 == 0 else MODEL,
+            region="nowhere" if number % 11 == 0 and number % 10 else "us-east",
+            prompt_tokens=200,
+            output_tokens=60,
+        )
+    return now
+
+
+def done(cost_usd: float, missed: int, bundle_usd: float, bundle_missed: int, **values) -> WhatIf:
+    """Write a nightly what-if that is done, of the present policies and of QLM."""
+    row = WhatIf.objects.create(**{"nightly": True, "state": WhatIfState.DONE, "horizon_s": 86_400.0} | values)
+    for letter, name, usd, lost in (("A", "As now", cost_usd, missed), ("B", "QLM", bundle_usd, bundle_missed)):
+        future = Future.objects.create(what_if=row, letter=letter, name=name)
+        result = {"columns": {"all": {"cost_usd": usd, "missed": lost}}}
+        FutureSeed.objects.create(future=future, seed=1, state=WhatIfState.DONE, result=result)
+    return row
+
+
+def test_the_task_submits_an_ordinary_what_if_of_every_bundle_and_only_once(ledger, settings):
+    row = WhatIf.objects.get(pk=tasks.nightly_what_if())
+    assert (row.nightly, row.state, row.seeds, row.horizon_s) == (True, WhatIfState.QUEUED, 1, 600.0)
+    changes = [[each.get("value") for each in future.changes] for future in row.futures.all()]
+    assert changes == [[], *([name] for name in BUNDLES if name not in nightly.BASELINES)]
+    assert "tiny (22 requests)" in row.start["remarks"][0]
+    assert tasks.nightly_what_if() is None  # while it waits
+    staged = stage_start(Start.model_validate(row.start), Scenario.model_validate(row.start["scenario"]), 1, (), 600.0)
+    assert len(staged.requests.arrival_s) == 180
+
+
+def test_it_waits_for_what_people_ask_for(ledger, operator):
+    tasks.nightly_what_if()
+    services.submit(rows.draft(operator), operator)
+    assert [run.future.what_if.nightly for run in working.waiting_runs()][:2] == [False, False]
+    assert not working.take(timezone.now()).future.what_if.nightly
+
+
+def test_when_it_is_due(ledger, settings):
+    assert nightly.due(ledger)
+    row = done(1.0, 0, 1.0, 0)
+    for state, after_s, due in (
+        (WhatIfState.DONE, 590, False),
+        (WhatIfState.DONE, 610, True),
+        (WhatIfState.CANCELLED, 590, False),
+        (WhatIfState.RUNNING, 610, False),
+        (WhatIfState.FAILED, 590, False),
+        (WhatIfState.FAILED, 610, True),
+    ):
+        WhatIf.objects.update(state=state, created_at=ledger - timedelta(seconds=after_s))
+        assert nightly.due(ledger) == due, (state, after_s)
+    row.delete()
+    settings.NIGHTLY_EVERY_S = 0.0
+    assert not nightly.due(ledger)
+    settings.NIGHTLY_EVERY_S = 600.0
+    ledger_rows()[:30].model.objects.filter(model="tiny").delete()
+    assert not nightly.due(ledger)  # 198 requests
+
+
+def test_one_a_day_is_kept():
+    now = timezone.now().replace(hour=12)
+    kept = [done(1.0, 0, 1.0, 0, created_at=now - timedelta(hours=hours)) for hours in (0, 24)]
+    kept.append(done(1.0, 0, 1.0, 0, created_at=now - timedelta(hours=1), plan={"letter": "B"}))
+    kept.append(done(1.0, 0, 1.0, 0, created_at=now - timedelta(hours=2), nightly=False))
+    done(1.0, 0, 1.0, 0, created_at=now - timedelta(hours=3))
+    done(1.0, 0, 1.0, 0, created_at=now - timedelta(days=31))
+    done(1.0, 0, 1.0, 0, created_at=now, state=WhatIfState.FAILED)
+    nightly.prune(now)
+    assert set(WhatIf.objects.all()) == set(kept)
+
+
+@pytest.mark.parametrize(
+    ("usd", "missed", "sentence"),
+    [
+        (88.0, 13, "Over the last day, QLM would have been cheapest: $12.00 less, 3 misses more."),
+        (90.0, 10, "Over the last day, QLM would have been cheapest: $10.00 less, as many misses."),
+        (100.4, 9, "Over the last day, no bundle would have been cheaper than the present policies."),
+        (101.0, 4, "Over the last day, no bundle would have been cheaper than the present policies."),
+        (100.0, 10, "Over the last day, no bundle would have been cheaper than the present policies."),
+    ],
+)
+def test_the_cheapest_with_the_price_of_its_misses(usd, missed, sentence):
+    row = done(100.0, 10, usd, missed)
+    assert nightly.summary(timezone.now()) == nightly.Summary(sentence, row.pk)
+
+
+def test_a_miss_has_a_price():
+    done(100.0, 5000, 101.0, 4000)  # a dollar more, and 1,000 misses of half a cent fewer
+    assert "QLM would have been cheapest: $1.00 more, 1,000 misses fewer" in nightly.summary(timezone.now()).sentence
+
+
+def test_without_one_the_sentence_says_why(ledger, settings):
+    assert nightly.summary(ledger).sentence == "No nightly what-if yet: the first starts within a minute."
+    number = tasks.nightly_what_if()
+    assert nightly.summary(ledger) == nightly.Summary("The newest nightly what-if is queued.", number)
+    WhatIf.objects.all().delete()
+    lacks = nightly.summary(ledger + timedelta(days=1)).sentence
+    assert lacks == "No nightly what-if yet: it needs 200 requests, and the ledger has 0."
+    settings.NIGHTLY_EVERY_S = 0.0
+    assert "switched off" in nightly.summary(ledger).sentence
+
+
+def test_pages_show_it_and_its_what_if(viewer, client):
+    row = done(100.0, 10, 88.0, 13)
+    client.force_login(viewer)
+    for page in ("/", "/scaling/"):
+        shown = client.get(page, follow=True).content.decode()
+        assert "QLM would have been cheapest" in shown
+        assert f'href="/what-if/{row.pk}/"' in shown
+    assert '<span class="tag">nightly</span>' in client.get("/what-if/").content.decode()
+    assert [each["id"] for each in client.get("/api/what-ifs?nightly=true").json()["items"]] == [row.pk]
+
+
+def test_a_fork_leaves_out_models_without_a_profile(ledger):
+    arrivals = {"kind": "forecast", "horizon_s": 60.0, "streams": []}
+    for name in (MODEL, "tiny"):
+        rates = {"start_s": 0.0, "window_s": 60.0, "mean": [2.0], "lower": [2.0], "upper": [2.0]}
+        stream = {"model": name, "region": "us-east", "gaps": [0.5], "requests_per_s": rates}
+        stream |= {"slo_class": ["interactive"] * 2, "tenant": ["acme"] * 2}
+        tokens = {f"{of}_tokens": [9, 9] for of in ("prompt", "output", "predicted")}
+        arrivals["streams"].append(stream | tokens)
+    fork = Start(kind="fleet", at=ledger, scenario=selectors.present_scenario(), arrivals=arrivals)
+    staged = stage_start(fork, Scenario.model_validate(fork.scenario), 1, (), 60.0)
+    assert 0 < staged.requests.arrival_s.size == len(drawn(arrivals, 1)) - staged.left_out
+    assert staged.left_out > 0
+    assert staged.recent is not None
+
+
+@pytest.mark.nightly
+def test_every_bundle_is_simulated(ledger):
+    row = WhatIf.objects.get(pk=tasks.nightly_what_if())
+    rows.run_all(row)
+    assert row.state == WhatIfState.DONE
+    requests = {run.result["columns"]["all"]["requests"] for run in FutureSeed.objects.all()}
+    assert requests == {180}
+    assert nightly.summary(timezone.now()).number == row.pk
