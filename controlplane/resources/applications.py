@@ -14,6 +14,7 @@ from controlplane.applications.models import (
     learned,
     with_costs,
 )
+from controlplane.fleet.inventory.kinds import Kind
 from controlplane.fleet.models import Deployment
 from controlplane.resources.filters import Search, Select, last_hours
 from controlplane.resources.requests import region_control, tenant_control
@@ -278,6 +279,7 @@ UNIT_BACKENDS = Resource(
     name="unit-backends",
     noun="unit backend",
     model=UnitBackend,
+    kind=Kind("unit-backends", UnitBackend),
     rows=lambda viewer: UnitBackend.objects.all(),
     columns=tuple(
         Column(name)

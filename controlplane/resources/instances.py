@@ -5,6 +5,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from controlplane.accounts.models import Role
+from controlplane.fleet.inventory.kinds import INSTANCE
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Launcher, Tier
 from controlplane.fleet.rollouts import revisions
@@ -66,6 +67,7 @@ INSTANCES = Resource(
     name="instances",
     noun="instance",
     model=Instance,
+    kind=INSTANCE,
     rows=visible_instances,
     least=Role.VIEWER,
     columns=(

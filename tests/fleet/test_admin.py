@@ -114,7 +114,7 @@ class TestRows:
         change(REGION, region, {"title": "Theirs"}, "alice")
         services.cordon(region, "bob", "no field of this form")
         page = as_admin.post(path, values | {"drawn_after": drawn})
-        said = "Nothing was saved: since this form was opened, alice changed title from US East to Theirs at "
+        said = "Nothing was saved: since this was read, alice changed title from US East to Theirs at "
         assert [text[: len(said)] for text in page.context["adminform"].form.non_field_errors()] == [said]
         region.refresh_from_db()
         assert region.title == "Theirs"
@@ -146,7 +146,7 @@ class TestSecrets:
 
     def test_they_are_named_and_not_shown(self, as_admin):
         text = self.page.content.decode()
-        assert "HF_TOKEN, API key" in text
+        assert "api_key, HF_TOKEN" in text
         assert "hidden-" not in text
 
     def test_empty_fields_keep_them(self, as_admin, deployment):
@@ -161,11 +161,16 @@ class TestSecrets:
         assert "hidden-" not in f"{event.before}{event.after}"
 
     def test_they_can_be_removed(self, as_admin, deployment):
-        assert self.saved(as_admin, deployment, secrets="{}", forget_api_key="on") == ({}, "")
+        assert self.saved(as_admin, deployment, secrets="{}", api_key="-") == ({}, "")
 
     def test_a_mistake_is_shown_at_its_field(self, as_admin, deployment):
         response = as_admin.post(self.path, self.values(deployment, secrets='{"HF_TOKEN": 1}'))
         assert set(response.context["adminform"].form.errors) == {"secrets"}
+
+    def test_viewers_see_their_names_alone(self, reader):
+        text = reader.get(self.path).content.decode()
+        assert "HF_TOKEN" in text
+        assert "hidden-" not in text
 
 
 def test_sizes_of_a_model_are_read_from_its_source(as_admin, tmp_path, monkeypatch):
