@@ -71,7 +71,7 @@ INSTANCES = Resource(
     rows=visible_instances,
     least=Role.VIEWER,
     columns=(
-        Column("name", "Instance", href="console:instance", draw="id", sorts=True),
+        Column("name", "Instance", draw="console/instances/link_cell.html", sorts=True),
         Column("status", "State", draw="console/instances/status_cell.html", rest=False, sorts=True),
         Column("model", "Model", "deployment.model.name", type=str, sorts=True),
         Column("region", "Region", "deployment.region.name", type=str, sorts=True),

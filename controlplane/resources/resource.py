@@ -70,11 +70,6 @@ class Column:
     """CSS class of the cell, where *draw* does not say it."""
     group: str = ""
     """Heading over this column and its neighbours of the same group."""
-    href: str = ""
-    """Address that the value links to, by name; its argument is the value, or the row's key where *own_page*."""
-    own_page: bool = False
-    most: int = 0
-    """Characters shown; 0: all."""
     sorts: bool = False
     fleet: bool = False
     """Only for those with a role over the fleet; null in REST for others."""
