@@ -121,11 +121,13 @@ class KindForm(forms.ModelForm[Any]):
         for name in self.kind.optional & self.fields.keys():
             self.fields[name].required = False
         for name in self.kind.secret & self.fields.keys():
-            self.initial[name] = None
-            self.fields[name].required = False
-            self.fields[name].help_text += " Never shown again; an empty field keeps what is set, - or {} removes it."
-            if not isinstance(self.fields[name], forms.JSONField):
-                self.fields[name].widget = forms.PasswordInput(attrs={"autocomplete": "new-password"})
+            field: Any = self.fields[name]
+            self.initial[name], field.required = None, False
+            field.help_text += " An empty field keeps what is set; - or {} removes it."
+            if isinstance(field, forms.JSONField):
+                field.prepare_value = lambda value, show=field.prepare_value: "" if value is None else show(value)
+            else:
+                field.widget = forms.PasswordInput(attrs={"autocomplete": "new-password"})
 
     def _post_clean(self) -> None:
         if self.errors:
@@ -176,13 +178,14 @@ class KindAdmin(RoleAdmin[Any]):
         hidden = () if self.has_change_permission(request, obj) else self.kind.secret
         return [*(name for name in names if name not in hidden), "hidden"]
 
-    @admin.display(description="set, and not shown", empty_value="none")
+    @admin.display(description="set, and not shown")
     def hidden(self, row: Any) -> str:
         """Name what is secret of *row*, without its values."""
         values = {name: getattr(row, name) for name in sorted(self.kind.secret)}
-        return ", ".join(
+        names = [
             each for name, value in values.items() if value for each in (value if isinstance(value, dict) else [name])
-        )
+        ]
+        return ", ".join(names) or "none"
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[str]:
         return (*self.kind.key, *self.kind.fixed, "hidden") if obj is not None else ("hidden",)
