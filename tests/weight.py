@@ -8,7 +8,9 @@ import django
 ROOT = Path(__file__).parent.parent
 METHODS = {"get", "post", "put", "patch", "delete"}
 PRODUCT = ("controlplane", "workers", "scheduling", "forecasting")
-RECORD = re.compile(r"^@dataclass|^class \w+\((?:.*\b)?(?:Struct|NamedTuple|BaseModel|Schema|TypedDict)\b", re.MULTILINE)
+RECORD = re.compile(
+    r"^@dataclass|^class \w+\((?:.*\b)?(?:Struct|NamedTuple|BaseModel|Schema|TypedDict)\b", re.MULTILINE
+)
 KERNEL = re.compile(r"^@compiled", re.MULTILINE)
 
 

@@ -1,43 +1,38 @@
 """Admin of users, tenants and their keys."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin.options import InlineModelAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
-from django.db.models import Count, Model, Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils import timezone
-from django_stubs_ext import WithAnnotations
 
 from controlplane.accounts import handover
-from controlplane.accounts.admin_actions import reason_action
-from controlplane.accounts.admin_site import RoleInline
-from controlplane.accounts.models import ApiKey, Budget, Membership, Role, SignInLink, Tenant, User
+from controlplane.accounts.models import ApiKey, Membership, Role, SignInLink, User
 from controlplane.accounts.requests import NotedRequest, user_of
 from controlplane.accounts.services import check_service_key, create_api_key, create_sign_in_link, revoke_api_key
-from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet.selectors import allowed_models
-from controlplane.fleet.services import notify
+from controlplane.resources.admin import AuditedAdmin, action_of, register, show
+from controlplane.resources.budgets import BUDGETS
+from controlplane.resources.keys import TENANTS
+from controlplane.resources.resource import Operation
 
 if TYPE_CHECKING:
     from django.contrib.admin.options import _FieldsetSpec
 
+REVOKE = Operation(
+    "revoke", revoke_api_key, "The gateway refuses these keys within seconds. This cannot be undone.", Role.ADMIN
+)
 admin.site.unregister(Group)  # rights come from memberships
-
-
-class MembershipInline(RoleInline[Membership, Model]):
-    model = Membership
-    autocomplete_fields = ["user", "tenant"]
 
 
 @admin.register(User)
@@ -47,7 +42,6 @@ class UserAdmin(AuditedAdmin[User], DjangoUserAdmin[User]):
     list_filter = ["is_active", "is_superuser", "memberships__role"]
     search_fields = ["username", "first_name", "last_name", "email"]
     filter_horizontal = []
-    inlines = [MembershipInline]
     readonly_fields = ["last_login", "date_joined"]
     fieldsets = [
         (None, {"fields": ["username", "password"]}),
@@ -56,7 +50,7 @@ class UserAdmin(AuditedAdmin[User], DjangoUserAdmin[User]):
             "Access",
             {
                 "fields": ["is_active", "is_superuser"],
-                "description": "Rights come from the memberships below: a role in a tenant that operates the fleet "
+                "description": "Rights come from memberships: a role in a tenant that operates the fleet "
                 "counts for the whole fleet. A superuser has every right.",
             },
         ),
@@ -75,9 +69,6 @@ class UserAdmin(AuditedAdmin[User], DjangoUserAdmin[User]):
         """Only a superuser makes superusers."""
         fields = list(super().get_readonly_fields(request, obj))
         return fields if request.user.is_superuser else [*fields, "is_superuser"]
-
-    def get_inlines(self, request: HttpRequest, obj: User | None) -> list[type[InlineModelAdmin[Any, Any]]]:
-        return list(self.inlines) if obj is not None else []
 
     def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
         """Only superusers set a superuser's password."""
@@ -118,70 +109,6 @@ class UserAdmin(AuditedAdmin[User], DjangoUserAdmin[User]):
         return secret_page(request, self, title=f"Sign-in link for {user}", note=note)
 
 
-class KeyCount(TypedDict):
-    usable_keys: int
-
-
-class TenantForm(forms.ModelForm[Tenant]):
-    class Meta:
-        model = Tenant
-        fields = "__all__"  # noqa: DJ007 (the admin's fieldsets choose)
-
-    def clean(self) -> dict[str, Any]:
-        super().clean()
-        values = self.cleaned_data
-        default, entitled = values.get("default_slo_class"), values.get("slo_classes")
-        if default is not None and entitled is not None and default not in entitled:
-            self.add_error("default_slo_class", f"{default} is not among the classes that this tenant may use.")
-        return values
-
-
-@admin.register(Budget)
-class BudgetAdmin(AuditedAdmin[Budget]):
-    list_display = ["__str__", "kind", "soft", "hard", "spent_usd", "stopped_at"]
-    list_filter = ["kind", "tenant"]
-    list_select_related = ["tenant", "api_key"]
-    search_fields = ["tenant__name", "model"]
-    fields = ["tenant", "api_key", "model", "kind", "soft", "hard"]
-
-
-@admin.register(Tenant)
-class TenantAdmin(AuditedAdmin[Tenant]):
-    form = TenantForm
-    list_display = [
-        "name",
-        "title",
-        "default_slo_class",
-        "max_concurrent_requests",
-        "tokens_per_minute",
-        "usable_keys",
-        "operates_fleet",
-        "active",
-    ]
-    list_filter = ["active", "operates_fleet", "slo_classes"]
-    list_select_related = ["default_slo_class"]
-    search_fields = ["name", "title"]
-    filter_horizontal = ["slo_classes"]
-    inlines = [MembershipInline]
-    fieldsets = [
-        (None, {"fields": ["name", "title", "active", "operates_fleet"]}),
-        ("SLO classes", {"fields": ["slo_classes", "default_slo_class"]}),
-        ("Limits", {"fields": ["max_concurrent_requests", "tokens_per_minute", "time_zone"]}),
-    ]
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Tenant]:
-        now = timezone.now()
-        usable = Q(api_keys__revoked_at=None) & (Q(api_keys__expires_at=None) | Q(api_keys__expires_at__gt=now))
-        return super().get_queryset(request).annotate(usable_keys=Count("api_keys", filter=usable, distinct=True))
-
-    @admin.display(description="usable keys", ordering="usable_keys")
-    def usable_keys(self, tenant: "WithAnnotations[Tenant, KeyCount]") -> int:
-        return tenant.usable_keys
-
-    def after_write(self, request: HttpRequest, row: Tenant, *, created: bool) -> None:
-        transaction.on_commit(notify)
-
-
 @admin.register(Membership)
 class MembershipAdmin(AuditedAdmin[Membership]):
     list_display = ["user", "tenant", "role"]
@@ -189,11 +116,6 @@ class MembershipAdmin(AuditedAdmin[Membership]):
     list_select_related = ["user", "tenant"]
     search_fields = ["user__username", "tenant__name"]
     autocomplete_fields = ["user", "tenant"]
-
-
-def revoke(row: ApiKey, user: User, reason: str) -> str:
-    revoke_api_key(row, user, reason)
-    return f"{row} is revoked."
 
 
 class ApiKeyForm(forms.ModelForm[ApiKey]):
@@ -240,16 +162,7 @@ class ApiKeyAdmin(AuditedAdmin[ApiKey]):
     list_select_related = ["tenant", "created_by", "account"]
     search_fields = ["name", "prefix", "tenant__name"]
     autocomplete_fields = ["tenant"]
-    actions = [
-        reason_action(
-            "revoke",
-            "Revoke",
-            "Revoke API keys",
-            "The gateway refuses these keys within seconds. This cannot be undone.",
-            revoke,
-            "revoke",
-        )
-    ]
+    actions = [action_of(REVOKE)]
     add_fieldsets: "ClassVar[_FieldsetSpec]" = [
         (
             None,
@@ -278,9 +191,6 @@ class ApiKeyAdmin(AuditedAdmin[ApiKey]):
     def has_delete_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
         """Keys are revoked, so that the ledger can always name them."""
         return False
-
-    def has_revoke_permission(self, request: HttpRequest) -> bool:
-        return self.has_add_permission(request)
 
     def save_model(self, request: HttpRequest, obj: ApiKey, form: forms.ModelForm[ApiKey], change: bool) -> None:
         noted = cast(NotedRequest, request)
@@ -315,13 +225,9 @@ class ApiKeyAdmin(AuditedAdmin[ApiKey]):
         return secret_page(request, self, title=f"API key {key.name} of {key.tenant}", note=note)
 
 
-@admin.register(SignInLink)
-class SignInLinkAdmin(ReadOnlyAdmin[SignInLink]):
-    view_role = Role.ADMIN
-    list_display = ["user", "expires_at", "used_at"]
-    list_select_related = ["user"]
-    search_fields = ["user__username"]
-    fields = ["user", "expires_at", "used_at"]
+register(TENANTS)
+register(BUDGETS, "__str__", "kind", "soft", "hard", "spent_usd", "stopped_at")
+show(SignInLink, "user", "expires_at", "used_at", search=("user__username",), exclude=("sha256",), view_role=Role.ADMIN)
 
 
 def secret_page(request: HttpRequest, model_admin: admin.ModelAdmin[Any], *, title: str, note: str) -> HttpResponse:

@@ -21,8 +21,6 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import NotedRequest
 
 Row = TypeVar("Row", bound=Model)
-Child = TypeVar("Child", bound=Model)
-Parent = TypeVar("Parent", bound=Model)
 
 
 def has_role(request: HttpRequest, least: Role) -> bool:
@@ -85,20 +83,9 @@ class RoleAdmin(admin.ModelAdmin[Row]):
     def has_delete_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
         return has_role(request, self.edit_role)
 
-    def has_operate_permission(self, request: HttpRequest) -> bool:
+    def has_operator_permission(self, request: HttpRequest) -> bool:
         """For actions."""
         return has_role(request, Role.OPERATOR)
 
-
-class RoleInline(admin.TabularInline[Child, Parent]):
-    """Rows edited on their parent's page, by the same people."""
-
-    extra = 0
-
-    def has_view_permission(self, request: HttpRequest, obj: Parent | None = None) -> bool:
-        return has_role(request, Role.VIEWER)
-
-    def has_add_permission(self, request: HttpRequest, obj: Parent | None = None) -> bool:
+    def has_admin_permission(self, request: HttpRequest) -> bool:
         return has_role(request, Role.ADMIN)
-
-    has_change_permission = has_delete_permission = has_add_permission

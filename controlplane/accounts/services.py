@@ -9,7 +9,7 @@ from django.db import transaction
 from django.utils import timezone
 from django.utils.text import slugify
 
-from controlplane.accounts.models import KEY_SHOWN_CHARS, ApiKey, Budget, Role, SignInLink, Tenant, User, hash_secret
+from controlplane.accounts.models import KEY_SHOWN_CHARS, ApiKey, Role, SignInLink, Tenant, User, hash_secret
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 
@@ -109,26 +109,6 @@ def revoke_api_key(key: ApiKey, actor: User | str, reason: str) -> ApiKey:
         )
     key.revoked_at = row.revoked_at
     return row
-
-
-@transaction.atomic
-def save_budget(budget: Budget, actor: User | str, reason: str = "") -> Budget:
-    """Validate and save a new or changed *budget*. Raises ValidationError naming the field."""
-    budget.full_clean()
-    old = Budget.objects.filter(pk=budget.pk).first()
-    budget.save()
-    before = {"soft": old.soft, "hard": old.hard} if old else {}
-    after = {"scope": budget.scope, "kind": budget.kind, "soft": budget.soft, "hard": budget.hard}
-    record(
-        "budget.changed" if old else "budget.created", budget, actor=actor, before=before, after=after, reason=reason
-    )
-    return budget
-
-
-@transaction.atomic
-def delete_budget(budget: Budget, actor: User | str, reason: str = "") -> None:
-    record("budget.deleted", budget, actor=actor, before={"soft": budget.soft, "hard": budget.hard}, reason=reason)
-    budget.delete()
 
 
 @transaction.atomic

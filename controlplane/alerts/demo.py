@@ -3,8 +3,9 @@
 from collections import Counter
 
 from controlplane.alerts.models import AlertRule, Condition
-from controlplane.alerts.services import save_rule
+from controlplane.alerts.services import ALERT_RULE
 from controlplane.events.models import Severity
+from controlplane.fleet.inventory.services import create
 
 RULES = (
     AlertRule(name="SLO burns fast", condition=Condition.SLO_BURN, severity=Severity.CRITICAL),
@@ -24,5 +25,5 @@ def seed() -> Counter[str]:
         return Counter()
     for rule in RULES:
         fields = ("name", "condition", "threshold", "window_s", "for_s", "severity")
-        save_rule(AlertRule(**{name: getattr(rule, name) for name in fields}), "seed_demo")
+        create(ALERT_RULE, {name: getattr(rule, name) for name in fields}, "seed_demo")
     return Counter({"alert rules": len(RULES)})

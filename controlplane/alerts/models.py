@@ -107,6 +107,8 @@ class AlertRule(models.Model):
             raise ValidationError({"slo_class": "Only an SLO burn is of an SLO class: leave it empty."})
         if self.condition == Condition.JOB and self.model:
             raise ValidationError({"model": "Jobs and parts are of no model: leave it empty."})
+        if AlertRule.objects.filter(pk=self.pk).exclude(webhook_url=self.webhook_url).exists():
+            self.failures, self.try_at, self.delivery_error = 0, None, ""
 
 
 class AlertQuerySet(models.QuerySet["Alert"]):

@@ -1,9 +1,9 @@
-"""Opening, resolving, acknowledging and silencing alerts; writing rules. Each is an event."""
+"""Opening, resolving, acknowledging and silencing alerts. Each is an event."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -12,9 +12,9 @@ from django.utils import timezone
 from controlplane.accounts.models import User
 from controlplane.alerts.conditions import Problem
 from controlplane.alerts.models import Alert, AlertRule
-from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
 from controlplane.events.models import Severity
 from controlplane.events.services import record
+from controlplane.fleet.inventory.kinds import Kind
 from controlplane.fleet.lifecycle.states import ActionError
 
 ACTOR: Final = "alerts"
@@ -27,6 +27,17 @@ KEPT: Final = timedelta(days=30)
 """Resolved alerts are deleted after that; their events stay."""
 LONGEST_SILENCE: Final = timedelta(days=90)
 
+ALERT_RULE: Final = Kind(
+    "alert_rules",
+    AlertRule,
+    key=(),
+    fixed=("condition",),
+    only=(
+        *("name", "model", "slo_class", "threshold", "window_s", "for_s", "severity"),
+        *("webhook_url", "webhook_format", "repeat_hours", "active"),
+    ),
+    secret=frozenset({"webhook_url"}),
+)
 Seen = dict[tuple[int, str], datetime]
 """When a problem that has no time was first seen, by rule and subject."""
 
@@ -124,26 +135,3 @@ def silence(alert: Alert, until: datetime | None, actor: User, reason: str = "")
     kind, after = ("alert.unsilenced", {}) if until is None else ("alert.silenced", {"until": until.isoformat()})
     record(kind, alert, actor=actor, before={"until": before.isoformat()} if before else {}, after=after, reason=reason)
     return alert
-
-
-@transaction.atomic
-def save_rule(rule: AlertRule, actor: User | str, reason: str = "") -> AlertRule:
-    """Validate and save a new or changed *rule*. Raises ValidationError naming the field."""
-    rule.full_clean()
-    old = AlertRule.objects.filter(pk=rule.pk).first()
-    before: dict[str, Any] = snapshot(old) if old is not None else {}
-    if old is not None and old.webhook_url != rule.webhook_url:
-        rule.failures, rule.try_at, rule.delivery_error = 0, None, ""
-    rule.save()
-    if old is None:
-        record_creation(rule, actor, reason=reason)
-    else:
-        record_change(rule, before, actor, reason=reason)
-    return rule
-
-
-@transaction.atomic
-def delete_rule(rule: AlertRule, actor: User, reason: str = "") -> None:
-    """Delete *rule* with its alerts; its webhook is not notified."""
-    record_deletion(rule, actor, reason=reason)
-    rule.delete()

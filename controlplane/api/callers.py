@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from ninja.errors import AuthenticationError
@@ -68,8 +68,6 @@ class ApiRequest(HttpRequest):
     auth: Caller
     etag: str
     """Of what is answered (`conditions`)."""
-    changed: tuple[Model, ...]
-    """Rows that this request changes if its condition holds."""
 
 
 class SessionCaller(APIKeyCookie):

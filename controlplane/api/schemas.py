@@ -86,6 +86,11 @@ class NewestFirst(PaginationBase):
         return {"items": page.rows, "next_cursor": page.next_cursor}
 
 
+class MessageOut(Described):
+    message: str
+    """Result in one sentence."""
+
+
 class ActionIn(Strict):
     reason: str = Field(min_length=1, max_length=255)
 

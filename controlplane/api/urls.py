@@ -7,7 +7,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -15,8 +15,7 @@ from ninja import NinjaAPI, Router
 from ninja.openapi.schema import OpenAPISchema
 from ninja.operation import Operation
 
-from controlplane.api import conditions, errors
-from controlplane.api.callers import ApiRequest
+from controlplane.api import errors
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.routers import (
     accounts,
@@ -41,7 +40,7 @@ INFERENCE = Path(__file__).with_name("inference.json")
 def takes_condition(operation: Operation) -> bool:
     """Whether *operation* changes nothing that another changed since, if `If-Match` says so."""
     headers = [model for model in operation.models if model.__ninja_param_source__ == "header"]
-    return any(conditions.IF_MATCH in model.__ninja_flatten_map__ for model in headers)
+    return any(errors.IF_MATCH in model.__ninja_flatten_map__ for model in headers)
 
 
 class PilothouseApi(NinjaAPI):
@@ -77,7 +76,7 @@ class PilothouseApi(NinjaAPI):
                 operation["summary"] = operation["summary"].capitalize()
                 operation["responses"]["default"] = {"description": "An error", "content": content}
             if any(
-                each["name"] == conditions.IF_MATCH for one in operations.values() for each in one.get("parameters", ())
+                each["name"] == errors.IF_MATCH for one in operations.values() for each in one.get("parameters", ())
             ):
                 for operation in operations.values():
                     if ok := operation["responses"].get(200):
@@ -127,15 +126,11 @@ def only_known(operation: Operation) -> Callable[..., Any]:
                 those = f"It takes {', '.join(known)}." if known else "It takes none."
                 raise ApiError(422, "invalid", f"This path has no parameter {name!r}. {those}", name)
         if not conditional:
-            if conditions.IF_MATCH in request.headers and request.method not in ("GET", "HEAD"):
-                raise ApiError(422, "invalid", f"This path does not take {conditions.IF_MATCH}.", conditions.IF_MATCH)
+            if errors.IF_MATCH in request.headers and request.method not in ("GET", "HEAD"):
+                raise ApiError(422, "invalid", f"This path does not take {errors.IF_MATCH}.", errors.IF_MATCH)
             return view(request, **given)
-        asked = cast(ApiRequest, request)
         with transaction.atomic():
-            answered = view(request, **given)
-            if request.method != "DELETE":
-                conditions.tag(asked, *asked.changed)
-        return answered
+            return view(request, **given)
 
     return answer
 

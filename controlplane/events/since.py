@@ -1,7 +1,7 @@
-"""What others changed in rows since a form was drawn from them, or since REST answered with their ETag.
+"""What others changed in rows since they were read: a form carries the newest event, and REST its ETag.
 
-A form carries the newest event, and is refused once there is a later one of its fields. Shown again, it carries that one:
-saved again, it overwrites it knowingly.
+Neither is saved once there is a later event of what it writes. Shown again, a form carries that one: saved again, it
+overwrites it knowingly.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,43 +14,39 @@ from django.utils import timezone
 from controlplane.events.models import Event
 
 FIELD = "drawn_after"
-"""Field of the form: key of the newest event when it was drawn, 0 for none."""
+"""Field of a form: key of the newest event when it was drawn, 0 for none."""
+
+
+class Changed(ValidationError):
+    """Another changed the rows since."""
 
 
 def newest(*rows: Model) -> int:
-    """Return what a form drawn from *rows* carries; without them, what a page with forms of any rows does. Read it before
-    the rows are.
-    """
+    """Return the key of the newest event about *rows*; without them, of any rows. Read it before the rows are."""
     about = _about(rows) if rows else Event.objects.all()
     return about.aggregate(newest=Max("pk"))["newest"] or 0
 
 
 def check(carried: str, *rows: Model, fields: Collection[str], given: str = "") -> None:
-    """Raise ValidationError if one of *fields* of *rows* changed after *carried*, a form's; *given* is what the form says.
+    """Raise Changed if one of *fields* of *rows* changed after the event *carried*; *given* is what the form says.
 
-    A form that carries nothing, such as a script's, is not checked. The caller holds the rows' locks.
+    Without an event, as from a script, nothing is checked. The caller holds the rows' locks.
     """
-    if carried.isdecimal() and (said := changes(int(carried), *rows, fields=fields)):
-        yours = f"; this form says {given}" if given else ""
-        raise ValidationError(
-            f"Nothing was saved: since this form was opened, {said}{yours}. Save again to overwrite that."
-        )
-
-
-def changes(carried: int, *rows: Model, fields: Collection[str] | None = None) -> str:
-    """Say who changed what in *fields* of *rows*, by default in any, after the event *carried*; empty if none was."""
+    if not carried.isdecimal():
+        return
     changed: dict[tuple[str, str], tuple[Any, Event]] = {}
-    for event in _about(rows).filter(pk__gt=carried).order_by("pk"):
-        for name in event.before | event.after:
-            if fields is None or name in fields:
-                key = event.subject if len(rows) > 1 else "", name
-                changed[key] = changed[key][0] if key in changed else event.before.get(name), event
-    return ", and ".join(
+    for event in _about(rows).filter(pk__gt=int(carried)).order_by("pk"):
+        for name in (event.before | event.after).keys() & set(fields):
+            key = event.subject if len(rows) > 1 else "", name
+            changed[key] = changed[key][0] if key in changed else event.before.get(name), event
+    if who := ", and ".join(
         f"{event.actor} changed {name}{subject and f' of {subject}'} from {_shown(before)} to "
         f"{_shown(event.after.get(name))} at {timezone.localtime(event.at):%H:%M:%S %Z}"
-        for (subject, name), (before, event) in changed.items()
+        for (subject, name), (before, event) in sorted(changed.items(), key=lambda each: each[0])
         if event.after.get(name) != before
-    )
+    ):
+        yours = f"; this form says {given}" if given else ""
+        raise Changed(f"Nothing was saved: since this was read, {who}{yours}. Save again to overwrite that.")
 
 
 def _about(rows: Sequence[Model]) -> QuerySet[Event]:

@@ -4,10 +4,11 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from controlplane.accounts.models import Role
+from controlplane.alerts import services
 from controlplane.alerts.models import Alert, AlertRule, Condition, WebhookFormat
 from controlplane.events.models import Severity
 from controlplane.resources.filters import Select
-from controlplane.resources.resource import Column, Filter, Resource, in_range, of_model
+from controlplane.resources.resource import Column, Filter, Operation, Resource, in_range, of_model
 
 STATES = ("open", "acknowledged", "silenced", "resolved")
 
@@ -39,6 +40,7 @@ ALERTS = Resource(
     name="alerts",
     noun="alert",
     model=Alert,
+    operations=(Operation("acknowledge", services.acknowledge, "Its message is not repeated.", needs_reason=False),),
     rows=lambda viewer: Alert.objects.select_related("rule"),
     least=Role.VIEWER,
     columns=(
@@ -100,6 +102,7 @@ ALERT_RULES = Resource(
     noun="rule",
     title="Rules",
     model=AlertRule,
+    kind=services.ALERT_RULE,
     rows=lambda viewer: AlertRule.objects.all(),
     least=Role.VIEWER,
     columns=(

@@ -6,6 +6,7 @@ from django.db.models import Count, Max, Q, QuerySet, Value
 
 from controlplane.applications.completion import DAY_H
 from controlplane.applications.models import Application, ApplicationRun, UnitBackend
+from controlplane.fleet.inventory.kinds import Kind
 from controlplane.fleet.models import Deployment
 from controlplane.resources.filters import Search, Select, last_hours
 from controlplane.resources.requests import region_control, tenant_control
@@ -202,6 +203,7 @@ UNIT_BACKENDS = Resource(
     name="unit-backends",
     noun="unit backend",
     model=UnitBackend,
+    kind=Kind("unit-backends", UnitBackend, secret=frozenset({"secret"})),
     rows=lambda viewer: UnitBackend.objects.all(),
     columns=tuple(Column(name) for name in ("name", "kind", "url", "keep_alive_s", "active")),
     filters=(Filter("kind"),),

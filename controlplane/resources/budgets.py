@@ -3,6 +3,7 @@
 from django.db.models import Q, QuerySet
 
 from controlplane.accounts.models import Budget, BudgetKind
+from controlplane.fleet.inventory.kinds import BUDGET
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, of_choice
 from controlplane.usage.budgets import used
 
@@ -31,6 +32,7 @@ BUDGETS = Resource(
     name="budgets",
     noun="budget",
     model=Budget,
+    kind=BUDGET,
     rows=visible_budgets,
     columns=(
         Column("id"),

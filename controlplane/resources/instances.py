@@ -5,6 +5,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from controlplane.accounts.models import Role
+from controlplane.fleet.inventory.kinds import INSTANCE
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Launcher, Tier
 from controlplane.fleet.rollouts import revisions
@@ -66,10 +67,11 @@ INSTANCES = Resource(
     name="instances",
     noun="instance",
     model=Instance,
+    kind=INSTANCE,
     rows=visible_instances,
     least=Role.VIEWER,
     columns=(
-        Column("name", "Instance", href="console:instance", draw="id", sorts=True),
+        Column("name", "Instance", draw="console/instances/link_cell.html", sorts=True),
         Column("status", "State", draw="console/instances/status_cell.html", rest=False, sorts=True),
         Column("model", "Model", "deployment.model.name", type=str, sorts=True),
         Column("region", "Region", "deployment.region.name", type=str, sorts=True),

@@ -5,7 +5,8 @@ from typing import Any, Literal
 from django.utils import timezone
 
 from controlplane.accounts.models import Role
-from controlplane.fleet import selectors
+from controlplane.fleet import selectors, services
+from controlplane.fleet.inventory import kinds
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
@@ -23,10 +24,14 @@ from controlplane.fleet.models import (
 )  # fmt: skip
 from controlplane.gateway import targets
 from controlplane.resources.filters import Hidden, Search
-from controlplane.resources.resource import Column, Filter, Resource, of_choice, of_region, search_in
+from controlplane.resources.resource import Column, Filter, Operation, Resource, of_choice, of_region, search_in
 from scheduling.policy import COLUMNS as POLICY
 
 STARTS = "console/instances/starts_cell.html"
+CORDONS = (
+    Operation("cordon", services.cordon, "Nothing new is started there; running instances stay."),
+    Operation("uncordon", services.uncordon, "Instances may be started there again."),
+)
 
 
 def columns(*names: str) -> tuple[Column, ...]:
@@ -47,6 +52,8 @@ REGIONS = Resource(
     name="regions",
     noun="region",
     model=Region,
+    kind=kinds.REGION,
+    operations=CORDONS,
     rows=lambda viewer: Region.objects.all(),
     columns=(
         Column("name", "Name", draw="id"),
@@ -60,6 +67,7 @@ REGION_LATENCIES = Resource(
     name="region-latencies",
     noun="latency",
     model=RegionLatency,
+    kind=kinds.REGION_LATENCY,
     rows=lambda viewer: RegionLatency.objects.select_related("origin", "target"),
     columns=columns("origin", "target", "latency_ms"),
 )
@@ -67,6 +75,7 @@ GPU_TYPES = Resource(
     name="gpu-types",
     noun="GPU type",
     model=GpuType,
+    kind=kinds.GPU_TYPE,
     rows=lambda viewer: GpuType.objects.all(),
     columns=(
         *columns("name", "title", "memory_bytes", "on_demand_usd_per_hour", "spot_usd_per_hour", "price_source"),
@@ -100,6 +109,8 @@ NODES = Resource(
     noun="node",
     title="Held and cordoned",
     model=Node,
+    kind=kinds.NODE,
+    operations=CORDONS,
     rows=lambda viewer: selectors.nodes(),
     least=Role.VIEWER,
     parent=("console:instances", "Instances"),
@@ -130,6 +141,12 @@ MODELS = Resource(
     name="models",
     noun="model",
     model=Model,
+    kind=kinds.MODEL,
+    operations=(
+        Operation(
+            "retire", services.retire, "Undeployed everywhere and offered no more; its history stays.", Role.ADMIN
+        ),
+    ),
     rows=lambda viewer: Model.objects.select_related("fallback"),
     least=Role.VIEWER,
     columns=(
@@ -165,6 +182,7 @@ ADAPTERS = Resource(
     name="adapters",
     noun="adapter",
     model=Adapter,
+    kind=kinds.ADAPTER,
     rows=lambda viewer: Adapter.objects.select_related("base", "tenant"),
     columns=(
         Column("name"),
@@ -180,6 +198,7 @@ WEIGHTED_TARGETS = Resource(
     name="weighted-targets",
     noun="weighted target",
     model=WeightedTarget,
+    kind=kinds.WEIGHTED_TARGET,
     rows=lambda viewer: WeightedTarget.objects.all(),
     columns=columns("name", "target", "weight", "active"),
     filters=(Filter("name"),),
@@ -251,6 +270,7 @@ SLO_CLASSES = Resource(
     name="slo-classes",
     noun="SLO class",
     model=SloClass,
+    kind=kinds.SLO_CLASS,
     rows=lambda viewer: SloClass.objects.all(),
     columns=(
         *columns("name", "title", "service_tier", "ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile"),
@@ -264,6 +284,12 @@ DEPLOYMENTS = Resource(
     name="deployments",
     noun="deployment",
     model=Deployment,
+    kind=kinds.DEPLOYMENT,
+    operations=(
+        Operation(
+            "undeploy", services.undeploy, "Its instances stop and what they run is cut; its history stays.", Role.ADMIN
+        ),
+    ),
     rows=lambda viewer: selectors.deployments(),
     columns=(
         *columns("id", "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances"),

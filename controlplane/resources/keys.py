@@ -3,6 +3,7 @@
 from django.db.models import QuerySet
 
 from controlplane.accounts.models import ApiKey, Role, Tenant
+from controlplane.fleet.inventory.kinds import TENANT
 from controlplane.resources.filters import Hidden
 from controlplane.resources.resource import LEAVES, Column, Filter, Resource, Viewer
 
@@ -71,6 +72,7 @@ TENANTS = Resource(
     name="tenants",
     noun="tenant",
     model=Tenant,
+    kind=TENANT,
     rows=visible_tenants,
     columns=(
         *(Column(name) for name in ("name", "title", "operates_fleet", "default_slo_class", "max_concurrent_requests")),

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from controlplane.accounts.models import Role
-from controlplane.lengths import selectors
+from controlplane.accounts.models import Role, User
+from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion, VersionState
-from controlplane.resources.resource import Column, Resource, Viewer
+from controlplane.resources.resource import Column, Operation, Resource, Viewer
 
 HELD_OUT = "On samples held out"
 LIVE = "Live, in this range"
@@ -13,6 +13,12 @@ LIVE = "Live, in this range"
 
 def versions(_viewer: Viewer) -> list[LengthVersion]:
     return selectors.versions()
+
+
+def roll_back(version: LengthVersion, actor: User, reason: str) -> LengthVersion:
+    services.rollback(None if version.state == VersionState.ACTIVE else version, actor, reason)
+    version.refresh_from_db()
+    return version
 
 
 def measure(name: str, heading: str, of: str, draw: str, label: str, about: str = "") -> Column:
@@ -105,6 +111,17 @@ LENGTH_VERSIONS = Resource(
     noun="version",
     title="Versions",
     model=LengthVersion,
+    operations=(
+        Operation("promote", services.promote, "A shadow becomes the active version.", needs_reason=False),
+        Operation("reject", services.reject, "A shadow is rejected; what is active stays.", needs_reason=False),
+        Operation("shadow", services.put_in_shadow, "A rejected version is judged again.", needs_reason=False),
+        Operation(
+            "rollback",
+            roll_back,
+            "A retired version is active again, or the active one's predecessor; the active one is rejected.",
+            needs_reason=False,
+        ),
+    ),
     rows=versions,
     least=Role.VIEWER,
     columns=(

@@ -4,7 +4,7 @@ from typing import Any
 from uuid import UUID
 
 from controlplane.accounts.models import Role
-from controlplane.planning import selectors
+from controlplane.planning import selectors, services
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Control, Select, every
@@ -12,6 +12,7 @@ from controlplane.resources.resource import (
     LEAVES,
     Column,
     Filter,
+    Operation,
     Resource,
     Viewer,
     in_last,
@@ -30,6 +31,15 @@ PLANS = Resource(
     name="plans",
     noun="plan",
     model=ScalingPlan,
+    operations=(
+        Operation(
+            "approve",
+            services.approve,
+            "Instances move to the plan's targets. If a newer plan repeats it, that one is approved; 409 if it differs.",
+            needs_reason=False,
+        ),
+        Operation("reject", services.reject, "Instances stay as they are.", needs_reason=False),
+    ),
     rows=lambda viewer: selectors.plans(),
     least=Role.VIEWER,
     parent=("console:scaling", "Scaling"),

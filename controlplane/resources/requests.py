@@ -79,7 +79,7 @@ REQUESTS = Resource(
     rows=visible_requests,
     columns=(
         Column("id"),
-        Column("request_id", "Request", href="console:request", own_page=True, draw="id", most=17),
+        Column("request_id", "Request", draw="console/requests/id_cell.html"),
         Column("arrived_at", "Arrived (UTC)", draw="moment"),
         Column("ended_at", "Ended (UTC)", draw="moment", rest=False, leaves=LEAVES),
         Column("tenant", "Tenant", "tenant.name", leaves=LEAVES),
@@ -120,7 +120,7 @@ REQUESTS = Resource(
         Column("estimated_wait_s"),
         Column("estimated_wait_p99_s"),
         Column("evictions"),
-        Column("instance", "Instance", href="console:instance", draw="id", fleet=True),
+        Column("instance", "Instance", draw="console/instances/link_cell.html", fleet=True),
         Column("attempts", "Attempts", fleet=True),
         Column("trace", type=list[Any], fleet=True),
     ),

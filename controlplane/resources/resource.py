@@ -11,6 +11,7 @@ from django.utils import timezone
 from pydantic import AwareDatetime
 
 from controlplane.accounts.models import Role, Tenant, User
+from controlplane.fleet.inventory.kinds import Kind
 from controlplane.resources.filters import Control, Filters, Select, every, last_hours, model_select, sort_by
 from controlplane.resources.names import model_names, region_names
 from controlplane.resources.tables import ROW_LIMIT, sorted_by, table, value
@@ -69,11 +70,6 @@ class Column:
     """CSS class of the cell, where *draw* does not say it."""
     group: str = ""
     """Heading over this column and its neighbours of the same group."""
-    href: str = ""
-    """Address that the value links to, by name; its argument is the value, or the row's key where *own_page*."""
-    own_page: bool = False
-    most: int = 0
-    """Characters shown; 0: all."""
     sorts: bool = False
     fleet: bool = False
     """Only for those with a role over the fleet; null in REST for others."""
@@ -194,6 +190,19 @@ def in_range(at: str, label: str, *hours: int) -> tuple[Filter, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is done with a row for a reason: `POST /NAME/ROW/VERB` in REST, and an action of the admin."""
+
+    verb: str
+    carry_out: Callable[[Any, User, str], Any]
+    """Given the row, the user and the reason; returns a sentence, or the row as it is then."""
+    about: str
+    """What it does, in a sentence."""
+    least: Role = Role.OPERATOR
+    needs_reason: bool = True
+
+
 @dataclass(frozen=True)
 class Resource:
     """Rows of *model*; *rows* gives those that a viewer may see."""
@@ -207,6 +216,9 @@ class Resource:
     rows: Callable[[Viewer], Rows] = lambda viewer: ()
     """Not given where a page or an operation computes them."""
     filters: tuple[Filter, ...] = ()
+    kind: Kind | None = None
+    """By which rows are created, changed and deleted."""
+    operations: tuple[Operation, ...] = ()
     page: tuple[str, ...] = ()
     """Columns of the page, in order."""
     head: str = ""

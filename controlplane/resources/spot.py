@@ -27,7 +27,7 @@ DONATIONS = Resource(
     rows=visible_donations,
     columns=(
         Column("id"),
-        Column("instance", "Instance", "instance.name", type=str, draw="id", href="console:instance"),
+        Column("instance", "Instance", "instance.name", type=str, draw="console/instances/link_cell.html"),
         Column("model", "Model", "instance.deployment.model.name", type=str),
         Column("region", "Region", "instance.deployment.region.name", type=str),
         Column("state", "State", type=DonationState, source="state", draw="console/batches/donation_state_cell.html"),

@@ -3,6 +3,8 @@
 Pages of a row, and who may what: tests/access.
 """
 
+import json
+
 import pytest
 from django.contrib import admin
 from django.http import QueryDict
@@ -38,13 +40,16 @@ from controlplane.planning.models import (
     ScalingPlan,
     ScalingPolicy,
 )
+from controlplane.resources.admin import KindAdmin
 from controlplane.tuning.models import Setting
-from controlplane.usage.models import UsageHour
+from controlplane.usage.models import InstanceHour, UsageHour
+from tests.accounts.test_admin import values_of
 from tests.inventory import Inventory, standing_with
 from tests.simulation.whatif import rows as what_if_rows
 
 admin.autodiscover()
 MODELS = sorted(admin.site._registry, key=lambda model: model._meta.label)
+KINDS = [model for model in MODELS if isinstance(admin.site.get_model_admin(model), KindAdmin)]
 CHOICES = 3
 """Of each filter, the first so many are asked."""
 
@@ -94,6 +99,7 @@ def build(inventory: Inventory) -> None:
     UsageHour.objects.create(
         hour=now, tenant=inventory.acme, api_key=key, model="llama-3.1-8b", slo_class="interactive"
     )
+    InstanceHour.objects.create(hour=now, instance="instance-1", model="llama-3.1-8b", gpu_type="a100-80gb")
     Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="test")
     LengthVersion.objects.create(number=1, kind="student", measures={"mae": 61.2})
     LengthTraining.objects.create(kind="student", asked_by="olga")
@@ -127,6 +133,19 @@ def test_every_list_is_sorted_by_each_column_searched_and_filtered(model, as_adm
                 query.update({name: value for name, value in chosen.items() if name not in ("q", "o")})
         if query:
             assert as_admin.get(list_of(model), query.dict()).status_code == 200, query.urlencode()
+
+
+@pytest.mark.parametrize("model", KINDS, ids=lambda model: model._meta.model_name)
+def test_a_form_of_a_kind_saved_as_it_is_writes_nothing(model, as_admin, no_sidebar):
+    row = model._default_manager.first()
+    url = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_change", args=[row.pk])
+    page = as_admin.get(url)
+    values = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in values_of(page).items()}
+    newest = Event.objects.latest("pk")
+    assert set(values) <= set(admin.site.get_model_admin(model).kind.fields)
+    answer = as_admin.post(url, values)
+    assert answer.status_code == 302, answer.context["errors"]
+    assert Event.objects.latest("pk") == newest
 
 
 def test_lists_of_the_longest_tables_do_not_grow_in_queries(as_admin, make_instance, django_assert_max_num_queries):

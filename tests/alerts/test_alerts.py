@@ -17,6 +17,7 @@ from controlplane.alerts.watch import AlertWatch
 from controlplane.console.selectors.attention import alerts_open
 from controlplane.events.models import Event
 from controlplane.fleet.attainment import Attainment
+from controlplane.fleet.inventory.services import change, create
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning.models import ScalingMove, ScalingPlan
@@ -28,7 +29,7 @@ SECRET = "https://hooks.example.com/services/T0/secret"
 
 
 def rule_of(condition: str, **values) -> AlertRule:
-    return services.save_rule(AlertRule(name=f"rule of {condition}", condition=condition, **values), "test")
+    return create(services.ALERT_RULE, {"name": f"rule of {condition}", "condition": condition, **values}, "test")
 
 
 def subjects(rule: AlertRule, signals: Signals = NOTHING) -> list[tuple[str, float | None]]:
@@ -164,8 +165,7 @@ def test_a_rule_opens_a_bounded_number_and_one_that_is_switched_off_resolves_its
     watch = AlertWatch(SimpleNamespace(), lambda: NOTHING)
     watch.judge(now, NOTHING)
     assert Alert.objects.open().count() == 2
-    rule.active = False
-    services.save_rule(rule, "test")
+    change(services.ALERT_RULE, rule, {"active": False}, "test")
     watch.judge(now, NOTHING)
     assert not Alert.objects.open().exists()
 
@@ -230,7 +230,7 @@ def alert():
 )
 def test_a_rule_that_makes_no_sense_is_refused(values, field):
     with pytest.raises(ValidationError) as refused:
-        services.save_rule(AlertRule(name="wrong", **values), "test")
+        create(services.ALERT_RULE, {"name": "wrong", **values}, "test")
     assert field in refused.value.message_dict
 
 
@@ -250,15 +250,13 @@ def test_the_webhook_is_shown_by_its_host_alone(client, fleet_admin, viewer):
     saved = client.post(admin, form | {"webhook_url": "", "webhook_format": "slack", "active": "on"})
     assert saved.status_code == 302, saved.content.decode()[:2000]
     assert AlertRule.objects.get(name="r").webhook_url == SECRET
-    client.post(admin, form | {"webhook_url": "", "webhook_format": "slack", "forget_webhook": "on"})
+    client.post(admin, form | {"webhook_url": "-", "webhook_format": "slack"})
     assert AlertRule.objects.get(name="r").webhook_url == ""
     client.force_login(viewer)
     pages += [client.get(address) for address in ("/alerts/", "/api/alert-rules", "/alerts/?format=csv")]
     for page in pages:
         assert page.status_code == 200
-        assert b"secret" not in (b"".join(page.streaming_content) if page.streaming else page.content).replace(
-            b'"secrets"', b""
-        )
+        assert b"T0/secret" not in (b"".join(page.streaming_content) if page.streaming else page.content)
     assert "secret" not in str(list(Event.objects.values_list("before", "after")))
     assert Event.objects.filter(kind="alert_rule.changed").exists()
 

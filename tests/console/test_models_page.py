@@ -206,7 +206,7 @@ def test_no_dialog_overwrites_unseen(two_regions, client, fleet_admin, form, val
         change(kind, row, others, "bob")
     before = Event.objects.count()
     refused = html.unescape(save(drawn))
-    assert "Nothing was saved: since this form was opened, bob changed " in refused
+    assert "Nothing was saved: since this was read, bob changed " in refused
     assert said in refused
     assert Event.objects.count() == before
     again = client.get(reverse(shown), {"open": model.name} if form != "policy" else {}).content.decode()

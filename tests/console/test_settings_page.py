@@ -59,7 +59,7 @@ def test_what_another_changed_meanwhile_is_said_before_it_is_overwritten(client,
     services.change("PLAN_EVERY_S", 1200.0, "bob")
     for values, said in (({"value": "0.5"}, "0.5"), ({"reset": "1"}, "its default")):
         again = saved(first, **values)
-        assert "Nothing was saved: since this form was opened, alice changed PLAN_EPSILON from 0.8 to 0.6 at " in again
+        assert "Nothing was saved: since this was read, alice changed PLAN_EPSILON from 0.8 to 0.6 at " in again
         assert f"; this form says {said}. Save again to overwrite that." in again
         assert tuned().PLAN_EPSILON == 0.6
     assert "PLAN_EPSILON is 0.5" in saved(again, value="0.5")

@@ -39,10 +39,6 @@ class KeyIn(Strict):
     """Names that its requests may ask for: of models, adapters and weighted targets; none allows all."""
 
 
-class RevokeIn(ActionIn):
-    pass
-
-
 class AllowedModelsIn(ActionIn):
     allowed_models: list[str]
     """Names of models, adapters and weighted targets; none allows all."""
@@ -97,22 +93,16 @@ def create_key(request: ApiRequest, body: KeyIn) -> Status[ApiKey]:
 
 
 @router.post("/keys/{int:key_id}/revoke", response=KeyOut, auth=PEOPLE)
-def revoke_key(request: ApiRequest, key_id: int, body: RevokeIn) -> ApiKey:
+def revoke_key(request: ApiRequest, key_id: int, body: ActionIn) -> ApiKey:
     """Revoke a key permanently. Requests with it are refused within seconds."""
     return revoke_api_key(_managed(request, key_id), request.auth.person, body.reason)
-
-
-@router.get("/keys/{int:key_id}", response=KeyOut)
-def get_key(request: ApiRequest, key_id: int) -> ApiKey:
-    """One key without its secret, with its `ETag`."""
-    return cast(ApiKey, conditions.read(request, visible_keys(request.auth), pk=key_id))
 
 
 @router.put("/keys/{int:key_id}/allowed-models", response=KeyOut, auth=PEOPLE)
 def put_allowed_models(request: ApiRequest, key_id: int, body: AllowedModelsIn, if_match: str = IfMatch) -> ApiKey:
     """Set the models that requests with a key may ask for. They follow within seconds."""
     key = _managed(request, key_id)
-    conditions.check(request, if_match, key)
+    conditions.check(if_match, key, fields=["allowed_models"])
     return allow_models(key, allowed_models(body.allowed_models, key.tenant_id), request.auth.person, body.reason)
 
 

@@ -3,17 +3,16 @@
 from datetime import timedelta
 from typing import Any
 
-from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema, Status
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.resources import add_list, schema_of
+from controlplane.api.resources import add_list, add_operations, schema_of
 from controlplane.api.schemas import DecisionIn, Items, RowSchema
 from controlplane.fleet.models.serving import LengthModelKind
-from controlplane.lengths import selectors, services, training
-from controlplane.lengths.models import LengthTraining, LengthVersion, TrainingState, VersionState
+from controlplane.lengths import selectors, training
+from controlplane.lengths.models import LengthTraining, TrainingState
 from controlplane.resources.lengths import LENGTH_SERIES, LENGTH_VERSIONS
 
 router = Router(auth=VIEWERS, tags=["Lengths"])
@@ -90,38 +89,7 @@ add_list(
 )
 
 
-@router.post("/lengths/versions/{int:number}/promote", response=LengthVersionOut)
-def promote_length_version(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
-    """Promote a shadow to active; gateways load it within seconds. 409 unless it is a shadow."""
-    user = request.auth.require(Role.OPERATOR)
-    return services.promote(_version(number), user, body.reason)
-
-
-@router.post("/lengths/versions/{int:number}/reject", response=LengthVersionOut)
-def reject_length_version(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
-    """Reject a shadow. 409 unless it is one."""
-    user = request.auth.require(Role.OPERATOR)
-    return services.reject(_version(number), user, body.reason)
-
-
-@router.post("/lengths/versions/{int:number}/shadow", response=LengthVersionOut)
-def put_length_version_in_shadow(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
-    """Put a rejected version back in shadow for another evaluation. 409 unless it was rejected."""
-    user = request.auth.require(Role.OPERATOR)
-    return services.put_in_shadow(_version(number), user, body.reason)
-
-
-@router.post("/lengths/versions/{int:number}/rollback", response=LengthVersionOut)
-def roll_back_length_version(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
-    """Return to a retired version, or from the active one to its predecessor; the active one is rejected.
-
-    409 when this one is neither. The response shows its new state.
-    """
-    user = request.auth.require(Role.OPERATOR)
-    version = _version(number)
-    services.rollback(None if version.state == VersionState.ACTIVE else version, user, body.reason)
-    version.refresh_from_db()
-    return version
+add_operations(router, LENGTH_VERSIONS, LengthVersionOut, "/lengths/versions/{int:number}")
 
 
 @router.get("/lengths/trainings", response=Items[TrainingOut])
@@ -135,7 +103,3 @@ def train_length_model(request: ApiRequest, body: TrainingIn) -> Status[LengthTr
     """Have a worker train a version of a kind now, into shadow. 409 with too few samples, or while another training runs."""
     user = request.auth.require(Role.OPERATOR)
     return Status(202, training.ask(user, body.reason, body.kind))
-
-
-def _version(number: int) -> LengthVersion:
-    return get_object_or_404(LengthVersion, number=number)

@@ -13,8 +13,8 @@ from controlplane.accounts.models import Role
 from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.conditions import IfMatch
-from controlplane.api.resources import add_list, schema_of
-from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, Page, RowSchema, Strict
+from controlplane.api.resources import add_list, add_operations, schema_of
+from controlplane.api.schemas import Described, Items, NewestFirst, Page, RowSchema, Strict
 from controlplane.fleet.models import Model
 from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles, capacity, selectors, services
@@ -226,7 +226,7 @@ def set_policy(request: ApiRequest, model: str, body: PolicyIn, if_match: str = 
     In mode `auto`, instances move without approval; try `shadow` first to see the effect.
     """
     user, row = request.auth.require(Role.OPERATOR), _model(model)
-    conditions.check(request, if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
+    conditions.check(if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
     return _policy(row, services.set_policy(row, body.strategy, body.mode, body.parameters, user, body.reason))
 
 
@@ -252,7 +252,7 @@ def get_bundle(request: ApiRequest, model: str) -> dict[str, Any]:
 def switch_bundle(request: ApiRequest, model: str, body: BundleIn, if_match: str = IfMatch) -> dict[str, Any]:
     """Apply a bundle to *model* from the next decision, without a restart. The mode stays."""
     user, row = request.auth.require(Role.OPERATOR), _model(model)
-    conditions.check(request, if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
+    conditions.check(if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
     return _bundle(services.switch_bundle(row, body.bundle, user, body.reason))
 
 
@@ -260,7 +260,7 @@ def switch_bundle(request: ApiRequest, model: str, body: BundleIn, if_match: str
 def switch_parts(request: ApiRequest, model: str, body: PartsIn, if_match: str = IfMatch) -> dict[str, Any]:
     """Change parts of the policy of *model*: router, order, strategy, forecaster or length model. One event; no restart."""
     user, row = request.auth.require(Role.OPERATOR), _model(model)
-    conditions.check(request, if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
+    conditions.check(if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
     values = body.model_dump(exclude={"reason"}, exclude_none=True)
     return _bundle(services.switch_parts(row, values, user, body.reason))
 
@@ -280,24 +280,7 @@ def get_plan(request: ApiRequest, plan_id: int) -> ScalingPlan:
     return get_object_or_404(selectors.plans(), pk=plan_id)
 
 
-@router.post("/scaling/plans/{int:plan_id}/approve", response=PlanDetail)
-def approve_plan(request: ApiRequest, plan_id: int, body: DecisionIn) -> ScalingPlan:
-    """Approve a plan. Instances move after this response.
-
-    If a newer plan with the same instance counts has replaced it, that one is approved and returned. 409 when the newer one
-    differs, with the changes, or when the plan is not advice.
-    """
-    user = request.auth.require(Role.OPERATOR)
-    return services.approve(get_object_or_404(selectors.plans(), pk=plan_id), user, body.reason)
-
-
-@router.post("/scaling/plans/{int:plan_id}/reject", response=PlanDetail)
-def reject_plan(request: ApiRequest, plan_id: int, body: DecisionIn) -> ScalingPlan:
-    """Reject a plan, or the newer one that repeats it. 409 as for approval."""
-    user = request.auth.require(Role.OPERATOR)
-    return services.reject(get_object_or_404(selectors.plans(), pk=plan_id), user, body.reason)
-
-
+add_operations(router, PLANS, PlanDetail, "/scaling/plans/{int:pk}")
 add_list(
     router,
     MOVES,

@@ -54,7 +54,7 @@ def change_setting(request: ApiRequest, name: str, body: SettingIn, if_match: st
     """
     user, model = request.auth.require(Role.OPERATOR), _model(body.model)
     Setting.objects.select_for_update(of=("self",)).filter(name=_known(name), model=model).first()
-    conditions.check(request, if_match, Setting(name=name, model=model), fields=[name])
+    conditions.check(if_match, Setting(name=name, model=model), fields=[name])
     services.change(name, body.value, user, body.reason, model)
     return _one(name, body.model)
 
@@ -66,7 +66,7 @@ def reset_setting(
     """Reset to the default, or for one model to the value for all."""
     user, of = request.auth.require(Role.OPERATOR), _model(model)
     row = Setting.objects.select_for_update(of=("self",)).filter(name=_known(name), model=of).first()
-    conditions.check(request, if_match, Setting(name=name, model=of), fields=[name])
+    conditions.check(if_match, Setting(name=name, model=of), fields=[name])
     if row is not None:
         services.reset(row, user, reason)
     return _one(name, model)

@@ -7,9 +7,6 @@ from typing import Any
 
 from django import template
 from django.db.models import Model
-from django.urls import reverse
-from django.utils.html import format_html
-from django.utils.text import Truncator
 
 from controlplane.console import formats
 from controlplane.console.templatetags.console import coded, moment
@@ -32,13 +29,7 @@ def drawn(row: Any, column: Column) -> str:
         return formats.NONE
     if column.draw == "wide":
         return coded(str(value))
-    text = Truncator(str(value)).chars(column.most) if column.most else str(value)
-    if not column.href:
-        return text
-    href = reverse(column.href, args=[row.pk if column.own_page else value])
-    return format_html(
-        '<a{} href="{}">{}</a>', format_html(' class="{}"', column.css) if column.css else "", href, text
-    )
+    return str(value)
 
 
 @register.filter

@@ -1,11 +1,11 @@
 """Kinds of rows that operators write: their fields, keys and references to other rows.
 
-`/api` and fleet files take the same values. A kind's schemas are made from the fields of its Django model: types, bounds
+`/api`, the admin and fleet files write the same values. Schemas come from the fields of its Django model: types, bounds
 and help come from there, and rows are checked by the model's own `full_clean`, as in the admin.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from django.db import models
 from django.db.models.fields import NOT_PROVIDED
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from controlplane.accounts.models import Tenant
+from controlplane.accounts.models import Budget, Tenant
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
@@ -27,6 +27,7 @@ from controlplane.fleet.models import (
     Region,
     RegionLatency,
     SloClass,
+    SwapGroup,
     WeightedTarget,
     Weights,
 )
@@ -62,6 +63,8 @@ class Kind:
     secret: frozenset[str] = frozenset()
     """Fields whose values are not shown after saving."""
     deletable: bool = True
+    by: Mapping[str, str] = field(default_factory=dict)
+    """How references name the other row, where not by its `name`."""
 
     @property
     def title(self) -> str:
@@ -76,7 +79,7 @@ class Kind:
     def named(self) -> dict[str, type[models.Model]]:
         """Return, for each field that refers to another row, the model whose name it takes."""
         related = {name: column.related_model for name, column in self._columns.items()}
-        return {name: other for name in (*self.key, *self.fields) if (other := related[name])}
+        return {name: other for name in (*self.key, *self.fixed, *self.fields) if (other := related.get(name))}
 
     @property
     def _columns(self) -> dict[str, Any]:
@@ -134,7 +137,7 @@ class Kind:
         return self._row(name, target, value)
 
     def _row(self, name: str, target: type[models.Model], value: str) -> models.Model:
-        row = target._default_manager.filter(name=value).first()
+        row = target._default_manager.filter(**{self.by.get(name, "name"): value}).first()
         if row is None:
             raise ValidationError({name: f"There is no {target._meta.verbose_name} {value!r}."})
         return row
@@ -145,7 +148,7 @@ class Kind:
             return value
         if self.is_many(name):
             return sorted(other.name for other in value.all())
-        return value.name if value is not None else None
+        return getattr(value, self.by.get(name, "name")) if value is not None else None
 
     def _field(self, name: str) -> Any:
         return self._columns[name]
@@ -189,6 +192,15 @@ TENANT = Kind("tenants", Tenant, deletable=False)  # its keys, members and ledge
 DEPLOYMENT = Kind(
     "deployments", Deployment, key=("model", "region", "gpu_type"), secret=frozenset({"secrets", "api_key"})
 )
+BUDGET = Kind(
+    "budgets",
+    Budget,
+    key=(),
+    fixed=("tenant", "api_key", "model", "kind"),
+    only=("soft", "hard"),
+    by={"api_key": "prefix"},
+)
+SWAP_GROUP = Kind("swap_groups", SwapGroup)
 
 
 class InstanceKind(Kind):
@@ -237,7 +249,7 @@ INSTANCE = InstanceKind(
     "instances",
     Instance,
     fixed=("model", "region", "gpu_type", "launcher"),
-    only=("node", "url", "kv_events"),
+    only=("node", "url", "kv_events", "host"),
 )
 
 KINDS: tuple[Kind, ...] = (

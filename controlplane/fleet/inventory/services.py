@@ -1,4 +1,4 @@
-"""Writes rows of the inventory from values with names, each with its event; used by `/api` and fleet files.
+"""Writes rows of the inventory from values with names, each with its event; used by `/api`, the admin and fleet files.
 
 Every function raises ValidationError naming the field at fault.
 """
@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import ProtectedError
 
 from controlplane.accounts.models import User
+from controlplane.events import since
 from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
 from controlplane.fleet import places, services
 from controlplane.fleet.inventory.kinds import INSTANCE, MODEL, TENANT, WEIGHTED_TARGET, Kind
@@ -40,9 +41,12 @@ def insert(kind: Kind, values: Mapping[str, Any]) -> Any:
 
 
 @transaction.atomic
-def change(kind: Kind, row: Any, values: Mapping[str, Any], actor: User | str, reason: str = "") -> Any:
-    """Set *values* on *row* and return it; other fields stay."""
+def change(
+    kind: Kind, row: Any, values: Mapping[str, Any], actor: User | str, reason: str = "", *, read_at: str = ""
+) -> Any:
+    """Set *values* on *row* and return it; other fields stay. Refused if another changed these after the event *read_at*."""
     row = kind.model._default_manager.select_for_update(of=("self",)).get(pk=row.pk)
+    since.check(read_at, row, fields=values)
     before, held = snapshot(row), kind.values_of(row)
     for name in kind.fixed:
         if name in values and values[name] not in ("", held[name]):
@@ -57,11 +61,14 @@ def change(kind: Kind, row: Any, values: Mapping[str, Any], actor: User | str, r
 
 
 @transaction.atomic
-def delete(kind: Kind, row: Any, actor: User | str, reason: str = "") -> None:
-    """Delete *row*. Refused while other rows refer to it, and for an instance that is not stopped."""
+def delete(kind: Kind, row: Any, actor: User | str, reason: str = "", *, read_at: str = "") -> None:
+    """Delete *row*. Refused while other rows refer to it, for an instance that is not stopped, and if another changed it
+    after the event *read_at*.
+    """
     if not kind.deletable:
         raise ValidationError(f"A {kind.title} is not deleted, because its history stays: make it inactive.")
     row = kind.model._default_manager.select_for_update(of=("self",)).get(pk=row.pk)
+    since.check(read_at, row, fields=(*kind.key, *kind.fixed, *kind.fields))
     if isinstance(row, Instance) and row.state != InstanceState.STOPPED:
         raise ValidationError(f"{row.name} is {row.state}: stop it first.")
     record_deletion(row, actor, reason=reason)

@@ -1,6 +1,6 @@
 """`/api`: instances, operator actions and rollouts of changed deployments."""
 
-from typing import Any, cast
+from typing import Any
 
 from django.shortcuts import get_object_or_404
 from ninja import Field, Router, Status
@@ -115,7 +115,8 @@ add_list(
 @router.get("/instances/{name}", response=InstanceDetail)
 def get_instance(request: ApiRequest, name: str) -> Instance:
     """One instance with its newest commands, and its `ETag`."""
-    return cast(Instance, conditions.read(request, selectors.instances(), name=name))
+    conditions.tag(request, get_object_or_404(Instance, name=name))
+    return selectors.instances().get(name=name)
 
 
 @router.get("/instances/{name}/log", response=LogOut)

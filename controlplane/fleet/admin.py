@@ -1,0 +1,121 @@
+"""Admin of the inventory, of tenants and their budgets, and of alert rules."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from django.http import HttpRequest
+
+from controlplane.fleet import services
+from controlplane.fleet.inventory.kinds import PROFILE, SWAP_GROUP, WEIGHTS
+from controlplane.fleet.lifecycle.states import Action
+from controlplane.fleet.models import InstanceCommand, Launcher, Rollout, Swap
+from controlplane.resources.admin import KindAdmin, KindForm, register, show
+from controlplane.resources.instances import INSTANCES
+from controlplane.resources.inventory import (
+    ADAPTERS,
+    DEPLOYMENTS,
+    GPU_TYPES,
+    MODELS,
+    NODES,
+    REGION_LATENCIES,
+    REGIONS,
+    SLO_CLASSES,
+    WEIGHTED_TARGETS,
+)
+from controlplane.resources.resource import Operation
+
+ACTIONS = {
+    Action.DRAIN: "They finish what they run and are given nothing new.",
+    Action.RESUME: "They are given requests again.",
+    Action.START: "Their servers are started; they are ready when they answer.",
+    Action.STOP: "Their servers are stopped and running requests are cut. Drain first to spare them. Only Start brings them "
+    "back.",
+    Action.SLEEP: "They finish what they run, then put their weights aside.",
+    Action.WAKE: "They take their weights back and are ready when they answer.",
+    Action.RECLAIM: "Their opportunistic requests are evicted, then they serve their model again.",
+}
+PLACE = ("deployment__model", "deployment__region", "deployment__gpu_type")
+
+
+class InstanceForm(KindForm):
+    def values(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        of = named["deployment"]
+        place = {"model": of.model.name, "region": of.region.name, "gpu_type": of.gpu_type.name}
+        return {name: value for name, value in named.items() if name != "deployment"} | place
+
+
+class InstanceAdmin(KindAdmin):
+    """States are not edited: actions keep their rules."""
+
+    form = InstanceForm
+    autocomplete_fields = ["deployment", "node"]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        given = ["name", "deployment", "launcher", "node", "url", "kv_events"]
+        if obj is None:
+            return given
+        measured = ["state", "state_changed_at", "state_reason", "held", "kv_capacity_tokens", "process_id", "failures"]
+        return [*given, "host", *measured, "swap_group", "created_at"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        if obj is None:
+            return []
+        editable = {"node"}
+        if obj.launcher == Launcher.EXTERNAL:
+            editable |= {"url", "kv_events"}
+        if obj.launcher == Launcher.PROCESS:
+            editable.add("host")  # of a process whose machine is gone for good
+        return [name for name in self.get_fields(request, obj) if name not in editable]
+
+
+for each in (
+    REGIONS,
+    GPU_TYPES,
+    MODELS,
+    REGION_LATENCIES,
+    ADAPTERS,
+    SLO_CLASSES,
+    WEIGHTED_TARGETS,
+    SWAP_GROUP,
+    PROFILE,
+):
+    register(each)
+register(NODES, "name", "region", "gpu_type", "gpu_count", "address", "active", "cordoned")
+register(WEIGHTS, "model", "region", "state", "since", "ready_at", "actor")
+register(DEPLOYMENTS, "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances", "active")
+register(
+    INSTANCES,
+    *("name", "state", "deployment", "node", "launcher", "state_changed_at"),
+    base=InstanceAdmin,
+    related=PLACE,
+    operations=[Operation(str(action), partial(services.act, action), about) for action, about in ACTIONS.items()],
+)
+show(
+    InstanceCommand,
+    *("created_at", "instance", "verb", "state", "actor", "reason", "error"),
+    search=("instance__name", "actor", "reason", "error"),
+)
+show(
+    Swap,
+    *(
+        "started_at",
+        "group",
+        "instance",
+        "state",
+        "tier",
+        "sleep_tier",
+        "drain_s",
+        "sleep_s",
+        "load_s",
+        "actor",
+        "message",
+    ),
+    search=("group__name", "instance__name", "actor", "reason", "message"),
+)
+show(
+    Rollout,
+    *("started_at", "deployment", "state", "up_to_date", "total", "actor", "reason", "message"),
+    related=PLACE,
+    search=("deployment__model__name", "actor", "reason", "message"),
+)
