@@ -30,7 +30,6 @@ from controlplane.dispatch.suspects import Suspects
 from controlplane.dispatch.token_accounts import Outlook, TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.waits import Waits
-from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.promises import ClassTerms, Verdict, decide
 from scheduling.queueing.waits.waiting_time import Wait
@@ -571,9 +570,7 @@ class Dispatcher:
             self.topology.note_success(replica, now_s)
             for failed, why in request.unproved:
                 self.topology.note_failure(failed, why, now_s)
-            replica.ended.append(
-                EndedRequest(request.placed_s, now_s, request.asked.prompt_tokens, finished.output_tokens)
-            )
+            replica.request_ended_s = now_s
             replica.endpoint.finished_s.append(now_s)
             replica.round_trip.request_ended(now_s - request.placed_s)
             note_end(self.topology.fleet, replica.slot, self.queue.moment_s)
