@@ -367,7 +367,7 @@ class Dispatcher:
         self.queue.add(request, there)
         self.placement.pump(there)
         if request.slot >= 0:
-            self.waits.note(request)
+            self.waits.add(request)
 
     def _candidates(self, asked: port.Submit) -> NDArray[np.int32]:
         """Return the endpoints that may serve *asked*, in order of preference; for an adapter those that serve it."""
@@ -400,7 +400,7 @@ class Dispatcher:
         if position and request.replica is None and not request.attempts:
             self.deliver(port.Waiting(number, position, None, None))
         if request.slot >= 0:
-            self.waits.note(request)
+            self.waits.add(request)
             if self._waits_too_long(request):
                 return
             if request.attempts or not (released or self._passes_door(request, endpoint)):
@@ -479,7 +479,7 @@ class Dispatcher:
             self.placement.pump(endpoint)
             if request.slot < 0:
                 return Wait(), 0.0
-            self.waits.note(request, came=False)
+            self.waits.add(request)
         estimate = request.estimate = self.waits.of(request)
         calibration = self.waits.calibration(endpoint, terms.slo_class)
         return estimate.wait, calibration.late_s(estimate.wait, self._due_in_s(request), self._prefill_s(request))

@@ -65,8 +65,6 @@ class Estimate:
     uncorrected_s: float | None = None  # mean by the profile alone, once lengths are known
     says_throughput: bool = False  # the queue was long enough for its wait to show the endpoint's throughput
     batch: float = 1.0
-    of_own_s: float = 0.0  # mean by its own queue
-    of_pool_s: float | None = None  # mean by all instances of its endpoint; None where these are one
     serving: int = 0  # serving instances of its endpoint at that time
 
 

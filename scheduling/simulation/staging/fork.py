@@ -1,6 +1,6 @@
 """Puts the state of a live fleet on the cluster of a scenario: the start of a forked simulation.
 
-A gateway sees which tokens have streamed, but not what engines compute of prompts: one without a token begins anew. The
+A gateway sees which tokens have streamed, but not what engines compute of prompts: one without a token begins again. The
 scenario's policies may differ from those of the live fleet: queue keys are computed again, and request groups where the
 endpoints that order by them are others. Each instance takes a place of its model, region and GPU type in the cluster; the
 requests of an instance for which there is no place wait again.

@@ -366,7 +366,7 @@ def test_a_fork_has_the_donated_instances_and_what_runs_there(db, reclaimed):
     assert (both.result.counters["spot_served"] > 20) != reclaimed
 
 
-def test_prompts_in_several_chunks_begin_anew(db):
+def test_prompts_in_several_chunks_are_computed_again(db):
     """Engines do not report their progress: first tokens are late by chunks at most, and that is soon over."""
     make_fleet("join_shortest_queue", "qlm", requests_ahead_limit=0, max_num_batched_tokens=256)
     Instance.objects.update(kv_capacity_tokens=16 * 4096)
