@@ -18,7 +18,6 @@ from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead import outlook
 from scheduling.queueing.groups import put_first
 from scheduling.queueing.ordering import engine_priority, queue_key
-from scheduling.queueing.regrouping import regroup
 from scheduling.queueing.virtual_queues import fit_groups, head, insert_loose, may_balance, pull, reassign
 from scheduling.queueing.waiting_set import (
     WaitingArrays,
@@ -29,6 +28,7 @@ from scheduling.queueing.waiting_set import (
     peek,
     pop,
     push,
+    regroup,
     rekey,
     remove,
 )

@@ -8,6 +8,7 @@ A request that waits for an endpoint with groups is also in one of them, for as 
 together.
 """
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -232,6 +233,28 @@ def join_group(waiting: WaitingArrays, slot: int) -> None:
         waiting.rank,
         waiting.arrival_s[slot],
     )
+
+
+@compiled
+def _join_again(waiting: WaitingArrays, slots: NDArray[np.int32]) -> None:
+    """Remove the waiting *slots* from their groups, and add those whose endpoint has groups in this order."""
+    for at in range(slots.size):
+        slot = slots[at]
+        if waiting.groups.members[slot].group >= 0:
+            quit_group(waiting.groups, slot, float(waiting.prompt_tokens[slot]), float(waiting.output_tokens[slot]))
+    for at in range(slots.size):
+        if waiting.groups.limit[waiting.endpoint[slots[at]]] > 0:
+            join_group(waiting, slots[at])
+
+
+def regroup(waiting: WaitingArrays, limits: Mapping[int, int]) -> None:
+    """Rebuild the groups of some endpoints from their waiting requests; *limits* has the largest group by endpoint, 0 for
+    none.
+    """
+    slots = np.concatenate([waiting.heap[endpoint, : waiting.size[endpoint]] for endpoint in limits])
+    for endpoint, limit in limits.items():
+        waiting.groups.limit[endpoint] = limit
+    _join_again(waiting, slots[np.argsort(waiting.sequence[slots])])
 
 
 @compiled
