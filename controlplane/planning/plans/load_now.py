@@ -54,9 +54,7 @@ class LoadNow:
         parts = [f"{self.interactive:,.0f} interactive", f"{self.deferred:,.0f} deferred"]
         if self.waiting.requests:
             parts.append(f"{self.waiting.requests:,} requests waiting")
-        return (
-            f"Below the load now: {able:,.0f} tok/s as planned, {self.tokens_per_s:,.0f} needed now ({', '.join(parts)})"
-        )
+        return f"Below the load now: {able:,.0f} tok/s as planned, {self.tokens_per_s:,.0f} needed now ({', '.join(parts)})"
 
 
 def capacity_of(targets: list[dict[str, Any]], inputs: Mapping[str, Any]) -> float | None:
