@@ -285,12 +285,9 @@ class Routing(Group):
     """Most of an instance's time that requests for one token may take, which compute system prompts before the calls that
     use them; a fiftieth of it while too few are used for the requests that they delay. 0 computes none early. Only under a
     router that considers prefixes (`least_delay`)."""
-    REORDER_BY: Literal[
-        "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
-    ] = "search"
-    """Method that puts the request groups of order `qlm` into virtual queues: the global scheduler's search; the same
-    followed by the exact `programme` in a Celery worker where there are few groups; or a simple rule for comparison
-    (`shepherd` follows SHEPHERD's batches)."""
+    REORDER_BY: Literal["search", "programme"] = "search"
+    """Method that puts the request groups of order `qlm` into virtual queues: the global scheduler's search, or the same
+    followed by the exact `programme` in a Celery worker where there are few groups."""
 
     @field_validator("TENANT_WEIGHTS")
     @classmethod

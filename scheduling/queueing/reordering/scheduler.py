@@ -5,7 +5,6 @@ inserted, nor, when a group would be late, than any of the simple rules (`CANDID
 the objective of the search, and a rule that is as good as the search wins.
 """
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -47,7 +46,7 @@ LEAST_GAIN = 1e-3
 """Least relative gain of the objective for which an order is changed."""
 
 PROGRAMME_GROUPS = 12
-"""Most groups for which the programme is asked for a proof."""
+"""Most groups that the programme is given."""
 
 
 class Answer(NamedTuple):
@@ -64,16 +63,6 @@ class Answer(NamedTuple):
     shortage: Shortage
     """What no order can avoid: if it is positive, only more instances help."""
     reason: str
-    bound: float = -math.inf
-    """Lower bound on the objective of any order; minus infinity if the programme has proved none."""
-
-    @property
-    def gap(self) -> float | None:
-        """Return the largest share of the objective that an optimal order could save; None if nothing is proved."""
-        if not math.isfinite(self.bound):
-            return None
-        objective = self.after.objective
-        return max(0.0, objective - self.bound) / objective if objective > 0.0 else 0.0
 
 
 class _Search:
@@ -264,7 +253,7 @@ def reorder(
         changed = order.queues() != base.queues()
         return Answer(order, changed, before, evaluate(problem, order, kappa_s), 0, lacking, f"As {by} has it.")
     if before.objective <= 0.0:
-        return Answer(base, False, before, before, 0, lacking, "No group is late.", 0.0)
+        return Answer(base, False, before, before, 0, lacking, "No group is late.")
     rule, ruled = search.by_rule()
     order = search.finish(ruled)
     after = evaluate(problem, order, kappa_s)
@@ -282,18 +271,16 @@ def reorder(
         if rule != SEARCH:
             reason += f" As {rule} has it: nothing better was found."
         answer = Answer(order, True, before, after, budget.tried, lacking, reason)
-    return _proved(problem, answer, kappa_s) if by == PROGRAMME else answer
+    return _by_programme(problem, answer, kappa_s) if by == PROGRAMME and is_small(problem) else answer
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether the programme can be expected to prove a bound for *problem* within `programme.TIME_LIMIT_S`."""
+    """Whether the programme can be expected to solve *problem* within `programme.TIME_LIMIT_S`."""
     return 0 < problem.requests.size <= PROGRAMME_GROUPS and not np.any(problem.hold_s > 0.0)
 
 
-def _proved(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
-    """Return *answer* with the programme's bound or better order; unchanged if the programme has no result in time."""
-    if not is_small(problem):
-        return answer
+def _by_programme(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
+    """Return *answer* with the programme's order if that is better, and found in time."""
     try:
         solved = solve(problem, kappa_s)
     except NoAnswer:
@@ -301,8 +288,8 @@ def _proved(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
     score = evaluate(problem, solved.order, kappa_s)
     if (score.left_over, score.objective) < (answer.after.left_over, answer.after.objective * (1.0 - LEAST_GAIN)):
         reason = _reason(answer.before, score, answer.shortage)
-        answer = answer._replace(order=solved.order, changed=True, after=score, reason=reason)
-    return answer._replace(bound=solved.bound)
+        return answer._replace(order=solved.order, changed=True, after=score, reason=reason)
+    return answer
 
 
 def _worth(score: Score) -> tuple[int, float, int]:
