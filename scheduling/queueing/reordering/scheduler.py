@@ -7,7 +7,6 @@ the objective of the search, and a rule that is as good as the search wins.
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -33,9 +32,8 @@ ROUNDING = 1e-9
 """Share of the cost that counts as zero."""
 EXCHANGES = 4
 """Most exchanges of neighbours per group to sort groups by due time."""
-ALLOTTED, LISTED = 0.4, 0.4
-"""Shares of a budget in seconds after which the search for an allotment of queues to models, and list scheduling, end.
-"""
+ALLOTTED = 0.4
+"""Share of a budget in seconds after which the search for an allotment of queues to models ends."""
 LISTING_MOVES = 2
 """Moves that listing one group counts as, if the budget is in moves; as many are left for annealing."""
 CHUNK, MOST_CHUNK = 4_000, 100_000
@@ -108,8 +106,8 @@ class _Search:
     def improved(self, starts: list[Order]) -> Order:
         """Anneal from the cheapest of *starts* and of list scheduling until the budget is spent; return the best."""
         terms, budget = self.terms, self.budget
-        starts = [*starts, self.complete(best_allotment(terms, self.random, partial(self._listed, ALLOTTED)))]
-        if listed := best_listing(terms, self.random, partial(self._listed, LISTED)):
+        starts = [*starts, self.complete(best_allotment(terms, self.random, self._listed))]
+        if listed := best_listing(terms):
             starts = [*starts, listed]
         rows, _ = rows_of(terms, min(starts, key=self.cost))
         few = terms.movable.size <= FEW
@@ -135,12 +133,12 @@ class _Search:
         by_due_time(terms, rows, ranked, first, ROUNDING * (cost + 1.0), EXCHANGES * ranked.size)
         return order_of(rows.length, rows.group)
 
-    def _listed(self, until: float, orders: float) -> float:
-        """Return the share of the listing time spent after *orders*; it ends at the share *until* of the budget."""
+    def _listed(self, orders: float) -> float:
+        """Return the share of the time for allotments spent after *orders* were listed."""
         if not self.terms.movable.size:
             return 1.0
         if self.budget.moves is None:
-            return self.budget.spent() / until
+            return self.budget.spent() / ALLOTTED
         return orders * LISTING_MOVES * self.terms.movable.size / max(1, self.budget.moves)
 
 
