@@ -152,7 +152,7 @@ def warm_up() -> None:
     engine_priority(0, 0, queue_key(0, 0.0, 1.0, 0, 1.0, 1.0))
     service_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1)
     carried(fleet, 0)
-    requests_ahead.warm_up(fleet, endpoints)
+    requests_ahead.warm_up(fleet)
     adapters.warm_up(fleet, endpoints)
     lookahead.warm_up()
     outlook.look(fleet, 0, np.zeros(1, np.int64), 0.0)

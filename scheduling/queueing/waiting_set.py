@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.queueing.fair_shares import NO_SHARES, ShareArrays, allocate_shares, cost_of, grow_shares
 from scheduling.queueing.groups import (
     BY_RANK,
@@ -145,14 +145,14 @@ def in_order(waiting: WaitingArrays, endpoint: int) -> NDArray[np.int32]:
     return slots[np.lexsort((waiting.sequence[slots], waiting.key[slots]))]
 
 
-@compiled
+@compiled_internal
 def _before(waiting: WaitingArrays, one: int, other: int) -> bool:
     if waiting.key[one] != waiting.key[other]:
         return bool(waiting.key[one] < waiting.key[other])
     return bool(waiting.sequence[one] < waiting.sequence[other])
 
 
-@compiled
+@compiled_internal
 def _sift_up(waiting: WaitingArrays, endpoint: int, at: int) -> None:
     slot = waiting.heap[endpoint, at]
     while at > 0:
@@ -167,7 +167,7 @@ def _sift_up(waiting: WaitingArrays, endpoint: int, at: int) -> None:
     waiting.position[slot] = at
 
 
-@compiled
+@compiled_internal
 def _sift_down(waiting: WaitingArrays, endpoint: int, at: int) -> None:
     slot = waiting.heap[endpoint, at]
     size = waiting.size[endpoint]
@@ -187,7 +187,7 @@ def _sift_down(waiting: WaitingArrays, endpoint: int, at: int) -> None:
     waiting.position[slot] = at
 
 
-@compiled
+@compiled_internal
 def _check_key(waiting: WaitingArrays, endpoint: int, key: float) -> None:
     if endpoint < 0 or endpoint >= waiting.size.size:
         raise ValueError("no such endpoint; grow the waiting set first")
@@ -215,7 +215,7 @@ def push(waiting: WaitingArrays, endpoint: int, slot: int, key: float) -> None:
         join_group(waiting, slot)
 
 
-@compiled
+@compiled_internal
 def join_group(waiting: WaitingArrays, slot: int) -> None:
     """Add *slot*, which waits for an endpoint with groups and is in none, to its group."""
     prompt, output = waiting.prompt_tokens[slot], waiting.output_tokens[slot]

@@ -37,7 +37,10 @@ from scheduling.queueing.waiting_set import (
     rerank,
 )
 from tests.examples import costly
+from tests.kernels import from_python
 from tests.oracles.groups import PlainGroups
+
+limit_of, request_s, put_off = map(from_python, (limit_of, request_s, put_off))
 
 LIMIT = 3
 TOKEN_S = (2.0**-10, 2.0**-6)

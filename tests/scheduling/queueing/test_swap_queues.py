@@ -22,8 +22,11 @@ from scheduling.queueing.waits.waiting_in_queues import ahead_in_queue
 from scheduling.queueing.waits.waiting_time import EXPECTED_COLUMNS
 from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue
 from tests.examples import costly
+from tests.kernels import from_python
 from tests.oracles.swap_queues import PlainGpus, PlainGroup, others_before, place, until_up
 from tests.scheduling.queueing.test_groups import living, queue_of
+
+place_in_shared = from_python(place_in_shared)
 
 MODELS = 3
 SLEEP_S = {0: 0.5, 1: 1.0, 2: 1.5}
