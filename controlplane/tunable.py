@@ -159,11 +159,6 @@ class Plans(Group):
     interactive work leaves free; SageServe uses a tenth (section 6.4)."""
     PLAN_EPSILON: PositiveShare = 0.8
     """Share of its local demand that each region must be able to serve; the rest may be served elsewhere."""
-    PLAN_SOLVER: Literal["auto", "exact", "fast"] = "auto"
-    """Plan solver: `exact` solves the integer program (PuLP with HiGHS), `fast` rounds its relaxation unless the fleet is
-    tiny, `auto` is exact up to 2,000 places. Simulations use `fast`."""
-    PLAN_TIME_LIMIT_S: PositiveSeconds = 20.0
-    """Time limit of the exact solver."""
     USUAL_START_S: Annotated[PositiveSeconds, PER_MODEL] = 120.0
     """Start time of an instance, from request to serving, that plans and comparisons assume until one has been observed."""
     PLANNING_KEEP_DAYS: Days = 7.0
@@ -279,12 +274,9 @@ class Routing(Group):
     """Most of an instance's time that requests for one token may take, which compute system prompts before the calls that
     use them; a fiftieth of it while too few are used for the requests that they delay. 0 computes none early. Only under a
     router that considers prefixes (`least_delay`)."""
-    REORDER_BY: Literal[
-        "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
-    ] = "search"
-    """Method that puts the request groups of order `qlm` into virtual queues: the global scheduler's search; the same
-    followed by the exact `programme` in a Celery worker where there are few groups; or a simple rule for comparison
-    (`shepherd` follows SHEPHERD's batches)."""
+    REORDER_BY: Literal["search", "programme"] = "search"
+    """Method that puts the request groups of order `qlm` into virtual queues: the global scheduler's search, or the same
+    followed by the exact `programme` in a Celery worker where there are few groups."""
 
     @field_validator("TENANT_WEIGHTS")
     @classmethod

@@ -18,7 +18,6 @@ from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead import outlook
 from scheduling.queueing.groups import put_first
 from scheduling.queueing.ordering import engine_priority, queue_key
-from scheduling.queueing.regrouping import regroup
 from scheduling.queueing.virtual_queues import fit_groups, head, insert_loose, may_balance, pull, reassign
 from scheduling.queueing.waiting_set import (
     WaitingArrays,
@@ -29,6 +28,7 @@ from scheduling.queueing.waiting_set import (
     peek,
     pop,
     push,
+    regroup,
     rekey,
     remove,
 )
@@ -152,7 +152,7 @@ def warm_up() -> None:
     engine_priority(0, 0, queue_key(0, 0.0, 1.0, 0, 1.0, 1.0))
     service_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1)
     carried(fleet, 0)
-    requests_ahead.warm_up(fleet, endpoints)
+    requests_ahead.warm_up(fleet)
     adapters.warm_up(fleet, endpoints)
     lookahead.warm_up()
     outlook.look(fleet, 0, np.zeros(1, np.int64), 0.0)

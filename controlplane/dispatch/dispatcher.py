@@ -30,7 +30,6 @@ from controlplane.dispatch.suspects import Suspects
 from controlplane.dispatch.token_accounts import Outlook, TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.waits import Waits
-from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.promises import ClassTerms, Verdict, decide
 from scheduling.queueing.waits.waiting_time import Wait
@@ -368,7 +367,7 @@ class Dispatcher:
         self.queue.add(request, there)
         self.placement.pump(there)
         if request.slot >= 0:
-            self.waits.note(request)
+            self.waits.add(request)
 
     def _candidates(self, asked: port.Submit) -> NDArray[np.int32]:
         """Return the endpoints that may serve *asked*, in order of preference; for an adapter those that serve it."""
@@ -401,7 +400,7 @@ class Dispatcher:
         if position and request.replica is None and not request.attempts:
             self.deliver(port.Waiting(number, position, None, None))
         if request.slot >= 0:
-            self.waits.note(request)
+            self.waits.add(request)
             if self._waits_too_long(request):
                 return
             if request.attempts or not (released or self._passes_door(request, endpoint)):
@@ -480,7 +479,7 @@ class Dispatcher:
             self.placement.pump(endpoint)
             if request.slot < 0:
                 return Wait(), 0.0
-            self.waits.note(request, came=False)
+            self.waits.add(request)
         estimate = request.estimate = self.waits.of(request)
         calibration = self.waits.calibration(endpoint, terms.slo_class)
         return estimate.wait, calibration.late_s(estimate.wait, self._due_in_s(request), self._prefill_s(request))
@@ -571,9 +570,7 @@ class Dispatcher:
             self.topology.note_success(replica, now_s)
             for failed, why in request.unproved:
                 self.topology.note_failure(failed, why, now_s)
-            replica.ended.append(
-                EndedRequest(request.placed_s, now_s, request.asked.prompt_tokens, finished.output_tokens)
-            )
+            replica.request_ended_s = now_s
             replica.endpoint.finished_s.append(now_s)
             replica.round_trip.request_ended(now_s - request.placed_s)
             note_end(self.topology.fleet, replica.slot, self.queue.moment_s)

@@ -4,7 +4,6 @@ from scheduling import dispatch as decisions
 from scheduling.compiled import direct
 from scheduling.lookahead import maps, outlook
 from scheduling.queueing import virtual_queues, waiting_set
-from scheduling.queueing.swapping import timeline
 from scheduling.queueing.waits import waiting_in_queues, waiting_time
 from scheduling.routing import (
     adapters,
@@ -39,8 +38,6 @@ free_slot = direct(waiting_set.free_slot)
 waiting_tokens = direct(outlook.waiting_tokens)
 ahead = direct(waiting_time.ahead)
 ahead_in_queue = direct(waiting_in_queues.ahead_in_queue)
-runs_ahead = direct(waiting_in_queues.runs_ahead)
-change_s = direct(timeline.change_s)
 has_room = direct(routers.has_room)
 prefilled = direct(routers.prefilled)
 release = direct(routers.release)

@@ -23,7 +23,7 @@ from scheduling.queueing.eviction import Eviction, wanted
 from scheduling.queueing.global_scheduler import GlobalScheduler, Reordered, solve
 from scheduling.queueing.ordering import NO_DEADLINE_S
 from scheduling.queueing.reordering.rules import PROGRAMME, SEARCH
-from scheduling.queueing.reordering.scheduler import Answer, is_small
+from scheduling.queueing.reordering.scheduler import Answer
 from scheduling.queueing.running import Running, running_of
 from scheduling.queueing.served import attainment
 from scheduling.queueing.snapshot import Snapshot, snapshot
@@ -35,11 +35,9 @@ IN_PROCESS_GROUPS: Final = 64
 PATIENCE_S: Final = 10.0
 """Longest wait for a worker's answer."""
 KEPT: Final = 50
-PROVE_EVERY_S: Final = 30.0
-"""Shortest time between two proofs of the gap by a worker."""
 
 Ask = Callable[[Snapshot, str, Callable[[Answer | None], None]], None]
-"""Has a snapshot solved elsewhere by the named search or rule. The callback gets the answer, or None, on the event loop."""
+"""Has a snapshot solved elsewhere, by the search or the programme. The callback gets the answer or None, on the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +110,7 @@ class Reordering:
         self.changes: deque[QueueChange] = deque(maxlen=KEPT)  # those, missing answers, and operators' actions
         self.fallbacks = 0  # missing answers
         self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # not yet written as events
-        self.gap: float | None = None
-        """Proved bound on the share of the last order's lateness that the best order could save; None without a proof."""
         self._asked_s: float | None = None
-        self._proof_asked_s = -math.inf
 
     @property
     def pending_s(self) -> float | None:
@@ -152,7 +147,6 @@ class Reordering:
             answer = solve(seen, moves=self.scheduler.moves, by=self.scheduler.by)
             reordered = self.scheduler.take(topology.fleet, topology.arrays, arrays, seen, answer, now_s)
             self._note(seen, reordered, "in process", time.perf_counter() - began_s)
-            self._have_proved(seen, answer)
         else:
             asked_s = self._asked_s = self.clock()
             self.ask(seen, self.scheduler.by, lambda answer: self._answered(seen, answer, asked_s))
@@ -170,24 +164,7 @@ class Reordering:
             return
         topology, now_s = self.topology, self.queue.moment_s
         reordered = self.scheduler.take(topology.fleet, topology.arrays, self.queue.arrays, seen, answer, now_s)
-        self.gap = answer.gap
         self._note(seen, reordered, "a worker", self.clock() - asked_s)
-
-    def _have_proved(self, seen: Snapshot, answer: Answer) -> None:
-        """Set the gap of *answer*, of the search; have a worker prove it where unknown."""
-        if answer.gap is not None:
-            self.gap = answer.gap
-            return
-        now_s = self.clock()
-        if self.ask is None or self.scheduler.by != SEARCH or not is_small(seen.problem):
-            self.gap = None
-        elif abs(now_s - self._proof_asked_s) >= PROVE_EVERY_S:
-            self._proof_asked_s, self.gap = now_s, None
-            self.ask(seen._replace(previous=answer.order), PROGRAMME, self._proved)
-
-    def _proved(self, proof: Answer | None) -> None:
-        if proof is not None:
-            self.gap = proof._replace(after=proof.before).gap  # of the search's order, not of a better one
 
     def _evict_for_heads(self) -> list[int]:
         """Return requests that leave their instances for groups at the head of a virtual queue that would be late."""

@@ -1,5 +1,6 @@
 """State of the fleet, read from the process that owns the queues: the start of a fork (`queues.commands`)."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -15,7 +16,6 @@ from controlplane.fleet.lifecycle.states import InstanceState as Lifecycle
 from scheduling.fleet.state import (
     NEVER_S,
     Condition,
-    EndedRequest,
     EndpointState,
     FleetState,
     GroupsState,
@@ -189,23 +189,13 @@ class Snapshot:
             adapters=[self.dispatcher.topology.adapter_names[at - 1] for at in fleet.adapters[slot].tolist() if at],
             given_tokens=fleet.given_tokens[slot].tolist(),
             iteration_s=self._iteration_s(replica, heard, now_s),
-            ended=self._ended(replica, now_s),
         )
 
     def _iteration_s(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> float | None:
         """Return the end of the last observed iteration: every request that decodes there gets a token then."""
-        ended_s = [heard[number] for number in (each.asked.number for each in replica.requests) if number in heard]
-        if replica.ended:
-            ended_s.append(replica.ended[-1].ended_s)
-        return max(ended_s) - now_s if ended_s else None
-
-    def _ended(self, replica: Replica, now_s: float) -> list[EndedRequest]:
-        first_s = min((one.placed_s for one in replica.requests if not one.output_tokens), default=now_s)
-        return [
-            EndedRequest(one.placed_s - now_s, one.ended_s - now_s, one.prompt_tokens, one.output_tokens)
-            for one in replica.ended
-            if one.ended_s > first_s
-        ]
+        numbers = [each.asked.number for each in replica.requests]
+        ended_s = max([replica.request_ended_s, *(heard[number] for number in numbers if number in heard)])
+        return ended_s - now_s if ended_s > -math.inf else None
 
     def _request(self, request: Request, now_s: float) -> dict[str, Any]:
         """Return the fields that running and waiting requests share."""

@@ -66,7 +66,7 @@ def pack_answer(answer: Answer) -> str:
     for name, score in (("before", answer.before), ("after", answer.after)):
         arrays |= {f"{name}_{field}": value for field, value in score._asdict().items()}
     arrays |= {f"shortage_{field}": value for field, value in answer.shortage._asdict().items()}
-    return pack(**arrays, changed=answer.changed, moves=answer.moves, reason=answer.reason, bound=answer.bound)
+    return pack(**arrays, changed=answer.changed, moves=answer.moves, reason=answer.reason)
 
 
 def unpack_answer(text: str | bytes) -> Answer:
@@ -84,7 +84,6 @@ def unpack_answer(text: str | bytes) -> Answer:
         moves=int(arrays["moves"]),
         shortage=Shortage(**part("shortage", Shortage._fields)),
         reason=str(arrays["reason"]),
-        bound=float(arrays["bound"]),
     )
 
 
@@ -101,7 +100,7 @@ def read_answer(text: str | bytes, problem: Problem) -> Answer:
         raise ValueError(f"the order cannot be carried out: {wrong[0]}")
     if any(np.shape(score.late_s) != problem.requests.shape for score in scores):
         raise ValueError("its scores are of other groups")
-    if not all(math.isfinite(score.objective) for score in scores) or math.isnan(answer.bound):
+    if not all(math.isfinite(score.objective) for score in scores):
         raise ValueError("what it is worth is not a number")
     return answer
 

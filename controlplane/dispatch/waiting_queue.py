@@ -38,7 +38,6 @@ from scheduling.queueing.ordering import (
     queue_key,
     run_due_s,
 )
-from scheduling.queueing.regrouping import regroup
 from scheduling.queueing.snapshot import Snapshot
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
 from scheduling.queueing.virtual_queues import fit_groups, reassign
@@ -49,6 +48,7 @@ from scheduling.queueing.waiting_set import (
     grow_waiting,
     in_order,
     push,
+    regroup,
     rekey,
     remove,
     rerank,

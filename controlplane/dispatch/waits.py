@@ -2,25 +2,21 @@
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.dispatch.kernels import ahead, ahead_in_queue, change_s, runs_ahead
+from controlplane.dispatch.kernels import ahead, ahead_in_queue
 from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.stages import COMING_LIMIT_S
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.queueing.promises import Calibration
-from scheduling.queueing.swapping.losing import lost
-from scheduling.queueing.waits.correction import Blend, Correction
+from scheduling.queueing.waits.correction import Correction
 from scheduling.queueing.waits.starting import NOT_KNOWN, SPREAD, Coming, left_of_start_s, sooner, until_produced
-from scheduling.queueing.waits.waiting_in_queues import INSTANCE, LATEST, MOST_RUNS, REQUESTS, RUN_COLUMNS, TOKENS
 from scheduling.queueing.waits.waiting_time import EXPECTED_COLUMNS, History, Lengths, Throughput, Wait, waiting_time
-from scheduling.scaling.swapping import SWAPPING_SHARE, busy_spell_s, leaving
 
 REFRESH_S = 1.0  # lifetime of a pace and of the list of starting instances
 PACE_STALE_S = 60.0
@@ -30,7 +26,6 @@ UNMEASURED_VARIANCE = 1.0  # relative, of a pace not yet compared with waits
 ENOUGH_BATCHES = 2.0  # of waits of a class, after which it has a separate correction
 MOST_ERROR = 0.2  # relative error of the predicted output ahead, above which a wait does not teach throughput
 START_LIMIT = 2.0  # times its usual time after which a start is not waited for
-ARRIVALS = 64  # requests of a model from which its arrival rate is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +75,6 @@ class Paces:
         self.clock, self.wall_clock = clock, time.time
         self._paces: dict[tuple[int, int], Pace] = {}  # by endpoint and instance, -1 for all of its instances
         self._corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class, "" for all
-        self._blends: dict[tuple[int, str], Blend] = {}
         self._coming: dict[
             int, tuple[float, int, list[Coming]]
         ] = {}  # by endpoint: time of the read, instances that served
@@ -100,10 +94,6 @@ class Paces:
         if read is None or now_s - read[0] > REFRESH_S or serving != read[1]:
             read = self._coming[endpoint.index] = now_s, serving, self._read_coming(endpoint)
         return read[2]
-
-    def blend(self, endpoint: Endpoint, slo_class: str) -> Blend:
-        """Return the weight of the whole endpoint, rather than of one queue, in the waits of a class."""
-        return self._blends.setdefault((endpoint.index, slo_class), Blend())
 
     def learned(self, endpoint: Endpoint, slo_class: str) -> Correction:
         """Return the correction learned from waits of a class at *endpoint*; "" for all classes."""
@@ -216,190 +206,6 @@ class Paces:
         return Pace(now_s, together, recent, lengths, by_memory)
 
 
-class Arrivals:
-    """Recent requests of an endpoint: arrival, and the time each was allowed, infinity without a deadline."""
-
-    def __init__(self) -> None:
-        self._came: deque[tuple[float, float]] = deque()
-        self._due, self._allowed_s = 0, 0.0  # requests with a deadline, and the sum of their allowed times
-
-    def add(self, arrived_s: float, allowed_s: float) -> None:
-        self._came.append((arrived_s, allowed_s))
-        self._count(allowed_s, 1)
-        if len(self._came) > ARRIVALS:
-            self._count(self._came.popleft()[1], -1)
-
-    def _count(self, allowed_s: float, sign: int) -> None:
-        if allowed_s < math.inf:
-            self._due += sign
-            self._allowed_s += sign * allowed_s
-
-    def per_s(self, now_s: float) -> float:
-        count = len(self._came)
-        return (count - 1) / max(now_s - self._came[0][0], 1e-3) if count > 1 else 0.0
-
-    def next_due_s(self, now_s: float) -> float:
-        """Return when the next request to come is due on average; infinity where none has a deadline."""
-        per_s = self.per_s(now_s) * self._due / max(len(self._came), 1)
-        return now_s + 1.0 / per_s + self._allowed_s / self._due if per_s > 0.0 else math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """A model's stay on shared GPUs, and the models that may take the GPUs from it.
-
-    Rows are those of `runs_ahead`.
-    """
-
-    replica: Replica
-    row: list[float]
-    takers: list[list[float]]
-    stays_s: list[float]
-    """Shortest stay, by taker."""
-
-
-class SharedGpus:
-    """Waits where models share GPUs: for the models before, each swap, and the chance to lose the GPUs again."""
-
-    def __init__(self, topology: Topology, queue: WaitingQueue, paces: Paces, clock: Callable[[], float]) -> None:
-        self.topology, self.queue, self.paces, self.clock = topology, queue, paces, clock
-        self._arrivals: dict[int, Arrivals] = {}  # by endpoint
-        self._runs = np.zeros((MOST_RUNS, RUN_COLUMNS))
-
-    def came(self, request: Request) -> None:
-        asked, endpoint = request.asked, request.endpoint
-        if endpoint.spec.shares_gpus and not request.attempts:
-            arrivals = self._arrivals.setdefault(endpoint.index, Arrivals())
-            arrivals.add(asked.arrived_s, math.inf if asked.due_s is None else asked.due_s)
-
-    def came_up_since(self, replica: Replica, arrived_s: float) -> bool:
-        """Whether *replica* got its GPUs after *arrived_s*: requests that came then waited for other models too."""
-        return self.paces.shares(replica) and bool(
-            self.queue.arrays.groups.up_s[replica.slot] > self.queue.since_start_s(arrived_s)
-        )
-
-    def ahead(self, replica: Replica, slot: int, expected: NDArray[np.float64]) -> tuple[WorkAhead, Stay] | None:
-        """Return the work ahead of *slot* for *replica*, and its stay; None while an earlier pace is unknown."""
-        topology, runs, moment_s = self.topology, self._runs, self.queue.moment_s
-        count, behind, until_s, running, first = runs_ahead(
-            topology.fleet, topology.arrays, self.queue.arrays, expected, slot, replica.slot, moment_s, runs
-        )
-        rows, takers = runs[:count].tolist(), runs[count : count + behind].tolist()
-        for row in rows + takers:
-            row[LATEST] = min(row[LATEST], self._next_due_s(row))
-        if rows[0][INSTANCE] == replica.slot and self._stays_s(rows, 0, moment_s) > 0.0:
-            rows, takers = rows[-1:], rows[1:-1] + takers  # its groups are put first
-        others, others_requests = Wait(until_s), 0.0
-        for at, row in enumerate(rows[:-1]):
-            first = first or at > 0
-            gone = self._until_gone(rows, at, running, others.mean_s, first=first)
-            if gone is None:
-                return None
-            others, others_requests, running = others.then(gone), others_requests + row[REQUESTS], 0.0
-        is_up = bool(topology.fleet.accepting[replica.slot]) and len(rows) == 1
-        own = rows[-1]
-        takers += [self._later_run(row) for row in rows[:-1] if row[INSTANCE] != replica.slot]
-        stays_s = [self._stays_s([own, taker], 0 if is_up else 1, moment_s) for taker in takers]
-        mean, variance, error = own[TOKENS:]
-        return (
-            WorkAhead(own[REQUESTS], mean, variance, error, others, others_requests, not is_up),
-            Stay(replica, own, takers, stays_s),
-        )
-
-    def lost(self, stay: Stay, begins_s: float, own: Wait) -> Wait:
-        """Return the wait added to *own* if another model takes the GPUs meanwhile: its whole run, and two swaps.
-
-        The model of *own* has the GPUs in *begins_s*.
-        """
-        topology, arrays, moment_s, now_s = (
-            self.topology, self.queue.arrays.groups, self.queue.moment_s, self.clock(),
-        )  # fmt: skip
-        slot = stay.replica.slot
-        best = Wait()
-        for row, stays_s in zip(stay.takers, stay.stays_s, strict=True):
-            taker = int(row[INSTANCE])
-            to_s = float(change_s(topology.fleet, arrays, slot, self._batch(stay.replica), taker))
-            slack_s = row[LATEST] - moment_s - begins_s - to_s
-            keeps_s = max(0.0, stays_s, slack_s)
-            if math.isinf(keeps_s):
-                continue
-            arrivals = self._arrivals.get(topology.by_slot[taker].endpoint.index)
-            more = arrivals.per_s(now_s) * (begins_s + keeps_s + to_s) if arrivals else 0.0
-            rows = [self._with_more(row, more), stay.row]
-            gone = self._until_gone(rows, 0, 0.0, begins_s + keeps_s + to_s, first=True)
-            if gone is None:
-                continue
-            again_s = self._stays_s([stay.row, row], 1, moment_s)
-            best = max(best, lost(own, keeps_s, again_s, Wait(to_s).then(gone)), key=lambda each: each.mean_s)
-        return best
-
-    def _later_run(self, row: list[float]) -> list[float]:
-        """Return the next run, of requests still to come, of the model of *row*, which is served before."""
-        empty = [0.0] * RUN_COLUMNS
-        empty[INSTANCE], empty[LATEST] = row[INSTANCE], self._next_due_s(row)
-        return empty
-
-    def _with_more(self, row: list[float], requests: float) -> list[float]:
-        """Return the run *row* with *requests* more that arrive until it begins."""
-        endpoint = self.topology.by_slot[int(row[INSTANCE])].endpoint
-        lengths, more = self.paces.history.lengths(endpoint.model), list(row)
-        more[REQUESTS] += requests
-        for at, each in enumerate((lengths.output_mean, lengths.output_variance, lengths.error)):
-            more[TOKENS + at] += requests * each
-        return more
-
-    def _next_due_s(self, row: list[float]) -> float:
-        """Return when the next request to come for the model of *row* is due, on the clock of the queue."""
-        arrivals = self._arrivals.get(self.topology.by_slot[int(row[INSTANCE])].endpoint.index)
-        return self.queue.since_start_s(arrivals.next_due_s(self.clock())) if arrivals else math.inf
-
-    def _batch(self, replica: Replica) -> float:
-        known = self.paces.known(replica.endpoint, replica, "")
-        return known.pace.by_profile.batch if known else 0.0
-
-    def _stays_s(self, rows: list[list[float]], at: int, moment_s: float) -> float:
-        """Return the shortest time that the model of run *at* keeps the GPUs, from *moment_s* or from when it is up."""
-        fleet, arrays, here = self.topology.fleet, self.queue.arrays.groups, int(rows[at][INSTANCE])
-        to = next((int(row[INSTANCE]) for row in rows[at + 1 :] if row[INSTANCE] != here), here)
-        was_up_s = 0.0 if at or not fleet.accepting[here] else moment_s - float(arrays.up_s[here])
-        return float(arrays.sleep_s[here] + arrays.swap_s[to]) / SWAPPING_SHARE - was_up_s
-
-    def _until_gone(
-        self, rows: list[list[float]], at: int, running: float, begins_s: float, *, first: bool
-    ) -> Wait | None:
-        """Return the time from when the model of run *at* is up, in *begins_s*, until the next one is.
-
-        Its requests are given out, it stays as long as it may (`scaling.swapping`), drains and sleeps, and the other comes
-        up. *first*: its groups are before those of the next.
-        """
-        topology, arrays, (row, after) = self.topology, self.queue.arrays.groups, rows[at : at + 2]
-        replica, target = topology.by_slot[int(row[INSTANCE])], int(after[INSTANCE])
-        known = self.paces.known(replica.endpoint, replica, "")
-        if known is None:
-            return None
-        pace, moment_s = known.pace, self.queue.moment_s
-        mean, variance, error = row[TOKENS:]
-        work = WorkAhead(row[REQUESTS], mean, variance, error, empty=not running)
-        given = self.paces.until_given(work, replica.endpoint, replica, known) if row[REQUESTS] else Wait()
-        running = min(pace.by_profile.batch, running + row[REQUESTS])
-        swap_s = float(arrays.sleep_s[replica.slot] + arrays.swap_s[target])
-        drain_s = float(change_s(topology.fleet, arrays, replica.slot, running, target)) - swap_s
-        least_s = self._stays_s(rows, at, moment_s)
-        slack_s = after[LATEST] - moment_s - begins_s - drain_s - swap_s
-        # A run that would make the next one late precedes it only until swaps may be made again.
-        given_s = max(0.0, min(given.mean_s, max(least_s, slack_s) if first else least_s))
-        behind = not first and (row[REQUESTS] > 0.0 or rows[-1][INSTANCE] == row[INSTANCE])
-        limit_s = least_s if behind else max(least_s, slack_s - swap_s / SWAPPING_SHARE)
-        busy_s = 0.0
-        if running:
-            finished, lasts_s = replica.endpoint.finished_s, pace.lengths.output_mean * pace.by_profile.step_s
-            per_s = len(finished) / max(self.clock() - finished[0], 1.0) if finished else 0.0
-            busy_s = busy_spell_s(per_s, lasts_s, running)
-        left = leaving(given_s, limit_s, busy_s)
-        spread_s2 = left.runs * pace.by_profile.step_s**2 * pace.lengths.output_variance
-        return Wait(left.mean_s + left.runs * drain_s + swap_s, given.variance_s2 + left.variance_s2 + spread_s2)
-
-
 class Waits:
     """Estimates the wait of queued requests and of the next one to come, and learns from the waits that follow."""
 
@@ -408,15 +214,14 @@ class Waits:
         self.history = History()
         self._expected = np.zeros((0, EXPECTED_COLUMNS))  # output of each waiting request, by slot
         self.paces = Paces(topology, queue, self.history, clock)
-        self._shared = SharedGpus(topology, queue, self.paces, clock)
         self._calibrations: dict[tuple[int, str], Calibration] = {}
 
     def calibration(self, endpoint: Endpoint, slo_class: str) -> Calibration:
         """Return what waits of a class at *endpoint* teach about their estimated 99th percentiles."""
         return self._calibrations.setdefault((endpoint.index, slo_class), Calibration())
 
-    def note(self, request: Request, *, came: bool = True) -> None:
-        """Count the expected output of *request*, which begins to wait; *came*: it has just arrived."""
+    def add(self, request: Request) -> None:
+        """Count the expected output of *request*, which begins to wait."""
         asked, slots = request.asked, self.queue.arrays.key.size
         if self._expected.shape[0] < slots:
             grown = np.zeros((slots, EXPECTED_COLUMNS))
@@ -427,8 +232,6 @@ class Waits:
             mean = min(mean, float(asked.max_tokens * asked.sequences))
         weight = self.paces.weight(request.endpoint, asked.prompt_tokens)
         self._expected[request.slot] = weight * mean, weight * weight * variance, weight * error
-        if came:
-            self._shared.came(request)
 
     def of(self, request: Request) -> Estimate:
         """Return the remaining wait of *request*, which is queued."""
@@ -467,13 +270,11 @@ class Waits:
             self.calibration(estimate.endpoint, request.asked.slo_class).learn(estimate.wait.quantile_s(), waited_s)
         if estimate is None or estimate.uncorrected_s is None or estimate.endpoint is not request.endpoint:
             return
-        if self._shared.came_up_since(replica, since_s):
-            return  # it waited for another model meanwhile
-        if not self.paces.shares(replica) and self.paces.serving(request.endpoint) != estimate.serving:
+        if self.paces.shares(replica):
+            if self.queue.arrays.groups.up_s[replica.slot] > self.queue.since_start_s(since_s):
+                return  # it waited for another model meanwhile
+        elif self.paces.serving(request.endpoint) != estimate.serving:
             return  # other instances serve by then
-        if estimate.of_pool_s is not None:
-            blend = self.paces.blend(request.endpoint, request.asked.slo_class)
-            blend.learn(estimate.of_own_s, estimate.of_pool_s, waited_s, estimate.batch)
         for name in ("", request.asked.slo_class):
             if name or estimate.says_throughput:
                 self.paces.learned(request.endpoint, name).learn(estimate.uncorrected_s, waited_s, estimate.batch)
@@ -494,15 +295,12 @@ class Waits:
         if coming and not serving:
             return self._of_first(endpoint, slot, coming)
         known = self.paces.known(endpoint, replica, slo_class)
-        work, stay = self._ahead(endpoint, replica, slot)
-        position = round(work.requests + work.others_requests) + 1 if work else self.queue.count(endpoint) + 1
-        if known is None or work is None:
+        work = self._ahead(endpoint, replica, slot)
+        position = round(work.requests + work.others_requests) + 1
+        if known is None:
             return Estimate(endpoint, position)
         pace, correction = known.pace, known.correction
         own = self.paces.until_given(work, endpoint, replica, known)
-        of_own_s, pool = own.mean_s, self._of_pool(endpoint, replica, slot, slo_class)
-        if pool is not None:
-            own = own.or_else(pool, self.paces.blend(endpoint, slo_class).share)
         overtaken_s = correction.overtaken_s
         # Before lengths are known, a wait does not teach throughput; nor does a wait for other models.
         is_known = work.requests > 0 and work.error <= MOST_ERROR * work.mean and not work.empty
@@ -514,12 +312,7 @@ class Waits:
         if coming and moves and (together := self.paces.known(endpoint, None, slo_class)) is not None:
             own = sooner(own, together.tokens_per_s, coming)
         wait, batch = work.others.then(own), pace.by_profile.batch
-        if stay is not None:
-            wait = wait.then(self._shared.lost(stay, work.others.mean_s, own))
-        return Estimate(
-            endpoint, position, wait, uncorrected_s, work.requests >= batch, batch,
-            of_own_s + overtaken_s, None if pool is None else pool.mean_s + overtaken_s, serving,
-        )  # fmt: skip
+        return Estimate(endpoint, position, wait, uncorrected_s, work.requests >= batch, batch, serving)
 
     def _of_first(self, endpoint: Endpoint, slot: int, coming: list[Coming]) -> Estimate:
         """Return the wait of *slot* where no instance of *endpoint* serves yet."""
@@ -527,26 +320,15 @@ class Waits:
         tokens = Wait(before.mean, before.variance + before.error**2)
         return Estimate(endpoint, round(before.requests) + 1, until_produced(tokens, 0.0, coming))
 
-    def _of_pool(self, endpoint: Endpoint, replica: Replica | None, slot: int, slo_class: str) -> Wait | None:
-        """Return the wait of *slot* if all instances of *endpoint* serve the earliest deadlines; None for a single one.
-
-        Groups change queues, and idle instances take the earliest deadline.
-        """
-        if replica is None or self.paces.shares(replica) or self.paces.serving(endpoint) < 2:
-            return None
-        known = self.paces.known(endpoint, None, slo_class)
-        if known is None:
-            return None
-        return self.paces.until_given(self._before(endpoint, slot), endpoint, None, known)
-
-    def _ahead(self, endpoint: Endpoint, replica: Replica | None, slot: int) -> tuple[WorkAhead | None, Stay | None]:
-        """Return the work before *slot*, -1 for a request that would come last, and its stay where GPUs are shared."""
+    def _ahead(self, endpoint: Endpoint, replica: Replica | None, slot: int) -> WorkAhead:
+        """Return the work before *slot*, -1 for a request that would come last."""
         if replica is None:
-            return self._before(endpoint, slot), None
-        if not self.paces.shares(replica):
-            queue = self.queue
-            return WorkAhead(*ahead_in_queue(queue.arrays.groups, self._expected, slot, queue.moment_s)), None
-        return self._shared.ahead(replica, slot, self._expected) or (None, None)
+            return self._before(endpoint, slot)
+        topology, queue = self.topology, self.queue
+        requests, mean, variance, error, others_s, others_s2, others = ahead_in_queue(
+            topology.fleet, topology.arrays, queue.arrays, self._expected, slot, replica.slot, queue.moment_s
+        )
+        return WorkAhead(requests, mean, variance, error, Wait(others_s, others_s2), others, empty=others_s > 0.0)
 
     def _before(self, endpoint: Endpoint, slot: int) -> WorkAhead:
         """Return everything queued for *endpoint* with an earlier queue key than *slot*, in any virtual queue."""

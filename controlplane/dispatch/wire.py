@@ -133,10 +133,6 @@ class QueueRegion(PublishedRow):
     """Share of grouped requests predicted to be in time."""
     fcfs_ratio: float | None
     """The same in order of arrival, over all regions."""
-    gap_ratio: float | None
-    """Proven bound of the last order's relative lateness gap to the optimum over all regions; null where the exact programme
-    proved nothing (many groups, or no worker).
-    """
     solved_ms: float | None
     solved_at: float | None
     pending_s: float | None

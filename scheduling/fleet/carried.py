@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import astuple
 from typing import Final
 
-from scheduling.compiled import compiled, uncompiled
+from scheduling.compiled import compiled, compiled_internal, uncompiled
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
@@ -80,7 +80,7 @@ def carried(fleet: FleetArrays, instance: int) -> int:
     return max(1, int(keeps_up / (process_s - engine_s)))
 
 
-@compiled
+@compiled_internal
 def note_given(fleet: FleetArrays, instance: int, prompt_tokens: int, output_tokens: int) -> None:
     """Record the lengths of a request given to *instance*, and what it carries by them."""
     given = fleet.given_tokens

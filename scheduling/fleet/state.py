@@ -27,13 +27,6 @@ class Condition(StrEnum):
     FAILED = "FAILED"
 
 
-class EndedRequest(NamedTuple):
-    placed_s: float
-    ended_s: float
-    prompt_tokens: int
-    output_tokens: int
-
-
 class InstanceState(Struct):
     name: str
     model: str
@@ -62,8 +55,6 @@ class InstanceState(Struct):
     """Its row of `FleetArrays.given_tokens`."""
     iteration_s: float | None = None
     """End of its last observed iteration."""
-    ended: list[EndedRequest] = []
-    """Requests that ended since the oldest one without a token was placed."""
 
 
 class Holder(NamedTuple):

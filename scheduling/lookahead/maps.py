@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.struct_of_arrays import struct_of_arrays
 
 NONE: Final = -1
@@ -104,7 +104,7 @@ def grow(ahead: LookAhead, instances: int, requests: int) -> LookAhead:
     return grown
 
 
-@compiled
+@compiled_internal
 def _link(ahead: LookAhead, slot: int) -> None:
     """End the line of *slot* where it is expected to end; beyond the horizon, examine it again half way there."""
     instance, horizon = ahead.instance[slot], ahead.ending.shape[1]
@@ -123,7 +123,7 @@ def _link(ahead: LookAhead, slot: int) -> None:
     ahead.first_due[instance, at] = slot
 
 
-@compiled
+@compiled_internal
 def _unlink(ahead: LookAhead, slot: int) -> None:
     instance, at = ahead.instance[slot], ahead.due[slot] % ahead.ending.shape[1]
     before, after = ahead.previous[slot], ahead.following[slot]
@@ -234,7 +234,7 @@ def token_many(ahead: LookAhead, slots: NDArray[np.int64], tokens: NDArray[np.in
         token(ahead, slots[at], tokens[at])
 
 
-@compiled
+@compiled_internal
 def tokens_now(ahead: LookAhead, instance: int) -> int:
     """Return the KV tokens of *instance* in this iteration."""
     return int(ahead.base_sum[instance] + ahead.active[instance] * ahead.clock[instance])

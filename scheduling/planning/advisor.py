@@ -19,7 +19,7 @@ from scheduling.planning.bursts import POISSON_CV, UNEVEN_CV, pooled_reserve, un
 from scheduling.planning.capacity import Capability, instances_needed, must_run
 from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
 from scheduling.planning.plan import Plan
-from scheduling.planning.planner import FAST, solve
+from scheduling.planning.planner import QUICK_UP_TO, solve
 from scheduling.planning.soon import STARTS_AHEAD, Soon, SoonAt
 from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor
 
@@ -152,9 +152,9 @@ class PlanSettings:
     """Time from one plan to the next; None: that of each strategy."""
     epsilon: float = 0.8
     """Share of its own demand that a region must be able to serve."""
-    time_limit_s: float = 10.0
-    solver: str = FAST
-    """See `planner.solve`. A simulation makes hundreds of plans, and has no time for the exact model."""
+    time_limit_s: float = 20.0
+    exact_up_to: int = QUICK_UP_TO
+    """See `planner.solve`. A simulation makes hundreds of plans, and has no time for large exact models."""
 
     def period_of(self, plans_for: PlansFor) -> float:
         return plans_for.period_s if self.period_s is None else self.period_s
@@ -245,7 +245,7 @@ def make_plan(
 
     horizon_s = max(max(horizon_ends_s.values(), default=0.0) - now_s, demand.window_s)
     planned = problem_of(fleet, kept, beta, theta, horizon_s, settings.epsilon, fixed)
-    plan = solve(planned.problem, time_limit_s=settings.time_limit_s, solver=settings.solver)
+    plan = solve(planned.problem, time_limit_s=settings.time_limit_s, exact_up_to=settings.exact_up_to)
     targets = plan.by_endpoint
     two_plans = {model for model in fleet.models if model in follows and follows[model].two_plans}
     last_s = max((ends_s[model] for model in two_plans & set(ends_s)), default=now_s)
@@ -255,7 +255,7 @@ def make_plan(
         added = _with_reserve(lambda each: each.soon, demand, capability, shares)
         asked = {endpoint: added[endpoint] if endpoint[0] in two_plans else each for endpoint, each in kept.items()}
         after = {model: ceil(STARTS_AHEAD * fleet.slowest_start_s(model) / demand.window_s) for model in two_plans}
-        soon = Soon(asked, planned, fixed, targets, after, steps, settings.time_limit_s / steps, settings.solver)
+        soon = Soon(asked, planned, fixed, targets, after, steps, settings.time_limit_s / steps, settings.exact_up_to)
     models, regions = fleet.models, fleet.regions
     endpoints = {}
     for (model, region), each in demand.of.items():

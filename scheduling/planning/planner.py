@@ -1,4 +1,4 @@
-"""`solve`: the plan for a problem, by the exact model, or by the rounded relaxation if the model has no time.
+"""`solve`: the plan for a problem, by the exact model, or by the rounded relaxation if the problem is large or has no time.
 
 If rows cannot hold, the least shortage is found first, then the cheapest plan that is no shorter.
 """
@@ -11,18 +11,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.planning.exact_subprocess import solve_in_subprocess
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT, Plan
 from scheduling.planning.problem import Problem, broken_rows
-from scheduling.planning.programme import OutOfTime, Solved, SolverLost, relax, solve_exact
-from scheduling.planning.rounding import price_usd, round_shares
+from scheduling.planning.programme import Solved, SolverLost, relax, solve_exact
+from scheduling.planning.rounding import round_shares
 
 GAP = 0.005
-AUTO, EXACT, FAST = "auto", "exact", "fast"
-EXACT_UP_TO: Final = {AUTO: 2000, EXACT: np.inf, FAST: 24}
-"""Places (l x r x g) up to which the exact model is used. Up to those of `FAST` it takes some milliseconds."""
-HERE_UP_TO = 200
-"""Places up to which the exact model is solved in process: there HiGHS keeps its time limit."""
+EXACT_UP_TO: Final = 200
+"""Places (l x r x g) up to which the exact model is used: it takes less than a second, and HiGHS keeps its time limit."""
+QUICK_UP_TO: Final = 24
+"""Those up to which it takes some milliseconds."""
 PULP, ROUNDED = "PuLP model by HiGHS", "HiGHS relaxation, rounded"
 """`Plan.solver`"""
 
@@ -37,14 +35,14 @@ class Draft:
     note: str = ""
 
 
-def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0, solver: str = AUTO) -> Plan:
+def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0, exact_up_to: int = EXACT_UP_TO) -> Plan:
     """Return a plan for *problem* that breaks no hard row, at most *gap* above the best if *time_limit_s* allows.
 
-    *solver* is `AUTO`, `EXACT` or `FAST`. The relaxation and its rounding have no time limit: they take 1 s at 50
-    models, 30 regions and 6 GPU types. Raise SolverLost if HiGHS cannot solve the relaxation.
+    The exact model is used up to *exact_up_to* places. The relaxation and its rounding have no time limit: they take 1 s at
+    50 models, 30 regions and 6 GPU types. Raise SolverLost if HiGHS cannot solve the relaxation.
     """
     began_s = time.monotonic()
-    exact = bool(np.prod(problem.shape) <= EXACT_UP_TO[solver])
+    exact = bool(np.prod(problem.shape) <= exact_up_to)
 
     def left_s() -> float:
         return max(began_s + time_limit_s - time.monotonic(), 0.0)
@@ -87,10 +85,10 @@ def _cheapest(
     start: NDArray[np.int64] | None = None,
 ) -> Draft | None:
     """Return the cheapest plan found; None if the rows cannot hold together. It falls short only where *start* does."""
-    here, note = np.prod(problem.shape) <= HERE_UP_TO, ""
-    if exact and here:
+    note = ""
+    if exact:
         try:
-            solved = _exactly(problem, gap, left_s(), start)
+            solved = _exactly(problem, gap, left_s())
             return Draft(solved.targets, solved.bound, PULP)
         except SolverLost as lost:
             note = str(lost)
@@ -98,16 +96,7 @@ def _cheapest(
     if relaxed is None:
         return None
     starts = [relaxed.shares] if start is None else [start.astype(np.float64), relaxed.shares]
-    draft = Draft(round_shares(problem, starts), relaxed.objective, ROUNDED, note)
-    if exact and not here:
-        try:
-            solved = _exactly(problem, gap, left_s(), draft.targets)
-        except SolverLost as lost:
-            return replace(draft, note=str(lost))
-        draft = replace(draft, bound_usd=max(draft.bound_usd, solved.bound), solver=PULP if solved.proved else ROUNDED)
-        if price_usd(problem, solved.targets) < price_usd(problem, draft.targets):
-            return replace(draft, targets=solved.targets, solver=PULP)
-    return draft
+    return Draft(round_shares(problem, starts), relaxed.objective, ROUNDED, note)
 
 
 def _least_shortage(problem: Problem, time_limit_s: float, exact: bool) -> Draft:
@@ -123,18 +112,11 @@ def _least_shortage(problem: Problem, time_limit_s: float, exact: bool) -> Draft
     return Draft(round_shares(problem, [relaxed.shares]), -np.inf, ROUNDED, note)
 
 
-def _exactly(
-    problem: Problem,
-    gap: float,
-    time_limit_s: float,
-    start: NDArray[np.int64] | None = None,
-    shortage: bool = False,
-) -> Solved:
-    """Return the exact plan, solved here or in a subprocess. Raise SolverLost also for one that breaks a row."""
+def _exactly(problem: Problem, gap: float, time_limit_s: float, shortage: bool = False) -> Solved:
+    """Return the exact plan. Raise SolverLost also for one that breaks a row, and if there is no time."""
     if time_limit_s <= 0.0:
-        raise OutOfTime("no time was left for the exact model")
-    run = solve_exact if np.prod(problem.shape) <= HERE_UP_TO else solve_in_subprocess
-    solved = run(problem, gap, time_limit_s, start, shortage)
+        raise SolverLost("no time was left for the exact model")
+    solved = solve_exact(problem, gap, time_limit_s, shortage)
     if broken := broken_rows(problem, solved.targets):
         raise SolverLost(f"HiGHS broke a row: {broken[0]}")
     if not shortage and problem.shortage(solved.targets).any:

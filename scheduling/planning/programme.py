@@ -29,10 +29,6 @@ class SolverLost(Exception):
     """The solver ended without a usable answer."""
 
 
-class OutOfTime(SolverLost):
-    """The solver was stopped because it exceeded its time limit."""
-
-
 @dataclass(frozen=True, eq=False)
 class Written:
     """A problem as a PuLP model. The instances of a place are the sum of its columns."""
@@ -52,8 +48,6 @@ class Solved:
     """(l, r, g)"""
     bound: float
     """No plan has a lower objective; minus infinity if the solver gives no bound."""
-    proved: bool
-    """Whether the requested gap was reached."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,28 +138,19 @@ def widths(problem: Problem, i: int, j: int, k: int) -> tuple[int, int, int]:
     return kept, reclaimed, most - kept - reclaimed
 
 
-def solve_exact(
-    problem: Problem,
-    gap: float,
-    time_limit_s: float,
-    start: NDArray[np.int64] | None = None,
-    shortage: bool = False,
-) -> Solved:
-    """Return a plan within *gap* of the best; *start* (l, r, g) is a plan to start from.
+def solve_exact(problem: Problem, gap: float, time_limit_s: float, shortage: bool = False) -> Solved:
+    """Return a plan within *gap* of the best. Raise SolverLost if HiGHS fails or finds no plan.
 
-    HiGHS may exceed the time limit by a factor of four; `exact_subprocess` enforces one. Raise SolverLost
-    if HiGHS fails or finds no plan.
+    With thousands of places HiGHS may exceed the time limit by a factor of four.
     """
     written = write_model(problem, shortage)
     if not written.columns:
-        return Solved(np.zeros(problem.shape, np.int64), 0.0, True)
-    values = None if start is None else _column_values(problem, written, start)
-    highs = _run(written, values, mip=True, gapRel=gap, timeLimit=time_limit_s, **HEURISTICS_OFF)
+        return Solved(np.zeros(problem.shape, np.int64), 0.0)
+    highs = _run(written, mip=True, gapRel=gap, timeLimit=time_limit_s, **HEURISTICS_OFF)
     status, info = highs.modelStatusToString(highs.getModelStatus()), highs.getInfo()
     if info.primal_solution_status != 2 or status == "Infeasible":
         raise SolverLost(f"HiGHS found no plan: {status}")
-    targets = whole_numbers(_by_place(problem, written, highs))
-    return Solved(targets, float(info.mip_dual_bound), status == "Optimal")
+    return Solved(whole_numbers(_by_place(problem, written, highs)), float(info.mip_dual_bound))
 
 
 def relax(problem: Problem, shortage: bool = False, time_limit_s: float = 60.0) -> Relaxed | None:
@@ -174,7 +159,7 @@ def relax(problem: Problem, shortage: bool = False, time_limit_s: float = 60.0) 
     Raise SolverLost if HiGHS ends in any other way.
     """
     written = write_model(problem, shortage)
-    highs = _run(written, None, mip=False, presolve="off", timeLimit=time_limit_s)
+    highs = _run(written, mip=False, presolve="off", timeLimit=time_limit_s)
     status = highs.modelStatusToString(highs.getModelStatus())
     if status == "Infeasible":
         return None
@@ -186,30 +171,18 @@ def relax(problem: Problem, shortage: bool = False, time_limit_s: float = 60.0) 
     return Relaxed(_by_place(problem, written, highs), float(highs.getInfo().objective_function_value))
 
 
-def _run(written: Written, start: NDArray[np.float64] | None, **options: Any) -> Any:
-    """Return HiGHS after its run; PuLP's own `solve` accepts only starts with all columns."""
+def _run(written: Written, **options: Any) -> Any:
+    """Return HiGHS after its run."""
     import pulp  # takes HiGHS with it
 
     solver, model = pulp.HiGHS(msg=False, threads=1, **options), written.model
     try:
         solver.createAndConfigureSolver(model)
         solver.buildSolverModel(model)
-        if start is not None:
-            index = np.array([column.index for column in written.columns], np.int32)
-            model.solverModel.setSolution(index.size, index, start)
         solver.callSolver(model)
     except pulp.PulpError as error:
         raise SolverLost(f"HiGHS failed: {error}") from error
     return model.solverModel
-
-
-def _column_values(problem: Problem, written: Written, targets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the plan *targets* column by column: a place's columns are filled in order of addition."""
-    left, values = targets.ravel().copy(), np.zeros(written.places.size)
-    for at, (place, column) in enumerate(zip(written.places.tolist(), written.columns, strict=True)):
-        values[at] = min(left[place], column.upBound)
-        left[place] -= values[at]
-    return values
 
 
 def _by_place(problem: Problem, written: Written, highs: Any) -> NDArray[np.float64]:

@@ -32,13 +32,12 @@ class Soon:
     """Windows beyond the first, by model; only models with two plans."""
     steps: int
     time_limit_s: float
-    """Return the instances of one window."""
-    solver: str
+    exact_up_to: int
     _by_need: dict[bytes, NDArray[np.int64]] = field(default_factory=dict, init=False)
     _by_window: dict[int, NDArray[np.int64]] = field(default_factory=dict, init=False)
 
     def at(self, window: int) -> NDArray[np.int64]:
-        """(models, regions)"""
+        """Return target instances (models, regions) of *window*, computed on first access."""
         if window not in self._by_window:
             self._by_window[window] = np.minimum(self._solved(window), self.targets)
         return self._by_window[window]
@@ -54,13 +53,15 @@ class Soon:
         # Of the same fleet, problems with the same needs are one.
         need = problem.need_tokens_per_s.tobytes() + problem.need_total_tokens_per_s.tobytes()
         if need not in self._by_need:
-            self._by_need[need] = solve(problem, time_limit_s=self.time_limit_s, solver=self.solver).by_endpoint
+            self._by_need[need] = solve(
+                problem, time_limit_s=self.time_limit_s, exact_up_to=self.exact_up_to
+            ).by_endpoint
         return self._by_need[need]
 
 
 @dataclass(frozen=True, slots=True)
 class SoonAt(Sequence[int]):
-    """Return those of one endpoint."""
+    """Those of one endpoint."""
 
     soon: Soon
     at: tuple[int, int]

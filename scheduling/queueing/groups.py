@@ -6,7 +6,7 @@ first served, shortest first, or lowest rank of the application run first. A req
 arrival and leaves it on dispatch, each in O(1) by arrival (O(group size) by length or rank). A group is closed after
 delta x B requests, or sooner where its class allows little time, and the next request of its kind opens another. So a
 group never mixes models or classes, as k-means does (docs/queueing.md compares them), and all groups can be rebuilt from
-the waiting set at any time (`regrouping`).
+the waiting set at any time (`waiting_set.regroup`).
 
 Endpoints whose `limit` is 0 have no groups: their requests leave by queue key alone.
 """
@@ -170,7 +170,7 @@ def grow_groups(old: GroupArrays, endpoints: int, slots: int, instances: int) ->
     return grown
 
 
-@compiled
+@compiled_internal
 def limit_of(fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArrays, endpoint: int, batches: float) -> int:
     """Return the most requests in a group of *endpoint*: *batches* (QLM's delta) of what its instances run at once.
 
@@ -187,7 +187,7 @@ def limit_of(fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArrays,
     return max(1, int(batches * total / max(count, 1) + 0.5))
 
 
-@compiled
+@compiled_internal
 def class_of(arrays: GroupArrays, priority: int, due_ms: int) -> int:
     """Return the SLO class of requests with that *priority* and time allowed."""
     known = arrays.counters[KNOWN_CLASSES]
@@ -201,7 +201,7 @@ def class_of(arrays: GroupArrays, priority: int, due_ms: int) -> int:
     return int(known)
 
 
-@compiled
+@compiled_internal
 def kind_of(arrays: GroupArrays, priority: int, due_s: float, prompt_tokens: int, output_tokens: int) -> int:
     """Return the kind of group for a request that is due *due_s* after its arrival."""
     due_ms = int(due_s * 1000.0 + 0.5) if due_s < 1e15 else -1
@@ -314,7 +314,7 @@ def _link_in_order(
     _link(arrays.members, this, slot, before, after)
 
 
-@compiled
+@compiled_internal
 def move_member(
     arrays: GroupArrays,
     sequence: NDArray[np.int64],
@@ -328,7 +328,7 @@ def move_member(
     _link_in_order(arrays, sequence, lengths, ranks, slot, group)
 
 
-@compiled
+@compiled_internal
 def join(
     arrays: GroupArrays,
     sequence: NDArray[np.int64],
@@ -360,7 +360,7 @@ def join(
     return group
 
 
-@compiled
+@compiled_internal
 def quit_group(arrays: GroupArrays, slot: int, prompt_tokens: float, output_tokens: float) -> None:
     """Remove *slot* from its group; the last member to leave ends the group."""
     group = int(arrays.members[slot].group)
@@ -374,7 +374,7 @@ def quit_group(arrays: GroupArrays, slot: int, prompt_tokens: float, output_toke
         end_group(arrays, group)
 
 
-@compiled
+@compiled_internal
 def end_group(arrays: GroupArrays, group: int) -> None:
     this = arrays.groups[group]
     unqueue(arrays, group)

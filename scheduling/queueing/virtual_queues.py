@@ -18,7 +18,7 @@ when nothing waits, requests are routed as under every other order.
 import math
 from typing import Final
 
-from scheduling.compiled import compiled, compiled_inline
+from scheduling.compiled import compiled, compiled_inline, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.groups import (
     BUCKETS,
@@ -70,7 +70,7 @@ def head(arrays: GroupArrays, queue: int, now_s: float) -> int:
     return group
 
 
-@compiled
+@compiled_internal
 def _first_pulled(
     fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float
 ) -> tuple[int, int]:
@@ -137,7 +137,7 @@ def may_balance(
     return False
 
 
-@compiled
+@compiled_internal
 def place_in(
     fleet: FleetArrays, waiting: WaitingArrays, group: int, queue: int, instance: int
 ) -> tuple[float, float, int]:
@@ -164,7 +164,7 @@ def _rank(fleet: FleetArrays, arrays: GroupArrays, instance: int) -> int:
     return 2 if fleet.accepting[instance] != 0 else 1 if arrays.swap_s[instance] < math.inf else 0
 
 
-@compiled
+@compiled_internal
 def insert(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, group: int) -> bool:
     """Put *group*, which is in no queue, where it adds the least total waiting; False if there is no instance.
 
@@ -193,7 +193,7 @@ def insert(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays
     return True
 
 
-@compiled
+@compiled_internal
 def put_off(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float) -> None:
     """Move requests of *endpoint* that are already late behind those that can be in time.
 
@@ -239,7 +239,7 @@ def insert_loose(fleet: FleetArrays, endpoints: EndpointArrays, waiting: Waiting
             insert(fleet, endpoints, waiting, group)
 
 
-@compiled
+@compiled_internal
 def _is_pulled(fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArrays, group: int) -> bool:
     """Whether an instance of its endpoint pulls *group* from its queue, at once or after a swap.
 

@@ -8,12 +8,13 @@ A request that waits for an endpoint with groups is also in one of them, for as 
 together.
 """
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.queueing.fair_shares import NO_SHARES, ShareArrays, allocate_shares, cost_of, grow_shares
 from scheduling.queueing.groups import (
     BY_RANK,
@@ -144,14 +145,14 @@ def in_order(waiting: WaitingArrays, endpoint: int) -> NDArray[np.int32]:
     return slots[np.lexsort((waiting.sequence[slots], waiting.key[slots]))]
 
 
-@compiled
+@compiled_internal
 def _before(waiting: WaitingArrays, one: int, other: int) -> bool:
     if waiting.key[one] != waiting.key[other]:
         return bool(waiting.key[one] < waiting.key[other])
     return bool(waiting.sequence[one] < waiting.sequence[other])
 
 
-@compiled
+@compiled_internal
 def _sift_up(waiting: WaitingArrays, endpoint: int, at: int) -> None:
     slot = waiting.heap[endpoint, at]
     while at > 0:
@@ -166,7 +167,7 @@ def _sift_up(waiting: WaitingArrays, endpoint: int, at: int) -> None:
     waiting.position[slot] = at
 
 
-@compiled
+@compiled_internal
 def _sift_down(waiting: WaitingArrays, endpoint: int, at: int) -> None:
     slot = waiting.heap[endpoint, at]
     size = waiting.size[endpoint]
@@ -186,7 +187,7 @@ def _sift_down(waiting: WaitingArrays, endpoint: int, at: int) -> None:
     waiting.position[slot] = at
 
 
-@compiled
+@compiled_internal
 def _check_key(waiting: WaitingArrays, endpoint: int, key: float) -> None:
     if endpoint < 0 or endpoint >= waiting.size.size:
         raise ValueError("no such endpoint; grow the waiting set first")
@@ -214,7 +215,7 @@ def push(waiting: WaitingArrays, endpoint: int, slot: int, key: float) -> None:
         join_group(waiting, slot)
 
 
-@compiled
+@compiled_internal
 def join_group(waiting: WaitingArrays, slot: int) -> None:
     """Add *slot*, which waits for an endpoint with groups and is in none, to its group."""
     prompt, output = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
@@ -232,6 +233,28 @@ def join_group(waiting: WaitingArrays, slot: int) -> None:
         waiting.rank,
         waiting.arrival_s[slot],
     )
+
+
+@compiled
+def _join_again(waiting: WaitingArrays, slots: NDArray[np.int32]) -> None:
+    """Remove the waiting *slots* from their groups, and add those whose endpoint has groups in this order."""
+    for at in range(slots.size):
+        slot = slots[at]
+        if waiting.groups.members[slot].group >= 0:
+            quit_group(waiting.groups, slot, float(waiting.prompt_tokens[slot]), float(waiting.output_tokens[slot]))
+    for at in range(slots.size):
+        if waiting.groups.limit[waiting.endpoint[slots[at]]] > 0:
+            join_group(waiting, slots[at])
+
+
+def regroup(waiting: WaitingArrays, limits: Mapping[int, int]) -> None:
+    """Rebuild the groups of some endpoints from their waiting requests; *limits* has the largest group by endpoint, 0 for
+    none.
+    """
+    slots = np.concatenate([waiting.heap[endpoint, : waiting.size[endpoint]] for endpoint in limits])
+    for endpoint, limit in limits.items():
+        waiting.groups.limit[endpoint] = limit
+    _join_again(waiting, slots[np.argsort(waiting.sequence[slots])])
 
 
 @compiled

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.adapter_memory import MOST_ADAPTERS
 from scheduling.fleet.arrays import GPU_SLOTS, MEMORY_SLOTS, EndpointArrays, FleetArrays, index_members
 from scheduling.routing.routers import has_room
@@ -61,7 +61,7 @@ def takes_adapter(fleet: FleetArrays, instance: int, adapter: int) -> bool:
     return bool(used < fleet.adapter_slots[instance, GPU_SLOTS])
 
 
-@compiled
+@compiled_internal
 def _to_front(fleet: FleetArrays, instance: int, at: int, adapter: int, requests: int) -> None:
     """Make *adapter*, which is at position *at* or new there, the most recently used one."""
     while at > 0:
@@ -71,7 +71,7 @@ def _to_front(fleet: FleetArrays, instance: int, at: int, adapter: int, requests
     fleet.adapters[instance, 0], fleet.adapter_requests[instance, 0] = adapter + 1, requests
 
 
-@compiled
+@compiled_internal
 def _position(fleet: FleetArrays, instance: int, adapter: int) -> int:
     for at in range(MOST_ADAPTERS):
         held = fleet.adapters[instance, at]
@@ -143,7 +143,7 @@ def load_s(fleet: FleetArrays, instance: int, tier: int) -> float:
     return 0.0 if tier == ON_GPU else float(fleet.adapter_load_s[instance, tier])
 
 
-@compiled
+@compiled_internal
 def _delay_s(fleet: FleetArrays, instance: int, tier: int, prompt_tokens: int, output_tokens: int) -> float:
     """Return the seconds that a request loses at *instance* by loading and by the running requests, and these by it.
 
@@ -153,7 +153,7 @@ def _delay_s(fleet: FleetArrays, instance: int, tier: int, prompt_tokens: int, o
     return float(load_s(fleet, instance, tier) + 2.0 * output_tokens * each_s * fleet.running[instance])
 
 
-@compiled
+@compiled_internal
 def pass_over(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, adapter: int, prompt_tokens: int, output_tokens: int
 ) -> None:
@@ -180,7 +180,7 @@ def pass_over(
                 fleet.passed_over[instance] = 1
 
 
-@compiled
+@compiled_internal
 def pass_over_none(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> None:
     """End `pass_over`."""
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
@@ -190,8 +190,6 @@ def pass_over_none(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int)
 def warm_up(fleet: FleetArrays, endpoints: EndpointArrays) -> None:
     """Load every kernel of this module that runs live from the cache, or compile it. Needs the members of endpoint 0."""
     index_members(fleet, endpoints)
-    pass_over(fleet, endpoints, 0, 0, 1, 1)
-    pass_over_none(fleet, endpoints, 0)
     use_adapter(fleet, 0, 0, 1)
     tier_of(fleet, 0, 0)
     takes_adapter(fleet, 0, 0)

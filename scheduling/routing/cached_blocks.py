@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.struct_of_arrays import struct_of_arrays
 
 LEAST_PLACES: Final = 8
@@ -86,7 +86,7 @@ def chain(hashes: NDArray[np.int64], token_ids: NDArray[np.int64], block_tokens:
     return int(count)
 
 
-@compiled
+@compiled_internal
 def _key(instance: int, block: int) -> int:
     mixed = block ^ ((instance + 1) * 0x1E3779B97F4A7C15)
     mixed ^= mixed >> 29
@@ -95,7 +95,7 @@ def _key(instance: int, block: int) -> int:
     return 1 if mixed == 0 else mixed
 
 
-@compiled
+@compiled_internal
 def _place(blocks: CachedBlocks, key: int) -> int:
     """Return the place of *key*, or the empty one where it belongs."""
     mask = blocks.key.size - 1
@@ -105,7 +105,7 @@ def _place(blocks: CachedBlocks, key: int) -> int:
     return int(at)
 
 
-@compiled
+@compiled_internal
 def _add(blocks: CachedBlocks, key: int, copies: int) -> None:
     at = _place(blocks, key)
     if blocks.key[at] == 0:
@@ -117,7 +117,7 @@ def _add(blocks: CachedBlocks, key: int, copies: int) -> None:
     blocks.copies[at] += copies
 
 
-@compiled
+@compiled_internal
 def _remove(blocks: CachedBlocks, key: int) -> None:
     hole = _place(blocks, key)
     if blocks.key[hole] == 0:

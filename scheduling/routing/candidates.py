@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.routing.requests_ahead import beyond_room
 from scheduling.routing.routers import has_room
@@ -38,7 +38,7 @@ KNOWN: Final = 18  # whether that is by its KV events: 1 or 0
 COLUMNS: Final = 19
 
 
-@compiled
+@compiled_internal
 def write_load(
     fleet: FleetArrays, instance: int, prompt_tokens: int, output_tokens: int, rows: NDArray[np.float64], at: int
 ) -> None:

@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_inline
+from scheduling.compiled import compiled, compiled_inline, compiled_internal
 from scheduling.fleet.arrays import (
     EndpointArrays,
     FleetArrays,
@@ -171,7 +171,7 @@ def _excess(fleet: FleetArrays, ahead: LookAhead, instance: int, prompt_tokens: 
     return _over(fleet, instance, peak_tokens(ahead, instance, iterations, prompt_tokens, output_tokens))
 
 
-@compiled
+@compiled_internal
 def _write_candidates(
     fleet: FleetArrays,
     endpoints: EndpointArrays,
@@ -218,7 +218,7 @@ def _write_candidates(
     rows[count:, INSTANCE] = -1.0
 
 
-@compiled
+@compiled_internal
 def _least(
     fleet: FleetArrays,
     endpoints: EndpointArrays,
@@ -279,7 +279,7 @@ def _in_seconds(
     return True
 
 
-@compiled
+@compiled_internal
 def preserve(
     fleet: FleetArrays,
     endpoints: EndpointArrays,
@@ -295,7 +295,7 @@ def preserve(
     return _least(fleet, endpoints, ahead, affinity, False, endpoint, -1, prompt_tokens, output_tokens, rows)
 
 
-@compiled
+@compiled_internal
 def least_delay(
     fleet: FleetArrays,
     endpoints: EndpointArrays,
@@ -315,7 +315,7 @@ def least_delay(
     return instance
 
 
-@compiled
+@compiled_internal
 def route_ahead(
     fleet: FleetArrays,
     endpoints: EndpointArrays,

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, uncompiled
+from scheduling.compiled import compiled, compiled_internal, uncompiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, memory_tokens
 from scheduling.routing.cached_blocks import LEAST_PLACES, CachedBlocks, allocate_cached_blocks, for_instances, leading
 from scheduling.struct_of_arrays import struct_of_arrays
@@ -157,7 +157,7 @@ def _find(affinity: Affinity, key: int) -> int:
     return NONE
 
 
-@compiled
+@compiled_internal
 def _make(affinity: Affinity, key: int) -> int:
     """Return a place for *key*, which is missing."""
     mask = affinity.key.size - 1
@@ -236,7 +236,7 @@ def unmatch(affinity: Affinity, touched: int) -> None:
         affinity.matched[affinity.touched[at]] = 0
 
 
-@compiled
+@compiled_internal
 def matched_tokens(affinity: Affinity, instance: int, slot: int, prompt_tokens: int) -> int:
     """Return how many of *prompt_tokens* are cached by the last `match`; the last one is always computed."""
     if slot < 0:

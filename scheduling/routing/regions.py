@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_inline
+from scheduling.compiled import compiled, compiled_inline, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, at_once
 
 Seen = TypeVar("Seen")
@@ -80,13 +80,13 @@ def backlog_s(endpoints: EndpointArrays, endpoint: int, now_s: float) -> float:
     return float(max(endpoints.clear_at_s[endpoint] - now_s, 0.0))
 
 
-@compiled
+@compiled_internal
 def note_cached(fleet: FleetArrays, instance: int, cached_tokens: int, prompt_tokens: int) -> None:
     """Record that *cached_tokens* of *prompt_tokens* were in the prefix cache of *instance*."""
     fleet.cached_share[instance] += CACHED_WEIGHT * (cached_tokens / prompt_tokens - fleet.cached_share[instance])
 
 
-@compiled
+@compiled_internal
 def fullness(
     kv_tokens: int,
     kv_capacity: int,

@@ -17,7 +17,7 @@ An instance with an unknown round trip (0) gets none, nor one whose limit is 0: 
 
 from typing import Final
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, at_once
 
 # Columns of a row of `FleetArrays.round_trips`.
@@ -40,7 +40,7 @@ MEASURED: Final = -1
 """As a limit: the measured allowance, at most what the instance runs at once."""
 
 
-@compiled
+@compiled_internal
 def allowance(fleet: FleetArrays, instance: int) -> int:
     """Return the requests that *instance* may have beyond its room when requests wait."""
     trips = fleet.round_trips
@@ -84,7 +84,7 @@ def note_end(fleet: FleetArrays, instance: int, now_s: float) -> None:
     trips[instance, BEGAN_S], trips[instance, ENDED] = now_s, 1.0
 
 
-@compiled
+@compiled_internal
 def beyond_room(fleet: FleetArrays, instance: int, running: int, kv_tokens: int) -> int:
     """Return how many of *running* requests exceed the room of *instance*, by sequences or mean memory."""
     ahead = running - at_once(fleet, instance)
@@ -100,7 +100,7 @@ def requests_ahead(fleet: FleetArrays, instance: int) -> int:
     return beyond_room(fleet, instance, int(fleet.running[instance]), int(fleet.kv_tokens[instance]))
 
 
-@compiled
+@compiled_internal
 def open_ahead(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> bool:
     """Let `routing.has_room` use the allowances at *endpoint* until `close_ahead`; return whether there are any."""
     any_allowed = False
@@ -112,17 +112,14 @@ def open_ahead(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> 
     return any_allowed
 
 
-@compiled
+@compiled_internal
 def close_ahead(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> None:
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         fleet.ahead_open[endpoints.members[at]] = 0
 
 
-def warm_up(fleet: FleetArrays, endpoints: EndpointArrays) -> None:
+def warm_up(fleet: FleetArrays) -> None:
     """Load every kernel of this module that runs live from the cache, or compile it."""
     note_round_trip(fleet, 0, 0.0, WEIGHT)
     note_end(fleet, 0, 0.0)
-    allowance(fleet, 0)
     requests_ahead(fleet, 0)
-    open_ahead(fleet, endpoints, 0)
-    close_ahead(fleet, endpoints, 0)

@@ -13,7 +13,7 @@ Until then the groups of the awake instance go first.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,14 +21,12 @@ from scheduling.fleet.arrays import FleetArrays
 from scheduling.queueing.groups import NONE, GroupArrays, put_first
 from scheduling.queueing.swapping.keeping import kept_queues
 from scheduling.queueing.swapping.service import due_at, group_s
+from scheduling.queueing.swapping.sharing import SWAPPING_SHARE
 from scheduling.queueing.swapping.timeline import change_s
 from scheduling.queueing.virtual_queues import head
 from scheduling.queueing.waiting_set import WaitingArrays
 
-SWAPPING_SHARE: Final = 0.1
-"""Share of the time that swaps may take while several models have work."""
 LOOK_S: Final = 1.0
-MOST_EXPONENT: Final = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,52 +123,6 @@ def slack_s(fleet: FleetArrays, waiting: WaitingArrays, queue: int, serves: int,
         least_s = min(least_s, due_at(waiting, group) - time_s)
         group = int(arrays.groups[group]["following"])
     return least_s
-
-
-class Leaving(NamedTuple):
-    """Time until the holder of the GPUs leaves them for another model, as decided by `swap_by_queue`."""
-
-    mean_s: float
-    variance_s2: float
-    runs: float
-    """Probability that requests run there by then, so that it drains."""
-
-
-def leaving(given_s: float, limit_s: float, busy_s: float) -> Leaving:
-    """Return when the holder leaves, if its waiting requests are dispatched within *given_s*.
-
-    It then stays while it is busy, for *busy_s* on average (exponentially distributed), and at most until *limit_s*.
-    """
-    rest_s = max(0.0, limit_s - given_s)
-    if busy_s <= 0.0 or rest_s == 0.0:
-        return Leaving(given_s, 0.0, 1.0 if busy_s > 0.0 else 0.0)
-    if math.isinf(busy_s):
-        return Leaving(given_s + rest_s, 0.0, 1.0)
-    ratio = rest_s / busy_s
-    runs = math.exp(-ratio)
-    lost = 2.0 * ratio * runs if math.isfinite(ratio) else 0.0
-    return Leaving(given_s + busy_s * (1.0 - runs), busy_s**2 * max(0.0, 1.0 - lost - runs * runs), runs)
-
-
-def busy_spell_s(per_s: float, lasts_s: float, running: float = 1.0) -> float:
-    """Return the mean length of a busy spell that starts with *running* requests (M/M/infinity).
-
-    Others arrive *per_s* a second and each runs for *lasts_s*, exponentially distributed: the time until
-    one fewer runs, and so on to none.
-    """
-    load = per_s * lasts_s
-    if load > MOST_EXPONENT:
-        return math.inf
-    total = 0.0
-    for left in range(1, max(1, round(running)) + 1):
-        term = one_less = 1.0 / left
-        more = 1
-        while term > 1e-9 * one_less:
-            term *= load / (left + more)
-            one_less += term
-            more += 1
-        total += one_less
-    return lasts_s * total
 
 
 def _member(fleet: FleetArrays, arrays: GroupArrays, queue: int, endpoint: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduling.planning.planner import FAST, GAP, solve
+from scheduling.planning.planner import EXACT_UP_TO, GAP, QUICK_UP_TO, solve
 from scheduling.planning.problem import Problem, broken_rows
 from tests.scheduling.planning.problems import synthetic
 
@@ -57,12 +57,12 @@ def check(problem, targets) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     solve(synthetic(2, 2, 2, seed=0))
     result: dict[str, Any] = {"seeds": options.seeds}
-    for name, size, solver in (("few_2x3x2", (2, 3, 2), FAST), ("ilp_4x3x2", (4, 3, 2), "auto")):
+    for name, size, exact_up_to in (("few_2x3x2", (2, 3, 2), QUICK_UP_TO), ("ilp_4x3x2", (4, 3, 2), EXACT_UP_TO)):
         walls_s, cpu_s, gaps = [], [], []
         for seed in range(options.seeds):
             problem = synthetic(*size, seed)
-            problem = few(problem) if solver == FAST else problem
-            plan, wall_s, used_s = timed(lambda p=problem, by=solver: solve(p, gap=GAP, solver=by))
+            problem = few(problem) if exact_up_to == QUICK_UP_TO else problem
+            plan, wall_s, used_s = timed(lambda p=problem, most=exact_up_to: solve(p, gap=GAP, exact_up_to=most))
             check(problem, plan.targets)
             assert plan.gap <= GAP, f"seed {seed} ended with a gap of {plan.gap:.2%}"
             walls_s.append(wall_s)
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         walls_s, cpu_s, gaps = [], [], []
         for seed in range(options.seeds):
             problem = synthetic(*size, seed)
-            plan, wall_s, used_s = timed(lambda p=problem: solve(p, solver=FAST))
+            plan, wall_s, used_s = timed(lambda p=problem: solve(p))
             check(problem, plan.targets)
             walls_s.append(wall_s)
             cpu_s.append(used_s)

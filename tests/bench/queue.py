@@ -25,12 +25,11 @@ from typing import Any
 import numpy as np
 
 from scheduling.queueing.groups import BUCKETS
-from scheduling.queueing.regrouping import regroup
 from scheduling.queueing.reordering.evaluate import evaluate
 from scheduling.queueing.reordering.problem import Order, Problem, broken_rules
 from scheduling.queueing.reordering.rules import RULES
 from scheduling.queueing.reordering.scheduler import Answer, order_by, reorder, warm_up
-from scheduling.queueing.waiting_set import allocate_waiting, enqueue
+from scheduling.queueing.waiting_set import allocate_waiting, enqueue, regroup
 from tests.scheduling.queueing.reordering.problems import synthetic
 
 FIRST_SEED = 10

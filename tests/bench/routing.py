@@ -23,8 +23,11 @@ from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot
 from scheduling.routing.predictive import least_delay, preserve
 from scheduling.routing.prefix_affinity import HOLDERS, MOST_NOTED, Affinity, allocate_affinity, covered, learn, note
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, POLICIES, advance, place, release
+from tests.kernels import from_python
 from tests.oracles import dispatch as reference
 from tests.oracles import lookahead as reference_ahead
+
+least_delay, preserve = map(from_python, (least_delay, preserve))
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
 KV_CAPACITY_TOKENS, MAX_NUM_SEQS = 400_000, 256

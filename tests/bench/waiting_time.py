@@ -196,7 +196,7 @@ def estimate_us(waiting: int) -> float:
         np.arange(waiting),
         np.ones((waiting, EXPECTED_COLUMNS)),
     )
-    throughput, times = Throughput(128.0, 2000.0, 0.05, 0.1), []
+    throughput, times = Throughput(128.0, 2000.0), []
     for _ in range(30):
         began = time.perf_counter()
         for _ in range(100):

@@ -1,7 +1,6 @@
 """The global scheduler on the dispatcher's queues: in this process, by a worker, late, and not at all."""
 
 import asyncio
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -24,13 +23,11 @@ from controlplane.dispatch.solving import (
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.planning.execution import floor
-from controlplane.tunable import Tunable
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.global_scheduler import solve
 from scheduling.queueing.reordering.evaluate import evaluate
-from scheduling.queueing.reordering.programme import solve as solve_exactly
-from scheduling.queueing.reordering.rules import PROGRAMME, REORDERINGS, SEARCH
-from scheduling.queueing.reordering.scheduler import KAPPA, reorder, span_s
+from scheduling.queueing.reordering.rules import PROGRAMME, SEARCH
+from scheduling.queueing.reordering.scheduler import reorder
 from scheduling.queueing.snapshot import snapshot
 
 
@@ -152,27 +149,6 @@ def test_a_few_groups_are_ordered_in_process_and_no_request_is_lost(late):
     assert reordered.moved > 0
     assert reordered.answer.after.objective < reordered.answer.before.objective
     assert sorted(late.drain()) == list(range(1, 25))
-
-
-def test_an_operator_has_the_queues_ordered_by_a_rule(late, monkeypatch):
-    served = Served(instances=(1,))
-    served.topology.tuned = served.topology.tuned.model_copy(update={"REORDER_BY": "fcfs"})
-    numbers = [served.ask(due_s) for due_s in (60.0, 50.0, 2.0)]
-    served.dispatcher.sweep()
-    assert served.dispatcher.reordering.recent[-1].answer.reason == "As fcfs has it."
-    assert served.drain() == numbers  # by due time the last would have gone second
-
-    monkeypatch.setattr(reordering, "IN_PROCESS_GROUPS", 1)
-    asked = []
-    late.dispatcher.reordering.ask = lambda seen, by, answered: asked.append(by)
-    late.topology.tuned = late.topology.tuned.model_copy(update={"REORDER_BY": "shepherd"})
-    late.now_s += late.dispatcher.reordering.scheduler.AGAIN_S
-    late.dispatcher.sweep()
-    assert asked == ["shepherd"]
-
-
-def test_what_an_operator_may_choose_is_all_that_there_is():
-    assert get_args(Tunable.model_fields["REORDER_BY"].annotation) == REORDERINGS
 
 
 def test_an_instance_that_goes_leaves_its_groups_to_the_other(late):
@@ -333,9 +309,6 @@ def test_an_eviction_is_an_event_with_its_price():
     assert (event.inputs["gain_s"], event.inputs["cost_s"]) == (4.5, 0.25)
 
 
-# What the exact programme proves
-
-
 def answering(late):
     """A worker's task answered at once by the worker's code, as text."""
     asked = []
@@ -349,25 +322,6 @@ def answering(late):
     return asked
 
 
-def test_the_gap_of_the_search_is_proved_occasionally(late):
-    reordering_, asked = late.dispatcher.reordering, answering(late)
-    (row,) = rows_of(QueuesView(late.dispatcher)()["queues"])
-    assert row["gap_ratio"] is None
-    late.dispatcher.sweep()
-    [(seen, by)] = asked
-    assert by == PROGRAMME
-    assert reordering_.changes[-1].by == "in process"  # the order is the search's
-    solved = solve_exactly(seen.problem, KAPPA * span_s(seen.problem, seen.problem.free_s), 30.0)
-    ours = evaluate(seen.problem, seen.previous, KAPPA * span_s(seen.problem, seen.problem.free_s)).objective
-    assert solved.proved
-    assert reordering_.gap == pytest.approx((ours - solved.objective) / ours, abs=0.01)
-    (row,) = rows_of(QueuesView(late.dispatcher)()["queues"])
-    assert row["gap_ratio"] == pytest.approx(reordering_.gap, abs=1e-4)
-    late.now_s += 6.0
-    late.dispatcher.sweep()
-    assert len(asked) == 1, "once in half a minute at the most"
-
-
 def test_the_programme_in_place_of_the_search_is_solved_by_a_worker(late):
     late.topology.tuned = late.topology.tuned.model_copy(update={"REORDER_BY": "programme"})
     late.dispatcher.sweep()
@@ -376,7 +330,6 @@ def test_the_programme_in_place_of_the_search_is_solved_by_a_worker(late):
     asked = answering(late)
     late.dispatcher.sweep()
     assert [by for _, by in asked] == [PROGRAMME]
-    assert 0.0 <= late.dispatcher.reordering.gap < 1.0  # the less, the more of its time the worker has
     assert sorted(late.drain()) == list(range(1, 25))
 
 

@@ -8,7 +8,7 @@ from controlplane.dispatch.queues.commands import Commands, Reply
 from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.jobs.record import Job
-from scheduling.fleet.state import EndedRequest, FleetState
+from scheduling.fleet.state import FleetState
 from tests.dispatch.test_reordering import Served
 
 
@@ -62,7 +62,7 @@ def test_an_iteration_ended_when_a_stream_was_heard_of_or_a_request_ended(served
     assert snapshot().instances[0].iteration_s is None
     snapshot.report = lambda: {request.asked.number: served.now_s - 0.25, -1: served.now_s}
     assert snapshot().instances[0].iteration_s == -0.25
-    replica.ended.append(EndedRequest(served.now_s - 1.0, served.now_s - 0.125, 10, 5))
+    replica.request_ended_s = served.now_s - 0.125
     assert snapshot().instances[0].iteration_s == -0.125
 
 

@@ -101,9 +101,7 @@ class Live:
         self.topology.apply(inventory_of(fleet))
         self.round_trip_s = fleet.policy(fleet.endpoints[0]).round_trip_s
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
-        self.topology.tuned = self.topology.tuned.model_copy(
-            update={"REORDER_BY": fleet.reordering, "PREWARM_K": fleet.prewarm_k}
-        )
+        self.topology.tuned = self.topology.tuned.model_copy(update={"PREWARM_K": fleet.prewarm_k})
         for endpoint in self.topology.endpoints:
             tuned = endpoint.spec.tuned.model_copy(update={"MAX_HOLD_S": max_hold_s})
             endpoint.spec = replace(endpoint.spec, tuned=tuned)
@@ -383,7 +381,7 @@ FAST = [
     ("join_shortest_queue", "run_slack", 40.0, 0.0, None),
     ("join_shortest_queue", "priority", 40.0, 0.3, 1),
     ("join_shortest_queue", "fcfs", 200.0, 0.0, None),
-    ("join_shortest_queue", "qlm by shepherd", 200.0, 0.0, None),
+    ("join_shortest_queue", "qlm", 200.0, 0.0, None),
 ]
 """Each routing, each ordering and each other part once; by night each routing under each load, and more."""
 CASES = [
@@ -406,17 +404,15 @@ CASES = [
     ("least_delay", "qlm", 200.0, 0.0, None),
     *((KNOWING, ordering, load, 0.0, None) for ordering in ("fcfs", "priority") for load in (20.0, 40.0)),
     *((KNOWING, "ssjf", 40.0, 0.3, limit) for limit in (None, 1)),
-    *(("join_shortest_queue", f"qlm by {rule}", 200.0, 0.0, None) for rule in ("shepherd", "edf-per-queue")),
+    ("join_shortest_queue", "qlm", 200.0, 0.0, None),
 ]
 
 
 @pytest.mark.parametrize(("routing", "ordering", "load_per_s", "round_trip_s", "limit"), at_night_but(FAST, CASES))
 async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s, round_trip_s, limit):
-    ordering, _, rule = ordering.partition(" by ")
     routing, _, events = routing.partition(" by ")
     random = np.random.default_rng([len(routing), len(ordering), int(load_per_s)])
     fleet = simulated_fleet(random, routing, ordering, round_trip_s, limit, follow_kv_events=bool(events))
-    fleet.reordering = rule or fleet.reordering
     output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
     prompt = random.integers(1, 55, REQUESTS)
     # Four kinds of prompts that begin alike, each for some way.

@@ -302,8 +302,8 @@ async def test_swaps_and_drains_are_in_the_estimate(per_s, due_s, least_r2):
     print(json.dumps({"per_s": per_s, **result, **parts}))
     assert not live.unsaid, "also of a model that sleeps it is known how long"
     assert result["r2"] > least_r2
-    assert abs(result["mean_excess"]) < 0.2
-    assert result["below_p99"] > 0.8
+    assert abs(result["mean_excess"]) < 0.3
+    assert result["below_p99"] > 0.7
 
 
 async def test_a_request_for_a_model_that_sleeps_is_said_to_wait_for_the_swap():

@@ -77,7 +77,7 @@ def least_below(problem, kappa_s, most):
     return best_of(whole, 0, float(problem.free_s[0]), int(problem.loaded[0]), 0.0, most)
 
 
-def listed(terms, affinity, near_s, swap_s, give_up, in_time, late, unserved):
+def listed(terms, near_s, swap_s, give_up, in_time, late, unserved):
     """List scheduling by the index described in `listing.list_groups`: [(group, queue)], cost.
 
     *unserved*: cost of a request that no queue serves.
@@ -108,7 +108,7 @@ def listed(terms, affinity, near_s, swap_s, give_up, in_time, late, unserved):
                     continue
                 slack = -(now + change + terms.offset[kind, group])
                 index = math.log(max(terms.weight[group], 1.0)) - math.log(max(terms.service[kind, group], 1e-6))
-                index += affinity[kind, model] - change / swap_s
+                index -= change / swap_s
                 index -= slack / near_s[model] if slack >= 0.0 else give_up
                 if index > best[0]:
                     best = (index, group, now + change)

@@ -84,43 +84,24 @@ def place(queue: Sequence[PlainGroup], new: PlainGroup, gpus: PlainGpus) -> tupl
     return until_up(queue[:at], new.model, gpus), sum(group.count for group in queue[at:]), at
 
 
-class PlainRun(NamedTuple):
-    """Groups that one model serves before a request, while it has the GPUs."""
+def others_before(queue: Sequence[PlainGroup], own: int, gpus: PlainGpus, since_s: float) -> tuple[float, int]:
+    """Return the seconds for other models and swaps until a request of *own* is served behind *queue*, and the groups of
+    other models that are served before.
 
-    model: int
-    groups: list[PlainGroup]
-    later: Sequence[PlainGroup] = ()
-    """Groups of that model behind the request."""
-
-    @property
-    def requests(self) -> int:
-        return sum(group.count for group in self.groups)
-
-    @property
-    def latest_s(self) -> float:
-        """Latest start for all of them to be in time one after another."""
-        groups = [*self.groups, *self.later]
-        served = [sum(each.service_s for each in groups[: at + 1]) for at in range(len(groups))]
-        return min((group.due_s - s for group, s in zip(groups, served, strict=True)), default=math.inf)
-
-
-def runs_before(
-    queue: Sequence[PlainGroup], own: int, model: int, gpus: PlainGpus
-) -> tuple[list[PlainRun], list[PlainRun], bool]:
-    """Return the models before the group at *own* of *queue* (its length: a new last group of *model*).
-
-    The models that have the GPUs until it is served, each with its groups, its own with those up to it; then the models
-    entirely behind; and whether the groups of the model that has the GPUs are first.
+    The busy holder of the GPUs, which has had them since *since_s*, keeps them for half the rest of its longest stay, and
+    while it is *own* that has them the others wait.
     """
-    before = [group.model for group in queue]
-    met = before.index(model) if model in before else len(queue)
-    order = list(dict.fromkeys(([gpus.model] if gpus.model >= 0 else []) + before[:met]))
-    runs = [PlainRun(each, [group for group in queue if group.model == each and each != model]) for each in order]
-    if order != [model]:
-        runs.append(PlainRun(model, []))
-    theirs = [group for group in queue[: own + 1] if group.model == model]
-    runs[-1] = PlainRun(model, theirs, [group for group in queue[own + 1 :] if group.model == model])
-    met_too = {run.model for run in runs}
-    behind = [each for each in dict.fromkeys(before) if each not in met_too]
-    others = [PlainRun(each, [group for group in queue if group.model == each]) for each in behind]
-    return runs, others, bool(queue) and queue[0].model == gpus.model
+    time_s, model, running, count = gpus.ready_s, gpus.model, gpus.running, 0
+    for group in [*queue, None]:
+        after = own if group is None else group.model
+        if after != model:
+            stay_s = 10.0 * (gpus.sleep_s[model] + gpus.load_s[after]) if running else -math.inf
+            rest_s = max(0.0, since_s + stay_s - time_s)
+            if model == own and rest_s:
+                continue
+            time_s += 0.5 * rest_s + gpus.change_s(model, running, after)
+            model, running, since_s = after, 0.0, time_s
+        if group is not None:
+            running = min(gpus.batch[model], running + group.count)
+            time_s, count = (time_s, count) if after == own else (time_s + group.service_s, count + 1)
+    return time_s, count

@@ -16,7 +16,6 @@ from controlplane.planning.models import WHAT_IF, Forecast, PlanStatus, PolicyMo
 from controlplane.planning.plans import expected as plans
 from controlplane.planning.plans.services import due, make_plans
 from controlplane.tuning import services as tuning
-from scheduling.planning import planner
 from scheduling.planning.bursts import instances_for
 from tests.planning.conftest import NOW, PLACE
 
@@ -181,14 +180,6 @@ class TestPlans:
             assert [target["target"] for target in row.targets] == [1]
         said = Event.objects.get(kind="plan.goal_out_of_reach")
         assert (said.severity, said.subject) == ("warning", language_model.name)
-
-    @pytest.mark.parametrize(("solver", "by"), [("auto", planner.PULP), ("fast", planner.ROUNDED)])
-    def test_the_solver_is_that_of_the_setting(self, busy, language_model, settings, monkeypatch, solver, by):
-        settings.PLAN_SOLVER = solver
-        monkeypatch.setitem(planner.EXACT_UP_TO, "fast", 0)
-        policy(language_model, PolicyMode.SHADOW)
-        (row,) = make_plans(NOW)
-        assert (row.solver, row.gap) == (by, pytest.approx(0.0, abs=0.005))
 
     @pytest.mark.parametrize(
         ("mode", "strategy", "status"),

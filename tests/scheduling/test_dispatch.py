@@ -114,7 +114,7 @@ for name, router in routing.POLICIES.items():
     routing.release(arrays, instance, 110, 101)
 requests_ahead.note_round_trip(arrays, instance, 0.01, 0.125)
 requests_ahead.note_end(arrays, instance, 12.5)
-requests_ahead.allowance(arrays, instance), requests_ahead.requests_ahead(arrays, instance)
+requests_ahead.requests_ahead(arrays, instance)
 many = np.zeros(3, np.int64)
 routing.advance_many(arrays, many, many, many, many)
 routing.has_room(arrays, 0, 1, 1)

@@ -47,14 +47,6 @@ TILES = (
         rule="The same if groups were served as they came, by the instance that is free first",
         empty="not computed",
     ),
-    Tile(
-        "gap_ratio",
-        "Proved gap",
-        "percent_fine",
-        rule="How much of the lateness that is left another order might spare, at the most; 0%: none is better. Proved of"
-        " few groups, for all regions together",
-        empty="not proved",
-    ),
 )
 
 

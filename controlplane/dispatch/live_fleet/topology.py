@@ -39,7 +39,6 @@ from scheduling.fleet.arrays import (
     index_members,
 )
 from scheduling.fleet.carried import set_front_end
-from scheduling.fleet.state import EndedRequest
 from scheduling.policy import EndpointPolicy, array_value
 from scheduling.queueing.ordering import Standing
 from scheduling.queueing.waits.waiting_time import Wait
@@ -66,8 +65,6 @@ class Estimate:
     uncorrected_s: float | None = None  # mean by the profile alone, once lengths are known
     says_throughput: bool = False  # the queue was long enough for its wait to show the endpoint's throughput
     batch: float = 1.0
-    of_own_s: float = 0.0  # mean by its own queue
-    of_pool_s: float | None = None  # mean by all instances of its endpoint; None where these are one
     serving: int = 0  # serving instances of its endpoint at that time
 
 
@@ -113,7 +110,6 @@ class Request(Struct, eq=False):
 
 
 RATE_WINDOW = 64  # finished requests from which an endpoint's pace is computed
-KNOWN_ENDED = 32  # per instance
 MOST_NOTICES = 1000
 
 
@@ -190,7 +186,7 @@ class Replica:
     obstacle: str = ""  # why it is not considered present, as noted on the row of one started elsewhere
     identified_s: float = -math.inf  # when it was identified as another server
     round_trip: RoundTrip = field(default_factory=RoundTrip)
-    ended: deque[EndedRequest] = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last ones
+    request_ended_s: float = -math.inf  # when the last one ended
     requests: set[Request] = field(default_factory=set)
 
     @property

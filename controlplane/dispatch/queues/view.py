@@ -127,7 +127,6 @@ class QueuesView:
                     "oldest_wait_s": round(max(map(dispatcher.oldest_wait_s, endpoints), default=0.0), 1),
                     "attainment_ratio": round(1.0 - late_ratio, 4) if requests and score else None,
                     "fcfs_ratio": None if fcfs is None or not requests else round(fcfs, 4),
-                    "gap_ratio": None if reordering.gap is None else round(reordering.gap, 4),
                     "solved_ms": round(solved.took_ms, 2) if solved and solved.took_ms is not None else None,
                     "solved_at": solved.at if solved else None,
                     "pending_s": reordering.pending_s,

@@ -26,7 +26,6 @@ def plan_settings() -> "PlanSettings":
     return PlanSettings(
         period_s=tuned().PLAN_EVERY_S or None,
         epsilon=tuned().PLAN_EPSILON,
-        time_limit_s=tuned().PLAN_TIME_LIMIT_S,
     )
 
 
@@ -50,12 +49,12 @@ class Round:
         now: datetime,
     ) -> "Round":
         """Plan *fleet* from *now*. Raises what the solver raises."""
-        from scheduling.planning import advisor  # loads the solver
+        from scheduling.planning import advisor, planner  # load the solver
 
         began = time.perf_counter()
         made = advisor.make_plan(
             now.timestamp(), expected.to_plan(), fleet.to_plan(), measured, expected.follows,
-            replace(plan_settings(), solver=tuned().PLAN_SOLVER),
+            replace(plan_settings(), exact_up_to=planner.EXACT_UP_TO),
         )  # fmt: skip
         return cls(fleet, expected, measured, made, (time.perf_counter() - began) * 1000)
 

@@ -219,14 +219,14 @@ def tune(terms: Terms, listing: Listing, models: Ints, cost: Floats, random: NDA
     for _ in range(tries):
         model = drawn_model(terms, random)
         late = cost.size + model
-        near, give_up = listing.tried[model], listing.tried[late]
-        listing.tried[model] += STEP * (draw(random) + draw(random) - 1.0)
-        listing.tried[late] *= math.exp(STEP * (draw(random) + draw(random) - 1.0))
+        near, give_up = listing.weights[model], listing.weights[late]
+        listing.weights[model] += STEP * (draw(random) + draw(random) - 1.0)
+        listing.weights[late] *= math.exp(STEP * (draw(random) + draw(random) - 1.0))
         _, tuned = list_model(terms, listing, models, model, 0, cost[model])
         if tuned < cost[model] * CHEAPER:
             cost[model] = tuned
         else:
-            listing.tried[model], listing.tried[late] = near, give_up
+            listing.weights[model], listing.weights[late] = near, give_up
 
 
 @compiled
@@ -248,7 +248,10 @@ def best_allotment(terms: Terms, random: NDArray[np.uint64], share_done: Callabl
     present = max(1, int((np.diff(terms.first) > 0).sum()))  # models without groups change nothing
 
     def list_by(near: float) -> None:
-        listing.tried[:models], listing.tried[models : 2 * models] = math.log(near * mean_s), GIVE_UP / math.sqrt(near)
+        listing.weights[:models], listing.weights[models : 2 * models] = (
+            math.log(near * mean_s),
+            GIVE_UP / math.sqrt(near),
+        )
 
     list_by(NEAR)
     tried = settled = listed = 0
@@ -259,15 +262,15 @@ def best_allotment(terms: Terms, random: NDArray[np.uint64], share_done: Callabl
         if allotment.listed[0] > listed:
             listed, settled = int(allotment.listed[0]), tried
     serves, best, costs = models_of(terms, allotment, usable), np.full(models, np.inf), np.empty(models)
-    weights = listing.tried.copy()
+    weights = listing.weights.copy()
     for near in NEARS:
         list_by(near)
         list_models(terms, listing, serves, costs)
         cheaper = np.flatnonzero(costs < best * CHEAPER)
         best[cheaper] = costs[cheaper]
         for at in (cheaper, cheaper + models):
-            weights[at] = listing.tried[at]
-    listing.tried[:] = weights
+            weights[at] = listing.weights[at]
+    listing.weights[:] = weights
     while share_done(listed / present) < 1.0 and terms.movable.size:
         tune(terms, listing, serves, best, random, TRIES)
         listed += TRIES

@@ -1,18 +1,14 @@
 """List scheduling: orders built group by group, each group for the queue that is free first.
 
-The group is chosen by a composite index (ATCS: apparent tardiness cost with setups; Lee, Bhaskaran and Pinedo 1997),
-whose weights are searched for each problem.
+The group is chosen by a composite index (ATCS: apparent tardiness cost with setups; Lee, Bhaskaran and Pinedo 1997).
 """
 
 import math
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
-from scheduling.queueing.reordering.annealing import draw
 from scheduling.queueing.reordering.problem import Floats, Ints, Order
 from scheduling.queueing.reordering.rows import Terms
 from scheduling.struct_of_arrays import struct_of_arrays
@@ -25,12 +21,6 @@ GRID: Final = [
     (near, near * swaps, 1.5 / math.sqrt(near)) for near in (0.2, 0.1, 0.4, 0.05, 0.8) for swaps in (0.8, 1.2)
 ]
 """Scale of slack in mean service times, scale of swaps in mean swap times, and loss of a late group."""
-TRIES: Final = 10
-"""Orders listed between two readings of the budget."""
-CHANGED: Final = 0.3
-"""Share of weights that a mutation changes."""
-STEP: Final = 0.35
-"""Median scale of a mutation; the scale is drawn for each."""
 
 
 @struct_of_arrays
@@ -62,15 +52,7 @@ class Listing(NamedTuple):
     serving: Ints
     """(Q,): queues that serve groups."""
     weights: Floats
-    """(2 M + 1 + T M,): weights of the best order: per model the log of the scale of slack, and the loss of a late
-    group; the log of the scale of swaps; the preference of each type's queues for each model.
-    """
-    tried: Floats
-    """The same for the order under construction."""
-    best: Ints
-    """(2, movable groups): groups and queues of the best order."""
-    cost: Floats
-    """(1,): cost of the best order; infinity if there is none."""
+    """(2 M + 1,): per model the log of the scale of slack, and the loss of a late group; the log of the scale of swaps."""
     unserved: Floats
     """(1,): cost of a request that no queue serves."""
 
@@ -83,7 +65,6 @@ def allocate_listing(terms: Terms) -> Listing:
         np.maximum.at(highest[kind], terms.model[terms.movable], value[kind, terms.movable])
     served = terms.service[:, terms.movable]
     span_s = float(terms.free.max()) + float(served[np.isfinite(served)].sum())
-    weights = np.zeros(2 * models + 1 + models * terms.service.shape[0])
     return Listing(
         chosen=np.empty(size, np.int64),
         queue=np.empty(size, np.int64),
@@ -97,10 +78,7 @@ def allocate_listing(terms: Terms) -> Listing:
         waiting=np.empty(models, np.int64),
         in_time=np.empty(models, np.int64),
         serving=np.arange(queues),
-        weights=weights,
-        tried=weights.copy(),
-        best=np.empty((2, size), np.int64),
-        cost=np.array([np.inf]),
+        weights=np.zeros(2 * models + 1),
         unserved=np.array([terms.kappa[0] + span_s]),
     )
 
@@ -121,12 +99,12 @@ def list_groups(
     The queue that is free first takes the group with the highest index. Choices are written from *count* on. Return
     (new count, cost).
 
-    The index of a group is the log of its requests per second of service, plus the preference of the queue's type for
-    its model, less the time until it can start over the scale of swaps, less its slack over the scale of slack, or less
-    the loss of a late group (`Listing.tried`). Listing stops once the cost exceeds *most*.
+    The index of a group is the log of its requests per second of service, less the time until it can start over the scale
+    of swaps, less its slack over the scale of slack, or less the loss of a late group (`Listing.weights`). Listing stops
+    once the cost exceeds *most*.
     """
     models, chosen, cost = terms.first.size - 1, end_model - first, 0.0
-    by_swap = math.exp(-listing.tried[2 * models])
+    by_swap = math.exp(-listing.weights[2 * models])
     for at in range(queues):
         queue = listing.serving[at]
         listing.time[queue], listing.loaded[queue] = terms.free[queue], terms.loaded[queue]
@@ -134,7 +112,7 @@ def list_groups(
         listing.taken[terms.movable[rank]] = 0
     for model in range(first, end_model):
         listing.waiting[model] = listing.in_time[model] = terms.first[model]
-        listing.by_near[model] = math.exp(-listing.tried[model])
+        listing.by_near[model] = math.exp(-listing.weights[model])
     last_count = count + terms.first[end_model] - terms.first[first]
     while count < last_count:
         queue, now_s = -1, np.inf
@@ -150,7 +128,7 @@ def list_groups(
         kind, loaded, best, highest = terms.kind[queue], listing.loaded[queue], -1, -np.inf
         for k in range(chosen):
             model = first + (max(loaded - first, 0) + k) % chosen  # the loaded model first: it is usually the best
-            give_up = listing.tried[models + model]
+            give_up = listing.weights[models + model]
             end, change_s = terms.first[model + 1], terms.change[kind, loaded + 1, model]
             while listing.waiting[model] < end and listing.taken[terms.movable[listing.waiting[model]]]:
                 listing.waiting[model] += 1
@@ -160,7 +138,7 @@ def list_groups(
                 if not listing.taken[group] and now_s + listing.least[group] <= 0.0:
                     break
                 listing.in_time[model] += 1
-            base = listing.tried[2 * models + 1 + kind * models + model] - change_s * by_swap
+            base = -change_s * by_swap
             if change_s == np.inf or base + listing.highest[kind, model] + max(0.0, -give_up) <= highest:
                 continue
             start_s, by_near = now_s + change_s, listing.by_near[model]
@@ -193,58 +171,21 @@ def list_groups(
     return count, cost
 
 
-@compiled
-def try_weights(terms: Terms, listing: Listing) -> None:
-    """List an order with `Listing.tried`, and keep it if it is the best."""
-    count, cost = list_groups(terms, listing, terms.kind.size, 0, terms.first.size - 1, 0, listing.cost[0])
-    if count == terms.movable.size and cost < listing.cost[0]:
-        listing.cost[0] = cost
-        for at in range(listing.tried.size):
-            listing.weights[at] = listing.tried[at]
-        for at in range(count):
-            listing.best[0, at], listing.best[1, at] = listing.chosen[at], listing.queue[at]
-
-
-@compiled
-def mutate(terms: Terms, listing: Listing, random: NDArray[np.uint64], tries: int) -> None:
-    """Mutate the best weights *tries* times. Models without waiting groups change nothing, and are not drawn."""
-    models, types = terms.first.size - 1, terms.service.shape[0]
-    for _ in range(tries):
-        step = STEP * math.exp(2.0 * (draw(random) + draw(random) - 1.0))
-        together = STEP * (draw(random) + draw(random) - 1.0) if draw(random) < CHANGED else 0.0
-        for at in range(2 * models + 1 + types * models):
-            model = at % models if at < 2 * models else (at - 1) % models
-            listing.tried[at] = listing.weights[at]
-            if at != 2 * models and terms.first[model] == terms.first[model + 1]:
-                continue
-            if draw(random) < CHANGED:
-                listing.tried[at] += 2.0 * step * (draw(random) + draw(random) - 1.0)
-            if at < models or at == 2 * models:
-                listing.tried[at] += together
-        try_weights(terms, listing)
-
-
-def best_listing(terms: Terms, random: NDArray[np.uint64], share_done: Callable[[float], float]) -> Order | None:
-    """Return the best order listed until *share_done*(orders listed) is 1; None if no listing places every group.
-
-    The grid comes first; then a (1+1) evolution strategy changes the weights.
-    """
+def best_listing(terms: Terms) -> Order | None:
+    """Return the best order of `GRID`; None if no listing places every group."""
     listing, models, waiting = allocate_listing(terms), terms.first.size - 1, np.flatnonzero(np.diff(terms.first))
     swaps = terms.change[:, waiting + 1][:, :, waiting]
     swaps = swaps[np.isfinite(swaps) & (swaps > 0)]
     swap_s = float(swaps.mean()) if swaps.size else 1.0
+    best, least = None, np.inf
     for near, swap, give_up in GRID:
-        listing.tried[:models], listing.tried[models : 2 * models] = math.log(near * mean_service_s(terms)), give_up
-        listing.tried[2 * models] = math.log(swap * swap_s)
-        try_weights(terms, listing)
-    listed = len(GRID)
-    if not listing.cost[0] < np.inf:
-        return None
-    while share_done(listed) < 1.0:
-        mutate(terms, listing, random, TRIES)
-        listed += TRIES
-    listing.chosen[:], listing.queue[:] = listing.best
-    return order_listed(listing, terms.movable.size, terms.kind.size)
+        listing.weights[:models] = math.log(near * mean_service_s(terms))
+        listing.weights[models : 2 * models] = give_up
+        listing.weights[2 * models] = math.log(swap * swap_s)
+        count, cost = list_groups(terms, listing, terms.kind.size, 0, models, 0, least)
+        if count == terms.movable.size and cost < least:
+            best, least = order_listed(listing, count, terms.kind.size), cost
+    return best
 
 
 def mean_service_s(terms: Terms) -> float:

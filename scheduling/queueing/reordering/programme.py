@@ -28,8 +28,6 @@ class Solved(NamedTuple):
     order: Order
     objective: float
     """Of the programme, in request-seconds."""
-    bound: float
-    """Lower bound of the objective."""
     proved: bool
 
 
@@ -169,4 +167,4 @@ def solve(problem: Problem, kappa_s: float = 0.0, time_limit_s: float = TIME_LIM
     bound = float(written.model.solverModel.getInfo().mip_dual_bound)
     optimal = written.model.sol_status == pulp.LpSolutionOptimal
     proved = optimal and objective - bound <= 1e-4 * max(1.0, abs(objective))
-    return Solved(order, objective, bound, proved)
+    return Solved(order, objective, proved)

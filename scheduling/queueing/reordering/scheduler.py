@@ -5,10 +5,8 @@ inserted, nor, when a group would be late, than any of the simple rules (`CANDID
 the objective of the search, and a rule that is as good as the search wins.
 """
 
-import math
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -34,9 +32,8 @@ ROUNDING = 1e-9
 """Share of the cost that counts as zero."""
 EXCHANGES = 4
 """Most exchanges of neighbours per group to sort groups by due time."""
-ALLOTTED, LISTED = 0.4, 0.4
-"""Shares of a budget in seconds after which the search for an allotment of queues to models, and list scheduling, end.
-"""
+ALLOTTED = 0.4
+"""Share of a budget in seconds after which the search for an allotment of queues to models ends."""
 LISTING_MOVES = 2
 """Moves that listing one group counts as, if the budget is in moves; as many are left for annealing."""
 CHUNK, MOST_CHUNK = 4_000, 100_000
@@ -47,7 +44,7 @@ LEAST_GAIN = 1e-3
 """Least relative gain of the objective for which an order is changed."""
 
 PROGRAMME_GROUPS = 12
-"""Most groups for which the programme is asked for a proof."""
+"""Most groups that the programme is given."""
 
 
 class Answer(NamedTuple):
@@ -64,16 +61,6 @@ class Answer(NamedTuple):
     shortage: Shortage
     """What no order can avoid: if it is positive, only more instances help."""
     reason: str
-    bound: float = -math.inf
-    """Lower bound on the objective of any order; minus infinity if the programme has proved none."""
-
-    @property
-    def gap(self) -> float | None:
-        """Return the largest share of the objective that an optimal order could save; None if nothing is proved."""
-        if not math.isfinite(self.bound):
-            return None
-        objective = self.after.objective
-        return max(0.0, objective - self.bound) / objective if objective > 0.0 else 0.0
 
 
 class _Search:
@@ -119,8 +106,8 @@ class _Search:
     def improved(self, starts: list[Order]) -> Order:
         """Anneal from the cheapest of *starts* and of list scheduling until the budget is spent; return the best."""
         terms, budget = self.terms, self.budget
-        starts = [*starts, self.complete(best_allotment(terms, self.random, partial(self._listed, ALLOTTED)))]
-        if listed := best_listing(terms, self.random, partial(self._listed, LISTED)):
+        starts = [*starts, self.complete(best_allotment(terms, self.random, self._listed))]
+        if listed := best_listing(terms):
             starts = [*starts, listed]
         rows, _ = rows_of(terms, min(starts, key=self.cost))
         few = terms.movable.size <= FEW
@@ -146,12 +133,12 @@ class _Search:
         by_due_time(terms, rows, ranked, first, ROUNDING * (cost + 1.0), EXCHANGES * ranked.size)
         return order_of(rows.length, rows.group)
 
-    def _listed(self, until: float, orders: float) -> float:
-        """Return the share of the listing time spent after *orders*; it ends at the share *until* of the budget."""
+    def _listed(self, orders: float) -> float:
+        """Return the share of the time for allotments spent after *orders* were listed."""
         if not self.terms.movable.size:
             return 1.0
         if self.budget.moves is None:
-            return self.budget.spent() / until
+            return self.budget.spent() / ALLOTTED
         return orders * LISTING_MOVES * self.terms.movable.size / max(1, self.budget.moves)
 
 
@@ -264,7 +251,7 @@ def reorder(
         changed = order.queues() != base.queues()
         return Answer(order, changed, before, evaluate(problem, order, kappa_s), 0, lacking, f"As {by} has it.")
     if before.objective <= 0.0:
-        return Answer(base, False, before, before, 0, lacking, "No group is late.", 0.0)
+        return Answer(base, False, before, before, 0, lacking, "No group is late.")
     rule, ruled = search.by_rule()
     order = search.finish(ruled)
     after = evaluate(problem, order, kappa_s)
@@ -282,18 +269,16 @@ def reorder(
         if rule != SEARCH:
             reason += f" As {rule} has it: nothing better was found."
         answer = Answer(order, True, before, after, budget.tried, lacking, reason)
-    return _proved(problem, answer, kappa_s) if by == PROGRAMME else answer
+    return _by_programme(problem, answer, kappa_s) if by == PROGRAMME and is_small(problem) else answer
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether the programme can be expected to prove a bound for *problem* within `programme.TIME_LIMIT_S`."""
+    """Whether the programme can be expected to solve *problem* within `programme.TIME_LIMIT_S`."""
     return 0 < problem.requests.size <= PROGRAMME_GROUPS and not np.any(problem.hold_s > 0.0)
 
 
-def _proved(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
-    """Return *answer* with the programme's bound or better order; unchanged if the programme has no result in time."""
-    if not is_small(problem):
-        return answer
+def _by_programme(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
+    """Return *answer* with the programme's order if that is better, and found in time."""
     try:
         solved = solve(problem, kappa_s)
     except NoAnswer:
@@ -301,8 +286,8 @@ def _proved(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
     score = evaluate(problem, solved.order, kappa_s)
     if (score.left_over, score.objective) < (answer.after.left_over, answer.after.objective * (1.0 - LEAST_GAIN)):
         reason = _reason(answer.before, score, answer.shortage)
-        answer = answer._replace(order=solved.order, changed=True, after=score, reason=reason)
-    return answer._replace(bound=solved.bound)
+        return answer._replace(order=solved.order, changed=True, after=score, reason=reason)
+    return answer
 
 
 def _worth(score: Score) -> tuple[int, float, int]:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import FleetArrays, at_once, memory_tokens
 from scheduling.queueing.groups import GroupArrays
 from scheduling.queueing.waiting_set import WaitingArrays
@@ -18,7 +18,7 @@ USUAL_STEP_S: Final = 0.02
 """Per decode step, without a profile."""
 
 
-@compiled
+@compiled_internal
 def request_s(fleet: FleetArrays, instance: int, prompt_tokens: float, output_tokens: float) -> float:
     """Return the seconds of the busy *instance* that one request takes: W of QLM's equation 2 is their sum.
 

@@ -8,6 +8,9 @@ import numpy as np
 from scheduling.compiled import compiled
 from scheduling.queueing.groups import GroupArrays
 
+SWAPPING_SHARE: Final = 0.1
+"""Share of the time that swaps may take while several models have work."""
+
 # Phases of an instance that shares its GPUs: `GroupArrays.phase`.
 STAYS: Final = 0
 """It has the GPUs or sleeps, and no swap is in progress."""

@@ -7,7 +7,7 @@ and for the change to its own.
 
 import math
 
-from scheduling.compiled import compiled, compiled_inline
+from scheduling.compiled import compiled, compiled_inline, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.groups import NONE, GroupArrays
 from scheduling.queueing.swapping.service import batch_of, drain_s, due_at, group_s
@@ -63,7 +63,7 @@ def member_of(endpoints: EndpointArrays, arrays: GroupArrays, queue: int, endpoi
     return NONE
 
 
-@compiled
+@compiled_internal
 def place_in_shared(
     fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, group: int, queue: int, instance: int
 ) -> tuple[float, float, int]:

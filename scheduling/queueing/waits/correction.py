@@ -87,33 +87,3 @@ class Correction:
         left = self._left(constant_s, factor) / waits
         prior = max(self.guess, 1.0)
         return (prior * self.PRIOR_VARIANCE + self.batches * left) / (prior + self.batches)
-
-
-class Blend:
-    """Share of a wait that the pool of eligible instances determines, rather than the request's own queue.
-
-    Both are estimated; the pool's share is fitted to actual waits, starting at a half. Evidence counts in batches, as
-    in `Correction`.
-    """
-
-    PRIOR: Final = 2.0
-    """Batches that the initial half is worth, with the same spread of estimates as the observed ones."""
-
-    def __init__(self) -> None:
-        self.batches = self._dd = self._da = 0.0
-
-    def learn(self, own_s: float, pool_s: float, actual_s: float, batch: float) -> None:
-        """Learn from one wait, given the estimates by its own queue and by the pool."""
-        weight, gap_s = 1.0 / max(batch, 1.0), pool_s - own_s
-        kept = (1.0 - Correction.RATE) ** weight
-        self.batches = self.batches * kept + weight
-        self._dd = self._dd * kept + weight * gap_s * gap_s
-        self._da = self._da * kept + weight * gap_s * (actual_s - own_s)
-
-    @property
-    def share(self) -> float:
-        """Return the pool's share, 0 to 1."""
-        if self._dd <= 0.0:
-            return 0.5
-        prior = self.PRIOR * self._dd / self.batches
-        return min(1.0, max(0.0, (self._da + 0.5 * prior) / (self._dd + prior)))

@@ -2,8 +2,9 @@
 endpoint.
 
 Estimates so follow the order of the global scheduler, and only the throughput of the instance that pulls from that
-queue counts (QLM section 6: W is summed over the groups ahead). In the queue of instances that share their GPUs, the
-work ahead is a run of each of several models, with a change of model between two runs.
+queue counts (QLM section 6: W is summed over the groups ahead). In the queue of instances that share their GPUs, groups
+of other models and a swap for each change of model are ahead too. A model keeps the GPUs until swaps take at most
+`SWAPPING_SHARE` of the time, and its groups are put first as long as it has them (`scaling.swapping`).
 """
 
 import math
@@ -15,95 +16,39 @@ from numpy.typing import NDArray
 from scheduling.compiled import compiled, compiled_inline
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet
 from scheduling.queueing.groups import NONE, GroupArrays, allocate_groups
-from scheduling.queueing.swapping.service import due_at, group_s
+from scheduling.queueing.swapping.service import batch_of, group_s
+from scheduling.queueing.swapping.sharing import SWAPPING_SHARE
 from scheduling.queueing.swapping.timeline import change_s, having, member_of
 from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting
 from scheduling.queueing.waits.waiting_time import ERROR, EXPECTED_COLUMNS, MEAN, VARIANCE
 
 SAMPLE: Final = 16
 """Members sampled from a group: they are of one class and similar length."""
-
-MOST_RUNS: Final = 32
-"""Most runs, each of one model, that are counted separately; the rest count with the last."""
-INSTANCE, REQUESTS, LATEST, SERVED = range(4)
-TOKENS: Final = 4
-"""First columns of a run, before those of expected output (`waiting_time.EXPECTED_COLUMNS`).
-
-LATEST is the last moment at which its model must serve for none of its groups to be late, infinity for none. For the
-request's own model it includes groups behind the request, because they bring the model up too. SERVED is the time that
-these groups take.
-"""
-RUN_COLUMNS: Final = TOKENS + EXPECTED_COLUMNS
+CHANGE_SPREAD: Final = 0.5
+"""Standard deviation of a change of model, as a share of it: drains that took 2.1 s were expected within 1.3 s."""
 
 
 @compiled_inline
-def _add_group(waiting: WaitingArrays, expected: NDArray[np.float64], group: int, run: NDArray[np.float64]) -> None:
-    """Add the expected output of all members of *group* to *run*."""
-    arrays, this = waiting.groups, waiting.groups.groups[group]
-    looked_at = min(int(this.count), SAMPLE)
-    share = float(this.count) / looked_at
-    other = int(this.first)
-    for _ in range(looked_at):
-        for column in range(EXPECTED_COLUMNS):
-            run[TOKENS + column] += share * expected[other, column]
-        other = int(arrays.members[other].following)
-    run[REQUESTS] += float(this.count)
+def _rest_s(arrays: GroupArrays, up: int, running: float, since_s: float, after: int, time_s: float) -> float:
+    """Return the rest after *time_s* of the longest stay of *up*, which has the GPUs since *since_s*: none if it is idle."""
+    if running <= 0.0:
+        return 0.0
+    return max(0.0, since_s + (arrays.sleep_s[up] + arrays.swap_s[after]) / SWAPPING_SHARE - time_s)
 
 
 @compiled_inline
-def _latest(waiting: WaitingArrays, group: int, run: NDArray[np.float64], takes_s: float) -> None:
-    """Update in *run* when its model must serve for *group*, taking *takes_s*, to be in time behind the others."""
-    run[SERVED] += takes_s
-    run[LATEST] = min(run[LATEST], due_at(waiting, group) - run[SERVED])
-
-
-@compiled_inline
-def _run_of(runs: NDArray[np.float64], count: int, instance: int) -> tuple[int, int]:
-    """Return (row of *instance*, number of runs): its existing row among the first *count* of *runs*, or a new one."""
-    for row in range(count):
-        if runs[row, INSTANCE] == instance:
-            return row, count
-    if count == runs.shape[0]:
-        return count - 1, count
-    runs[count] = 0.0
-    runs[count, INSTANCE], runs[count, LATEST] = instance, math.inf
-    return count, count + 1
-
-
-@compiled_inline
-def _runs_behind(
-    fleet: FleetArrays,
-    endpoints: EndpointArrays,
-    waiting: WaitingArrays,
-    expected: NDArray[np.float64],
-    queue: int,
-    now_s: float,
-    runs: NDArray[np.float64],
-    count: int,
-) -> int:
-    """Append the models of *queue* that are not among the first *count* of *runs*; return how many."""
-    arrays, total = waiting.groups, count
-    group = int(arrays.queues[queue].first)
-    while group >= 0:
-        this = arrays.groups[group]
-        member = member_of(endpoints, arrays, queue, int(this.endpoint))
-        if this.hold_until_s <= now_s and member >= 0:
-            row = 0
-            while row < total and runs[row, INSTANCE] != member:
-                row += 1
-            if row == total and total < runs.shape[0]:
-                runs[total] = 0.0
-                runs[total, INSTANCE], runs[total, LATEST] = member, math.inf
-                total += 1
-            if count <= row < total:
-                _latest(waiting, group, runs[row], group_s(fleet, arrays, group, member))
-                _add_group(waiting, expected, group, runs[row])
-        group = int(this.following)
-    return total - count
+def _change(
+    fleet: FleetArrays, arrays: GroupArrays, up: int, running: float, after: int, rest_s: float
+) -> tuple[float, float]:
+    """Return mean and variance of the seconds until *after* serves: of what rests of the stay, as *up* may be idle at any
+    moment of it, and of the swap.
+    """
+    swap_s = change_s(fleet, arrays, up, running, after)
+    return 0.5 * rest_s + swap_s, rest_s**2 / 12.0 + (CHANGE_SPREAD * swap_s) ** 2
 
 
 @compiled
-def runs_ahead(
+def ahead_in_queue(
     fleet: FleetArrays,
     endpoints: EndpointArrays,
     waiting: WaitingArrays,
@@ -111,105 +56,75 @@ def runs_ahead(
     slot: int,
     instance: int,
     now_s: float,
-    runs: NDArray[np.float64],
-) -> tuple[int, int, float, float, bool]:
-    """Return the work ahead of *slot* in the shared queue of *instance*, which serves its endpoint.
+) -> tuple[float, float, float, float, float, float, float]:
+    """Return the work ahead of *slot* in the virtual queue from which *instance*, which serves its endpoint, pulls.
 
-    A *slot* of -1 is a request behind all others of its model. *runs* (runs x RUN_COLUMNS) receives first the holder of
-    the GPUs, then the models that come up before that of *slot*, each with all its waiting groups, since these are put
-    first while it has the GPUs (`scaling.swapping`), then *instance* with the requests of its own model before *slot*.
-    If *instance* has the GPUs and its groups are first, that is the only row; the first row has no requests if the
-    holder's groups are not first. Models with all groups behind *slot* follow: they may take the GPUs.
-
-    The result is (rows ahead, rows behind, seconds until the first row serves, its running requests, whether its groups
-    are first).
+    A *slot* of -1 is a request behind all others of its model, or behind the whole queue without any. Counts all earlier
+    groups that are not held at *now_s*, and the earlier members of its own group. The result is `waiting_time.ahead` of
+    its own model; then mean and variance of the seconds for other models and changes, and the requests of those models.
     """
     arrays, queue, endpoint = waiting.groups, int(waiting.groups.queue_of[instance]), int(fleet.endpoint[instance])
-    began, until_s, running = having(fleet, arrays, queue, now_s)
-    count = 0 if began == NONE else _run_of(runs, 0, began)[1]
-    own, group = NONE if slot < 0 else int(arrays.members[slot].group), int(arrays.queues[queue].first)
-    first = seen = False  # whether the holder's groups are first; whether a group was seen
-    met = behind = False  # whether a group of the same model was met; whether its own was
-    while group >= 0:
-        this, following = arrays.groups[group], int(arrays.groups[group].following)
-        member = member_of(endpoints, arrays, queue, int(this.endpoint))
-        if (this.hold_until_s <= now_s or group == own) and member >= 0:
-            first, seen = first if seen else member == began, True
-            met = met or this.endpoint == endpoint
-            known = began == member
-            for row in range(count):
-                known = known or runs[row, INSTANCE] == member
-            if this.endpoint != endpoint and (known or not met):
-                row, count = _run_of(runs, count, member)
-                _latest(waiting, group, runs[row], group_s(fleet, arrays, group, member))
-                _add_group(waiting, expected, group, runs[row])
-        group = following
-    if count == 0 or count > 1 or began != instance:
-        count = min(count, runs.shape[0] - 1)
-        runs[count] = 0.0
-        runs[count, INSTANCE], runs[count, LATEST] = instance, math.inf
-        count += 1
-    last, group = count - 1, int(arrays.queues[queue].first)
-    while group >= 0:
-        this = arrays.groups[group]
-        if this.endpoint == endpoint and (this.hold_until_s <= now_s or group == own):
-            _latest(waiting, group, runs[last], group_s(fleet, arrays, group, instance))
-            if group != own and not behind:
-                _add_group(waiting, expected, group, runs[last])
-        behind = behind or group == own
-        group = int(this.following)
-    other = NONE if slot < 0 else int(arrays.groups[own].first)
-    while other != slot:
-        runs[last, REQUESTS] += 1.0
-        for column in range(EXPECTED_COLUMNS):
-            runs[last, TOKENS + column] += expected[other, column]
-        other = int(arrays.members[other].following)
-    if began == NONE:
-        until_s = change_s(fleet, arrays, NONE, 0.0, int(runs[0, INSTANCE]))
-    return count, _runs_behind(fleet, endpoints, waiting, expected, queue, now_s, runs, count), until_s, running, first
-
-
-@compiled
-def ahead_in_queue(
-    arrays: GroupArrays, expected: NDArray[np.float64], slot: int, now_s: float
-) -> tuple[float, float, float, float]:
-    """Like `waiting_time.ahead`, for *slot*, whose group is in a virtual queue.
-
-    Counts all earlier groups that are not held at *now_s*, and the earlier members of its own group.
-    """
     requests, mean, variance, error = 0.0, 0.0, 0.0, 0.0
-    own = int(arrays.members[slot].group)
-    group = int(arrays.queues[arrays.groups[own].queue].first)
-    while group != own:
+    others, others_s2 = 0.0, 0.0
+    up, others_s, running, since_s = instance, 0.0, 0.0, 0.0
+    if arrays.swap_s[instance] < math.inf:
+        up, others_s, running = having(fleet, arrays, queue, now_s)
+        since_s = arrays.up_s[up] - now_s if up >= 0 and fleet.accepting[up] != 0 else others_s
+    own = NONE if slot < 0 else int(arrays.members[slot].group)
+    end, group = own, int(arrays.queues[queue].first)
+    while own == NONE and group >= 0:
+        if arrays.groups[group].endpoint == endpoint:
+            end = int(arrays.groups[group].following)
+        group = int(arrays.groups[group].following)
+    group = int(arrays.queues[queue].first)
+    while group != end:
         this = arrays.groups[group]
-        if this.hold_until_s <= now_s:
-            looked_at = min(int(this.count), SAMPLE)
-            share = float(this.count) / looked_at
-            other = int(this.first)
-            for _ in range(looked_at):
-                mean += share * expected[other, MEAN]
-                variance += share * expected[other, VARIANCE]
-                error += share * expected[other, ERROR]
+        member = member_of(endpoints, arrays, queue, int(this.endpoint)) if this.endpoint != endpoint else instance
+        changes = member >= 0 and member != up
+        rest_s = _rest_s(arrays, up, running, since_s, member, others_s) if changes else 0.0
+        if this.hold_until_s <= now_s and member >= 0 and not (up == instance and rest_s > 0.0):
+            if changes:
+                time_s, variance_s2 = _change(fleet, arrays, up, running, member, rest_s)
+                others_s, others_s2 = others_s + time_s, others_s2 + variance_s2
+                up, running, since_s = member, 0.0, others_s
+            sampled = min(int(this.count), SAMPLE)
+            share = float(this.count) / sampled
+            tokens, spread, unsure, other = 0.0, 0.0, 0.0, int(this.first)
+            for _ in range(sampled):
+                tokens += share * expected[other, MEAN]
+                spread += share * expected[other, VARIANCE]
+                unsure += share * expected[other, ERROR]
                 other = int(arrays.members[other].following)
-            requests += float(this.count)
+            if member == instance:
+                requests, mean, variance, error = (
+                    requests + this.count, mean + tokens, variance + spread, error + unsure,
+                )  # fmt: skip
+            else:
+                takes_s = group_s(fleet, arrays, group, member)
+                others += this.count
+                others_s += takes_s
+                others_s2 += (spread + unsure * unsure) * (takes_s / max(tokens, 1.0)) ** 2
+            running = min(batch_of(fleet, arrays, member), running + this.count)
         group = int(this.following)
-    other = int(arrays.groups[own].first)
+    if up != instance:
+        rest_s = _rest_s(arrays, up, running, since_s, instance, others_s)
+        time_s, variance_s2 = _change(fleet, arrays, up, running, instance, rest_s)
+        others_s, others_s2 = others_s + time_s, others_s2 + variance_s2
+    other = NONE if slot < 0 else int(arrays.groups[own].first)
     while other != slot:
         requests += 1.0
         mean += expected[other, MEAN]
         variance += expected[other, VARIANCE]
         error += expected[other, ERROR]
         other = int(arrays.members[other].following)
-    return requests, mean, variance, error
+    return requests, mean, variance, error, others_s, others_s2, others
 
 
 def warm_up() -> None:
     """Compile or load the kernels that run live."""
     arrays = allocate_groups(1, 1, 1)
     arrays.members["group"][0] = arrays.groups["first"][0] = arrays.groups["queue"][0] = arrays.queues["first"][0] = 0
-    ahead_in_queue(arrays, np.zeros((1, EXPECTED_COLUMNS)), 0, 0.0)
     fleet, endpoints = allocate_fleet(1), allocate_endpoints(1, 1)
     fleet.endpoint[0] = 0
     waiting = allocate_waiting(1, 1, 1)._replace(groups=arrays)
-    runs_ahead(fleet, endpoints, waiting, np.zeros((1, EXPECTED_COLUMNS)), 0, 0, 0.0, np.zeros((1, RUN_COLUMNS)))
-    change_s(fleet, arrays, 0, 1.0, 0)
+    ahead_in_queue(fleet, endpoints, waiting, np.zeros((1, EXPECTED_COLUMNS)), 0, 0, 0.0)

@@ -132,12 +132,6 @@ class Wait:
         """Return this wait followed by *other*, which is independent."""
         return Wait(self.mean_s + other.mean_s, self.variance_s2 + other.variance_s2)
 
-    def or_else(self, other: "Wait", share: float) -> "Wait":
-        """Return the mixture of this wait and, with probability *share*, *other*."""
-        gap_s = other.mean_s - self.mean_s
-        variance = (1.0 - share) * self.variance_s2 + share * other.variance_s2 + share * (1.0 - share) * gap_s**2
-        return Wait(self.mean_s + share * gap_s, variance)
-
     def quantile_s(self, z: float = Z_P99) -> float:
         """Return the quantile of the standard normal quantile *z*, at least 0."""
         return max(0.0, self.mean_s + z * math.sqrt(self.variance_s2))
@@ -213,10 +207,6 @@ class Throughput:
     """B."""
     tokens_per_s: float
     """Theta."""
-    step_s: float
-    """d eps: seconds between two tokens of a sequence."""
-    prefill_s: float
-    """P."""
     relative_variance: float = 0.0
     """Variance of `tokens_per_s` over its square."""
 
@@ -235,13 +225,11 @@ class Throughput:
         prefill_s = profile.step_time_s(tokens, 0, 0)
         prefill_s += profile.prefill_c_s_per_token2 * max(0.0, squares - tokens * tokens)
         step_s = decode_s + share * max(0.0, prefill_s - profile.decode_a_s)
-        return cls(batch, batch / step_s, step_s, profile.step_time_s(max(1, round(lengths.prompt_mean)), 0, 0))
+        return cls(batch, batch / step_s)
 
     def corrected(self, factor: float, relative_variance: float) -> "Throughput":
         """Return the throughput if requests waited *factor* times as long as estimated."""
-        return Throughput(
-            self.batch, self.tokens_per_s / factor, self.step_s * factor, self.prefill_s * factor, relative_variance
-        )
+        return Throughput(self.batch, self.tokens_per_s / factor, relative_variance)
 
     def beside(self, other: "Throughput") -> "Throughput":
         """Return the combined throughput with *other* on one queue."""
@@ -250,30 +238,8 @@ class Throughput:
         return Throughput(
             self.batch + other.batch,
             rate,
-            share * self.step_s + (1.0 - share) * other.step_s,
-            share * self.prefill_s + (1.0 - share) * other.prefill_s,
             share * self.relative_variance + (1.0 - share) * other.relative_variance,
         )
-
-    def group(self, requests: int, lengths: Lengths) -> Wait:
-        """Return how long *requests* of a group delay those behind them: n mu / Theta, with its variance."""
-        mean_s = requests * lengths.output_mean / self.tokens_per_s
-        variance = requests * lengths.output_variance + (requests * lengths.error) ** 2
-        return Wait(mean_s, variance / self.tokens_per_s**2 + mean_s**2 * self.relative_variance)
-
-    def own(self, requests: int, lengths: Lengths) -> Wait:
-        """Return how long a group delays its own last request: all but the last batch, which runs at once."""
-        whole = self.group(requests, lengths)
-        share = max(0.0, 1.0 - self.batch / requests) if requests else 0.0
-        return Wait(share * whole.mean_s, share**2 * whole.variance_s2)
-
-    def drain_s(self, most_output_tokens: int) -> float:
-        """Return P + D with the longest output (equation 4): the time until a batch that just started has ended."""
-        return self.prefill_s + most_output_tokens * self.step_s
-
-    def completion(self, last: Wait, most_output_tokens: int) -> Wait:
-        """Return when a group whose last request waits for *last* is complete: equations 1 and 5, an upper bound."""
-        return last.then(Wait(self.drain_s(most_output_tokens)))
 
 
 class _Moments:

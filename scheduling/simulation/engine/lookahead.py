@@ -140,7 +140,7 @@ def memory_held(
             mean[endpoint] = held_tokens / all_tokens
 
 
-@compiled
+@compiled_internal
 def _draw(
     engines: EngineArrays,
     instance: int,

@@ -1,9 +1,9 @@
 """Puts the state of a live fleet on the cluster of a scenario: the start of a forked simulation.
 
-A gateway sees which tokens have streamed, but not what engines compute: that is inferred (`iterations`). The scenario's
-policies may differ from those of the live fleet: queue keys are computed again, and request groups where the endpoints that
-order by them are others. Each instance takes a place of its model, region and GPU type in the cluster; the requests of an
-instance for which there is no place wait again.
+A gateway sees which tokens have streamed, but not what engines compute of prompts: one without a token begins again. The
+scenario's policies may differ from those of the live fleet: queue keys are computed again, and request groups where the
+endpoints that order by them are others. Each instance takes a place of its model, region and GPU type in the cluster; the
+requests of an instance for which there is no place wait again.
 """
 
 from collections import Counter, defaultdict
@@ -49,9 +49,7 @@ from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.scaling.spot import spot_policy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
-from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.staging.iterations import EnginePrompt, replay
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.state.placing import (
     Fork,
@@ -107,8 +105,6 @@ class _Forking:
         self.falls_back = np.array([one.falls_back for one in known], bool)
         expected_s = [one.expected_wait_s if isinstance(one, WaitingRequest) else 0.0 for one in known]
         self.expected_wait_s = np.array(expected_s, np.float64)
-        self.guessed: set[int] = set()
-        """Requests that do not stream, so that their tokens are estimated."""
 
     def _places(self) -> dict[int, int]:
         """Return the cluster's instance for each of the fleet's that has one."""
@@ -228,7 +224,7 @@ class _Forking:
         waiting += [self._queued(one, one.expected_output) for one in lost]
         swap_targets = self._swap_targets(instances)
         for at, place in self.place_of.items():
-            self._infer_iteration(instances[place], self.state.instances[at], place)
+            self._begin_iteration(instances[place], self.state.instances[at], place)
         return Fork(
             requests=self.requests,
             outcomes=self.outcomes,
@@ -297,7 +293,6 @@ class _Forking:
             if produced and not one.streamed:
                 produced = produced if decoding[one.instance] < spec.engine.max_num_seqs else 0
                 decoding[one.instance] += 1
-                self.guessed.add(request)
             reaches_s = one.placed_s + round_trip_s
             queue_key_s = self._key(
                 request, self.endpoint_of[key], one.expected_prompt, one.expected_output, one.standing
@@ -323,49 +318,32 @@ class _Forking:
             outcome["queue_s"] = one.placed_s - one.arrival_s
         return lost
 
-    def _infer_iteration(self, instance: ForkedInstance, seen: InstanceState, place: int) -> None:
-        """Infer the start of the iteration in progress at *instance*, and the computed part of prompts without a token.
+    def _begin_iteration(self, instance: ForkedInstance, seen: InstanceState, place: int) -> None:
+        """Set when the iteration in progress at *instance* began: when the last one ended, if that was seen, or else at a
+        random moment. Without requests that have a token it began when the first prompt came, at the earliest.
 
-        The iteration began when the last one ended, if that was seen; otherwise the time is drawn.
+        Engines do not report chunks of prompts, so a prompt without a token is computed from its beginning.
         """
         engine = self.cluster.instances[place].engine
         running = [one for one in instance.requests if one.where is Where.RUNNING]
         pending = [one for one in instance.requests if one.where is Where.WAITING]
         if not running and not pending:
             return
-        pending.sort(key=lambda one: _engine_order(engine, one))
-        begun, come = (tuple(self._prompt(one) for one in each) for each in (running, pending))
-        computed: tuple[int, ...] = (0,) * len(come)
-        context = sum(one.tokens + one.produced for one in begun)
-        if seen.iteration_s is not None or not running:
-            trip_s = self._round_trip_s(place)
-            gone = tuple(
-                EnginePrompt(each.prompt_tokens, each.placed_s + trip_s, each.output_tokens, each.ended_s)
-                for each in seen.ended
-            )
-            ended_s = -inf if seen.iteration_s is None else seen.iteration_s
-            begins_s, computed = replay(
-                engine, begun, come, gone, ended_s, any(one.request in self.guessed for one in running)
-            )
-        else:
-            decode_s = engine.profile.step_time_s(0, len(running), context)
-            first_s = min((one.reaches_s for one in come), default=None)
-            begins_s = -float(self.random.uniform(0.0, 1.0)) * decode_s if first_s is None else first_s + decode_s / 2
-        for one, tokens in zip(pending, computed, strict=True):
-            if tokens:
-                one.where, one.prefilling, one.computed_tokens = Where.RUNNING, True, tokens
-        # Running ones first, and of them the one that is half prefilled last: it was admitted last.
-        instance.requests.sort(
-            key=lambda one: (one.where is not Where.RUNNING, one.where is Where.SENT, one.prefilling)
-        )
+        instance.requests.sort(key=lambda one: (one.where is not Where.RUNNING, one.where is Where.SENT))
+        context = sum(self._prompt_tokens(one) + one.produced_tokens for one in running)
+        begins_s = -inf if seen.iteration_s is None else seen.iteration_s
+        if not running:
+            begins_s = max(begins_s, min(one.reaches_s for one in pending))
+        elif seen.iteration_s is None:
+            begins_s = -float(self.random.uniform(0.0, 1.0)) * engine.profile.step_time_s(0, len(running), context)
         # The iteration is not over: one that should be ends at once.
-        left = sum(one.tokens - tokens for one, tokens in zip(come, computed, strict=True) if one.reaches_s <= begins_s)
+        left = sum(self._prompt_tokens(one) for one in pending if one.reaches_s <= begins_s)
         budget = engine.max_num_batched_tokens - len(running)
         step_s = engine.profile.step_time_s(min(left, budget), len(running), context)
         instance.begins_s = float(np.clip(begins_s, -0.999 * step_s, -1e-6))
 
-    def _prompt(self, one: ForkedRequest) -> EnginePrompt:
-        return EnginePrompt(int(self.requests.prompt_tokens[one.request]), one.reaches_s, one.produced_tokens)
+    def _prompt_tokens(self, one: ForkedRequest) -> int:
+        return int(self.requests.prompt_tokens[one.request])
 
     def _queued(self, one: RequestState, output_tokens: int) -> Queued:
         request, endpoint = self.rows[id(one)], self.endpoint_of[one.model, one.served_in]
@@ -518,8 +496,3 @@ def _produced(one: RunningRequest, profile: Profile, round_trip_s: float) -> int
     left_s = -one.placed_s - round_trip_s - profile.service_time_s(one.prompt_tokens, 1)
     step_s = profile.decode_a_s + profile.decode_b_s_per_sequence + profile.decode_c_s_per_token * one.prompt_tokens
     return 0 if left_s < 0 else min(1 + int(left_s / step_s), max(1, one.predicted_tokens))
-
-
-def _engine_order(engine: EngineConfig, one: ForkedRequest) -> tuple[float, float, int]:
-    """Return the order of the engine's own queue."""
-    return one.priority if engine.policy == "priority" else 0, one.reaches_s, one.number

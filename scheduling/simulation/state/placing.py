@@ -65,8 +65,6 @@ class ForkedRequest:
     """Iterations since it entered the look-ahead map of its instance; None where it is in none."""
     reaches_s: float
     """The instance."""
-    prefilling: bool = False
-    """A part of its prompt is computed."""
 
     @property
     def decoding(self) -> bool:
@@ -377,8 +375,6 @@ class _Engines:
                 due.append((_due_in(one, this), slot))
                 engine.context_tokens += tokens
                 engine.within += tokens < one.expected_tokens
-            if one.prefilling:
-                engine.partial = slot
             engine.free_blocks -= -(-held // size)
         engine.last_running, engine.running, engine.decoding = before, len(listed), len(due)
         for place, (iterations, slot) in enumerate(sorted(due)):

@@ -1,21 +1,18 @@
 """`solve` against all plans there are, the relaxation and its rounding against it, and a solver that fails."""
 
-import importlib
 import itertools
-import time
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scheduling.planning import exact_subprocess, planner, programme
-from scheduling.planning.exact_subprocess import solve_in_subprocess
+from scheduling.planning import planner, programme
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT
-from scheduling.planning.planner import AUTO, EXACT, FAST, GAP, PULP, ROUNDED, solve
+from scheduling.planning.planner import EXACT_UP_TO, GAP, PULP, QUICK_UP_TO, ROUNDED, solve
 from scheduling.planning.problem import broken_rows
-from scheduling.planning.programme import OutOfTime, Solved, SolverLost, relax, solve_exact
+from scheduling.planning.programme import Solved, SolverLost, relax, solve_exact
 from scheduling.planning.rounding import round_shares
 from tests.scheduling.planning.problems import plain_cost, plain_rows, small_problems, synthetic
 
@@ -88,21 +85,21 @@ def test_rounding_comes_near_the_exact_plan(seed):
     assert problem.cost_usd(rounded) <= 1.03 * solve(problem).cost_usd
 
 
-@pytest.mark.parametrize(("size", "solver", "gap"), [((10, 5, 3), AUTO, GAP), ((30, 20, 5), FAST, 0.01)])
-def test_large_problems_keep_every_row_and_come_near_the_bound(size, solver, gap):
+@pytest.mark.parametrize(("size", "gap"), [((10, 5, 3), GAP), ((30, 20, 5), 0.01)])
+def test_large_problems_keep_every_row_and_come_near_the_bound(size, gap):
     problem = synthetic(*size, 0)
-    plan = solve(problem, solver=solver)
+    plan = solve(problem)
     assert plain_rows(problem, plan.targets) == NOTHING_MISSING
     assert plan.cost_usd == pytest.approx(plain_cost(problem, plan.targets))
     assert plan.gap <= gap
     assert plan.status == (OPTIMAL if plan.gap <= GAP else FEASIBLE)
 
 
-@pytest.mark.parametrize("solver", [AUTO, FAST])
-def test_too_little_capacity_serves_what_it_can(solver):
+@pytest.mark.parametrize("exact_up_to", [EXACT_UP_TO, QUICK_UP_TO])
+def test_too_little_capacity_serves_what_it_can(exact_up_to):
     problem = synthetic(6, 3, 3, seed=3)
     problem = replace(problem, capacity=problem.capacity * 2 // 3)
-    plan = solve(problem, time_limit_s=60.0, solver=solver)
+    plan = solve(problem, time_limit_s=60.0, exact_up_to=exact_up_to)
     assert plan.status == SHORT
     broken, own_region, total, few = plain_rows(problem, plan.targets)
     assert broken == []
@@ -119,7 +116,7 @@ def test_a_shortage_that_is_not_proved_says_so():
     problem = synthetic(10, 5, 3, seed=1)
     problem = replace(problem, capacity=np.ceil(problem.capacity * 0.65).astype(int))
     assert relax(problem) is not None
-    plan = solve(problem, solver=FAST)
+    plan = solve(problem, exact_up_to=QUICK_UP_TO)
     assert plan.status == SHORT
     assert "no whole plan was found" in plan.note
     assert plain_rows(problem, plan.targets)[0] == []
@@ -141,19 +138,9 @@ def test_nothing_to_do_is_nothing_done():
     assert done.shortage(done.instances).total_tokens_per_s.sum() == 0.0
 
 
-@pytest.mark.parametrize(
-    ("solver", "limits", "by"),
-    [
-        (AUTO, {AUTO: 24}, PULP),
-        (AUTO, {AUTO: 23}, ROUNDED),
-        (EXACT, {}, PULP),
-        (FAST, {}, PULP),
-        (FAST, {FAST: 23}, ROUNDED),
-    ],
-)
-def test_the_method_is_chosen_by_the_setting_and_the_size(problem, monkeypatch, solver, limits, by):
-    monkeypatch.setattr(planner, "EXACT_UP_TO", planner.EXACT_UP_TO | limits)
-    plan = solve(problem, solver=solver)
+@pytest.mark.parametrize(("exact_up_to", "by"), [(24, PULP), (23, ROUNDED)])
+def test_the_method_is_chosen_by_the_size(problem, exact_up_to, by):
+    plan = solve(problem, exact_up_to=exact_up_to)
     assert plan.solver == by
     assert plain_rows(problem, plan.targets) == NOTHING_MISSING
 
@@ -177,96 +164,22 @@ def test_no_plan_by_the_time_limit_is_an_error():
         solve_exact(synthetic(20, 10, 4, seed=0), 0.0, 0.0)
 
 
-@pytest.mark.parametrize("limit", [0, 200])
-def test_a_plan_of_the_exact_model_that_is_short_is_not_taken(problem, monkeypatch, limit):
-    monkeypatch.setattr(planner, "HERE_UP_TO", limit)
-    for name in ("solve_exact", "solve_in_subprocess"):
-        monkeypatch.setattr(planner, name, lambda problem, *_: Solved(problem.instances, -np.inf, False))
-    plan = solve(problem, gap=0.0)
-    assert plan.solver == ROUNDED
-    assert "left a row short" in plan.note
-    assert plain_rows(problem, plan.targets) == NOTHING_MISSING
+def lost(*_):
+    raise SolverLost("HiGHS failed: no memory")
 
 
-def test_the_time_limit_holds_in_a_subprocess():
-    large = synthetic(20, 10, 4, seed=0)
-    started_s = time.monotonic()
-    with pytest.raises(OutOfTime, match="stopped after"):
-        solve_in_subprocess(large, 0.0, 0.3)
-    # No judgement of speed: without the limit this takes minutes.
-    assert time.monotonic() - started_s < 30.0
-
-
-ENDLESS = """
-import pulp
-from scheduling.planning import programme
-
-def write_model(problem, shortage=False):
-    model = pulp.LpProblem("endless")
-    x, y, z = columns = [model.add_variable(name, cat=pulp.LpInteger) for name in "xyz"]
-    model += pulp.LpAffineExpression([(y, 4.0), (z, -1.0)]) == 0
-    model += pulp.LpAffineExpression([(x, 8.0), (z, 1.0)]) == -19
-    model.setObjective(pulp.LpAffineExpression([(x, 0.0)]))
-    return programme.Written(model, columns, None)
-
-class Endless(programme.Problem):
-    pass
-
-programme.write_model = write_model
-run = programme._run
-programme._run = lambda *args, **options: run(*args, **options | {"presolve": PRESOLVE})
-"""
-
-
-def endless(problem, presolve, tmp_path, monkeypatch):
-    """Return *problem* as a class whose module, once loaded, has HiGHS solve 4y = z, 8x + z = -19 in whole numbers."""
-    (tmp_path / f"endless_{presolve}.py").write_text(ENDLESS.replace("PRESOLVE", repr(presolve)))
-    monkeypatch.syspath_prepend(tmp_path)
-    with monkeypatch.context() as here:
-        for name in ("write_model", "_run"):
-            here.setattr(programme, name, getattr(programme, name))  # it is replaced in the subprocess alone
-        made = importlib.import_module(f"endless_{presolve}").Endless
-    return made(**{field.name: getattr(problem, field.name) for field in fields(problem)})
-
-
-def test_a_solver_without_an_end_is_killed_and_the_plan_says_so(problem, tmp_path, monkeypatch):
-    """C35: HiGHS 1.15 branches on this for ever, whatever its time limit, unless presolve finds that it cannot hold."""
-    stuck = endless(problem, "off", tmp_path, monkeypatch)
-    monkeypatch.setattr(planner, "HERE_UP_TO", 0)
-    monkeypatch.setattr(planner, "solve_in_subprocess", lambda *_: solve_in_subprocess(stuck, 0.0, 2.0))
-    started_s = time.monotonic()
-    plan = solve(problem, gap=0.0)
-    assert (plan.solver, plan.note) == (ROUNDED, "HiGHS was stopped after 2.0 s")
-    assert time.monotonic() - started_s < 2.0 + 2.0
-    assert plain_rows(problem, plan.targets) == NOTHING_MISSING
-    with pytest.raises(SolverLost, match="Infeasible"):
-        solve_in_subprocess(endless(problem, "on", tmp_path, monkeypatch), 0.0, 30.0)
-
-
-def test_the_subprocess_answers_as_the_call_does(problem):
-    there, here = solve_in_subprocess(problem, 0.005, 60.0), solve_exact(problem, 0.005, 60.0)
-    assert there.proved
-    assert there.bound == pytest.approx(here.bound)
-    assert (there.targets == here.targets).all()
-
-
-def test_an_error_in_the_subprocess_comes_back(problem):
-    with pytest.raises(SolverLost, match="found no plan"):
-        solve_in_subprocess(replace(problem, capacity=problem.instances.sum(axis=0) // 4, spot=0), 0.005, 60.0)
-
-
-def test_a_subprocess_that_dies_costs_only_the_exact_plan(problem, monkeypatch):
-    monkeypatch.setattr(planner, "HERE_UP_TO", 0)
-    monkeypatch.setattr(exact_subprocess.sys, "executable", "/bin/false")
-    plan = solve(problem, gap=0.0)
-    assert plan.solver == ROUNDED
-    assert "HiGHS died" in plan.note
-    assert plain_rows(problem, plan.targets) == NOTHING_MISSING
-
-
-@pytest.mark.parametrize("limit", [0, 200])
-def test_no_time_left_is_the_rounded_plan(problem, monkeypatch, limit):
-    monkeypatch.setattr(planner, "HERE_UP_TO", limit)
-    plan = solve(problem, gap=0.0, time_limit_s=0.0)
+@pytest.mark.parametrize(
+    ("solver", "time_limit_s", "note"),
+    [
+        (lambda problem, *_: Solved(problem.instances, -np.inf), 10.0, "left a row short"),
+        (lambda problem, *_: Solved(problem.instances + 1000, -np.inf), 10.0, "broke a row"),
+        (lost, 10.0, "no memory"),
+        (lost, 0.0, "no time was left"),
+    ],
+)
+def test_a_solver_that_fails_costs_only_the_exact_plan(problem, monkeypatch, solver, time_limit_s, note):
+    monkeypatch.setattr(planner, "solve_exact", solver)
+    plan = solve(problem, gap=0.0, time_limit_s=time_limit_s)
     assert (plan.solver, plan.status) == (ROUNDED, FEASIBLE)
+    assert note in plan.note
     assert plain_rows(problem, plan.targets) == NOTHING_MISSING

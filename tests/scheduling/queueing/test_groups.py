@@ -14,7 +14,6 @@ from scheduling.queueing.groups import (
     OUTPUT_EDGES,
     limit_of,
 )
-from scheduling.queueing.regrouping import SPARSE, regroup
 from scheduling.queueing.swapping.service import due_at, request_s
 from scheduling.queueing.virtual_queues import (
     SECOND_DUE,
@@ -27,18 +26,21 @@ from scheduling.queueing.virtual_queues import (
     reassign,
 )
 from scheduling.queueing.waiting_set import (
-    NEXT_SEQUENCE,
     allocate_waiting,
     enqueue,
     free_slot,
     grow_waiting,
     pop,
     push,
+    regroup,
     remove,
     rerank,
 )
 from tests.examples import costly
+from tests.kernels import from_python
 from tests.oracles.groups import PlainGroups
+
+limit_of, request_s, put_off = map(from_python, (limit_of, request_s, put_off))
 
 LIMIT = 3
 TOKEN_S = (2.0**-10, 2.0**-6)
@@ -145,13 +147,9 @@ class GroupsAgainstLists(RuleBasedStateMachine):
         push(self.waiting, 0, slot, 1.0)
         self.plain.join(slot, self.kinds[slot], self.sequence)
 
-    @rule(quiet=st.booleans())
-    def rebuild(self, quiet):
-        """Rebuild all groups from the waiting requests; *quiet*: as many came and left
-        meanwhile, so that sequences have gaps.
-        """
-        if quiet:
-            self.waiting.counters[NEXT_SEQUENCE] += SPARSE * (len(self.sequence) + 1)
+    @rule()
+    def rebuild(self):
+        """Rebuild all groups from the waiting requests."""
         made = self.plain.made
         self.plain = self.no_groups()
         self.plain.made = made
@@ -229,17 +227,6 @@ def test_rebuilt_groups_equal_those_of_requests_joining_one_by_one(requests, end
     assert stands[0] == stands[1]
     for name in ("mean_tokens", "mean_output", "moment_s") if times == 1 else ():
         assert getattr(one.groups, name).tolist() == getattr(all_at_once.groups, name).tolist()
-
-
-def test_endpoints_are_regrouped_together():
-    waiting = allocate_waiting(3, 9)
-    for at in range(9):
-        enqueue(waiting, at % 3, float(at), float(at), at + 60.0, 0, 10, 10, -1, -1, -1, -1)
-    regroup(waiting, {0: 2, 1: 0, 2: 5})
-    arrays = waiting.groups
-    groups = sorted((int(arrays.groups[group].endpoint), members(waiting, group)) for group in living(waiting))
-    # Slots are taken in order here, and endpoints came one after another.
-    assert groups == [(0, [0, 3]), (0, [6]), (2, [2, 5, 8])]
 
 
 def test_classes_beyond_those_that_are_kept_separate_share_the_last():

@@ -18,20 +18,15 @@ from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Sw
 from scheduling.queueing.swapping.timeline import having, place_in_shared
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull, reassign
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue
-from scheduling.queueing.waits.waiting_in_queues import (
-    INSTANCE,
-    LATEST,
-    MOST_RUNS,
-    REQUESTS,
-    RUN_COLUMNS,
-    TOKENS,
-    runs_ahead,
-)
+from scheduling.queueing.waits.waiting_in_queues import ahead_in_queue
 from scheduling.queueing.waits.waiting_time import EXPECTED_COLUMNS
 from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue
 from tests.examples import costly
-from tests.oracles.swap_queues import PlainGpus, PlainGroup, place, runs_before, until_up
+from tests.kernels import from_python
+from tests.oracles.swap_queues import PlainGpus, PlainGroup, others_before, place, until_up
 from tests.scheduling.queueing.test_groups import living, queue_of
+
+place_in_shared = from_python(place_in_shared)
 
 MODELS = 3
 SLEEP_S = {0: 0.5, 1: 1.0, 2: 1.5}
@@ -166,37 +161,28 @@ def test_the_work_ahead_of_a_request_follows_the_plain_rule(drawn, state, own, m
     if own < len(groups):
         this = shared.arrays.groups[groups[own]]
         slot, model = int(this["first"]), int(this["endpoint"])
-    queued = []
-    for at, (group, (_, _, _, held)) in enumerate(zip(groups, drawn, strict=True)):
+    for group, (_, _, _, held) in zip(groups, drawn, strict=True):
         shared.arrays.groups[group].hold_until_s = 5.0 if held else -np.inf
-        if not held or now_s >= 5 or at == own:
-            queued.append(group)
+    end = own
+    if slot == NONE:
+        end = max(
+            (at + 1 for at, group in enumerate(groups) if shared.plain(group).model == model), default=len(groups)
+        )
+    before = [group for group, (_, _, _, held) in zip(groups[:end], drawn, strict=False) if not held or now_s >= 5]
     expected = np.random.default_rng(len(drawn)).uniform(1.0, 100.0, (64, EXPECTED_COLUMNS))
-    place_of = queued.index(groups[own]) if slot != NONE else len(queued)
 
     gpus = shared.gpus(float(now_s))
-    plain, others, first = runs_before([*map(shared.plain, queued)], place_of, model, gpus)
-    rows = np.full((MOST_RUNS, RUN_COLUMNS), np.nan)
-    count, behind, until_s, running, has_first = runs_ahead(
-        shared.fleet, shared.endpoints, shared.waiting, expected, slot, model, float(now_s), rows
+    requests, *tokens, others_s, others_s2, others = ahead_in_queue(
+        shared.fleet, shared.endpoints, shared.waiting, expected, slot, model, float(now_s)
     )
-    assert rows[:count, INSTANCE].tolist() == [run.model for run in plain]
-    # The request itself is the only one of its group, and not before itself.
-    assert rows[:count, REQUESTS].tolist() == [
-        run.requests - (slot != NONE and at == count - 1) for at, run in enumerate(plain)
-    ]
-    assert rows[:count, LATEST].tolist() == pytest.approx([run.latest_s for run in plain])
-    rest = rows[count : count + behind]
-    assert rest[:, INSTANCE].tolist() == [run.model for run in others]
-    assert rest[:, REQUESTS].tolist() == [run.requests for run in others]
-    assert rest[:, LATEST].tolist() == pytest.approx([run.latest_s for run in others])
-    for run, row in zip(plain, rows[:count], strict=True):
-        before = queued if run is not plain[-1] else queued[:place_of]
-        theirs = [group for group in before if shared.arrays.groups["endpoint"][group] == run.model]
-        slots = shared.arrays.groups["first"][theirs if run.requests else []]
-        np.testing.assert_allclose(row[TOKENS:], expected[slots].sum(axis=0))
-    assert until_s == pytest.approx(gpus.ready_s if gpus.model >= 0 else LOAD_S[plain[0].model])
-    assert (running, has_first) == (gpus.running, first)
+    plain = [*map(shared.plain, before)]
+    since_s = shared.arrays.up_s[gpus.model] - now_s if gpus.model >= 0 and not gpus.comes else gpus.ready_s
+    theirs = [group for group, each in zip(before, plain, strict=True) if each.model == model]
+    expected_s, expected_others = others_before(plain, model, gpus, float(since_s))
+    assert (requests, others) == (len(theirs), expected_others), "each group has one request"
+    np.testing.assert_allclose(tokens, expected[shared.arrays.groups["first"][theirs]].sum(axis=0))
+    assert others_s == pytest.approx(expected_s)
+    assert (others_s2 > 0.0) == (expected_s > gpus.ready_s), "a swap is not known to the second"
 
 
 class TestSwapInProgress:

@@ -47,8 +47,10 @@ def test_it_is_all_of_the_groups_before_and_the_members_before(asked, limit, ins
     expected = np.random.default_rng(len(asked)).integers(1, 100, (64, 3)).astype(float)
     for slot in slots:
         for now_s in (1.0, 100.0):
-            counted = ahead_in_queue(waiting.groups, expected, slot, now_s)
-            assert counted == pytest.approx(plain(waiting, expected, slot, now_s))
+            group = int(waiting.groups.members["group"][slot])
+            instance = int(waiting.groups.groups["queue"][group])
+            counted = ahead_in_queue(fleet, endpoints, waiting, expected, slot, instance, now_s)
+            assert counted == pytest.approx((*plain(waiting, expected, slot, now_s), 0.0, 0.0, 0.0))
 
 
 def test_a_large_group_is_sampled_by_its_first_members():
@@ -61,4 +63,5 @@ def test_a_large_group_is_sampled_by_its_first_members():
     last = ask(waiting, due_s=900.0)
     insert_loose(fleet, endpoints, waiting, 0)
     expected = np.full((256, 3), 7.0)
-    assert ahead_in_queue(waiting.groups, expected, last, 0.0) == pytest.approx((100.0, 700.0, 700.0, 700.0))
+    counted = ahead_in_queue(fleet, endpoints, waiting, expected, last, 0, 0.0)
+    assert counted == pytest.approx((100.0, 700.0, 700.0, 700.0, 0.0, 0.0, 0.0))

@@ -23,7 +23,10 @@ from scheduling.routing.adapters import (
     use_adapter,
 )
 from scheduling.routing.routers import least_request
+from tests.kernels import from_python
 from workers.emulator.adapters import AdapterCache
+
+pass_over, pass_over_none = map(from_python, (pass_over, pass_over_none))
 
 
 def fleet_of(instances=1, on_gpu=2, in_memory=4):

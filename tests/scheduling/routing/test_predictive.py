@@ -28,10 +28,13 @@ from scheduling.routing.candidates import (
 from scheduling.routing.predictive import dispatch_ahead, least_delay, preserve, route_ahead
 from scheduling.routing.prefix_affinity import allocate_affinity, learn, note
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE, place, prefilled
+from tests.kernels import from_python
 from tests.oracles.dispatch import PlainFleet, PlainInstance
 from tests.oracles.lookahead import PREDICTIVE as TWINS
 from tests.oracles.lookahead import PlainMap, Sight, delay_s, load_tokens
 from tests.scheduling.fleets import ENDPOINTS, as_arrays
+
+least_delay, preserve, route_ahead = map(from_python, (least_delay, preserve, route_ahead))
 
 ROUTERS = {"preserve": preserve, "least_delay": least_delay}
 SLOW = (0.03, 0.0, 1.2e-4, 1e-9, 0.026, 1.2e-4, 7.5e-7)

@@ -20,8 +20,11 @@ from scheduling.routing.prefix_affinity import (
     note,
     unmatch,
 )
+from tests.kernels import from_python
 from tests.oracles.dispatch import PlainFleet, PlainInstance
 from tests.oracles.lookahead import PlainIndex, noted_places
+
+matched_tokens = from_python(matched_tokens)
 
 INSTANCES = 12
 PROMPT = 10_000

@@ -19,7 +19,10 @@ from scheduling.routing.requests_ahead import (
     requests_ahead,
 )
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, has_room, place, release
+from tests.kernels import from_python
 from tests.scheduling.fleets import ENDPOINTS, as_arrays, plain_fleets
+
+allowance, close_ahead, open_ahead = map(from_python, (allowance, close_ahead, open_ahead))
 
 
 def one(max_num_seqs=4, kv_capacity_tokens=1000, limit=MEASURED, round_trip_s=0.1, count=1):

@@ -102,8 +102,6 @@ class Both:
     result: Result
     held: list[int]
     """Numbers of the requests that ran, waited or were held at the fork, in order of arrival."""
-    half_prefilled: list[int]
-    """Prompt tokens that engines had computed of prompts that were not done."""
 
     @property
     def outcomes(self) -> Any:
@@ -168,12 +166,10 @@ def fork_and_continue(
     until = (start.at + timedelta(seconds=after_s)).isoformat()
     came = {"kind": "ledger", "since": start.at.isoformat(), "until": until}
     result = simulate(start.model_copy(update={"arrivals": came}))
-    state = stage_start(start, Scenario.model_validate(start.scenario), 0).state
-    begun = [one.computed_tokens for each in state.instances for one in each.requests if one.prefilling]
     held = sorted(int(one.request_id[1:]) for one in start.state.requests)
     rows = list(LedgerRow.objects.filter(arrived_at__gte=start.at).order_by("arrived_at", "pk"))
     assert len(rows) == result.requests.count - len(held) > 0.8 * after_s * per_s
-    return Both(live, rows, result, held, begun)
+    return Both(live, rows, result, held)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +257,6 @@ def test_a_fork_has_runs_in_progress_where_they_stood(db, ordering, per_s):
         list(LedgerRow.objects.filter(arrived_at__gte=start.at)),
         result,
         sorted(int(one.request_id[1:]) for one in start.state.requests),
-        [],
     )
     fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
     assert {number for _, number, _ in fleet} == {*waiting, len(asked)}
@@ -371,24 +366,13 @@ def test_a_fork_has_the_donated_instances_and_what_runs_there(db, reclaimed):
     assert (both.result.counters["spot_served"] > 20) != reclaimed
 
 
-@pytest.mark.parametrize(
-    ("ordering", "at_s", "per_s"),
-    at_night_but([("qlm", 151.1, 0.9)], [("fcfs", 135.7, 0.9), ("qlm", 151.1, 0.9), ("ssjf", 135.7, 0.9)]),
-)
-def test_prompts_in_several_chunks_continue(db, ordering, at_s, per_s):
-    """Engines do not report their progress: it is inferred from the times of tokens, and
-    every decision is still the same.
-    """
-    make_fleet("join_shortest_queue", ordering, requests_ahead_limit=0, max_num_batched_tokens=256)
+def test_prompts_in_several_chunks_are_computed_again(db):
+    """Engines do not report their progress: first tokens are late by chunks at most, and that is soon over."""
+    make_fleet("join_shortest_queue", "qlm", requests_ahead_limit=0, max_num_batched_tokens=256)
     Instance.objects.update(kv_capacity_tokens=16 * 4096)
-    both = fork_and_continue(at_s, per_s, longest=1500)
-    assert both.half_prefilled
-    assert any(tokens > 200 for tokens in both.half_prefilled)
-    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
-    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
-    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    both = fork_and_continue(151.1, 0.9, longest=1500)
     for percentile in (50, 95):
-        assert abs(both.ttft_off(percentile)) < 1e-4
+        assert abs(both.ttft_off(percentile)) < 0.05
 
 
 @pytest.mark.nightly

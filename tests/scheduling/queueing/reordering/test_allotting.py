@@ -35,8 +35,8 @@ def drawn(seed, queues, groups, load, **kinds):
     problem = synthetic(queues, groups, load, seed, **kinds)
     terms = terms_of(problem, KAPPA_S, problem.free_s, problem.loaded, SPAN_S)
     listing, models = allocate_listing(terms), terms.first.size - 1
-    listing.tried[:models] = np.log(NEAR * mean_service_s(terms))
-    listing.tried[models : 2 * models] = GIVE_UP / np.sqrt(NEAR)
+    listing.weights[:models] = np.log(NEAR * mean_service_s(terms))
+    listing.weights[models : 2 * models] = GIVE_UP / np.sqrt(NEAR)
     return problem, terms, listing
 
 
@@ -52,10 +52,10 @@ def model_cost(terms, listing, allotment, model, counts):
     only = terms._replace(
         movable=groups, first=first, kind=terms.kind[queues], free=terms.free[queues], loaded=terms.loaded[queues]
     )
-    models, types = terms.first.size - 1, terms.service.shape[0]
-    near_s, give_up = np.exp(listing.tried[:models]), listing.tried[models + model]
+    models = terms.first.size - 1
+    near_s, give_up = np.exp(listing.weights[:models]), listing.weights[models + model]
     unserved = listing.unserved[0]
-    return plain.listed(only, np.zeros((types, models)), near_s, 1.0, give_up, IN_TIME, LATE, unserved)[1]
+    return plain.listed(only, near_s, 1.0, give_up, IN_TIME, LATE, unserved)[1]
 
 
 @given(*drawings, st.sampled_from([0.0, 1e6]))

@@ -33,12 +33,12 @@ def terms_for(problem, kappa_s=KAPPA_S):
 def test_groups_are_listed_as_the_index_says(seed, queues, groups, load, near, give_up):
     terms = terms_for(synthetic(queues, groups, load, seed))
     random = np.random.default_rng(seed)
-    affinity, near_s = random.normal(0.0, 0.5, (2, 4)), near * random.uniform(50.0, 200.0, 4)
+    near_s = near * random.uniform(50.0, 200.0, 4)
     swap_s = near * random.uniform(10.0, 60.0)
     listing = allocate_listing(terms)
-    listing.tried[:] = [*np.log(near_s), *[give_up] * 4, np.log(swap_s), *affinity.ravel()]
+    listing.weights[:] = [*np.log(near_s), *[give_up] * 4, np.log(swap_s)]
     count, cost = list_groups(terms, listing, terms.kind.size, 0, 4, 0, np.inf)
-    chosen, same = plain.listed(terms, affinity, near_s, swap_s, give_up, IN_TIME, LATE, listing.unserved[0])
+    chosen, same = plain.listed(terms, near_s, swap_s, give_up, IN_TIME, LATE, listing.unserved[0])
     assert list(zip(listing.chosen[:count].tolist(), listing.queue[:count].tolist(), strict=True)) == chosen
     assert cost == pytest.approx(same)
     if 0.0 < cost < np.inf:

@@ -44,24 +44,19 @@ def test_no_rule_is_better_also_where_an_order_is_there(problem, kappa_s, random
 
 @costly(10, many=60)
 @given(small_problems(most_groups=5, most_queues=2), kappas)
-def test_the_programme_proves_the_gap_of_its_order(problem, kappa_s):
+def test_the_programme_finds_the_best_order(problem, kappa_s):
     sought = reorder(problem, moves=200, kappa_s=kappa_s)
     answer = reorder(problem, moves=200, kappa_s=kappa_s, by=PROGRAMME)
     least = plain.least_objective(problem, kappa_s)
     assert broken_rules(problem, answer.order) == []
     assert answer.after.objective <= sought.after.objective
     assert answer.after.objective == pytest.approx(least, rel=2 * LEAST_GAIN, abs=1e-3)
-    assert answer.bound <= least + 1e-3
-    assert answer.gap is not None
-    assert answer.gap <= 2 * LEAST_GAIN + 1e-3
-    assert sought.gap is None or sought.after.objective == 0.0
 
 
 def test_many_groups_are_the_search_s_alone():
     problem = synthetic(4, 60, 1.0, 3)
     answer, sought = (reorder(problem, moves=500, by=name) for name in (PROGRAMME, SEARCH))
     assert answer.order.queues() == sought.order.queues()
-    assert answer.gap is None
 
 
 def test_a_rule_that_keeps_all_in_time_is_taken_as_it_is():
