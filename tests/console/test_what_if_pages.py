@@ -308,6 +308,7 @@ def test_a_viewer_reads_and_runs_nothing(client, begun, ran, viewer):
 
 @pytest.mark.django_db
 def test_the_comparison_has_every_future_with_its_verdict(client, operator, ran):
+    ran.futures.filter(letter="B").update(first_difference="First differs at 3.0 min.")
     text = page(client, operator, f"/what-if/{ran.pk}/?future=B")
     assert ran.state == WhatIfState.DONE
     for words in (
@@ -320,7 +321,7 @@ def test_the_comparison_has_every_future_with_its_verdict(client, operator, ran)
     assert text.count('data-state="done"') == 2
     assert 'value="B" aria-label="B Reactive" checked' in text
     assert "Only a what-if that began from the live fleet can become a plan." in text
-    assert "First differs at " in text
+    assert "First differs at 3.0 min." in text
     assert 'aria-current="true">Edited time only' in page(client, operator, f"/what-if/{ran.pk}/?scope=all, edited")
 
 
