@@ -86,13 +86,13 @@ def test_a_task_makes_runs_until_its_shift_is_over(asked, sent, monkeypatch, set
 
 
 @pytest.mark.sql
-@pytest.mark.parametrize("found", ["delivered again", "past its time limit"])
-def test_a_lost_run_is_made_again_with_the_same_numbers(asked, operator, found):
+@pytest.mark.parametrize("lost_by", ["delivered again", "past its time limit"])
+def test_a_lost_run_is_made_again_with_the_same_numbers(asked, operator, lost_by):
     now = timezone.now()
     lost = working.take(now - timedelta(seconds=working.LIMIT_S + working.GRACE_S + 1), "task")
     assert (lost.future.letter, lost.seed, lost.state) == ("A", 1, "running")
     assert working.take(now, "other").future.letter == "B"
-    if found == "delivered again":
+    if lost_by == "delivered again":
         assert working.take(now, "task").pk == lost.pk
         FutureSeed.objects.filter(state="running").update(state="queued")
     else:

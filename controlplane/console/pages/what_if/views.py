@@ -31,8 +31,6 @@ from controlplane.simulation.whatif.working import OPEN, edited_time
 
 SHOWN: Final = 100
 MORE_SEEDS: Final = 5
-LEAST_SHOWN: Final = 2
-"""Futures that cannot be hidden: A and one other."""
 READY: Final = (
     ("What if demand doubles?", "demand-edit=factor&demand-by=2&chosen=yes&preset=pilothouse&preset=qlm"),
     ("What if a region is lost?", "failure-what=region&failure-region={region}&failure-at=10&failure-for=20&fleet-for=all"),
