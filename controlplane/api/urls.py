@@ -104,7 +104,7 @@ api = PilothouseApi(
 errors.install(api)
 ROUTERS = (
     *(instances.router, swaps.router, spot.router, inventory.router, deploy.router, accounts.router, budgets.router),
-    *(records.router, planning.router, queues.router, lengths.router, settings.router, what_ifs.simulations),
+    *(records.router, planning.router, queues.router, lengths.router, settings.router),
     *(system.router, alerts.router, usage.router, usage.prices, waiting.router, what_ifs.router),
 )
 

@@ -6,8 +6,6 @@ from datetime import datetime, timedelta
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from controlplane.events.models import Event
-from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Model
 from controlplane.planning.models import (
     WHAT_IF,
@@ -23,30 +21,6 @@ LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, *IN_FORCE)
 
 
 # Instances
-
-
-def ready_over_time(model: str, region: str, since: datetime) -> list[tuple[datetime, Counter[str]]]:
-    """Return ready instances by GPU type from *since* as steps: each change and the counts from then.
-
-    Without a region, of all regions. Read backwards from present states through the events of moves, so that it ends at
-    the present counts.
-    """
-    rows = narrowed(Instance.objects.filter(deployment__model__name=model), deployment__region__name=region)
-    gpu_types = {str(pk): name for pk, name in rows.values_list("pk", "deployment__gpu_type__name")}
-    present = Counter(rows.filter(state=InstanceState.READY).values_list("deployment__gpu_type__name", flat=True))
-    moves = Event.objects.filter(
-        subject_type="instance", subject_id__in=list(gpu_types), kind="instance.moved", at__gte=since
-    ).order_by("-pk")
-    steps = []
-    for at, subject_id, before, after in moves.values_list("at", "subject_id", "before", "after"):
-        was = before.get("state") == InstanceState.READY
-        became = after.get("state") == InstanceState.READY
-        if was == became:
-            continue
-        steps.append((at, present.copy()))
-        present[gpu_types[subject_id]] += was - became
-    steps.append((since, present))
-    return steps[::-1]
 
 
 def instances_by_place() -> dict[tuple[str, str, str], Counter[str]]:

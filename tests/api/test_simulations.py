@@ -1,4 +1,4 @@
-"""`/api/simulations`: a scenario is checked, run by a worker as a what-if of one future, cancelled, its result fetched."""
+"""`/api/what-ifs` of a scenario: it is checked, run by a worker as a what-if of one future, and cancelled."""
 
 import tomllib
 from typing import Any
@@ -19,28 +19,31 @@ def scenario(**tables: Any) -> dict[str, Any]:
 
 def test_a_scenario_runs_and_its_result_is_fetched(sign_in, operator):
     caller = sign_in("operator")
-    answer = caller.post("simulations", scenario=scenario(), reason="what if")
+    answer = caller.post("what-ifs", scenario=scenario())
     assert answer.status_code == 202
     asked = answer.json()
-    assert (asked["state"], asked["progress"], asked["requested_by"]) == ("queued", 0.0, operator.get_username())
-    assert asked["seed"] == 3_000_000_000
+    assert (asked["state"], asked["progress"]["done"], asked["requested_by"]) == (
+        "queued",
+        0.0,
+        operator.get_username(),
+    )
+    assert FutureSeed.objects.get().seed == 3_000_000_000
     working.work()
-    done = caller.get(f"simulations/{asked['id']}").json()
-    assert (done["state"], done["progress"], done["error"]) == ("done", 1.0, "")
+    done = caller.get(f"what-ifs/{asked['id']}").json()
+    assert (done["state"], done["progress"]["done"]) == ("done", 1.0)
     assert done["result"]["strategy"] == "reactive"
     assert done["result"]["requests"] > 100
     assert {row["measure"] for row in done["result"]["measures"]} >= {"ttft_s", "slo_attainment"}
-    assert done["scenario"]["title"] == "By REST"
     kinds = Event.objects.filter(subject_type="whatif").values_list("kind", flat=True)
     assert set(kinds) == {"what_if.requested", "what_if.done"}
     assert working.work() is None
-    again = caller.post("simulations", scenario=scenario()).json()["id"]
+    again = caller.post("what-ifs", scenario=scenario()).json()["id"]
     working.work()
-    results = [caller.get(f"simulations/{pk}").json()["result"] for pk in (asked["id"], again)]
+    results = [caller.get(f"what-ifs/{pk}").json()["result"] for pk in (asked["id"], again)]
     for result in results:
         result.pop("took_s")
     assert results[0] == results[1]
-    listed = caller.get("simulations", state="done").json()["items"]
+    listed = caller.get("what-ifs", state="done").json()["items"]
     assert [row["id"] for row in listed] == [again, asked["id"]]
     assert "result" not in listed[0]
     compared = caller.get(f"what-ifs/{again}/comparison").json()
@@ -52,9 +55,9 @@ def test_runs_of_applications_are_in_the_result(sign_in, operator):
     runs = {"suite": "EV", "model": "m", "slo_class": "iw", "runs": 5, "deadline_factor": [9.0]}
     alone = scenario(applications=[runs], demand={"duration_h": 0.02, "too_long": "clip"})
     del alone["clients"]
-    pk = caller.post("simulations", scenario=alone).json()["id"]
+    pk = caller.post("what-ifs", scenario=alone).json()["id"]
     working.work()
-    rows = caller.get(f"simulations/{pk}").json()["result"]["runs"]
+    rows = caller.get(f"what-ifs/{pk}").json()["result"]["runs"]
     assert [(row["application"], row["runs"], row["ended"], row["due"]) for row in rows] == [
         ("all", 5, 5, 5), ("EV", 5, 5, 5),
     ]  # fmt: skip
@@ -86,7 +89,7 @@ def test_runs_of_applications_are_in_the_result(sign_in, operator):
     ],
 )
 def test_what_is_wrong_is_named(sign_in, operator, tables, field, message):
-    answer = sign_in("operator").post("simulations", scenario=scenario(**tables))
+    answer = sign_in("operator").post("what-ifs", scenario=scenario(**tables))
     assert answer.status_code == 422
     error = answer.json()["error"]
     assert error["field"] == field
@@ -99,32 +102,32 @@ def test_files_of_lengths_are_not_read(sign_in, operator):
     for name in ("prompt", "output"):
         client.pop(name)
     client["lengths"] = {"file": "/etc/passwd", "format": "azure"}
-    error = sign_in("operator").post("simulations", scenario=scenario(clients=[client])).json()["error"]
+    error = sign_in("operator").post("what-ifs", scenario=scenario(clients=[client])).json()["error"]
     assert error["field"] == "clients[0].lengths.file"
 
 
 def test_one_that_waits_is_cancelled(sign_in, operator):
     caller = sign_in("operator")
-    pk = caller.post("simulations", scenario=scenario()).json()["id"]
-    assert caller.post(f"simulations/{pk}/cancel", reason="a mistake").json()["state"] == "cancelled"
+    pk = caller.post("what-ifs", scenario=scenario()).json()["id"]
+    assert caller.patch(f"what-ifs/{pk}", state="cancelled", reason="a mistake").json()["state"] == "cancelled"
     assert working.work() is None
-    assert caller.post(f"simulations/{pk}/cancel").status_code == 409
+    assert caller.patch(f"what-ifs/{pk}", state="cancelled").status_code == 409
 
 
 def test_one_that_fails_says_why(sign_in, operator):
     caller = sign_in("operator")
     text = scenario()
     text["clients"][0]["prompt"] = {"median": 900, "p95": 3000}
-    pk = caller.post("simulations", scenario=text).json()["id"]
+    pk = caller.post("what-ifs", scenario=text).json()["id"]
     working.work()
-    row = caller.get(f"simulations/{pk}").json()
+    row = caller.get(f"what-ifs/{pk}").json()
     assert row["state"] == "failed"
-    assert "set demand.too_long" in row["error"]
+    assert "set demand.too_long" in row["progress"]["futures"][0]["error"]
     assert FutureSeed.objects.get().state == "failed"
 
 
 def test_too_many_at_once_are_refused(sign_in, operator, monkeypatch):
     monkeypatch.setattr(services, "MOST_OPEN", 2)
     caller = sign_in("operator")
-    assert [caller.post("simulations", scenario=scenario()).status_code for _ in range(3)] == [202, 202, 409]
+    assert [caller.post("what-ifs", scenario=scenario()).status_code for _ in range(3)] == [202, 202, 409]
     assert WhatIf.objects.count() == 2

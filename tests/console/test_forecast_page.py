@@ -20,7 +20,6 @@ from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import capacity
-from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import selectors
 from controlplane.planning.forecasts.demand import DEFERRED
 from controlplane.planning.models import Forecast, Quantity
@@ -110,22 +109,6 @@ def test_accuracy_is_counted_by_hand():
     assert accuracy.coverage_95 == 2 / 4
     assert accuracy.error == pytest.approx((0 + 25 + 15 + 100) / (125 + 85 + 100))
     assert selectors.accuracy(expected, {}) == selectors.Accuracy(0, None, None, None)
-
-
-def test_ready_instances_are_read_back_through_their_moves(make_instance, viewer):
-    first, second = make_instance(state="ready"), make_instance(state="failed")
-    for row, before, after in (
-        (first, "loading", "ready"),
-        (second, "loading", "ready"),
-        (second, "ready", "draining"),
-        (second, "draining", "ready"),
-        (second, "ready", "failed"),
-    ):
-        record("instance.moved", row, actor=viewer, before={"state": before}, after={"state": after})
-    steps = planning.ready_over_time(*SERIES, datetime(2020, 1, 1, tzinfo=UTC))
-    assert [ready["a100-80gb"] for _, ready in steps] == [0, 1, 2, 1, 2, 1]
-    assert [at for at, _ in steps] == sorted(at for at, _ in steps)
-    assert planning.ready_over_time("nobody", "us-east", NOW) == [(NOW, {})]
 
 
 def test_capacity_is_counted_in_the_planners_unit(make_instance, language_model):

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from django.conf import settings
 from django.utils import timezone
@@ -18,8 +19,14 @@ SHIFT_S = 120.0
 """Time for which a process takes runs one after another, which keeps its cached results and lets messages wait."""
 
 
-@app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
-def run_future() -> int | None:
+@app.task(
+    bind=True,
+    acks_late=True,
+    reject_on_worker_lost=True,
+    soft_time_limit=working.LIMIT_S,
+    time_limit=working.LIMIT_S + 20,
+)
+def run_future(self: Any) -> int | None:
     """Make the next waiting run of a what-if, further ones for `SHIFT_S`, and send a task for the one after; return the
     key of the last, None without any.
 
@@ -28,18 +35,18 @@ def run_future() -> int | None:
     ends_s = time.monotonic() + SHIFT_S
     last = None
     with slot() as free:
-        while free and (pk := working.work()) is not None:
+        while free and (pk := working.work(self.request.id or "")) is not None:
             last = pk
             if time.monotonic() >= ends_s:
                 break
     if last is not None:
-        working.send_workers(most=1)
+        working.send_workers(limit=1)
     return last
 
 
 @app.task
 def look_after_what_ifs() -> int:
-    """Reassign runs whose worker is silent, and send tasks again that no broker accepted; return how many."""
+    """Queue runs again that were lost, and send tasks again that no broker accepted; return how many."""
     return working.supervise(timezone.now())
 
 

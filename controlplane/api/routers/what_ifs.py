@@ -2,9 +2,10 @@
 
 from dataclasses import asdict
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
-from django.db.models import Prefetch, QuerySet
+from django.db.models import QuerySet
 from django.http import StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from ninja import Field, File, Form, Query, Router, Schema, Status
@@ -20,7 +21,7 @@ from controlplane.resources.tables import csv_response
 from controlplane.rows import narrowed
 from controlplane.simulation.whatif import plan, selectors, services, twin_errors
 from controlplane.simulation.whatif.changes.presets import PRESETS
-from controlplane.simulation.whatif.models import FutureSeed, TraceFile, WhatIf, WhatIfState
+from controlplane.simulation.whatif.models import TraceFile, WhatIf, WhatIfState
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 from scheduling.simulation.scenario import ScenarioError
@@ -48,8 +49,10 @@ class WhatIfIn(Strict):
     """Changes of demand shared by all futures."""
     futures: list[FutureIn] = []
     """Futures other than A (the present state); at most six."""
-    usd_per_1000_missed: float = 5.0
     slo_target: float = 0.99
+    scenario: dict[str, Any] | None = None
+    """Scenario file (docs/simulation.md) in JSON, simulated by itself with its own seed; traces and other files are not
+    read. Leave out all else."""
     draft: bool = False
     """Only save it; otherwise workers run it immediately."""
 
@@ -59,7 +62,7 @@ class WhatIfOut(RowSchema):
         model = WhatIf
         fields = (
             "id", "title", "horizon_s", "warmup_s", "seeds", "created_at", "submitted_at", "started_at", "ended_at",
-            "usd_per_1000_missed", "slo_target", "nightly",
+            "slo_target", "nightly",
         )  # fmt: skip
 
     requested_by: str | None = Field(None, alias="requested_by.username", description="Null once the user is deleted.")
@@ -71,11 +74,20 @@ class WhatIfDetail(WhatIfOut):
     """Kind, time and remarks of the starting point."""
     edits: list[dict[str, Any]]
     futures: list[dict[str, Any]]
-    """Letter, name, changes, changes in words, and every key that differs from now."""
+    """Letter, name, changes, changes in words, every key that differs from now, and warnings against it as the plan."""
     progress: dict[str, Any]
     """As in the live topic `what-if:ID`: state, done, eta_s, and a row for each future."""
     plan: dict[str, Any]
     """Plan made from the chosen future; empty for none."""
+    result: dict[str, Any] | None
+    """Of a scenario, when done: measures, hours, counters, moves and plans (the first 5,000 of each)."""
+
+    @staticmethod
+    def resolve_result(row: WhatIf) -> dict[str, Any] | None:
+        if row.start.get("kind") != "scenario":
+            return None
+        result: dict[str, Any] | None = row.futures.all()[0].runs.all()[0].result.get("simulated")
+        return result
 
     @staticmethod
     def resolve_begin(row: WhatIf) -> dict[str, Any]:
@@ -90,6 +102,7 @@ class WhatIfDetail(WhatIfOut):
                 "changes": each.changes,
                 "words": selectors.changes_in_words(row, each),
                 "diff": selectors.full_diff(row, each),
+                "warnings": plan.warnings(row, each) if row.start.get("kind") == "fleet" else [],
             }
             for each in row.futures.all()
         ]
@@ -105,31 +118,28 @@ class WhatIfQuery(Schema):
     nightly: bool | None = None
 
 
-class FutureDecision(DecisionIn):
+class Target(StrEnum):
+    """State to bring a what-if or one of its futures to."""
+
+    QUEUED = "queued"
+    """Run a draft, or what was cancelled or failed."""
+    CANCELLED = "cancelled"
+
+
+class WhatIfChange(Strict):
+    state: Target | None = None
     future: str = Field("", max_length=1)
-    """Letter of one future; empty for all."""
+    """Letter of the future whose state changes; empty for all."""
+    seeds: int | None = None
+    """Seeds of every future, more than there are: they run and narrow the intervals."""
+    chosen: str = Field("", max_length=1)
+    """Letter of the selected future."""
+    reason: str = Field("", max_length=255)
 
 
 class PlanIn(DecisionIn):
     future: str = Field(max_length=1)
     """Letter of the future."""
-    confirmed: bool = False
-    """Confirms a plan that misses its target in every seed."""
-
-
-class ChoiceIn(Strict):
-    future: str = Field(max_length=1)
-    """Letter of the future."""
-    usd_per_1000_missed: float | None = None
-
-
-class FutureQuery(Schema):
-    future: str
-
-
-class Obstacles(Schema):
-    obstacles: list[str]
-    differs: list[str]
 
 
 class TwinErrorOut(Described):
@@ -149,13 +159,8 @@ class TwinErrorOut(Described):
     """Bound of the absolute errors in nine of ten windows."""
 
 
-class SeedsIn(Strict):
-    count: int
-
-
 class ComparisonQuery(Schema):
     scope: str = selectors.ALL
-    usd_per_1000_missed: float | None = None
 
 
 class TraceOut(RowSchema):
@@ -168,7 +173,13 @@ class TraceOut(RowSchema):
 def ask_what_if(request: ApiRequest, body: WhatIfIn) -> Status[WhatIf]:
     """Have workers simulate futures. 422 names the invalid field, such as `B.changes[0].region`."""
     user = request.auth.require(Role.OPERATOR)
-    values = body.model_dump(exclude={"begin", "futures", "draft"})
+    if body.scenario is not None:
+        try:
+            return Status(202, services.simulate_scenario(body.scenario, user))
+        except ScenarioError as error:
+            what = f"{error.key}: {error.what}".removeprefix(": ")
+            raise ApiError(422, "invalid", what, error.key or "scenario") from error
+    values = body.model_dump(exclude={"begin", "futures", "draft", "scenario"})
     values["start"] = start_of(body.begin, body.horizon_s).model_dump(mode="json")
     futures = [services.future_of(each.name, each.preset, each.changes) for each in body.futures]
     made = services.save_draft(None, values, futures, user) if body.draft else services.ask(values, futures, user)
@@ -186,42 +197,24 @@ def get_what_if(request: ApiRequest, number: int) -> WhatIf:
     return _row(number)
 
 
-@router.post("/what-ifs/{int:number}/run", response=WhatIfDetail)
-def run_what_if(request: ApiRequest, number: int) -> WhatIf:
-    """Run a draft."""
+@router.patch("/what-ifs/{int:number}", response=WhatIfDetail)
+def change_what_if(request: ApiRequest, number: int, body: WhatIfChange) -> WhatIf:
+    """Run, cancel or resume it or one future, add seeds, or choose a future. 409 when it has no such state to leave."""
     user = request.auth.require(Role.OPERATOR)
-    return services.submit(_row(number), user)
+    row = _row(number)
+    match body.state:
+        case Target.CANCELLED:
+            row = services.cancel(row, user, body.reason, body.future)
+        case Target.QUEUED if row.state == WhatIfState.DRAFT:
+            row = services.submit(row, user)
+        case Target.QUEUED:
+            row = services.resume(row, user, body.future)
+    if body.seeds is not None:
+        row = services.add_seeds(row, body.seeds - row.seeds, user)
+    return services.choose(row, body.chosen) if body.chosen else row
 
 
-@router.post("/what-ifs/{int:number}/cancel", response=WhatIfDetail)
-def cancel_what_if(request: ApiRequest, number: int, body: FutureDecision) -> WhatIf:
-    """Cancel a what-if or one future; completed runs stay. 409 when it has ended."""
-    user = request.auth.require(Role.OPERATOR)
-    return services.cancel(_row(number), user, body.reason, body.future)
-
-
-@router.post("/what-ifs/{int:number}/resume", response=WhatIfDetail)
-def resume_what_if(request: ApiRequest, number: int, body: FutureDecision) -> WhatIf:
-    """Run what was cancelled, failed or interrupted. 409 when nothing is missing."""
-    user = request.auth.require(Role.OPERATOR)
-    return services.resume(_row(number), user, body.future)
-
-
-@router.post("/what-ifs/{int:number}/seeds", response=WhatIfDetail)
-def add_what_if_seeds(request: ApiRequest, number: int, body: SeedsIn) -> WhatIf:
-    """Run more seeds of every future, which narrows the intervals."""
-    user = request.auth.require(Role.OPERATOR)
-    return services.add_seeds(_row(number), body.count, user)
-
-
-@router.post("/what-ifs/{int:number}/choose", response=WhatIfDetail)
-def choose_future(request: ApiRequest, number: int, body: ChoiceIn) -> WhatIf:
-    """Set the selected future and the cost of a thousand missed requests, for all users of this what-if."""
-    request.auth.require(Role.OPERATOR)
-    return services.choose(_row(number), body.future, body.usd_per_1000_missed)
-
-
-@router.post("/what-ifs/{int:number}/delete", response={204: None})
+@router.delete("/what-ifs/{int:number}", response={204: None})
 def delete_what_if(request: ApiRequest, number: int) -> Status[None]:
     """Delete it with its runs. 409 while it runs, or when a plan was made from it."""
     user = request.auth.require(Role.OPERATOR)
@@ -231,24 +224,13 @@ def delete_what_if(request: ApiRequest, number: int) -> Status[None]:
 
 @router.get("/what-ifs/{int:number}/comparison", response=dict[str, Any])
 def compare_futures(request: ApiRequest, number: int, query: Query[ComparisonQuery]) -> dict[str, Any]:
-    """Compare the futures with 95% intervals, regret, and the decisions that first differ from those of A.
+    """Compare the futures with 95% intervals, and the first decision of each that differs from those of A.
 
-    `scope`: all, interactive, or either with `, edited`: only the time of shared edits.
+    `scope`: all, interactive, or either with `, edited`: only the time of shared edits. `curves`, by letter: ttft_p95_ms by
+    SLO class at `until_s`, and ready instances by `MODEL REGION` at `t_s`.
     """
     row = _row(number)
-    return {**selectors.comparison(row, query.scope, query.usd_per_1000_missed), "decides": selectors.decides(row)}
-
-
-@router.get("/what-ifs/{int:number}/curves", response=dict[str, Any])
-def get_what_if_curves(request: ApiRequest, number: int, query: Query[ComparisonQuery]) -> dict[str, Any]:
-    """Return by letter: TTFT as (ms, share of requests), and instances and queues over time by `MODEL REGION`."""
-    return selectors.curves(_row(number), query.scope)
-
-
-@router.get("/what-ifs/{int:number}/runs.csv", response={200: None})
-def export_what_if_runs(request: ApiRequest, number: int) -> StreamingHttpResponse:
-    """Export every run and scope as CSV."""
-    return csv_response(f"what-if-{number}-runs", selectors.RUNS_HEADER, selectors.runs(_row(number)))
+    return {**selectors.comparison(row, query.scope), "curves": selectors.curves(row)}
 
 
 @router.get("/what-ifs/{int:number}/futures.csv", response={200: None})
@@ -258,36 +240,14 @@ def export_what_if_futures(request: ApiRequest, number: int, query: Query[Compar
     return csv_response(f"what-if-{number}", selectors.FUTURES_HEADER, rows)
 
 
-@router.get("/what-ifs/{int:number}/obstacles", response=Obstacles)
-def check_what_if_plan(request: ApiRequest, number: int, query: Query[FutureQuery]) -> dict[str, Any]:
-    """Check a future before it becomes the plan: obstacles, and changes since the what-if started."""
-    row = _row(number)
-    future = get_object_or_404(row.futures, letter=query.future)
-    return {"obstacles": plan.obstacles(row, future), "differs": plan.changed_since(row)}
-
-
 @router.post("/what-ifs/{int:number}/plan", response=WhatIfDetail)
 def make_what_if_plan(request: ApiRequest, number: int, body: PlanIn) -> WhatIf:
     """Make a future the plan: its policies and bounds apply, its instances are proposed as plans to approve.
 
-    409 if the current state has changed since, or if it misses its target in every seed and that is not confirmed; the error
-    says why.
+    The `warnings` of a future in the detail say what speaks against it.
     """
     user = request.auth.require(Role.OPERATOR)
-    return plan.make_plan(_row(number), body.future, user, body.reason, confirmed=body.confirmed)
-
-
-@router.post("/what-ifs/{int:number}/undo", response=WhatIfDetail)
-def undo_what_if_plan(request: ApiRequest, number: int, body: DecisionIn) -> WhatIf:
-    """Undo the changes that making it the plan caused. 409 if it is not the plan."""
-    user = request.auth.require(Role.OPERATOR)
-    return plan.undo(_row(number), user, body.reason)
-
-
-@router.get("/what-ifs/{int:number}/followed", response=dict[str, Any] | None)
-def follow_what_if_plan(request: ApiRequest, number: int) -> dict[str, Any] | None:
-    """Return the plan's predictions and measurements; null if it is not the plan."""
-    return plan.followed(_row(number))
+    return plan.make_plan(_row(number), body.future, user, body.reason)
 
 
 @router.get("/twin-errors", response=Items[TwinErrorOut])
@@ -331,91 +291,3 @@ def upload_trace(
 
 def _row(number: int) -> WhatIf:
     return get_object_or_404(WhatIf.objects.select_related("requested_by"), pk=number)
-
-
-# Scenarios simulated by workers, each a what-if of one future
-
-
-simulations = Router(auth=VIEWERS, tags=["Simulation"])
-RUNS = WhatIf.objects.filter(start__kind="scenario").select_related("requested_by")
-SHOWN = FutureSeed.objects.only("future", "seed", "progress", "error")
-
-
-class SimulationIn(Strict):
-    scenario: dict[str, Any]
-    """Scenario file (docs/simulation.md) in JSON; traces and other files are not read."""
-    reason: str = Field("", max_length=255)
-
-
-class SimulationOut(RowSchema):
-    class Meta:
-        model = WhatIf
-        fields = ("id", "title", "started_at", "ended_at")
-
-    requested_at: datetime = Field(alias="submitted_at")
-    requested_by: str | None = Field(None, alias="requested_by.username", description="Null once the user is deleted.")
-    state: WhatIfState
-    seed: int
-    progress: float
-    """Completed share of the run."""
-    error: str
-    """Reason of the failure."""
-
-    @staticmethod
-    def resolve_seed(row: WhatIf) -> int:
-        return _run(row).seed
-
-    @staticmethod
-    def resolve_progress(row: WhatIf) -> float:
-        return _run(row).progress
-
-    @staticmethod
-    def resolve_error(row: WhatIf) -> str:
-        return _run(row).error
-
-
-class SimulationDetail(SimulationOut):
-    scenario: dict[str, Any] = Field(alias="start.scenario")
-    result: dict[str, Any] | None
-    """Measures, hours, counters, moves and plans (the first 5,000 of each), when done."""
-
-    @staticmethod
-    def resolve_result(row: WhatIf) -> dict[str, Any] | None:
-        result: dict[str, Any] | None = _run(row).result.get("simulated")
-        return result
-
-
-@simulations.post("/simulations", response={202: SimulationOut})
-def run_simulation(request: ApiRequest, body: SimulationIn) -> Status[WhatIf]:
-    """Have a worker simulate a scenario. 422 names the invalid key, 409 when too many are queued."""
-    user = request.auth.require(Role.OPERATOR)
-    try:
-        return Status(202, services.simulate_scenario(body.scenario, user, body.reason))
-    except ScenarioError as error:
-        raise ApiError(
-            422, "invalid", f"{error.key}: {error.what}".removeprefix(": "), error.key or "scenario"
-        ) from error
-
-
-@simulations.get("/simulations", response=Page[SimulationOut])
-@paginate(NewestFirst)
-def list_simulations(request: ApiRequest, query: Query[WhatIfQuery]) -> QuerySet[WhatIf]:
-    rows = RUNS.defer("start").prefetch_related(Prefetch("futures__runs", SHOWN))
-    return narrowed(rows, state=query.state, submitted_at__gte=query.since)
-
-
-@simulations.get("/simulations/{int:number}", response=SimulationDetail)
-def get_simulation(request: ApiRequest, number: int) -> WhatIf:
-    return get_object_or_404(RUNS, pk=number)
-
-
-@simulations.post("/simulations/{int:number}/cancel", response=SimulationOut)
-def cancel_simulation(request: ApiRequest, number: int, body: DecisionIn) -> WhatIf:
-    """Cancel a queued or running simulation. 409 when it has ended."""
-    user = request.auth.require(Role.OPERATOR)
-    return services.cancel(get_object_or_404(RUNS, pk=number), user, body.reason)
-
-
-def _run(row: WhatIf) -> FutureSeed:
-    """Return the only run."""
-    return row.futures.all()[0].runs.all()[0]

@@ -16,7 +16,6 @@ class WhatIfState(models.TextChoices):
     DONE = "done", "Done"
     CANCELLED = "cancelled", "Cancelled"
     FAILED = "failed", "Failed"
-    INTERRUPTED = "interrupted", "Interrupted"
 
 
 class Phase(models.TextChoices):
@@ -47,9 +46,6 @@ class WhatIf(models.Model):
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     ended_by = models.CharField(max_length=120, blank=True, help_text="Who cancelled it.")
-    usd_per_1000_missed = models.FloatField(
-        default=5.0, validators=[MinValueValidator(0)], help_text="Price of a thousand requests that miss their SLO."
-    )
     slo_target = models.FloatField(
         default=0.99, validators=[MinValueValidator(0), MaxValueValidator(1)], help_text="Share that must meet it."
     )
@@ -75,7 +71,7 @@ class Future(models.Model):
     letter = models.CharField(max_length=1, choices=[(letter, letter) for letter in LETTERS])
     name = models.CharField(max_length=80)
     changes = models.JSONField(default=list, blank=True, help_text="As `changes`; none for A.")
-    decides = models.JSONField(default=list, blank=True, help_text="Decisions that first differ from those of A.")
+    first_difference = models.TextField(blank=True, help_text="First decision that differs from that of A, in words.")
 
     class Meta:
         ordering = ["what_if", "letter"]
@@ -93,20 +89,14 @@ class FutureSeed(models.Model):
     state = models.CharField(max_length=11, choices=WhatIfState.choices, default=WhatIfState.QUEUED, db_index=True)
     phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.WAITING)
     progress = models.FloatField(default=0.0, help_text="Share of the whole run that is done.")
-    lease = models.UUIDField(null=True, blank=True, default=None, help_text="Of the process that runs it.")
-    heartbeat_at = models.DateTimeField(null=True, blank=True)
+    task = models.CharField(max_length=80, blank=True, help_text="Celery task that runs it.")
     attempts = models.PositiveSmallIntegerField(default=0)
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     result = models.JSONField(default=dict, blank=True, help_text="Columns of the comparison, by scope.")
     curves = models.BinaryField(null=True, blank=True, help_text="TTFT and what changed over time: JSON, compressed.")
     log = models.BinaryField(
-        null=True, blank=True, help_text="Who served each request, compressed; kept of the first seed until compared."
-    )
-    pairs = models.BinaryField(
-        null=True,
-        blank=True,
-        help_text="Of the first seed: decisions of it and of A around those that first differ, compressed.",
+        null=True, blank=True, help_text="Who served each request, compressed; of the first seed, until compared."
     )
     error = models.TextField(blank=True)
 

@@ -47,7 +47,6 @@ FIELDS: Final = (
     "warmup_s",
     "seeds",
     "edits",
-    "usd_per_1000_missed",
     "slo_target",
     "asked",
     "nightly",
@@ -242,7 +241,7 @@ def cancel(row: WhatIf, actor: User | str, reason: str = "", letter: str = "") -
         runs = runs.filter(future__letter=letter)
         if not runs.exists():
             raise ActionError(f"Nothing of {letter} waits or runs.")
-    runs.update(state=WhatIfState.CANCELLED, ended_at=timezone.now(), lease=None)
+    runs.update(state=WhatIfState.CANCELLED, ended_at=timezone.now(), task="")
     if not FutureSeed.objects.filter(future__what_if=row, state__in=working.OPEN).exists():
         whole = not FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.CANCELLED).exists()
         row.state = WhatIfState.DONE if whole else WhatIfState.CANCELLED
@@ -254,11 +253,9 @@ def cancel(row: WhatIf, actor: User | str, reason: str = "", letter: str = "") -
 
 @transaction.atomic
 def resume(row: WhatIf, actor: User | str, letter: str = "") -> WhatIf:
-    """Rerun the cancelled, failed or interrupted runs of *row* or one future. Raises ActionError if there are none."""
+    """Rerun the cancelled or failed runs of *row* or one future. Raises ActionError if there are none."""
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
-    missing = FutureSeed.objects.filter(
-        future__what_if=row, state__in=(WhatIfState.CANCELLED, WhatIfState.FAILED, WhatIfState.INTERRUPTED)
-    )
+    missing = FutureSeed.objects.filter(future__what_if=row, state__in=(WhatIfState.CANCELLED, WhatIfState.FAILED))
     if letter:
         missing = missing.filter(future__letter=letter)
     if not missing.update(state=WhatIfState.QUEUED, attempts=0, error="", progress=0.0, ended_at=None):
@@ -284,15 +281,13 @@ def add_seeds(row: WhatIf, count: int, actor: User) -> WhatIf:
     return row
 
 
-def choose(row: WhatIf, letter: str, usd_per_1000_missed: float | None = None) -> WhatIf:
-    """Store the selected future and the cost of a miss. Raises ActionError if there is no such future."""
+def choose(row: WhatIf, letter: str) -> WhatIf:
+    """Store the selected future. Raises ActionError if there is no such future."""
     future = row.futures.filter(letter=letter).first()
     if future is None:
         raise ActionError(f"There is no future {letter}.")
     row.chosen = future
-    if usd_per_1000_missed is not None:
-        row.usd_per_1000_missed = max(0.0, usd_per_1000_missed)
-    row.save(update_fields=["chosen", "usd_per_1000_missed"])
+    row.save(update_fields=["chosen"])
     return row
 
 

@@ -1,9 +1,6 @@
 """Times of what-ifs: what one will take before it is submitted, and what remains of one that runs."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from heapq import heapreplace
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -22,9 +19,6 @@ LATEST: Final = 30
 """Runs that the pace is taken from."""
 LEAST_S: Final = 0.5
 """Of a run, however short: a worker takes it up, stages it and writes its result."""
-KNOWN_SHARE: Final = 0.15
-"""Progress from which a run's own pace says how long it takes."""
-OPEN: Final = (WhatIfState.RUNNING, WhatIfState.QUEUED, WhatIfState.INTERRUPTED)
 
 
 class Estimate(NamedTuple):
@@ -46,8 +40,8 @@ def estimate(
     """Estimate *runs* runs of *start* on *workers* processes, with the requests that *changes* of demand leave and add."""
     edits = [edit for change in parsed(changes) for edit in change.edits(start.scenario, 1, horizon_s)]
     requests = _requests(start, horizon_s, edits)
-    pace_s = _pace_s("result__about__requests")
-    takes_s = None if pace_s is None else runs * max(LEAST_S, pace_s * requests) / workers
+    paces = [made / max(took_s, LEAST_S) for took_s, made in _latest() if made]
+    takes_s = runs * max(LEAST_S, requests / median(paces)) / workers if paces else None
     return Estimate(requests, runs, takes_s, workers)
 
 
@@ -75,62 +69,19 @@ def _requests(start: Start, horizon_s: float, edits: Sequence[Edit]) -> int:
     return round(expected)
 
 
-def _pace_s(column: str) -> float | None:
-    """Return seconds by unit of *column* of the latest runs of any what-if; None before there are any."""
+def _latest(row: WhatIf | None = None) -> list[tuple[float, int]]:
+    """Return the seconds and requests of the latest finished runs, of *row* if it has any, else of any what-if."""
     done = FutureSeed.objects.filter(state=WhatIfState.DONE).order_by("-ended_at")
-    latest = done.values_list("started_at", "ended_at", column)[:LATEST]
-    known = [
-        (ended - started).total_seconds() / units for started, ended, units in latest if started and ended and units
-    ]
-    return median(known) if known else None
+    if row is not None and (own := done.filter(future__what_if=row)).exists():
+        done = own
+    latest = done.values_list("started_at", "ended_at", "result__about__requests")[:LATEST]
+    return [((end - begin).total_seconds(), requests or 0) for begin, end, requests in latest if begin and end]
 
 
-def remaining_s(row: WhatIf, runs: Sequence[FutureSeed], now: datetime) -> dict[int, float]:
-    """Return seconds until the last of *runs*, those of *row*, ends, by the key of its future; of futures with an open
-    run.
-
-    Open runs are given to processes in the order of `waiting_runs`. Empty before any run of any what-if has ended or
-    runs.
-    """
-    expected_s = _expected_s(row, runs, now)
-    if not expected_s:
-        return {}
-    usual_s = median(expected_s.values())
-    ends_s: defaultdict[int, float] = defaultdict(float)
-    free_s: list[float] = []
-    for run in runs:
-        if run.state == WhatIfState.RUNNING:
-            free_s.append(_left_s(run, expected_s.get(run.future_id, usual_s), now))
-            ends_s[run.future_id] = max(ends_s[run.future_id], free_s[-1])
-    free_s += [0.0] * (settings.WHAT_IF_PROCESSES - len(free_s))
-    free_s.sort()
-    waiting = [run for run in runs if run.state in OPEN and run.state != WhatIfState.RUNNING]
-    for run in sorted(waiting, key=lambda one: (one.seed, one.future_id)):
-        end_s = free_s[0] + expected_s.get(run.future_id, usual_s)
-        heapreplace(free_s, end_s)
-        ends_s[run.future_id] = max(ends_s[run.future_id], end_s)
-    return dict(ends_s)
-
-
-def _expected_s(row: WhatIf, runs: Sequence[FutureSeed], now: datetime) -> dict[int, float]:
-    """Return the known seconds of a run of each future; the key 0 is any of them."""
-    took: defaultdict[int, list[float]] = defaultdict(list)
-    for run in runs:
-        if run.state == WhatIfState.DONE and run.started_at and run.ended_at:
-            took[run.future_id].append((run.ended_at - run.started_at).total_seconds())
-    if took:
-        return {future: max(LEAST_S, median(each)) for future, each in took.items()}
-    if (pace_s := _pace_s("future__what_if__horizon_s")) is not None:
-        return {0: max(LEAST_S, pace_s * row.horizon_s)}
-    underway = [run for run in runs if run.state == WhatIfState.RUNNING and run.progress >= KNOWN_SHARE]
-    known = [(now - run.started_at).total_seconds() / run.progress for run in underway if run.started_at]
-    return {0: median(known)} if known else {}
-
-
-def _left_s(run: FutureSeed, expected_s: float, now: datetime) -> float:
-    """Return the seconds left of a running run: its own pace counts more as it progresses."""
-    took_s = (now - run.started_at).total_seconds() if run.started_at else 0.0
-    if run.progress < KNOWN_SHARE:
-        return max(expected_s - took_s, 0.1 * expected_s)
-    whole_s = (1 - run.progress) * expected_s + took_s
-    return (1 - run.progress) * whole_s
+def remaining_s(row: WhatIf, runs: Sequence[FutureSeed]) -> float | None:
+    """Return seconds until the open ones of *runs*, those of *row*, end; None before any run of any what-if has ended."""
+    latest = _latest(row)
+    left = sum(1.0 - run.progress for run in runs if run.state in (WhatIfState.QUEUED, WhatIfState.RUNNING))
+    if not latest or not left:
+        return None
+    return left * max(LEAST_S, median(took_s for took_s, _ in latest)) / min(settings.WHAT_IF_PROCESSES, max(left, 1.0))

@@ -1,24 +1,19 @@
 """Work of Celery workers: take the next waiting run, simulate it, store its result; any number of workers.
 
-A run is leased to the process that takes it, which sends heartbeats meanwhile. A silent run is interrupted and taken by
-another process: it is deterministic by its seed, so its numbers are the same in any process.
+A run belongs to the Celery task that takes it. Tasks are acknowledged late: that of a lost process is delivered again and
+makes its run again, with the same numbers, since a run is deterministic by its seed.
 """
 
 import logging
 import time
-import uuid
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from threading import Event, Thread
 from typing import Any, Final
 
 import numpy as np
-from django.db import DatabaseError, connections, transaction
-from django.db.models import Q
+from django.db import connection, transaction
 from django.utils import timezone
 
 from controlplane.events.models import Severity
@@ -29,28 +24,25 @@ from controlplane.simulation.whatif.changes.applying import Changed, applied, pa
 from controlplane.simulation.whatif.models import Future, FutureSeed, Phase, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import Start, stage_start
 from scheduling.simulation.measures.columns import MOST_SAMPLES, Counted
-from scheduling.simulation.staging.scaling import follows_plans
 
 logger = logging.getLogger(__name__)
 
 TASK: Final = "workers.tasks.simulation.run_future"
-LEASE_S: Final = 30.0
-"""Seconds that a worker may be silent."""
-BEAT_S: Final = 0.5
-MOST_ATTEMPTS: Final = 3
+WRITE_S: Final = 0.5
+"""Minimum seconds between two writes of a run's progress."""
+MAX_ATTEMPTS: Final = 3
 GRACE_S: Final = 600.0
 """Seconds after the horizon for earlier requests to end."""
 LIMIT_S: Final = 1800
 """Time limit of one run in seconds."""
-MOST_MESSAGES: Final = 16
+MAX_MESSAGES: Final = 16
 """Maximum messages sent at once; each run that ends sends the next."""
-OPEN: Final = (WhatIfState.QUEUED, WhatIfState.RUNNING, WhatIfState.INTERRUPTED)
-LARGE: Final = ("result", "curves", "log", "pairs", "future__what_if__start")
-"""Columns that lists of runs omit: a start alone takes milliseconds to read."""
+OPEN: Final = (WhatIfState.QUEUED, WhatIfState.RUNNING)
+LARGE: Final = ("result", "curves", "log")
+"""Columns that lists of runs omit."""
+ORDER: Final = ("future__what_if__nightly", "future__what_if__submitted_at", "seed", "future__letter")
 STAGED_SHARE, SIMULATED_SHARE = 0.1, 0.95
 """Progress of a run once staged, and once simulated."""
-_seeds: deque[tuple[int, int]] = deque(maxlen=64)
-"""What-if and seed of this process's last runs."""
 
 
 class Ended(Exception):
@@ -58,45 +50,22 @@ class Ended(Exception):
 
 
 @dataclass(slots=True)
-class Beat:
-    """Heartbeat and progress of a run in this process."""
+class RunProgress:
+    """Progress of a run in this process."""
 
     pk: int
-    beaten_s: float = 0.0
+    written_s: float = 0.0
 
     def phase(self, phase: Phase, progress: float) -> None:
         """Store the phase and progress of the run. Raise Ended once it is no longer to be run."""
-        self.beaten_s = time.monotonic()
-        alive = FutureSeed.objects.filter(pk=self.pk, state=WhatIfState.RUNNING)
-        if not alive.update(heartbeat_at=timezone.now(), phase=phase, progress=progress):
+        self.written_s = time.monotonic()
+        running = FutureSeed.objects.filter(pk=self.pk, state=WhatIfState.RUNNING)
+        if not running.update(phase=phase, progress=progress):
             raise Ended
 
-    @contextmanager
-    def heartbeat(self) -> Iterator[None]:
-        """Send heartbeats from a separate thread: a run is silent for minutes where kernels are compiled first."""
-        over = Event()
-
-        def beat() -> None:
-            try:
-                while not over.wait(LEASE_S / 6):
-                    alive = FutureSeed.objects.filter(pk=self.pk, state=WhatIfState.RUNNING)
-                    alive.update(heartbeat_at=timezone.now())
-            except DatabaseError as error:
-                logger.warning("what-if: run %d cannot send a heartbeat: %s", self.pk, error)
-            finally:
-                connections.close_all()
-
-        thread = Thread(target=beat, name="what-if-beat", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
     def simulated(self, done: int, total: int) -> None:
-        """Store the share of requests done, as `phase`, at most every BEAT_S."""
-        if time.monotonic() - self.beaten_s >= BEAT_S:
+        """Store the share of requests done, as `phase`, at most every WRITE_S."""
+        if time.monotonic() - self.written_s >= WRITE_S:
             share = done / total if total else 1.0
             self.phase(Phase.SIMULATING, STAGED_SHARE + (SIMULATED_SHARE - STAGED_SHARE) * share)
 
@@ -104,16 +73,15 @@ class Beat:
 def waiting_runs() -> Any:
     """Return runs that a worker may take, in order: nightly ones last, then by submission, then the first seeds first."""
     rows = FutureSeed.objects.filter(
-        state__in=(WhatIfState.QUEUED, WhatIfState.INTERRUPTED),
-        attempts__lt=MOST_ATTEMPTS,
+        state=WhatIfState.QUEUED,
         future__what_if__state__in=OPEN,
     )
-    return rows.order_by("future__what_if__nightly", "future__what_if__submitted_at", "seed", "future__letter")
+    return rows.order_by(*ORDER)
 
 
-def work() -> int | None:
-    """Take the next waiting run and simulate it; return its key, None if none waits."""
-    row = take(timezone.now())
+def work(task: str = "") -> int | None:
+    """Take the next run for the Celery task with the id *task* and simulate it; return its key, None if none waits."""
+    row = take(timezone.now(), task)
     if row is None:
         return None
     what_if = row.future.what_if
@@ -135,52 +103,30 @@ def work() -> int | None:
     return int(row.pk)
 
 
-def take(now: datetime) -> FutureSeed | None:
-    """Lease the next waiting run to this process; None if there is none."""
-    for pk in _in_order(list(waiting_runs().select_related("future__what_if").defer(*LARGE)[:MOST_MESSAGES])):
-        lease = uuid.uuid4()
-        waits = FutureSeed.objects.filter(pk=pk, state__in=(WhatIfState.QUEUED, WhatIfState.INTERRUPTED))
-        row = FutureSeed.objects.select_related("future").get(pk=pk)
-        taken = waits.update(
-            state=WhatIfState.RUNNING, lease=lease, heartbeat_at=now, started_at=now, attempts=row.attempts + 1,
-            phase=Phase.STAGING, progress=0.0,
-        )  # fmt: skip
-        if taken:
-            _seeds.append((row.future.what_if_id, row.seed))
-            WhatIf.objects.filter(pk=row.future.what_if_id, state=WhatIfState.QUEUED).update(
-                state=WhatIfState.RUNNING, started_at=now
-            )
-            return FutureSeed.objects.select_related("future__what_if").defer(*LARGE).get(pk=pk)
-    return None
-
-
-def _in_order(rows: list[FutureSeed]) -> list[int]:
-    """Return keys of *rows*, some of `waiting_runs`, in the order to take them: A first, since others are compared with
-    it.
-
-    Of the first seed, futures without plans come next: they take a quarter of the time, and have a result while the
-    planner of A measures what the others need too. Of later seeds they come last, so that all processes end at the same
-    time. Later seeds that this process has begun come before others, since futures of a seed share cached work.
-    """
-
-    unbegun = {(row.future.what_if_id, row.seed) for row in rows if row.future.letter == results.BASELINE}
-
-    def after(row: FutureSeed) -> tuple[bool, datetime | None, int, int, bool, bool]:
-        future, what_if, of = row.future, row.future.what_if, (row.future.what_if_id, row.seed)
-        is_later, is_first = future.letter != results.BASELINE, row.seed == results.FIRST_SEED
-        whose = 0 if is_first or of in _seeds else 1 if of in unbegun else 2
-        long = is_later and _plans(what_if.pk, what_if.created_at, future)
-        return what_if.nightly, what_if.submitted_at, whose, row.seed, is_later, long == is_first
-
-    return [int(row.pk) for row in sorted(rows, key=after)]
-
-
-def _plans(pk: int, created_at: datetime, future: Future) -> bool:
-    """Return whether *future*, of the what-if *pk*, follows plans; an unreadable one reports its error when it runs."""
-    try:
-        return follows_plans(changed(future.what_if, future, _start(pk, created_at)).scenario)
-    except ValueError:
-        return False
+@transaction.atomic
+def take(now: datetime, task: str = "") -> FutureSeed | None:
+    """Take the run that *task* had when it was lost, or the next waiting one; None if there is none."""
+    skips = connection.features.has_select_for_update_skip_locked
+    rows = FutureSeed.objects.select_for_update(skip_locked=skips, of=("self",) if skips else ())
+    lost = rows.filter(state=WhatIfState.RUNNING, task=task).first() if task else None
+    row = lost or rows.filter(pk__in=waiting_runs()).order_by(*ORDER).defer(*LARGE).first()
+    if row is None:
+        return None
+    if row.attempts >= MAX_ATTEMPTS:
+        _fail_lost([row], now)
+        return None
+    FutureSeed.objects.filter(pk=row.pk).update(
+        state=WhatIfState.RUNNING,
+        task=task,
+        started_at=now,
+        attempts=row.attempts + 1,
+        phase=Phase.STAGING,
+        progress=0.0,
+    )
+    WhatIf.objects.filter(futures=row.future_id, state=WhatIfState.QUEUED).update(
+        state=WhatIfState.RUNNING, started_at=now
+    )
+    return FutureSeed.objects.select_related("future__what_if").defer(*LARGE, "future__what_if__start").get(pk=row.pk)
 
 
 def made(row: FutureSeed) -> dict[str, Any]:
@@ -188,17 +134,16 @@ def made(row: FutureSeed) -> dict[str, Any]:
     # Imported here for solvers and forecasters, which a web process does not need.
     from controlplane.simulation.running import simulate
 
-    beat, future, what_if = Beat(row.pk), row.future, row.future.what_if
-    beat.phase(Phase.STAGING, 0.0)
+    written, future, what_if = RunProgress(row.pk), row.future, row.future.what_if
+    written.phase(Phase.STAGING, 0.0)
     start = _start(what_if.pk, what_if.created_at)
     made_of = changed(what_if, future, start)
     edits = made_of.edits(row.seed, what_if.horizon_s)
     staged = stage_start(start, made_of.scenario, row.seed, edits, what_if.horizon_s)
-    beat.phase(Phase.SIMULATING, STAGED_SHARE)
-    with beat.heartbeat():
-        ran = simulate(made_of.scenario, staged, progress=beat.simulated)
-    beat.phase(Phase.MEASURING, SIMULATED_SHARE)
-    values = results.packed(ran, counted_of(what_if, made_of))
+    written.phase(Phase.SIMULATING, STAGED_SHARE)
+    ran = simulate(made_of.scenario, staged, progress=written.simulated)
+    written.phase(Phase.MEASURING, SIMULATED_SHARE)
+    values = results.packed(ran, counted_of(what_if, made_of), row.seed)
     if start.kind == "scenario":
         values["result"]["simulated"] = results.simulated(ran)
     return values
@@ -260,26 +205,32 @@ def settle(pk: int) -> None:
 
 
 def supervise(now: datetime) -> int:
-    """Interrupt runs whose worker is silent, and send workers for waiting ones; return the number interrupted."""
-    silent = Q(heartbeat_at__lt=now - timedelta(seconds=LEASE_S))
-    lost = FutureSeed.objects.filter(silent, state=WhatIfState.RUNNING)
-    interrupted = lost.update(state=WhatIfState.INTERRUPTED, phase=Phase.WAITING, progress=0.0)
-    stuck = FutureSeed.objects.filter(state=WhatIfState.INTERRUPTED, attempts__gte=MOST_ATTEMPTS)
-    for what_if in set(stuck.values_list("future__what_if", flat=True)):
-        error = f"Interrupted {MOST_ATTEMPTS} times: its workers died, or were stopped."
-        stuck.filter(future__what_if=what_if).update(state=WhatIfState.FAILED, error=error, ended_at=now)
-        settle(what_if)
+    """Queue runs whose task is past its time limit, and send workers for waiting ones; return the number of lost runs."""
+    late = FutureSeed.objects.filter(
+        state=WhatIfState.RUNNING, started_at__lt=now - timedelta(seconds=LIMIT_S + GRACE_S)
+    )
+    lost = list(late.select_related("future").defer(*LARGE))
+    again = [row.pk for row in lost if row.attempts < MAX_ATTEMPTS]
+    FutureSeed.objects.filter(pk__in=again).update(state=WhatIfState.QUEUED, phase=Phase.WAITING, progress=0.0, task="")
+    _fail_lost([row for row in lost if row.pk not in again], now)
     send_workers()
-    return interrupted
+    return len(lost)
 
 
-def send_workers(most: int = MOST_MESSAGES) -> int:
-    """Send workers for waiting runs, at most *most*; return the number sent."""
-    count = waiting_runs()[:most].count()
-    return sum(send_task(TASK, expires_s=LEASE_S, queue="simulation") for _ in range(count))
+def _fail_lost(rows: Iterable[FutureSeed], now: datetime) -> None:
+    for row in rows:
+        error = f"Its worker was lost {MAX_ATTEMPTS} times."
+        FutureSeed.objects.filter(pk=row.pk).update(state=WhatIfState.FAILED, error=error, ended_at=now)
+        settle(row.future.what_if_id)
+
+
+def send_workers(limit: int = MAX_MESSAGES) -> int:
+    """Send workers for waiting runs, at most *limit*; return the number sent."""
+    count = waiting_runs()[:limit].count()
+    return sum(send_task(TASK, expires_s=LIMIT_S, queue="simulation") for _ in range(count))
 
 
 def _end(row: FutureSeed, state: WhatIfState, **values: Any) -> bool:
     """End the run as *state* with *values* if it was still open; return whether it was."""
-    running = FutureSeed.objects.filter(pk=row.pk, state__in=(WhatIfState.RUNNING, WhatIfState.INTERRUPTED))
-    return bool(running.update(state=state, ended_at=timezone.now(), lease=None, **values))
+    running = FutureSeed.objects.filter(pk=row.pk, state=WhatIfState.RUNNING)
+    return bool(running.update(state=state, ended_at=timezone.now(), **values))

@@ -17,11 +17,11 @@ from scheduling.simulation.measures.results import Price, Promise, ResultNames, 
 from scheduling.simulation.result import Result
 
 Floats = NDArray[np.float64]
-TTFT_EDGES_MS: Final = np.logspace(0, 7, 281)
-"""Edges of the bins in which times to first token are counted: forty a decade, from 1 ms to 10,000 s."""
 PERCENTILES: Final = (50.0, 95.0, 99.0)
 MOST_SAMPLES: Final = 200
 """Maximum samples of a series, for each model and region."""
+MAX_TIMES: Final = 60
+"""Parts of the counted time whose latency is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +144,21 @@ def _at_door(result: Result, number: int, inside: NDArray[np.bool_]) -> dict[str
     }
 
 
-def ttft_counts(result: Result, counted: Counted) -> dict[str, Any]:
-    """Return the counted requests by bin of TTFT_EDGES_MS of their first token, and their total.
-
-    Faster ones than the first edge are in the first bin; slower ones than the last, and those without a first token, in
-    none.
+def latency_over_time(result: Result, slo_classes: Sequence[str], counted: Counted) -> dict[str, Any]:
+    """Return the 95th percentile of TTFT in ms by time of arrival: until_s, the ends of MAX_TIMES equal parts of the
+    counted time, and ttft_p95_ms by SLO class, a value a part; None where no request had a first token.
     """
-    inside = counted.of(result)
-    ttft_ms = 1000 * latency_s(result, "ttft")[inside]
-    finite = np.maximum(ttft_ms[np.isfinite(ttft_ms)], TTFT_EDGES_MS[0])
-    counts, _ = np.histogram(finite, TTFT_EDGES_MS)
-    return {"counts": counts.tolist(), "requests": int(inside.sum())}
+    ends_s = np.linspace(counted.from_s, counted.until_s, MAX_TIMES + 1)[1:]
+    ttft_ms = 1000 * latency_s(result, "ttft")
+    known = counted.of(result) & np.isfinite(ttft_ms)
+    part = np.searchsorted(ends_s, result.requests.arrival_s, side="right")
+    rows = {}
+    for number, name in enumerate(slo_classes):
+        own = known & (result.requests.slo_class == number)
+        if own.any():
+            values = [ttft_ms[own & (part == at)] for at in range(MAX_TIMES)]
+            rows[name] = [round(float(np.percentile(each, 95)), 3) if each.size else None for each in values]
+    return {"until_s": ends_s.round(3).tolist(), "ttft_p95_ms": rows}
 
 
 def over_time(result: Result, until_s: float) -> dict[str, Any]:

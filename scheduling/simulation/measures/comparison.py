@@ -1,4 +1,4 @@
-"""Futures compared over their seeds: intervals, verdicts, regret, and the prices of a miss at which the best one changes.
+"""Futures compared over their seeds: intervals and verdicts.
 
 An interval is Student's over seeds; with one seed, that of Wilson (1927) for a share of so many requests, and none for other
 numbers. Bootstrapping few seeds covers less than it says (Hesterberg, The American Statistician 69(4), 2015, section 5).
@@ -11,7 +11,7 @@ from math import inf, sqrt
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 T_975: Final = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -19,8 +19,6 @@ T_975: Final = (
 )  # fmt: skip
 """97.5th percentile of Student's distribution by degrees of freedom, from 1."""
 Z_975: Final = 1.959964
-MOST_POINTS: Final = 100
-"""Of a curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,75 +100,3 @@ def verdicts(slo_met: Mapping[str, Interval | None], cost: Mapping[str, float], 
     if meeting:
         made[min(meeting, key=lambda name: cost[name])] = Verdict.CHEAPEST
     return made
-
-
-@dataclass(frozen=True, slots=True)
-class Regret:
-    """Dollars above the best future of each seed; rows as *names*, the least mean first."""
-
-    names: list[str]
-    usd: NDArray[np.float64]
-    """(futures, seeds)."""
-    best: str
-    best_in: int
-    """Seeds of which it is the best."""
-    holds_above: float
-    """The price of a miss, in dollars, from which on it stays the best; 0 for any."""
-    holds_below: float
-    """The price of a miss up to which it stays the best; infinity for any."""
-    below: str
-    """Which is the best under `holds_above`; empty for none."""
-    above: str
-    """Which is the best over `holds_below`; empty for none."""
-
-
-def regret(cost: Mapping[str, ArrayLike], missed: Mapping[str, ArrayLike], usd_per_miss: float) -> Regret:
-    """Return the regret of the futures in *cost*: dollars, and requests *missed*, by seed. Raise ValueError for none."""
-    names = list(cost)
-    if not names:
-        raise ValueError("There is no future to compare.")
-    costs, misses = (np.array([np.asarray(of[name], np.float64) for name in names]) for of in (cost, missed))
-    total = costs + usd_per_miss * misses
-    over = total - total.min(axis=0)
-    order = np.argsort(over.mean(axis=1), kind="stable")
-    best = int(order[0])
-    low, high, below, above = _holds(costs.mean(axis=1), misses.mean(axis=1), best)
-    return Regret(
-        [names[at] for at in order],
-        over[order],
-        names[best],
-        int((over[best] == 0).sum()),
-        low,
-        high,
-        "" if below is None else names[below],
-        "" if above is None else names[above],
-    )
-
-
-def _holds(
-    cost: NDArray[np.float64], missed: NDArray[np.float64], best: int
-) -> tuple[float, float, int | None, int | None]:
-    """Return the prices of a miss between which *best* costs the least, and the best one beyond each end."""
-    low, high, below, above = 0.0, inf, None, None
-    for other in range(cost.size):
-        fewer = missed[other] - missed[best]
-        if other == best or fewer == 0:
-            continue
-        price = (cost[best] - cost[other]) / fewer
-        if fewer > 0 and price > low:
-            low, below = float(price), other
-        elif fewer < 0 and price < high:
-            high, above = float(price), other
-    return low, high, below, above
-
-
-def curve(edges: ArrayLike, counts: ArrayLike, requests: int) -> list[tuple[float, float]]:
-    """Return (value, share of *requests* up to it) at most MOST_POINTS times, from the first filled bin to the last."""
-    ends, inside = np.asarray(edges, np.float64), np.asarray(counts, np.int64)
-    filled = np.flatnonzero(inside)
-    if not filled.size or not requests:
-        return []
-    first, last = int(filled[0]), int(filled[-1])
-    shares = np.concatenate([[0.0], np.cumsum(inside) / requests])
-    at = np.unique(np.linspace(first, last + 1, min(MOST_POINTS, last + 2 - first)).round().astype(np.int64))
-    return [(float(ends[each]), float(shares[each])) for each in at]

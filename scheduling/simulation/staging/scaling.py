@@ -50,15 +50,6 @@ def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
     return Scaled(strategies, bounds, floors if scaling.floor else None, scaling.per_arrival)
 
 
-def follows_plans(scenario: Scenario) -> bool:
-    """Return whether any endpoint's strategy follows plans, without staging the fleet."""
-    if scenario.scaled is None:
-        return False
-    endpoints = {(group.model, region) for group in scenario.fleet for region in group.regions}
-    tables = {id(one): one for one in (_strategy_of(scenario, key)[1] for key in endpoints)}
-    return any(make_strategy(one.strategy or "", one.parameters).uses_advice for one in tables.values())
-
-
 def _strategy_of(scenario: Scenario, endpoint: EndpointKey) -> tuple[Key, ScalingOf | EndpointOf]:
     """Return the table that names the strategy of *endpoint*, and its key."""
     model, _ = endpoint

@@ -89,19 +89,8 @@ export class Charts {
       if (!place || !figure || !panel.isConnected) continue;
       const { data, layout } = themed(figure);
       await library.react(place, data, layout, CONFIG);
-      this.#listen(place, panel.dataset.chart);
       panel.dataset.drawn = figure.data[0]?.x?.at(-1) ?? "";
     }
-  }
-
-  // Shapes that may be dragged say so to the page.
-  #listen(place, chart) {
-    place.removeAllListeners("plotly_relayout");
-    place.on("plotly_relayout", (changes) => {
-      if (Object.keys(changes).some((key) => key.startsWith("shapes["))) {
-        document.dispatchEvent(new CustomEvent("shapemoved", { detail: { chart, shapes: place.layout.shapes } }));
-      }
-    });
   }
 
   async #refresh() {

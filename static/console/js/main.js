@@ -22,7 +22,7 @@ function startRegions(live) {
 const badge = document.querySelector("[data-live]");
 const live = badge ? new Live(badge, document.querySelector("[data-pause]")) : null;
 startRegions(live ?? { paused: false });
-startKeys(live, startBatches() ?? startWhatIfs(live) ?? startApplications() ?? startQueues(live));
+startKeys(live, startBatches() ?? startWhatIfs() ?? startApplications() ?? startQueues(live));
 // In a narrow window the navigation opens below a button; without a script it is open.
 const menu = document.querySelector("[data-menu]");
 if (menu) {

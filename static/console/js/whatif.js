@@ -1,8 +1,6 @@
 // The what-if pages: rows of the form are added and taken away, and futures are walked by keys.
 
-import { refreshRegions, swap } from "./swap.js";
-
-const FOLLOW_MS = 10_000;
+import { refreshRegions } from "./swap.js";
 
 const form = () => document.querySelector("[data-what-if-form]");
 const changed = (element) => element.dispatchEvent(new Event("input", { bubbles: true }));
@@ -32,27 +30,7 @@ function remove(button) {
   changed(place);
 }
 
-// A burst that was dragged on the chart is written into its row: edges in minutes after now, the top as a factor.
-function dragged({ detail: { chart, shapes } }) {
-  if (chart !== "what-if-demand") return;
-  const place = document.getElementById("what-if-demand");
-  const bursts = [...document.querySelectorAll('[data-rows="demand"] tbody tr')].filter((row) => row.querySelector('[name="demand-edit"]').value === "burst");
-  const nowMs = Date.parse(place.dataset.now);
-  const minutes = (text) => Math.max(0, Math.round((Date.parse(text.replace(" ", "T")) - nowMs) / 60_000));
-  shapes.filter(({ name }) => name?.startsWith("burst-")).forEach((shape, at) => {
-    const field = (name) => bursts[at].querySelector(`[name="demand-${name}"]`);
-    const [from, until] = [minutes(shape.x0), minutes(shape.x1)].sort((one, other) => one - other);
-    field("from").value = from;
-    field("until").value = Math.max(from + 1, until);
-    const top = Math.max(shape.y0, shape.y1);
-    const before = Number(place.dataset.tops.split(" ")[at]);
-    if (before > 0) field("by").value = Math.max(0, Math.round(10 * Number(field("by").value) * top / before) / 10);
-  });
-  changed(bursts[0] ?? form());
-}
-
 function startForm() {
-  document.addEventListener("shapemoved", dragged);
   form().addEventListener("click", (event) => {
     const button = event.target.closest?.("[data-add], [data-remove]");
     if (button?.dataset.add) add(button.dataset.add, JSON.parse(button.dataset.filled || "{}"));
@@ -77,11 +55,6 @@ const choose = (letter) => {
   return Boolean(radio);
 };
 
-function nextRegion() {
-  const links = [...document.querySelectorAll('#what-if-over-time [aria-label="Region"] a')];
-  links[(links.findIndex((link) => link.hasAttribute("aria-current")) + 1) % links.length]?.click();
-}
-
 // Buttons and links that have a key.
 export function pressed(event) {
   const button = document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
@@ -98,11 +71,10 @@ function keys(event) {
   const at = radios.findIndex((radio) => radio.checked);
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (step && !radios.includes(document.activeElement)) return choose(radios[at + step]?.value);
-  if (event.key === "r") { nextRegion(); return true; }
   return pressed(event);
 }
 
-function startWhatIf(live) {
+function startWhatIf() {
   document.addEventListener("change", ({ target }) => {
     if (target.name !== "future" || target.type !== "radio") return;
     const url = new URL(location.href);
@@ -110,22 +82,17 @@ function startWhatIf(live) {
     history.replaceState(null, "", url);
     refreshRegions(0);
   });
-  // What comes of the future that is the plan: instances come and go, plans are approved, requests are served.
-  setInterval(() => {
-    const followed = document.querySelector("[data-follows]");
-    if (followed && !document.hidden && !live?.paused) swap([followed.id], followed.dataset.follows + location.search);
-  }, FOLLOW_MS);
 }
 
 // Gives the keys of the page, or null on other pages.
-export function startWhatIfs(live) {
+export function startWhatIfs() {
   document.addEventListener("click", ({ target }) => {
     const button = target.closest?.("[data-copy-address]");
     if (button) navigator.clipboard?.writeText(location.href).then(() => { button.textContent = "Copied"; });
   });
   if (form()) startForm();
-  if (document.querySelector("[data-decisions]")) return pressed;
+  if (document.querySelector(".compare-form")) return pressed;
   if (!document.querySelector("[data-what-if]")) return null;
-  startWhatIf(live);
+  startWhatIf();
   return keys;
 }

@@ -1,14 +1,9 @@
 """The what-if form: filled from the address, shown with its consequences, and run."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from datetime import datetime, timedelta
 from functools import lru_cache
-from math import inf
 from typing import Any, Final
 from urllib.parse import urlencode
 
-import numpy as np
 from django.conf import settings
 from django.contrib import messages
 from django.core.exceptions import ValidationError
@@ -16,7 +11,6 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
-from numpy.typing import NDArray
 from pydantic import ValidationError as PydanticError
 
 from controlplane.accounts.models import Role
@@ -24,12 +18,7 @@ from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import back
 from controlplane.console.charts.cache import once
-from controlplane.console.charts.spec import Chart, Series, local
 from controlplane.console.formats import duration
-from controlplane.console.pages.forecast.charts import demand_and_forecast
-from controlplane.console.pages.forecast.selectors import OutlookFilter as Outlook
-from controlplane.console.pages.forecast.selectors import see
-from controlplane.console.pages.models.selectors import EVERY_S, hours_back
 from controlplane.console.pages.what_if import forms
 from controlplane.console.pages.what_if.forms import (
     ALL_FUTURES,
@@ -48,8 +37,6 @@ from controlplane.console.pages.what_if.forms import (
 )
 from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, RowKind, Values, rows_of
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
-from controlplane.planning.models import Quantity
 from controlplane.planning.titles import title_of
 from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif import selectors, services
@@ -64,7 +51,6 @@ from controlplane.simulation.whatif.starts.begin import Begin
 from controlplane.simulation.whatif.starts.begin import start_of as begun
 from controlplane.simulation.whatif.timing import estimate
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.workload.edits import Edit, Factor, LengthFactor, Shift
 from scheduling.simulation.workload.traces import FORMATS
 
 STARTS: Final = (
@@ -88,8 +74,6 @@ def build(request: HttpRequest) -> HttpResponseBase:
     now, trouble = _now(start_of(data, {}), horizon_s)
     values = now.scenario if now else {}
     wanted = asked(data, values)
-    if request.GET.get("format") == "csv":
-        return _demand(wanted, values).csv("what-if-demand")
     shown = _shown(wanted, now)
     refused = ""
     draft = _draft(data)
@@ -103,7 +87,7 @@ def build(request: HttpRequest) -> HttpResponseBase:
             refused = " ".join(error.messages)
         except (ActionError, ChangeError, ValueError) as error:
             refused = str(error)
-    context = _form(data, values, wanted) | _side(wanted, shown, now, trouble) | _chart(wanted, values)
+    context = _form(data, values, wanted) | _side(wanted, shown, now, trouble)
     context |= {"refused": refused, "draft": draft}
     return render(request, "console/what_if/build.html", context, status=422 if posted else 200)
 
@@ -286,16 +270,6 @@ def _applies_to(chosen: str) -> list[tuple[str, list[tuple[str, str, bool]]]]:
     return [(label, [(value, title, value == chosen) for value, title in options]) for label, options in groups]
 
 
-def _demand(wanted: FormRequest, values: Values) -> Chart:
-    return demand_chart(wanted.edits, sorted(values.get("models", ())), wanted.horizon_s)
-
-
-def _chart(wanted: FormRequest, values: Values) -> dict[str, Any]:
-    chart = _demand(wanted, values)
-    tops = " ".join(str(shape["y1"]) for shape in chart.shapes)
-    return {"demand_chart": chart, "demand_now": local(timezone.localtime(timezone.now())), "demand_tops": tops}
-
-
 def _side(wanted: FormRequest, shown: list[dict[str, Any]], now: Start | None, trouble: str) -> dict[str, Any]:
     runs = len(shown) * wanted.seeds
     shared = [*wanted.start.get("tenants", []), *wanted.edits]
@@ -359,106 +333,3 @@ def upload(request: HttpRequest) -> HttpResponse:
     except ActionError as error:
         messages.error(request, str(error))
     return back(request, "console:new-what-if")
-
-
-KEY: Final = "what-if-demand"
-NO_DEMAND: Final = "No demand is known yet: a simulation draws requests from those of the last hour."
-POINTS: Final = 121
-"""Number of points of the edited line."""
-Rate = Callable[[datetime], float]
-"""Expected tokens per second at a time."""
-
-
-def demand_chart(edits: Sequence[Values], models: Sequence[str], horizon_s: float) -> Chart:
-    """Return the chart of demand in all regions, with *edits* of the kind demand over its forecast."""
-    now = timezone.now()
-
-    def build() -> tuple[Chart, dict[tuple[str, str], Rate]]:
-        whole = see(Outlook("", "", TOKENS, hours_back(), EVERY_CLASS), now).outlook
-        own = {
-            (model, quantity): _rate(see(Outlook(model, "", quantity, 1.0, EVERY_CLASS), now).outlook.ahead)
-            for model in models
-            for quantity in Quantity.values
-        }
-        return demand_and_forecast(whole, NO_DEMAND), own
-
-    chart, rates = once((KEY, tuple(models), int(now.timestamp()) // EVERY_S), build)
-    caption = "Prompt and output tokens per second of all classes; drag the edges of a burst, or its top"
-    chart = replace(chart, key=KEY, title="Demand", caption=caption, size="medium")
-    known = [edit for edit in edits if edit["kind"] == "demand"]
-    if not known or chart.empty or not any(rate(now) for rate in rates.values()):
-        return chart
-    step = horizon_s / (POINTS - 1)
-    times = [at * step for at in range(POINTS)]
-    # A step is drawn as one: its edges are points of the line too.
-    edges = [edit[name] for edit in known for name in ("from_s", "until_s") if edit.get(name) is not None]
-    times = sorted({*times, *(edge + by for edge in edges for by in (-0.5, 0.5) if 0 <= edge + by <= horizon_s)})
-    try:
-        made = [one for change in parsed(known) for one in change.edits({}, 0, inf)]
-    except ChangeError:  # reported with the form's errors
-        return chart
-    values = (
-        np.sum([_edited(made, series, rate, now, times) for series, rate in rates.items()], axis=0).round(3).tolist()
-    )
-    moments = [timezone.localtime(now + timedelta(seconds=at)) for at in times]
-    line = Series("as edited", values, ("s4", "solid"), moments, width=2, layer=3)
-    return replace(chart, series=[*chart.series, line], shapes=_handles(known, times, values, now))
-
-
-def _rate(ahead: Sequence[Any]) -> Rate:
-    """Return the forecast of the windows *ahead*, whose last value is held; 0 without one."""
-    known = [(window.start, window.mean) for window in ahead]
-
-    def at(moment: datetime) -> float:
-        value = 0.0
-        for start, mean in known:
-            if value and start > moment:
-                break
-            value = mean
-        return float(value)
-
-    return at
-
-
-def _edited(
-    edits: Sequence[Edit], series: tuple[str, str], rate: Rate, now: datetime, times: Sequence[float]
-) -> NDArray[np.float64]:
-    """Return tokens per second of a model and quantity after *edits*, at *times* (seconds) after the start."""
-    model, quantity = series
-    factor, shift_s = np.ones(len(times)), 0.0
-    for edit in edits:
-        match edit:
-            case Factor() | Shift() | LengthFactor() if edit.scope.models and model not in edit.scope.models:
-                continue
-            case Shift():
-                shift_s += edit.by_s
-            case LengthFactor():
-                factor *= getattr(edit, quantity)
-            case Factor():
-                factor *= edit.of(np.array(times))
-    return factor * [rate(now + timedelta(seconds=max(0.0, at - shift_s))) for at in times]
-
-
-def _handles(edits: Sequence[Values], times: Sequence[float], values: Sequence[float], now: datetime) -> list[Values]:
-    """Return a rectangle for each burst that may be dragged; `whatif.js` writes the result into its row."""
-    handles = []
-    for number, edit in enumerate(edit for edit in edits if edit["edit"] == "burst"):
-        inside = [
-            value for at, value in zip(times, values, strict=True) if edit.get("from_s", 0.0) <= at <= edit["until_s"]
-        ]
-        handles.append(
-            {
-                "type": "rect",
-                "editable": True,
-                "name": f"burst-{number}",
-                "x0": local(timezone.localtime(now + timedelta(seconds=edit.get("from_s", 0.0)))),
-                "x1": local(timezone.localtime(now + timedelta(seconds=edit["until_s"]))),
-                "y0": 0,
-                "y1": max(inside, default=0.0),
-                "line": {"color": "var(--s4)", "width": 1},
-                "fillcolor": "var(--s4)",
-                "opacity": 0.16,
-                "layer": "below",
-            }
-        )
-    return handles

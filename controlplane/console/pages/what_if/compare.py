@@ -1,7 +1,6 @@
 """The futures of a what-if as the page shows them: rows, marks, words, from `selectors.comparison` and `progress`."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -26,8 +25,6 @@ Row = dict[str, Any]
 COLORS: Final = ("var(--text)", "var(--s1)", "var(--s3)", "var(--s2)", "var(--s4)", "var(--s5)", "var(--s6)")
 DASHES: Final = ("solid", "solid", "solid", "longdash", "dot", "dashdot", "dash")
 """Of the futures A to G: line style differs as well as colour."""
-LEFT, RIGHT = 4.0, 112.0
-"""Of the drawing of an interval, px."""
 MARKS: Final = {"ok": "ready", "warning": "warning", "critical": "critical", "info": "loading", "idle": "stopped"}
 STATES: Final = {
     WhatIfState.DRAFT: ("idle", "Draft"),
@@ -36,7 +33,6 @@ STATES: Final = {
     WhatIfState.DONE: ("ok", "Done"),
     WhatIfState.CANCELLED: ("idle", "Cancelled"),
     WhatIfState.FAILED: ("critical", "Failed"),
-    WhatIfState.INTERRUPTED: ("warning", "Interrupted"),
 }
 VERDICTS: Final = {
     "Meets it, cheapest": "ok",
@@ -68,15 +64,6 @@ class Cell:
     bold: bool = False
 
 
-class Drawn(NamedTuple):
-    """An interval as lines: where its parts lie, px."""
-
-    mean: float
-    thick: tuple[float, float]
-    thin: tuple[float, float]
-    target: float
-
-
 def state_of(state: str, text: str = "", *, failed: bool = False) -> Verdict:
     """Return the state of a what-if in words; *failed*: some of its futures did."""
     tone, word = STATES[WhatIfState(state)]
@@ -86,10 +73,7 @@ def state_of(state: str, text: str = "", *, failed: bool = False) -> Verdict:
 def rows_of(compared: Row, progress: Row) -> list[Row]:
     """Return the futures with their comparison and progress."""
     by_letter = {one["letter"]: one for one in progress["futures"]}
-    known = [one["slo_met"] for one in compared["futures"] if one["slo_met"]]
-    least = min((each["wide_low"] for each in known), default=0.0)
-    left = min(least, compared["target"]) - 0.002
-    return [_row(one, by_letter[one["letter"]], compared["target"], left) for one in compared["futures"]]
+    return [_row(one, by_letter[one["letter"]]) for one in compared["futures"]]
 
 
 def runs_of(rows: Sequence[Row]) -> list[tuple[Row, Row, float | None]]:
@@ -100,28 +84,19 @@ def runs_of(rows: Sequence[Row]) -> list[tuple[Row, Row, float | None]]:
     return sorted(made, key=lambda each: order[each[1]["application"]])
 
 
-def hidden_of(asked: str, rows: Sequence[Row]) -> list[str]:
-    """Return the hidden letters of *asked*, such as `B,D`: never A, and never all others, of which the first stays."""
-    others = [row["letter"] for row in rows if row["at"]]
-    hidden = [letter for letter in others if letter in asked.upper().split(",")]
-    return hidden[1:] if len(hidden) == len(others) else hidden
-
-
-def _row(one: Row, done: Row, target: float, left: float) -> Row:
+def _row(one: Row, done: Row) -> Row:
     at = LETTERS.index(one["letter"])
     whole = one["seeds_done"] == one["seeds"]
     return {
         **one,
         "at": at,
-        "color": COLORS[at],
         "partial": not whole,
         "whole": whole,
-        "open": done["state"] in (WhatIfState.QUEUED, WhatIfState.RUNNING, WhatIfState.INTERRUPTED),
+        "open": done["state"] in (WhatIfState.QUEUED, WhatIfState.RUNNING),
         "state": done["state"],
         "progress": done["done"],
         "said": said(done),
         "words": one["changes"],
-        "interval": drawn(one["slo_met"], target, left) if one["slo_met"] else None,
         "cells": cells(one, at),
         "verdict": verdict(one, done),
     }
@@ -147,8 +122,7 @@ def said(done: Row) -> str:
         case WhatIfState.DONE:
             return f"done in {duration(done['took_s'])}"
         case WhatIfState.RUNNING:
-            left = f", {duration(done['eta_s'])} left" if done["eta_s"] else ""
-            return f"{100 * done['done']:.0f}%, seed {done['seed']} of {done['seeds']}, {done['phase']}{left}"
+            return f"{100 * done['done']:.0f}%, seed {done['seed']} of {done['seeds']}, {done['phase']}"
         case WhatIfState.FAILED:
             return f"failed: {done['error']}" if done["error"] else "failed"
         case WhatIfState.CANCELLED:
@@ -164,20 +138,6 @@ def verdict(one: Row, done: Row) -> Verdict:
     return Verdict("info" if one["seeds_done"] else "idle", one["verdict"])
 
 
-def drawn(share: Row, target: float, left: float) -> Drawn:
-    """Return the interval of a share, drawn from *left* to 1."""
-
-    def at(value: float) -> float:
-        return round(LEFT + (RIGHT - LEFT) * min(1.0, max(0.0, (value - left) / (1.0 - left))), 1)
-
-    return Drawn(
-        at(share["mean"]),
-        (at(share["low"]), at(share["high"])),
-        (at(share["wide_low"]), at(share["wide_high"])),
-        at(target),
-    )
-
-
 def cells(one: Row, at: int) -> list[Cell]:
     """Return SLO met, TTFT p95, goodput, cost, instance-hours and the highest queue."""
     met = one["slo_met"]
@@ -186,7 +146,7 @@ def cells(one: Row, at: int) -> list[Cell]:
     points = None if at == 0 or met["delta"] is None else 100 * met["delta"]
     share = Cell(
         f"{100 * met['mean']:.1f}%",
-        f"{50 * (met['high'] - met['low']):.1f}",
+        f"{100 * met['low']:.1f} to {100 * met['high']:.1f}",
         "" if points is None else points_signed(points / 100),
         "" if points is None or abs(points) < 0.05 else "better" if points > 0 else "worse",
         bold=True,
@@ -241,29 +201,8 @@ def sentence(one: Row, target: float) -> str:
     if words and words[-1] == "at the same cost":
         against = f"{' '.join(words)} as now. "
     holds = f"It holds {100 * target:g}% in {one['holds']} of {one['seeds_done']} seeds"
-    wide = ", twin error included." if met["wide_low"] >= target else "."
+    wide = ", twin error included." if met["low"] >= target else "."
     return f"{against}{holds}{wide}"
-
-
-def heat(regret: Mapping[str, Any], names: Mapping[str, str]) -> list[Row]:
-    """Return the rows of the regret table; the darkest cell is the largest."""
-    most = max((value for row in regret["rows"] for value in row["usd"]), default=0.0)
-
-    def cell(value: float) -> tuple[str, int]:
-        return f"{value:,.2f}" if most < 100 else f"{value:,.0f}", math.ceil(5 * value / most) if most else 0
-
-    rows = [
-        {
-            "at": LETTERS.index(row["letter"]),
-            "letter": row["letter"],
-            "name": names[row["letter"]],
-            "cells": [cell(value) for value in row["usd"]],
-            "mean": cell(row["mean"])[0],
-            "worst": cell(row["worst"])[0],
-        }
-        for row in sorted(regret["rows"], key=lambda row: row["mean"])
-    ]
-    return rows
 
 
 def facts(row: WhatIf, edits: Sequence[str], requests: float | None, edited: str) -> list[tuple[str, str, str]]:

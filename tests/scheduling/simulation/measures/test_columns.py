@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from scheduling.simulation.cluster.world import CHANGE, Outcome, State
 from scheduling.simulation.measures.columns import (
+    MAX_TIMES,
     MOST_SAMPLES,
-    TTFT_EDGES_MS,
     Counted,
     by_class,
     columns,
+    latency_over_time,
     over_time,
     paid_s,
-    ttft_counts,
 )
 from scheduling.simulation.measures.results import Price, Promise
 from tests.scheduling.simulation.measures.test_results import FOUR, NAMES, result
@@ -136,18 +136,22 @@ def test_what_became_at_the_door_is_counted_in_the_class_asked_for():
     assert by_class(made, NAMES, PROMISES, Counted(0.0, 4.0))["iw"]["degraded"] == 3
 
 
-@given(st.lists(st.one_of(st.none(), st.floats(1e-5, 2e4)), min_size=1, max_size=4))
-def test_times_to_first_token_are_counted_in_their_bins(ttft_s):
+@given(st.lists(st.one_of(st.none(), st.floats(1e-5, 2e4)), min_size=4, max_size=4))
+def test_latency_over_time_is_of_the_requests_that_arrived_in_each_part(ttft_s):
     outcomes = [
         (np.nan if one is None else one, inf, 0.0, 0, Outcome.FAILED if one is None else Outcome.DONE) for one in ttft_s
     ]
-    made = ttft_counts(result(outcomes), Counted(0.0, 10.0))
-    expected = np.zeros(TTFT_EDGES_MS.size - 1, int)
-    for one in ttft_s:
-        at_ms = None if one is None else max(1000 * one, TTFT_EDGES_MS[0])
-        if at_ms is not None and at_ms <= TTFT_EDGES_MS[-1]:
-            expected[min(np.searchsorted(TTFT_EDGES_MS, at_ms, side="right") - 1, expected.size - 1)] += 1
-    assert made == {"counts": expected.tolist(), "requests": len(ttft_s)}
+    made = result(outcomes)
+    counted = Counted(0.0, 4.0)
+    curves = latency_over_time(made, NAMES.slo_classes, counted)
+    for number, name in enumerate(NAMES.slo_classes):
+        own = np.flatnonzero((made.requests.slo_class == number) & [one is not None for one in ttft_s])
+        expected = [None] * MAX_TIMES
+        for at in range(MAX_TIMES):
+            inside = [at == int(MAX_TIMES * made.requests.arrival_s[each] / 4.0) for each in own]
+            values = [1000 * ttft_s[each] for each, yes in zip(own, inside, strict=True) if yes]
+            expected[at] = pytest.approx(np.percentile(values, 95), abs=1e-3) if values else None
+        assert curves["ttft_p95_ms"].get(name) == (expected if own.size else None)
 
 
 @given(st.integers(1, 3 * MOST_SAMPLES), st.integers(0, 2**16))

@@ -86,7 +86,7 @@ class Command(BaseCommand):
         row.refresh_from_db()
         made = selectors.comparison(row)
         if options["json"]:
-            answer = {"id": row.pk, "state": row.state, **made, "decides": selectors.decides(row)}
+            answer = {"id": row.pk, "state": row.state, **made}
             self.stdout.write(json.dumps(answer))
             return
         show(console(self.stdout), row, made)
@@ -151,7 +151,7 @@ def show(out: Any, row: WhatIf, made: dict[str, Any]) -> None:
 
     def interval(each: dict[str, Any]) -> str:
         slo = each["slo_met"]
-        return f"{100 * slo['wide_low']:.2f} to {100 * slo['wide_high']:.2f}" if slo else "-"
+        return f"{100 * slo['low']:.2f} to {100 * slo['high']:.2f}" if slo else "-"
 
     columns = [
         Column("", "letter"),
@@ -167,7 +167,6 @@ def show(out: Any, row: WhatIf, made: dict[str, Any]) -> None:
         f"What-if {row.pk}, {row.title}: {row.horizon_s / 3600:g} h, {row.seeds} seeds{f', {shared}' if shared else ''}"
     )
     out.print(table(title, columns, made["futures"]))
-    if made["regret"]:
-        out.print(made["regret"]["sentence"])
-    for each in selectors.decides(row, 5):
-        out.print(f"{each['at_s'] / 60:5.0f} min  A and {each['letter']}  {each['sentence']} ({each['effect']})")
+    for each in made["futures"]:
+        if each["first_difference"]:
+            out.print(f"{each['letter']}: {each['first_difference']}")
