@@ -56,7 +56,8 @@ def _compared(name: str, weights: dict[str, float], until: datetime) -> list[Com
     counts = {
         each["chosen"]: each for each in rows.values("chosen").annotate(n=Count("pk"), done=Count("pk", filter=DONE))
     }
-    total, made = sum(weights.values()) or 1.0, []
+    total = sum(weights.values()) or 1.0
+    made: list[Compared] = []
     for target, weight in weights.items():
         n, done = (counts[target][key] if target in counts else 0 for key in ("n", "done"))
         answered = rows.filter(DONE, chosen=target)

@@ -76,7 +76,7 @@ class Instructions:
         template = draw.choices(templates, weights)[0]
         words = max(10, round(output_tokens, -1 if output_tokens < 200 else -2))
         text = self._text(max(0, most - len(template) - 24))
-        made = template.format(topic=draw.choice(TOPICS), words=words, text=text)[: max(1, most)]
+        made: str = template.format(topic=draw.choice(TOPICS), words=words, text=text)[: max(1, most)]
         sent.append(made)
         return made
 

@@ -33,7 +33,8 @@ def _rest_s(arrays: GroupArrays, up: int, running: float, since_s: float, after:
     """Return the rest after *time_s* of the longest stay of *up*, which has the GPUs since *since_s*: none if it is idle."""
     if running <= 0.0:
         return 0.0
-    return max(0.0, since_s + (arrays.sleep_s[up] + arrays.swap_s[after]) / SWAPPING_SHARE - time_s)
+    rest_s: float = since_s + (arrays.sleep_s[up] + arrays.swap_s[after]) / SWAPPING_SHARE - time_s
+    return max(0.0, rest_s)
 
 
 @compiled_inline
