@@ -117,9 +117,6 @@ class Environment(Tunable, BaseSettings):
     """Timeout for connecting to an instance before another is tried."""
     UPSTREAM_SILENCE_S: PositiveSeconds = 120.0
     """Time without a byte from an instance after which the request fails."""
-    STREAM_ALL: bool = True
-    """Stream every answer from the instance, so that it is timed, and assemble those that the tenant does not stream; but
-    short ones while the gateway is busy."""
     HOST: str = ""
     """Name of this machine among the hosts that run vLLM processes; default is its host name. Set it in containers."""
     EMULATOR_PORT: Port = 8100

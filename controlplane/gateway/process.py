@@ -173,7 +173,6 @@ class Gateway:
                 clock=loop_clock,
                 max_depth=settings.MAX_JSON_DEPTH,
                 most_body_bytes=settings.MAX_BODY_BYTES,
-                stream_all=settings.STREAM_ALL,
             ),
             owns=self.owns,
             most_body_bytes=max(settings.MAX_BODY_BYTES, settings.MAX_MEDIA_BODY_BYTES),

@@ -159,7 +159,7 @@ def test_a_tenants_people_see_what_they_asked_and_got(as_member, make_request):
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"streamed": False, "ttft_ms": None}, "answered in one piece, so its first token is not known: not streamed"),
+        ({"streamed": False, "ttft_ms": None}, "not streamed, so its first token is not known"),
         ({"outcome": "cancelled"}, "cancelled by the caller"),
         ({"outcome": "failed", "status_code": 400}, "the request itself was at fault"),
         ({}, "the class has no target"),

@@ -141,7 +141,7 @@ def test_any_body_is_read_or_refused_in_words(kind, said, fields, sides, task, c
     assert call.sequences >= 1
     with_prompt(call, LengthQuery("", 1))
     leading_hashes(call, 100)
-    evictable(call, streamed=call.stream)
+    evictable(call)
 
 
 def nested(levels: int, with_lists: bool) -> dict:

@@ -200,4 +200,4 @@ def test_which_requests_can_be_continued(body, expected):
     asked = {"model": "m", "messages": MESSAGES, "stream": True, "max_tokens": 9, **body}
     asked = {name: value for name, value in asked.items() if value is not None}
     call = parse(json.dumps(asked).encode(), Kind.CHAT, max_depth=20)
-    assert evictable(call, streamed=call.stream) is expected
+    assert evictable(call) is expected

@@ -11,7 +11,6 @@ from controlplane.gateway.admission.validation import Kind, parse
 from controlplane.gateway.upstream import streams
 from controlplane.gateway.upstream.answers import Usage
 from controlplane.gateway.upstream.continuation import Kept
-from controlplane.gateway.upstream.whole_answer import WholeAnswer
 
 BODIES = {
     Kind.CHAT: {"model": "m", "messages": [{"role": "user", "content": "say"}], "max_tokens": 50},
@@ -43,12 +42,10 @@ def sent_by_instance(kind, tokens):
     return [b"data: " + event + b"\n\n" for event in (*written, b"[DONE]")]
 
 
-def carried(kind, whole, pieces):
+def carried(kind, pieces):
     """Return what the tenant gets, what is kept, and how many events were parsed."""
-    call = parse(json.dumps(BODIES[kind] | {"stream": not whole}).encode(), kind, max_depth=64, most_bytes=10_000)
-    ticket = SimpleNamespace(
-        call=call, kept=Kept(), whole=WholeAnswer(call) if whole else None, output_tokens=0, in_one_piece=""
-    )
+    call = parse(json.dumps(BODIES[kind] | {"stream": True}).encode(), kind, max_depth=64, most_bytes=10_000)
+    ticket = SimpleNamespace(call=call, kept=Kept(), output_tokens=0)
     responder = Responder()
     stream = streams.KeptStream(ticket, responder, Usage(), "", lambda ticket: None)
     parsed, event_of = [], stream._event
@@ -56,32 +53,30 @@ def carried(kind, whole, pieces):
         patch.setattr(streams.KeptStream, "_event", lambda self, event: parsed.append(event) or event_of(event))
         for piece in pieces:
             stream._take(piece)
-    body = ticket.whole.body() if whole else b"".join(responder.sent)
+    body = b"".join(responder.sent)
     return (body, ticket.kept.ids, ticket.kept.shown, ticket.kept.prompt_ids, ticket.output_tokens), len(parsed)
 
 
 @given(
     st.sampled_from(list(BODIES)),
-    st.booleans(),
     st.lists(
         st.tuples(st.text('ab"\\\n\u00e9', max_size=3), st.lists(st.integers(0, 999), min_size=1, max_size=2)),
         min_size=2,
     ),
     st.lists(st.integers(1, 400), max_size=5),
 )
-def test_events_that_are_not_parsed_are_as_those_that_are(kind, whole, tokens, cuts):
+def test_events_that_are_not_parsed_are_as_those_that_are(kind, tokens, cuts):
     events = sent_by_instance(kind, tokens)
     joined, places = b"".join(events), sorted({0, *cuts})
     cut_anywhere = [joined[begin:end] for begin, end in zip(places, [*places[1:], None], strict=True)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams.KeptShape, "of", lambda *_: None)
-        expected, _ = carried(kind, whole, events)
+        expected, _ = carried(kind, events)
     for pieces in (events, cut_anywhere, [events[0], events[1], b"".join(events[2:])]):
-        assert carried(kind, whole, pieces)[0] == expected
+        assert carried(kind, pieces)[0] == expected
 
 
 @pytest.mark.parametrize("kind", BODIES)
-@pytest.mark.parametrize("whole", [False, True])
-def test_most_events_are_not_parsed(kind, whole):
+def test_most_events_are_not_parsed(kind):
     events = sent_by_instance(kind, [("word ", [7 + number]) for number in range(40)])
-    assert carried(kind, whole, events)[1] < 8
+    assert carried(kind, events)[1] < 8

@@ -8,9 +8,7 @@ import pytest
 
 from controlplane.gateway.admission.validation import Call, Kind, parse, with_prompt
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.upstream.answers import EngineFailed, Usage, read
-from controlplane.gateway.upstream.sse import SentEvent
-from controlplane.gateway.upstream.whole_answer import WholeAnswer
+from controlplane.gateway.upstream.answers import Usage
 from forecasting.lengths import LengthQuery
 from tests.gateway.test_responses import emulated  # noqa: F401 (a fixture)
 
@@ -36,7 +34,7 @@ def events_of(stream):
     return events
 
 
-async def test_a_whole_message_is_put_together_as_the_instance_would_answer_it(emulated):
+async def test_a_message_that_is_not_streamed_passes_as_its_instance_answers(emulated):
     asked = {"max_tokens": 6, "system": "Be brief.", "temperature": 0.0, "extra": 1}
     status, headers, body = await call(emulated, **asked)
     assert (status, headers["content-type"]) == (200, "application/json")
@@ -53,7 +51,7 @@ async def test_a_whole_message_is_put_together_as_the_instance_would_answer_it(e
     (row,) = await emulated.rows()
     assert (row.surface, row.outcome, row.streamed) == ("messages", "done", False)
     assert 0 < row.output_tokens <= 6
-    assert row.ttft_ms > 0  # it was streamed by its instance
+    assert row.ttft_ms is None  # its instance does not report it
     assert row.prompt_tokens == answer["usage"]["input_tokens"]
 
 
@@ -181,55 +179,3 @@ def test_cached_tokens_count_as_prompt():
     usage = Usage()
     usage.take({"input_tokens": 3, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 2, "output_tokens": 7})
     assert (usage.prompt_tokens, usage.output_tokens) == (45, 7)
-
-
-def whole_of(*events):
-    whole = WholeAnswer(read_call())
-    for event in events:
-        data = json.dumps(event).encode()
-        whole.take(SentEvent(data, event["type"].encode(), data), read(data))
-    return json.loads(whole.body())
-
-
-START = {"type": "message_start", "message": {"id": "1", "type": "message", "role": "assistant", "content": [],
-         "model": "m", "stop_reason": None, "usage": {"input_tokens": 2, "output_tokens": 0}}}  # fmt: skip
-END = {
-    "type": "message_delta",
-    "delta": {"stop_reason": "end_turn", "stop_sequence": None},
-    "usage": {"output_tokens": 3},
-}
-
-
-def test_thoughts_and_text_are_put_together():
-    assert whole_of(
-        START,
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "a\n"}},
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "b"}},
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": "s"}},
-        {"type": "content_block_stop", "index": 0},
-        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
-        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": 'c "d"'}},
-        {"type": "content_block_stop", "index": 1},
-        END,
-    ) == {
-        "id": "1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn",
-        "usage": {"output_tokens": 3},
-        "content": [
-            {"type": "thinking", "thinking": "a\nb", "signature": "s"}, {"type": "text", "text": 'c "d"'},
-        ],
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"type": "message_start"},
-        {"type": "content_block_start", "index": 3, "content_block": {}},
-        {"type": "content_block_delta", "index": 0, "delta": {"text": "x"}},
-        {"type": "content_block_delta", "index": "x", "delta": {}},
-    ],
-)
-def test_an_event_that_does_not_fit_is_the_instances_fault(event):
-    with pytest.raises(EngineFailed):
-        whole_of(event)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.gateway.test_answers import STREAM, http, nothing_is_left, plays
+from tests.gateway.test_answers import http, nothing_is_left, plays
 
 USAGES = [
     "oops", None, [], [1], 7, True, {}, {"prompt_tokens": "abc", "completion_tokens": "1"}, {"prompt_tokens": None},
@@ -44,25 +44,6 @@ async def test_an_odd_usage_passes_and_tokens_are_counted(served, caplog, subtes
             assert (row.outcome, row.status_code) == ("done", 200)
             assert row.prompt_tokens == row.predicted_prompt_tokens > 0
             assert 5 <= row.output_tokens <= 9
-            await nothing_is_left(served, caplog)
-
-
-async def test_an_odd_usage_of_a_stream_passes_in_the_whole_answer(served, caplog, subtests):
-    """A9, for an answer that is put together from a stream."""
-    for usage in USAGES:
-        with subtests.test(repr(usage)):
-            events = [
-                {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},
-                {"choices": [{"index": 0, "delta": {"content": "one"}, "finish_reason": "stop"}]},
-                {"choices": [], "usage": usage},
-            ]
-            text = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
-            plays(served, http(200, text, STREAM))
-            status, answer = await ask(served, "chat/completions", MESSAGES)
-            assert (status, answer["choices"][0]["message"]["content"]) == (200, "one")
-            assert isinstance(answer["usage"], dict) or answer["usage"] == usage
-            row = await served.new_row()
-            assert (row.outcome, row.output_tokens) == ("done", 1)
             await nothing_is_left(served, caplog)
 
 

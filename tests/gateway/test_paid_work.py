@@ -115,7 +115,7 @@ WORKED = [done, left, left_midway, failed_midway, failed_everywhere, retried]
 FREE = [left_waiting, refused_by_the_instance, busy, refused_by_a_limit]
 
 
-@pytest.mark.parametrize("how", ["streamed", "put together", "in one piece"])
+@pytest.mark.parametrize("how", ["streamed", "in one piece"])
 @pytest.mark.parametrize("happens", WORKED + FREE, ids=lambda each: each.__name__)
 async def test_ledger_usage_budgets_and_limits_agree(served, happens, how):
     tenant = await Tenant.objects.aget()
@@ -125,7 +125,6 @@ async def test_ledger_usage_budgets_and_limits_agree(served, happens, how):
         await Budget.objects.acreate(tenant=tenant, kind=kind, hard=1e6, usd_per_token=0.5, spent_until=now)
     served.gateway.keys._grants.clear()
     served.gateway.http.completions.limits = served.gateway.limits = limits = Limits()
-    served.gateway.http.completions.stream_all = how != "in one piece"
     await served.gateway.budgets.refresh()
 
     async def ask() -> int:

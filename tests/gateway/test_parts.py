@@ -256,7 +256,7 @@ def test_the_load_of_the_loop_follows_the_time_that_it_computes(monkeypatch):
         (2.0, 0.1, False),
     ):
         pass_s(seconds, share)
-        assert load.busy is busy
+        assert (load.share > 0.6) is busy
     pass_s(20.0, 0.25)
     assert load.share == pytest.approx(0.25, abs=1e-6)
 

@@ -113,7 +113,7 @@ async def test_by_default_it_is_admitted_late(busy):
     late = next(row for row in await busy.rows() if row.queue_position)
     assert late.trace[0] | {"late_s": 0} == {
         "at_door": "late", "slo_class": "interactive", "wait_p99_s": round(P99_S, 3), "late_s": 0,
-        **{name: late.trace[0][name] for name in ("length", "in_one_piece") if name in late.trace[0]},
+        **{name: late.trace[0][name] for name in ("length",) if name in late.trace[0]},
     }  # fmt: skip
 
 

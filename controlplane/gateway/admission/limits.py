@@ -122,7 +122,6 @@ class Pace:
                 self._count()
 
 
-BUSY_SHARE = 0.6
 LOAD_S = 1.0
 
 
@@ -132,11 +131,6 @@ class LoopLoad:
     def __init__(self) -> None:
         self.share = 0.0
         self._looked_s, self._computed_s = time.monotonic(), math.inf
-
-    @property
-    def busy(self) -> bool:
-        """Whether so little time is left that what can be spared should be."""
-        return self.share > BUSY_SHARE
 
     def look(self) -> None:
         """Take in the time since the last look. Call it on the event loop, some ten times a second."""

@@ -113,8 +113,6 @@ class Records:
                 self.lengths.learn(ticket.length, grant.tenant_id, ticket.output_tokens)
         if ticket.length is not None and ticket.steps:
             ticket.steps[0]["length"] = ticket.length.explained()
-        if ticket.in_one_piece and ticket.steps:
-            ticket.steps[0]["in_one_piece"] = ticket.in_one_piece
         ticket.expected_cached_tokens, ticket.expected_by = _expected_cached(ticket.steps)
         ticket.trace = _json(ticket.steps)
         ticket.unserved = _unserved(ticket)

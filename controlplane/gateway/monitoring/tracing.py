@@ -169,7 +169,7 @@ class Tracing:
         for step in ticket.steps:
             waited_ms = step.get("waited_ms")
             if isinstance(waited_ms, int | float):
-                chosen = {name: value for name, value in step.items() if name not in ("length", "in_one_piece")}
+                chosen = {name: value for name, value in step.items() if name != "length"}
                 placed_s = asked.arrived_s + waited_ms / 1000
                 lost = str(step.get("lost", ""))
                 yield made(
@@ -224,7 +224,7 @@ def _of_wait(ticket: Ticket) -> Attributes:
     others = [step for step in ticket.steps if "waited_ms" not in step]
     return _known({f"pilothouse.{name}": getattr(ticket, name) for name in columns}) | _flat(
         "wait",
-        {name: value for step in others for name, value in step.items() if name not in ("length", "in_one_piece")},
+        {name: value for step in others for name, value in step.items() if name != "length"},
     )
 
 

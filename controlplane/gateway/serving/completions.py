@@ -29,7 +29,6 @@ from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.client import Upstream, payload, upstream_priority
 from controlplane.gateway.upstream.continuation import Kept, evictable
 from controlplane.gateway.upstream.stored_responses import Made, not_continued
-from controlplane.gateway.upstream.whole_answer import not_streamed
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthQuery
 from scheduling.model_task import Task
@@ -136,10 +135,6 @@ CONTINUING = (Kind.RESPONSE, Kind.RENDER_RESPONSE)
 """Calls that may continue a stored response."""
 ENDS: dict[Interrupt | None, ApiError] = {Interrupt.KEY_ENDED: KEY_ENDED, Interrupt.STANDING_BY: STANDING_BY}
 """Answers to requests that were interrupted."""
-SHORT_TOKENS = 256
-"""Longest answer, as predicted, that a busy gateway asks for in one piece: a stream takes half as much again of its time,
-and nothing is lost but the moments of a few seconds' tokens.
-"""
 ENDS_BYTES = 2_048
 BETWEEN_BYTES = 4_096
 
@@ -167,7 +162,6 @@ class Completions:
     clock: Callable[[], float]
     max_depth: int  # of a body's JSON
     most_body_bytes: int  # without media
-    stream_all: bool  # stream from instances even answers that tenants do not stream
     load: LoopLoad = field(default_factory=LoopLoad)
     sessions: Sessions = field(default_factory=Sessions)
 
@@ -315,8 +309,6 @@ class Completions:
             span.queued_s = self.clock()
         # A sequence without output ends with its prefill, as one that has a single token of output does.
         predicted_tokens = length.tokens if length is not None else call.sequences
-        in_one_piece = "" if call.stream else self._in_one_piece(call, predicted_tokens)
-        streamed = not in_one_piece
         session = marks.run if marks.session else ""
         by_prefix = served.by_prefix and made is None  # else it begins with what is stored
         blocks = leading_hashes(call, prompt_tokens, session) if by_prefix else NO_BLOCKS
@@ -343,14 +335,14 @@ class Completions:
             opportunistic=terms.opportunistic,
             ends_on_reclaim=terms.ends_on_reclaim,
             age_s=age_s,
-            evictable=evictable(call, streamed=streamed),
+            evictable=evictable(call),
             arrived_at=arrived_at,
             arrived_s=arrived_s,
             prompt_tokens=prompt_tokens,
             predicted_tokens=predicted_tokens,
             max_tokens=call.max_tokens,
             sequences=call.sequences,
-            streamed=streamed,
+            streamed=call.stream,
             prefix_hashes=tuple(blocks.hashes),
             fingerprint=_fingerprint(call.raw),
             block_tokens=blocks.block_tokens,
@@ -381,18 +373,8 @@ class Completions:
             session=session,
             trace_context=trace_context,
             span=span,
-            in_one_piece=in_one_piece,
             task=asyncio.current_task(),
         )
-
-    def _in_one_piece(self, call: Call, predicted_tokens: float) -> str:
-        """Return why the instance is not asked to stream its answer to *call*, which its tenant does not stream; else ""."""
-        if not self.stream_all:
-            return "streams are switched off"
-        why = not_streamed(call)
-        if not why and self.load.busy and predicted_tokens <= SHORT_TOKENS:
-            return "the gateway was busy, and it was expected to be short"
-        return why
 
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and complete it."""

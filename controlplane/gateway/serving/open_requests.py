@@ -23,7 +23,6 @@ from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.upstream.answers import RefusedByInstance
 from controlplane.gateway.upstream.connections import Connection
 from controlplane.gateway.upstream.continuation import Kept
-from controlplane.gateway.upstream.whole_answer import WholeAnswer
 from controlplane.lengths.length_service import Prediction
 from forecasting.lengths import LengthQuery
 
@@ -100,7 +99,6 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     span: OpenSpan | None = None  # None: it is not traced
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
-    in_one_piece: str = ""  # why its instance does not stream it
 
     state: TicketState = TicketState.ACCEPTED
     predicted_tokens: float = 0.0  # output
@@ -118,7 +116,6 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     interrupted: Interrupt | None = None
     placement: asyncio.Future[port.Placed] | None = None
     kept: Kept | None = None  # where it may be evicted
-    whole: WholeAnswer | None = None  # assembled from a stream that its tenant did not ask for
     evicting: bool = False
     leave_instance: Callable[[], None] | None = None  # while an instance answers, as is the next one
     connection: Connection | None = None

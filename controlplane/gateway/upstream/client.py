@@ -28,7 +28,6 @@ from controlplane.gateway.upstream.prewarming import Prefixes
 from controlplane.gateway.upstream.stored_responses import StoredResponses, not_continued
 from controlplane.gateway.upstream.streams import KeptStream, Stream
 from controlplane.gateway.upstream.tokenizing import TokenBlocks
-from controlplane.gateway.upstream.whole_answer import WholeAnswer
 from scheduling.queueing.ordering import BY_CLASS, engine_priority
 
 ENGINE_ERROR = 500
@@ -151,7 +150,7 @@ class Upstream:
                 await self._refused(ticket, placed, connection)
             elif not ticket.call.kind.generates:
                 await self._without_output(ticket, connection, responder, usage)
-            elif ticket.call.stream or (streamed and connection.is_event_stream):
+            elif streamed:
                 await self._streamed(ticket, placed, connection, responder, usage)
             else:
                 answer = await _whole(connection)
@@ -228,8 +227,6 @@ class Upstream:
             self.requests.began(ticket)
 
         kept, server = ticket.kept, self._server(placed)
-        if not ticket.call.stream and (kept is None or not kept.opened):
-            ticket.whole = WholeAnswer(ticket.call)
         make = Stream if kept is None else KeptStream
         stream = make(ticket, responder, usage, server.fingerprint, began)
         await stream.carry(connection, ticket.placed_s + placed.first_token_s)

@@ -36,16 +36,14 @@ HARMLESS = frozenset(
 CONTINUED = SAMPLING | HARMLESS | set(LIMITS)
 
 
-def evictable(call: Call, *, streamed: bool) -> bool:
+def evictable(call: Call) -> bool:
     """Whether a partly streamed answer to *call* can be resumed on another instance without a difference to its tenant.
-
-    *streamed*: by its instance.
 
     Holds for a stream of one choice, to one prompt of text or ids, with an explicit limit and without anything that a
     continuation would do differently. Any other request can be evicted until it has emitted something.
     """
     body = call.body
-    if not streamed or call.kind not in (Kind.CHAT, Kind.COMPLETION) or call.sequences != 1 or call.max_tokens is None:
+    if not call.stream or call.kind not in (Kind.CHAT, Kind.COMPLETION) or call.sequences != 1 or call.max_tokens is None:
         return False
     if (body.get("stream_options") or {}).keys() - {"include_usage"}:
         return False

@@ -1,7 +1,4 @@
-"""A stream from an instance to the tenant: inspected, and written in the call that read it from the socket.
-
-If the tenant did not ask for a stream, it is assembled here and written as one answer.
-"""
+"""A stream from an instance to the tenant: inspected, and written in the call that read it from the socket."""
 
 import asyncio
 import json
@@ -13,13 +10,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from controlplane.gateway.admission.validation import SPEECH, TYPED, Kind
-from controlplane.gateway.errors import JSON_TYPE
 from controlplane.gateway.serving.http import SSE_TYPE, Responder
 from controlplane.gateway.serving.open_requests import Ticket
 from controlplane.gateway.upstream.answers import MOST_TOKENS, EngineFailed, Said, Usage, error_of, ids_of, read, what
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection
 from controlplane.gateway.upstream.sse import Events, SentEvent
-from controlplane.gateway.upstream.whole_answer import WholeAnswer
 
 TEXT = re.compile(rb'(?:content|reasoning|arguments|text)":"([^"\\]*)"')
 TOKEN_ID = re.compile(rb'"token_ids":\[(\d+)\]')
@@ -27,7 +22,6 @@ DATA = b"data: "
 DONE = b"[DONE]"  # the last event of a stream
 OPENING = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
 """Events without output that come first; vLLM sends those of a response before its engine has the request."""
-DELTA = b".delta"  # ending of the names of events with a piece of a response
 ENDED = frozenset({"response.completed", "response.incomplete", "message_stop"})
 LONGEST = 200  # characters of a fingerprint
 END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in
@@ -113,16 +107,13 @@ MOST_SHAPES = 16
 """Shapes learned per stream at most: with log probabilities hardly any event repeats one."""
 
 MOST_OPENING_BYTES = 2**22
-LAST_WORD_S = 0.05
-"""How long a complete answer waits for the end of its stream, so that its connection can be reused."""
-
 
 OPENING_EVENTS = 3
 """Events of a piece that are read before the others are compared to them: a role, and two tokens."""
 
 
 class Shape(NamedTuple):
-    """Bytes around the text of a token, and the text that it extends where a whole answer is assembled."""
+    """Bytes around the text of a token."""
 
     prefix: bytes
     suffix: bytes
@@ -130,24 +121,23 @@ class Shape(NamedTuple):
     """The suffix, as far as it is of the event."""
     between: bytes
     """What two of its tokens that come together have between their texts."""
-    text: bytearray | None
 
     @classmethod
-    def of(cls, prefix: bytes, suffix: bytes, text: bytearray | None) -> "Shape":
+    def of(cls, prefix: bytes, suffix: bytes) -> "Shape":
         end = suffix[: 2 - len(END)]
-        return cls(prefix, suffix, end, end + prefix, text)
+        return cls(prefix, suffix, end, end + prefix)
 
-    def run(self, piece: bytes) -> tuple[int, int, bytes]:
-        """Return (bytes, tokens, their texts) that *piece* begins with, of events that differ only in their texts."""
+    def run(self, piece: bytes) -> tuple[int, int]:
+        """Return (bytes, tokens) that *piece* begins with, of events that differ only in their texts."""
         begin = len(self.prefix)
         stop = piece.rfind(self.end, begin) if piece.startswith(self.prefix) else -1
         if stop < 0:
-            return 0, 0, b""
+            return 0, 0
         texts = piece[begin:stop].split(self.between)
         text = b"".join(texts)
         if b'"' in text or b"\n" in text:
-            return 0, 0, b""
-        return stop + len(self.end), len(texts), text
+            return 0, 0
+        return stop + len(self.end), len(texts)
 
 
 class Stream:
@@ -166,7 +156,6 @@ class Stream:
         "_ticket",
         "_unfinished",
         "_usage",
-        "_whole",
         "_withheld",
         "fingerprint",
     )
@@ -181,8 +170,7 @@ class Stream:
     ) -> None:
         self.fingerprint = fingerprint
         self._ticket, self._responder, self._usage, self._began = ticket, responder, usage, began
-        self._whole = ticket.whole
-        kept_back = not ticket.call.include_usage and self._whole is None
+        kept_back = not ticket.call.include_usage
         self._withheld = Withheld(ticket.call.sequences, fingerprint) if kept_back else None
         self._connection: Connection | None = None  # once it passes its answer here
         self._events = Events()
@@ -205,10 +193,6 @@ class Stream:
             await connection.wait(responder.look_in_s)
             if connection.complete and not self._events.between:
                 self._take(b"\n\n")  # some leave out the last empty line
-            if self._whole is not None and self._usage.whole:
-                connection.resume()
-                await connection.wait(LAST_WORD_S)
-                break
             if responder.held:
                 if not responder.started:
                     await responder.start(200, SSE_TYPE, stream=True)
@@ -225,9 +209,6 @@ class Stream:
             raise AnswerCutOff("the stream ended before it began")
         if not (self._usage.whole or self._unfinished <= 0):
             raise AnswerCutOff("the stream ended before its last event")
-        if self._whole is not None:
-            await responder.whole(200, JSON_TYPE[1], self._whole.body())
-            return
         rest = b""
         if self._withheld is not None:
             self.fingerprint = self._withheld.fingerprint
@@ -264,7 +245,7 @@ class Stream:
         self._open = (
             taken and self._has_begun and self._events.between and not (self._withheld and self._withheld.holds)
         )
-        return taken and not (self._whole and self._usage.whole)
+        return taken
 
     def _read_events(self, piece: bytes, passed: list[bytes]) -> None:
         """Add to *passed* the bytes for the tenant after the events that end with *piece*."""
@@ -277,13 +258,10 @@ class Stream:
         if not self._has_begun or not self._events.between or (self._withheld is not None and self._withheld.holds):
             return 0
         for shape in self._shapes:
-            size, count, texts = shape.run(piece)
+            size, count = shape.run(piece)
             if count:
                 self._ticket.output_tokens += count
-                if self._whole is None:
-                    passed.append(piece if size == len(piece) else piece[:size])
-                elif shape.text is not None:
-                    self._whole.append(shape.text, texts)
+                passed.append(piece if size == len(piece) else piece[:size])
                 return size
         return 0
 
@@ -309,22 +287,11 @@ class Stream:
         if shape is None:
             return None
         self._ticket.output_tokens += 1
-        if self._whole is None:
-            return event.raw + b"\n\n"
-        if shape.text is not None:
-            self._whole.append(shape.text, event.raw[len(shape.prefix) : len(event.raw) + len(END) - len(shape.suffix)])
-        return b""
+        return event.raw + b"\n\n"
 
     def _event(self, event: SentEvent) -> bytes:
         """Return the bytes for the tenant after *event*. Raises EngineFailed, Refusal."""
         typed = self._ticket.call.kind in TYPED
-        if (
-            typed and self._whole is not None and event.name.endswith(DELTA)
-        ):  # a response's last event repeats all of it
-            if not self._has_begun:
-                self._begin()
-            self._ticket.output_tokens += 1
-            return b""
         if event.data == DONE:
             if not self._has_begun:
                 raise EngineFailed("an empty stream")
@@ -350,9 +317,8 @@ class Stream:
         """Remember the shape of *event*, a token."""
         self._shapes_left -= 1
         prefix, suffix = around_text(event.raw)
-        last = self._whole.last if self._whole is not None else (None, b"")
-        if suffix and last is not None and (last[0] is None or event.raw == prefix + last[1] + suffix[: -len(END)]):
-            self._shapes = (Shape.of(prefix, suffix, last[0]), *self._shapes)
+        if suffix:
+            self._shapes = (Shape.of(prefix, suffix), *self._shapes)
 
     def _read(self, event: SentEvent) -> Said:
         """Read *event* and take its usage."""
@@ -384,11 +350,8 @@ class Stream:
             self._responder.sequence_number = number + 1
         if said.type == "response.created" and isinstance(said.response, dict):
             self._ticket.response_id = str(said.response.get("id", ""))[:LONGEST]
-        message = self._ticket.call.kind is Kind.MESSAGE
         if said.type == "message_delta" and not (isinstance(said.delta, dict) and said.delta.get("stop_reason")):
             raise EngineFailed("an answer that was given up")
-        if self._whole is not None and (message or said.type in ENDED):
-            self._whole.take(event, said)
         if not self._has_begun and said.type in OPENING:
             self._opening += event.raw + b"\n\n"
             if len(self._opening) > MOST_OPENING_BYTES:
@@ -399,27 +362,22 @@ class Stream:
             self._begin()
         self._ticket.output_tokens += said.type.endswith((".delta", "block_delta"))
         self._usage.whole = self._usage.whole or said.type in ENDED
-        return opening + event.raw + b"\n\n" if self._whole is None else b""
+        return opening + event.raw + b"\n\n"
 
     def _less_usage(self, event: SentEvent, said: Said | None) -> bytes:
-        if self._whole is not None:
-            self._whole.take(event, said)
-            return b""
         return event.raw + b"\n\n" if self._withheld is None else self._withheld.take(event, said)
 
     def _take_chunk(self, chunk: bytes, begin: int) -> bool:
         """Pass on an HTTP *chunk* unchanged if it is one event that differs from an earlier token only in its text."""
         if not self._open:
             return False
-        for prefix, suffix, _, _, text in self._shapes:
+        for prefix, suffix, _, _ in self._shapes:
             if (
                 chunk.endswith(suffix)
                 and chunk.startswith(prefix, begin)
                 and chunk.find(b'"', begin + len(prefix), -len(suffix)) < 0
             ):
-                if text is not None and self._whole is not None:
-                    self._whole.append(text, chunk[begin + len(prefix) : -len(suffix)])
-                elif not self._responder.write_chunk(chunk):
+                if not self._responder.write_chunk(chunk):
                     return False
                 self._ticket.output_tokens += 1
                 return True
@@ -435,26 +393,20 @@ class KeptShape(NamedTuple):
     prefix: bytes
     middle: bytes
     suffix: bytes
-    text: bytearray | None
-    """The text that it extends where a whole answer is assembled."""
     shown: tuple[bytes, bytes]
 
     @classmethod
-    def of(cls, event: bytes, passed: bytes, whole: WholeAnswer | None) -> "KeptShape | None":
+    def of(cls, event: bytes, passed: bytes) -> "KeptShape | None":
         """Return the shape of *event*, of which the tenant got *passed*; None if it was more than one token."""
         text = TEXT.search(event)
         ids = TOKEN_ID.search(event, text.end(1)) if text is not None else None
         if text is None or ids is None:
             return None
         around = event[: text.start(1)], event[text.end(1) : ids.start(1)], event[ids.end(1) :]
-        if whole is not None:
-            if whole.last is None or whole.last[1] != text[1]:
-                return None
-            return cls(*around, whole.last[0], (b"", b""))
         shown = TEXT.search(passed)
         if shown is None or shown[1] != text[1] or passed.count(b"\n\n") != 1:
             return None
-        return cls(*around, None, (passed[: shown.start(1)], passed[shown.end(1) :]))
+        return cls(*around, (passed[: shown.start(1)], passed[shown.end(1) :]))
 
     def token(self, event: bytes) -> tuple[bytes, int] | None:
         """Return text and id of *event* if it differs from the one learned in these alone."""
@@ -499,17 +451,14 @@ class KeptStream(Stream):
         tokens = [token for event in events if (token := shape.token(event)) is not None]
         if len(tokens) < len(events):
             return super()._take(piece)
-        kept, whole = self._kept, self._whole
+        kept = self._kept
         for text, number in tokens:
             kept.ids.append(number)
             if text:
                 kept.shown = len(kept.ids)
-            if whole is not None and shape.text is not None:
-                whole.append(shape.text, text)
         self._ticket.output_tokens = len(kept.ids)
-        if whole is None:
-            before, after = shape.shown
-            self._open = self._responder.write_now(b"".join([before + text + after for text, _ in tokens]))
+        before, after = shape.shown
+        self._open = self._responder.write_now(b"".join([before + text + after for text, _ in tokens]))
         return self._open
 
     def _event(self, event: SentEvent) -> bytes:
@@ -539,7 +488,7 @@ class KeptStream(Stream):
         passed = self._less_usage(SentEvent(DATA + data, b"", data), said)
         if self._shapes_left and said.choices and not said.ends and said.usage is None and not kept.lost_track:
             self._shapes_left -= 1  # the first token has the ids of the prompt besides
-            self._shape = KeptShape.of(event.raw, passed, self._whole) or self._shape
+            self._shape = KeptShape.of(event.raw, passed) or self._shape
         return passed
 
     def _keep(self, body: dict[str, Any], choice: dict[str, Any]) -> None:

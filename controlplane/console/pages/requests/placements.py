@@ -211,8 +211,7 @@ def why_not_judged(row: LedgerRow) -> str:
     if row.outcome != Outcome.DONE:
         return "the request itself was at fault"
     if row.ttft_ms is None:
-        why = next((entry["in_one_piece"] for entry in row.trace if entry.get("in_one_piece")), "not streamed")
-        return f"answered in one piece, so its first token is not known: {why}"
+        return "not streamed, so its first token is not known"
     return "the class has no target"
 
 
