@@ -14,81 +14,83 @@ SUFFIXES = {".py", ".js", ".css", ".html"}
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common"}
 NOT_OURS_TO_SHAPE = {"migrations", "vendor", "__pycache__"}
 
-# Lines, blank ones and comments included. Raise one only with a comment alongside it that says what its users got for it.
+# Lines, blank ones and comments included. They descend: a change that raises one lowers another by as much. The aims are
+# 62,000 for controlplane and workers together, 31,000 for scheduling, 5,600 for forecasting, 58,000 for tests and 4,400
+# for templates and static.
 BUDGETS: dict[str, int] = {
-    "controlplane": 2266,  # streams and bodies without ASGI messages, memory that is kept; what is asked and not served
-    "controlplane/accounts": 1186,  # budgets
-    "controlplane/alerts": 903,
-    "controlplane/api": 3668,  # /v1 in the OpenAPI document; ETag and If-Match of each row
-    "controlplane/applications": 2444,  # runs and demand graphs
-    "controlplane/batches": 1798,  # Speed up, embeddings
-    "controlplane/console": 13659,  # batches, spot pool, budgets, applications, what-if rows of fallbacks and weights
-    "controlplane/dispatch": 8825,  # KV events, and what else it has
-    "controlplane/events": 459,  # nothing is overwritten unseen
-    "controlplane/experiments": 5109,  # rules with evictions, readings of slack, mixes that nothing was tuned on
-    "controlplane/fleet": 6239,  # donations, weights by region
+    "controlplane": 2439,
+    "controlplane/accounts": 1019,
+    "controlplane/alerts": 811,
+    "controlplane/api": 3161,
+    "controlplane/applications": 1659,
+    "controlplane/batches": 1981,
+    "controlplane/console": 12467,
+    "controlplane/dispatch": 8548,
+    "controlplane/events": 296,
+    "controlplane/experiments": 5120,
+    "controlplane/fleet": 6064,
     "controlplane/formats": 8,
-    "controlplane/gateway": 10933,  # embeddings and other calls without output, conversations by stored responses, KV events
-    "controlplane/jobs": 703,
-    "controlplane/lengths": 2208,  # the service stands with its rows; gateway/lengths is gone
-    "controlplane/planning": 5368,  # capacity as it was then, fallbacks and weights as a scenario, rows of a bundle
-    "controlplane/resources": 2461,  # lists declared once: instances, nodes, models, jobs, settings, lengths, spot, budgets
-    "controlplane/simulation": 6355,  # effects over all seeds, futures with other fallbacks and weights
-    "controlplane/supervisor": 1261,
-    "controlplane/tuning": 357,
-    "controlplane/usage": 752,  # dollars by use
-    "forecasting": 272,  # the models extra is looked for once
-    "forecasting/lengths": 4466,
-    "forecasting/workload": 2255,  # boosted trees in the blend, weights by time of day
-    "scheduling": 1516,  # knobs of a policy, declared once
-    "scheduling/applications": 2341,  # where runs stand, late runs last, prewarming that follows its use
-    "scheduling/fleet": 1556,  # the state of a fleet as one record
+    "controlplane/gateway": 8608,
+    "controlplane/jobs": 750,
+    "controlplane/lengths": 2146,
+    "controlplane/planning": 5436,
+    "controlplane/resources": 2728,
+    "controlplane/simulation": 5812,
+    "controlplane/supervisor": 1273,
+    "controlplane/tuning": 375,
+    "controlplane/usage": 1026,
+    "forecasting": 272,
+    "forecasting/lengths": 4563,
+    "forecasting/workload": 2255,
+    "scheduling": 1512,
+    "scheduling/applications": 2283,
+    "scheduling/fleet": 1573,
     "scheduling/lookahead": 393,
-    "scheduling/planning": 2268,
-    "scheduling/queueing": 6454,  # orders by run and by share
-    "scheduling/routing": 1843,  # use by engine time
-    "scheduling/scaling": 1595,  # one owner of an endpoint for floor, strategies and plans
-    "scheduling/simulation": 14479,  # donated instances, application runs, fallbacks of models as live
+    "scheduling/planning": 2205,
+    "scheduling/queueing": 6068,
+    "scheduling/routing": 1838,
+    "scheduling/scaling": 1660,
+    "scheduling/simulation": 14204,
     "static/admin": 138,
-    "static/console": 2383,  # a live connection that leaves a silent socket
+    "static/console": 2153,
     "templates": 28,
     "templates/admin": 89,
-    "templates/console": 2826,  # places, undeploy and retire, models that served
-    "tests": 2765,  # methods that nothing shipped calls
-    "tests/access": 1348,
-    "tests/accounts": 525,
-    "tests/alerts": 496,
-    "tests/api": 1903,
-    "tests/applications": 1496,
-    "tests/batches": 1300,  # the real SDK, kills
-    "tests/bench": 6829,  # what periodic jobs hold the event loop for
-    "tests/clients": 1485,  # real clients of the field, coding agents among them
-    "tests/console": 7575,
-    "tests/dispatch": 5812,  # fallbacks and sleeping models under both clocks
-    "tests/docs": 1706,  # examples of the API page, Grafana's own types
-    "tests/e2e": 2561,
+    "templates/console": 2608,
+    "tests": 3150,
+    "tests/access": 1308,
+    "tests/accounts": 495,
+    "tests/alerts": 453,
+    "tests/api": 2099,
+    "tests/applications": 1403,
+    "tests/batches": 1750,
+    "tests/bench": 7084,
+    "tests/clients": 1478,
+    "tests/console": 7241,
+    "tests/dispatch": 6713,
+    "tests/docs": 1706,
+    "tests/e2e": 2435,
     "tests/events": 106,
     "tests/experiments": 1121,
-    "tests/fleet": 4120,
+    "tests/fleet": 4572,
     "tests/forecasting": 2775,
-    "tests/gateway": 10799,  # KV events, and what else it has
-    "tests/jobs": 458,
-    "tests/lengths": 1644,
-    "tests/oracles": 2178,
-    "tests/planning": 5074,
-    "tests/replay": 1301,
-    "tests/scheduling": 14524,
-    "tests/simulation": 3630,
-    "tests/supervisor": 1311,
-    "tests/tuning": 287,
-    "tests/usage": 366,
-    "tests/vllm": 4162,  # conversations by stored responses, KV events
-    "tests/workers": 3339,
+    "tests/gateway": 11016,
+    "tests/jobs": 607,
+    "tests/lengths": 1697,
+    "tests/oracles": 2159,
+    "tests/planning": 5118,
+    "tests/scheduling": 14294,
+    "tests/simulation": 3421,
+    "tests/supervisor": 1357,
+    "tests/traffic": 1093,
+    "tests/tuning": 368,
+    "tests/usage": 674,
+    "tests/vllm": 4027,
+    "tests/workers": 2868,
     "workers": 179,
-    "workers/backends": 310,
-    "workers/emulator": 4194,  # conversations by stored responses, KV events
-    "workers/tasks": 1045,
-    "workers/vllm": 2201,
+    "workers/emulator": 3052,
+    "workers/tasks": 1152,
+    "workers/traffic": 543,
+    "workers/vllm": 2226,
 }
 
 
