@@ -61,6 +61,9 @@ def judged(one: Seen, *rows: dict, kills: tuple[Kill, ...] = ()) -> tuple[int, i
         (seen(End.NEVER_SENT), [row()], (1, 0)),
         (seen(End.CUT), [], (1, 1)),
         (seen(End.UNREACHED), [], (0, 1)),
+        (seen(End.REFUSED, status=401, code="invalid_api_key", key_ends=True), [row("failed", 401)], (0, 0)),
+        (seen(End.REFUSED, status=401, code="invalid_api_key", key_ends=True), [], (1, 0)),
+        (seen(End.INTERRUPTED, code="invalid_api_key"), [row("failed", 401, "invalid_api_key")], (0, 1)),
         (seen(End.DONE, attempts=2), [row("failed", 502, "upstream_failed"), row()], (0, 0)),
     ],
 )

@@ -37,7 +37,12 @@ class Account:
     rows_lost_by_kill: int = 0
     failed_in_kills: int = 0
     turned_away: int = 0
+    ended_with_key: int = 0
     by_kind: dict[str, Counter[str]] = field(default_factory=dict)
+
+    @property
+    def rows_lost(self) -> int:
+        return self.rows_lost_by_kill + sum(why == "no row" for _, why in self.unaccounted)
 
     def examples(self, which: list[tuple[Seen, str]]) -> list[str]:
         return [
@@ -89,7 +94,7 @@ def disagreement(one: Seen, rows: list[dict[str, Any]]) -> str:
         case End.CUT:
             return f"the connection broke; {row['outcome'] if row else 'no row'}"
         case End.REFUSED if row is None:
-            return "" if one.code in WITHOUT_ROW else "no row"
+            return "" if one.code in WITHOUT_ROW and not one.key_ends else "no row"
         case End.REFUSED | End.INTERRUPTED if row is None:
             return "no row"
     if row is None:
@@ -128,6 +133,9 @@ def _excused(one: Seen, kills: list[Kill]) -> bool:
 def _judge_outcome(total: Account, one: Seen, kills: list[Kill]) -> None:
     """Whether the request got the expected result; only kills of web and emulator excuse a failure."""
     if one.end in (End.LEFT, End.NEVER_SENT) or (one.end in (End.DONE, End.REFUSED) and one.status in one.expects):
+        return
+    if one.key_ends and one.code == "invalid_api_key":
+        total.ended_with_key += 1
         return
     if one.status in TURNED_AWAY:
         total.turned_away += 1

@@ -53,13 +53,21 @@ class Killer:
     session: aiohttp.ClientSession  # of a signed-in operator
     pause_s: float
     kills: list[Kill] = field(default_factory=list)
+    calm: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Nothing is killed while another holds it."""
+    spares: str = ""
+    """A part that is killed no longer."""
 
     async def run(self, until_s: float, stop: asyncio.Event) -> None:
         """Kill until monotonic time *until_s*; pause *pause_s* after each recovery."""
         number = 0
         while time.monotonic() < until_s and not stop.is_set():
-            await asyncio.gather(*map(self.kill, STEPS[number % len(STEPS)]))
+            step = STEPS[number % len(STEPS)]
             number += 1
+            if self.spares in step:
+                continue
+            async with self.calm:
+                await asyncio.gather(*map(self.kill, step))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), self.pause_s)
 

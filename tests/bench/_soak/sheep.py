@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 
+from tests.bench._soak.mix import MODELS
 from tests.bench._soak.stack import Stack
 
 FAULTS: tuple[dict[str, Any], ...] = (
@@ -48,6 +49,6 @@ class BlackSheep:
         columns = (table[name] for name in ("name", "model", "region", "state"))
         ready = [row for row in zip(*columns, strict=True) if row[3] == "ready"]
         siblings = [row[1:3] for row in ready]
-        able = [row[0] for row in ready if siblings.count(row[1:3]) > 1]
+        able = [row[0] for row in ready if row[1] in MODELS and siblings.count(row[1:3]) > 1]
         last = self.faults[-1][1] if self.faults else ""
         return last if last in able else next(iter(sorted(able)), None)
