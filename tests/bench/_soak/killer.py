@@ -45,6 +45,13 @@ class Kill:
         return begin <= until and end >= self.at - 0.1
 
 
+async def instances(stack: Stack, session: aiohttp.ClientSession) -> list[tuple[str, str, str, str]]:
+    """Return (name, model, region, state) of every instance."""
+    async with session.get(f"{stack.url}/api/summary", timeout=aiohttp.ClientTimeout(total=3)) as response:
+        table = (await response.json())["instances"]
+    return list(zip(*(table[column] for column in ("name", "model", "region", "state")), strict=True))
+
+
 @dataclass(slots=True)
 class Killer:
     """Repeats `STEPS` forever; `kills` is its record."""
@@ -123,11 +130,8 @@ class Killer:
 
     async def _fleet_works(self) -> bool:
         """Whether every endpoint has a ready instance again, and none is failed."""
-        url = f"{self.stack.url}/console/api/snapshot?topics=instances"
-        async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=3)) as response:
-            table = (await response.json())["tables"]["instances"]
         wanted, ready = set(), set()
-        for model, region, state in zip(table["model"], table["region"], table["state"], strict=True):
+        for _, model, region, state in await instances(self.stack, self.session):
             wanted.add((model, region))
             if state == "ready":
                 ready.add((model, region))
