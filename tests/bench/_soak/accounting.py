@@ -37,7 +37,6 @@ class Account:
     rows_lost_by_kill: int = 0
     failed_in_kills: int = 0
     turned_away: int = 0
-    ended_with_key: int = 0
     by_kind: dict[str, Counter[str]] = field(default_factory=dict)
 
     @property
@@ -135,8 +134,7 @@ def _judge_outcome(total: Account, one: Seen, kills: list[Kill]) -> None:
     if one.end in (End.LEFT, End.NEVER_SENT) or (one.end in (End.DONE, End.REFUSED) and one.status in one.expects):
         return
     if one.key_ends and one.code == "invalid_api_key":
-        total.ended_with_key += 1
-        return
+        return  # by its rule
     if one.status in TURNED_AWAY:
         total.turned_away += 1
         return

@@ -6,6 +6,7 @@ import io
 import json
 import time
 import uuid
+from datetime import datetime
 from typing import Any
 
 import aiohttp
@@ -87,10 +88,10 @@ async def revoked_key(stack: Stack, session: aiohttp.ClientSession, clients: Mix
         classes = ["interactive"] * STREAMS + ["opportunistic"] * WAITING
         tasks = [asyncio.create_task(_long(client, clients, sent, name)) for name in classes]
         was_open = await _wait_until_open(stack, session, sent, batch)
+        was_open["unanswered"] = sum(not task.done() for task in tasks)
         async with session.post(f"{stack.url}/api/keys/{key['id']}/revoke", json={"reason": "soak"}) as response:
             assert response.status == 200, await response.text()
-        revoked_at = time.time()
-        still = [task for task in tasks if not task.done()]
+            revoked_at = datetime.fromisoformat((await response.json())["revoked_at"]).timestamp()
         await asyncio.wait(tasks, timeout=WAITS_S)
         after = [one.ended_at - revoked_at for one in sent if one.ended_at > revoked_at or not one.ended_at]
         clients.seen += sent
@@ -98,7 +99,7 @@ async def revoked_key(stack: Stack, session: aiohttp.ClientSession, clients: Mix
         await _ask(client, clients, late, "interactive")
         status, ended_s, lines = await _end_of(other, batch)
     return {
-        "open": was_open | {"unanswered": len(still)},
+        "open": was_open,
         "ended_by_its_rule": sum(one.code == "invalid_api_key" for one in sent),
         "longest_s": max(after, default=0.0),
         "later_than_2_s": sum(not 0 < each <= 2.0 for each in after),
