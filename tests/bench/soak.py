@@ -53,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-s", type=float, default=4.0, help="requests of the clients, beside the demo's traffic")
     parser.add_argument("--pause", type=float, default=20.0, help="seconds between a recovery and the next kill")
     parser.add_argument("--no-kills", action="store_true")
-    parser.add_argument("--calm-middle", action="store_true", help="no bad rollout and no revoked key")
     parser.add_argument("--black-sheep", action="store_true", help="one instance is broken in one way after the other")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=0, help="of the console; default is a free one")
@@ -115,12 +114,9 @@ async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[di
         if not options.no_kills:
             tasks.append(asyncio.create_task(killer.run(until_s - options.minutes * 60 * QUIET_SHARE, stop)))
         happened: dict[str, Any] = {}
-        if not options.calm_middle:
-            going_wrong = go_wrong(stack, session, clients, killer, happened, options.minutes * 30)
-            tasks.append(asyncio.create_task(going_wrong))
-        while (
-            time.monotonic() < until_s or not (options.calm_middle or happened.get("revoked_key"))
-        ) and not stack.ended:
+        half_s = options.minutes * 30
+        tasks.append(asyncio.create_task(go_wrong(stack, session, clients, killer, happened, half_s)))
+        while (time.monotonic() < until_s or "revoked_key" not in happened) and not stack.ended:
             await asyncio.sleep(1.0)
             for task in tasks:
                 if task.done() and not task.cancelled() and task.exception() is not None:

@@ -68,8 +68,8 @@ def _judge_row(total: Account, one: Seen, rows: list[dict[str, Any]], kills: lis
     why = disagreement(one, rows)
     if not why:
         return
-    if one.end is End.LEFT and not one.status and rows and rows[-1]["outcome"] == "rejected" and _excused(one, kills):
-        total.failed_in_kills += 1  # left before any answer began, and was refused during the outage
+    if one.end is End.LEFT and rows and rows[-1]["outcome"] in ("rejected", "failed") and _excused(one, kills):
+        total.failed_in_kills += 1  # it had left, and was refused or cut off by the outage
         return
     web = [kill for kill in kills if kill.part == "web"]
     if one.end in (End.CUT, End.UNREACHED, End.LEFT, End.INTERRUPTED) and any(
