@@ -21,7 +21,15 @@ from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet import places
 from controlplane.fleet.lifecycle import engine_logs, hosts, restarts
-from controlplane.fleet.lifecycle.states import AWAKE, Action, ActionError, InstanceState, check_action, check_move
+from controlplane.fleet.lifecycle.states import (
+    AWAKE,
+    PRESENT,
+    Action,
+    ActionError,
+    InstanceState,
+    check_action,
+    check_move,
+)
 from controlplane.fleet.models import (
     CommandState,
     CommandVerb,
@@ -32,6 +40,8 @@ from controlplane.fleet.models import (
     Model,
     Node,
     Region,
+    Rollout,
+    RolloutState,
     SwapGroup,
 )
 from controlplane.jobs.broker import impatient_redis, send_task
@@ -97,13 +107,18 @@ def move(
 
 
 def _follow_up(row: Instance, before: str, to: InstanceState, now: datetime) -> None:
-    """Note what a move means for the spot pool and for weights by region."""
+    """Note what a move means for the spot pool, for weights by region, and for a rollout in progress."""
     from controlplane.fleet.spot import services as spot
     from controlplane.fleet.weights import services as weights
 
     spot.close(row, to, now)
     if before == InstanceState.LOADING and to == InstanceState.READY and row.launcher != Launcher.EXTERNAL:
         weights.note_served(row)
+    if before in PRESENT and to == InstanceState.DRAINING:  # a rollout keeps no more than scaling leaves
+        left = Instance.objects.launched().filter(deployment=row.deployment_id, state__in=PRESENT).count()
+        Rollout.objects.filter(deployment=row.deployment_id, state=RolloutState.IN_PROGRESS, total__gt=left).update(
+            total=left
+        )
     if row.takes_over_id is not None and to in (InstanceState.LOADING, InstanceState.STOPPED, InstanceState.FAILED):
         row.takes_over = None
         row.save(update_fields=["takes_over"])

@@ -1,13 +1,17 @@
 """Soak of the whole `manage.py up` stack for minutes or hours: demo traffic, realistic clients, an operator, and
 kills.
 
-Every part is killed with SIGKILL alone and in pairs, for three quarters of the time; the last quarter is quiet.
-Reported: tracebacks and error lines, requests whose ledger row differs from the client's view, gaps between forecasts
-and plans, memory. Details (lines by kind, examples) go to standard error, or as JSON to --detail FILE.
+Every part is killed with SIGKILL alone and in pairs, for three quarters of the time; the last quarter is quiet. In the
+middle, without kills, a bad version is rolled out and a key with open work is revoked; the web process is not killed after
+that, so that places which it leaks are seen at the end.
+Reported: tracebacks and error lines, requests whose ledger row differs from the client's view, places that are still taken,
+gaps between forecasts and plans, memory. Details (lines by kind, examples) go to standard error, or as JSON to --detail
+FILE.
 """
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -23,7 +27,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from tests.bench._soak import accounting, lines, mix, wrong
+from tests.bench._soak import accounting, lines, middle, mix, wrong
 from tests.bench._soak.killer import Kill, Killer
 from tests.bench._soak.sheep import BlackSheep
 from tests.bench._soak.stack import Stack
@@ -36,6 +40,8 @@ WARM_S = 15.0
 QUIESCES_WITHIN_S = 90.0
 JOBS_SETTLE_S = 60.0  # as `controlplane.jobs.monitor`
 LEDGER_WRITES_WITHIN_S = 3.0
+TAKEN = ("running", "waiting", "kv_ratio")
+COUNTED = ("pilothouse_active_requests", "pilothouse_ledger_lost_rows_total", "pilothouse_ledger_refused_rows_total")
 ROWS = (
     "SELECT request_id, model, slo_class, outcome, status_code, error_code, prompt_tokens, output_tokens "
     "FROM gateway_ledgerrow WHERE request_id LIKE 'soak-%' ORDER BY id"
@@ -90,7 +96,9 @@ async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[di
     stop = asyncio.Event()
     clients = mix.Mix(stack.url, keys, mix.KINDS + wrong.KINDS, options.seed)
     memory = Memory()
-    async with aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(total=30)) as session:
+    writes = {"X-CSRFToken": cookies["csrftoken"]}
+    timeout = aiohttp.ClientTimeout(total=30)
+    async with aiohttp.ClientSession(cookie_jar=jar, headers=writes, timeout=timeout) as session:
         killer = Killer(stack, session, options.pause)
         operator = Operator(stack, session)
         until_s = began_s + options.minutes * 60
@@ -105,7 +113,10 @@ async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[di
             tasks.append(asyncio.create_task(sheep.run(stop)))
         if not options.no_kills:
             tasks.append(asyncio.create_task(killer.run(until_s - options.minutes * 60 * QUIET_SHARE, stop)))
-        while time.monotonic() < until_s and not stack.ended:
+        happened: dict[str, Any] = {}
+        half_s = options.minutes * 30
+        tasks.append(asyncio.create_task(go_wrong(stack, session, clients, killer, happened, half_s)))
+        while (time.monotonic() < until_s or "revoked_key" not in happened) and not stack.ended:
             await asyncio.sleep(1.0)
             for task in tasks:
                 if task.done() and not task.cancelled() and task.exception() is not None:
@@ -113,32 +124,64 @@ async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[di
         ended_at = time.time()
         stack_ended = stack.ended
         stop.set()
+        silence = asyncio.create_task(silent_traffic(stack))  # what is held gets a place
         await asyncio.gather(*tasks)
-        left_running = None if stack_ended else await quiesce(stack, session)
-    result, detail = judge(stack, clients, killer.kills, operator, memory, up_at, ended_at, stack_ended, left_running)
+        left_taken = None if stack_ended else await quiesce(stack, session)
+        silence.cancel()
+    result, detail = judge(stack, clients, killer.kills, operator, memory, up_at, ended_at, stack_ended, left_taken)
     faults = [f"{_clock(at)} {name} {kind}" for at, name, kind in sheep.faults]
-    return result | {"faults": len(faults)}, detail | {"faults": faults}
+    return result | {"faults": len(faults)} | happened, detail | {"faults": faults}
 
 
-async def quiesce(stack: Stack, session: aiohttp.ClientSession) -> dict[str, int] | None:
-    """Return the requests that the gateway still counts after all traffic, by endpoint; None if it is unreachable."""
-    # Its streams end with it (a stopped one would not read them); the next one is stopped while it starts.
-    for pid in await asyncio.to_thread(stack.pids, "traffic"):
-        os.kill(pid, signal.SIGKILL)
-    left: dict[str, int] | None = None
+async def go_wrong(
+    stack: Stack,
+    session: aiohttp.ClientSession,
+    clients: mix.Mix,
+    killer: Killer,
+    happened: dict[str, Any],
+    after_s: float,
+) -> None:
+    """Roll out a bad version and revoke a key with open work, *after_s* from now; nothing is killed meanwhile."""
+    await asyncio.sleep(after_s)
+    async with killer.calm:
+        killer.spares = "web"
+        happened["rollout"] = await middle.bad_rollout(stack, session)
+        happened["revoked_key"] = await middle.revoked_key(stack, session, clients)
+
+
+async def silent_traffic(stack: Stack) -> None:
+    """Kill the demo's traffic: its streams end with it (a stopped one would not read them). The next is stopped early."""
+    how = signal.SIGKILL
+    while True:
+        for pid in await asyncio.to_thread(stack.pids, "traffic"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+        how = signal.SIGSTOP
+        await asyncio.sleep(0.5)
+
+
+async def quiesce(stack: Stack, session: aiohttp.ClientSession) -> dict[str, float] | None:
+    """Return what the gateway still counts after all traffic: requests and reserved tokens (share of the KV cache) by
+    endpoint, held ones, answers under way, rows that it lost; None if it is unreachable.
+    """
+    left: dict[str, float] | None = None
     deadline_s = time.monotonic() + QUIESCES_WITHIN_S
     while time.monotonic() < deadline_s and left != {}:
         await asyncio.sleep(0.5)
-        for pid in await asyncio.to_thread(stack.pids, "traffic"):
-            os.kill(pid, signal.SIGSTOP)
         try:
             async with session.get(f"{stack.url}/api/summary") as response:
-                places = (await response.json())["endpoints"]
+                summary = await response.json()
+            async with session.get(f"{stack.url}/metrics") as response:
+                metrics = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines())
+            places = summary["endpoints"]
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError):
             continue
         names = map("{} in {}".format, places["model"], places["region"])
-        counts = zip(names, places["running"], places["waiting"], strict=True)
-        left = {name: running + waiting for name, running, waiting in counts if running or waiting}
+        left = {"held": summary["fleet"]["held"]}
+        left |= {name: float(metrics[name]) for name in COUNTED}
+        for name, *counts in zip(names, *(places[column] for column in TAKEN), strict=True):
+            left |= {f"{name} {column}": count or 0 for column, count in zip(TAKEN, counts, strict=True)}
+        left = {name: count for name, count in left.items() if count}
     await asyncio.sleep(LEDGER_WRITES_WITHIN_S)
     return left
 
@@ -152,7 +195,7 @@ def judge(
     up_at: float,
     ended_at: float,
     stack_ended: bool,
-    left_running: dict[str, int] | None,
+    left_taken: dict[str, float] | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     rows = defaultdict(list)
     for row in stack.rows(ROWS):
@@ -187,11 +230,11 @@ def judge(
         "requests_done": sum(one.end == "done" for one in clients.seen),
         "requests_unaccounted": len(total.unaccounted) + len(clients.open),
         "requests_cut_by_kill": total.cut_by_kill,
-        "rows_lost_by_kill": total.rows_lost_by_kill,
+        "rows_lost": total.rows_lost,
         "failed_outside_kills": len(total.failed_outside_kills),
         "failed_in_kills": total.failed_in_kills,
         "turned_away": total.turned_away,
-        "requests_left_running": None if left_running is None else sum(left_running.values()),
+        "places_leaked": None if left_taken is None else len(left_taken),
         "ledger_rows": requests,
         "ledger_rows_doubled": doubled,
         "minute_series_off_by": abs(requests - minutes),
@@ -210,7 +253,7 @@ def judge(
         "recovery_s": {part: max((s for s in times if s), default=None) for part, times in recovery_s.items()},
     }
     detail = {
-        "left_running": left_running,
+        "left_taken": left_taken,
         "error_lines": dict(printed.outside.most_common()),
         "error_lines_in_kills": dict(printed.within.most_common()),
         "traced": dict(Counter(printed.traced).most_common()),

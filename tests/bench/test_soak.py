@@ -61,6 +61,9 @@ def judged(one: Seen, *rows: dict, kills: tuple[Kill, ...] = ()) -> tuple[int, i
         (seen(End.NEVER_SENT), [row()], (1, 0)),
         (seen(End.CUT), [], (1, 1)),
         (seen(End.UNREACHED), [], (0, 1)),
+        (seen(End.REFUSED, status=401, code="invalid_api_key", key_ends=True), [row("failed", 401)], (0, 0)),
+        (seen(End.REFUSED, status=401, code="invalid_api_key", key_ends=True), [], (1, 0)),
+        (seen(End.INTERRUPTED, code="invalid_api_key"), [row("failed", 401, "invalid_api_key")], (0, 1)),
         (seen(End.DONE, attempts=2), [row("failed", 502, "upstream_failed"), row()], (0, 0)),
     ],
 )
@@ -68,10 +71,10 @@ def test_a_request_is_accounted_for_by_a_row_that_agrees(one, rows, expected):
     assert judged(one, *rows) == expected
 
 
-def test_a_client_that_left_at_once_may_have_been_refused_in_an_outage():
-    refused, kills = row("rejected", 503, "model_unavailable"), (Kill("emulator", 99.5, 100.5),)
-    assert judged(seen(End.LEFT), refused, kills=kills) == (0, 0)
-    assert judged(seen(End.LEFT), refused, kills=(Kill("beat", 99.5, 100.5),)) == (1, 0)
+@pytest.mark.parametrize("how", [("rejected", 503, "model_unavailable"), ("failed", 502, "upstream_interrupted")])
+def test_a_client_that_left_at_once_may_have_been_refused_or_cut_off_in_an_outage(how):
+    assert judged(seen(End.LEFT), row(*how), kills=(Kill("emulator", 99.5, 100.5),)) == (0, 0)
+    assert judged(seen(End.LEFT), row(*how), kills=(Kill("beat", 99.5, 100.5),)) == (1, 0)
 
 
 def test_what_a_kill_of_the_web_process_cuts_is_counted_separately():
@@ -158,7 +161,9 @@ def test_some_minutes_of_the_whole_stack_under_kills(tmp_path: Path):
     assert result["tracebacks"] == 0, said
     assert result["requests_sent"] > 300, said
     assert result["requests_unaccounted"] == 0, said
-    assert result["ledger_rows_doubled"] == 0, said
+    assert result["ledger_rows_doubled"] == result["rows_lost"] == result["places_leaked"] == 0, said
+    assert (result["rollout"]["state"], result["rollout"]["old_lost"] <= 1) == ("rolled_back", True), said
+    assert result["revoked_key"]["ended_by_its_rule"] == result["revoked_key"]["open"]["unanswered"] > 0, said
     assert result["parts_killed"] >= len(PARTS), said
     assert result["first_forecast_after_s"] is not None, said
     assert result["longest_without_forecast_s"] < 180, said

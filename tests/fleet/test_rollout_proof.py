@@ -123,6 +123,26 @@ def test_what_is_bad_goes_back_and_costs_one_old_instance_at_most(fleet, gpus, n
     assert Event.objects.filter(kind="rollout.rolled_back").exists()
 
 
+@pytest.mark.parametrize("left", [S.DRAINING, S.DONATED])
+@pytest.mark.parametrize("gpus", [8, 4], ids=["one more first", "in its place"])
+def test_on_its_way_back_it_starts_none_for_those_that_scaling_takes(fleet, gpus, left):
+    """It would undo the strategy's decision, and without room wait for ever."""
+    Node.objects.update(gpu_count=gpus)
+    fleet.shares[NEW] = 0.5
+    begin(fleet)
+    until_it_bakes(fleet)
+    while not fleet.newest().going_back:
+        fleet.step()
+    other = next(row for row in Instance.objects.filter(state=S.READY) if row.max_num_seqs == OLD)
+    services.drain(other, "strategy", "less demand")
+    wanted = Instance.objects.filter(state=S.READY).count()
+    if left == S.DONATED:
+        services.move(other, S.DONATED, actor="planner", reason="less demand")
+    ended = run(fleet)
+    assert (ended.state, fleet.seqs()) == (RolloutState.ROLLED_BACK, [OLD] * wanted)
+    assert Instance.objects.get(pk=other.pk).state == left
+
+
 @pytest.mark.parametrize("when", ["at its start", "while it proves itself"])
 @pytest.mark.parametrize("gpus", [8, 4], ids=["one more first", "in its place"])
 def test_one_that_fails_goes_back_too(fleet, gpus, when):

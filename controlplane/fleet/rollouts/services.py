@@ -381,7 +381,7 @@ def _next(rollout: Rollout, seen: Fleet) -> str:
 
 
 def _drain(rollout: Rollout, row: Instance) -> str:
-    services.drain(row, ACTOR, f"{rollout}: {rollout.reason}"[:255])
+    services.drain(row, ACTOR, f"{rollout}: {rollout.reason}"[:255])  # `total` stays, unlike when others drain one
     rollout.draining = row
     return f"{row.name} drains."
 

@@ -39,6 +39,10 @@ class Account:
     turned_away: int = 0
     by_kind: dict[str, Counter[str]] = field(default_factory=dict)
 
+    @property
+    def rows_lost(self) -> int:
+        return self.rows_lost_by_kill + sum(why == "no row" for _, why in self.unaccounted)
+
     def examples(self, which: list[tuple[Seen, str]]) -> list[str]:
         return [
             f"{seen.kind} {seen.request_id}: {why} (client: {seen.end} {seen.status} {seen.code} {seen.why})"
@@ -64,8 +68,8 @@ def _judge_row(total: Account, one: Seen, rows: list[dict[str, Any]], kills: lis
     why = disagreement(one, rows)
     if not why:
         return
-    if one.end is End.LEFT and not one.status and rows and rows[-1]["outcome"] == "rejected" and _excused(one, kills):
-        total.failed_in_kills += 1  # left before any answer began, and was refused during the outage
+    if one.end is End.LEFT and rows and rows[-1]["outcome"] in ("rejected", "failed") and _excused(one, kills):
+        total.failed_in_kills += 1  # it had left, and was refused or cut off by the outage
         return
     web = [kill for kill in kills if kill.part == "web"]
     if one.end in (End.CUT, End.UNREACHED, End.LEFT, End.INTERRUPTED) and any(
@@ -89,7 +93,7 @@ def disagreement(one: Seen, rows: list[dict[str, Any]]) -> str:
         case End.CUT:
             return f"the connection broke; {row['outcome'] if row else 'no row'}"
         case End.REFUSED if row is None:
-            return "" if one.code in WITHOUT_ROW else "no row"
+            return "" if one.code in WITHOUT_ROW and not one.key_ends else "no row"
         case End.REFUSED | End.INTERRUPTED if row is None:
             return "no row"
     if row is None:
@@ -129,6 +133,8 @@ def _judge_outcome(total: Account, one: Seen, kills: list[Kill]) -> None:
     """Whether the request got the expected result; only kills of web and emulator excuse a failure."""
     if one.end in (End.LEFT, End.NEVER_SENT) or (one.end in (End.DONE, End.REFUSED) and one.status in one.expects):
         return
+    if one.key_ends and one.code == "invalid_api_key":
+        return  # by its rule
     if one.status in TURNED_AWAY:
         total.turned_away += 1
         return

@@ -45,6 +45,13 @@ class Kill:
         return begin <= until and end >= self.at - 0.1
 
 
+async def instances(stack: Stack, session: aiohttp.ClientSession) -> list[tuple[str, str, str, str]]:
+    """Return (name, model, region, state) of every instance."""
+    async with session.get(f"{stack.url}/api/summary", timeout=aiohttp.ClientTimeout(total=3)) as response:
+        table = (await response.json())["instances"]
+    return list(zip(*(table[column] for column in ("name", "model", "region", "state")), strict=True))
+
+
 @dataclass(slots=True)
 class Killer:
     """Repeats `STEPS` forever; `kills` is its record."""
@@ -53,13 +60,21 @@ class Killer:
     session: aiohttp.ClientSession  # of a signed-in operator
     pause_s: float
     kills: list[Kill] = field(default_factory=list)
+    calm: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Nothing is killed while another holds it."""
+    spares: str = ""
+    """A part that is killed no longer."""
 
     async def run(self, until_s: float, stop: asyncio.Event) -> None:
         """Kill until monotonic time *until_s*; pause *pause_s* after each recovery."""
         number = 0
         while time.monotonic() < until_s and not stop.is_set():
-            await asyncio.gather(*map(self.kill, STEPS[number % len(STEPS)]))
+            step = STEPS[number % len(STEPS)]
             number += 1
+            if self.spares in step:
+                continue
+            async with self.calm:
+                await asyncio.gather(*map(self.kill, step))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), self.pause_s)
 
@@ -115,11 +130,8 @@ class Killer:
 
     async def _fleet_works(self) -> bool:
         """Whether every endpoint has a ready instance again, and none is failed."""
-        url = f"{self.stack.url}/console/api/snapshot?topics=instances"
-        async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=3)) as response:
-            table = (await response.json())["tables"]["instances"]
         wanted, ready = set(), set()
-        for model, region, state in zip(table["model"], table["region"], table["state"], strict=True):
+        for _, model, region, state in await instances(self.stack, self.session):
             wanted.add((model, region))
             if state == "ready":
                 ready.add((model, region))

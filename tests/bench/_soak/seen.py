@@ -44,6 +44,7 @@ class Seen:
     output_tokens: int | None = None
     why: str = ""
     unread: bool = False  # its client may have left before the gateway had read the request
+    key_ends: bool = False  # its key is revoked meanwhile
 
     def done(self, usage: object = None, output_tokens: int | None = None) -> None:
         """Record success; *usage* is the SDK's, *output_tokens* the client's own count."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.bench._soak.killer import instances
+from tests.bench._soak.mix import MODELS
 from tests.bench._soak.stack import Stack
 
 FAULTS: tuple[dict[str, Any], ...] = (
@@ -43,11 +45,8 @@ class BlackSheep:
 
     async def _one(self) -> str | None:
         """Return the same instance while it is ready, else the first that has a ready sibling."""
-        async with self.session.get(f"{self.stack.url}/console/api/snapshot?topics=instances") as response:
-            table = (await response.json())["tables"]["instances"]
-        columns = (table[name] for name in ("name", "model", "region", "state"))
-        ready = [row for row in zip(*columns, strict=True) if row[3] == "ready"]
+        ready = [row for row in await instances(self.stack, self.session) if row[3] == "ready"]
         siblings = [row[1:3] for row in ready]
-        able = [row[0] for row in ready if siblings.count(row[1:3]) > 1]
+        able = [row[0] for row in ready if row[1] in MODELS and siblings.count(row[1:3]) > 1]
         last = self.faults[-1][1] if self.faults else ""
         return last if last in able else next(iter(sorted(able)), None)
