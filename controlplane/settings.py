@@ -213,12 +213,6 @@ PERIODIC_TASKS: dict[str, tuple[str, float]] = {
     "prune-runs": ("applications.prune_runs", 3600.0),
     "resume-batches": ("batches.resume", 30.0),
     "forecast-and-plan": ("planning.forecast_and_plan", 30.0),  # or more often: `controlplane.jobs.schedule.look_s`
-    "run-strategies": (
-        "planning.run_strategies",
-        environment.STRATEGY_EVERY_S,
-    ),  # the default: `controlplane.jobs.schedule`
-    "apply-plans": ("planning.apply_plans", 5.0),
-    "finish-drains": ("planning.finish_drains", 5.0),
     "record-capacity": ("planning.record_capacity", 10.0),
     "compare-strategies": ("planning.compare_strategies", 60.0),
     "replay-ledger": ("simulation.replay_ledger", 60.0),

@@ -2,7 +2,6 @@
 
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.forms import ModelForm
 from django.http import HttpRequest
 
 from controlplane.accounts.admin_actions import AdminAction, reason_action
@@ -43,13 +42,6 @@ class ScalingPolicyAdmin(AuditedAdmin[ScalingPolicy]):
     search_fields = ["model__name"]
     autocomplete_fields = ["model"]
     fields = ["model", "strategy", "mode", "parameters"]
-
-    def save_model(
-        self, request: HttpRequest, obj: ScalingPolicy, form: ModelForm[ScalingPolicy], change: bool
-    ) -> None:
-        if "strategy" in form.changed_data:
-            obj.memory = {}
-        super().save_model(request, obj, form, change)
 
     def after_write(self, request: HttpRequest, row: ScalingPolicy, *, created: bool) -> None:
         if row.model_id is not None:

@@ -16,18 +16,10 @@ from controlplane.console.pages.scaling import charts, tables
 from controlplane.console.pages.scaling.views import strategies_used
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Region
-from controlplane.planning import selectors, services
+from controlplane.planning import selectors
 from controlplane.planning.models import PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison
 from controlplane.planning.titles import title_of
 from tests.console import planning_rows
-
-
-@pytest.fixture(autouse=True)
-def notified(monkeypatch):
-    """Record messages instead of sending them to a broker."""
-    sent = []
-    monkeypatch.setattr(services, "notify_workers", lambda *args: sent.append(args) or True)
-    return sent
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from datetime import timedelta
 
 import pytest
 from channels.db import database_sync_to_async
+from controlplane.dispatch.floor import Publication, demand_tokens_per_s
 from django.conf import settings
 from django.db import OperationalError
 from django.utils import timezone
 
 from controlplane.dispatch import floor as module
-from controlplane.dispatch.floor import Publication, demand_tokens_per_s
 from controlplane.dispatch.wire import as_inputs
 from controlplane.events.models import Event
 from controlplane.fleet import services
@@ -469,7 +469,7 @@ class TestWhatItSees:
         endpoint = gateway.topology.endpoints[0]
         members = gateway.topology.members(endpoint)
         # Demand is that of the seconds that are over.
-        view = gateway.floor.observation.view(endpoint, members, gateway.clock() + 1.0)
+        view = gateway.observation.view(endpoint, members, gateway.clock() + 1.0)
         assert (view.model, view.region, view.ready, view.coming, view.waiting) == ("m", "east", 1, 0, 1)
         assert view.use == pytest.approx(4 / 4 + 1 / 4)
         assert (view.min_instances, view.max_instances) == (1, 4)

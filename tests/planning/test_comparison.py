@@ -11,13 +11,12 @@ from controlplane.fleet.swaps.times import PCIE_BYTES_PER_S
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning.comparison import services
 from controlplane.planning.comparison.services import Replay, recorded_planner
-from controlplane.planning.execution import strategies, strategist
+from controlplane.planning.execution import rows, strategies
 from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Forecast, PolicyMode, Quantity, ScalingPolicy
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.services import make_plans
 from controlplane.tuning import services as tuning
-from controlplane.tuning.selectors import tuned
 from scheduling.scaling import EndpointView, Floor
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.strategies import Bounds
@@ -299,7 +298,7 @@ class TestAdvice:
         bounds = {"min_instances": 1, "max_instances": 3}
         zero_s = NOW.timestamp()
         for after_s in (0.0, 300.0, 600.0, 899.0):
-            live = strategist.advice(row, PLACE[1], NOW + timedelta(seconds=after_s))
+            live = rows.advice(row, PLACE[1], NOW + timedelta(seconds=after_s))
             (simulated,) = made.advise(after_s, [self.view(**bounds)])
             assert simulated.target_instances == live.target_instances
             assert simulated.soon_instances == live.soon_instances
@@ -332,7 +331,6 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance):
     tuning.change("SPILL_ABOVE", 0.55, "test")
     tuning.change("MAX_HOLD_S", 40.0, "test")
     tuning.change("REORDER_BY", "shepherd", "test")
-    tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test")
     model = Model.objects.get(name=PLACE[0])
     tuning.change("SCALE_OUT_ABOVE", 0.6, "test", model=model)
     tuning.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.5, "test", model=model)
@@ -349,16 +347,8 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance):
     assert made.cluster.reordering == "shepherd"
     assert not made.cluster.policy(PLACE).swap_by_queue
     assert set(made.requests.hold_s) == {40.0}
-    assert made.scaled.floor == {PLACE: Floor(above=0.8, cooldown_s=30.0)}
+    assert made.scaled.floor == {PLACE: Floor(cooldown_s=30.0)}
     tuning.change("FLOOR", False, "test")
     assert staged().scaled.floor is None
     tuning.change("SPILL_ABOVE", 0.4, "test", model=model)
     assert staged().cluster.policy(PLACE).region_threshold == 0.4
-
-
-def test_the_floor_under_a_strategy_in_a_worker_is_the_operators(deployment):
-    strategy = strategies.make("reactive", {}, tuned(deployment.model.name))
-    tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test", model=deployment.model)
-    assert strategies.floored(strategy, tuned(deployment.model.name)).floor == Floor(above=0.8)
-    tuning.change("FLOOR", False, "test")
-    assert strategies.floored(strategy, tuned(deployment.model.name)) is strategy

@@ -11,9 +11,10 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+from controlplane.dispatch.floor import Decision, Observation
+from controlplane.tuning.rules import beneath
 from django.utils import timezone
 
-from controlplane.dispatch.floor import Decision, Observation
 from controlplane.dispatch.live_fleet import inventory as live_inventory
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Submit
@@ -24,13 +25,11 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, GpuType, Instance, InstanceCommand, Model, PerformanceProfile, Region
 from controlplane.planning import selectors, services
 from controlplane.planning.comparison.services import recorded_planner
-from controlplane.planning.execution import floor as floor_rows
 from controlplane.planning.execution import live_views, strategist
 from controlplane.planning.models import Forecast, PolicyMode, ScalingMove
 from controlplane.planning.plans import capability, inventory
 from controlplane.planning.plans import services as plans
 from controlplane.tuning import services as tuning
-from controlplane.tuning.rules import beneath
 from controlplane.tuning.selectors import tuned
 from scheduling.fleet.profile import Profile
 from scheduling.planning.capacity import Capability

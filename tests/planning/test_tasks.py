@@ -167,64 +167,15 @@ class TestSchedule:
         scheduled = {entry["task"] for entry in real_settings.CELERY_BEAT_SCHEDULE.values()}
         assert scheduled <= set(celery_app.tasks)
         assert {name for name in celery_app.tasks if name.startswith("workers.tasks.planning.")} <= scheduled
-        assert services.APPLY_PLANS_TASK in scheduled
         queues = {route["queue"] for route in real_settings.CELERY_TASK_ROUTES.values()}
         assert queues <= {"control", "simulation"}
         assert set(real_settings.CELERY_TASK_ROUTES) <= set(celery_app.tasks)
 
 
-class TestDrains:
-    @pytest.fixture
-    def drained(self, make_instance):
-        make_instance()
-        instance = make_instance()
-        why = executor.Why(MoveSource.STRATEGY, "reactive", "use is low")
-        executor.remove("llama-3.1-8b", "us-east", why, load={"instance-1": 1})
-        long_ago = timezone.now() - timedelta(seconds=30)
-        ScalingMove.objects.update(at=long_ago)
-        type(instance).objects.filter(pk=instance.pk).update(state_changed_at=long_ago)
-        return instance
-
-    @pytest.fixture
-    def server(self, monkeypatch):
-        class Server:
-            running, waiting, error = 0, 0, None
-
-            def __init__(self, url):
-                self.url = url
-
-            async def __aenter__(self):
-                return self
-
-            async def __aexit__(self, *error):
-                pass
-
-            async def metrics(self):
-                if self.error:
-                    raise self.error
-                return VllmMetrics(running=self.running, waiting=self.waiting)
-
-        monkeypatch.setattr(tasks, "VllmClient", Server)
-        return Server
-
-    def test_an_idle_one_is_stopped(self, drained, server):
-        assert tasks.finish_drains() == 1
-        assert InstanceCommand.objects.get().verb == "stop"
-
-    def test_one_that_works_or_does_not_say_is_not(self, drained, server):
-        server.running = 1
-        assert tasks.finish_drains() == 0
-        server.running, server.waiting = 0, 1
-        assert tasks.finish_drains() == 0
-        server.waiting, server.error = 0, VllmError("no answer")
-        assert tasks.finish_drains() == 0
-        assert not InstanceCommand.objects.exists()
-
-
 class TestPruning:
-    def test_plans_never_carried_out_are_deleted_and_history_stays(self, language_model, settings):
-        settings.PLANNING_KEEP_DAYS = 2.0
-        forecast(days=3), forecast(days=1)
+    def test_forecasts_and_plans_never_carried_out_are_deleted_and_history_stays(self, language_model, settings):
+        settings.PLANNING_KEEP_DAYS, settings.FORECAST_KEEP_HOURS, settings.COMPARE_HOURS = 2.0, 3.0, 6.0
+        forecast(hours=8), forecast(hours=6)
         for status in PlanStatus:
             old = plan(language_model, days=3)
             ScalingPlan.objects.filter(pk=old.pk).update(status=status)

@@ -21,7 +21,7 @@ from controlplane.console.charts.spec import Chart
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.models.selectors import demand_and_capacity
-from controlplane.console.pages.plans.cards import cards_of, with_undone
+from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.pages.scaling import tables
 from controlplane.console.pages.scaling.charts import cost_against_service
 from controlplane.events import since
@@ -131,7 +131,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "compare_every": tuned().COMPARE_EVERY_S,
         "compared_s": 3600 * tuned().COMPARE_HOURS,
         "strategies": [(name, title_of(name)) for name in strategies.names()] if operator else [],
-        "moves": with_undone(planning.moves(model=model)[:MOVES_SHOWN]),
+        "moves": planning.moves(model=model)[:MOVES_SHOWN],
         "plans": cards_of(planning.plans(model=model)[:PLANS_SHOWN], titles, now),
     }
     return render(request, "console/scaling/scaling.html", context)
