@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from typing import ClassVar
 from unittest.mock import MagicMock
 
 from django.utils import timezone
@@ -18,9 +19,9 @@ LONG_S = 1e6
 
 
 class Given(Observation):
-    """Views of the rows with `shown` instead of measured load; "away": nothing accepts work."""
+    """Views of the rows with `shown` instead of what is measured."""
 
-    shown: dict = {}
+    shown: ClassVar[dict] = {}
 
     def view(self, endpoint, members, now_s) -> EndpointView:
         return super().view(endpoint, members, now_s)._replace(**self.shown)
@@ -31,6 +32,7 @@ class LoopOverRows(ScalingLoop):
 
     def __init__(self, monkeypatch, observation=None, owns=lambda: True) -> None:
         monkeypatch.setattr(rows.connections, "close_all", lambda: None)
+        monkeypatch.setattr(rows, "run_commands", lambda: 0)  # nothing is started
         self.ahead_s, self.began = 0.0, timezone.now()
         monkeypatch.setattr(timezone, "now", self.now)
         if observation is None:
@@ -38,11 +40,13 @@ class LoopOverRows(ScalingLoop):
                 Topology(), lambda _: 0, lambda _: Outlook(0, float("nan"), float("nan")), lambda: LONG_S + self.ahead_s,
                 lambda: self.now().timestamp(),
             )  # fmt: skip
-        observation.began_s -= LONG_S
+            observation.began_s = 0.0
         dispatcher = MagicMock(topology=observation.topology)
         dispatcher.reordering.evicted = []
         dispatcher.prewarming.wakes.return_value = None
-        super().__init__(dispatcher, observation, owns=owns, read_inventory=MagicMock(), job=SimpleNamespace(period_s=1.0))
+        super().__init__(
+            dispatcher, observation, owns=owns, read_inventory=MagicMock(), job=SimpleNamespace(period_s=1.0)
+        )
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.began.timestamp() + self.ahead_s, UTC)

@@ -103,7 +103,13 @@ FLOOR, STRATEGY = MoveSource.FLOOR, MoveSource.STRATEGY
         ("reactive", {"use": 0.75}, STRATEGY, 1, "Use is 75%, above 70%: 2 → 3 instances, on free GPUs."),
         ("reactive", {"use": 0.1}, STRATEGY, -1, "Use is 10%, below 30% for 60 s: 2 → 1 instances."),
         ("pilothouse", {"use": 0.75}, STRATEGY, 0, ""),
-        ("pilothouse", {"use": 0.5, "waiting": 2, "short_instances": 2}, STRATEGY, 1, "No order of the queue is in time"),
+        (
+            "pilothouse",
+            {"use": 0.5, "waiting": 2, "short_instances": 2},
+            FLOOR,
+            1,
+            "Floor: no order of the queue is in time",
+        ),
         ("lt_i", {"use": 0.5}, STRATEGY, 0, ""),
     ],
 )
@@ -194,8 +200,9 @@ def test_the_gpus_that_the_plan_names_come_first(fleet_of, scaling, automatic, d
     assert [move.gpu_type for move in scaling()] == ["a100-80gb", "a100-80gb"]
 
 
-def test_a_refusal_is_recorded_and_not_repeated_at_once(fleet_of, scaling, automatic):
+def test_a_refusal_is_recorded_and_not_repeated_at_once(fleet_of, scaling, automatic, node):
     fleet_of(1)
+    Instance.objects.update(node=node)
     Node.objects.update(gpu_count=2)
     automatic("reactive")
     assert scaling(use=0.93) == []
@@ -225,7 +232,7 @@ def test_the_database_away_costs_time_and_no_move(fleet_of, scaling, automatic, 
     with monkeypatch.context() as patch:
         patch.setattr(rows, "read_rules", fails)
         assert scaling(15.0) == []
-        assert [move.delta for move in scaling(15.0, **FULL)] == [1], "by the policy that was read before"
+        assert [move.delta for move in scaling(15.0, use=3.0)] == [1], "by the policy that was read before"
 
 
 def test_a_strategy_that_fails_leaves_the_floor(fleet_of, scaling, automatic, monkeypatch, caplog):
@@ -278,7 +285,7 @@ class TestMinimum:
     def test_it_is_brought_back(
         self, policy, state, held, shown, after_s, added, fleet_of, scaling, automatic, operator
     ):
-        one, other = fleet_of(2, min_instances=2)
+        _, other = fleet_of(2, min_instances=2, max_instances=2)
         if held:
             fleet.stop(other, operator, "a new driver")
         Instance.objects.filter(pk=other.pk).update(state=state, url="")
@@ -320,7 +327,8 @@ class TestMissingMeasurements:
         # One that present load does not need may go by a plan that is in force, never more.
         gone = -sum(ScalingMove.objects.filter(delta__lt=0).values_list("delta", flat=True))
         assert gone <= (what == "demand")
-        assert not ScalingMove.objects.filter(delta__gt=0).exists()
+        # Where none is known to take work, one is started, and that is all.
+        assert ScalingMove.objects.filter(delta__gt=0).count() <= (what == "metrics of all instances")
 
     @pytest.mark.parametrize("strategy", ["", *STRATEGIES])
     def test_low_use_before_a_gap_does_not_count_after_it(self, strategy, automatic, scaling, fleet_of):

@@ -6,18 +6,14 @@ import pytest
 from django.conf import settings as real_settings
 from django.utils import timezone
 
-from controlplane.fleet.models import InstanceCommand
 from controlplane.jobs.models import JobRow
 from controlplane.lengths.models import LengthTraining
 from controlplane.planning import services
 from controlplane.planning.comparison import services as comparison
-from controlplane.planning.execution import executor
 from controlplane.planning.forecasts import services as forecast_services
 from controlplane.planning.models import (
     Forecast,
-    MoveSource,
     PlanStatus,
-    ScalingMove,
     ScalingPlan,
     ScalingPolicy,
     StrategyComparison,
@@ -25,8 +21,6 @@ from controlplane.planning.models import (
 from controlplane.planning.plans import services as plan_services
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from workers.tasks import planning as tasks
-from workers.vllm.client import VllmError
-from workers.vllm.metrics import VllmMetrics
 
 pytestmark = pytest.mark.django_db
 

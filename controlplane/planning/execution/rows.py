@@ -93,9 +93,8 @@ def read_rules(present: Mapping[tuple[str, str], int]) -> Rules:
     for policy in ScalingPolicy.objects.filter(mode=PolicyMode.AUTO, model__active=True).select_related("model"):
         model, plan = policy.model.name, None
         if strategies.follows_plans(policy.strategy) and (plan := selectors.plan_in_force(model, now)) is not None:
-            plan_rollout.mark_if_reached(
-                plan, {region: count for (of, region), count in present.items() if of == model}
-            )
+            here = {region: count for (of, region), count in present.items() if of == model}
+            plan_rollout.mark_if_reached(plan, here, now)
         rules[model] = Rule(policy.strategy, policy.parameters, plan)
     return Rules(rules, _spot_other())
 
