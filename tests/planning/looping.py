@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 from unittest.mock import MagicMock
 
+from django.db import connection
 from django.utils import timezone
 
 from controlplane.dispatch.live_fleet import inventory
@@ -33,7 +34,7 @@ class LoopOverRows(ScalingLoop):
     def __init__(self, monkeypatch, observation=None, owns=lambda: True) -> None:
         monkeypatch.setattr(rows.connections, "close_all", lambda: None)
         monkeypatch.setattr(rows, "run_commands", lambda: 0)  # nothing is started
-        self.ahead_s, self.began = 0.0, timezone.now()
+        self.ahead_s, self.began, self.in_thread = 0.0, timezone.now(), False
         monkeypatch.setattr(timezone, "now", self.now)
         if observation is None:
             observation = Given(
@@ -53,11 +54,18 @@ class LoopOverRows(ScalingLoop):
 
     def check(self) -> None:
         self.topology.apply(inventory.read())
-        super().check()
+        with connection.execute_wrapper(self._only_in_threads):
+            super().check()
+
+    def _only_in_threads(self, execute, *query) -> object:
+        assert self.in_thread, "the event loop waits for the database"
+        return execute(*query)
 
     def _in_thread(self, work, done=lambda: None, *, moves=False) -> None:
+        self.in_thread = True
         try:
             work()
         except Exception as error:
             self._report(error, moves=moves)
+        self.in_thread = False
         done()

@@ -298,7 +298,7 @@ class TestAdvice:
         bounds = {"min_instances": 1, "max_instances": 3}
         zero_s = NOW.timestamp()
         for after_s in (0.0, 300.0, 600.0, 899.0):
-            live = rows.advice(row, PLACE[1], NOW + timedelta(seconds=after_s))
+            live = rows.endpoint_plans(row)[PLACE[1]].advice((NOW + timedelta(seconds=after_s)).timestamp())
             (simulated,) = made.advise(after_s, [self.view(**bounds)])
             assert simulated.target_instances == live.target_instances
             assert simulated.soon_instances == live.soon_instances

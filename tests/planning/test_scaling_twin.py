@@ -246,7 +246,8 @@ class Live:
             plans.make_plans(self.now(), models)
         ScalingLoop.check(self.loop)
         plan = selectors.plan_in_force(MODEL, self.now()) if self.strategy.uses_advice else None
-        return [rows.advice(plan, region, self.now()) for region in REGIONS]
+        plans_of = rows.endpoint_plans(plan) if plan else {}
+        return [plans_of[region].advice(self.now().timestamp()) if plan else None for region in REGIONS]
 
     def decided(self) -> dict[tuple[str, int, str], list[int]]:
         """Return the moves since the last call: instances' rows by region, direction and reason."""

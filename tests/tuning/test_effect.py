@@ -87,10 +87,11 @@ def test_the_periods_of_beat(tmp_path, settings, caplog):
     services.change("FORECAST_EVERY_S", 180.0, "test")
     beat.take_up_periods()
     for entry in beat.schedule.values():
-        entry.last_run_at = entry.default_now() - timedelta(seconds=100)
+        entry.last_run_at = entry.default_now() - timedelta(seconds=10)
     while beat.tick() == 0:
         pass
     assert "advance-rollouts" in {name for name, _ in sent}
+    assert "forecast-and-plan" not in {name for name, _ in sent}
     assert schedule.periods()["forecasts"] == 180.0
 
     sent.clear()

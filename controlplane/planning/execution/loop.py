@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from django.utils import timezone
-
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
 from controlplane.dispatch.observation import Observation
@@ -164,9 +162,9 @@ class ScalingLoop:
             scaled.next_s = (now_s // tick_s + 1) * tick_s
             before = dict(scaled.strategy.memory)
             try:
-                advice = [rows.advice(scaled.rule.plan, view.region, timezone.now()) for view in views]
-                floored = strategies.floored(scaled.strategy, values)
-                decided = list(floored.decide(self.observation.wall_clock(), views, advice))
+                at_s, plans = self.observation.wall_clock(), scaled.rule.plans
+                advice = [plans[view.region].advice(at_s) if view.region in plans else None for view in views]
+                decided = list(strategies.floored(scaled.strategy, values).decide(at_s, views, advice))
             except Exception:  # it costs only its model the tick
                 logger.exception("scaling: the strategy of %s failed", model)
         if decided is None:

@@ -29,6 +29,7 @@ from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, Sca
 from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
+    from scheduling.planning.advisor import EndpointPlan
     from scheduling.scaling import Advice, EndpointView
     from scheduling.scaling.endpoint import Move
 
@@ -67,6 +68,8 @@ class Rule:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     plan: ScalingPlan | None = None
     """The plan in force that the strategy follows."""
+    plans: "Mapping[str, EndpointPlan]" = field(default_factory=dict)
+    """What it says of each region."""
     approved: bool = False
     """Whether an approved plan still holds: nothing is removed without a strategy."""
 
@@ -95,7 +98,7 @@ def read_rules(present: Mapping[tuple[str, str], int]) -> Rules:
         if strategies.follows_plans(policy.strategy) and (plan := selectors.plan_in_force(model, now)) is not None:
             here = {region: count for (of, region), count in present.items() if of == model}
             plan_rollout.mark_if_reached(plan, here, now)
-        rules[model] = Rule(policy.strategy, policy.parameters, plan)
+        rules[model] = Rule(policy.strategy, policy.parameters, plan, endpoint_plans(plan) if plan else {})
     return Rules(rules, _spot_other())
 
 
@@ -111,30 +114,30 @@ def _spot_other() -> dict[tuple[str, str], int]:
     return counts
 
 
-def advice(plan: ScalingPlan | None, region: str, now: datetime) -> "Advice | None":
-    """Return the advice of *plan* for *region*; None if it has none."""
+def endpoint_plans(plan: ScalingPlan) -> "dict[str, EndpointPlan]":
+    """Return what *plan* says of each region."""
     from scheduling.planning.advisor import EndpointPlan
     from scheduling.planning.bursts import UNEVEN_CV
 
-    rows = [row for row in plan.targets if row["region"] == region] if plan else []
-    if plan is None or not rows:
-        return None
     # Older plans have fewer inputs.
     given, made_at_s = plan.inputs, plan.made_at.timestamp()
-    windows: Sequence[float] = given.get("demand_tokens_per_s", {}).get(region, [])
     start_at = given.get("start_at")
-    return EndpointPlan(
-        target_instances=sum(row["target"] for row in rows),
-        soon_instances=given.get("soon_instances", {}).get(region, []),
-        forecast_tokens_per_s=given.get("forecast_tokens_per_s", {}).get(region, max(windows, default=0.0)),
-        start_s=datetime.fromisoformat(start_at).timestamp() if start_at else made_at_s,
-        window_s=given.get("window_s", tuned().FORECAST_WINDOW_S),
-        made_at_s=made_at_s,
-        period_s=given.get("period_s", strategies.plans_for(plan.strategy).period_s),
-        valid_until_s=plan.valid_until.timestamp(),
-        cv=given.get("model_cv", UNEVEN_CV),
-        deferred_tokens_per_s=given.get("deferred_tokens_per_s", {}).get(region, 0.0),
-    ).advice(now.timestamp())
+    made = {}
+    for region, target in plan_rollout.wanted_by_region(plan).items():
+        windows: Sequence[float] = given.get("demand_tokens_per_s", {}).get(region, [])
+        made[region] = EndpointPlan(
+            target_instances=target,
+            soon_instances=given.get("soon_instances", {}).get(region, []),
+            forecast_tokens_per_s=given.get("forecast_tokens_per_s", {}).get(region, max(windows, default=0.0)),
+            start_s=datetime.fromisoformat(start_at).timestamp() if start_at else made_at_s,
+            window_s=given.get("window_s", tuned().FORECAST_WINDOW_S),
+            made_at_s=made_at_s,
+            period_s=given.get("period_s", strategies.plans_for(plan.strategy).period_s),
+            valid_until_s=plan.valid_until.timestamp(),
+            cv=given.get("model_cv", UNEVEN_CV),
+            deferred_tokens_per_s=given.get("deferred_tokens_per_s", {}).get(region, 0.0),
+        )
+    return made
 
 
 # Write
