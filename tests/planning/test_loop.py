@@ -184,6 +184,14 @@ def test_a_plan_is_followed_once_over_many_ticks(fleet_of, scaling, automatic, l
     assert scaling(20.0) == []
 
 
+def test_what_was_added_stays_for_the_cooldown(fleet_of, scaling, automatic, language_model):
+    fleet_of(3)
+    automatic("lt_i")
+    plan(language_model, 2, present=3)
+    assert scaling(changed_delta=1, since_change_s=5.0) == []
+    assert [move.delta for move in scaling(15.0, changed_delta=1, since_change_s=20.0)] == [-1]
+
+
 def test_the_gpus_that_the_plan_names_come_first(fleet_of, scaling, automatic, deployment, profile, region):
     cheap = GpuType.objects.create(name="l40s", title="L40S", memory_bytes=80 * 2**30, on_demand_usd_per_hour="0.10")
     values = {name: getattr(profile, name) for name in ("prefill_a_s", "prefill_b_s_per_token", "prefill_t0_s")}

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 SETTLE_S = 60.0
 """Time after the start in which only the floor acts: rates are measured over it."""
 GAP_S = 300.0
-"""Time without a check after which the time of low use counts anew: nothing was measured meanwhile."""
+"""Time without a check after which the time of low use starts again: nothing was measured meanwhile."""
 ROWS_S = 5.0
 """Period of reading policies and plans, and of approved plans, drains and commands left behind."""
 HEARD_S = 10.0
