@@ -38,7 +38,7 @@ def fleet(world: World, monkeypatch):
         world.probed.append(instance.name)
         return world.probe
 
-    monkeypatch.setattr(tasks.live_views, "outcomes", outcomes)
+    monkeypatch.setattr(tasks.waiting, "outcomes", outcomes)
     monkeypatch.setattr(tasks, "_probe", probe)
     return world
 

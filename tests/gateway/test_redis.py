@@ -10,7 +10,7 @@ from django.conf import settings
 
 from controlplane.fleet.models import Instance
 from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
+from controlplane.planning.execution.loop import ScalingLoop
 from tests.examples import at_night_but
 from tests.gateway.conftest import serving, until
 from tests.gateway.rows import make_model
@@ -71,7 +71,7 @@ class TestWithRedis:
 
     async def test_a_second_process_stands_by_and_takes_over(self, served, monkeypatch):
         monkeypatch.setattr("controlplane.dispatch.lease.RENEW_S", 0.1)
-        second = Gateway(floor_rows)
+        second = Gateway(ScalingLoop)
         async with serving(second) as url:
             await until(lambda: not second.lease.held)
             async with served.http.post(f"{url}/v1/chat/completions", json={}, headers=served.headers) as response:
@@ -125,7 +125,7 @@ class TestWithRedis:
         owner = served.gateway
         async with AsyncExitStack() as stack:
             for _ in range(takeovers):
-                heir = Gateway(floor_rows)
+                heir = Gateway(ScalingLoop)
                 url = await stack.enter_async_context(serving(heir))
                 await until(lambda heir=heir: not heir.lease.held)
                 owner.lease._task.cancel()  # its process dies without a word

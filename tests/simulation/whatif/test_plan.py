@@ -12,7 +12,7 @@ from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning import bundles, services
-from controlplane.planning.execution import live_views, plan_rollout
+from controlplane.planning.execution import plan_rollout
 from controlplane.planning.models import WHAT_IF, ScalingPlan, ScalingPolicy
 from controlplane.simulation.whatif import plan, selectors, working
 from controlplane.simulation.whatif import services as what_ifs
@@ -186,8 +186,6 @@ def test_a_page_asks_for_what_comes_of_it_alone(asked, fleet_admin, client, monk
 
 
 def test_its_plans_are_approved_carried_out_and_followed(asked, fleet_admin, deployment, monkeypatch):
-    monkeypatch.setattr(services, "notify_workers", lambda: True)
-    monkeypatch.setattr(live_views, "read", lambda: None)
     made = plan.make_plan(asked, "C", fleet_admin)
     seen = plan.followed(made)
     assert [(each["status"], each["moves"]) for each in seen["plans"]] == [("advice", 0)]
@@ -213,7 +211,6 @@ def test_its_plans_are_approved_carried_out_and_followed(asked, fleet_admin, dep
 
 @pytest.mark.nightly
 def test_approved_moves_not_yet_made_end_with_the_plan(asked, fleet_admin, monkeypatch):
-    monkeypatch.setattr(services, "notify_workers", lambda: True)
     made = plan.make_plan(asked, "C", fleet_admin)
     approved = services.approve(ScalingPlan.objects.get(), fleet_admin)
     plan.undo(made, fleet_admin)
