@@ -11,6 +11,7 @@ from django.conf import settings
 from controlplane.fleet.models import Instance
 from controlplane.gateway.process import Gateway
 from controlplane.planning.execution.loop import ScalingLoop
+from controlplane.planning.plans import waiting
 from tests.examples import at_night_but
 from tests.gateway.conftest import serving, until
 from tests.gateway.rows import make_model
@@ -59,6 +60,14 @@ class TestWithRedis:
         assert stored["seq"] >= summary["seq"]
         assert await bus.llen("pilothouse:history") >= 1
         assert stored["fleet"]["slo_met_ratio"] == 1.0 or stored["fleet"]["slo_met_ratio"] is None
+
+    async def test_outcomes_by_instance_are_known_while_a_summary_is_recent(self, served, bus):
+        assert (await served.chat(stream=True)).status == 200
+        known = {}
+        async with asyncio.timeout(10):
+            while known != {"m-0": (1, 0)}:
+                known = await asyncio.to_thread(waiting.outcomes) or {}
+        assert 0 < await bus.ttl("pilothouse:summary") <= 15
 
     async def test_a_notification_is_heard_at_once(self, served, bus, monkeypatch):
         monkeypatch.setattr(settings, "FLEET_REFRESH_S", 60)
