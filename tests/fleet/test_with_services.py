@@ -203,7 +203,7 @@ def test_a_process_that_ends_while_loading_is_noticed(redis_url, settings, tmp_p
     instance.refresh_from_db()
     assert instance.state == S.FAILED
     log = tmp_path / "instances" / "instance-1.log"
-    assert instance.state_reason == f"the server ended while loading; its log is {log}"
+    assert instance.state_reason == f"the server ended while loading: ended with status 1; its log is {log}"
     assert "No module named" in log.read_text()
     tasks.run_command(services.stop(instance, "test", "enough").pk)
     instance.refresh_from_db()

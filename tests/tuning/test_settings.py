@@ -158,21 +158,3 @@ def test_values_of_a_model_go_with_it(language_model):
     services.change("FORECASTER", "ets", "test", model=language_model)
     Model.objects.filter(pk=language_model.pk).delete()
     assert not Setting.objects.exists()
-
-
-def test_the_admin_changes_by_the_same_service(as_admin):
-    form = {"name": "PLAN_EPSILON", "model": "", "value": "0.25"}
-    assert as_admin.post("/admin/tuning/setting/add/", form).status_code == 302
-    assert tuned().PLAN_EPSILON == 0.25
-    refused = as_admin.post("/admin/tuning/setting/add/", form | {"name": "PLAN_NIW_BUFFER", "value": "-1"})
-    assert "PLAN_NIW_BUFFER cannot be -1" in refused.content.decode()
-    row = Setting.objects.get()
-    assert as_admin.post(f"/admin/tuning/setting/{row.pk}/change/", {"value": "0.5"}).status_code == 302
-    assert tuned().PLAN_EPSILON == 0.5
-    assert as_admin.post(f"/admin/tuning/setting/{row.pk}/delete/", {"post": "yes"}).status_code == 302
-    assert tuned().PLAN_EPSILON == 0.8
-    assert [event.after for event in Event.objects.filter(kind__startswith="setting").order_by("pk")] == [
-        {"PLAN_EPSILON": 0.25},
-        {"PLAN_EPSILON": 0.5},
-        {"PLAN_EPSILON": 0.8},
-    ]
