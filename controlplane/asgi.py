@@ -50,7 +50,7 @@ from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway, end
 from controlplane.gateway.serving.application import PATHS_NOT_SERVED
 from controlplane.operations import Application, Operations, Receive, Scope, Send
-from controlplane.planning.execution import floor as floor_rows
+from controlplane.planning.execution.loop import ScalingLoop
 
 websockets = cast(Application, AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))))
 pages = cast(Application, django_application)
@@ -227,4 +227,4 @@ def alert_watch_of(gateway: Gateway) -> AlertWatch:
     return AlertWatch(gateway.jobs.add("alerts", alert_watch.LOOK_S, "database"), signals, gateway.owns)
 
 
-application = create_application(Gateway(floor_rows))
+application = create_application(Gateway(ScalingLoop))

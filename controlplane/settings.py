@@ -209,10 +209,6 @@ PERIODIC_TASKS: dict[str, tuple[str, float]] = {
     "follow-runs": ("applications.follow_runs", 10.0),
     "resume-batches": ("batches.resume", 30.0),
     "forecast-and-plan": ("planning.forecast_and_plan", 30.0),  # or more often: `controlplane.jobs.schedule.look_s`
-    "run-strategies": (
-        "planning.run_strategies",
-        environment.STRATEGY_EVERY_S,
-    ),  # the default: `controlplane.jobs.schedule`
     "nightly-what-if": ("simulation.nightly_what_if", 60.0),
     "look-after-what-ifs": ("simulation.look_after_what_ifs", 10.0),
     "judge-twin": ("simulation.judge_twin", 60.0),
@@ -244,7 +240,7 @@ JOBS_WITHIN_TASKS = {
     "forecast-and-plan": ("forecasts", "plans"),
     "fleet-tick": (
         *("run-pending-commands", "watch-loading", "end-failed", "advance-rollouts", "advance-swaps", "advance-pulls"),
-        *("apply-plans", "finish-drains", "record-capacity", "observe-instances"),
+        *("record-capacity", "observe-instances"),
     ),
     "prune": ("prune-ledger", "prune-sign-ins", "prune-runs", "prune-planning", "prune-lengths"),
 }

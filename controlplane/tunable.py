@@ -124,9 +124,8 @@ class Forecasts(Group):
     """History of demand that forecasters learn from."""
     FORECAST_REFIT_S: Seconds = 86_400.0
     """Interval between full refits of a forecaster; in between it is updated with new data."""
-    FORECAST_KEEP_HOURS: Hours = 12.0
-    """Retention of forecasts in full; older ones are merged into one row per series and hour, with the last forecast of each
-    window."""
+    FORECAST_KEEP_HOURS: Hours = 24.0
+    """Retention of forecasts; never less than two rounds or windows of them."""
     BACKTEST_EVERY_S: Seconds = 86_400.0
     """Interval between backtests of the forecasters on the ledger; 0 runs them only by `manage.py backtest`."""
     BACKTEST_LIMIT_S: PositiveSeconds = 120.0
@@ -162,7 +161,7 @@ class Plans(Group):
     USUAL_START_S: Annotated[PositiveSeconds, PER_MODEL] = 120.0
     """Start time of an instance, from request to serving, that plans and comparisons assume until one has been observed."""
     PLANNING_KEEP_DAYS: Days = 7.0
-    """Retention of forecasts, and of plans that were never carried out."""
+    """Retention of plans that were never carried out."""
 
 
 class Capability(Group):
@@ -183,8 +182,6 @@ class Capability(Group):
 class Strategies(Group):
     """Strategies and nightly simulations"""
 
-    STRATEGY_EVERY_S: PositiveSeconds = 5.0
-    """Interval at which strategies check live load."""
     NIGHTLY_EVERY_S: Seconds = 86_400.0
     """Interval between what-ifs of the ledger under every bundle, and the period that each one covers; 0 disables them."""
     TWIN_ERROR_EVERY_S: Seconds = 3600.0
@@ -197,14 +194,15 @@ class Strategies(Group):
 class Marks(Group):
     """Scaling thresholds"""
 
+    FLOOR: bool = True
+    """Add instances to full endpoints beneath strategies, and scale models without a strategy by utilisation."""
     SCALE_IN_BELOW: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.3
     """Utilisation below which strategies that scale by utilisation remove an instance: SageServe's, and all others without a
     plan."""
     SCALE_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.7
     """Utilisation above which they add an instance; 1 is full. `pilothouse` has its own threshold."""
     SCALE_COOLDOWN_S: Annotated[Seconds, PER_MODEL] = 15.0
-    """Minimum time between two utilisation-based changes of an endpoint, by strategy or floor; the one that scaled owns the
-    endpoint that long."""
+    """Minimum time between two utilisation-based changes of an endpoint, and until what was added may be removed."""
     SCALE_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
     """Time for which utilisation must stay below the threshold before an instance is removed, where utilisation alone
     decides."""
@@ -307,33 +305,6 @@ else:
     )
 
 
-class Floor(Group):
-    """The reactive floor"""
-
-    FLOOR: bool = True
-    """The gateway adds instances to full endpoints, independent of planners and strategies."""
-    FLOOR_PATIENCE_S: Seconds = 5.0
-    """Time that the floor's commands wait for a worker before the gateway carries them out itself."""
-    FLOOR_BENEATH_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 1.0
-    """Utilisation above which the floor adds an instance while a strategy is alive; 1 is full."""
-    FLOOR_IN_BELOW: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.3
-    """Utilisation below which the floor removes an instance when no strategy is alive."""
-    FLOOR_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.7
-    """Utilisation above which the floor adds an instance when no strategy is alive."""
-    FLOOR_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
-    """Time for which utilisation must stay below the threshold before the floor removes an instance."""
-    FLOOR_SETTLE_S: Annotated[Seconds, PER_MODEL] = 120.0
-    """Time after the gateway starts in which the floor only adds instances, and only to full endpoints."""
-
-    @field_validator("FLOOR_OUT_ABOVE")
-    @classmethod
-    def _above_the_other_mark(cls, out_above: float, info: ValidationInfo) -> float:
-        in_below = info.data.get("FLOOR_IN_BELOW", 0.0)
-        if out_above <= in_below:
-            raise ValueError(f"FLOOR_OUT_ABOVE must be above FLOOR_IN_BELOW, {in_below:g}")
-        return out_above
-
-
 class Spot(Group):
     """Spot pool and weights"""
 
@@ -407,10 +378,10 @@ class Lengths(Group):
     """
 
 
-GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, EndpointPolicies, Floor, Spot, Lengths)
+GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, EndpointPolicies, Spot, Lengths)
 
 
-class Tunable(Lengths, Spot, Floor, EndpointPolicies, Routing, Marks, Strategies, Capability, Plans, Forecasts):
+class Tunable(Lengths, Spot, EndpointPolicies, Routing, Marks, Strategies, Capability, Plans, Forecasts):
     """All settings that can be changed at run time. Pydantic takes fields from the last base first."""
 
 

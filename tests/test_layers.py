@@ -42,7 +42,7 @@ OPEN_TO_ALL = {"controlplane.events.services.record", "controlplane.events.model
 # Imports that run upward all the same, each inside a function: (module, what it imports) and why.
 EXCEPTIONS = {
     (
-        "controlplane.planning.execution.floor",
+        "controlplane.planning.execution.rows",
         "workers.tasks.fleet",
     ): "carries commands out itself while no worker does, by the very functions that a worker calls",
     (
@@ -95,7 +95,10 @@ RULES = [
         ("controlplane.gateway",),
         (
             *(f"controlplane.dispatch.{module}" for module in ("dispatcher", "placement", "waiting_queue", "waits")),
-            *(f"controlplane.dispatch.{module}" for module in ("token_accounts", "suspects", "reordering", "floor")),
+            *(
+                f"controlplane.dispatch.{module}"
+                for module in ("token_accounts", "suspects", "reordering", "observation")
+            ),
             "controlplane.dispatch.live_fleet",
             "scheduling.fleet",
         ),
@@ -280,7 +283,7 @@ def test_every_package_and_app_is_walked():
         ("controlplane.accounts.services", "from controlplane.events import services"),
         ("controlplane.accounts.services", "def late():\n    from controlplane.fleet.services import notify"),
         ("controlplane.accounts.services", "if TYPE_CHECKING:\n    from controlplane.fleet.models import Model"),
-        ("controlplane.dispatch.floor", "def late():\n    from controlplane.planning.execution import floor"),
+        ("controlplane.dispatch.observation", "def late():\n    from controlplane.planning.execution import rows"),
         ("controlplane.dispatch.dispatcher", "from controlplane.gateway.errors import ApiError"),
         (
             "controlplane.gateway.upstream.client",
@@ -318,7 +321,7 @@ def test_a_wrong_import_is_caught(module, line):
         ("controlplane.console.live.feed", "from controlplane.gateway.monitoring import summary"),
         ("controlplane.accounts.services", "from controlplane.events.services import record"),
         ("controlplane.gateway.upstream.client", "from controlplane.dispatch.port import Placed"),
-        ("controlplane.planning.execution.floor", "def late():\n    from workers.tasks.fleet import run_command"),
+        ("controlplane.planning.execution.rows", "def late():\n    from workers.tasks.fleet import run_command"),
         ("controlplane.accounts.admin", "from controlplane.fleet.services import notify"),
         ("controlplane.fleet.admin", "from controlplane.fleet import views"),
     ],

@@ -14,8 +14,8 @@ from controlplane.fleet.attainment import Attainment
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, SloClass
 from controlplane.gateway.models import MinuteRow
-from controlplane.planning.execution.contested import FLAPPING_OVER, flapping
 from controlplane.planning.models import PlanStatus, ScalingPlan
+from controlplane.planning.selectors import FLAPPING_OVER, flapping
 from controlplane.usage.budgets import used_share
 
 SHORT_WINDOWS: Final = 12

@@ -225,7 +225,7 @@ class Holding:
         return list(self._requests.values())
 
     def waiting_work(self) -> dict[str, tuple[int, float, float, float]]:
-        """Return what waits by model, as `planning.execution.live_views.Waiting`: requests that are held or queued, tokens
+        """Return what waits by model, as `planning.plans.waiting.Waiting`: requests that are held or queued, tokens
         of held and announced work, the rate that they need, and tokens of queued requests. Opportunistic work is left out.
         """
         now_s, queued = self.clock(), defaultdict[str, list[int]](list)

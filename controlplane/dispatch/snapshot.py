@@ -9,8 +9,8 @@ import numpy as np
 
 from controlplane.dispatch import kernels
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
+from controlplane.dispatch.observation import Observation
 from controlplane.fleet.lifecycle.states import COMING
 from controlplane.fleet.lifecycle.states import InstanceState as Lifecycle
 from scheduling.fleet.state import (
@@ -37,6 +37,8 @@ from scheduling.routing.prefix_affinity import UNKNOWN, held
 from scheduling.routing.regions import asked_work_s, backlog_s
 from scheduling.scaling.view import DEMAND_WINDOW_S
 
+EPOCH_S: Final = 1e9
+"""Larger numbers in a strategy's memory are times."""
 MOST_PROMPTS: Final = 2_000
 """Starts of prompts in a state; those of further requests are not known."""
 MOST_PROMPT_BYTES: Final = 8 * 1024
@@ -109,9 +111,20 @@ class Snapshot:
             ],
             backlogs=dispatcher.holding.work.backlogs(now_s),
             look_s=max(0.0, dispatcher.holding.looked_s + LOOK_S - now_s),
+            memory=self._memory(),
         )
         state.prompts = [prompt for _, prompt in self._prompts.values()]
         return state
+
+    def _memory(self) -> dict[str, float]:
+        """Return the memory of strategies, with times relative to now."""
+        at_s = self.wall_clock()
+        return {
+            name: value - at_s if value > EPOCH_S else value
+            for memory in self.observation.strategies.values()
+            for name, value in memory.items()
+            if math.isfinite(value)
+        }
 
     def _prompt(self, request: Request) -> int | None:
         """Return the index of the start of the prompt of *request*, None where no router considers it."""
@@ -297,8 +310,7 @@ class Snapshot:
             ordering=endpoint.spec.policy.ordering,
             cursor=numbers.get(int(topology.arrays.cursor[endpoint.index])),
             changed_s=max(memory.changed_s - now_s, LONG_AGO_S),
-            changed_by=memory.last.by,
-            changed_delta=memory.last.delta,
+            changed_delta=memory.changed_delta,
             asked_tokens=asked.tolist(),
             asked_work_s=float(asked_work_s(topology.arrays, endpoint.index, now_s)),
             backlog_s=float(backlog_s(topology.arrays, endpoint.index, now_s)),

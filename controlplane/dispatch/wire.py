@@ -19,12 +19,6 @@ HISTORY_LENGTH = 720  # one hour
 WAITING_KEY = "pilothouse:waiting"
 """Waiting requests with position and expected wait; each tenant sees its own."""
 
-VIEWS_KEY = "pilothouse:endpoints"
-"""Views of every endpoint, for the strategies; they expire soon after the gateway stops."""
-VIEWS_EXPIRE_S = 10
-STRATEGIST_KEY = "pilothouse:strategies"
-"""Names of the models whose strategy ran lately; written by the workers, expiring soon after they stop."""
-
 ENDPOINT_COLUMNS = (
     "model",
     "region",
@@ -207,12 +201,7 @@ HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_
 
 def as_inputs(view: Any) -> dict[str, Any]:
     """Return an endpoint's view (`scheduling.scaling.EndpointView`) as JSON: null for what is infinite or unknown."""
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in as_published(view).items()}
-
-
-def as_published(view: Any) -> dict[str, Any]:
-    """Return the view in full precision, for strategies that decide by it."""
     return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        name: value if not isinstance(value, float) else round(value, 4) if math.isfinite(value) else None
         for name, value in view._asdict().items()
     }

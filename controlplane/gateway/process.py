@@ -13,21 +13,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane import background, kernels
 from controlplane.database import ERRORS, probe_write
-from controlplane.dispatch import floor
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor import Floor
 from controlplane.dispatch.lease import RENEW_S, Lease
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
 from controlplane.dispatch.live_fleet.kv_caches import KvCaches
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.port import FromDispatcher, Placed, ServedModels, Warm, WarmPrefix
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
 from controlplane.dispatch.queues.held import HeldView
@@ -93,10 +92,18 @@ async def end(tasks: Sequence[asyncio.Future[Any]]) -> None:
             logger.warning("gateway: still waiting for %s, cancelled again", task)
 
 
-class Gateway:
-    """The parts of the process. The reactive floor changes rows through *rows*."""
+class Scaling(Protocol):
+    """The scaling loop."""
 
-    def __init__(self, rows: floor.Rows) -> None:
+    async def run(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Gateway:
+    """The parts of the process. *scaling* makes its scaling loop."""
+
+    def __init__(self, scaling: Callable[..., Scaling]) -> None:
         loop_clock = time.monotonic  # the clock of asyncio's event loop
         self.clock = loop_clock
         self.jobs = jobs = Jobs()
@@ -137,6 +144,8 @@ class Gateway:
             "system": self.monitor.report,
             "queues": QueuesView(self.dispatcher),
             "held": HeldView(self.dispatcher.holding),
+            "work": self.dispatcher.holding.waiting_work,
+            "outcomes": self.topology.outcomes,
             "at_door": partial(at_door, self.records),
             "prewarmed": self.dispatcher.prewarming.figures,
         }
@@ -146,19 +155,26 @@ class Gateway:
             owns=self.owns,
             refresh=self.refresh_now,
         )
-        self.floor = Floor(
+        self.observation = Observation(
+            self.topology,
+            self.dispatcher.queue.count,
+            self.dispatcher.outlook,
+            loop_clock,
+            short=self.dispatcher.reordering.short_instances,
+        )
+        self.scaling = scaling(
             self.dispatcher,
-            rows,
+            self.observation,
             owns=self.owns,
             read_inventory=self.read_inventory,
-            job=jobs.add("floor", FLOOR.period_s),
+            job=jobs.add("scale", FLOOR.period_s),
         )
         self.commands = Commands(
             settings.REDIS_URL,
             QueueOperations(self.dispatcher),
             self.owns,
             jobs.add("queue-commands", LOOK_S, "redis"),
-            Snapshot(self.dispatcher, self.floor.observation, self.requests.last_heard),
+            Snapshot(self.dispatcher, self.observation, self.requests.last_heard),
         )
         self.http = Application(
             Completions(
@@ -232,7 +248,7 @@ class Gateway:
             self.heartbeats.run(),
             self.publisher.run(),
             self.commands.run(),
-            self.floor.run(),
+            self.scaling.run(),
         ):
             self._tasks.append(background.spawn(work, str(getattr(work, "__qualname__", work))))
         # Everything loaded by this point stays: without this, each full collection walks half a million objects (100 ms).
@@ -256,7 +272,7 @@ class Gateway:
         with contextlib.suppress(Exception):
             await self.keys.note_use()
         self.kv_caches.close()
-        await self.floor.stop()
+        await self.scaling.stop()
         await self.solver.stop()
         await self.commands.stop()
         await self.publisher.stop()

@@ -45,7 +45,7 @@ def _plan_period_s() -> float:
 
 def beat_periods() -> dict[str, float]:
     """Return the periods in seconds of beat's entries whose period is a setting, by name."""
-    return {"forecast-and-plan": look_s(), "run-strategies": tuned().STRATEGY_EVERY_S}
+    return {"forecast-and-plan": look_s()}
 
 
 def periods() -> dict[str, float]:

@@ -82,9 +82,6 @@ class ScalingPolicy(models.Model):
     strategy = models.CharField(max_length=40, default="reactive", help_text="A name in `scheduling.scaling`.")
     mode = models.CharField(max_length=8, choices=PolicyMode.choices, default=PolicyMode.SHADOW)
     parameters = models.JSONField(default=dict, blank=True)
-    memory = models.JSONField(
-        default=dict, blank=True, editable=False, help_text="What the strategy remembers from tick to tick: numbers."
-    )
     changed_at = models.DateTimeField(auto_now=True)
 
     class Meta:

@@ -13,7 +13,6 @@ from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.round import plan_settings
 from controlplane.tunable import Tunable
-from controlplane.tuning.rules import alone, beneath
 from controlplane.tuning.selectors import tuned
 from forecasting.workload import rests
 from scheduling.scaling import NO_STRATEGY, STRATEGIES, make_strategy
@@ -43,13 +42,12 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
         policy = policies.get(endpoint["model"])
         acts = policy is not None and policy.mode in (PolicyMode.AUTO, PolicyMode.ASK)
         followed = strategy_of(policy) if policy is not None and acts else floor_alone(tuned(endpoint["model"]))
-        marks = beneath(tuned(endpoint["model"]))
-        floor_marks = {"floor_above": marks.above, "floor_cooldown_s": marks.cooldown_s}
+        floor_marks = {"floor_cooldown_s": tuned(endpoint["model"]).SCALE_COOLDOWN_S}
         chosen = tuned(endpoint["model"]).FORECASTER
         forecaster = {"forecaster": "" if rests(chosen) else chosen}
         other = {"niw_share": tuned(endpoint["model"]).PLAN_NIW_BUFFER}
         endpoints.append({**endpoint, **followed, **bounds, **floor_marks, **forecaster, **other})
-    plans, floor = plan_settings(), beneath(tuned())
+    plans = plan_settings()
     return {
         "endpoints": endpoints,
         "scaling": {
@@ -57,8 +55,7 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
             "min_instances": 0,
             "max_instances": 1,
             "floor": tuned().FLOOR,
-            "floor_above": floor.above,
-            "floor_cooldown_s": floor.cooldown_s,
+            "floor_cooldown_s": tuned().SCALE_COOLDOWN_S,
         },
         "planner": {
             **({} if plans.period_s is None else {"period_s": float(plans.period_s)}),
@@ -88,10 +85,8 @@ def strategy_of(policy: ScalingPolicy) -> dict[str, Any]:
 
 
 def floor_alone(values: Tunable) -> dict[str, Any]:
-    """Return the floor used without a live strategy, with its marks."""
-    rule = alone(values)
-    marks = {name: getattr(rule, name) for name in ("out_above", "in_below", "cooldown_s", "patience_s")}
-    return {"strategy": NO_STRATEGY, "parameters": marks}
+    """Return the floor of a model without a strategy, with its marks."""
+    return {"strategy": NO_STRATEGY, "parameters": strategies.marks(NO_STRATEGY, values)}
 
 
 def without_none(value: Any) -> Any:

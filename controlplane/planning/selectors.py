@@ -1,7 +1,9 @@
 """Reads of plans, moves, policies and their instances. Writes are in `services.py`."""
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -9,6 +11,7 @@ from django.utils import timezone
 from controlplane.fleet.models import Instance, Model
 from controlplane.planning.models import (
     WHAT_IF,
+    MoveSource,
     PlanStatus,
     ScalingMove,
     ScalingPlan,
@@ -17,6 +20,9 @@ from controlplane.planning.models import (
 from controlplane.rows import narrowed, newest_of_each
 
 IN_FORCE = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS, PlanStatus.IN_FORCE, PlanStatus.CARRIED_OUT)
+FLAPPING_OVER = timedelta(minutes=15)
+FLAPPING_REVERSALS = 4
+"""Direction changes of an endpoint within that time from which it counts as flapping."""
 LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, *IN_FORCE)
 
 
@@ -77,6 +83,31 @@ def moves(model: str = "") -> QuerySet[ScalingMove]:
 
 def moves_since(since: datetime, model: str = "") -> int:
     return moves(model).filter(at__gte=since).count()
+
+
+@dataclass(frozen=True, slots=True)
+class Flapping:
+    """An endpoint that was repeatedly scaled out and in. *by* counts instances by source, out then in."""
+
+    model: str
+    region: str
+    reversals: int
+    by: dict[str, tuple[int, int]]
+
+
+def flapping(now: datetime) -> list[Flapping]:
+    """Return flapping endpoints, worst first."""
+    by_place: dict[tuple[str, str], list[ScalingMove]] = defaultdict(list)
+    for move in ScalingMove.objects.filter(at__gte=now - FLAPPING_OVER).order_by("pk"):
+        by_place[move.model, move.region].append(move)
+    made = []
+    for (model, region), own in by_place.items():
+        reversals = sum(before.delta * after.delta < 0 for before, after in pairwise(own))
+        if reversals >= FLAPPING_REVERSALS:
+            out, back = (Counter(move.source for move in own if move.delta * sign > 0) for sign in (1, -1))
+            by = {str(MoveSource(source).label): (out[source], back[source]) for source in {**out, **back}}
+            made.append(Flapping(model, region, reversals, by))
+    return sorted(made, key=lambda each: (-each.reversals, each.model, each.region))
 
 
 def policies() -> list[tuple[Model, ScalingPolicy | None]]:

@@ -16,8 +16,6 @@ from controlplane.events.audit import record_change, record_creation, snapshot
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
-from controlplane.fleet.services import TICK_TASK
-from controlplane.jobs.broker import send_task
 from controlplane.planning import bundles, parts
 from controlplane.planning.execution import plan_rollout
 from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
@@ -28,7 +26,7 @@ from scheduling.bundles import BUNDLES
 
 @transaction.atomic
 def approve(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
-    """Approve *plan*, or the newer one that repeats it, for a worker to carry out. Return the approved plan.
+    """Approve *plan*, or the newer one that repeats it, for the scaling loop to carry out. Return the approved plan.
 
     The model's other unfinished plans are superseded. Raises ActionError unless it is valid advice; for a replaced plan
     the error says what changed.
@@ -40,7 +38,6 @@ def approve(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
         plan_rollout.end(old, PlanStatus.SUPERSEDED, timezone.now())
     _decide(row, PlanStatus.APPROVED, actor, reason, asked=plan.pk)
     plan_rollout.pull_weights(row)
-    transaction.on_commit(notify_workers)
     return _shown(plan, row)
 
 
@@ -58,14 +55,12 @@ def set_policy(
 ) -> ScalingPolicy:
     """Set the scaling policy of *model*. Raises ValidationError naming the invalid field.
 
-    Plans waiting for approval under another strategy or mode are superseded, and a new strategy starts with empty memory.
+    Plans waiting for approval under another strategy or mode are superseded.
     """
     Model.objects.select_for_update(no_key=True).get(pk=model.pk)  # of two who give it its first policy, one waits
     row = ScalingPolicy.objects.select_for_update().filter(model=model).first()
     before = snapshot(row) if row else None
     row = row or ScalingPolicy(model=model)
-    if row.strategy != strategy:
-        row.memory = {}
     row.strategy, row.mode, row.parameters = strategy, mode, parameters
     row.full_clean()
     row.save()
@@ -159,7 +154,6 @@ def _give(before: bundles.Present, differences: list[bundles.Difference], actor:
         row = ScalingPolicy.objects.select_for_update().filter(model=model).first() or ScalingPolicy(model=model)
         strategy = given.get("strategy", before.values["strategy"])
         if row.strategy != strategy:
-            row.memory = {}
             supersede_open(model)
         row.strategy, row.parameters = strategy, dict(given.get("parameters", before.values["parameters"]))
         row.full_clean()
@@ -173,11 +167,6 @@ def supersede_open(model: Model) -> int:
     """Supersede plans of *model* that are undecided or followed by its strategy; return their number."""
     undecided = [PlanStatus.ADVICE, PlanStatus.SHADOW, PlanStatus.IN_FORCE]
     return ScalingPlan.objects.filter(model=model, status__in=undecided).update(status=PlanStatus.SUPERSEDED)
-
-
-def notify_workers() -> bool:
-    """Notify workers to apply plans; return False, in under a second, if the broker does not answer."""
-    return send_task(TICK_TASK, "apply-plans", expires_s=60)
 
 
 def _to_decide(plan: ScalingPlan, wanted: str) -> ScalingPlan:

@@ -159,8 +159,7 @@ class EndpointState(Struct):
     cursor: int | None
     """Instance that last got work."""
     changed_s: float
-    """When, by which mover, and by how many instances the endpoint was last scaled."""
-    changed_by: str
+    """When, and by how many instances, the endpoint was last scaled."""
     changed_delta: int
     asked_tokens: list[float]
     """Tokens asked for in each of the last seconds, oldest first."""

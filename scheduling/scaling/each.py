@@ -7,8 +7,7 @@ from functools import lru_cache
 from math import ceil, isinf
 from typing import ClassVar
 
-from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, PlansFor, Wish, move, valid
-from scheduling.scaling.owner import Mover
+from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, Mover, PlansFor, Wish, move, valid
 from scheduling.scaling.reactive import PATIENCE_S, Reactive, is_easy, reactive_wish
 from scheduling.scaling.starts import cancelled
 
@@ -33,7 +32,6 @@ class ByEndpoint(ABC):
 
     plans_for: ClassVar[PlansFor] = PlansFor()
     by: ClassVar[str] = Mover.STRATEGY
-    """Mover that its moves count as (`owner`)."""
     name: str = field(default="", init=False)
     uses_advice: bool = field(default=True, init=False)
     looks_ahead: bool = field(default=False, init=False)
@@ -83,11 +81,10 @@ class ByEndpoint(ABC):
 
     def _spare_starts(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
         kept = advice.target_instances if advice is not None and valid(advice, now_s) else 0
-        may = view.owner in ("", self.by)
-        return cancelled(view, now_s, self.memory, self.patience_s, kept=kept, may=may)
+        return cancelled(view, now_s, self.memory, self.patience_s, kept=kept)
 
     def _unless_new(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
-        """Return the move, but no removal while the newest instance is in its grace period or another owns the endpoint,
+        """Return the move, but no removal within the cooldown of an addition or the grace period of the newest instance,
         and none of what the present load fills where the plan rests on demand that was not counted.
 
         A refused wish is made again later.
@@ -95,7 +92,8 @@ class ByEndpoint(ABC):
         remembered = dict(self.memory)
         wish, why = self._judge(now_s, view, advice)
         delta = max(wish, -_idle(view)) if wish < 0 and _uncounted(view, advice) else wish
-        if wish >= 0 or (delta < 0 and view.since_ready_s >= GRACE_S and view.owner in ("", self.by)):
+        added = view.changed_delta > 0 and view.since_change_s < self.cooldown_s
+        if wish >= 0 or (delta < 0 and view.since_ready_s >= GRACE_S and not added):
             return delta, why
         self.memory.clear()
         self.memory.update(remembered)

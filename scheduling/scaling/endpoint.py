@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import inf, isfinite, nan
 from typing import NamedTuple, Protocol
 
-from scheduling.scaling.owner import Change, Mover
-
 GRACE_S = 60.0
 """A new instance is not scaled in before this: load takes a while to reach it."""
+
+
+class Mover(StrEnum):
+    """What asks for a move."""
+
+    FLOOR = "floor"
+    STRATEGY = "strategy"
 
 
 class EndpointView(NamedTuple):
@@ -51,15 +57,10 @@ class EndpointView(NamedTuple):
     requests_at_once: int = 0
     """Requests that one of its instances runs at once (vLLM's `max_num_seqs`); 0 if unknown."""
 
-    changed_by: str = ""
-    """Last mover (`owner`); empty if unknown."""
     changed_delta: int = 0
-    holds_s: float = 0.0
-    """Remaining validity of the approved plan that moved it."""
+    """The last change in instances; 0 if unknown."""
     due: tuple[tuple[float, float], ...] = ()
     """Non-interactive work of its model that waits, in all regions: (deadline on the clock of the tick, tokens)."""
-    owner: str = ""
-    """Mover whose additions others may not remove yet; empty for none. Set by `floor.Floored`."""
 
     @property
     def instances(self) -> int:
@@ -69,11 +70,6 @@ class EndpointView(NamedTuple):
     @property
     def key(self) -> str:
         return f"{self.model}|{self.region}"
-
-    @property
-    def last(self) -> Change:
-        """The last move at the endpoint."""
-        return Change(self.changed_by, self.changed_delta, self.since_change_s, self.holds_s)
 
 
 class Advice(NamedTuple):
@@ -133,7 +129,6 @@ class Move:
     delta: int
     reason: str
     by: str = Mover.STRATEGY
-    """Mover (`owner`)."""
     drains: int = 0
     """Ready instances among those removed, at most: starts are cancelled first, those farthest from ready before others."""
 

@@ -1,8 +1,8 @@
 """The reactive floor: a full endpoint gets another instance, whatever a strategy or a plan says.
 
 It needs only the live load, so it works with planner, broker and database down. Under a strategy it only adds; removal is
-up to the strategy. Its mark lies above those of the strategies, so it acts when they have failed. Without a live strategy
-it is one (`FloorAlone`): SageServe's reactive heuristic with patience.
+up to the strategy. Its mark lies above those of the strategies, so it acts when they have failed. Where a model has no
+strategy it is one (`FloorAlone`): SageServe's reactive heuristic with patience.
 """
 
 import math
@@ -12,8 +12,18 @@ from math import inf
 from typing import ClassVar, Final, TypeAlias
 
 from scheduling.scaling.each import ByEndpoint
-from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, Strategy, Wish, move, percent, use_words
-from scheduling.scaling.owner import Mover, waits
+from scheduling.scaling.endpoint import (
+    GRACE_S,
+    Advice,
+    EndpointView,
+    Move,
+    Mover,
+    Strategy,
+    Wish,
+    move,
+    percent,
+    use_words,
+)
 from scheduling.scaling.reactive import Reactive, is_easy, reactive_wish, soon_words
 from scheduling.scaling.starts import cancelled
 
@@ -89,15 +99,13 @@ def floor_moves(views: Sequence[EndpointView], floors: Floors) -> list[Move]:
     return [each for each in wanted if each is not None]
 
 
-def alone_move(at: int, view: EndpointView, rule: Reactive, now_s: float, memory: dict[str, float]) -> Move | None:
-    """Return the floor's move for *view*, at index *at*: that of *rule* if no strategy is alive and an instance is ready.
+def _alone_move(at: int, view: EndpointView, rule: Reactive, now_s: float, memory: dict[str, float]) -> Move | None:
+    """Return the move of *rule* for *view*, at index *at*, if an instance is ready.
 
-    No instance is removed while the newest is in its grace period, and none drained or cancelled while another mover owns
-    the endpoint. *memory* is the caller's, between checks.
+    None is removed while the newest is in its grace period. *memory* is the caller's, between checks.
     """
     key = f"{view.key}|easy_since_s"
-    owned = bool(waits(view.last, Mover.FLOOR, rule.cooldown_s))
-    spare, too_many = cancelled(view, now_s, memory, rule.patience_s, may=not owned)
+    spare, too_many = cancelled(view, now_s, memory, rule.patience_s)
     easy_s = 0.0
     if is_easy(view, rule):
         easy_s = now_s - memory.setdefault(key, now_s)
@@ -106,14 +114,14 @@ def alone_move(at: int, view: EndpointView, rule: Reactive, now_s: float, memory
     delta, why = reactive_wish(view, rule.within(view), easy_s) if view.ready else (0, "")
     if delta <= 0 and spare:
         return move(at, view, spare, f"Floor: {too_many[:1].lower()}{too_many[1:]}", Mover.FLOOR, drains=False)
-    if delta < 0 and (view.since_ready_s < GRACE_S or owned):
+    if delta < 0 and view.since_ready_s < GRACE_S:
         return None
     return move(at, view, delta, f"Floor: {why[:1].lower()}{why[1:]}", Mover.FLOOR)
 
 
 @dataclass(kw_only=True)
 class FloorAlone(ByEndpoint):
-    """The floor as a strategy, when none is alive: live, models without a strategy have it. It checks every second."""
+    """The floor as a strategy, for models without one. It checks every second."""
 
     by: ClassVar[str] = Mover.FLOOR
     name: str = field(default="floor", init=False)
@@ -123,7 +131,7 @@ class FloorAlone(ByEndpoint):
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """Implement `Strategy.decide`. If nothing is ready, or instances are missing, `Floored` acts."""
         rule = Reactive(self.out_above, self.in_below, self.cooldown_s, 0, patience_s=self.patience_s)
-        moves = (alone_move(at, view, rule, now_s, self.memory) for at, view in enumerate(views))
+        moves = (_alone_move(at, view, rule, now_s, self.memory) for at, view in enumerate(views))
         return [made for made in moves if made is not None]
 
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
@@ -131,8 +139,7 @@ class FloorAlone(ByEndpoint):
 
 
 class Floored:
-    """*strategy* with the floor beneath it: if the floor adds, the strategy adds no less, and what one of them added
-    the other leaves for a cooldown (`owner`).
+    """*strategy* with the floor beneath it: if the floor adds, the strategy adds no less.
 
     Between the strategy's ticks only the floor is checked (`floor_moves`).
     """
@@ -144,10 +151,6 @@ class Floored:
 
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """Implement `Strategy.decide`."""
-        views = [
-            view._replace(owner=view.last.owner(floor_of(self.floor, (view.model, view.region)).cooldown_s))
-            for view in views
-        ]
         moves = {each.endpoint: each for each in self.strategy.decide(now_s, views, advice)}
         for least in floor_moves(views, self.floor):
             at = least.endpoint

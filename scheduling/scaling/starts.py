@@ -27,13 +27,11 @@ def needed(view: EndpointView, kept: int = 0) -> int:
     return int(min(max(load, view.min_instances, kept, 1), max(view.instances, 1)))
 
 
-def cancelled(
-    view: EndpointView, now_s: float, memory: dict[str, float], patience_s: float, *, kept: int = 0, may: bool = True
-) -> Wish:
+def cancelled(view: EndpointView, now_s: float, memory: dict[str, float], patience_s: float, *, kept: int = 0) -> Wish:
     """Return the negative number of starts at *view* to cancel, and why; 0 for none.
 
     They must have been spare for *patience_s* without a change. *kept*: instances that a plan wants. *memory* is the
-    caller's, between ticks. *may*: False only observes, as while another mover owns the endpoint.
+    caller's, between ticks.
     """
     since, least, last = (f"{view.key}|{what}" for what in ("spare_since_s", "spare_starts", "cancelled_s"))
     spare = min(view.coming, view.instances - needed(view, kept))
@@ -45,7 +43,7 @@ def cancelled(
     lasted_s = now_s - memory.setdefault(since, now_s)
     spare = int(min(spare, memory.get(least, spare)))
     memory[least] = spare
-    if not may or min(lasted_s, view.since_change_s) < patience_s:
+    if min(lasted_s, view.since_change_s) < patience_s:
         return 0, ""
     memory.pop(since)
     memory.pop(least)

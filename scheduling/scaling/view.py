@@ -1,7 +1,6 @@
 """The view of an endpoint, built the same way under every clock: from stages of its instances, its load, and times.
 
-The gateway builds it from its fleet arrays, the strategies in workers from rows and the gateway's figures, a
-simulation from the state of its world.
+The gateway builds it from its fleet arrays, a simulation from the state of its world.
 """
 
 from enum import IntEnum
@@ -15,7 +14,6 @@ from scheduling.compiled import compiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet
 from scheduling.routing.regions import filled
 from scheduling.scaling.endpoint import EndpointView
-from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.scaling.reactive import reactive_move
 
 DEMAND_WINDOW_S: Final = 60
@@ -97,13 +95,13 @@ def endpoint_view(
     changed_s: float,
     spot_other: int = 0,
     short_instances: int = 0,
-    last: Change = UNCHANGED,
+    changed_delta: int = 0,
 ) -> EndpointView:
     """Return the view of an endpoint at *now_s*.
 
     *bounds*: minimum and maximum instances. *changed_s*: when scaling last changed it, minus infinity for never, on the
-    clock of *now_s*, as is `Instances.ready_s`. *last*: the last move, if known. *spot_other*: spot instances of other
-    models that could be redeployed to it. *short_instances*: those that the global scheduler misses.
+    clock of *now_s*, as is `Instances.ready_s`. *changed_delta*: that change, if known. *spot_other*: spot instances of
+    other models that could be redeployed to it. *short_instances*: those that the global scheduler misses.
     """
     return EndpointView(
         model=model,
@@ -126,9 +124,7 @@ def endpoint_view(
         since_ready_s=now_s - instances.ready_s,
         short_instances=short_instances,
         requests_at_once=load.requests_at_once,
-        changed_by=last.by,
-        changed_delta=last.delta,
-        holds_s=last.holds_s,
+        changed_delta=changed_delta,
     )
 
 

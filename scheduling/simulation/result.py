@@ -22,7 +22,7 @@ class MadeMove:
     """Instances moved, limited by how many were available; same sign as *wanted*."""
     reason: str
     by: str
-    """Owner of the move (`scaling.owner`)."""
+    """`scaling.endpoint.Mover`."""
 
 
 @dataclass(frozen=True, slots=True)

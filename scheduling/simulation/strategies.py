@@ -29,7 +29,6 @@ from scheduling.scaling import (
     look_s,
 )
 from scheduling.scaling.endpoint import Move
-from scheduling.scaling.owner import UNCHANGED, Change, undoing
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.scaling.view import (
     DEMAND_WINDOW_S,
@@ -157,7 +156,7 @@ class Control:
         self._most = np.array([each.max_instances for each in self._bounds])
         count = len(cluster.endpoints)
         self._changed_s = np.array([each.changed_s for each in state.endpoints] if state else [-np.inf] * count)
-        self._last = [each.last for each in state.endpoints] if state else [UNCHANGED] * count
+        self._changed_delta = [each.changed_delta for each in state.endpoints] if state else [0] * count
         self._use, self._kv_use = np.zeros(count), np.zeros(count)
         self._ahead = strategy.looks_ahead
         iterations = int(simulation.fleet.look_ahead[:, ITERATIONS].max())
@@ -206,12 +205,10 @@ class Control:
             else:
                 done = -simulation.cancel(move.endpoint, -move.delta)
                 done -= simulation.scale_in(move.endpoint, min(move.drains, done - move.delta))
-            last = self._last[move.endpoint]._replace(age_s=now_s - float(self._changed_s[move.endpoint]))
             if done:
                 self._changed_s[move.endpoint] = simulation.world.policies["scaled_s"][move.endpoint] = now_s
-                self._last[move.endpoint] = Change(move.by, move.delta)
-            reason = undoing(move.reason, last, move.by, move.delta)
-            self.moves.append(MadeMove(now_s, move.endpoint, move.delta, done, reason, move.by))
+                self._changed_delta[move.endpoint] = move.delta
+            self.moves.append(MadeMove(now_s, move.endpoint, move.delta, done, move.reason, move.by))
 
     def views(self, simulation: Simulation) -> list[EndpointView]:
         """Return every endpoint as the strategy sees it."""
@@ -258,7 +255,7 @@ class Control:
                 float(self._changed_s[at]),
                 int(others[at]),
                 short.get(at, 0),
-                self._last[at],
+                self._changed_delta[at],
             )._replace(due=due.get(model, ()))
             for at, ((model, region), load) in enumerate(zip(keys, loads, strict=True))
         ]

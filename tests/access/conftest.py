@@ -38,9 +38,7 @@ def run_is_gone(tenant_id, application, run, action=None):
 @pytest.fixture
 def world(inventory, live, monkeypatch):
     """Return the running one, or one for this test; nothing is read from Redis."""
-    from controlplane.planning import services
 
-    monkeypatch.setattr(services, "notify_workers", lambda *args: True)
     world = vars(inventory).get("world") or World(inventory)
     summary = live.show(world.feed())
     monkeypatch.setattr(

@@ -25,11 +25,6 @@ LISTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def notified(monkeypatch):
-    monkeypatch.setattr(services, "notify_workers", lambda: True)
-
-
 @pytest.fixture
 def plan(language_model):
     return ScalingPlan.objects.create(

@@ -10,10 +10,10 @@ import numpy as np
 
 from controlplane.dispatch import kernels
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.port import Submit
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.experiments.experiment import Case

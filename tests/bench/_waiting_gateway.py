@@ -11,7 +11,7 @@ from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.monitoring.summary import waiting_requests
 from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
+from controlplane.planning.execution.loop import ScalingLoop
 from scheduling.applications.demand_graph import ServiceRate
 from scheduling.applications.standings import KnownGraph
 from scheduling.fleet.profile import USUAL
@@ -29,7 +29,7 @@ TENANTS = 20
 
 class WaitingGateway:
     def __init__(self, runs: int, waiting: int, instances: int) -> None:
-        self.gateway = Gateway(floor_rows)
+        self.gateway = Gateway(ScalingLoop)
         self.dispatcher = self.gateway.dispatcher
         self.dispatcher.placement.owns = lambda: True  # without the database
         self.dispatcher.reordering.ask = None  # no other process proves orders here
@@ -83,5 +83,5 @@ class WaitingGateway:
             "read_inventory": lambda: dispatcher.apply_inventory(self.inventory),
             "pump_all": dispatcher.pump_all,
             "monitor": gateway.monitor.report,
-            "snapshot_for_a_fork": Snapshot(dispatcher, gateway.floor.observation, gateway.requests.last_heard),
+            "snapshot_for_a_fork": Snapshot(dispatcher, gateway.observation, gateway.requests.last_heard),
         }

@@ -139,7 +139,7 @@ class Feed:
             "jobs": [
                 job("forecasts", "celery", 600.0),
                 job("plans", "celery", 3600.0),
-                job("run-strategies", "celery", 5.0),
+                job("advance-rollouts", "celery", 5.0),
                 job("prune-ledger", "celery", 3600.0),
                 job("flush-ledger", "gateway", 0.5),
                 job("heartbeats", "gateway", 1.0),

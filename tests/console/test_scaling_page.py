@@ -13,17 +13,9 @@ from controlplane.console.pages.plans import inputs as inputs_of
 from controlplane.console.pages.scaling import tables
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Region
-from controlplane.planning import selectors, services
+from controlplane.planning import selectors
 from controlplane.planning.models import PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
 from tests.console import planning_rows
-
-
-@pytest.fixture(autouse=True)
-def notified(monkeypatch):
-    """Record messages instead of sending them to a broker."""
-    sent = []
-    monkeypatch.setattr(services, "notify_workers", lambda *args: sent.append(args) or True)
-    return sent
 
 
 @pytest.fixture

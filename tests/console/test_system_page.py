@@ -121,7 +121,7 @@ class TestAttention:
     def test_a_part_that_is_down_and_jobs_that_are_its_fault(self, fleet_feed, fleet):
         fleet_feed.rows = fleet_feed.rows[:3]
         late = {"state": "late", "quiet": True}
-        fleet_feed.trouble = {"celery": {"state": "down"}, "forecasts": late, "run-strategies": late}
+        fleet_feed.trouble = {"celery": {"state": "down"}, "forecasts": late, "advance-rollouts": late}
         assert titles(fleet_feed) == ["Celery workers: down"]
 
     def test_a_few_jobs_by_name_and_many_in_one_line(self, fleet_feed, fleet):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.port import Moved, Refused, Submit
 from controlplane.dispatch.token_accounts import Outlook
 from controlplane.fleet.lifecycle.states import InstanceState

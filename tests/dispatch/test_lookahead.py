@@ -99,6 +99,5 @@ async def test_a_live_stream_moves_the_map(served) -> None:
     await until(lambda: accounts.maps.active.sum() == 0)
     (replica,) = served.gateway.topology.replicas.values()
     assert (
-        served.gateway.floor.observation.view(replica.endpoint, [replica], served.gateway.clock()).overloaded_instances
-        == 0
+        served.gateway.observation.view(replica.endpoint, [replica], served.gateway.clock()).overloaded_instances == 0
     )

@@ -22,7 +22,7 @@ from controlplane.dispatch.solving import (
 )
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.planning.execution import floor
+from controlplane.planning.execution import rows
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.global_scheduler import solve
 from scheduling.queueing.reordering.evaluate import evaluate
@@ -300,7 +300,7 @@ def test_what_would_be_late_has_what_can_wait_leave_and_says_at_what_price():
 @pytest.mark.django_db
 def test_an_eviction_is_an_event_with_its_price():
     evicted = reordering.Evicted("m", "east", "i1", 7, "interactive", 2, 3, 4.5, 0.25, 900)
-    floor.note_evictions.__wrapped__([evicted])
+    rows.record_evictions.__wrapped__([evicted])
     event = Event.objects.get(kind="queue.evicted")
     assert event.reason == (
         "2 interactive of group 7 would be late behind what runs on i1. "

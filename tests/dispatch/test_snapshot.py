@@ -3,7 +3,7 @@
 import pytest
 from msgspec import json
 
-from controlplane.dispatch.floor import Observation
+from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.queues.commands import Commands, Reply
 from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
 from controlplane.dispatch.snapshot import Snapshot

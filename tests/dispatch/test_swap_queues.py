@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet.inventory import (
     EndpointSpec,
     InstanceSpec,
@@ -17,6 +16,7 @@ from controlplane.dispatch.live_fleet.inventory import (
     SwapMemberSpec,
 )
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.port import Finished, Placed, Submit
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.swapping import REFUSED_S, RETRY_S, Swapping

@@ -102,9 +102,9 @@ def families() -> list[Metric]:
     """Return every metric of `/metrics`, as a gateway that has not started shows it."""
     from controlplane.gateway.process import Gateway
     from controlplane.operations import Operations
-    from controlplane.planning.execution import floor
+    from controlplane.planning.execution.loop import ScalingLoop
 
-    return list(Operations(Gateway(floor)).registry.collect())
+    return list(Operations(Gateway(ScalingLoop)).registry.collect())
 
 
 def series_of(metrics: Sequence[Metric]) -> set[str]:

@@ -15,11 +15,10 @@ from controlplane.fleet.models import Deployment, Instance, Launcher, Model, Nod
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.fleet.swaps import services as swaps
 from controlplane.gateway.models import LedgerRow
-from controlplane.planning.execution import executor, live_views
+from controlplane.planning.execution import executor
 from controlplane.planning.live_scenario import live_scenario
 from controlplane.planning.models import MoveSource, ScalingPlan
 from controlplane.planning.plans import inventory as planned
-from scheduling.scaling.view import Load
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
@@ -123,13 +122,6 @@ def test_simulations_of_what_comes_have_no_place_there_either(make_instance, dep
     services.uncordon(node, operator, "it cools")
     services.cordon(node.region, operator, "flood")
     assert places_of() == (1, 0)
-
-
-def test_strategies_see_the_same_bounds(two, operator):
-    stop_by_hand(two[0], operator)
-    seen = dict.fromkeys(Load._fields, 0) | {"ready": 1, "short_instances": 0}
-    [view] = live_views.views(PLACE[0], live_views.Load({PLACE: seen}, {}, {}), timezone.now())
-    assert (view.min_instances, view.max_instances) == (1, 1)
 
 
 def test_a_rollout_starts_no_held_one(two, operator):

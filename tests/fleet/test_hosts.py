@@ -10,7 +10,7 @@ from controlplane.fleet import services
 from controlplane.fleet.lifecycle import hosts
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher
-from controlplane.planning.execution import executor, floor
+from controlplane.planning.execution import executor, rows
 from tests.fleet.test_tasks import FakeLauncher
 from workers.tasks import fleet as tasks
 from workers.vllm.launcher import ProcessLauncher
@@ -133,11 +133,11 @@ class TestACommand:
         assert hosts.obstacle(make_instance(launcher=launcher_kind, host="gpu-b")) == ""
 
     def test_the_gateway_leaves_it_too(self, make_instance, launcher, node, monkeypatch):
-        monkeypatch.setattr(floor.connections, "close_all", lambda: None)
+        monkeypatch.setattr(rows.connections, "close_all", lambda: None)
         instance = make_instance(launcher=Launcher.PROCESS, node=node, host="gpu-b")
         services.stop(instance, executor.FLOOR_ACTOR, "drained")
         InstanceCommand.objects.update(created_at=timezone.now() - timedelta(minutes=1))
-        assert floor.take_up_commands(5.0) == 0
+        assert rows.run_commands() == 0
         assert launcher.calls == []
         assert now(instance) == S.DRAINING
 

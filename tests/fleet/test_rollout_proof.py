@@ -1,8 +1,11 @@
 """A new instance proves itself under real requests before the next old one is replaced, and a bad version goes back."""
 
+from contextlib import nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+import redis
 from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
@@ -38,7 +41,7 @@ def fleet(world: World, monkeypatch):
         world.probed.append(instance.name)
         return world.probe
 
-    monkeypatch.setattr(tasks.live_views, "outcomes", outcomes)
+    monkeypatch.setattr(tasks.waiting, "outcomes", outcomes)
     monkeypatch.setattr(tasks, "_probe", probe)
     return world
 
@@ -171,6 +174,26 @@ def test_without_requests_a_probe_decides_after_the_time(fleet, probe, state):
     ended = run(fleet)
     assert ended.state == state
     assert len(fleet.probed) == (2 if probe == "ok" else 1)
+
+
+@pytest.mark.parametrize(
+    ("summary", "known"),
+    [
+        (None, None),
+        (redis.ConnectionError(), None),
+        (b'{"work": {}}', None),
+        (b'{"outcomes": {}}', {}),
+        (b'{"outcomes": {"a": [3, 1]}}', {"a": (3, 1)}),
+    ],
+)
+def test_outcomes_are_unknown_without_a_recent_summary(monkeypatch, summary, known):
+    def get(key):
+        if isinstance(summary, Exception):
+            raise summary
+        return summary
+
+    monkeypatch.setattr(redis.Redis, "from_url", lambda *_, **__: nullcontext(SimpleNamespace(get=get)))
+    assert tasks.waiting.outcomes() == known
 
 
 def test_while_the_outcomes_are_not_known_nothing_is_replaced(fleet):

@@ -37,7 +37,6 @@ from tests.gateway.conftest import do_once, gateway_before
 from tests.gateway.rows import SECRET
 from tests.redis_server import RedisServer
 from workers.tasks import fleet as tasks
-from workers.tasks import planning as planning_tasks
 from workers.tasks.rollouts import advance_rollouts
 from workers.vllm.launcher import EmulatedLauncher
 
@@ -85,7 +84,8 @@ def work():
     settled = timezone.now() - executor.DRAIN_SETTLE
     Instance.objects.filter(state=S.DRAINING, state_changed_at__gt=settled).update(state_changed_at=settled)
     InstanceCommand.objects.filter(finished_at__isnull=False).update(finished_at=timezone.now() - executor.STOP_REST)
-    planning_tasks.finish_drains()
+    for row in executor.drained():
+        executor.finish_drain(row, 0, executor.PLANNER)
 
 
 def is_new(row):

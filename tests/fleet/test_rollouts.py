@@ -23,7 +23,7 @@ from controlplane.fleet.models import (
 )
 from controlplane.fleet.rollouts import revisions, selectors
 from controlplane.fleet.rollouts import services as rollouts
-from controlplane.planning.execution import executor, floor
+from controlplane.planning.execution import executor
 from scheduling.fleet.front_end import FrontEnd
 from tests.examples import at_night_but
 from tests.fleet.test_tasks import FakeLauncher
@@ -303,7 +303,7 @@ class TestOneByOne:
 
 
 def floor_move(reason):
-    why = executor.Why(executor.MoveSource.FLOOR, floor.STRATEGY, reason)
+    why = executor.Why(executor.MoveSource.FLOOR, "floor", reason)
     executor.attempt(1, "llama-3.1-8b", "us-east", why, to_minimum=True)
 
 

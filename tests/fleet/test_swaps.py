@@ -9,9 +9,9 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
+from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.prewarming import Prewarming
 from controlplane.dispatch.runs import ApplicationRuns
 from controlplane.dispatch.swapping import Swapping
@@ -36,7 +36,7 @@ from controlplane.fleet.models import (
 from controlplane.fleet.swaps import services as swaps
 from controlplane.fleet.swaps import times
 from controlplane.fleet.swaps.selectors import statuses
-from controlplane.planning.execution import executor, floor
+from controlplane.planning.execution import executor, rows
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.standings import KnownGraph, RunCall
 from tests.fleet.test_tasks import FakeClient, FakeLauncher
@@ -420,9 +420,9 @@ class TestGateway:
         swapping = Swapping(topology, queue, lambda endpoint: None)
         asked = [len(list(swapping.wanted(now_s, time.time()))) for now_s in (0.0, 1.0, 6.0)]
         assert asked == [1, 0, 1]
-        swap = floor.swap.__wrapped__(world.rows["b"].pk, "2 requests wait")
+        swap = rows.swap.__wrapped__(world.rows["b"].pk, "2 requests wait")
         assert (swap.instance, swap.actor) == (world.rows["b"], "reactive floor")
-        assert floor.swap.__wrapped__(world.rows["c"].pk, "x") is None
+        assert rows.swap.__wrapped__(world.rows["c"].pk, "x") is None
 
 
 class TestTimes:

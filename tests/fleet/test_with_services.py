@@ -22,7 +22,6 @@ from controlplane.planning.execution import executor
 from tests.redis_server import RedisServer
 from workers.celery import app as celery_app
 from workers.tasks import fleet as tasks
-from workers.tasks import planning as planning_tasks
 from workers.tasks.tick import advance_rollouts
 from workers.vllm.client import VllmClient
 from workers.vllm.launcher import EmulatedLauncher
@@ -155,7 +154,8 @@ def test_a_changed_deployment_is_rolled_out_over_emulated_instances(
             services.move(row, S.READY, actor="gateway", reason="answers")
         settled = timezone.now() - executor.DRAIN_SETTLE
         Instance.objects.filter(state=S.DRAINING, state_changed_at__gt=settled).update(state_changed_at=settled)
-        planning_tasks.finish_drains()
+        for row in executor.drained():
+            executor.finish_drain(row, 0, executor.PLANNER)
         ready.append(Instance.objects.filter(state=S.READY).count())
 
     ready = []
@@ -203,7 +203,7 @@ def test_a_process_that_ends_while_loading_is_noticed(redis_url, settings, tmp_p
     instance.refresh_from_db()
     assert instance.state == S.FAILED
     log = tmp_path / "instances" / "instance-1.log"
-    assert instance.state_reason == f"the server ended while loading; its log is {log}"
+    assert instance.state_reason == f"the server ended while loading: ended with status 1; its log is {log}"
     assert "No module named" in log.read_text()
     tasks.run_command(services.stop(instance, "test", "enough").pk)
     instance.refresh_from_db()

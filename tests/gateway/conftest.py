@@ -23,7 +23,7 @@ from controlplane.fleet.models import Instance
 from controlplane.gateway.models import LedgerRow
 from controlplane.gateway.process import Gateway
 from controlplane.lengths import answering
-from controlplane.planning.execution import floor as floor_rows
+from controlplane.planning.execution.loop import ScalingLoop
 from scheduling.queueing import global_scheduler, held_work
 from tests.gateway.backend import Backend
 from tests.gateway.rows import SECRET, make_rows
@@ -139,7 +139,7 @@ async def gateway_before(
     backends: Sequence[Any], http: aiohttp.ClientSession | None = None, **extra: Any
 ) -> AsyncIterator[ServedGateway]:
     """Run a gateway on the existing rows, with all of *backends* ready."""
-    gateway = Gateway(floor_rows)
+    gateway = Gateway(ScalingLoop)
     async with http or aiohttp.ClientSession() as http, serving(gateway) as url:
         await until(lambda: gateway.topology.fleet.accepting.sum() == len(backends))
         yield ServedGateway(gateway, url, list(backends), http, extra=extra)

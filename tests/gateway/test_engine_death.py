@@ -8,8 +8,8 @@ from django.utils import timezone
 
 from controlplane.events.models import Event
 from controlplane.fleet.models import Instance
-from tests.dispatch.test_floor import of
 from tests.gateway.conftest import until
+from tests.gateway.test_scaling import of
 
 pytestmark = pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"], "max_num_seqs": 4}])
 

@@ -12,8 +12,8 @@ from controlplane.dispatch.live_fleet import heartbeats
 from controlplane.events.models import Event
 from controlplane.fleet.models import Instance
 from controlplane.tuning.models import Setting
-from tests.dispatch.test_floor import of
 from tests.gateway.conftest import open_sdk, until
+from tests.gateway.test_scaling import of
 
 ONE = pytest.mark.parametrize("gateway_options", [{"regions": ["east"]}])
 TWO = pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}])

@@ -10,7 +10,8 @@ from django.conf import settings
 
 from controlplane.fleet.models import Instance
 from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
+from controlplane.planning.execution.loop import ScalingLoop
+from controlplane.planning.plans import waiting
 from tests.examples import at_night_but
 from tests.gateway.conftest import serving, until
 from tests.gateway.rows import make_model
@@ -45,13 +46,10 @@ class TestWithRedis:
     async def test_summary_is_published_and_counts_requests(self, served, bus):
         for _ in range(3):
             assert (await served.chat(stream=True)).status == 200
-        async with bus.pubsub() as live:
-            await live.subscribe("pilothouse:live")
-            async with asyncio.timeout(5):
-                async for message in live.listen():
-                    if message["type"] == "message":
-                        break
-        summary = json.loads(message["data"])
+        async with asyncio.timeout(10):
+            while not (text := await bus.get("pilothouse:summary")):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        summary = json.loads(text)
         assert summary["fleet"]["instances_ready"] == 1
         assert summary["instances"]["name"] == ["m-0"]
         assert summary["endpoints"]["region"] == ["east"]
@@ -59,6 +57,14 @@ class TestWithRedis:
         assert stored["seq"] >= summary["seq"]
         assert await bus.llen("pilothouse:history") >= 1
         assert stored["fleet"]["slo_met_ratio"] == 1.0 or stored["fleet"]["slo_met_ratio"] is None
+
+    async def test_outcomes_by_instance_are_known_while_a_summary_is_recent(self, served, bus):
+        assert (await served.chat(stream=True)).status == 200
+        known = {}
+        async with asyncio.timeout(10):
+            while known != {"m-0": (1, 0)}:
+                known = await asyncio.to_thread(waiting.outcomes) or {}
+        assert 0 < await bus.ttl("pilothouse:summary") <= 15
 
     async def test_a_notification_is_heard_at_once(self, served, bus, monkeypatch):
         monkeypatch.setattr(settings, "FLEET_REFRESH_S", 60)
@@ -71,7 +77,7 @@ class TestWithRedis:
 
     async def test_a_second_process_stands_by_and_takes_over(self, served, monkeypatch):
         monkeypatch.setattr("controlplane.dispatch.lease.RENEW_S", 0.1)
-        second = Gateway(floor_rows)
+        second = Gateway(ScalingLoop)
         async with serving(second) as url:
             await until(lambda: not second.lease.held)
             async with served.http.post(f"{url}/v1/chat/completions", json={}, headers=served.headers) as response:
@@ -99,14 +105,12 @@ class TestWithRedis:
         await until(lambda: job.last_success_at)
         await bus.config_set("maxmemory-policy", "noeviction")
         await bus.config_set("maxmemory", 1)
-        async with bus.pubsub() as live, asyncio.timeout(20):
-            await live.subscribe("pilothouse:live")
-            shown = {"state": "ok"}
-            while shown["state"] == "ok":
-                message = await live.get_message(ignore_subscribe_messages=True, timeout=1.0)
-                parts = json.loads(message["data"])["system"]["parts"] if message else []
-                shown = next((each for each in parts if each["name"] == "redis"), shown)
-        assert (shown["state"], "used memory > 'maxmemory'" in shown["detail"]) == ("down", True)
+
+        def shown():
+            return next(each for each in served.gateway.monitor.report()["parts"] if each["name"] == "redis")
+
+        await until(lambda: shown()["state"] != "ok")
+        assert (shown()["state"], "used memory > 'maxmemory'" in shown()["detail"]) == ("down", True)
         assert (await served.chat(stream=True)).status == 200
         assert served.gateway.lease.held
         await bus.config_set("maxmemory", 0)
@@ -125,7 +129,7 @@ class TestWithRedis:
         owner = served.gateway
         async with AsyncExitStack() as stack:
             for _ in range(takeovers):
-                heir = Gateway(floor_rows)
+                heir = Gateway(ScalingLoop)
                 url = await stack.enter_async_context(serving(heir))
                 await until(lambda heir=heir: not heir.lease.held)
                 owner.lease._task.cancel()  # its process dies without a word

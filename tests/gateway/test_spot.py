@@ -14,7 +14,7 @@ from controlplane.fleet import services as fleet
 from controlplane.fleet.models import Donation, GpuType, Instance, SloClass, SloKind
 from controlplane.fleet.spot import services as spot
 from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
+from controlplane.planning.execution.loop import ScalingLoop
 from tests.gateway.conftest import do_once, emulate_two, gateway_before, until
 from tests.gateway.test_eviction import events_of, text_of
 from tests.workers.conftest import FAST, emulator  # noqa: F401 (fixture)
@@ -164,13 +164,13 @@ async def test_an_answer_that_cannot_be_continued_ends_by_itself(served):
 async def test_what_is_donated_is_known_to_the_next_process(served, monkeypatch):
     await donated(served)
     async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
+        gateway = Gateway(ScalingLoop)
         await gateway.read_inventory()
         again = next(one for one in gateway.topology.replicas.values() if one.name == "b")
         assert again.endpoint.is_spot
         await stack.aclose()
     await database_sync_to_async(_reclaim_row)()
-    gateway = Gateway(floor_rows)
+    gateway = Gateway(ScalingLoop)
     await gateway.read_inventory()
     again = next(one for one in gateway.topology.replicas.values() if one.name == "b")
     assert again.endpoint.is_spot, "so that its heartbeat makes it ready"

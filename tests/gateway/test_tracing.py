@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from controlplane.gateway.monitoring import tracing
 from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
+from controlplane.planning.execution.loop import ScalingLoop
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -175,7 +175,7 @@ def test_off_it_is_nothing(monkeypatch):
     for name in tracing.ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     assert tracing.start() is None
-    assert Gateway(floor_rows).records.tracing is None
+    assert Gateway(ScalingLoop).records.tracing is None
 
 
 def test_without_the_extra_it_says_so_and_serves(monkeypatch, caplog):

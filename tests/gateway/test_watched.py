@@ -27,7 +27,7 @@ OWN = {
     "heartbeats",
     "follow-kv-events",
     "publish-summary",
-    "floor",
+    "scale",
     "renew-lease",
     "flush-ledger",
     "length-versions",
@@ -48,7 +48,7 @@ async def test_every_job_of_the_process_is_known_and_runs(served):
     await until(lambda: all(served.gateway.jobs[name].last_success_at for name in quick))
     body = await ready(served)
     assert body["status_code"] == 200
-    assert set(body["jobs"]) >= OWN | {"forecasts", "plans", "apply-plans"}
+    assert set(body["jobs"]) >= OWN | {"forecasts", "plans", "advance-rollouts"}
     assert all(body["jobs"][name]["state"] == "ok" for name in quick)
     assert monitor.current is served.gateway.monitor
     assert {record.name for record in served.gateway.jobs.records()} == OWN

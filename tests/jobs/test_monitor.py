@@ -107,7 +107,7 @@ async def test_jobs_that_celery_does_not_run_are_late_without_a_writer(watched):
     await watched.pass_s(10)
     await watched.pass_s(70, celery=False)
     late = {subject for kind, subject in await watched.events() if kind == "job.late"}
-    assert {"apply-plans", "run-strategies", "finish-drains"} <= late
+    assert {"advance-rollouts", "advance-swaps", "end-failed"} <= late
     assert "prune-ledger" not in late
     await watched.pass_s(10)
     assert {subject for kind, subject in await watched.events() if kind == "job.recovered"} == late
@@ -118,7 +118,7 @@ async def test_a_dead_worker_is_one_event_and_not_one_of_each_job(watched):
     watched.states["celery"] = PartState.DOWN
     await watched.pass_s(120, celery=False)
     assert await watched.events() == [("part.down", "part celery")]
-    assert "apply-plans" in bad(watched)  # the page still says so
+    assert "advance-rollouts" in bad(watched)  # the page still says so
     assert all(job["quiet"] for job in watched.monitor.report()["jobs"] if job["state"] == "late")
     watched.states["celery"] = PartState.OK
     await watched.pass_s(90)

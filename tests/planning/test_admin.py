@@ -7,16 +7,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.planning import services
 from controlplane.planning.models import PlanStatus, ScalingPlan
 
 pytestmark = pytest.mark.django_db
 PLANS = "admin:planning_scalingplan_changelist"
-
-
-@pytest.fixture(autouse=True)
-def notified(monkeypatch):
-    monkeypatch.setattr(services, "notify_workers", lambda: True)
 
 
 @pytest.fixture

@@ -61,13 +61,12 @@ class TestSwitching:
     def test_rows_settings_and_plans_follow(self, deployment, operator):
         model = deployment.model
         policy = services.set_policy(model, "lt_ua", "auto", {"gap_out": 4}, "test")
-        ScalingPolicy.objects.filter(pk=policy.pk).update(memory={"x": 1.0})
         plan = ScalingPlan.objects.create(
             model=model, strategy="lt_ua", valid_until=policy.changed_at, status="in_force"
         )
         services.switch_bundle(model, "preserve", operator)
         policy.refresh_from_db()
-        assert (policy.strategy, policy.mode, policy.parameters, policy.memory) == ("preserve", "auto", {}, {})
+        assert (policy.strategy, policy.mode, policy.parameters) == ("preserve", "auto", {})
         plan.refresh_from_db()
         assert plan.status == PlanStatus.SUPERSEDED
         assert Model.objects.get().length_model == "preserve"

@@ -61,7 +61,6 @@ def stack(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         **address.environment,
         "DJANGO_SETTINGS_MODULE": "controlplane.settings",
         "PYTHONPATH": str(folder),
-        "PILOTHOUSE_FLOOR_PATIENCE_S": "2",
     }
     stack = RunningStack(f"--port {address.port} --no-traffic", **environment)
     try:

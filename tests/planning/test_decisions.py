@@ -16,14 +16,6 @@ from controlplane.planning.models import Backtest, PlanStatus, PolicyMode, Scali
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture(autouse=True)
-def notified(monkeypatch):
-    """Return the messages that would be sent to the workers."""
-    sent = []
-    monkeypatch.setattr(services, "notify_workers", lambda: sent.append("apply") or True)
-    return sent
-
-
 @pytest.fixture
 def make_plan(language_model):
     def make(status=PlanStatus.ADVICE, minutes=60, **values):
@@ -36,27 +28,21 @@ def make_plan(language_model):
 
 
 class TestPlans:
-    def test_an_approved_plan_is_for_the_workers(
-        self, make_plan, operator, notified, django_capture_on_commit_callbacks
-    ):
+    def test_an_approved_plan_is_to_be_carried_out(self, make_plan, operator):
         plan = make_plan(targets=[{"region": "us-east", "gpu_type": "a100-80gb", "present": 1, "target": 2}])
-        with django_capture_on_commit_callbacks(execute=True):
-            services.approve(plan, operator, "the evening peak")
+        services.approve(plan, operator, "the evening peak")
         assert (plan.status, plan.decided_by) == (PlanStatus.APPROVED, "operator")
         plan.refresh_from_db()
         assert plan.status == PlanStatus.APPROVED
         assert plan.decided_at is not None
-        assert notified == ["apply"]
         event = Event.objects.get(kind="plan.approved")
         assert (event.user, event.reason, event.before) == (operator, "the evening peak", {"status": "advice"})
         assert event.after["targets"] == plan.targets
 
-    def test_a_rejected_one_is_not(self, make_plan, operator, notified, django_capture_on_commit_callbacks):
+    def test_a_rejected_one_is_not(self, make_plan, operator):
         plan = make_plan()
-        with django_capture_on_commit_callbacks(execute=True):
-            services.reject(plan, operator, "we know better")
+        services.reject(plan, operator, "we know better")
         assert plan.status == PlanStatus.REJECTED
-        assert notified == []
         assert Event.objects.get(kind="plan.rejected").reason == "we know better"
 
     @pytest.mark.parametrize("decide", [services.approve, services.reject])
@@ -174,8 +160,3 @@ class TestBacktests:
     def test_none_without_a_window(self, db):
         with pytest.raises(ValidationError):
             backtests.store("x", 0, 1, [{"forecaster": "ets"}])
-
-
-def test_a_broker_that_does_not_answer_is_said_and_nothing_is_raised(monkeypatch, settings):
-    monkeypatch.undo()
-    assert services.notify_workers() is False

@@ -30,7 +30,7 @@ from controlplane.fleet.models import (
     PerformanceProfile,
 )
 from controlplane.planning.execution import executor, plan_rollout
-from controlplane.planning.execution.floor import in_a_thread
+from controlplane.planning.execution.rows import in_a_thread
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sql]

@@ -40,9 +40,8 @@ def export(folder: Path, *arguments: str) -> str:
 def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: Path) -> None:
     ScalingPolicy.objects.create(model=deployment.model, strategy="lt_u", mode="auto", parameters={"out_above": 0.6})
     tuning.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.9, "test", model=deployment.model)
-    tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test")
     tuning.change("CAPABILITY_INSTANCES", 4, "test")
-    for name, value in {"SPILL_ABOVE": 0.6, "FLOOR_BENEATH_ABOVE": 0.9, "FORECASTER": "seasonal_naive"}.items():
+    for name, value in {"SPILL_ABOVE": 0.6, "FORECASTER": "seasonal_naive"}.items():
         tuning.change(name, value, "test", model=deployment.model)
     folder = tmp_path / "live"
     assert "40 requests and 1 deployments" in export(folder)
@@ -53,11 +52,11 @@ def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: 
     (endpoint,) = scenario.endpoints
     assert (endpoint.strategy, endpoint.parameters) == ("lt_u", strategies.marks("lt_u", tuned()) | {"out_above": 0.6})
     assert endpoint.look_ahead.overload_above == 0.9
-    assert (scenario.scaling.floor_above, scenario.planner.capability_instances) == (0.8, 4)
+    assert scenario.planner.capability_instances == 4
     assert (endpoint.min_instances, endpoint.max_instances) == (deployment.min_instances, deployment.max_instances)
     assert endpoint.dispatch_round_trip_ms == pytest.approx(4.0)
-    marks = endpoint.region_threshold, endpoint.floor_above, endpoint.floor_cooldown_s, endpoint.forecaster
-    assert marks == (0.6, 0.9, 15.0, "seasonal_naive")
+    marks = endpoint.region_threshold, endpoint.floor_cooldown_s, endpoint.forecaster
+    assert marks == (0.6, 15.0, "seasonal_naive")
     assert scenario.models["llama-3.1-8b"].bundle is None
     assert scenario.classes["interactive"].ttft_ms == 1000
     out = StringIO()
@@ -87,7 +86,7 @@ def test_a_model_that_embeds_keeps_its_task(requests, deployment, tmp_path: Path
 
 def test_where_no_strategy_acts_the_floor_is_alone(requests, deployment, tmp_path: Path) -> None:
     ScalingPolicy.objects.create(model=deployment.model, strategy="lt_u", mode="shadow")
-    tuning.change("FLOOR_OUT_ABOVE", 0.65, "test", model=deployment.model)
+    tuning.change("SCALE_OUT_ABOVE", 0.65, "test", model=deployment.model)
     export(tmp_path / "live")
     scenario = load_scenario(tmp_path / "live" / "scenario.toml")
     (endpoint,) = scenario.endpoints

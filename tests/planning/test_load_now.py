@@ -5,7 +5,6 @@ import pytest
 from controlplane.console.pages.plans.cards import card_of
 from controlplane.fleet.models import Node, SloClass
 from controlplane.planning import services
-from controlplane.planning.execution import live_views
 from controlplane.planning.forecasts.services import make_forecasts
 from controlplane.planning.models import PlanStatus, PolicyMode
 from controlplane.planning.plans import load_now
@@ -59,7 +58,7 @@ def test_a_proposal_below_the_load_of_now_says_so_in_its_note_and_where_it_is_ap
     make_forecasts(NOW)
     services.set_policy(language_model, "lt_u", PolicyMode.ASK, {}, "a test")
     waiting = {PLACE[0]: Waiting(waits, 0.0, 0.0, waits * 1e6)}
-    monkeypatch.setattr(live_views, "waiting", lambda: waiting)
+    monkeypatch.setattr(load_now.waiting_work, "read", lambda: waiting)
     (row,) = make_plans(NOW)
     assert (row.status, [(one["present"], one["target"]) for one in row.targets]) == (PlanStatus.ADVICE, [(3, 1)])
     card = card_of(row, {}, NOW)

@@ -10,10 +10,10 @@ from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Node, SloClass
 from controlplane.planning import selectors as planning
 from controlplane.planning import services
-from controlplane.planning.execution import live_views
 from controlplane.planning.forecasts.services import make_forecasts
 from controlplane.planning.models import WHAT_IF, Forecast, PlanStatus, PolicyMode, ScalingPlan
 from controlplane.planning.plans import expected as plans
+from controlplane.planning.plans import waiting
 from controlplane.planning.plans.services import due, make_plans
 from controlplane.tuning import services as tuning
 from scheduling.planning.bursts import instances_for
@@ -83,10 +83,10 @@ class TestExpected:
         tuning.change("PLAN_NIW_BUFFER", share, actor="test")
         make_minutes(60)
         make_minutes(60, prompt=4_800, output=1_200, slo_class="flex")
-        monkeypatch.setattr(live_views, "waiting", lambda: {PLACE[0]: live_views.Waiting(9, 360_000.0, 100.0)})
+        monkeypatch.setattr(waiting, "read", lambda: {PLACE[0]: waiting.Waiting(9, 360_000.0, 100.0)})
         expected = plans.expect(NOW, {PLACE[0]: "lt_ua"})
         assert sum(each.beta_tokens_per_s for each in expected.of.values()) == pytest.approx(beta)
-        monkeypatch.setattr(live_views, "waiting", lambda: {PLACE[0]: live_views.Waiting(9, 360_000.0, 600.0)})
+        monkeypatch.setattr(waiting, "read", lambda: {PLACE[0]: waiting.Waiting(9, 360_000.0, 600.0)})
         expected = plans.expect(NOW, {PLACE[0]: "lt_ua"})
         assert sum(each.beta_tokens_per_s for each in expected.of.values()) == pytest.approx(600.0 * share)
 

@@ -10,17 +10,11 @@ from controlplane.events.models import Event, Severity
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Node, PerformanceProfile
 from controlplane.planning import services
-from controlplane.planning.execution import live_views, plan_rollout
+from controlplane.planning.execution import plan_rollout
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
-
-
-@pytest.fixture(autouse=True)
-def no_load(monkeypatch):
-    monkeypatch.setattr(live_views, "read", lambda: None)
-    monkeypatch.setattr(services, "notify_workers", lambda: True)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Scaling under two clocks: the gateway's floor, the strategies in workers and the planner live, and the simulator.
+"""Scaling under two clocks: the scaling loop and the planner live, and the simulator.
 
 Both have the same fleet, forecasts and trace with surges. Live, instances are rows; the simulator says how much each has to
 do and when what was decided of it is done, for that is physics. What is decided is each one's own: views, plans and moves
@@ -14,32 +14,28 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
-from controlplane.dispatch.floor import Decision, Observation
 from controlplane.dispatch.live_fleet import inventory as live_inventory
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.port import Submit
 from controlplane.dispatch.token_accounts import Outlook
-from controlplane.dispatch.wire import as_published
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, GpuType, Instance, InstanceCommand, Model, PerformanceProfile, Region
 from controlplane.planning import selectors, services
-from controlplane.planning.execution import floor as floor_rows
-from controlplane.planning.execution import live_views, strategist
+from controlplane.planning.execution import loop, rows, strategies
+from controlplane.planning.execution.loop import ScalingLoop
 from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Forecast, PolicyMode, Quantity, ScalingMove
 from controlplane.planning.plans import capability, inventory
 from controlplane.planning.plans import services as plans
 from controlplane.planning.plans.expected import RECENT, expected_at, fresh_for, levels
 from controlplane.planning.plans.round import plan_settings
-from controlplane.tuning import services as tuning
-from controlplane.tuning.rules import beneath
 from controlplane.tuning.selectors import tuned
 from scheduling.fleet.profile import Profile
 from scheduling.planning.advisor import Demand, SimulatedPlanner
 from scheduling.planning.capacity import Capability
-from scheduling.policy import EndpointPolicy
-from scheduling.scaling import NO_STRATEGY, STRATEGIES, Floored, make_strategy
+from scheduling.scaling import NO_STRATEGY, Floored, make_strategy
 from scheduling.scaling.endpoint import GRACE_S
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
@@ -47,6 +43,7 @@ from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.strategies import Bounds, Control
 from scheduling.simulation.workload.requests import make_requests
+from tests.planning.looping import LoopOverRows
 
 pytestmark = pytest.mark.django_db
 START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -67,7 +64,7 @@ def surges(at_s: np.ndarray, region: int) -> np.ndarray:
     return np.where(sudden, 16.0, swing)
 
 
-def trace(until_s: float, due_s: float = np.inf):
+def trace(until_s: float):
     random = np.random.default_rng(3)
     arrived, regions = [], []
     for region in range(len(REGIONS)):
@@ -85,15 +82,14 @@ def trace(until_s: float, due_s: float = np.inf):
         random.integers(10, 200, count),
         predicted_tokens=random.integers(10, 200, count),
         region=regions[order],
-        deadline_s=np.full(count, due_s),
     )
 
 
-def simulated_fleet(ordering: str) -> Cluster:
+def simulated_fleet() -> Cluster:
     states = [State.READY] * READY + [State.EMPTY] * (MOST - READY)
     specs = [InstanceSpec(MODEL, region, ENGINE, GPU, state=state) for region in REGIONS for state in states]
     delays = Delays(spot_median_s=45, spot_max_s=90, start_s=20.0, local_weights_s=40.0, remote_weights_s=40.0)
-    return Cluster(specs, delays=delays, share_spot=False, policies=EndpointPolicy(ordering=ordering))
+    return Cluster(specs, delays=delays, share_spot=False)
 
 
 def forecast_rows(requests, until_s: float) -> None:
@@ -115,10 +111,17 @@ def forecast_rows(requests, until_s: float) -> None:
     Forecast.objects.bulk_create(rows)
 
 
-class Live:
-    """The parts of gateway and workers that scale, over rows, at the time that the simulation has."""
+class RulesOnly(LoopOverRows):
+    """What is begun is finished by the simulation."""
 
-    def __init__(self, simulation: Simulation, control: Control, name: str, strategy, monkeypatch, parameters) -> None:
+    def _work_on_rows(self, models, now_s) -> None:
+        self.rules = rows.read_rules({})
+
+
+class Live:
+    """The scaling loop over rows, at the time that the simulation has."""
+
+    def __init__(self, simulation: Simulation, control: Control, name: str, strategy, monkeypatch) -> None:
         self.simulation, self.control, self.strategy = simulation, control, strategy
         self.now_s, self.moves, self.seen = 0.0, [], 0
         self.requests, self.written = 0, True
@@ -149,7 +152,7 @@ class Live:
         self.now_s = -100.0
         self.is_alone = name == NO_STRATEGY
         if not self.is_alone:
-            services.set_policy(model, name, PolicyMode.AUTO, {"tick_s": TICK_S} | parameters, "a test")
+            services.set_policy(model, name, PolicyMode.AUTO, {"tick_s": TICK_S}, "a test")
         self.now_s = 0.0
         self.topology = Topology()
         self.observation = Observation(
@@ -160,15 +163,14 @@ class Live:
             lambda: self.now().timestamp(),
             short=lambda endpoint: self.short.get(self._at(endpoint), 0),
         )
-        self.decision = Decision(self.topology, -1000.0)
         self.outlook = {}
-        self.alive = []
+        monkeypatch.setattr(loop, "SETTLE_S", 0.0)
+        self.loop = RulesOnly(monkeypatch, self.observation)
+        monkeypatch.setattr(timezone, "now", self.now)
         self.topology.apply(live_inventory.read())
         for endpoint in self.topology.endpoints:  # as long after the gateway's start as the decision has it
             memory = self.observation.memory(endpoint.index)
             memory.changed_s, memory.serving = -1000.0, READY
-        monkeypatch.setattr(live_views, "read", lambda: self.load)
-        monkeypatch.setattr(live_views, "send_heartbeat", lambda models, for_s: self.alive.append(list(models)))
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self.now_s)
@@ -242,36 +244,14 @@ class Live:
             for endpoint in topology.endpoints
         }
 
-    @property
-    def left_tokens(self) -> dict[str, int]:
-        left = self.topology.fleet.remaining_tokens
-        return {replica.name: int(left[replica.slot]) for replica in self.topology.replicas.values()}
-
-    def tick(self, views) -> list:
-        """Run the workers' tick: plans that are due, then the strategy."""
-        if self.strategy.uses_advice and (models := plans.due(self.now(), 0.0, 0.0)):
+    def check(self) -> list:
+        """Make plans that are due, then let the loop check."""
+        if self.strategy.uses_advice and self.now_s % TICK_S == 0 and (models := plans.due(self.now(), 0.0, 0.0)):
             plans.make_plans(self.now(), models)
-        published = {(MODEL, view.region): as_published(view) for view in views.values()}
-        self.load = live_views.Load(published, {}, self.left_tokens)
-        self.owners = [view.changed_by for view in live_views.views(MODEL, self.load, self.now())]
-        strategist.run_strategies(self.now())
-        assert self.alive[-1] == [MODEL], "the strategy failed"
-        return self.advice()
-
-    def advice(self) -> list:
+        ScalingLoop.check(self.loop)
         plan = selectors.plan_in_force(MODEL, self.now()) if self.strategy.uses_advice else None
-        return [strategist.advice(plan, region, self.now()) if plan else None for region in REGIONS]
-
-    def look(self, views) -> None:
-        """Run the gateway's check, beneath the strategy or alone."""
-        for endpoint in self.topology.endpoints:
-            view, members = views[self._at(endpoint)], self.topology.members(endpoint)
-            memory = self.observation.memory(endpoint.index)
-            alive = not self.is_alone
-            delta, why = self.decision.decide(endpoint, view, members, memory, self.now_s, strategy_alive=alive)
-            if delta:
-                memory.moved(delta, self.now_s)
-                floor_rows.move.__wrapped__(delta, MODEL, endpoint.region, why, {}, self.left_tokens)
+        plans_of = rows.endpoint_plans(plan) if plan else {}
+        return [plans_of[region].advice(self.now().timestamp()) if plan else None for region in REGIONS]
 
     def decided(self) -> dict[tuple[str, int, str], list[int]]:
         """Return the moves since the last call: instances' rows by region, direction and reason."""
@@ -317,7 +297,7 @@ def comparable(view):
     """Return *view* without what a fleet of rows cannot have, with times capped."""
     changed_s, ready_s = min(view.since_change_s, 600.0), min(view.since_ready_s, GRACE_S)
     times = {"since_change_s": round(changed_s, 3), "since_ready_s": round(ready_s, 3)}
-    return view._replace(spot=0, changed_by="", changed_delta=0, **times)
+    return view._replace(spot=0, changed_delta=0, **times)
 
 
 def relative(advice):
@@ -387,18 +367,8 @@ class Plans:
         return self.advised
 
 
-def run(
-    name: str,
-    until_s: float,
-    monkeypatch,
-    settings,
-    own: dict[str, float] | None = None,
-    *,
-    ordering: str = "fcfs",
-    due_s: float = np.inf,
-    **parameters: float,
-) -> list[tuple]:
-    """Return the moves under both clocks; *own* are settings of the model alone, *parameters* those of the strategy."""
+def run(name: str, until_s: float, monkeypatch, settings) -> list[tuple]:
+    """Return the moves under both clocks."""
     settings.FORECAST_WINDOW_S, settings.FORECAST_WINDOWS, settings.FORECAST_EVERY_S = WINDOW_S, WINDOWS, 600.0
     settings.PLAN_EVERY_S = 0.0
     able = Capability(900.0, 450.0, 1300.0, "measured")
@@ -406,15 +376,13 @@ def run(
     monkeypatch.setattr(
         start_times, "read", lambda: start_times.StartTimes({(MODEL, GPU): start_times.MedianTime(60.0, 9)})
     )
-    requests = trace(until_s, due_s)
-    simulation = Simulation(simulated_fleet(ordering), requests)
-    strategy = make_strategy(name, {"tick_s": LOOK_S if name == NO_STRATEGY else TICK_S} | parameters)
-    model = Model.objects.create(name=MODEL, weights_bytes=1, kv_bytes_per_token=1, context_tokens=2000)
-    for setting, value in (own or {}).items():
-        tuning.change(setting, value, "a test", model=model)
-    floors = {endpoint: replace(beneath(tuned(MODEL)), period_s=LOOK_S) for endpoint in simulation.cluster.endpoints}
-    control = Control(simulation, Floored(strategy, floors), bounds=Bounds(1, MOST), floor=floors)
-    live = Live(simulation, control, name, make_strategy(name), monkeypatch, parameters)
+    requests = trace(until_s)
+    simulation = Simulation(simulated_fleet(), requests)
+    strategy = make_strategy(name, {"tick_s": LOOK_S if name == NO_STRATEGY else TICK_S})
+    Model.objects.create(name=MODEL, weights_bytes=1, kv_bytes_per_token=1, context_tokens=2000)
+    floor = replace(strategies.floor(tuned(MODEL)), period_s=LOOK_S)
+    control = Control(simulation, Floored(strategy, floor), bounds=Bounds(1, MOST), floor=floor)
+    live = Live(simulation, control, name, make_strategy(name), monkeypatch)
     forecast_rows(requests, until_s)
     planner = Plans(strategy, until_s) if strategy.uses_advice else None
     control._advisor = planner
@@ -432,15 +400,10 @@ def run(
         for each, view in enumerate(seen):
             assert str(comparable(views[each])) == str(comparable(view)), f"at {at.now_s} s"
         before = len(control.moves)
-        is_tick = at.now_s % TICK_S == 0 and not live.is_alone
-        advised = live.tick(views) if is_tick else live.look(views)
+        advised = live.check()
         made = live.decided()
-        if is_tick:
-            assert live.owners == [view.changed_by for view in seen], f"at {at.now_s} s"
-            live.look(live.views())
-            assert live.decided() == {}, "the floor has nothing to add at a tick"
         control(at)
-        if planner and is_tick:
+        if planner and at.now_s % TICK_S == 0:
             expected = [relative(shifted(each)) for each in planner.advised]
             assert [relative(each) for each in advised] == expected, f"at {at.now_s} s"
         expected = {}
@@ -465,78 +428,18 @@ def shifted(advice):
     )  # fmt: skip
 
 
-NAMES = [name for name in STRATEGIES if name != "siloed"]
-"""Silos are simulated only: live they are refused."""
-
-
-LET_GO_S = {"reactive": 900.0}
-"""When those that wait longer than others have let one go."""
-QUICK = ("pilothouse",)
-"""It has what the others have; they are looked at by night."""
-
-
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in NAMES]
+    ("name", "until_s"),
+    [
+        ("pilothouse", 660.0),
+        pytest.param("lt_ua", 660.0, marks=pytest.mark.nightly),
+        pytest.param(NO_STRATEGY, 1200.0, marks=pytest.mark.nightly),
+    ],
 )
-def test_both_clocks_see_plan_and_move_alike(name, monkeypatch, settings):
-    log = run(name, LET_GO_S.get(name, 660.0), monkeypatch, settings)
+def test_both_clocks_see_plan_and_move_alike(name, until_s, monkeypatch, settings):
+    log = run(name, until_s, monkeypatch, settings)
     assert sum(count for *_, count in log) >= 4
     assert {sign for _, _, sign, _, _ in log} == {1, -1}
-
-
-@pytest.mark.nightly
-def test_both_clocks_have_the_floor_alone_where_no_strategy_is_alive(monkeypatch, settings):
-    log = run(NO_STRATEGY, 1200.0, monkeypatch, settings)
-    assert {sign for _, _, sign, _, _ in log} == {1, -1}
-    assert any("above 70%" in reason for *_, reason, _ in log)
-    assert all(reason.startswith("Floor: ") for *_, reason, _ in log)
-
-
-@pytest.mark.nightly
-def test_both_clocks_have_the_floor_marks_of_the_model(monkeypatch, settings):
-    log = run("lt_i", 600.0, monkeypatch, settings, own={"FLOOR_BENEATH_ABOVE": 0.25, "SCALE_COOLDOWN_S": 45.0})
-    assert sum("above 25%" in reason for *_, reason, _ in log) >= 2
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", NAMES)
-def test_both_clocks_do_so_for_two_hours(name, monkeypatch, settings):
-    assert len(run(name, 7200.0, monkeypatch, settings)) >= 10
-
-
-def test_in_both_clocks_a_strategy_waits_for_what_the_floor_added_and_says_whose_it_takes(monkeypatch, settings):
-    log = run(
-        "lt_u",
-        1300.0,
-        monkeypatch,
-        settings,
-        own={"FLOOR_BENEATH_ABOVE": 0.4, "SCALE_COOLDOWN_S": 200.0},
-        cooldown_s=15.0,
-    )
-    added_s = {region: at_s for at_s, region, delta, reason, _ in log[:1] if delta > 0}
-    undone = []
-    for at_s, region, delta, reason, _ in log:
-        if delta > 0:
-            added_s[region] = at_s if reason.startswith("Floor: ") else -np.inf
-        elif "The floor added one" in reason:
-            undone.append((at_s - added_s[region], reason))
-    assert undone
-    assert all(after_s >= 200.0 and f"{after_s:.0f} s ago" in reason for after_s, reason in undone)
-
-
-@pytest.mark.nightly
-def test_both_clocks_add_as_many_as_no_order_can_do_without(monkeypatch, settings):
-    """Use alone adds none: neither the strategy's mark nor the floor's is reached. The maximum leaves room at first."""
-    monkeypatch.setitem(globals(), "MOST", 24)
-    marks = {"FLOOR_BENEATH_ABOVE": 50.0, "SCALE_COOLDOWN_S": 3600.0}
-    log = run("pilothouse", 700.0, monkeypatch, settings, marks, ordering="qlm", due_s=30.0, out_above=50.0)
-    counts, present = [], dict.fromkeys(REGIONS, READY)
-    for _, region, sign, reason, count in log:
-        if said := re.match(
-            r"No order of the queue is in time without (\d+) more instances?(?:, (\d+) on the way)?", reason
-        ):
-            short, coming = int(said[1]), int(said[2] or 0)
-            assert count == min(short - coming, MOST - present[region]), reason
-            counts.append(count)
-        present[region] += sign * count
-    assert 2 <= min(counts) < max(counts) < MOST - READY - 1
+    if name == NO_STRATEGY:
+        assert any("above 70%" in reason for *_, reason, _ in log)
+        assert all(reason.startswith("Floor: ") for *_, reason, _ in log)

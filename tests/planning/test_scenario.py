@@ -77,7 +77,7 @@ def test_marks_that_an_operator_changed_are_simulated(staged, make_instance):
     model = Model.objects.get(name=PLACE[0])
     ScalingPolicy.objects.create(model=model, strategy="reactive", mode=PolicyMode.AUTO)
     for name, value in {
-        "SPILL_ABOVE": 0.55, "MAX_HOLD_S": 40.0, "REORDER_BY": "shepherd", "FLOOR_BENEATH_ABOVE": 0.8,
+        "SPILL_ABOVE": 0.55, "MAX_HOLD_S": 40.0, "REORDER_BY": "shepherd",
     }.items():  # fmt: skip
         tuning.change(name, value, "test")
     for name, value in {
@@ -90,16 +90,16 @@ def test_marks_that_an_operator_changed_are_simulated(staged, make_instance):
     assert (policy.look_ahead.overload_above, policy.region_threshold, policy.swap_by_queue) == (0.5, 0.55, False)
     assert made.cluster.reordering == "shepherd"
     assert set(made.requests.hold_s) == {40.0}
-    assert made.scaled.floor == {PLACE: Floor(above=0.8, cooldown_s=30.0)}
+    assert made.scaled.floor == {PLACE: Floor(cooldown_s=30.0)}
     tuning.change("FLOOR", False, "test")
     assert staged().scaled.floor is None
     tuning.change("SPILL_ABOVE", 0.4, "test", model=model)
     assert staged().cluster.policy(PLACE).region_threshold == 0.4
 
 
-def test_the_floor_under_a_strategy_in_a_worker_is_the_operators(deployment):
+def test_the_floor_under_a_strategy_is_the_operators(deployment):
     strategy = strategies.make("reactive", {}, tuned(deployment.model.name))
-    tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test", model=deployment.model)
-    assert strategies.floored(strategy, tuned(deployment.model.name)).floor == Floor(above=0.8)
+    tuning.change("SCALE_COOLDOWN_S", 30.0, "test", model=deployment.model)
+    assert strategies.floored(strategy, tuned(deployment.model.name)).floor == Floor(cooldown_s=30.0)
     tuning.change("FLOOR", False, "test")
     assert strategies.floored(strategy, tuned(deployment.model.name)) is strategy

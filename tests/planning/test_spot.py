@@ -21,7 +21,7 @@ from controlplane.fleet.models import (
     PerformanceProfile,
 )
 from controlplane.fleet.spot import selectors, services
-from controlplane.planning.execution import executor, floor, live_views
+from controlplane.planning.execution import executor, rows
 from controlplane.planning.models import MoveSource
 from controlplane.planning.plans import inventory as planned
 from controlplane.tuning import services as tuning
@@ -130,8 +130,7 @@ def test_the_minimum_is_never_donated(make_instance):
 def test_another_model_gets_the_gpus_when_it_has_none(make_instance, node, other):
     make_instance(node=node)
     donor = let_go(make_instance(node=node))
-    views = {view.region: view for view in live_views.views("other", _load("other"), timezone.now())}
-    assert (views["us-east"].spot, views["us-east"].spot_other) == (0, 1)
+    assert rows.read_rules.__wrapped__({}).spot_other["other", "us-east"] == 1
     move = executor.add("other", "us-east", why("load"))
     assert move.inputs["how"] == f"redeployed from {donor.name}"
     taker = Instance.objects.get(name=move.instance)
@@ -162,12 +161,14 @@ def test_another_model_gets_the_gpus_when_it_has_none(make_instance, node, other
 def test_a_donated_instance_that_fails_while_its_gpus_are_given_away_is_stopped(
     make_instance, node, other, caplog, monkeypatch
 ):
-    monkeypatch.setattr(floor.connections, "close_all", lambda: None)
+    monkeypatch.setattr(rows.connections, "close_all", lambda: None)
     make_instance(node=node)
     donor = let_go(make_instance(node=node))
     taker = Instance.objects.get(name=executor.add("other", "us-east", why("load")).instance)
-    InstanceCommand.objects.filter(instance=taker).update(actor=executor.FLOOR_ACTOR)
-    assert (floor.take_up_commands(0.0), caplog.text) == (0, ""), "it says nothing of a command that waits for GPUs"
+    InstanceCommand.objects.filter(instance=taker).update(
+        actor=executor.FLOOR_ACTOR, created_at=timezone.now() - timedelta(minutes=1)
+    )
+    assert (rows.run_commands(), caplog.text) == (0, ""), "it says nothing of a command that waits for GPUs"
     fleet.move(donor, S.FAILED, actor="gateway", reason="silent")
     assert InstanceCommand.objects.get(instance=donor).verb == "stop"
     tasks.run_pending_commands()
@@ -259,11 +260,3 @@ def test_requests_are_counted_on_the_newest_donation(make_instance):
     services.note_evicted(row.pk, 1, 0)
     donation = Donation.objects.get()
     assert (donation.evicted_requests, donation.ended_requests) == (3, 1)
-
-
-def _load(model):
-    figures = {
-        "use": 0.9, "kv_use": 0.9, "waiting": 3, "tokens_per_s": 10.0, "overloaded_instances": 0, "peak_kv_sum": None,
-        "peak_kv_most": None, "ready": 0, "short_instances": 0, "requests_at_once": 0,
-    }  # fmt: skip
-    return live_views.Load({(model, "us-east"): figures})

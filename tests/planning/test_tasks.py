@@ -6,25 +6,19 @@ import pytest
 from django.conf import settings as real_settings
 from django.utils import timezone
 
-from controlplane.fleet.models import InstanceCommand
 from controlplane.jobs.models import JobRow
 from controlplane.lengths.models import LengthTraining
 from controlplane.planning import services
-from controlplane.planning.execution import executor
 from controlplane.planning.forecasts import services as forecast_services
 from controlplane.planning.models import (
     Forecast,
-    MoveSource,
     PlanStatus,
-    ScalingMove,
     ScalingPlan,
     ScalingPolicy,
 )
 from controlplane.planning.plans import services as plan_services
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from workers.tasks import planning as tasks
-from workers.vllm.client import VllmError
-from workers.vllm.metrics import VllmMetrics
 
 pytestmark = pytest.mark.django_db
 
@@ -170,58 +164,10 @@ class TestSchedule:
         assert set(real_settings.CELERY_TASK_ROUTES) <= set(celery_app.tasks)
 
 
-class TestDrains:
-    @pytest.fixture
-    def drained(self, make_instance):
-        make_instance()
-        instance = make_instance()
-        why = executor.Why(MoveSource.STRATEGY, "reactive", "use is low")
-        executor.remove("llama-3.1-8b", "us-east", why, load={"instance-1": 1})
-        long_ago = timezone.now() - timedelta(seconds=30)
-        ScalingMove.objects.update(at=long_ago)
-        type(instance).objects.filter(pk=instance.pk).update(state_changed_at=long_ago)
-        return instance
-
-    @pytest.fixture
-    def server(self, monkeypatch):
-        class Server:
-            running, waiting, error = 0, 0, None
-
-            def __init__(self, url):
-                self.url = url
-
-            async def __aenter__(self):
-                return self
-
-            async def __aexit__(self, *error):
-                pass
-
-            async def metrics(self):
-                if self.error:
-                    raise self.error
-                return VllmMetrics(running=self.running, waiting=self.waiting)
-
-        monkeypatch.setattr(tasks, "VllmClient", Server)
-        return Server
-
-    def test_an_idle_one_is_stopped(self, drained, server):
-        assert tasks.finish_drains() == 1
-        assert InstanceCommand.objects.get().verb == "stop"
-
-    def test_one_that_works_or_does_not_say_is_not(self, drained, server):
-        server.running = 1
-        assert tasks.finish_drains() == 0
-        server.running, server.waiting = 0, 1
-        assert tasks.finish_drains() == 0
-        server.waiting, server.error = 0, VllmError("no answer")
-        assert tasks.finish_drains() == 0
-        assert not InstanceCommand.objects.exists()
-
-
 class TestPruning:
-    def test_plans_never_carried_out_are_deleted_and_history_stays(self, language_model, settings):
-        settings.PLANNING_KEEP_DAYS = 2.0
-        forecast(days=3), forecast(days=1)
+    def test_forecasts_and_plans_never_carried_out_are_deleted_and_history_stays(self, language_model, settings):
+        settings.PLANNING_KEEP_DAYS, settings.FORECAST_KEEP_HOURS, settings.FORECAST_EVERY_S = 2.0, 3.0, 3.5 * 3600
+        forecast(hours=8), forecast(hours=6)
         for status in PlanStatus:
             old = plan(language_model, days=3)
             ScalingPlan.objects.filter(pk=old.pk).update(status=status)

@@ -30,7 +30,7 @@ async def test_a_running_gateway(served, monkeypatch):  # noqa: F811
         services.change("LENGTH_BUDGET_MS", 70.0, "test", model=Model.objects.get(name="m"))
         services.change("LENGTH_CACHE_ENTRIES", 0, "test")
         services.change("SPILL_ABOVE", 0.4, "test", model=Model.objects.get(name="m"))
-        services.change("FLOOR_EASE_S", 7.0, "test")
+        services.change("SCALE_EASE_S", 7.0, "test")
         services.change("LOOKAHEAD_ITERATIONS", 300, "test", model=Model.objects.get(name="m"))
         services.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.6, "test")
 
@@ -41,7 +41,7 @@ async def test_a_running_gateway(served, monkeypatch):  # noqa: F811
     lengths = gateway.lengths
     assert (lengths.budget_s("m"), lengths.budget_s("other"), lengths.cache) == (0.07, 0.05, None)
     (endpoint,) = gateway.topology.endpoints
-    assert (endpoint.spec.policy.region_threshold, endpoint.spec.tuned.FLOOR_EASE_S) == (0.4, 7.0)
+    assert (endpoint.spec.policy.region_threshold, endpoint.spec.tuned.SCALE_EASE_S) == (0.4, 7.0)
     (slot,) = (replica.slot for replica in gateway.topology.members(endpoint))
     assert gateway.topology.fleet.look_ahead[slot].tolist() == [300.0, 0.8, 1.0, 0.6, 0.1]
     assert (await served.chat()).status == 200
@@ -84,22 +84,21 @@ def test_the_periods_of_beat(tmp_path, settings, caplog):
     sent = []
     beat.__dict__["producer"] = None  # it would connect
     beat.apply_async = lambda entry, **_: sent.append((entry.name, entry.options["expires"]))
-    services.change("STRATEGY_EVERY_S", 1200.0, "test")
+    services.change("FORECAST_EVERY_S", 180.0, "test")
     beat.take_up_periods()
     for entry in beat.schedule.values():
-        entry.last_run_at = entry.default_now() - timedelta(seconds=100)
+        entry.last_run_at = entry.default_now() - timedelta(seconds=10)
     while beat.tick() == 0:
         pass
     assert "fleet-tick" in {name for name, _ in sent}
-    assert "run-strategies" not in {name for name, _ in sent}
-    assert schedule.periods()["run-strategies"] == 1200.0
+    assert "forecast-and-plan" not in {name for name, _ in sent}
+    assert schedule.periods()["forecasts"] == 180.0
 
     sent.clear()
-    services.change("STRATEGY_EVERY_S", 2.0, "test")
     services.change("FORECAST_EVERY_S", 12.0, "test")
     while beat.tick() == 0:  # long before it would have been due
         pass
-    assert ("run-strategies", 2.0) in sent
+    assert ("forecast-and-plan", 2.0) in sent
     assert schedule.beat_periods()["forecast-and-plan"] == 2.0 == tuned().FORECAST_EVERY_S / 6
     assert beat.tick() <= 1.0
     beat.close()

@@ -13,7 +13,7 @@ from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import tuned
 from scheduling.planning.capacity import LEAST_WINDOWS
 from scheduling.planning.simulated_capability import MOST_ABOVE, SIZES, fleet_sizes
-from scheduling.scaling import FLOOR, STRATEGIES, Reactive
+from scheduling.scaling import FLOOR, STRATEGIES
 
 pytestmark = pytest.mark.django_db
 
@@ -26,9 +26,7 @@ def test_every_setting_is_of_one_group():
 
 def test_defaults_are_those_of_the_library():
     declared = Tunable()
-    assert Tunable.model_fields["FLOOR_BENEATH_ABOVE"].default == FLOOR.above
-    marks = declared.FLOOR_OUT_ABOVE, declared.FLOOR_IN_BELOW, declared.SCALE_COOLDOWN_S
-    assert marks == (Reactive().out_above, Reactive().in_below, Reactive().cooldown_s)
+    assert strategies.floor(declared) == FLOOR
     for name in strategies.names():
         assert strategies.make(name, {}, declared) == STRATEGIES[name]()
     limits = declared.CAPABILITY_INSTANCES, declared.CAPABILITY_MOST_ABOVE, declared.CAPABILITY_WINDOWS
@@ -110,8 +108,7 @@ def test_a_change_is_an_event_with_before_and_after(operator, language_model):
         ("FLOOR", 1, "valid boolean"),
         ("FORECASTER", "crystal ball", "there is no such forecaster; there are seasonal_naive"),
         ("PLAN_DEMAND", "median", "'strategy', 'mean', 'upper_80' or 'upper_95'"),
-        ("FLOOR_OUT_ABOVE", 0.2, "must be above FLOOR_IN_BELOW, 0.3"),
-        ("FLOOR_IN_BELOW", 0.8, "must be above FLOOR_IN_BELOW, 0.8"),
+        ("SCALE_OUT_ABOVE", 0.2, "must be above SCALE_IN_BELOW, 0.3"),
         ("SCALE_IN_BELOW", 0.8, "SCALE_OUT_ABOVE must be above SCALE_IN_BELOW, 0.8"),
         ("SCALE_GAP_IN", 6.0, "SCALE_GAP_OUT must be above SCALE_GAP_IN, 6"),
         ("POOL_OUT_ABOVE", 0.7, "POOL_AIM must be below POOL_OUT_ABOVE, 0.7"),
@@ -131,14 +128,14 @@ def test_a_wrong_value_is_an_error_with_setting_value_and_limit(name, value, say
 
 
 def test_a_value_for_all_must_go_with_those_of_each_model(language_model):
-    services.change("FLOOR_OUT_ABOVE", 0.5, "test", model=language_model)
-    with pytest.raises(ValidationError, match=r"with the values of llama-3.1-8b. FLOOR_OUT_ABOVE must be above"):
-        services.change("FLOOR_IN_BELOW", 0.6, "test")
-    services.change("FLOOR_IN_BELOW", 0.1, "test", model=language_model)
-    services.change("FLOOR_IN_BELOW", 0.6, "test")
+    services.change("SCALE_OUT_ABOVE", 0.5, "test", model=language_model)
+    with pytest.raises(ValidationError, match=r"with the values of llama-3.1-8b. SCALE_OUT_ABOVE must be above"):
+        services.change("SCALE_IN_BELOW", 0.6, "test")
+    services.change("SCALE_IN_BELOW", 0.1, "test", model=language_model)
+    services.change("SCALE_IN_BELOW", 0.6, "test")
     with pytest.raises(ValidationError, match="must be above"):
-        services.reset(Setting.objects.get(name="FLOOR_IN_BELOW", model=language_model), "test")
-    assert tuned("llama-3.1-8b").FLOOR_IN_BELOW == 0.1
+        services.reset(Setting.objects.get(name="SCALE_IN_BELOW", model=language_model), "test")
+    assert tuned("llama-3.1-8b").SCALE_IN_BELOW == 0.1
 
 
 def test_a_global_setting_cannot_be_overridden_per_model(language_model):
@@ -161,21 +158,3 @@ def test_values_of_a_model_go_with_it(language_model):
     services.change("FORECASTER", "ets", "test", model=language_model)
     Model.objects.filter(pk=language_model.pk).delete()
     assert not Setting.objects.exists()
-
-
-def test_the_admin_changes_by_the_same_service(as_admin):
-    form = {"name": "PLAN_EPSILON", "model": "", "value": "0.25"}
-    assert as_admin.post("/admin/tuning/setting/add/", form).status_code == 302
-    assert tuned().PLAN_EPSILON == 0.25
-    refused = as_admin.post("/admin/tuning/setting/add/", form | {"name": "PLAN_NIW_BUFFER", "value": "-1"})
-    assert "PLAN_NIW_BUFFER cannot be -1" in refused.content.decode()
-    row = Setting.objects.get()
-    assert as_admin.post(f"/admin/tuning/setting/{row.pk}/change/", {"value": "0.5"}).status_code == 302
-    assert tuned().PLAN_EPSILON == 0.5
-    assert as_admin.post(f"/admin/tuning/setting/{row.pk}/delete/", {"post": "yes"}).status_code == 302
-    assert tuned().PLAN_EPSILON == 0.8
-    assert [event.after for event in Event.objects.filter(kind__startswith="setting").order_by("pk")] == [
-        {"PLAN_EPSILON": 0.25},
-        {"PLAN_EPSILON": 0.5},
-        {"PLAN_EPSILON": 0.8},
-    ]

@@ -25,14 +25,13 @@ from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Node
 from controlplane.planning.execution import executor
-from controlplane.planning.execution.floor import in_a_thread
+from controlplane.planning.execution.rows import in_a_thread
 from controlplane.planning.models import MoveSource, ScalingMove
 from tests.gateway.conftest import ServedGateway, until
 from tests.gateway.rows import SECRET
 from tests.vllm.conftest import FLAGS, IN_ONE_PROCESS, MAX_MODEL_LEN, MODEL, START_LIMIT_S
 from tests.vllm.gateway import make_stopped_fleet, serving_gateway, workers_launcher
 from workers.tasks import fleet as fleet_tasks
-from workers.tasks import planning as planning_tasks
 from workers.vllm.launcher import VISIBLE_GPUS, ProcessLauncher
 
 pytestmark = pytest.mark.vllm
@@ -59,7 +58,6 @@ def run_tasks() -> None:
         fleet_tasks.run_command(key)
     fleet_tasks.watch_loading()
     fleet_tasks.end_failed()
-    planning_tasks.finish_drains()
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from controlplane.fleet import services
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Model, Swap, SwapGroup
 from controlplane.gateway.models import LedgerRow
 from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
+from controlplane.planning.execution.loop import ScalingLoop
 from controlplane.tuning import services as tuning
 from tests.gateway.conftest import serving, until
 from tests.gateway.rows import SECRET, make_rows
@@ -143,7 +143,7 @@ async def test_models_that_share_gpus_serve_all_that_comes(
         second = await stack.enter_async_context(VllmClient(servers[1].url))
         await second.sleep(level=1)
         before = [await reading_of(server.url) for server in servers]
-        gateway = Gateway(floor_rows)
+        gateway = Gateway(ScalingLoop)
         url = await stack.enter_async_context(serving(gateway))
         http = await stack.enter_async_context(session())
         await until(lambda: gateway.topology.fleet.accepting.sum() == 1, 30)

@@ -1,14 +1,12 @@
-"""Forecasts, plans and strategies on their schedule, each at most once at a time.
+"""Forecasts and plans on their schedule, each at most once at a time.
 
 Beat sends tasks often, and a task checks the newest row to see whether its work is due: a restart neither skips nor
-repeats a plan. Long work runs on the queue `simulation`, so that moves of instances never wait for a solver.
+repeats a plan. Long work runs on the queue `simulation`, so that commands of instances never wait for a solver.
 """
 
-import asyncio
 import contextlib
 import fcntl
 import logging
-import time
 from collections.abc import Callable, Iterator, Sized
 from datetime import datetime, timedelta
 from functools import partial
@@ -18,13 +16,11 @@ from django.conf import settings
 from django.db.models import Max
 from django.utils import timezone
 
-from controlplane.fleet.models import Instance
 from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
 from controlplane.lengths import training
 from controlplane.planning import capacity
-from controlplane.planning.execution import executor, live_views, plan_rollout, strategist
-from controlplane.planning.forecasts import backtests, compaction
+from controlplane.planning.forecasts import backtests
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.plans import services as plans
@@ -32,16 +28,12 @@ from controlplane.simulation.whatif import working
 from controlplane.tuning.selectors import tuned
 from workers.celery import app
 from workers.tasks.housekeeping import delete_in_batches
-from workers.vllm.client import VllmClient, VllmError
 
 logger = logging.getLogger(__name__)
 
-ACTOR = executor.PLANNER
 FORECAST_LIMIT_S = 1800
 LONG_WORK = "long_work"
 """Lock of work that takes minutes and can be queued, so that one pool process stays free for short tasks."""
-MAX_FOLDS, PAUSE_S = 2_000, 0.05
-"""Hours of forecasts folded by one run, and the time between two, in which others write."""
 PATIENCE_SHARE = 0.5
 """Longest wait of plans for forecasts in progress, as a share of the time between plans."""
 
@@ -81,62 +73,24 @@ def fit_forecasters() -> int:
         return forecasts.fit_forecasters(timezone.now(), requested_work_waits) if free else 0
 
 
-def apply_plans() -> int:
-    """Carry out approved plans; return how many instances were moved."""
-    with only_one("apply_plans") as free:
-        return len(plan_rollout.apply_plans(timezone.now())) if free else 0
-
-
-@app.task
-def run_strategies() -> int:
-    """Run automatic strategies on live load; return how many instances were moved."""
-    with only_one("run_strategies") as free:
-        return len(strategist.run_strategies(timezone.now())) if free else 0
-
-
 def record_capacity() -> int:
     """Record the present capacity of endpoints where it has changed; return for how many."""
     with only_one("record_capacity") as free:
         return capacity.record_capacity(timezone.now()) if free else 0
 
 
-def finish_drains() -> int:
-    """Stop idle instances that scaling has drained; return how many."""
-    rows = executor.drained()
-    if not rows:
-        return 0
-    running = asyncio.run(_running([row.url for row in rows]))
-    on_the_way = live_views.running()  # what vLLM has finished, a slow caller may still have to read
-
-    def left(row: Instance) -> int | None:
-        reported = running.get(row.url)
-        return None if reported is None else max(reported, on_the_way.get(row.name, 0))
-
-    return sum(executor.finish_drain(row, left(row), ACTOR) for row in rows)
-
-
 def prune_planning() -> int:
-    """Delete forecasts, plans that were never carried out and outdated capacity after `PILOTHOUSE_PLANNING_KEEP_DAYS`.
-
-    Forecasts are folded long before, after `PILOTHOUSE_FORECAST_KEEP_HOURS`. Return how many rows were deleted; the
-    next run continues where this one stopped.
+    """Delete forecasts after `PILOTHOUSE_FORECAST_KEEP_HOURS`, never before two rounds or windows, and plans that were never
+    carried out and outdated capacity after `PILOTHOUSE_PLANNING_KEEP_DAYS`. Return how many rows were deleted.
     """
-    now = timezone.now()
-    oldest = now - timedelta(days=tuned().PLANNING_KEEP_DAYS)
-    gone = delete_in_batches(Forecast.objects.filter(made_at__lt=oldest).order_by("made_at"))
+    values, now = tuned(), timezone.now()
+    rounds = timedelta(seconds=2 * max(values.FORECAST_EVERY_S, values.FORECAST_WINDOW_S))
+    kept = max(timedelta(hours=values.FORECAST_KEEP_HOURS), rounds)
+    gone = delete_in_batches(Forecast.objects.filter(made_at__lt=now - kept).order_by("made_at"))
+    oldest = now - timedelta(days=values.PLANNING_KEEP_DAYS)
     never = [PlanStatus.SHADOW, PlanStatus.SUPERSEDED, PlanStatus.REJECTED]
     gone += delete_in_batches(ScalingPlan.objects.filter(made_at__lt=oldest, status__in=never).order_by("made_at"))
-    gone += delete_in_batches(capacity.out_of_date(oldest))
-    hours = 0
-    for hour in compaction.due(now):
-        fewer = compaction.fold(hour)
-        gone += fewer
-        hours += fewer > 0
-        if hours == MAX_FOLDS:
-            break
-        if fewer:
-            time.sleep(PAUSE_S)
-    return gone
+    return gone + delete_in_batches(capacity.out_of_date(oldest))
 
 
 def due(newest: datetime | None, every_s: float, now: datetime) -> bool:
@@ -174,18 +128,3 @@ def requested_work_waits() -> bool:
     Periodic work then ends early, and is due again.
     """
     return training.has_requested() or working.waiting_runs().filter(future__what_if__nightly=False).exists()
-
-
-async def _running(urls: list[str]) -> dict[str, int]:
-    """Return the requests that run or wait on each server, by address; servers that do not answer are left out."""
-
-    async def ask(url: str) -> tuple[str, int] | None:
-        try:
-            async with VllmClient(url) as client:
-                metrics = await client.metrics()
-        except VllmError as error:
-            logger.info("planning: %s", error)
-            return None
-        return url, metrics.running + metrics.waiting
-
-    return dict(answer for answer in await asyncio.gather(*map(ask, urls)) if answer)

@@ -7,7 +7,7 @@ import orjson
 from controlplane.fleet.models import Instance, ModelTask, Rollout
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.fleet.rollouts.selectors import open_rollouts
-from controlplane.planning.execution import live_views
+from controlplane.planning.plans import waiting
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.tasks import EMBEDDINGS, GENERATION
 
@@ -17,7 +17,7 @@ PROBE_S = 10.0
 def advance_rollouts() -> int:
     """Advance every rollout by one move, in a transaction each; return how many are in progress."""
     rows, count = open_rollouts(), 0
-    outcomes = live_views.outcomes() if rows else None
+    outcomes = waiting.outcomes() if rows else None
     for row in rows:
         advanced = rollouts.advance(row, outcomes)
         count += advanced.ended_at is None

@@ -27,8 +27,6 @@ STEPS: Final[dict[str, Callable[[], Any]]] = {
     "advance-rollouts": advance_rollouts,
     "advance-swaps": advance_swaps,
     "advance-pulls": advance_pulls,
-    "apply-plans": planning.apply_plans,
-    "finish-drains": planning.finish_drains,
     "record-capacity": planning.record_capacity,
     "observe-instances": observe_instances,
 }

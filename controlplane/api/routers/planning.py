@@ -191,8 +191,8 @@ def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> di
 def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet[Forecast]:
     """List demand forecasts, newest first: of all interactive SLO classes together, or of `slo_class`.
 
-    The two are never mixed, so sums over a list count no token twice. After `PILOTHOUSE_FORECAST_KEEP_HOURS`, the forecasts
-    of a series from one hour become one row with the last forecast of each window; its note says so.
+    The two are never mixed, so sums over a list count no token twice. Forecasts are deleted after
+    `PILOTHOUSE_FORECAST_KEEP_HOURS`.
     """
     rows = Forecast.objects.filter(slo_class=query.slo_class)
     return narrowed(rows, model=query.model, region=query.region, quantity=query.quantity)

@@ -10,8 +10,8 @@ from controlplane.console.formats import MINUS, duration
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.fleet.rollouts.selectors import failed
-from controlplane.planning.execution.contested import FLAPPING_OVER, flapping
 from controlplane.planning.models import PlanStatus, ScalingPlan
+from controlplane.planning.selectors import FLAPPING_OVER, flapping
 from controlplane.resources.alerts import by_state
 
 

@@ -449,6 +449,10 @@ class Topology:
         """Return the measured dispatch round trip; None before the first."""
         return float(self.fleet.round_trips[replica.slot, ROUND_TRIP_S]) * 1000 or None
 
+    def outcomes(self) -> dict[str, tuple[int, int]]:
+        """Return (answered, failed) requests by instance since its server became ready."""
+        return {one.name: (one.health.answered, one.health.failures) for one in self.replicas.values()}
+
     def at_once(self, replica: Replica) -> int:
         """Return the most requests that *replica* is given at once."""
         return uncompiled(at_once)(self.fleet, replica.slot)

@@ -1,7 +1,7 @@
 """The live summary, published several times a second for consoles and metrics, and an hour of its history.
 
-`snapshot` is built from memory alone. The publisher writes it to Redis (`pilothouse:summary`, `pilothouse:live`,
-`pilothouse:history`); while Redis is away the gateway continues to serve and queues nothing.
+`snapshot` is built from memory alone. The publisher writes it to Redis (`pilothouse:summary`, `pilothouse:history`);
+while Redis is away the gateway continues to serve and queues nothing.
 """
 
 import asyncio

@@ -1,13 +1,13 @@
 """Instance moves for scaling: add by the first of a fixed order of methods, remove the least loaded, never past a bound.
 
-Every move is one transaction that locks the endpoint's deployments and nodes, recounts and acts, so that planner,
-strategies, floor and operators cannot conflict, and repeating an interrupted move is harmless. A move writes a
+Every move is one transaction that locks the endpoint's deployments and nodes, recounts and acts, so that scaling, plans
+and operators cannot conflict, and repeating an interrupted move is harmless. A move writes a
 `ScalingMove` and an event with its inputs; the instance's transitions and commands are written by `fleet.services`.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -35,7 +35,6 @@ from controlplane.fleet.models import (
 )
 from controlplane.fleet.spot import selectors as spot_selectors
 from controlplane.fleet.spot import services as spot
-from controlplane.planning.execution import contested
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
 from controlplane.rows import narrowed
@@ -210,15 +209,9 @@ def move(
     to_minimum: bool = False,
     drains: bool = True,
 ) -> ScalingMove:
-    """Call `add` (delta 1) or `remove` (-1, with *drains*). Raises Waits while another owns the endpoint (`owner`)."""
-    from scheduling.scaling.owner import UNCHANGED, undoing, waits
-
-    last = contested.last_changes(model, region, now=timezone.now()).get(region, UNCHANGED)
-    why = replace(why, reason=undoing(why.reason, last, why.source, delta))
+    """Call `add` (delta 1) or `remove` (-1, with *drains*)."""
     if delta > 0:
         return add(model, region, why, gpu_type, to_minimum=to_minimum)
-    if owned := waits(last, why.source, tuned(model).SCALE_COOLDOWN_S):
-        raise Waits(owned)
     return remove(model, region, why, gpu_type, load, drains=drains)
 
 

@@ -15,7 +15,7 @@ from django.db import transaction
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.fleet.weights import services as weights
-from controlplane.planning.execution import executor, live_views, strategies
+from controlplane.planning.execution import executor, strategies
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 from controlplane.tuning.selectors import tuned
 
@@ -23,25 +23,21 @@ ACTOR = "planner"
 TO_CARRY_OUT = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS)
 
 
-def apply_plans(now: datetime) -> list[ScalingMove]:
+def apply_plans(now: datetime, load: Mapping[str, float] | None = None) -> list[ScalingMove]:
     """Make one pass over all approved plans: removals first, to free their GPUs, then additions.
 
-    Expires advice and plans in force whose time is over.
+    Expires advice and plans in force whose time is over. *load*: tokens left by instance.
     """
     for row in ScalingPlan.objects.filter(status__in=[PlanStatus.ADVICE, PlanStatus.IN_FORCE], valid_until__lte=now):
         end(row, PlanStatus.EXPIRED, now)
-    keys = list(ScalingPlan.objects.filter(status__in=TO_CARRY_OUT).order_by("pk").values_list("pk", flat=True))
-    if not keys:
-        return []
-    load = live_views.read()
     made = []
-    for key in keys:
+    for key in ScalingPlan.objects.filter(status__in=TO_CARRY_OUT).order_by("pk").values_list("pk", flat=True):
         made += apply_plan(ScalingPlan(pk=key), now, load)
     return made
 
 
 @transaction.atomic
-def apply_plan(plan: ScalingPlan, now: datetime, load: live_views.Load | None = None) -> list[ScalingMove]:
+def apply_plan(plan: ScalingPlan, now: datetime, load: Mapping[str, float] | None = None) -> list[ScalingMove]:
     """Make one pass over *plan* if it is approved. It is carried out once nothing is left to move.
 
     Targets are instance counts, not differences: moves by others since the plan was made are not repeated.
@@ -138,14 +134,14 @@ def _count_left(plan: ScalingPlan, target: dict[str, Any]) -> None:
     target["left"] = min(max(change, 0), left) if left > 0 else max(min(change, 0), left)
 
 
-def _move(plan: ScalingPlan, target: dict[str, Any], step: int, load: live_views.Load | None) -> list[ScalingMove]:
+def _move(plan: ScalingPlan, target: dict[str, Any], step: int, load: Mapping[str, float] | None) -> list[ScalingMove]:
     """Move what is left at *target* in the direction of *step*, up to an obstacle."""
     model, region, gpu_type = plan.model.name, target["region"], target["gpu_type"]
     made = []
     while target["left"] * step > 0:
         why = _why(plan, target)
         try:
-            move = executor.move(step, model, region, why, gpu_type, load=load.left_tokens if load else None)
+            move = executor.move(step, model, region, why, gpu_type, load=load)
         except executor.Refused as refusal:
             target["obstacle"] = str(refusal)
             executor.refuse(step, model, region, why, str(refusal))

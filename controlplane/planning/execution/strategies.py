@@ -7,7 +7,7 @@ from controlplane.planning.titles import title_of
 from controlplane.tunable import Tunable
 
 if TYPE_CHECKING:
-    from scheduling.scaling import ByEndpoint, PlansFor, Strategy
+    from scheduling.scaling import ByEndpoint, Floor, PlansFor, Strategy
 
 
 ONLY_SIMULATED = {
@@ -74,14 +74,17 @@ def check_marks(setting: str, values_of: Callable[[str], Tunable]) -> None:
 
 
 def floored(strategy: "ByEndpoint", values: Tunable) -> "Strategy":
-    """Return *strategy* above the floor of *values*, applied at its ticks as in simulations.
-
-    Between ticks only the gateway applies the floor. Unchanged where the floor is off.
-    """
-    from controlplane.tuning.rules import beneath
+    """Return *strategy* with the floor of *values* beneath it; unchanged where the floor is off."""
     from scheduling.scaling import Floored
 
-    return Floored(strategy, beneath(values)) if values.FLOOR else strategy
+    return Floored(strategy, floor(values)) if values.FLOOR else strategy
+
+
+def floor(values: Tunable) -> "Floor":
+    """Return the parameters of the floor in *values*."""
+    from scheduling.scaling import Floor
+
+    return Floor(cooldown_s=values.SCALE_COOLDOWN_S)
 
 
 def follows_plans(name: str) -> bool:

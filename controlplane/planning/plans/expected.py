@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.planning.execution import live_views, strategies
+from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, Quantity
+from controlplane.planning.plans import waiting as waiting_work
 from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:
         lambda endpoint, quantity: newest.get((*endpoint, quantity)),
         recent.of,
     )
-    waiting = live_views.waiting()
+    waiting = waiting_work.read()
     due = {
         model: waiting[model].due(tuned(model).PLAN_NIW_BUFFER) for model in expected.follows.keys() & waiting.keys()
     }

@@ -7,11 +7,11 @@ from typing import Any
 
 from controlplane.fleet.attainment import Attainment, together, worst
 from controlplane.gateway.selectors import attainments
-from controlplane.planning.execution import live_views
-from controlplane.planning.execution.live_views import Waiting
 from controlplane.planning.forecasts.demand import DEFERRED, TOKENS
 from controlplane.planning.forecasts.selectors import demand_now
 from controlplane.planning.models import ScalingPlan
+from controlplane.planning.plans import waiting as waiting_work
+from controlplane.planning.plans.waiting import Waiting
 
 SLO_OVER = timedelta(minutes=10)
 NOTHING = Waiting(0, 0.0, 0.0)
@@ -71,7 +71,7 @@ def read(now: datetime) -> dict[str, LoadNow]:
     served: dict[str, list[Attainment]] = {}
     for (model, _), of in attainments(now - SLO_OVER).items():
         served.setdefault(model, []).extend(of.values())
-    waiting = live_views.waiting()
+    waiting = waiting_work.read()
     return {
         model: LoadNow(
             interactive.get(model, 0.0),

@@ -20,8 +20,6 @@ from controlplane.simulation.whatif.starts.past import past_demand
 from scheduling.fleet.state import Condition, FleetState, InstanceState
 from scheduling.simulation.staging.fleet import gpus_as_type
 
-EPOCH_S: Final = 1e9
-"""Larger numbers in a strategy's memory are times."""
 RATIOS: Final = 400
 """Maximum newest requests of each model from which remaining outputs are drawn."""
 
@@ -80,14 +78,14 @@ def _without_strategy(names: set[str]) -> list[str]:
 
 
 def _complete(state: FleetState, fleet: inventory.Fleet, at: datetime) -> None:
-    """Add to *state* the names of tenants and GPUs, recent lengths, and the memory of strategies."""
+    """Add to *state* the names of tenants and GPUs, and recent lengths."""
     tenants = dict(Tenant.objects.values_list("pk", "name"))
     for request in state.requests:
         request.tenant = tenants.get(request.tenant_id, "")
     for one in state.instances:
         row = fleet.deployments.get((one.model, one.region, one.gpu))
         one.gpu = gpus_as_type(one.gpu, row.tensor_parallel if row else 1)
-    state.lengths, state.memory = _lengths(at), _memory(at)
+    state.lengths = _lengths(at)
     _unlink(state)
 
 
@@ -139,17 +137,6 @@ def _lengths(at: datetime) -> dict[str, list[float]]:
         if len(ratios[model]) < RATIOS:
             ratios[model].append(round(output / predicted, 4))
     return dict(ratios)
-
-
-def _memory(at: datetime) -> dict[str, float]:
-    """Return the memory of strategies, with times relative to *at*."""
-    at_s = at.timestamp()
-    return {
-        name: value - at_s if value > EPOCH_S else value
-        for memory in ScalingPolicy.objects.values_list("memory", flat=True)
-        for name, value in memory.items()
-        if isinstance(value, int | float)
-    }
 
 
 def _fit(values: dict[str, Any], state: FleetState) -> None:

@@ -45,7 +45,6 @@ from scheduling.queueing.ordering import (
 from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.prefix_affinity import filled
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
-from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.scaling.spot import spot_policy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
@@ -415,11 +414,10 @@ class _Forking:
         forked = []
         for key in [(*each, spot) for spot in (False, True) for each in self.cluster.endpoints]:
             if (one := known.get(key)) is None:
-                forked.append(ForkedEndpoint(-1, 0.0, 0.0, -inf, UNCHANGED))
+                forked.append(ForkedEndpoint(-1, 0.0, 0.0, -inf, 0))
                 continue
             cursor = -1 if one.cursor is None else self.place_of.get(one.cursor, -1)
-            last = Change(one.changed_by, one.changed_delta)
-            forked.append(ForkedEndpoint(cursor, one.asked_work_s, one.backlog_s, one.changed_s, last))
+            forked.append(ForkedEndpoint(cursor, one.asked_work_s, one.backlog_s, one.changed_s, one.changed_delta))
         return forked
 
     def _asked_tokens(self) -> NDArray[np.float64]:

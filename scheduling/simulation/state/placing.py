@@ -24,7 +24,6 @@ from scheduling.routing.adapters import use_adapter
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.routers import LEAST_DELAY
-from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.dispatcher import count_blocks
 from scheduling.simulation.cluster.event_queue import reset_time
@@ -120,7 +119,7 @@ class ForkedEndpoint:
     asked_work_s: float
     backlog_s: float
     changed_s: float
-    last: Change
+    changed_delta: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +206,7 @@ def place(world: World, fork: Fork) -> None:
         world.endpoints.cursor[at] = endpoint.cursor
         world.endpoints.asked_work_s[at], world.endpoints.asked_at_s[at] = endpoint.asked_work_s, 0.0
         world.endpoints.clear_at_s[at] = endpoint.backlog_s
-        if endpoint.last != UNCHANGED:
+        if endpoint.changed_delta:
             world.policies["scaled_s"][at] = endpoint.changed_s
     _Engines(world, fork).place()
     _place_waiting(world, fork)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.scaling import STRATEGIES, Floor, Floored, floor_move, floor_moves, make_strategy
+from scheduling.scaling import STRATEGIES, Floor, Floored, floor_moves, make_strategy
+from scheduling.scaling.floor import floor_move
 from tests.scheduling.scaling.views import advice, advices, view, views
 
 

@@ -79,12 +79,11 @@ def test_what_is_kept(changes):
     assert not any(over(300, {}, **{"ready": 1, "min_instances": 1, "coming": 2, "use": 0.05, **changes}))
 
 
-def test_what_a_plan_or_another_mover_wants_is_kept():
+def test_what_a_plan_wants_is_kept():
     seen = view(ready=1, min_instances=1, coming=3, use=0.05)
     for wanted, made in ((4, 0), (2, -2)):
         memory: dict[str, float] = {}
         assert [cancelled(seen, 60.0 * at, memory, PATIENCE_S, kept=wanted)[0] for at in range(2)] == [0, made]
-    assert [cancelled(seen, 60.0 * at, {}, PATIENCE_S, may=False)[0] for at in range(3)] == [0, 0, 0]
 
 
 def test_what_is_asked_for_again_is_left_to_finish():

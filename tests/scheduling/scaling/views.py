@@ -53,7 +53,6 @@ views = st.builds(
     overloaded_instances=st.integers(0, 6),
     peak_kv_sum=st.floats(0, 10),
     peak_kv_most=st.floats(0, 1.2),
-    owner=st.just(""),  # which `Floored` sets
 )
 advices = st.none() | st.builds(
     Advice,

@@ -22,7 +22,7 @@ from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.models import Deployment, GpuType, Model, PerformanceProfile
 from controlplane.gateway.models import LedgerRow
 from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
+from controlplane.planning.execution.loop import ScalingLoop
 from controlplane.simulation.whatif.fork import fork_of
 from controlplane.simulation.whatif.start import Start, stage_start
 from scheduling.simulation.result import Result
@@ -128,11 +128,11 @@ async def test_a_fork_does_what_the_fleet_did(transactional_db, monkeypatch, ord
             servers, regions=["east"] * INSTANCES, max_num_seqs=SEQUENCES, queue_bound=1000
         )
         await database_sync_to_async(make_profile)(ordering)
-        gateway = Gateway(floor_rows)
+        gateway = Gateway(ScalingLoop)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)))
         url = await stack.enter_async_context(serving(gateway))
         await until(lambda: gateway.topology.fleet.accepting.sum() == INSTANCES)
-        snapshot = Snapshot(gateway.dispatcher, gateway.floor.observation, gateway.requests.last_heard)
+        snapshot = Snapshot(gateway.dispatcher, gateway.observation, gateway.requests.last_heard)
         sending = asyncio.create_task(send(http, url, WARM_UP_S + WATCHED_S, np.random.default_rng(1)))
         await asyncio.sleep(WARM_UP_S)
         began_s = time.perf_counter()

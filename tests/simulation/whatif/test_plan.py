@@ -7,7 +7,7 @@ from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment
 from controlplane.planning import bundles, services
-from controlplane.planning.execution import live_views, plan_rollout
+from controlplane.planning.execution import plan_rollout
 from controlplane.planning.models import WHAT_IF, ScalingPlan
 from controlplane.simulation.whatif import plan, selectors, working
 from controlplane.simulation.whatif import services as what_ifs
@@ -113,9 +113,7 @@ def test_a_future_that_is_not_done_is_refused(asked, operator):
         plan.make_plan(asked, "B", operator)
 
 
-def test_its_plans_are_approved_and_carried_out(asked, fleet_admin, monkeypatch):
-    monkeypatch.setattr(services, "notify_workers", lambda: True)
-    monkeypatch.setattr(live_views, "read", lambda: None)
+def test_its_plans_are_approved_and_carried_out(asked, fleet_admin):
     made = plan.make_plan(asked, "C", fleet_admin)
     services.approve(ScalingPlan.objects.get(), fleet_admin, "the what-if asks for it")
     (move,) = plan_rollout.apply_plans(timezone.now())

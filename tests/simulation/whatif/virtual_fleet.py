@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from controlplane.accounts.models import Tenant
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.topology import Replica, Topology
+from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.port import Evict, FellBack, Finished, Left, Placed, Progress, Refused, Submit
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.lifecycle.states import InstanceState

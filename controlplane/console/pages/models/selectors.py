@@ -20,7 +20,6 @@ from controlplane.fleet.models import Deployment, Instance, Model, PerformancePr
 from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
 from controlplane.planning.capacity import EndpointLoad, endpoint_loads
-from controlplane.planning.execution import contested
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
 from controlplane.planning.models import MoveSource, ScalingMove
 from controlplane.rows import narrowed
@@ -283,9 +282,7 @@ def _moved(now: datetime) -> dict[tuple[str, str], str]:
     words = {}
     for place, own in moves.items():
         by = Counter((MoveSource(move.source).label.lower(), move.delta > 0) for move in own)
-        said = ", ".join(
+        words[place] = ", ".join(
             f"{who} {'+' if out else MINUS}{count}" for (who, out), count in sorted(by.items(), reverse=True)
         )
-        back = len(contested.undone(own))
-        words[place] = f"{said}; {back} undone by another" if back else said
     return words

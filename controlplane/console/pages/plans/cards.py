@@ -1,16 +1,14 @@
 """Plans as pages show them: what would change, what that costs, and why."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from controlplane.console.formats import duration
 from controlplane.fleet.models import Deployment
-from controlplane.planning.execution import contested, plan_rollout, strategies
-from controlplane.planning.execution.contested import Undone
-from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
+from controlplane.planning.execution import plan_rollout, strategies
+from controlplane.planning.models import PlanStatus, ScalingPlan
 from controlplane.planning.plans import load_now
 from controlplane.planning.plans.load_now import LoadNow
 from controlplane.planning.titles import title_of
@@ -46,8 +44,6 @@ class Card:
     short_rows: tuple[str, ...] = ()
     """The rows of the problem that could not hold, in the planner's words."""
     note: str = ""
-    undone: str = ""
-    """How many of its moves others took back, who, and how soon; empty for none."""
     load: LoadNow | None = None
     """What its model is asked for now, where it waits to be approved."""
 
@@ -128,14 +124,6 @@ def titled(text: str, titles: Mapping[str, str]) -> str:
     return re.sub(rf"(?<![\w-])(?:{names})(?![\w-])", lambda name: titles[name[0]], text) if titles else text
 
 
-def undone_in_words(pairs: Sequence[Undone]) -> str:
-    """Describe the moves taken back, by whom and when: "2 of its moves undone: reactive floor after 16 s"."""
-    if not pairs:
-        return ""
-    by = {MoveSource(pair.by.source).label.lower(): duration(pair.after_s) for pair in reversed(pairs)}
-    return f"{len(pairs)} of its moves undone: {', '.join(f'{who} after {when}' for who, when in by.items())}"
-
-
 def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
     """Return the one card of *plan*."""
     return cards_of([plan], titles, now, judged=True)[0]
@@ -144,19 +132,15 @@ def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card
 def cards_of(
     plans: Collection[ScalingPlan], titles: Mapping[str, str], now: datetime, *, judged: bool = False
 ) -> list[Card]:
-    """Return cards of *plans*: the instances when each was made, and the moves that others have taken back since.
+    """Return cards of *plans*, with the instances when each was made.
 
     *titles* are those of regions and GPU types. *judged*: those that wait are held against the load of now.
     """
-    undone = contested.undone_of(plans)
     rows = Deployment.objects.order_by().values_list("model", "region__name", "gpu_type__name", "tensor_parallel")
     gpus = {(model, region, gpu_type): count for model, region, gpu_type, count in rows}
     judged = judged and any(plan.status == PlanStatus.ADVICE and plan.valid_until > now for plan in plans)
     loads = load_now.read(now) if judged else {}
-    return [
-        _card(plan, titles, now, gpus, undone_in_words(undone.get(plan.pk, [])), loads.get(plan.model.name))
-        for plan in plans
-    ]
+    return [_card(plan, titles, now, gpus, loads.get(plan.model.name)) for plan in plans]
 
 
 def _usd_per_hour(
@@ -172,7 +156,6 @@ def _card(
     titles: Mapping[str, str],
     now: datetime,
     gpus: Mapping[tuple[int, str, str], int],
-    undone: str,
     load: LoadNow | None,
 ) -> Card:
     changes = [
@@ -196,24 +179,5 @@ def _card(
         binding=tuple(titled(str(row), titles) for row in plan.binding),
         short_rows=tuple(titled(row, titles) for row in plan.inputs.get("short_rows", ())),
         note=titled(plan.note, titles),
-        undone=undone,
         load=load if plan.status == PlanStatus.ADVICE else None,
     )
-
-
-def with_undone(moves: Iterable[ScalingMove]) -> list[ScalingMove]:
-    """Return *moves* with `undone` in words on those that were taken back soon after."""
-    shown = list(moves)
-    if not shown:
-        return shown
-    first, last = min(move.at for move in shown), max(move.at for move in shown)
-    around = ScalingMove.objects.filter(
-        model__in={move.model for move in shown}, at__gte=first, at__lte=last + contested.UNDONE_WITHIN
-    )
-    words = {
-        pair.move.pk: f"Undone by {MoveSource(pair.by.source).label.lower()} after {duration(pair.after_s)}."
-        for pair in contested.undone(around)
-    }
-    for move in shown:
-        move.undone = words.get(move.pk, "")  # type: ignore[attr-defined]
-    return shown

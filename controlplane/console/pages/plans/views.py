@@ -13,7 +13,7 @@ from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.plans import inputs
-from controlplane.console.pages.plans.cards import card_of, cards_of, with_undone, without_place
+from controlplane.console.pages.plans.cards import card_of, cards_of, without_place
 from controlplane.console.selectors.events import event_row
 from controlplane.events.selectors import events_about
 from controlplane.planning import selectors as planning
@@ -64,7 +64,7 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
         "card": card_of(row, titles, timezone.now()),
         "plan": row,
         "targets": targets,
-        "moves": with_undone(row.moves.select_related("plan").order_by("-pk")),
+        "moves": row.moves.select_related("plan").order_by("-pk"),
         "others": planning.plans().filter(round=row.round).exclude(pk=row.pk).order_by("model__name"),
         "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
         "inputs": inputs.read(row, titles),
@@ -76,4 +76,4 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
 @require_safe
 @fleet_role(Role.VIEWER)
 def moves(request: HttpRequest) -> HttpResponseBase:
-    return list_page(request, MOVES, with_undone, titles=place_titles())
+    return list_page(request, MOVES, titles=place_titles())

@@ -19,7 +19,7 @@ from controlplane.console.charts.spec import Chart
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.models.selectors import demand_and_capacity
-from controlplane.console.pages.plans.cards import cards_of, with_undone
+from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.pages.scaling import tables
 from controlplane.events import since
 from controlplane.fleet.lifecycle.states import ActionError
@@ -98,7 +98,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "plan_every": tuned().PLAN_EVERY_S,
         "generated": generated_past(now),
         "strategies": [(name, title_of(name)) for name in strategies.names()] if operator else [],
-        "moves": with_undone(planning.moves(model=model)[:MOVES_SHOWN]),
+        "moves": planning.moves(model=model)[:MOVES_SHOWN],
         "plans": cards_of(planning.plans(model=model)[:PLANS_SHOWN], titles, now),
     }
     return render(request, "console/scaling/scaling.html", context)

@@ -130,7 +130,6 @@ def forked_pair(m, other, by_queue=True, held=0):
         "ordering": "qlm",
         "cursor": None,
         "changed_s": -9.0,
-        "changed_by": "another",
         "changed_delta": 1,
         "asked_tokens": [0.0],
         "asked_work_s": 0.0,
