@@ -196,7 +196,7 @@ async def test_the_session_is_checked_again(open_socket, live, fleet_feed, viewe
     assert (await socket.next("closed"))["closed"] == consumers.SIGNED_OUT
 
 
-async def test_without_redis_a_page_gets_the_last_state_and_is_told_to_try_again(open_socket, live, monkeypatch):
+async def test_without_redis_a_page_gets_the_last_state_and_tries_again(open_socket, live, monkeypatch):
     async def away(group, channel):
         raise RedisAway("Connection refused")
 
