@@ -18,18 +18,17 @@ MAKES = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
 # By module: calls whose task its maker awaits, or whose error it looks at.
 AWAITED = {
     "controlplane/background.py": 1,
-    "controlplane/console/live/consumers.py": 3,
+    "controlplane/console/live/feed.py": 1,
     "controlplane/dispatch/live_fleet/heartbeats.py": 1,
     "controlplane/dispatch/live_fleet/kv_caches.py": 1,
-    "controlplane/gateway/management/commands/demo_traffic.py": 1,
-    "controlplane/gateway/management/commands/replay.py": 1,
-    "controlplane/gateway/replay/sender.py": 2,
     "controlplane/gateway/upstream/adapters.py": 1,
+    "controlplane/planning/management/commands/demo_traffic.py": 1,
     "controlplane/supervisor/child.py": 1,
     "controlplane/supervisor/stack.py": 2,
     "forecasting/lengths/predictor.py": 3,  # its own process is watched, and started again
     "workers/emulator/instance.py": 1,  # no part of a real fleet, as the next
     "workers/emulator/kv_events.py": 1,
+    "workers/traffic/waves.py": 3,  # of its own TaskGroup
 }
 
 

@@ -51,7 +51,7 @@ class InstanceAdmin(KindAdmin):
     form = InstanceForm
     autocomplete_fields = ["deployment", "node"]
 
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         given = ["name", "deployment", "launcher", "node", "url", "kv_events"]
         if obj is None:
             return given

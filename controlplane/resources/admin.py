@@ -3,7 +3,8 @@
 The operations of a resource are actions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from django import forms
@@ -109,6 +110,11 @@ class AuditedAdmin(RoleAdmin[Row]):
             self.delete_model(request, row)
 
 
+def _shown(show: Callable[[Any], Any], value: Any) -> Any:
+    """Return *value* for its field; nothing for none."""
+    return "" if value is None else show(value)
+
+
 class KindForm(forms.ModelForm[Any]):
     """Form of a row; the services check it, while its instance stays as it was read."""
 
@@ -125,7 +131,7 @@ class KindForm(forms.ModelForm[Any]):
             self.initial[name], field.required = None, False
             field.help_text += " An empty field keeps what is set; - or {} removes it."
             if isinstance(field, forms.JSONField):
-                field.prepare_value = lambda value, show=field.prepare_value: "" if value is None else show(value)
+                field.prepare_value = partial(_shown, field.prepare_value)  # type: ignore[method-assign]
             else:
                 field.widget = forms.PasswordInput(attrs={"autocomplete": "new-password"})
 
@@ -171,7 +177,7 @@ class KindAdmin(RoleAdmin[Any]):
     form = KindForm
     change_form_template = "admin/checked_form.html"
 
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         names = dict.fromkeys((*self.kind.key, *self.kind.fixed, *self.kind.fields))
         if obj is None or not self.kind.secret:
             return list(names)
@@ -187,7 +193,7 @@ class KindAdmin(RoleAdmin[Any]):
         ]
         return ", ".join(names) or "none"
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[str]:
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return (*self.kind.key, *self.kind.fixed, "hidden") if obj is not None else ("hidden",)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -196,7 +202,8 @@ class KindAdmin(RoleAdmin[Any]):
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **more: Any) -> Any:
         form = super().get_form(request, obj, change=change, **more)
         given = {"kind": self.kind, "user": user_of(request), "read_at": request.POST.get(since.FIELD, "")}
-        return type(form)(form.__name__, (form,), given)
+        make: Any = type(form)
+        return make(form.__name__, (form,), given)
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any

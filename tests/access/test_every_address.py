@@ -66,6 +66,8 @@ CHOICES = [
 ]
 """Roles, and whether each asks for everything; at night all of them do."""
 IN, SIGN_IN, REFUSED, ABSENT = "gets in", "is asked to sign in", "is refused", "finds nothing"
+EXACT = {"Cost (USD)", "Charged (USD)", "Idle cost (USD)"}
+"""Columns whose lines add up in every grouping: with six decimals where they do."""
 EXPORT = re.compile(r'href="([^"]*[?&](?:amp;)?format=csv[^"]*)"')
 
 
@@ -238,7 +240,9 @@ def faults_of_file(text: str) -> list[str]:
         if decimals and "(" not in title and "hours" not in title:
             faults.append(f"{title} has decimals ({decimals[0]}) and no unit")
         # a number in a sentence of ours has no more digits either
-        faults += [f"{title} has {value[:60]!r}" for value in values if re.search(r"\d\.\d{7}|\.0*[1-9]\d{4}", value)]
+        exact = re.compile(r"-?\d+\.\d{6}" if title in EXACT else r"(?!)")
+        measured = [value for value in values if not exact.fullmatch(value)]
+        faults += [f"{title} has {value[:60]!r}" for value in measured if re.search(r"\d\.\d{7}|\.0*[1-9]\d{4}", value)]
         if any(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]+Z", value) for value in values) and "(UTC)" not in title:
             faults.append(f"{title} holds times and does not say in which zone")
     return faults

@@ -30,7 +30,7 @@ from controlplane.fleet.models import (
 from controlplane.lengths import training
 from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
-from controlplane.usage.models import UsageHour
+from controlplane.usage.models import InstanceHour, UsageHour
 from tests.console import length_rows, planning_rows
 from tests.console.conftest import ledger_row, rows_of
 from tests.console.feed import Feed
@@ -129,6 +129,9 @@ class World:
                 hour=hour, tenant=tenant, api_key=self.keys.get(tenant and tenant.name), model=model, gpu_s=7200.0,
                 cost_usd=2.7, requests=5, prompt_tokens=100, slo_class="interactive" if tenant else "",
             )  # fmt: skip
+        InstanceHour.objects.create(
+            hour=hour, instance=names[0], model="zephyr-34b", gpus=1, gpu_s=3600.0, cost_usd=1.35, work="idle"
+        )
         self.batches = {tenant.name: make_batch(tenant, self.keys[tenant.name]) for tenant in (acme, globex)}
         self.budgets = {
             tenant.name: Budget.objects.create(

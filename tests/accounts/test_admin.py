@@ -10,6 +10,7 @@ from controlplane.applications.models import Application, ApplicationRun, Follow
 from controlplane.batches.models import Batch, BatchLine, StoredFile
 from controlplane.events.models import Event
 from controlplane.fleet.models import (
+    Owner,
     Region,
     SloClass,
 )
@@ -33,7 +34,7 @@ def test_every_model_of_the_project_is_registered():
 
     ours = {model for model in apps.get_models() if model.__module__.startswith("controlplane.")}
     shown_elsewhere = {
-        *{JobRow, UsageMark, CapacityStep, StoredFile, Batch, BatchLine, Donation},
+        *{JobRow, UsageMark, CapacityStep, StoredFile, Batch, BatchLine, Donation, Owner},
         *{Application, ApplicationRun, FollowedLedger, UnitReport},
     }  # on pages of the console
     assert ours - shown_elsewhere == set(MODELS)

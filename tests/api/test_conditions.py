@@ -9,7 +9,8 @@ from controlplane.tuning import services as tuning
 
 pytestmark = pytest.mark.django_db
 
-UNCONDITIONAL = {"cancel_rollout"}
+UNCONDITIONAL = {"cancel_rollout", "change_what_if", "delete_what_if"}
+"""They act on a state, and answer 409 where it has gone."""
 
 
 @pytest.fixture

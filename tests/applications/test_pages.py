@@ -218,6 +218,6 @@ def test_a_tenants_viewer_imports_nothing(client, make_user, application):
 
 def test_one_line_says_what_was_warmed_early(client, operator, application, monkeypatch):
     tables = tables_of({"prewarmed": {"adapter": [12, 9]}})
-    monkeypatch.setattr(views.hub, "state", lambda: LiveState(tables=tables))
+    monkeypatch.setattr(views.feed, "state", lambda: LiveState(tables=tables))
     client.force_login(operator)
     assert "12 LoRA adapters (9 used)" in client.get("/applications/").content.decode()

@@ -119,6 +119,30 @@ async def test_a_browser_that_lost_a_message_gets_all_of_its_topic(open_socket, 
     await socket.close()
 
 
+async def test_a_reader_that_does_not_read_is_dropped(live, viewer, monkeypatch):
+    """C41."""
+    monkeypatch.setattr(consumers, "SEND_TIMEOUT_S", 0.1)
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+        if message["type"] == "websocket.send":
+            await asyncio.Event().wait()
+
+    async def receive():
+        if not sent:
+            return {"type": "websocket.connect"}
+        await asyncio.Event().wait()
+
+    cookies = await database_sync_to_async(cookies_of)(viewer)
+    cookie = f"sessionid={cookies['sessionid']}".encode()
+    headers = [(b"host", b"localhost"), (b"origin", b"http://localhost"), (b"cookie", cookie)]
+    scope = {"type": "websocket", "path": "/ws/live/", "query_string": b"topics=overview:", "headers": headers}
+    await asyncio.wait_for(websockets(scope, receive, send), 5)
+    assert (sent[-1]["type"], sent[-1]["code"]) == ("websocket.close", consumers.TRY_AGAIN)
+    assert live.feed.connections == 0
+
+
 async def test_rows_that_arrive_or_change_their_state_change_the_mark(open_socket, live, fleet_feed):
     live.show(fleet_feed)
     socket = await open_socket("/ws/live/?topics=instances")

@@ -14,6 +14,7 @@ from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, add_operations, mount, schema_of
 from controlplane.api.schemas import ActionIn
 from controlplane.resources.alerts import ALERT_RULES, ALERTS
+from controlplane.webhooks import call
 
 router = Router(auth=VIEWERS, tags=["Alerts"])
 
@@ -56,5 +57,5 @@ def test_alert_rule(request: ApiRequest, rule_id: int) -> WebhookTestOut:
     rule = get_object_or_404(AlertRule, pk=rule_id)
     if not rule.webhook_url:
         raise ApiError(409, "conflict", f"{rule} has no webhook.")
-    error = async_to_sync(webhooks.call)(rule.webhook_url, webhooks.sample_body(rule, timezone.now()))
+    error = async_to_sync(call)(rule.webhook_url, webhooks.sample_body(rule, timezone.now()))
     return WebhookTestOut(host=rule.webhook, took=not error, error=error)

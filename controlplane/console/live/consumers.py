@@ -3,9 +3,10 @@
 Each message is a JSON object {ts, source, now, html}: time and source of the fleet's state, this server's clock, and the
 fragments of one topic that changed (initially all). A topic sends at most one message a second, and at least one every five
 seconds; a browser that receives none for longer has lost its connection. Clients send nothing. Close codes: 4001 signed out,
-4003 not allowed, 4010 unknown topic, 1013 Redis is away, try again.
+4003 not allowed, 4010 unknown topic, 1013 Redis is away or the browser reads too slowly, try again.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -29,6 +30,8 @@ from controlplane.console.live.fragments import OPERATORS_TOPICS, is_topic
 logger = logging.getLogger(__name__)
 
 SESSION_CHECK_S: Final = 30.0
+SEND_TIMEOUT_S: Final = 5.0
+"""Longest wait for a browser to read: messages behind it are kept without a bound."""
 SIGNED_OUT: Final = 4001
 NOT_ALLOWED: Final = 4003
 UNKNOWN_TOPIC: Final = 4010
@@ -101,4 +104,5 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def _show(self, message: dict[str, Any]) -> None:
         self._numbers[message["topic"]] = message["number"]
         body = {name: message[name] for name in ("ts", "source", "html")}
-        await self.send(text_data=orjson.dumps({**body, "now": time.time()}).decode())
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await self.send(text_data=orjson.dumps({**body, "now": time.time()}).decode())

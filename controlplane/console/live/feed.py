@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -153,7 +154,8 @@ class LiveFeed:
         for topic in topics:
             message = self.message(topic)
             try:
-                asyncio.run_coroutine_threadsafe(layer.group_send(self.group(topic), message), loop)
+                sending = asyncio.run_coroutine_threadsafe(layer.group_send(self.group(topic), message), loop)
+                sending.add_done_callback(_sent)
             except RuntimeError:
                 logger.debug("the connections' event loop is closed")
 
@@ -272,6 +274,15 @@ class LiveFeed:
         if rows != self._followed[name]:
             self._followed[name] = rows
             self._state = replace(self._state, **self._followed)
+
+
+def _sent(sending: Future[None]) -> None:
+    """Log why a message did not go out; the next one has all of its topic."""
+    error = None if sending.cancelled() else sending.exception()
+    if isinstance(error, redis.RedisError | OSError):
+        logger.debug("live feed: a message was not sent: %s", error)
+    elif error is not None:
+        logger.error("live feed: a message was not sent", exc_info=error)
 
 
 def read_what_ifs(topics: set[str]) -> dict[int, dict[str, Any]]:

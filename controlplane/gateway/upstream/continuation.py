@@ -43,7 +43,12 @@ def evictable(call: Call) -> bool:
     continuation would do differently. Any other request can be evicted until it has emitted something.
     """
     body = call.body
-    if not call.stream or call.kind not in (Kind.CHAT, Kind.COMPLETION) or call.sequences != 1 or call.max_tokens is None:
+    if (
+        not call.stream
+        or call.kind not in (Kind.CHAT, Kind.COMPLETION)
+        or call.sequences != 1
+        or call.max_tokens is None
+    ):
         return False
     if (body.get("stream_options") or {}).keys() - {"include_usage"}:
         return False

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from controlplane.background import spawn
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
 from controlplane.dispatch.observation import Observation
@@ -348,7 +349,7 @@ class ScalingLoop:
                 error = caught
             ended = end(error)
             try:
-                asyncio.run_coroutine_threadsafe(ended, loop)
+                loop.call_soon_threadsafe(spawn, ended, "end of scaling's thread")
             except RuntimeError:  # the loop is closed: the process ends
                 ended.close()
 

@@ -122,8 +122,8 @@ def _endpoints(values: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
             own = places.setdefault((group["model"], region), {"instances": 0})
             own["instances"] += group["instances"]
     for one in values.get("endpoints", []):
-        if (own := places.get((one["model"], one.get("region")))) is not None:
-            own.update({name: one[name] for name in COMPARED if name in one})
+        if (known := places.get((one["model"], one.get("region")))) is not None:
+            known.update({name: one[name] for name in COMPARED if name in one})
     return places
 
 

@@ -95,7 +95,7 @@ def compare(row: FutureSeed) -> None:
     runs = FutureSeed.objects.filter(
         future__what_if=row.future.what_if_id, seed=FIRST_SEED, state=WhatIfState.DONE, log__isnull=False
     )
-    logs = dict(runs.values_list("future__letter", "log"))
+    logs = {letter: log for letter, log in runs.values_list("future__letter", "log") if log is not None}
     if row.seed != FIRST_SEED or BASELINE not in logs:
         return
     first, letter = log_of(logs[BASELINE]), row.future.letter

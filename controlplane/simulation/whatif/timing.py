@@ -84,4 +84,5 @@ def remaining_s(row: WhatIf, runs: Sequence[FutureSeed]) -> float | None:
     left = sum(1.0 - run.progress for run in runs if run.state in (WhatIfState.QUEUED, WhatIfState.RUNNING))
     if not latest or not left:
         return None
-    return left * max(LEAST_S, median(took_s for took_s, _ in latest)) / min(settings.WHAT_IF_PROCESSES, max(left, 1.0))
+    left_s: float = left * max(LEAST_S, median(took_s for took_s, _ in latest))
+    return left_s / min(float(settings.WHAT_IF_PROCESSES), max(left, 1.0))

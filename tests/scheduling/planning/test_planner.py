@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
+import pulp
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -162,6 +163,22 @@ def test_fractions_of_instances_are_not_taken(problem, monkeypatch, value):
 def test_no_plan_by_the_time_limit_is_an_error():
     with pytest.raises(SolverLost, match="found no plan: Time limit"):
         solve_exact(synthetic(20, 10, 4, seed=0), 0.0, 0.0)
+
+
+def test_whole_numbers_without_an_end_are_found_out_by_presolve(problem, monkeypatch):
+    """C35: HiGHS 1.15 branches on this for ever, whatever its time limit, unless presolve finds that it cannot hold."""
+
+    def endless(*_):  # 4y = z, 8x + z = -19
+        model = pulp.LpProblem("endless")
+        x, y, z = columns = [model.add_variable(name, cat=pulp.LpInteger) for name in "xyz"]
+        model += pulp.LpAffineExpression([(y, 4.0), (z, -1.0)]) == 0
+        model += pulp.LpAffineExpression([(x, 8.0), (z, 1.0)]) == -19
+        model.setObjective(pulp.LpAffineExpression([(x, 0.0)]))
+        return programme.Written(model, columns, np.zeros(3, np.int64))
+
+    monkeypatch.setattr(programme, "write_model", endless)
+    with pytest.raises(SolverLost, match="Infeasible"):
+        solve_exact(problem, 0.0, 30.0)
 
 
 def lost(*_):

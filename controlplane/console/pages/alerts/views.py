@@ -16,6 +16,7 @@ from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live.feed import feed
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.resources.alerts import ALERT_RULES, ALERTS
+from controlplane.webhooks import call
 
 SILENCES = {1: "1 hour", 4: "4 hours", 24: "1 day", 168: "1 week"}
 """Choices of a silence, in hours."""
@@ -63,7 +64,7 @@ def test_webhook(form: ActionForm, rule: AlertRule) -> str:
     """Send a test message to the webhook of a rule."""
     if not rule.webhook_url:
         raise ActionError(f"{rule} has no webhook")
-    error = async_to_sync(webhooks.call)(rule.webhook_url, webhooks.sample_body(rule, timezone.now()))
+    error = async_to_sync(call)(rule.webhook_url, webhooks.sample_body(rule, timezone.now()))
     if error:
         raise ActionError(f"The webhook {rule.webhook} of {rule} {error}")
     return f"The webhook {rule.webhook} of {rule} took a test message."
