@@ -183,7 +183,7 @@ def routing(
 def prefixes(settings: experiment.Settings) -> Iterator[experiment.Case]:
     """Yield Mooncake's conversations at several speeds, their lengths predicted with a lognormal error of 0.5."""
     try:
-        workload = load_trace(settings["data"] / MOONCAKE, "mooncake")
+        workload = load_trace(settings["data"] / MOONCAKE, "mooncake", unit="ms")
     except TraceError as error:
         raise ValueError(str(error)) from error
     factor = np.exp(0.5 * np.random.default_rng([settings["seed"], 55]).standard_normal(len(workload)))

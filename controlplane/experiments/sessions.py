@@ -64,7 +64,7 @@ def measured(run: Simulated) -> experiment.Row:
 def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     """Simulate Mooncake's conversations at several speeds by each router. Raise ValueError where the data is missing."""
     try:
-        workload = load_trace(settings["data"] / MOONCAKE, "mooncake")
+        workload = load_trace(settings["data"] / MOONCAKE, "mooncake", unit="ms")
     except TraceError as error:
         raise ValueError(str(error)) from error
     assert workload.prefix_first is not None

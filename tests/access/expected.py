@@ -171,7 +171,9 @@ REST = {
     "revoke_key": Reach(MANAGER, {"key_id": "KEY"}, REASON, owned=True),
     "put_allowed_models": Reach(MANAGER, {"key_id": "KEY"}, {"allowed_models": []} | REASON, owned=True),
     "list_prices": Reach(VIEWER),
-    "add_price": Reach(ADMIN, {}, {"of": "gpu", "name": "h100", "amount": 2.5, "from_at": "2026-11-01T00:00:00Z"} | REASON),
+    "add_price": Reach(
+        ADMIN, {}, {"of": "gpu", "name": "h100", "amount": 2.5, "from_at": "2026-11-01T00:00:00Z"} | REASON
+    ),
     "list_budgets": Reach(SIGNED_IN, key=True),
     "create_budget": Reach(ADMIN, {}, {"tenant": "acme", "kind": "tokens_per_minute", "hard": 5} | REASON),
     "change_budget": Reach(ADMIN, {"pk": "BUDGET"}, {"hard": 500} | REASON),

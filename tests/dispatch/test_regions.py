@@ -25,7 +25,7 @@ ENGINE = EngineConfig(
 def fleet(latencies_ms):
     """Endpoints of one model in three regions, without an instance."""
     endpoints = tuple(EndpointSpec("m", region, EndpointPolicy(queue_bound=3)) for region in REGIONS)
-    return Inventory({"m": ModelSpec("m", 4096, 0)}, endpoints, (), None, latencies_ms)
+    return Inventory({"m": ModelSpec("m", 4096, 0)}, endpoints, (), latency_ms=latencies_ms)
 
 
 def preferred(topology, region):

@@ -105,22 +105,6 @@ async def test_an_evicted_stream_is_the_one_that_was_not_evicted(served, path, u
     assert (endpoint.running_sequences, endpoint.running_output_tokens) == (0, 0)
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
-async def test_an_evicted_answer_is_the_one_that_was_not_evicted(served, path):
-    """Its tenant does not stream it, its instances do: it resumes in place and is assembled from both."""
-    whole = await (await ask(served, path)).json()
-    asking = asyncio.create_task(ask(served, path))
-    await until(lambda: served.gateway.dispatcher._requests)
-    costs = [await evict_when(served, 10), await evict_when(served, 30)]
-    evicted = await (await asking).json()
-    assert evicted["choices"] == whole["choices"]
-    assert (evicted["usage"], list(evicted)) == (whole["usage"], list(whole))
-    row = (await served.rows())[1]
-    assert (row.outcome, row.output_tokens, row.evictions, row.attempts) == ("done", TOKENS, 2, 3)
-    assert 10 <= costs[0] < costs[1]
-    assert 0 < row.ttft_ms < row.e2e_ms / 2
-
-
 async def test_an_answer_that_is_not_streamed_starts_over(served):
     asking = asyncio.create_task(ask(served, "chat/completions"))
     await until(lambda: served.gateway.topology.fleet.running.sum() == 1)

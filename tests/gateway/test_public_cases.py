@@ -14,6 +14,7 @@ from tests.gateway.backend import Script
 from tests.gateway.conftest import until
 from tests.gateway.test_answers import DONE, TOKENS, USAGE, chunk, http, plays, quick_pings, stream  # noqa: F401 (a fixture)
 
+CHOICE = {"index": 0, "message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop"}
 ONE_AT_ONCE = pytest.mark.parametrize("gateway_options", [{"max_concurrent_requests": 1}])
 
 
@@ -99,7 +100,9 @@ async def test_details_of_usage_are_passed_on(served, streamed):
         "completion_tokens_details": {"reasoning_tokens": 2, "more": {"a": 1.50}},
     }
     closing = {"id": "c", "choices": [], "usage": usage}
-    plays(served, stream(chunk(), chunk("a"), chunk("b", "stop"), closing, DONE))
+    whole = {"id": "c", "object": "chat.completion", "model": "m", "choices": [CHOICE], "usage": usage}
+    events = stream(chunk(), chunk("a"), chunk("b", "stop"), closing, DONE)
+    plays(served, events if streamed else http(200, json.dumps(whole).encode()))
     options = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
     async with await served.chat(**options) as response:
         text = await response.text()
@@ -133,8 +136,9 @@ async def test_what_only_an_instance_knows_reaches_it_as_it_was_sent(served):
 async def test_a_long_answer_is_whole(served):
     """C68: 25 MB, which its tenant does not stream."""
     word = "x" * 50_000
-    plays(served, stream(chunk(), *(chunk(word) for _ in range(500)), chunk("", "stop"),
-                         {"id": "c", "choices": [], "usage": USAGE}, DONE))  # fmt: skip
+    choice = CHOICE | {"message": {"role": "assistant", "content": word * 500}}
+    whole = {"id": "c", "object": "chat.completion", "model": "m", "choices": [choice], "usage": USAGE}
+    plays(served, http(200, json.dumps(whole).encode()))
     async with await served.chat() as response:
         answer = json.loads(await response.read())
     assert answer["choices"][0]["message"]["content"] == word * 500

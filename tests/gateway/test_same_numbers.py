@@ -56,7 +56,7 @@ def planned_and_aged() -> None:
 def seen(summary: dict) -> SimpleNamespace:
     """Figures of every surface, read at once."""
     now = timezone.now()
-    (row,) = model_rows(state_of(summary, 1, Known(), ()), now)
+    (row,) = model_rows(state_of(summary, Known(), ()), now)
     operations = Tenant.objects.create(
         name="operations", title="Operations", operates_fleet=True, default_slo_class=SloClass.objects.first()
     )

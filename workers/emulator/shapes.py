@@ -246,6 +246,7 @@ class Response(_Named):
             "metadata": self.asked.get("metadata"),
             "output": output,
             "parallel_tool_calls": True,
+            "previous_response_id": self.asked.get("previous_response_id"),
             "tool_choice": self.asked.get("tool_choice", "auto") if self.asked.get("tools") else "none",
             "tools": self.asked.get("tools", []),
             "usage": None if status == "in_progress" else usage,

@@ -27,6 +27,8 @@ MAX_FAILED: Final = 10
 """Number of newest rows among which a done one is looked for."""
 RETRY_S: Final = 600.0
 """Time in seconds until the next try where every run of the last one failed."""
+USD_PER_MISS: Final = 0.005
+"""Price of a request that missed its promise, by which futures are compared."""
 
 
 def due(now: datetime) -> bool:
@@ -111,7 +113,7 @@ def _sentence(row: WhatIf) -> str:
     columns = ("future__letter", "future__name", "result__columns__all__cost_usd", "result__columns__all__missed")
     runs = FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.DONE).order_by("future__letter")
     known = [(letter, name, float(usd), int(missed)) for letter, name, usd, missed in runs.values_list(*columns)]
-    letter, name, usd, missed = min(known, key=lambda one: one[2] + one[3] * row.usd_per_1000_missed / 1000)
+    letter, name, usd, missed = min(known, key=lambda one: one[2] + one[3] * USD_PER_MISS)
     was = known[0]
     span = f"Over {_span(row.horizon_s)}"
     if was[0] != "A":

@@ -90,7 +90,7 @@ async def test_rules_of_the_request_bound_every_source(served, service):
     await say(served, "Another question, quite unlike the first one, about ships.", 20, n=3)
     prediction = await prediction_of(served)
     assert prediction["tokens"] % 3 == 0
-    assert prediction["tokens"] > 100  # of three sequences
+    assert prediction["tokens"] >= 3 * 20  # of three sequences, near the usual length of this tenant
 
 
 async def test_forced_lengths_teach_nothing(served, service):
@@ -244,4 +244,4 @@ async def test_a_message_of_history_does_not_multiply(served):
         if said["source"] == "student 0":
             predicted.append(said["tokens"])
     assert len(predicted) >= 2
-    assert max(predicted) < 3 * min(predicted)
+    assert max(predicted[1:]) < 3 * predicted[0]  # they fall as the tenant's answers are seen
