@@ -148,7 +148,6 @@ def test_one_form_to_the_first_token(stack, open_page):
     keep(page, "models-after-deploy")
 
 
-@pytest.mark.gate
 def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
     """From the page through the gateway's fork and Celery to an emulated server that starts; no row is written by hand."""
     page = signed_in(stack, open_page)

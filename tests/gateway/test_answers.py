@@ -562,7 +562,7 @@ async def test_a_response_that_fails_is_not_done(served, subtests):
 
 STEPS_THAT_RAISE = [
     "requests.submit", "requests.leave", "requests.finished", "requests.began", "requests.headers_came",
-    "requests.place_again", "records.close", "records._measure", "records._demand", "records.lengths.prior.learn",
+    "requests.place_again", "records.close", "records._measure", "records.lengths.prior.learn",
     "records.ledger.add", "upstream.carry", "upstream.connections.get", "upstream.connections.put_back",
     "upstream._streamed", "completions._placement", "completions._settle_usage",
 ]  # fmt: skip

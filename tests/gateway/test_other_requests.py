@@ -26,7 +26,7 @@ MISSING = [
     ("GET", "/v1"), ("POST", "/v1/"), ("POST", "/v1/v2/embed"), ("POST", "/cohere/v2/chat"), ("POST", "/v1/systemone"),
     ("GET", "/tokenizer_info"), ("POST", "/v3/rerank"), ("GET", "/server_info"), ("POST", "/v1/images/generations"),
     ("POST", "/v1/moderations"), ("POST", "/embeddings"), ("POST", "/chat/completions"),
-    ("POST", "/v1/v1/chat/completions"), ("GET", "//v1/models"), ("GET", "/models/none"),
+    ("POST", "/v1/v1/chat/completions"), ("GET", "/models/none"),
     ("POST", "/v1/responses/compact"), ("POST", "/inference/v1/generate"), ("POST", "/v1/audio/speech"),
 ]  # fmt: skip
 
