@@ -144,12 +144,6 @@ BEHAVIOURS = (
         ("test_never_more_run_than_the_limit", "test_a_tenant_over_its_limit_is_refused_and_written_down"),
     ),
     Behaviour(
-        "An answer that is not streamed comes from one engine",
-        "Put together from a stream where vLLM streams the same, and begun again elsewhere if its instance is lost",
-        "Its first token is known",
-        ("test_pieces_become_the_answer", "test_its_tokens_are_timed_and_its_slo_is_judged"),
-    ),
-    Behaviour(
         "`previous_response_id` continues what its own memory has",
         "It goes to the instance that made the response; 404 `previous_response_not_found` once none has it",
         "There are several instances",

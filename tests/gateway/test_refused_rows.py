@@ -186,7 +186,7 @@ REALS = st.one_of(st.none(), st.floats())
 KINDS = {
     "request_id": TEXTS, "model": TEXTS, "slo_class": TEXTS, "region": TEXTS, "instance": TEXTS, "application": TEXTS,
     "run": TEXTS, "unit": TEXTS, "error_code": TEXTS, "error_message": TEXTS, "own_region": TEXTS, "asked_model": TEXTS,
-    "prompt_tokens": NUMBERS, "output_tokens": NUMBERS, "predicted_output_tokens": NUMBERS, "attempts": NUMBERS,
+    "prompt_tokens": NUMBERS, "output_tokens": NUMBERS, "predicted_output_tokens": NUMBERS,
     "predicted_prompt_tokens": NUMBERS, "attempts": NUMBERS, "cached_tokens": NUMBERS, "status_code": NUMBERS,
     "queue_ms": REALS, "ttft_ms": REALS, "itl_ms": REALS, "e2e_ms": REALS, "estimated_wait_s": REALS,
 }  # fmt: skip
