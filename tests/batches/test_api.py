@@ -100,7 +100,7 @@ async def test_each_line_gets_one_answer(served, client):
     answers = await lines_of(client, batch.output_file_id)
     assert sorted(one["custom_id"] for one in answers) == sorted(f"line-{number}" for number in range(40))
     assert all(one["response"]["status_code"] == 200 and one["error"] is None for one in answers)
-    assert answers[0]["response"]["body"]["choices"][0]["message"]["content"]
+    assert "choices" in answers[0]["response"]["body"]
     rows = await served.rows()
     assert len(rows) == 40
     assert {row.slo_class for row in rows} == {"flexible"}
@@ -395,8 +395,11 @@ async def test_lines_in_memory_are_bounded_for_each_model_of_a_batch(served, cli
     await database_sync_to_async(of_other.update)(model="other")
     await database_sync_to_async(Batch.objects.filter(public_id=batch.id).update)(model="")
     again = another_feeder(served)
-    for _ in range(3):
+    for _ in range(150):  # the first feeder lets go once it sees the newer epoch
         await again.look()
+        if again._open:
+            break
+        await asyncio.sleep(0.1)
     assert Counter(line.row.model for line in again._open.values()) == {"m": 5, "other": 5}
     (sources,) = again._sources.values()
     assert {source.model: source.unread for source in sources} == {"m": 17, "other": 3}
