@@ -90,6 +90,16 @@ async def run(client, content, **options):
 
 
 async def test_each_line_gets_one_answer(served, client):
+    whole = {
+        "id": "x",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+        "metrics": {"time_to_first_token_ms": 1.0},  # as vLLM says it, so a whole answer has a TTFT
+    }
+    raw = json.dumps(whole).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    script = served.backends[0].script
+    script.plays, script.piece_s = [head.encode() + raw], 0.05
     batch = await run(client, input_of(40), metadata={"job": "nightly"})
     batch = await ended(client, batch)
     assert batch.status == "completed"
@@ -100,7 +110,7 @@ async def test_each_line_gets_one_answer(served, client):
     answers = await lines_of(client, batch.output_file_id)
     assert sorted(one["custom_id"] for one in answers) == sorted(f"line-{number}" for number in range(40))
     assert all(one["response"]["status_code"] == 200 and one["error"] is None for one in answers)
-    assert "choices" in answers[0]["response"]["body"]
+    assert all(one["response"]["body"]["choices"] == whole["choices"] for one in answers)
     rows = await served.rows()
     assert len(rows) == 40
     assert {row.slo_class for row in rows} == {"flexible"}
