@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from channels.db import database_sync_to_async
-from django.forms import modelform_factory
+from django.urls import reverse
 
-from controlplane.applications.admin import UnitBackendForm
 from controlplane.applications.models import UnitBackend
 from controlplane.applications.warming import UnitWarming
 from controlplane.events.models import Event
@@ -177,10 +176,17 @@ async def test_rows_are_read_by_the_owner_alone():
 
 
 @pytest.mark.django_db
-def test_the_admin_shows_no_secret_keeps_it_and_asks_for_the_first():
-    made = modelform_factory(UnitBackend, UnitBackendForm, fields="__all__")
-    values = {"name": "tests", "kind": "dnn", "url": "http://warmer/", "keep_alive_s": 9, "secret": ""}
-    assert "secret" in made(values).errors
-    row = made(values | {"secret": "s3cret"}).save()
-    assert "s3cret" not in made(instance=row).as_p()
-    assert made(values | {"url": "http://other/"}, instance=row).save().secret == "s3cret"
+def test_the_admin_shows_no_secret_keeps_it_and_asks_for_the_first(client, fleet_admin):
+    client.force_login(fleet_admin)
+    values = {"name": "tests", "kind": "dnn", "url": "http://warmer/", "keep_alive_s": 9, "active": "on", "secret": ""}
+    refused = client.post(reverse("admin:applications_unitbackend_add"), values)
+    assert "secret" in refused.context["adminform"].form.errors
+    assert client.post(reverse("admin:applications_unitbackend_add"), values | {"secret": "s3cret"}).status_code == 302
+    row = UnitBackend.objects.get()
+    page = reverse("admin:applications_unitbackend_change", args=[row.pk])
+    shown = client.get(page)
+    assert "s3cret" not in shown.content.decode()
+    read_at = shown.context["adminform"].form.initial.get("read_at", "")
+    assert client.post(page, values | {"url": "http://other/", "read_at": read_at}).status_code == 302
+    row.refresh_from_db()
+    assert (row.url, row.secret) == ("http://other/", "s3cret")
