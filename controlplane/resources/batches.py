@@ -3,14 +3,29 @@
 from datetime import datetime
 
 from django.db.models import QuerySet
+from pydantic import BaseModel, Field
 
+from controlplane.accounts.models import User
+from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchStatus
 from controlplane.resources.requests import tenant_control
-from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, of_choice
+from controlplane.resources.resource import Column, Filter, Operation, Resource, Viewer, in_range, of_choice
 
 
 def visible_batches(viewer: Viewer) -> QuerySet[Batch]:
     return Batch.objects.filter(tenant__in=viewer.tenants()).select_related("tenant")
+
+
+class SpeedUpIn(BaseModel):
+    within_s: float | None = Field(gt=0, description="Seconds until its last line is to be done; null undoes it.")
+
+
+def speed_up(batch: Batch, user: User, reason: str, within_s: float | None) -> Batch:
+    if within_s is None:
+        services.undo_speed_up(batch, user, reason)
+    else:
+        services.speed_up(batch, within_s, user, reason)
+    return batch
 
 
 BATCHES = Resource(
@@ -18,6 +33,15 @@ BATCHES = Resource(
     noun="batch",
     model=Batch,
     rows=visible_batches,
+    operations=(
+        Operation(
+            "speed-up",
+            speed_up,
+            "Its lines are released above the marks of use, as fast as an earlier deadline needs.",
+            takes=SpeedUpIn,
+            admin=False,
+        ),
+    ),
     columns=(
         Column("public_id", "Batch", draw="id"),
         Column("tenant", "Tenant", "tenant.name", type=str),

@@ -148,7 +148,7 @@ class World:
             self.run = application.runs.create(
                 run=f"run of {name}", began_at=now, last_call_at=now, ended_at=now, calls=1, steps=steps
             )
-        self.backend = UnitBackend.objects.create(name="zephyr-python", url="http://zephyr/warm", secret="s3cret")
+        UnitBackend.objects.create(name="zephyr-python", url="http://zephyr/warm", secret="s3cret")
         self.event = record("instance.moved", self.instances[0], actor="zephyr-bot", reason=FLEET_REASON)
         record("length.drift", actor="lengths", after={"tenant": "globex", "model": "globex-tuned-7b"})
         InstanceCommand.objects.create(instance=self.instances[0], verb="stop", actor="zephyr-bot", reason=FLEET_REASON)
@@ -176,7 +176,7 @@ class World:
         self.plan = planning_rows.plan(deployment.model, now, "advice")
         west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]
         RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
-        self.adapter = Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
+        Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
         WeightedTarget.objects.create(name="zephyr-chat", target=deployment.model.name)
         Weights.objects.create(model=deployment.model, region=deployment.region)
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
@@ -204,8 +204,6 @@ class World:
             "SIMULATION": self.simulation.pk,
             "WHAT_IF": self.what_if.pk,
             "MODEL": self.deployment.model.name,
-            "ADAPTER": self.adapter.name,
-            "BACKEND": self.backend.name,
             "MODEL_ID": self.deployment.model.pk,
             "DEPLOYMENT": self.deployment.pk,
             "REGION_ID": self.deployment.region_id,
