@@ -22,7 +22,7 @@ AWAITED = {
     "controlplane/dispatch/live_fleet/heartbeats.py": 1,
     "controlplane/dispatch/live_fleet/kv_caches.py": 1,
     "controlplane/gateway/upstream/adapters.py": 1,
-    "controlplane/planning/management/commands/demo_traffic.py": 1,
+    "workers/traffic/__main__.py": 1,
     "controlplane/supervisor/child.py": 1,
     "controlplane/supervisor/stack.py": 2,
     "forecasting/lengths/predictor.py": 3,  # its own process is watched, and started again

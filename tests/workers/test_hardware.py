@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.fleet.management.commands.describe_node import tables, type_name
 from workers.vllm import hardware
+from workers.vllm.describe_node import tables, type_name
 from workers.vllm.hardware import Gpu, HardwareError, Machine, parse_gpus, parse_processes
 
 # The formats of nvidia-smi 535 to 580 for `--format=csv,noheader,nounits`.

@@ -21,7 +21,7 @@ PARTS = {  # words of a part's command line
     "celery": "celery -q -A workers.celery worker",
     "beat": "celery -q -A workers.celery beat",
     "emulator": "workers.emulator",
-    "traffic": "demo_traffic",
+    "traffic": "workers.traffic",
 }
 UP_WITHIN_S = 600.0
 CHILD = "celery child"  # a process of the worker's pool

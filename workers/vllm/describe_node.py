@@ -1,32 +1,14 @@
-"""`manage.py describe_node`: this machine as tables of a fleet file."""
+"""`python -m workers.vllm.describe_node`: this machine's GPUs (by `nvidia-smi`) or CPUs as tables of a fleet file."""
 
+import argparse
 import re
 import socket
-from typing import Any
-
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+import sys
 
 from workers.vllm.hardware import Gpu, HardwareError, Machine, machine
 
 GIB = 2**30
 KEPT_BACK = 0.5  # share of a machine's memory that instances on CPUs leave to the rest
-
-
-class Command(BaseCommand):
-    help = "Print this machine's GPUs (as nvidia-smi finds them) or CPUs as tables of a fleet file, for `apply`."
-    requires_system_checks = []
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--region", default="here", help="name of its region (default: %(default)s)")
-        parser.add_argument("--name", default=socket.gethostname(), help="name of the node (default: this host's)")
-        parser.add_argument("--address", default="127.0.0.1", help="of its instances (default: %(default)s)")
-
-    def handle(self, *, region: str, name: str, address: str, **options: Any) -> None:
-        try:
-            this_machine = machine()
-        except HardwareError as error:
-            raise CommandError(str(error)) from error
-        self.stdout.write(tables(this_machine, region=region, node=slug(name), address=address))
 
 
 def tables(machine: Machine, *, region: str, node: str, address: str) -> str:
@@ -80,3 +62,22 @@ gpu_type = "{gpu_type}"
 gpu_count = {count}
 address = "{address}"
 """
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.vllm.describe_node", description=__doc__)
+    parser.add_argument("--region", default="here", help="name of its region (default: %(default)s)")
+    parser.add_argument("--name", default=socket.gethostname(), help="name of the node (default: this host's)")
+    parser.add_argument("--address", default="127.0.0.1", help="of its instances (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    try:
+        this_machine = machine()
+    except HardwareError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(tables(this_machine, region=options.region, node=slug(options.name), address=options.address))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
