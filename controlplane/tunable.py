@@ -75,7 +75,6 @@ PositiveSeconds = Annotated[float, POSITIVE, _at_most(MAX_DAYS * 86_400), Unit("
 WholeMinutes = Annotated[int, Field(ge=60, multiple_of=60), _at_most(MAX_DAYS * 86_400), Unit("s")]
 PositiveMilliseconds = Annotated[float, POSITIVE, Unit("ms")]
 Microseconds = Annotated[float, NOT_NEGATIVE, Unit("µs")]
-PositiveHours = Annotated[float, POSITIVE, _at_most(MAX_DAYS * 24), Unit("h")]
 Hours = Annotated[float, NOT_NEGATIVE, _at_most(MAX_DAYS * 24), Unit("h")]
 Days = Annotated[float, NOT_NEGATIVE, _at_most(MAX_DAYS), Unit("days")]
 PositiveDays = Annotated[float, POSITIVE, _at_most(MAX_DAYS), Unit("days")]
