@@ -2,9 +2,9 @@
 
 import sys
 
-from tests.lint import dead_code, layers, words
+from tests.lint import dead_code, layers, tasks, words
 
-CHECKS = (layers.faults, dead_code.faults, words.faults)
+CHECKS = (layers.faults, dead_code.faults, tasks.faults, words.faults)
 
 if __name__ == "__main__":
     found = [fault for check in CHECKS for fault in check()]
