@@ -42,9 +42,9 @@ def test_a_mark_that_does_not_go_with_a_policy_is_refused(language_model):
     ScalingPolicy.objects.create(model=language_model, strategy="lt_u", parameters={"out_above": 0.4})
     with pytest.raises(ValidationError) as error:
         services.change("SCALE_IN_BELOW", 0.5, "test")
-    (said,) = error.value.messages
-    assert said.startswith("SCALE_IN_BELOW cannot be 0.5. llama-3.1-8b is scaled by ")
-    assert said.endswith("in_below (0.5) must be at least 0 and below out_above (0.4).")
+    (message,) = error.value.messages
+    assert message.startswith("SCALE_IN_BELOW cannot be 0.5. llama-3.1-8b is scaled by ")
+    assert message.endswith("in_below (0.5) must be at least 0 and below out_above (0.4).")
     services.change("SCALE_IN_BELOW", 0.35, "test")
     services.change("PLAN_EPSILON", 0.5, "test")
     policy = ScalingPolicy.objects.get()

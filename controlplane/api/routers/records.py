@@ -141,7 +141,7 @@ class ReportOut(Described):
 class RunDetailOut(Described):
     run: RunOut  # type: ignore[valid-type]
     calls: list[RequestOut]  # type: ignore[valid-type]
-    """The first 500, in the order in which they came."""
+    """The first 500, in the order of arrival."""
     units: list[ReportOut]
     """Reported ones."""
     price: RunPrice | None
