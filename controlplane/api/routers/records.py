@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from django.db.models import QuerySet
 from django.http import HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from pydantic import AwareDatetime
@@ -18,7 +19,6 @@ from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.resources import add_list, add_operations, schema_of
 from controlplane.api.schemas import ActionIn, Described, RowSchema
-from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.reporting import act_on_run
 from controlplane.applications.selectors import graph_of
 from controlplane.applications.services import calls_of, import_graph
@@ -108,21 +108,10 @@ add_list(
 )
 
 
-def application_of(request: ApiRequest, pk: int, *, managed: bool = False) -> Application:
-    """Return an application that the caller sees, or *managed*: is an operator of, in its tenant or over the fleet."""
-    rows = visible_applications(request.auth).filter(pk=pk)
-    if managed:
-        rows = rows.filter(tenant__in=tenants_with_role(request.auth.person, Role.OPERATOR))
-    application: Application | None = rows.first()
-    if application is None:
-        raise ApiError(404, "not_found", "Not found, or no access.")
-    return application
-
-
 @router.get("/applications/{application_id}/graph")
 def get_application_graph(request: ApiRequest, application_id: int) -> HttpResponseBase:
     """Return the demand graph of an application: its units, and records of up to 1,000 runs."""
-    graph = graph_of(application_of(request, application_id))
+    graph = graph_of(get_object_or_404(visible_applications(request.auth), pk=application_id))
     return HttpResponse(graph.to_json(), content_type="application/json")
 
 
@@ -152,7 +141,7 @@ class RunDetailOut(Described):
 @router.get("/runs/{run_id}", response=RunDetailOut)
 def get_run(request: ApiRequest, run_id: int) -> dict[str, Any]:
     """Return one run with its calls and reported units, and for operators what to act on it costs."""
-    run, price = run_seen(request, run_id), None
+    run, price = get_object_or_404(visible_runs(request.auth), pk=run_id), None
     application = run.application
     if run.state == "running" and request.auth.fleet_role in (Role.OPERATOR, Role.ADMIN):
         with contextlib.suppress(ActionError):  # no gateway, or none of its calls is open
@@ -160,13 +149,6 @@ def get_run(request: ApiRequest, run_id: int) -> dict[str, Any]:
     calls = calls_of(application.tenant_id, application.name, run.run).select_related("tenant", "api_key")
     shown = calls.order_by("arrived_at")[:CALLS]
     return {"run": run, "calls": shown, "units": run.reports.all()[:CALLS], "price": price}
-
-
-def run_seen(request: ApiRequest, run_id: int) -> ApplicationRun:
-    run: ApplicationRun | None = visible_runs(request.auth).filter(pk=run_id).first()
-    if run is None:
-        raise ApiError(404, "not_found", "Not found, or no access.")
-    return run
 
 
 class RunActedOut(Described):
@@ -177,7 +159,7 @@ class RunActedOut(Described):
 @router.post("/runs/{run_id}/{action}", response={200: RunActedOut, 503: ErrorBody})
 def act_on_application_run(request: ApiRequest, run_id: int, action: RunAction, body: ActionIn) -> dict[str, Any]:
     """Move a run first, stop it, or undo that within 30 s. 409 when not possible. Requires the role operator."""
-    user, run = request.auth.require(Role.OPERATOR), run_seen(request, run_id)
+    user, run = request.auth.require(Role.OPERATOR), get_object_or_404(visible_runs(request.auth), pk=run_id)
     price = act_on_run(run, action, user, body.reason, timezone.now())
     return {"message": sentence(run.run, action, price), "price": price}
 
