@@ -239,7 +239,7 @@ if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
 JOBS_WITHIN_TASKS = {
     "forecast-and-plan": ("forecasts", "plans"),
     "fleet-tick": (
-        *("run-pending-commands", "watch-loading", "end-failed", "advance-rollouts", "advance-swaps", "advance-pulls"),
+        *("run-pending-commands", "watch-loading", "end-failed", "advance-rollouts", "advance-swaps"),
         *("record-capacity", "observe-instances"),
     ),
     "prune": ("prune-ledger", "prune-sign-ins", "prune-runs", "prune-planning", "prune-lengths"),

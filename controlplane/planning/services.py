@@ -37,7 +37,6 @@ def approve(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
     ):
         plan_rollout.end(old, PlanStatus.SUPERSEDED, timezone.now())
     _decide(row, PlanStatus.APPROVED, actor, reason, asked=plan.pk)
-    plan_rollout.pull_weights(row)
     return _shown(plan, row)
 
 

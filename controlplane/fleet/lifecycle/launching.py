@@ -6,7 +6,7 @@ from django.conf import settings
 
 from controlplane.fleet.models import Deployment, Device, Instance, Launcher, PerformanceProfile, Tier
 from controlplane.fleet.swaps.times import usual_load_s, usual_sleep_s
-from controlplane.fleet.weights.selectors import pull_s
+from controlplane.fleet.weights import pull_s
 from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S
 from scheduling.model_task import Task
 from workers.vllm.launcher import CHECKED, LaunchError

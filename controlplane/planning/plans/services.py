@@ -108,7 +108,6 @@ def _store(policy: ScalingPolicy, solved: Round, load: LoadNow, now: datetime) -
         carried_out_at=now if status == PlanStatus.CARRIED_OUT else None,
     )
     if status == PlanStatus.IN_FORCE:
-        plan_rollout.pull_weights(row)
         record(
             "plan.in_force",
             row,
