@@ -256,7 +256,7 @@ def test_hours_earnings_and_reclaims_are_counted(make_instance):
 def test_requests_are_counted_on_the_newest_donation(make_instance):
     make_instance()
     row = let_go(make_instance())
-    services.note_evicted(row.pk, 2, 1)
-    services.note_evicted(row.pk, 1, 0)
+    services.record_evicted(row.pk, 2, 1)
+    services.record_evicted(row.pk, 1, 0)
     donation = Donation.objects.get()
     assert (donation.evicted_requests, donation.ended_requests) == (3, 1)

@@ -92,7 +92,7 @@ def read_inputs(now: datetime, followers: Mapping[str, str]) -> PlanInputs | Non
 
 def _store(policy: ScalingPolicy, solved: Round, load: LoadNow, now: datetime) -> ScalingPlan:
     model = policy.model.name
-    _say_out_of_reach(policy, solved, now)
+    _record_out_of_reach(policy, solved, now)
     targets = solved.targets(model)
     status, note = _status(policy, any(row["target"] != row["present"] for row in targets))
     values = {
@@ -128,7 +128,7 @@ def _store(policy: ScalingPolicy, solved: Round, load: LoadNow, now: datetime) -
     return row
 
 
-def _say_out_of_reach(policy: ScalingPolicy, solved: Round, now: datetime) -> None:
+def _record_out_of_reach(policy: ScalingPolicy, solved: Round, now: datetime) -> None:
     """Record once a day that no number of instances keeps the promise: an operator can change the goal."""
     kind, reason = "plan.goal_out_of_reach", solved.out_of_reach(policy.model.name)
     said = Event.objects.filter(kind=kind, subject=policy.model.name, at__gt=now - SAID_AGAIN)
