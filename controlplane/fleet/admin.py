@@ -9,11 +9,9 @@ from controlplane.fleet.inventory.kinds import (
     ADAPTER,
     GPU_TYPE,
     PROFILE,
-    REGION_LATENCY,
     SLO_CLASS,
     SWAP_GROUP,
     WEIGHTED_TARGET,
-    WEIGHTS,
 )
 from controlplane.fleet.models import InstanceCommand, Launcher, Rollout, Swap
 from controlplane.resources.admin import KindAdmin, KindForm, register, show
@@ -63,7 +61,6 @@ for each in (
     REGIONS,
     GPU_TYPE,
     MODELS,
-    REGION_LATENCY,
     ADAPTER,
     SLO_CLASS,
     WEIGHTED_TARGET,
@@ -72,7 +69,6 @@ for each in (
 ):
     register(each)
 register(NODES, "name", "region", "gpu_type", "gpu_count", "address", "active", "cordoned")
-register(WEIGHTS, "model", "region", "state", "since", "ready_at", "actor")
 register(DEPLOYMENTS, "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances", "active")
 register(
     INSTANCES,

@@ -70,6 +70,7 @@ REGIONS = Resource(
         Column("title", "Region"),
         Column("active"),
         Column("cordoned", "Cordoned by", label="Starts", draw=STARTS),
+        Column("latency_ms", type=dict[str, float]),
     ),
     page=("title", "name", "cordoned"),
 )
@@ -138,7 +139,7 @@ MODELS = Resource(
             "retire", services.retire, "Undeployed everywhere and offered no more; its history stays.", Role.ADMIN
         ),
     ),
-    rows=lambda viewer: Model.objects.select_related("fallback"),
+    rows=lambda viewer: Model.objects.select_related("fallback").prefetch_related("weights_in"),
     least=Role.VIEWER,
     columns=(
         Column("name", "Model", sorts=True),
@@ -146,6 +147,7 @@ MODELS = Resource(
         *columns("task", "length_model", "active"),
         Column("fallback", source="fallback.name", type=str | None),
         Column("fallback_wait_s"),
+        Column("weights_in", source=lambda row: sorted(region.name for region in row.weights_in.all()), type=list[str]),
         shown("hardware", "Hardware of an instance"),
         shown("ready", "Ready (instances)", sorts=True),
         shown("most", "Limit (instances)"),

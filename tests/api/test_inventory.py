@@ -6,7 +6,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.fleet.inventory import model_source
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Region, RegionLatency
+from controlplane.fleet.models import Deployment, Instance, Region
 from workers.vllm.model_shape import ShapeError
 
 pytestmark = pytest.mark.django_db
@@ -104,8 +104,8 @@ def test_an_external_instance_is_looked_for_at_its_address(admin, deployment):
         ("adapters", {"name": "poet", "base": "nothing", "source": "x"}, "base"),
         ("slo_classes", {"name": "s", "title": "S", "kind": "interactive"}, "ttft_target_ms"),
         ("tenants", {"name": "acme", "slo_classes": []}, "default_slo_class"),
-        ("region_latencies", {"origin": "us-east", "target": "us-east", "latency_ms": 1}, "target"),
-        ("region_latencies", {"origin": "us-east", "target": "nowhere", "latency_ms": 1}, "target"),
+        ("regions", {"name": "us-east", "latency_ms": {"us-west": -1}}, "latency_ms"),
+        ("regions", {"name": "us-east", "latency_ms": {"us-east": 1}}, "latency_ms"),
         ("weighted_targets", {"name": "chat", "target": "nothing", "weight": 50}, "target"),
         ("deployments", PLACE | {"max_loras": 4, "max_cpu_loras": 2}, "max_cpu_loras"),
         ("instances", {"name": "i", "model": LLAMA, "region": "us-east"}, "url"),
@@ -179,17 +179,6 @@ class TestDelete:
         assert delete(admin, "instances/instance-1").status_code == 204
         assert delete(admin, "deployments/llama-3.1-8b/us-east/a100-80gb").status_code == 204
         assert not Deployment.objects.exists()
-
-    def test_rows_between_two(self, admin, region):
-        Region.objects.create(name="us-west", title="US West")
-        latency = {"origin": "us-east", "target": "us-west", "latency_ms": 33.0}
-        for given in (latency, latency | {"latency_ms": 34.0}):
-            assert admin.patch("inventory", region_latencies=[given]).status_code == 200
-            assert rows(admin, "region_latencies") == [given]
-        used = "US West is used by region latency US East to US West."
-        assert error(delete(admin, "regions/us-west"))["message"] == used
-        assert delete(admin, "region_latencies/us-east/us-west").status_code == 204
-        assert not RegionLatency.objects.exists()
 
 
 def test_how_many_instances_a_deployment_has(sign_in, make_instance):

@@ -116,11 +116,12 @@ def test_the_page_names_every_step() -> None:
 
 
 @pytest.mark.vllm
-def test_the_first_token(here: Here) -> None:
+def test_the_first_token(here: Here, vllm_python: str) -> None:
     (here.folder / "FLEET.toml").write_text(blocks("toml")[0])
     _, apply, create_key = commands()
-    write = [here.environment["VLLM_PYTHON"], "-m", "workers.vllm.tiny_model", str(here.folder / "var/tiny")]
-    subprocess.run(write, cwd=ROOT, check=True)
+    assert "-m workers.vllm.tiny_model var/tiny " in SECTION
+    model = [vllm_python, "-m", "workers.vllm.tiny_model", str(here.folder / "var/tiny")]
+    subprocess.run(model, cwd=ROOT, env=here.environment, check=True)
     assert "instance tiny-2" in here.manage(apply)
     assert "Nothing to change" in here.manage(apply)
     key = here.manage(create_key).split()[-1]

@@ -17,7 +17,7 @@ from controlplane.accounts.models import Role, Tenant
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError, ErrorBody
-from controlplane.api.resources import add_list, add_operations, schema_of
+from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, RowSchema
 from controlplane.applications.reporting import act_on_run
 from controlplane.applications.selectors import graph_of
@@ -93,7 +93,6 @@ BatchOut = schema_of(BATCHES, "BatchOut")
 add_list(router, BATCHES, BatchOut, "Batches, newest first; `/v1/batches` is what SDKs ask.", check=check_tenant)
 
 
-add_operations(router, BATCHES, BatchOut, "/batches/{public_id}")
 ApplicationOut = schema_of(APPLICATIONS, "ApplicationOut")
 add_list(router, APPLICATIONS, ApplicationOut, "Applications, newest first.", check=check_tenant)
 RunOut = schema_of(RUNS, "RunOut")

@@ -34,7 +34,7 @@ MISSED_SHARE = 0.05
 BLOCK_TOKENS = 16
 PAIRS = 2_000
 """Number of newest requests whose lengths are sampled."""
-MOST_KEPT = 256
+MAX_KEPT = 256
 POISSON_CV = 1.0
 USUAL_LENGTHS = (512.0, 128.0)
 LOOK_BACK = timedelta(hours=4)
@@ -91,7 +91,7 @@ def by_profile(
     engine, (promise, percentile) = engine_of(deployment, row), strictest()
     key = deployment.model.name, repr(engine), promise, percentile, steps
     if key not in _simulated:
-        if len(_simulated) >= MOST_KEPT:
+        if len(_simulated) >= MAX_KEPT:
             _simulated.clear()
         done = LedgerRow.objects.filter(
             model=deployment.model.name, outcome=Outcome.DONE, arrived_at__gte=now - LOOK_BACK, prompt_tokens__gt=0

@@ -1,25 +1,17 @@
-"""`/api`: the spot pool, and weights by region."""
+"""`/api`: the spot pool."""
 
 from typing import Any
 
-from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from ninja import Field, Router, Status
+from ninja import Router
 from ninja.params.functions import Query as QueryParam
 
-from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.resources import schema_of
-from controlplane.api.schemas import Described, Strict
-from controlplane.fleet.models import Model, Region
+from controlplane.api.schemas import Described
 from controlplane.fleet.spot import selectors as spot
-from controlplane.fleet.weights import selectors as weights
-from controlplane.fleet.weights import services as weights_services
-from controlplane.resources.spot import WEIGHTS
 from controlplane.usage.by_use import dollars_by_use, last_hours
 
 router = Router(auth=VIEWERS, tags=["Spot pool"])
-WeightsOut = schema_of(WEIGHTS, "WeightsOut", "The weights of a model in a region.")
 
 
 class DollarsOut(Described):
@@ -64,21 +56,6 @@ class PoolOut(Described):
     """What the instances cost in the last hours at the on-demand price, by their use; hours are those of the clock."""
 
 
-class PullIn(Strict):
-    model: str = Field(max_length=160)
-    region: str = Field(max_length=40)
-    reason: str = Field(min_length=1, max_length=255)
-
-
-class PullOut(Described):
-    gigabytes: float
-    expected_s: float
-    """By size and `WEIGHTS_GB_PER_S`."""
-    usd: float
-    """By size and `WEIGHTS_USD_PER_GB`."""
-    weights: WeightsOut  # type: ignore[valid-type]
-
-
 @router.get("/spot", response=PoolOut)
 def get_spot_pool(request: ApiRequest, hours: int = QueryParam(24, ge=1, le=8784)) -> dict[str, Any]:
     """Return the spot pool in numbers, and the dollars of the last *hours* by use."""
@@ -108,15 +85,3 @@ def get_spot_pool(request: ApiRequest, hours: int = QueryParam(24, ge=1, le=8784
             "unpriced_hours": pool.unpriced_hours,
         },
     }
-
-
-@router.post("/weights/pulls", response={202: PullOut})
-def pull_weights(request: ApiRequest, body: PullIn) -> Status[dict[str, Any]]:
-    """Pull the weights of a model into a region. 409 where they are, or are being pulled."""
-    user = request.auth.require(Role.OPERATOR)
-    model, region = get_object_or_404(Model, name=body.model), get_object_or_404(Region, name=body.region)
-    row = weights_services.pull(model, region, user, body.reason)
-    expected = weights.estimate(model)
-    return Status(
-        202, {"gigabytes": expected.gigabytes, "expected_s": expected.seconds, "usd": expected.usd, "weights": row}
-    )

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0005_names'),
+        ('fleet', '0006_weights_and_latencies_as_columns'),
     ]
 
     operations = [
