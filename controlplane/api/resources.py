@@ -254,7 +254,6 @@ def add_operations(router: Router, resource: Resource, out: Any = MessageOut, pa
     }
     body = create_model(f"{row.word.title().replace('_', '')}ActionIn", __base__=base, **fields) if fields else base
     verbs = [] if only else [_parameter("action", Literal[tuple(operations)])]
-    row.add(
-        *("post", only.replace("-", "_") or "act_on", about, act, out, *verbs, _parameter("body", body)),
-        path=f"{row.path}/{only or '{action}'}",
-    )
+    verb = only.replace("-", "_") or "act_on"
+    path = f"{row.path}/{only or '{action}'}"
+    row.add("post", verb, about, act, out, *verbs, _parameter("body", body), path=path)

@@ -1,6 +1,6 @@
 """`/api`: the inventory, and `/api/inventory`: rows of any kind, as in a fleet file."""
 
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from django.db.models import QuerySet
 from django.http import Http404
@@ -23,7 +23,6 @@ from controlplane.resources.inventory import DEPLOYMENTS, MODELS, NODES, REGIONS
 
 router = Router(auth=VIEWERS, tags=["Inventory"])
 BY_NAME = {kind.name: kind for kind in (*KINDS, UNIT_BACKEND)}
-KindName = Literal[tuple(BY_NAME)]  # type: ignore[valid-type]
 
 for resource, name, about in (
     (REGIONS, "RegionOut", "List regions."),
@@ -46,9 +45,14 @@ class Applied(Strict):
     dry_run: bool = Field(False, description="Only say what would change.")
 
 
-InventoryIn = create_model(
-    "InventoryIn", __base__=Applied, **cast(Any, {name: (list[kind.entry], []) for name, kind in BY_NAME.items()})
-)
+if TYPE_CHECKING:
+    KindName = str
+    InventoryIn = Applied
+else:
+    KindName = Literal[tuple(BY_NAME)]
+    InventoryIn = create_model(
+        "InventoryIn", __base__=Applied, **{name: (list[kind.entry], []) for name, kind in BY_NAME.items()}
+    )
 
 
 class ChangeOut(Described):
@@ -70,20 +74,19 @@ def list_inventory(request: ApiRequest, kind: KindName) -> dict[str, Any]:
 
 
 @router.patch("/inventory", response=Items[ChangeOut])
-def apply_inventory(request: ApiRequest, body: InventoryIn, if_match: str = IfMatch) -> dict[str, Any]:  # type: ignore[valid-type]
+def apply_inventory(request: ApiRequest, body: InventoryIn, if_match: str = IfMatch) -> dict[str, Any]:
     """Create and change rows, all or nothing, as a fleet file does: those that are not named, and fields that are not given,
     stay. Rows refer to others by name. Needs the role admin.
     """
     user = request.auth.require(Role.ADMIN)
-    given: Any = body
     entries = [
         _entry(kind, number, values.model_dump(exclude_unset=True))
         for name, kind in BY_NAME.items()
-        for number, values in enumerate(getattr(given, name))
+        for number, values in enumerate(getattr(body, name))
     ]
     read_at = conditions.event_of(if_match)
     try:
-        changes = apply(entries, user, given.reason, dry_run=given.dry_run, read_at=read_at)
+        changes = apply(entries, user, body.reason, dry_run=body.dry_run, read_at=read_at)
     except FleetFileError as error:
         field = ".".join(filter(None, (error.where, error.key)))
         raise ApiError(422, "invalid", error.text, field) from error
