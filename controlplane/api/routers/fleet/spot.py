@@ -52,8 +52,6 @@ class PoolOut(Described):
     reclaim_max_s: float | None
     dollars: DollarsOut
     """What the instances cost in the last hours at the on-demand price, by their use; hours are those of the clock."""
-    dollars: DollarsOut
-    """What the instances cost in the last hours at the on-demand price, by their use; hours are those of the clock."""
 
 
 @router.get("/spot", response=PoolOut)
