@@ -225,7 +225,7 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {  # `expires`: messages must 
 LONG_TASKS = (
     *("planning.forecast_and_plan", "planning.backtest_ledger", "planning.fit_forecasters"),
     *("simulation.run_future", "simulation.nightly_what_if", "simulation.judge_twin"),
-    *("weights.download", "lengths.train_length_model"),
+    "lengths.train_length_model",
 )
 CELERY_TASK_ROUTES = {f"workers.tasks.{task}": {"queue": "simulation"} for task in LONG_TASKS}
 
@@ -239,8 +239,14 @@ if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
 JOBS_WITHIN_TASKS = {
     "forecast-and-plan": ("forecasts", "plans"),
     "fleet-tick": (
-        *("run-pending-commands", "watch-loading", "end-failed", "advance-rollouts", "advance-swaps", "advance-pulls"),
-        *("record-capacity", "observe-instances"),
+        *(
+            "run-pending-commands",
+            "watch-loading",
+            "end-failed",
+            "advance-rollouts",
+            "advance-swaps",
+            "observe-instances",
+        ),
     ),
     "prune": ("prune-ledger", "prune-sign-ins", "prune-runs", "prune-planning", "prune-lengths"),
 }

@@ -323,8 +323,6 @@ class Spot(Group):
     """The same between two models of one architecture, where only the weights change."""
     WEIGHTS_GB_PER_S: Annotated[float, POSITIVE, Unit("GB/s")] = 0.25
     """Rate at which weights are pulled into a region that lacks them."""
-    WEIGHTS_USD_PER_GB: Annotated[float, NOT_NEGATIVE] = 0.02
-    """Price of a gigabyte that is pulled from another region."""
 
 
 class Lengths(Group):

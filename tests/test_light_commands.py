@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply", "fleet.describe_node")
+EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply")
 COMPUTING = (
     "simulation.simulate", "experiments.reproduce", "simulation.fit_profiles", "simulation.export_ledger",
     "planning.backtest", "planning.export_scenario", "alerts.seed_demo", "simulation.replay", "gateway.up",

@@ -7,7 +7,7 @@ from typing import Any
 from django.http import HttpRequest
 
 from controlplane.fleet import services
-from controlplane.fleet.inventory.kinds import PROFILE, SWAP_GROUP, WEIGHTS
+from controlplane.fleet.inventory.kinds import PROFILE, SWAP_GROUP
 from controlplane.fleet.lifecycle.states import Action
 from controlplane.fleet.models import InstanceCommand, Launcher, Rollout, Swap
 from controlplane.resources.admin import KindAdmin, KindForm, register, show
@@ -18,7 +18,6 @@ from controlplane.resources.inventory import (
     GPU_TYPES,
     MODELS,
     NODES,
-    REGION_LATENCIES,
     REGIONS,
     SLO_CLASSES,
     WEIGHTED_TARGETS,
@@ -73,7 +72,6 @@ for each in (
     REGIONS,
     GPU_TYPES,
     MODELS,
-    REGION_LATENCIES,
     ADAPTERS,
     SLO_CLASSES,
     WEIGHTED_TARGETS,
@@ -82,7 +80,6 @@ for each in (
 ):
     register(each)
 register(NODES, "name", "region", "gpu_type", "gpu_count", "address", "active", "cordoned")
-register(WEIGHTS, "model", "region", "state", "since", "ready_at", "actor")
 register(DEPLOYMENTS, "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances", "active")
 register(
     INSTANCES,

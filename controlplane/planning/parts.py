@@ -18,12 +18,12 @@ from scheduling.policy import LIVE_CHOICES
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """One value of a part. *about*: its effect; *rests*: why it is unavailable here and a fallback stands in."""
+    """One value of a part. *about*: its effect; *unavailable_reason*: why a fallback answers here instead."""
 
     value: str
     title: str
     about: str
-    rests: str = ""
+    unavailable_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,12 @@ class PolicyPart:
     title: str
     abouts: Mapping[str, str]
     values: Callable[[], Mapping[str, str]]
-    rests: Callable[[str], str] = lambda value: ""
+    unavailable_reason: Callable[[str], str] = lambda value: ""
 
     def choices(self) -> list[PolicyChoice]:
         return [
-            PolicyChoice(value, title, self.abouts[value], self.rests(value)) for value, title in self.values().items()
+            PolicyChoice(value, title, self.abouts[value], self.unavailable_reason(value))
+            for value, title in self.values().items()
         ]
 
     def choice(self, value: Any) -> PolicyChoice:
@@ -122,7 +123,7 @@ def _titled(names: list[str], of: str = "") -> dict[str, str]:
     return {name: title_of(name) if name else of for name in names}
 
 
-def _forecaster_rests(name: str) -> str:
+def _forecaster_unavailable_reason(name: str) -> str:
     from forecasting.workload import rests  # takes half a second
 
     return rests(name)
@@ -137,7 +138,7 @@ PARTS: Final = (
         "Forecaster",
         FORECASTERS,
         lambda: _titled(list(choices_of("FORECASTER")), "Best in backtests"),
-        _forecaster_rests,
+        _forecaster_unavailable_reason,
     ),
     PolicyPart(
         "length_model",
@@ -149,7 +150,7 @@ PARTS: Final = (
 )
 
 
-def resting(values: Mapping[str, Any]) -> list[str]:
+def unavailable_reasons(values: Mapping[str, Any]) -> list[str]:
     """Return why parts among *values* (named as in `bundles.values_of`) are unavailable, one sentence each."""
-    said = (part.rests(values[part.name]) for part in PARTS if part.name in values)
-    return [reason for reason in said if reason]
+    reasons = (part.unavailable_reason(values[part.name]) for part in PARTS if part.name in values)
+    return [reason for reason in reasons if reason]

@@ -17,7 +17,6 @@ from controlplane.fleet.models import (
     Price,
     PriceOf,
     Region,
-    RegionLatency,
     SloClass,
     SloKind,
     WeightedTarget,
@@ -60,16 +59,9 @@ REGIONS = Resource(
         Column("title", "Region"),
         Column("active"),
         Column("cordoned", "Cordoned by", label="Starts", draw=STARTS),
+        Column("latency_ms", type=dict[str, float]),
     ),
     page=("title", "name", "cordoned"),
-)
-REGION_LATENCIES = Resource(
-    name="region-latencies",
-    noun="latency",
-    model=RegionLatency,
-    kind=kinds.REGION_LATENCY,
-    rows=lambda viewer: RegionLatency.objects.select_related("origin", "target"),
-    columns=columns("origin", "target", "latency_ms"),
 )
 GPU_TYPES = Resource(
     name="gpu-types",
@@ -147,7 +139,7 @@ MODELS = Resource(
             "retire", services.retire, "Undeployed everywhere and offered no more; its history stays.", Role.ADMIN
         ),
     ),
-    rows=lambda viewer: Model.objects.select_related("fallback"),
+    rows=lambda viewer: Model.objects.select_related("fallback").prefetch_related("weights_in"),
     least=Role.VIEWER,
     columns=(
         Column("name", "Model", sorts=True),
@@ -155,6 +147,7 @@ MODELS = Resource(
         *columns("task", "length_model", "active"),
         Column("fallback", source="fallback.name", type=str | None),
         Column("fallback_wait_s"),
+        Column("weights_in", source=lambda row: sorted(region.name for region in row.weights_in.all()), type=list[str]),
         shown("hardware", "Hardware of an instance"),
         shown("ready", "Ready (instances)", sorts=True),
         shown("most", "Limit (instances)"),

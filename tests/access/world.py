@@ -20,12 +20,10 @@ from controlplane.fleet.models import (
     Donation,
     InstanceCommand,
     Region,
-    RegionLatency,
     Rollout,
     Swap,
     SwapGroup,
     WeightedTarget,
-    Weights,
 )
 from controlplane.lengths import training
 from controlplane.simulation.whatif.models import WhatIf
@@ -174,11 +172,8 @@ class World:
         training.queue("student", "zephyr-bot", FLEET_REASON)
         self.deployment = deployment
         self.plan = planning_rows.plan(deployment.model, now, "advice")
-        west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]
-        RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
         self.adapter = Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
         WeightedTarget.objects.create(name="zephyr-chat", target=deployment.model.name)
-        Weights.objects.create(model=deployment.model, region=deployment.region)
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
         self.what_if = WhatIf.objects.get(title="zephyr as it could be")

@@ -22,15 +22,12 @@ from controlplane.fleet.models import (
     Instance,
     InstanceCommand,
     Node,
-    Region,
-    RegionLatency,
     Rollout,
     Swap,
     SwapGroup,
     Tier,
     WeightedTarget,
 )
-from controlplane.fleet.models.weights import Weights
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
 from controlplane.planning.models import (
@@ -59,10 +56,7 @@ def build(inventory: Inventory) -> None:
     now = inventory.now
     instance = inventory.make_instance()
     InstanceCommand.objects.create(instance=instance, verb=CommandVerb.STOP, actor="test")
-    west = Region.objects.create(name="us-west", title="US West")
-    RegionLatency.objects.create(origin=inventory.deployment.region, target=west, latency_ms=33)
     Rollout.objects.create(deployment=inventory.deployment, actor="test")
-    Weights.objects.create(model=inventory.deployment.model, region=west)
     Budget.objects.create(tenant=inventory.acme, kind="usd_per_month", hard=400)
     rule = AlertRule.objects.create(name="Instance down", condition="instance")
     Alert.objects.create(rule=rule, subject=instance.name, since=now, opened_at=now, seen_at=now)

@@ -6,7 +6,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.fleet.inventory import model_source
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Region, RegionLatency
+from controlplane.fleet.models import Deployment, Instance, Region
 from workers.vllm.model_shape import ShapeError
 
 pytestmark = pytest.mark.django_db
@@ -31,6 +31,7 @@ def test_a_fleet_from_nothing(sign_in, slo_class, django_capture_on_commit_callb
             "title": "Here",
             "active": True,
             "cordoned": "",
+            "latency_ms": {},
         }
         assert admin.post("gpu-types", **GPU_TYPE).json()["device"] == "gpu"
         node = admin.post("nodes", name="n", region="here", gpu_type="l4", gpu_count=2).json()
@@ -115,7 +116,7 @@ def test_a_source_that_cannot_be_read_is_the_mistake(sign_in, deployment, monkey
 
 def test_only_what_is_given_changes(sign_in, region, fleet_admin):
     answer = sign_in("fleet_admin").patch("regions/us-east", active=False, reason="maintenance")
-    assert answer.json() == {"name": "us-east", "title": "US East", "active": False, "cordoned": ""}
+    assert answer.json() == {"name": "us-east", "title": "US East", "active": False, "cordoned": "", "latency_ms": {}}
     event = Event.objects.get()
     assert (event.kind, event.reason, event.user) == ("region.changed", "maintenance", fleet_admin)
 
@@ -190,31 +191,12 @@ class TestDeployments:
 
 
 def test_latencies_between_regions(sign_in, region):
-    admin, path = sign_in("fleet_admin"), "region-latencies/us-east/us-west"
-    Region.objects.create(name="us-west", title="US West")
-    row = {"origin": "us-east", "target": "us-west", "latency_ms": 33.0}
-    assert admin.send("PUT", path, {"latency_ms": 33, "reason": "measured"}).json() == row
-    assert admin.send("PUT", path, {"latency_ms": 34}).json() == row | {"latency_ms": 34.0}
-    assert sign_in("viewer").get("region-latencies").json() == {"items": [row | {"latency_ms": 34.0}]}
-    wrong = admin.send("PUT", path, {"latency_ms": -1})
-    assert (wrong.status_code, error(wrong)["field"]) == (422, "latency_ms")
-    for target, field in (("us-east", "target"), ("nowhere", "target")):
-        refused = admin.send("PUT", f"region-latencies/us-east/{target}", {"latency_ms": 1})
-        assert (refused.status_code, error(refused)["field"]) == (422, field)
-    refused = delete(admin, "regions/us-west")
-    assert (refused.status_code, error(refused)["message"]) == (
-        422,
-        "US West is used by region latency US East to US West.",
-    )
-    assert delete(admin, path).status_code == 204
-    assert not RegionLatency.objects.exists()
-    assert delete(admin, path).status_code == 404
-    events = Event.objects.filter(kind__startswith="region_latency").order_by("pk").values_list("kind", "reason")
-    assert list(events) == [
-        ("region_latency.created", "measured"),
-        ("region_latency.changed", ""),
-        ("region_latency.deleted", ""),
-    ]
+    admin = sign_in("fleet_admin")
+    row = admin.send("PATCH", "regions/us-east", {"latency_ms": {"us-west": 33}, "reason": "measured"}).json()
+    assert row["latency_ms"] == {"us-west": 33.0}
+    for wrong in ({"us-west": -1}, {"us-east": 1}):
+        refused = admin.send("PATCH", "regions/us-east", {"latency_ms": wrong})
+        assert (refused.status_code, error(refused)["field"]) == (422, "latency_ms")
 
 
 def test_adapters_are_rows_as_others(sign_in, deployment):

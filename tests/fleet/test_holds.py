@@ -62,12 +62,9 @@ def test_only_an_operator_starts_it(two, operator, actor):
     services.start(two[0], operator, "the update is done")
     two[0].refresh_from_db()
     assert (two[0].held, two[0].state) == ("", S.PROVISIONING)
-
-
-def test_what_scaling_stops_is_not_held(two):
-    services.stop(two[0], "reactive floor", "little is asked for")
-    two[0].refresh_from_db()
-    assert two[0].held == ""
+    services.stop(two[1], "reactive floor", "little is asked for")
+    two[1].refresh_from_db()
+    assert two[1].held == "", "what scaling stops is not held"
 
 
 def test_plans_have_no_place_where_one_is_held(two, operator):

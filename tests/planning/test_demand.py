@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from controlplane.fleet.models import Model, SloClass, SloKind
-from controlplane.gateway.models import CapacityStep, MinuteRow
-from controlplane.planning.capacity import capacity_over_time
+from controlplane.gateway.models import MinuteRow
 from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.planning.models import Quantity
@@ -153,11 +152,7 @@ def test_sums_over_the_fleet_leave_out_models_without_output_where_others_genera
     Model.objects.filter(name=PLACE[0]).update(active=generates)
     make_minutes(10)
     make_minutes(10, model="vectors", prompt=6_000_000, output=0)
-    for model, rate in ((PLACE[0], 1200.0), ("vectors", 100_000.0)):
-        CapacityStep.objects.create(at=NOW, model=model, region=PLACE[1], ready=1, tokens_per_s=10 * rate)
     starts = selectors.grid(NOW - timedelta(minutes=5), NOW.replace(second=0), 60)
     rates = {model: set(selectors.demand(model, "", TOKENS, starts, 60)) for model in ("", PLACE[0], "vectors")}
     both = 101_200.0  # what no longer serves was asked for, too
     assert rates == {"": {1200.0 if generates else both}, PLACE[0]: {1200.0}, "vectors": {100_000.0}}
-    able = capacity_over_time("", "", [NOW])
-    assert able == [12_000.0 if generates else 10 * both]

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from django.db.models import QuerySet
 from django.http import HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from pydantic import AwareDatetime
@@ -22,8 +21,6 @@ from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.reporting import act_on_run
 from controlplane.applications.selectors import graph_of
 from controlplane.applications.services import calls_of, import_graph
-from controlplane.batches.models import Batch
-from controlplane.batches.services import speed_up, undo_speed_up
 from controlplane.dispatch.queues.commands import ask_of_run
 from controlplane.dispatch.queues.runs import RunAction, RunPrice, sentence
 from controlplane.gateway import selectors
@@ -92,24 +89,6 @@ add_list(
 )
 BatchOut = schema_of(BATCHES, "BatchOut")
 add_list(router, BATCHES, BatchOut, "Batches, newest first; `/v1/batches` is what SDKs ask.", check=check_tenant)
-
-
-class SpeedUpIn(ActionIn):
-    within_s: float | None = Field(None, gt=0, description="Seconds until its last line is to be done; null undoes it.")
-
-
-@router.post("/batches/{public_id}/speed-up", response=BatchOut)
-def speed_up_batch(request: ApiRequest, public_id: str, body: SpeedUpIn) -> Batch:
-    """Release the lines of a batch above the marks of use, as fast as an earlier deadline needs, or undo that. 409 for one
-    that does not run.
-    """
-    user = request.auth.require(Role.OPERATOR)
-    batch = get_object_or_404(Batch.objects.select_related("tenant"), public_id=public_id)
-    if body.within_s is None:
-        undo_speed_up(batch, user, body.reason)
-    else:
-        speed_up(batch, body.within_s, user, body.reason)
-    return batch
 
 
 ApplicationOut = schema_of(APPLICATIONS, "ApplicationOut")

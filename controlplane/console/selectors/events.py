@@ -43,8 +43,6 @@ VERBS = {
     "model.deployed": "deployed",
     "model.bundle_switched": "policy bundle switched",
     "model.parts_switched": "parts of its policy switched",
-    "batch.sped_up": "sped up",
-    "batch.speed_undone": "no longer sped up",
     "plan.approved": "plan approved",
     "plan.rejected": "plan rejected",
     "plan.goal_out_of_reach": "goal out of reach",

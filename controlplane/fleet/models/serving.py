@@ -132,6 +132,12 @@ class Model(models.Model):
         validators=[MinValueValidator(0.0)],
         help_text="The fallback also serves a request that would wait longer, in seconds; empty: however long it waits.",
     )
+    weights_in = models.ManyToManyField(
+        Region,
+        blank=True,
+        related_name="+",
+        help_text="Regions that have its weights; a start elsewhere takes the time of a pull. Empty: not known, near.",
+    )
     active = models.BooleanField(default=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 

@@ -35,7 +35,7 @@ MISSED_SHARE = 0.05
 BLOCK_TOKENS = 16
 PAIRS = 2_000
 """Number of newest requests whose lengths are sampled."""
-MOST_KEPT = 256
+MAX_KEPT = 256
 POISSON_CV = 1.0
 USUAL_LENGTHS = (512.0, 128.0)
 """Default prompt and output tokens before any request was seen."""
@@ -93,7 +93,7 @@ def by_profile(
     limits = values.CAPABILITY_INSTANCES, values.CAPABILITY_MOST_ABOVE
     key = deployment.model.name, repr(engine), promise, percentile, steps, limits
     if key not in _simulated:
-        if len(_simulated) >= MOST_KEPT:
+        if len(_simulated) >= MAX_KEPT:
             _simulated.clear()
         done = LedgerRow.objects.filter(
             model=deployment.model.name, outcome=Outcome.DONE, arrived_at__gte=now - looked_back(), prompt_tokens__gt=0

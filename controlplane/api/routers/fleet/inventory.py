@@ -26,7 +26,6 @@ from controlplane.resources.inventory import (
     GPU_TYPES,
     MODELS,
     NODES,
-    REGION_LATENCIES,
     REGIONS,
     SLO_CLASSES,
     TARGET_COMPARISONS,
@@ -53,11 +52,6 @@ for resource, name, about in (
         "List backends of units that are no LLM, which their platforms warm by a webhook.",
     ),
     (DEPLOYMENTS, "DeploymentOut", "List deployments with their policy."),
-    (
-        REGION_LATENCIES,
-        "RegionLatencyOut",
-        "List latencies between regions; requests whose own region is full spill to the nearest.",
-    ),
 ):
     mount(router, resource, schema_of(resource, name), about)
 mount(accounts.router, TENANTS, accounts.TenantOut)

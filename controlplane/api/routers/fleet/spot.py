@@ -1,27 +1,22 @@
-"""`/api`: the spot pool, and weights by region."""
+"""`/api`: the spot pool."""
 
 from typing import Annotated, Any
 
-from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from ninja import Field, Query, Router, Status
+from ninja import Field, Query, Router
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.resources import add_list, schema_of
-from controlplane.api.schemas import ActionIn, Described, Strict
-from controlplane.fleet.models import Model, Region
+from controlplane.api.schemas import ActionIn, Described
 from controlplane.fleet.spot import selectors as spot
 from controlplane.fleet.spot import services as spot_services
-from controlplane.fleet.weights import selectors as weights
-from controlplane.fleet.weights import services as weights_services
-from controlplane.resources.spot import DONATIONS, WEIGHTS
+from controlplane.resources.spot import DONATIONS
 from controlplane.usage.by_use import dollars_by_use, last_hours
 
 Hours = Annotated[int, Field(ge=1, le=8784)]
 router = Router(auth=VIEWERS, tags=["Spot pool"])
 DonationOut = schema_of(DONATIONS, "DonationOut", "The time that an instance spends in the spot pool.")
-WeightsOut = schema_of(WEIGHTS, "WeightsOut", "The weights of a model in a region.")
 
 
 class PoolOut(Described):
@@ -62,28 +57,12 @@ class DollarsOut(Described):
     """Of those donated, instance-hours of GPU types without a spot price."""
 
 
-class PullIn(Strict):
-    model: str = Field(max_length=160)
-    region: str = Field(max_length=40)
-    reason: str = Field(min_length=1, max_length=255)
-
-
-class PullOut(Described):
-    gigabytes: float
-    expected_s: float
-    """By size and `WEIGHTS_GB_PER_S`."""
-    usd: float
-    """By size and `WEIGHTS_USD_PER_GB`."""
-    weights: WeightsOut  # type: ignore[valid-type]
-
-
 class StoppedOut(Described):
     message: str
     """Result in one sentence."""
 
 
 add_list(router, DONATIONS, DonationOut, "List donated instances, newest first: earnings, reclaims, evicted requests.")
-add_list(router, WEIGHTS, WeightsOut, "List which model's weights are in which region.", paged=False)
 
 
 @router.get("/spot", response=PoolOut)
@@ -129,15 +108,3 @@ def get_dollars_by_use(request: ApiRequest, hours: Query[Hours] = 24) -> dict[st
 def stop_donating(request: ApiRequest, body: ActionIn) -> dict[str, str]:
     """Switch `SPOT_DONATE` off for all models and stop what is donated. To reclaim one, use its action `reclaim`."""
     return {"message": spot_services.stop_donating(request.auth.require(Role.OPERATOR), body.reason)}
-
-
-@router.post("/weights/pulls", response={202: PullOut})
-def pull_weights(request: ApiRequest, body: PullIn) -> Status[dict[str, Any]]:
-    """Pull the weights of a model into a region. 409 where they are, or are being pulled."""
-    user = request.auth.require(Role.OPERATOR)
-    model, region = get_object_or_404(Model, name=body.model), get_object_or_404(Region, name=body.region)
-    row = weights_services.pull(model, region, user, body.reason)
-    expected = weights.estimate(model)
-    return Status(
-        202, {"gigabytes": expected.gigabytes, "expected_s": expected.seconds, "usd": expected.usd, "weights": row}
-    )

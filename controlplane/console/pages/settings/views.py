@@ -16,7 +16,7 @@ from controlplane.console.lists import viewer_of
 from controlplane.events import since
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
-from controlplane.planning.parts import resting
+from controlplane.planning.parts import unavailable_reasons
 from controlplane.resources.settings import SETTINGS
 from controlplane.tunable import Tunable
 from controlplane.tuning import services
@@ -33,7 +33,7 @@ def words(value: Any) -> str:
 
 def _choice(name: str, choice: str) -> str:
     """Return the title of *choice* of the setting *name*; it says so where the choice rests."""
-    return f"{choice} (rests: not installed)" if resting({name: choice}) else choice or "automatic"
+    return f"{choice} (not installed)" if unavailable_reasons({name: choice}) else choice or "automatic"
 
 
 def line(each: Described) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def line(each: Described) -> dict[str, Any]:
         "given": given,
         "purpose": each.purpose.replace("`", ""),
         "limits": each.limits.replace("`", ""),
-        "rests": resting({each.name: str(each.value)}),
+        "rests": unavailable_reasons({each.name: str(each.value)}),
         "choices": [(choice, _choice(each.name, choice)) for choice in choices],
         "anchor": each.name.lower().replace("_", "-"),
         "chosen": each.row is not None,
