@@ -137,8 +137,6 @@ class PartsIn(Strict):
     ordering_policy: str | None = None
     strategy: str | None = None
     FORECASTER: str | None = None
-    length_model: str | None = None
-    """Empty: the active version."""
     reason: str = Field("", max_length=255)
 
 
