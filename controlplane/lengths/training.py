@@ -61,7 +61,7 @@ MOST_JUDGED: Final = 500
 """Newest held-out samples by which encoders are judged: they read some dozens a second."""
 FITTING: Final = Fitting(most_tokens=MOST_TOKENS, layers=2)
 """Of a conversation the last 512 tokens by the encoder's own tokenizer are read (SSJF, section 3.1), by its first two
-layers: as exact as all of them, in half the time (docs/length-models.md)."""
+layers: as exact as all of them, in half the time (docs/papers/length-models.md)."""
 
 TASK: Final = "workers.tasks.lengths.train_length_model"
 LIMIT_S: Final = 3000

@@ -201,7 +201,7 @@ class Trees(LengthModel):
 
 
 def bundled() -> Trees:
-    """Return the trees that ship with the package, fitted as in docs/length-models.md."""
+    """Return the trees that ship with the package, fitted as in docs/papers/length-models.md."""
     return Trees.load(BUNDLED)
 
 
