@@ -136,8 +136,6 @@ def test_the_ledger_is_judged_without_a_file(ledger):
     assert [(one["series"], one["quantity"], one["gaps"]) for one in answer["series"]] == [
         ("a eu", "prompt", 10), ("a eu", "output", 10), ("b eu", "prompt", 10), ("b eu", "output", 10),
     ]  # fmt: skip
-    by_class = json.loads(run(*QUICK, "--window", 60, "--json", "--no-store", "--by-class", "--model", "a"))
-    assert {one["series"] for one in by_class["series"]} == {"a eu x", "a eu y"}
     with pytest.raises(CommandError, match="no minute of b us"):
         run("--model", "b", "--region", "us")
 

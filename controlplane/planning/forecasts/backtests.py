@@ -51,21 +51,21 @@ class Judgement:
     """One row per series and quantity: windows fitted, judged and missing."""
 
 
-def read_ledger(window_s: float, model: str = "", region: str = "", *, by_class: bool = False) -> BacktestSource:
-    """Read demand of every model and caller region (and SLO class) from the ledger's minute rows.
+def read_ledger(window_s: float, model: str = "", region: str = "") -> BacktestSource:
+    """Read demand of every model and caller region from the ledger's minute rows.
 
     Raises ValueError if the ledger has no minute of *model* and *region* (empty: of any).
     """
     from forecasting.workload.series import aggregate, group_minutes
 
-    names = ("minute", "model", "region", "slo_class", "prompt_tokens", "output_tokens")
+    names = ("minute", "model", "region", "prompt_tokens", "output_tokens")
     asked = MinuteRow.objects.order_by().annotate(
         own=OWN_REGION, prompt=ASKED[Quantity.PROMPT], output=ASKED[Quantity.OUTPUT]
     )
-    columns = asked.values_list("minute", "model", "own", "slo_class", "prompt", "output")
+    columns = asked.values_list("minute", "model", "own", "prompt", "output")
     rows: Iterable[Mapping[str, Any]] = (dict(zip(names, values, strict=True)) for values in columns.iterator())
     source = "ledger with a generated past" if MinuteRow.objects.filter(generated=True).exists() else "ledger"
-    groups = group_minutes(rows, by=("model", "region", "slo_class") if by_class else ("model", "region"))
+    groups = group_minutes(rows, by=("model", "region"))
     if not groups:
         raise ValueError("The ledger holds no minute yet: name a file, or come back when requests were served.")
     series = {

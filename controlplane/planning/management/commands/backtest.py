@@ -54,7 +54,6 @@ class Command(BaseCommand):
         parser.add_argument("--quantity", choices=QUANTITIES, help="tokens of that kind only (default both)")
         parser.add_argument("--model", default="", help="of this model only, where the source names models")
         parser.add_argument("--region", default="", help="of this region only (ledger)")
-        parser.add_argument("--by-class", action="store_true", help="a series for each SLO class (ledger)")
         parser.add_argument(
             "--keep-partial", action="store_true",
             help="judge windows next to a gap that hold under 5%% of the usual rate too; else they are gaps",
@@ -122,11 +121,11 @@ def read(options: dict[str, Any]) -> BacktestSource:
         if window_s % 60:
             raise CommandError("--window: the ledger has minutes; windows are a whole number of them.")
         try:
-            return backtests.read_ledger(window_s, options["model"], options["region"], by_class=options["by_class"])
+            return backtests.read_ledger(window_s, options["model"], options["region"])
         except ValueError as error:
             raise CommandError(str(error)) from error
-    if options["region"] or options["by_class"]:
-        raise CommandError("--region and --by-class are for the ledger: a trace has one region and no classes here.")
+    if options["region"]:
+        raise CommandError("--region is for the ledger: a trace has one region.")
     if options["format"] == "servegen":
         if options["model"]:
             raise CommandError("--model: a servegen file is one model.")
