@@ -87,7 +87,7 @@ CONSOLE = {
     "scaling": Reach(VIEWER),
     "plans": Reach(VIEWER),
     "plan": Reach(VIEWER, {"pk": "PLAN"}),
-    "decide": Reach(OPERATOR, {"pk": "PLAN", "decision": "promote"}, REASON),
+    "decide": Reach(OPERATOR, {"pk": "PLAN", "decision": "reject"}, REASON),
     "moves": Reach(VIEWER),
     "policy": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"strategy": "reactive", "mode": "off"} | REASON),
     "bundle": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"bundle": "ssjf"} | REASON),
