@@ -26,7 +26,6 @@ from pydantic_settings import (
 
 from controlplane.tunable import (
     JsonDepth,
-    Microseconds,
     Port,
     PositiveBytes,
     PositiveCount,
@@ -121,10 +120,6 @@ class Environment(Tunable, BaseSettings):
     """Name of this machine among the hosts that run vLLM processes; default is its host name. Set it in containers."""
     EMULATOR_PORT: Port = 8100
     """Port of the emulated fleet that `manage.py up` starts."""
-    LENGTH_INLINE_US: Microseconds = 1000.0
-    """A length model that answers its hardest prompt within this time runs in the gateway, otherwise in a subprocess."""
-    LENGTH_TORCH_THREADS: PositiveCount = 1
-    """Torch threads per process that trains or runs a length model with an encoder."""
     WHAT_IF_PROCESSES: PositiveCount = 2
     """What-if runs that the Celery workers of a machine execute in parallel; set it to the number of spare cores."""
     DEMO_DAY_S: PositiveSeconds = 480.0

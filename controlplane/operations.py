@@ -5,7 +5,7 @@ import hmac
 import ipaddress
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import orjson
@@ -268,11 +268,8 @@ class GatewayCollector:
         for quantile, name in (("0.5", "p50_ms"), ("0.99", "p99_ms")):
             if now[name] is not None:
                 times.add_metric([quantile], now[name] / 1000)
-        yield from (answers, failed, times, *_length_models(now["models"]))
+        yield from (answers, failed, times)
         yield CounterMetricFamily("pilothouse_length_late", "Predictions over the time budget.", value=now["late"])
-        yield CounterMetricFamily("pilothouse_length_restarts", "Restarts of its process.", value=now["restarts"])
-        yield GaugeMetricFamily("pilothouse_length_cache_entries", "Prompts remembered.", value=now["cache_entries"])
-        yield GaugeMetricFamily("pilothouse_length_drifts", "Drift alarms that are up.", value=len(now["drift"]))
 
     def _system(self) -> Iterator[Metric]:
         report = self.gateway.monitor.report()
@@ -337,23 +334,3 @@ class GatewayCollector:
         for name, count in background.dead.copy().items():
             deaths.add_metric([name], count)
         yield deaths
-
-
-def _length_models(reports: Iterable[dict[str, Any]]) -> Iterator[Metric]:
-    """Yield calls, answers in time and latency of each length model."""
-    labels = ["version", "kind"]
-    asked = CounterMetricFamily("pilothouse_length_model_asked", "Requests that a model was asked for.", labels=labels)
-    in_time = CounterMetricFamily("pilothouse_length_model_in_time", "Its answers within the budget.", labels=labels)
-    restarts = CounterMetricFamily("pilothouse_length_model_restarts", "Restarts of its process.", labels=labels)
-    times = GaugeMetricFamily(
-        "pilothouse_length_model_seconds", "Time of its last answers, late ones too.", labels=[*labels, "quantile"]
-    )
-    for report in reports:
-        key = [report["version"], report["kind"]]
-        asked.add_metric(key, report["asked"])
-        in_time.add_metric(key, report["in_time"])
-        restarts.add_metric(key, report["restarts"])
-        for quantile, name in (("0.5", "p50_ms"), ("0.99", "p99_ms")):
-            if report[name] is not None:
-                times.add_metric([*key, quantile], report[name] / 1000)
-    yield from (asked, in_time, restarts, times)

@@ -26,7 +26,6 @@ class Bundle:
     strategy: str
     parameters: dict[str, float] = field(default_factory=dict)
     forecaster: str
-    length_model: str = ""
     plan_demand: str = "strategy"
     release: str = SLACK
     """Of non-interactive work (`scheduling.queueing.release_rule`)."""
@@ -70,7 +69,6 @@ BUNDLES: Final = {
             policy={"routing": "preserve", "ordering": "fcfs"},
             strategy="preserve",
             forecaster="mlstm",
-            length_model="preserve",
         ),
         Bundle(
             name="ssjf",
@@ -80,7 +78,6 @@ BUNDLES: Final = {
             policy={"routing": "join_shortest_queue", "ordering": "ssjf"},
             strategy="reactive",
             forecaster="blend",
-            length_model="ssjf-reg-l1",
         ),
         Bundle(
             name="qlm",

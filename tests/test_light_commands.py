@@ -10,7 +10,7 @@ EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply")
 COMPUTING = (
     "simulation.simulate", "experiments.reproduce", "simulation.fit_profiles", "simulation.export_ledger",
     "planning.backtest", "planning.export_scenario", "alerts.seed_demo", "simulation.replay", "gateway.up",
-    "planning.demo_traffic", "lengths.train_lengths",
+    "planning.demo_traffic",
 )  # fmt: skip
 HEAVY = {"numba", "torch", "plotly", "pandas", "ninja", "sklearn", "statsmodels", "highspy"}
 

@@ -90,7 +90,6 @@ def test_tenants_are_created_changed_and_never_deleted(sign_in, slo_class):
         ("gpu-types", {**GPU_TYPE, "spot_usd_per_hour": "0.90"}, "spot_usd_per_hour"),
         ("nodes", {"name": "n", "region": "nowhere", "gpu_type": "a100-80gb", "gpu_count": 1}, "region"),
         ("models", {**MODEL, "weights_bytes": None}, "weights_bytes"),
-        ("models", {**MODEL, "length_model": "oracle"}, "length_model"),
         ("slo-classes", {"name": "s", "title": "S", "kind": "interactive"}, "ttft_target_ms"),
         ("deployments", {"model": "llama-3.1-8b", "region": "us-east", "gpu_type": "a100-80gb"}, "gpu_type"),
         ("instances", {"name": "i", "model": "llama-3.1-8b", "region": "us-east"}, "url"),
@@ -124,7 +123,6 @@ def test_only_what_is_given_changes(sign_in, region, fleet_admin):
 @pytest.mark.parametrize(
     ("path", "change", "refused"),
     [
-        ("models/llama-3.1-8b", {"length_model": "preserve"}, ""),
         ("gpu-types/a100-80gb", {"spot_usd_per_hour": None}, ""),
         ("regions/us-east", {"title": None}, "title"),
         ("regions/us-east", {"name": "other"}, "name"),

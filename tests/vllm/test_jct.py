@@ -176,10 +176,10 @@ def predictors() -> list[Predictor]:
     tokens = np.array([sample.output_tokens for sample in samples])
     said = bundled().predict([sample.query for sample in samples]).tokens
     kept = tokens <= LONGEST
-    student = np.maximum(np.rint(said[kept]), 1).astype(int)
+    trees = np.maximum(np.rint(said[kept]), 1).astype(int)
     return [
         Predictor("BERT of SSJF's authors, LMSYS-Chat-1M", bert.output, bert.predicted),
-        Predictor("our student, held-out prompts of arena_bench_v1 and gpteacher", tokens[kept], student),
+        Predictor("our trees, held-out prompts of arena_bench_v1 and gpteacher", tokens[kept], trees),
     ]
 
 
