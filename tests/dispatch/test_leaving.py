@@ -151,7 +151,6 @@ class World:
             "groups": queue.group_count,
             "held": len(it.holding) + len(it.holding.work) + it.holding.by_tenant.total(),
             "held by model": it.holding.work.waiting.total(),
-            "pinned": len(it.pinned.all()),
             "for a trial": sum(map(len, it.suspects._line.values())) + len(it.suspects._on_trial),
             "for a check": sum(len(held) for _, _, held in it.suspects._cut.values()),
             "calls of runs": len(it.runs.standings._of_call),
@@ -198,19 +197,6 @@ def for_a_check(world):
     number = placed(world)
     world.send(port.Left(number, again=True, failure=port.CUT))
     assert world.dispatcher.suspects._cut
-    return number
-
-
-def pinned(world):
-    world.fill()
-    number = world.submit(instance="i0")
-    assert len(world.dispatcher.pinned.all()) == 1
-    return number
-
-
-def pinned_running(world):
-    number = world.submit(instance="i0")
-    assert number in world.placed
     return number
 
 
@@ -277,7 +263,7 @@ def known_blocks(world):
 
 
 STATES = [
-    queued, held, opportunistic_held, on_trial, for_a_trial, for_a_check, pinned, pinned_running, placed, with_tokens,
+    queued, held, opportunistic_held, on_trial, for_a_trial, for_a_check, placed, with_tokens,
     whole, evicted, on_spot, with_adapter, for_an_adapter, in_a_fallback, known_blocks,
 ]  # fmt: skip
 
@@ -518,7 +504,6 @@ CALLS = {
     "submit": lambda world: world.submit(),
     "submit, held": lambda world: world.submit(interactive=False, priority=1),
     "submit, with an adapter": lambda world: world.submit(adapter="a"),
-    "submit, pinned": lambda world: world.submit(instance="i0"),
     "progress": lambda world: world.send(port.Progress(((0, 2),))),
     "finished": lambda world: world.send(port.Finished(0, 5)),
     "left": lambda world: world.send(port.Left(0)),
