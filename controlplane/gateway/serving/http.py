@@ -215,11 +215,6 @@ class Responder:
         self.held.append(chunk)
         return False
 
-    def write_chunk(self, chunk: bytes) -> bool:
-        """Whether *chunk*, as `Direct.write_chunk` takes it, was written; nothing is held."""
-        self._spoke = True
-        return self._direct is not None and self.started and not self.held and self._direct.write_chunk(chunk)
-
     async def drain(self) -> None:
         """Write the held chunks, once the client has read enough."""
         held, self.held = self.held, []

@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -16,34 +16,34 @@ from controlplane.gateway.upstream.answers import MOST_TOKENS, EngineFailed, Sai
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection
 from controlplane.gateway.upstream.sse import Events, SentEvent
 
-TEXT = re.compile(rb'(?:content|reasoning|arguments|text)":"([^"\\]*)"')
 TOKEN_ID = re.compile(rb'"token_ids":\[(\d+)\]')
+NO_TEXT = re.compile(rb'"(?:content|text)":""')
+GOES_ON, ENDS = b'"finish_reason":null', b'"finish_reason":"'
 DATA = b"data: "
 DONE = b"[DONE]"  # the last event of a stream
 OPENING = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
 """Events without output that come first; vLLM sends those of a response before its engine has the request."""
 ENDED = frozenset({"response.completed", "response.incomplete", "message_stop"})
 LONGEST = 200  # characters of a fingerprint
-END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in
 
 
-def after_events(piece: bytes, events: int) -> int:
-    """Return where the first *events* of *piece* end; its length if it has fewer."""
-    at = 0
-    for _ in range(events):
-        at = piece.find(b"\n\n", at) + 2
-        if at < 2:
-            return len(piece)
-    return at
+def tokens_of(piece: bytes) -> int:
+    """Return the number of events in *piece* if each is a token of a choice that goes on and nothing else; otherwise 0.
 
-
-def around_text(event: bytes) -> tuple[bytes, bytes]:
-    """Return (prefix, suffix) around the text of *event*, one token; the suffix extends to the end of its HTTP chunk.
-
-    Another event with the same ends and no quote between differs from it in its text alone. Empty bytes without a text.
+    The patterns cannot be in a text: inside a JSON string every quote is escaped.
     """
-    text = TEXT.search(event)
-    return (event[: text.start(1)], event[text.end(1) :] + END) if text is not None else (b"", b"")
+    events = piece.count(GOES_ON)
+    plain = (
+        events
+        and piece.startswith(DATA)
+        and piece.endswith(b"\n\n")
+        and piece.count(b"\n") == 2 * events
+        and piece.find(b'"usage":{') < 0
+        and piece.find(b'"error"') < 0
+        and piece.find(ENDS) < 0
+        and piece.find(b"\r") < 0
+    )
+    return events if plain else 0
 
 
 class Withheld:
@@ -103,41 +103,7 @@ def _without_usage(event: SentEvent) -> bytes:
     return DATA + json.dumps(body, separators=(",", ":")).encode()
 
 
-MOST_SHAPES = 16
-"""Shapes learned per stream at most: with log probabilities hardly any event repeats one."""
-
 MOST_OPENING_BYTES = 2**22
-
-OPENING_EVENTS = 3
-"""Events of a piece that are read before the others are compared to them: a role, and two tokens."""
-
-
-class Shape(NamedTuple):
-    """Bytes around the text of a token."""
-
-    prefix: bytes
-    suffix: bytes
-    end: bytes
-    """The suffix, as far as it is of the event."""
-    between: bytes
-    """What two of its tokens that come together have between their texts."""
-
-    @classmethod
-    def of(cls, prefix: bytes, suffix: bytes) -> "Shape":
-        end = suffix[: 2 - len(END)]
-        return cls(prefix, suffix, end, end + prefix)
-
-    def run(self, piece: bytes) -> tuple[int, int]:
-        """Return (bytes, tokens) that *piece* begins with, of events that differ only in their texts."""
-        begin = len(self.prefix)
-        stop = piece.rfind(self.end, begin) if piece.startswith(self.prefix) else -1
-        if stop < 0:
-            return 0, 0
-        texts = piece[begin:stop].split(self.between)
-        text = b"".join(texts)
-        if b'"' in text or b"\n" in text:
-            return 0, 0
-        return stop + len(self.end), len(texts)
 
 
 class Stream:
@@ -148,12 +114,10 @@ class Stream:
         "_connection",
         "_events",
         "_has_begun",
-        "_open",
         "_opening",
         "_responder",
-        "_shapes",
-        "_shapes_left",
         "_ticket",
+        "_typed_events",
         "_unfinished",
         "_usage",
         "_withheld",
@@ -178,9 +142,7 @@ class Stream:
         self._opening = b""  # sent before the engine began: written with the first token
         # Choices that have not finished. Each half minute of a sound finishes: only the last event ends it.
         self._unfinished: float = math.inf if ticket.call.kind in SPEECH else ticket.call.sequences
-        self._open = False  # it has begun, and nothing of it is held back
-        self._shapes: tuple[Shape, ...] = ()  # of events that were only a token, the latest first
-        self._shapes_left = 0 if ticket.call.kind in TYPED else MOST_SHAPES
+        self._typed_events = ticket.call.kind in TYPED
 
     async def carry(self, connection: Connection, begun_until_s: float) -> None:
         """Pass the answer of *connection* on to its end. Raises EngineFailed, Refusal, OSError.
@@ -188,7 +150,8 @@ class Stream:
         Raises TimeoutError if no token has come by *begun_until_s* of the event loop's clock, whatever else was sent.
         """
         responder = self._responder
-        self._pass(connection)
+        self._connection = connection
+        connection.pass_to(self._take)
         while True:
             await connection.wait(responder.look_in_s)
             if connection.complete and not self._events.between:
@@ -215,22 +178,16 @@ class Stream:
             rest = self._withheld.rest()
         await responder.finish(rest)
 
-    def _pass(self, connection: Connection) -> None:
-        self._connection = connection
-        connection.pass_to(self._take, self._take_chunk)
-
     def _take(self, piece: bytes) -> bool:
         """Pass on the events that end with *piece*; False if the tenant has to read first."""
         passed: list[bytes] = []
         failure: Exception | None = None
         try:
-            opening = len(piece) if self._shapes or not self._shapes_left else after_events(piece, OPENING_EVENTS)
-            if not self._shapes:
-                self._read_events(piece[:opening], passed)
-                piece = piece[opening:]
-            if piece:
-                tokens = self._tokens(piece, passed)
-                self._read_events(piece[tokens:] if tokens else piece, passed)
+            if self._events.between and (whole := self._unread(piece)):
+                passed.append(whole)
+            else:
+                for event in self._events.feed(piece):
+                    passed.append(self._unread(event.raw + b"\n\n") or self._event(event))  # noqa: PERF401 (it raises)
         except Exception as error:  # earlier events are passed on
             failure = error
         chunk = passed[0] if len(passed) == 1 else b"".join(passed)
@@ -242,56 +199,19 @@ class Stream:
             taken = self._responder.write_now(chunk) if chunk else True
         if failure is not None:
             raise failure
-        self._open = (
-            taken and self._has_begun and self._events.between and not (self._withheld and self._withheld.holds)
-        )
         return taken
 
-    def _read_events(self, piece: bytes, passed: list[bytes]) -> None:
-        """Add to *passed* the bytes for the tenant after the events that end with *piece*."""
-        for event in self._events.feed(piece):
-            unread = self._token(event) if self._shapes else None
-            passed.append(self._event(event) if unread is None else unread)
-
-    def _tokens(self, piece: bytes, passed: list[bytes]) -> int:
-        """Pass on, unread, the tokens of one shape that *piece* begins with; return their bytes."""
-        if not self._has_begun or not self._events.between or (self._withheld is not None and self._withheld.holds):
-            return 0
-        for shape in self._shapes:
-            size, count = shape.run(piece)
-            if count:
-                self._ticket.output_tokens += count
-                passed.append(piece if size == len(piece) else piece[:size])
-                return size
-        return 0
-
-    def _shape_of(self, event: bytes) -> Shape | None:
-        """Return the shape of *event* if it differs from an earlier token only in its text."""
-        for shape in self._shapes:
-            prefix, suffix = shape.prefix, shape.suffix
-            end = len(event) - len(suffix) + len(END)
-            if (
-                event.startswith(prefix)
-                and event.endswith(suffix[: -len(END)])
-                and len(prefix) <= end
-                and event.find(b'"', len(prefix), end) < 0
-            ):
-                return shape
-        return None
-
-    def _token(self, event: SentEvent) -> bytes | None:
-        """Return the bytes for the tenant of *event*, unread, if it differs from an earlier token only in its text."""
-        if event.name or (self._withheld is not None and self._withheld.holds):
-            return None
-        shape = self._shape_of(event.raw)
-        if shape is None:
-            return None
-        self._ticket.output_tokens += 1
-        return event.raw + b"\n\n"
+    def _unread(self, piece: bytes) -> bytes:
+        """Return the bytes for the tenant of *piece*, and count its tokens, if it need not be read; else empty bytes."""
+        if not self._has_begun or self._typed_events or (self._withheld is not None and self._withheld.holds):
+            return b""
+        tokens = tokens_of(piece)
+        self._ticket.output_tokens += tokens
+        return piece if tokens else b""
 
     def _event(self, event: SentEvent) -> bytes:
         """Return the bytes for the tenant after *event*. Raises EngineFailed, Refusal."""
-        typed = self._ticket.call.kind in TYPED
+        typed = self._typed_events
         if event.data == DONE:
             if not self._has_begun:
                 raise EngineFailed("an empty stream")
@@ -308,17 +228,7 @@ class Stream:
                 ticket.output_tokens -= self._ticket.call.sequences
         ticket.output_tokens += bool(said.choices)
         self._unfinished -= ends
-        passed = self._less_usage(event, said)
-        if self._shapes_left and not ends and said.choices and said.usage is None and not event.name:
-            self._learn(event)
-        return passed
-
-    def _learn(self, event: SentEvent) -> None:
-        """Remember the shape of *event*, a token."""
-        self._shapes_left -= 1
-        prefix, suffix = around_text(event.raw)
-        if suffix:
-            self._shapes = (Shape.of(prefix, suffix), *self._shapes)
+        return self._less_usage(event, said)
 
     def _read(self, event: SentEvent) -> Said:
         """Read *event* and take its usage."""
@@ -327,7 +237,7 @@ class Stream:
             error = error_of(said, event.name)
             if error is not None:
                 raise error
-        if self._ticket.call.kind not in TYPED:
+        if not self._typed_events:
             if said.choices is None:
                 raise EngineFailed("an event without choices")
             if said.ends and said.broken_off:
@@ -365,68 +275,20 @@ class Stream:
     def _less_usage(self, event: SentEvent, said: Said | None) -> bytes:
         return event.raw + b"\n\n" if self._withheld is None else self._withheld.take(event, said)
 
-    def _take_chunk(self, chunk: bytes, begin: int) -> bool:
-        """Pass on an HTTP *chunk* unchanged if it is one event that differs from an earlier token only in its text."""
-        if not self._open:
-            return False
-        for prefix, suffix, _, _ in self._shapes:
-            if (
-                chunk.endswith(suffix)
-                and chunk.startswith(prefix, begin)
-                and chunk.find(b'"', begin + len(prefix), -len(suffix)) < 0
-            ):
-                if not self._responder.write_chunk(chunk):
-                    return False
-                self._ticket.output_tokens += 1
-                return True
-        return False
-
 
 EVENT_KIND = {Kind.CHAT: "chat.completion.chunk", Kind.COMPLETION: "text_completion"}
-
-
-class KeptShape(NamedTuple):
-    """Bytes around the text and the id of a token, and around its text in what the tenant gets."""
-
-    prefix: bytes
-    middle: bytes
-    suffix: bytes
-    shown: tuple[bytes, bytes]
-
-    @classmethod
-    def of(cls, event: bytes, passed: bytes) -> "KeptShape | None":
-        """Return the shape of *event*, of which the tenant got *passed*; None if it was more than one token."""
-        text = TEXT.search(event)
-        ids = TOKEN_ID.search(event, text.end(1)) if text is not None else None
-        if text is None or ids is None:
-            return None
-        around = event[: text.start(1)], event[text.end(1) : ids.start(1)], event[ids.end(1) :]
-        shown = TEXT.search(passed)
-        if shown is None or shown[1] != text[1] or passed.count(b"\n\n") != 1:
-            return None
-        return cls(*around, (passed[: shown.start(1)], passed[shown.end(1) :]))
-
-    def token(self, event: bytes) -> tuple[bytes, int] | None:
-        """Return text and id of *event* if it differs from the one learned in these alone."""
-        if not (event.startswith(self.prefix) and event.endswith(self.suffix)):
-            return None
-        end = event.find(b'"', len(self.prefix))
-        if end < 0 or not event.startswith(self.middle, end):
-            return None
-        number = event[end + len(self.middle) : len(event) - len(self.suffix)]
-        return (event[len(self.prefix) : end], int(number)) if number.isdigit() else None
 
 
 class KeptStream(Stream):
     """A stream that may be evicted: the token ids of each event are kept and removed.
 
-    Events that differ from an earlier one in text and id alone are not parsed.
+    Of a stream that no other began, events with one token and nothing else are not parsed.
 
     Where an earlier instance began, the events of this one are made to look like its continuation: one id, one event with
     the role, chunks of a chat though a completion continues it, and one usage.
     """
 
-    __slots__ = ("_before", "_continued", "_kept", "_shape")
+    __slots__ = ("_before", "_continued", "_kept")
 
     def __init__(
         self, ticket: Ticket, responder: Responder, usage: Usage, fingerprint: str, began: Callable[[Ticket], None]
@@ -435,29 +297,20 @@ class KeptStream(Stream):
         assert ticket.kept is not None
         self._kept = ticket.kept
         self._continued, self._before = self._kept.opened, len(self._kept.ids)
-        self._shape: KeptShape | None = None
 
-    def _pass(self, connection: Connection) -> None:
-        self._connection = connection
-        connection.pass_to(self._take)
-
-    def _take(self, piece: bytes) -> bool:
-        shape = self._shape
-        if not self._open or shape is None or not piece.endswith(b"\n\n"):
-            return super()._take(piece)
-        events = piece[:-2].split(b"\n\n")
-        tokens = [token for event in events if (token := shape.token(event)) is not None]
-        if len(tokens) < len(events):
-            return super()._take(piece)
+    def _unread(self, piece: bytes) -> bytes:
         kept = self._kept
-        for text, number in tokens:
-            kept.ids.append(number)
-            if text:
+        ids = TOKEN_ID.findall(piece)
+        if self._continued or not kept.ids or not ids or len(ids) != tokens_of(piece):
+            return b""
+        if self._withheld is not None and self._withheld.holds:
+            return b""
+        for number, event in zip(ids, piece.split(b"\n\n"), strict=False):
+            kept.ids.append(int(number))
+            if NO_TEXT.search(event) is None:
                 kept.shown = len(kept.ids)
         self._ticket.output_tokens = len(kept.ids)
-        before, after = shape.shown
-        self._open = self._responder.write_now(b"".join([before + text + after for text, _ in tokens]))
-        return self._open
+        return TOKEN_ID.sub(b'"token_ids":null', piece)
 
     def _event(self, event: SentEvent) -> bytes:
         """Return the bytes of *event* for the tenant; its token ids are kept."""
@@ -483,11 +336,7 @@ class KeptStream(Stream):
         else:
             kept.head = {name: body[name] for name in ("id", "created") if name in body}
         data = orjson.dumps(body)
-        passed = self._less_usage(SentEvent(DATA + data, b"", data), said)
-        if self._shapes_left and said.choices and not said.ends and said.usage is None and not kept.lost_track:
-            self._shapes_left -= 1  # the first token has the ids of the prompt besides
-            self._shape = KeptShape.of(event.raw, passed) or self._shape
-        return passed
+        return self._less_usage(SentEvent(DATA + data, b"", data), said)
 
     def _keep(self, body: dict[str, Any], choice: dict[str, Any]) -> None:
         """Keep the tokens of *choice*, and convert it to the kind that was requested."""
