@@ -219,7 +219,7 @@ async def test_an_error_about_the_call_is_the_tenant_s_in_openai_s_shape(served,
                         assert response.headers["x-should-retry"] == "false"
                 row = (await served.rows())[-1]
                 assert (row.outcome, row.error_code, row.status_code) == ("failed", "refused_by_instance", 400)
-                assert (row.error_message, row.attempts, row.slo_met) == ("too long", 1, None)
+                assert (row.attempts, row.slo_met, "too long" in row.error_message) == (1, None, False)
                 await nothing_is_left(served, caplog)
 
 

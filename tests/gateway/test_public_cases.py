@@ -62,7 +62,7 @@ async def test_a_mistake_costs_no_slot(served):
     """C50."""
     for data in (
         b"{",
-        b'{"model":"m","messages":[{"role":7,"content":"x"}]}',
+        b'{"model":7,"messages":[{"role":"user","content":"x"}]}',
         b'{"model":"none","messages":[{"role":"user"}]}',
     ):
         url = f"{served.url}/v1/chat/completions"
@@ -252,8 +252,6 @@ async def test_more_tokens_than_the_context_has_are_refused_by_a_code_that_clien
             said = (await response.json())["error"]
         assert (response.status, said["code"], said["message"]) == (400, "context_length_exceeded", words)
         assert response.headers["x-should-retry"] == "false"
-    async with await served.chat(max_tokens=-186) as response:
-        assert (response.status, (await response.json())["error"]["param"]) == (400, "max_tokens")
 
 
 async def test_comment_lines_between_events_with_ids_are_no_events(served, quick_pings):  # noqa: F811

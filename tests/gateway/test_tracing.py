@@ -144,7 +144,7 @@ async def test_a_failure_is_an_error_and_a_refusal_of_the_tenants_own_is_none(co
     assert spans["chat m"].status.code == Status.STATUS_CODE_ERROR
     assert attributes(spans["chat m"])["error.type"] == (await traced.new_row()).error_code
     assert any(span.name == "placement" and span.status.code == Status.STATUS_CODE_ERROR for span in collector.all())
-    assert (await traced.chat(max_tokens=-1)).status == 400  # before there is a ticket
+    assert (await traced.chat(model=None)).status == 400  # before there is a ticket
 
 
 async def test_a_collector_that_is_away_costs_no_request_and_does_not_hold_the_end(served, monkeypatch):

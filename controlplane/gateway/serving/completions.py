@@ -15,7 +15,6 @@ from msgspec import structs
 
 from controlplane.dispatch.port import ERROR, Placed, ServedModel, ServedModels, Submit, WeightedTargets
 from controlplane.gateway.admission.budgets import Admission, Budgets
-from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits, LoopLoad
 from controlplane.gateway.admission.marks import Marks, Sessions, marks_of
@@ -178,8 +177,6 @@ class Completions:
             # A first request of a conversation is not known to be of a run, and stays where the later ones will be.
             call.rename(target_of(weights, f"{asked_model}\0{grant.key_id}\0{marks.run or call.beginning}"))
         model = self.catalog.serving(call.model, kind, grant.tenant_id)
-        if not kind.generates:
-            measure(call, Task(model.task))
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
         ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, arrived_at)
@@ -360,7 +357,7 @@ class Completions:
 
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and complete it."""
-        asked = ticket.call.body.get("priority")
+        asked = ticket.call.priority
         came = failure = ""
         try:
             self.requests.submit(ticket)

@@ -17,7 +17,7 @@ from yarl import URL
 from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
 from controlplane.gateway.admission.forms import with_field
 from controlplane.gateway.admission.keys import TIERS
-from controlplane.gateway.admission.validation import RENDERING, SPEECH, Call, Kind
+from controlplane.gateway.admission.validation import SPEECH, Call, Kind
 from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, ApiError
 from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket
@@ -46,7 +46,7 @@ class Server:
         self.origin = Origin(url)
         path, name = url.raw_path.rstrip("/").encode(), self.origin.name
         self.heads = {
-            kind: b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: " % (path, kind.instance_path.encode(), name)
+            kind: b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: " % (path, kind.path.encode(), name)
             for kind in Kind
         }
         self.fingerprint = ""
@@ -164,9 +164,7 @@ class Upstream:
             raise
         except answers.Refusal as refusal:  # vLLM's refusal of a bad request is the tenant's answer
             await responder.error(refusal)
-            raise answers.RefusedByInstance(
-                refusal.status, answers.without_quotations(refusal.message, ticket.call.body)
-            ) from None
+            raise answers.RefusedByInstance(refusal.status, refusal.code) from None
         except answers.EngineFailed as failure:
             if failure.dead:
                 raise _lost(ticket, placed, failure.reason, DEAD) from failure
@@ -234,12 +232,10 @@ class Upstream:
         answer = await _whole(connection)
         is_json = connection.content_type.lower().startswith(JSON_TYPE[1])
         if is_json or (not connection.metadata and connection.content_type != BYTES_TYPE):
-            usage.take(answers.without_output(answer, ticket.call.kind))
+            usage.take(answers.usage_of(answer))
         else:
             usage.take(answers.usage_in(connection.metadata))
         self.requests.came_whole(ticket, self.requests.clock() - ticket.placed_s)
-        if ticket.call.kind is Kind.INPUT_TOKENS:
-            answer = answers.input_tokens(answer)
         if is_json:
             await responder.whole(200, JSON_TYPE[1], answer)
             return
@@ -252,18 +248,14 @@ class Upstream:
         status, answer = connection.status, await _whole(connection)
         if answers.ENGINE_DEAD in answer:
             raise answers.EngineFailed(f"answered {status}: its engine died", dead=True)
-        message = answers.message_of(answer, ticket.call.body)
-        reason = f"{placed.instance}: answered {status}{message and f': {message}'}"
+        reason = f"{placed.instance}: answered {status}"
         if status == 429 or (status == 503 and connection.retry_after):
-            raise answers.InstanceBusy(reason, status, message, _seconds(connection.retry_after))
+            raise answers.InstanceBusy(reason, status, _seconds(connection.retry_after))
         if status == 404 and placed.adapter:  # its server has lost it
             self.adapters.forget(placed)
             raise answers.InstanceLost(reason, ERROR)
-        if status == 403 and ticket.call.kind in RENDERING:  # it was not started with --enable-scale-out
-            raise answers.Refusal(
-                404, message, type="not_found_error", param=None, code="unsupported_endpoint", number=None
-            )
-        error = answers.refusal(status, answer)
+        of_another_call = status == 403 and not ticket.call.kind.generates  # as rendering without --enable-scale-out
+        error = answers.refusal(404 if of_another_call else status, answer)
         if status == 404 and error is not None and error.param == "model":  # it was started again with another model
             raise answers.InstanceLost(reason, ERROR)
         if error is not None:
@@ -360,7 +352,7 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
             changed["return_token_ids"] = True
         if ask_usage:
             # vLLM ignores `continuous_usage_stats` alone: together with our request every event would have a usage.
-            options = body.get("stream_options") or {}
+            options = body["stream_options"] if isinstance(body.get("stream_options"), dict) else {}
             changed["stream_options"] = {"include_usage": True} | {
                 name: value
                 for name, value in options.items()
@@ -377,13 +369,13 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
     return front, memoryview(raw)[raw.index(b"{") + 1 :]
 
 
-def upstream_priority(ordering: int, class_priority: int, asked: object, queue_key_s: float) -> int:
+def upstream_priority(ordering: int, class_priority: int, asked: int, queue_key_s: float) -> int:
     """Return vLLM's priority by the endpoint's *ordering* (an index of `ordering.ORDERINGS`). *queue_key_s*: see `Placed`.
 
     By arrival or priority the SLO class decides, and a tenant's own `priority` only demotes a request within its class.
     Otherwise it is the request's queue key; a demotion by n counts as an arrival n seconds later.
     """
-    back = min(max(asked, 0), MOST_BACK) if isinstance(asked, int) else 0
+    back = min(max(asked, 0), MOST_BACK)
     if ordering in BY_CLASS:
         return class_priority * PRIORITY_BAND + back
     return engine_priority(ordering, class_priority, queue_key_s + back)

@@ -115,7 +115,7 @@ class TokenBlocks:
             self._hashes = np.zeros(2 * count, np.int64)
         try:
             _chain(self._hashes, np.array(ids, np.int64), size, first)
-        except OverflowError:  # no id of any vocabulary: the instance will say so
+        except (OverflowError, TypeError, ValueError):  # no id of any vocabulary: the instance will say so
             return b""
         return self._hashes[:count].tobytes()
 
@@ -187,5 +187,6 @@ def _asked(call: Call, tokenizer: Tokenizer) -> bytes | None:
 
 
 def _parts(body: dict[str, Any]) -> list[Any]:
-    contents = [message.get("content") for message in body.get("messages", ()) if isinstance(message, dict)]
+    messages = body["messages"] if isinstance(body.get("messages"), list) else []
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
     return [part for content in contents if isinstance(content, list) for part in content]
