@@ -277,8 +277,7 @@ class Completions:
         arrived_s = self.clock()
         trace_context, span = request.trace_context(), None
         if self.records.tracing is not None:
-            span = self.records.tracing.begin(trace_context)
-            trace_context = span.headers()
+            span, trace_context = self.records.tracing.begin(trace_context, arrived_at)
         length, token_blocks = None, b""
         if call.kind.generates:
             predicted = self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
@@ -286,8 +285,7 @@ class Completions:
                 length = await predicted
             else:
                 length, token_blocks = await asyncio.gather(predicted, self.upstream.tokens.of(call, served))
-        if span is not None:
-            span.queued_s = self.clock()
+        queued_s = self.clock()
         # A sequence without output ends with its prefill, as one that has a single token of output does.
         predicted_tokens = length.tokens if length is not None else call.sequences
         session = marks.run if marks.session else ""
@@ -352,6 +350,7 @@ class Completions:
             session=session,
             trace_context=trace_context,
             span=span,
+            queued_s=queued_s,
             task=asyncio.current_task(),
         )
 
