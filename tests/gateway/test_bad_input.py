@@ -60,13 +60,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", [Kind.CHAT, Kind.COMPLETION, Kind.RESPONSE, Kind.MESSAGE, Kind.CHAT_BATCH])
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
-def test_what_is_wrong_with_another_field_is_left_to_vllm(kind, name, value):
-    body = {"messages": CHAT["messages"], "prompt": "hi", "input": "hi", "model": "m", "max_tokens": 9} | {name: value}
-    call = parse(json.dumps(body).encode(), kind, max_depth=512)
-    assert call.body[name] == value
-    assert call.sequences >= 1
-    assert call.max_tokens is None or call.min_tokens <= call.max_tokens
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_another_field_is_left_to_vllm(kind, name):
+    body = {"messages": CHAT["messages"], "prompt": "hi", "input": "hi", "model": "m", "max_tokens": 9}
+    for value in WRONG[name]:
+        call = parse(json.dumps(body | {name: value}).encode(), kind, max_depth=512)
+        assert call.body[name] == value
+        assert call.sequences >= 1
+        assert call.max_tokens is None or call.min_tokens <= call.max_tokens
 
 
 @pytest.mark.parametrize(

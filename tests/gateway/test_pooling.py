@@ -80,83 +80,84 @@ async def test_the_sdk_reads_vectors_and_the_ledger_counts_prompts(emulated):  #
     assert (minute.requests, minute.prompt_tokens, minute.output_tokens) == (2, 2 * row.prompt_tokens, 0)
 
 
-@pytest.mark.parametrize("encoding", ["float", "base64", "bytes", "bytes_only"])
-async def test_an_answer_passes_byte_for_byte(emulated, encoding):  # noqa: F811
-    body = {"model": "e", "input": ["one two", "three"], "encoding_format": encoding, "priority": 3}
-    said = []
-    for url in (emulated.url, emulated.extra["embedder_url"]):
-        headers = emulated.headers | {"X-Request-Id": "same"}
-        async with emulated.http.post(f"{url}/v1/embeddings", json=body, headers=headers) as answer:
-            assert answer.status == 200
-            said.append((answer.content_type, answer.headers.get("metadata"), await answer.read()))
-    through, direct = said
-    assert through[0] == direct[0]
-    if encoding == "bytes":
-        metadata = json.loads(through[1])
-        assert metadata["data"] == json.loads(direct[1])["data"]
-        assert metadata["usage"]["prompt_tokens"] == (await emulated.rows())[0].prompt_tokens
-    if encoding.startswith("bytes"):
-        assert through[2] == direct[2]
-        assert len(struct.unpack("<64f", through[2])) == 64
-    else:
-        first, second = (json.loads(one[2]) for one in said)
-        assert first | {"created": 0} == second | {"created": 0}
-    if encoding == "base64":
-        assert len(base64.b64decode(first["data"][0]["embedding"])) == 32 * 4
+async def test_an_answer_passes_byte_for_byte(emulated):  # noqa: F811
+    for encoding in ("float", "base64", "bytes", "bytes_only"):
+        body = {"model": "e", "input": ["one two", "three"], "encoding_format": encoding, "priority": 3}
+        said = []
+        for url in (emulated.url, emulated.extra["embedder_url"]):
+            headers = emulated.headers | {"X-Request-Id": "same"}
+            async with emulated.http.post(f"{url}/v1/embeddings", json=body, headers=headers) as answer:
+                assert answer.status == 200
+                said.append((answer.content_type, answer.headers.get("metadata"), await answer.read()))
+        through, direct = said
+        row = await emulated.new_row()
+        assert through[0] == direct[0]
+        if encoding == "bytes":
+            metadata = json.loads(through[1])
+            assert metadata["data"] == json.loads(direct[1])["data"]
+            assert metadata["usage"]["prompt_tokens"] == row.prompt_tokens
+        if encoding.startswith("bytes"):
+            assert through[2] == direct[2]
+            assert len(struct.unpack("<64f", through[2])) == 64
+        else:
+            first, second = (json.loads(one[2]) for one in said)
+            assert first | {"created": 0} == second | {"created": 0}
+        if encoding == "base64":
+            assert len(base64.b64decode(first["data"][0]["embedding"])) == 32 * 4
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "field"),
-    [
-        ("/rerank", {"query": "the watch", "documents": ["the sun", "the watch begins"], "top_n": 1}, "results"),
-        ("/v1/rerank", {"query": "the watch", "documents": ["the sun", "the watch begins"]}, "results"),
-        ("/v2/rerank", {"query": "the watch", "documents": "the sun"}, "results"),
-        ("/score", {"text_1": "a", "text_2": ["a", "b"]}, "data"),
-        ("/v1/score", {"queries": "a", "documents": "b"}, "data"),
-        ("/pooling", {"input": "a b"}, "data"),
-        ("/tokenize", {"prompt": "hello world"}, "tokens"),
-        ("/v1/tokenize", {"messages": [{"role": "user", "content": "hello"}]}, "tokens"),
-        ("/detokenize", {"tokens": [1, 2, 3]}, "prompt"),
-        ("/tokenize", {"model": "m", "prompt": "hello world"}, "tokens"),
-        ("/v2/embed", {"texts": ["a b", "c"], "embedding_types": ["float", "binary"]}, "embeddings"),
-        ("/v2/embed", {"inputs": [{"content": [{"type": "text", "text": "a b"}]}]}, "meta"),
-        ("/v1/chat/completions/render", {"model": "m", "messages": HELLO}, "token_ids"),
-        ("/v1/responses/render", {"model": "m", "input": "hello"}, "token_ids"),
-        ("/v1/messages/render", {"model": "m", "max_tokens": 3, "messages": HELLO}, "token_ids"),
-    ],
-)
-async def test_each_call_is_answered_and_counted(emulated, path, body, field):  # noqa: F811
+CALLS = [
+    ("/rerank", {"query": "the watch", "documents": ["the sun", "the watch begins"], "top_n": 1}, "results"),
+    ("/v1/rerank", {"query": "the watch", "documents": ["the sun", "the watch begins"]}, "results"),
+    ("/v2/rerank", {"query": "the watch", "documents": "the sun"}, "results"),
+    ("/score", {"text_1": "a", "text_2": ["a", "b"]}, "data"),
+    ("/v1/score", {"queries": "a", "documents": "b"}, "data"),
+    ("/pooling", {"input": "a b"}, "data"),
+    ("/tokenize", {"prompt": "hello world"}, "tokens"),
+    ("/v1/tokenize", {"messages": [{"role": "user", "content": "hello"}]}, "tokens"),
+    ("/detokenize", {"tokens": [1, 2, 3]}, "prompt"),
+    ("/tokenize", {"model": "m", "prompt": "hello world"}, "tokens"),
+    ("/v2/embed", {"texts": ["a b", "c"], "embedding_types": ["float", "binary"]}, "embeddings"),
+    ("/v2/embed", {"inputs": [{"content": [{"type": "text", "text": "a b"}]}]}, "meta"),
+    ("/v1/chat/completions/render", {"model": "m", "messages": HELLO}, "token_ids"),
+    ("/v1/responses/render", {"model": "m", "input": "hello"}, "token_ids"),
+    ("/v1/messages/render", {"model": "m", "max_tokens": 3, "messages": HELLO}, "token_ids"),
+]
+
+
+async def test_each_call_is_answered_and_counted(emulated, subtests):  # noqa: F811
     """C63."""
-    status, said = await call(emulated, path, **body)
-    assert (status, field in said) == (200, True), said
-    (row,) = await emulated.rows()
-    surface = path if path == "/v2/embed" else re.sub("^/v[12]", "", path)
-    assert (row.surface, row.outcome, row.output_tokens) == (surface[1:], "done", 0)
-    units = said.get("meta", {}).get("billed_units", {})
-    assert row.prompt_tokens == said.get("usage", {}).get("prompt_tokens", units.get("input_tokens", 0))
-    if path == "/rerank":
-        assert [(one["index"], one["document"]["text"]) for one in said["results"]] == [(1, "the watch begins")]
+    for path, body, field in CALLS:
+        with subtests.test(path=path, **body):
+            status, said = await call(emulated, path, **body)
+            assert (status, field in said) == (200, True), said
+            row = await emulated.new_row()
+            surface = path if path == "/v2/embed" else re.sub("^/v[12]", "", path)
+            assert (row.surface, row.outcome, row.output_tokens) == (surface[1:], "done", 0)
+            units = said.get("meta", {}).get("billed_units", {})
+            assert row.prompt_tokens == said.get("usage", {}).get("prompt_tokens", units.get("input_tokens", 0))
+            if path == "/rerank":
+                assert [(one["index"], one["document"]["text"]) for one in said["results"]] == [(1, "the watch begins")]
 
 
-@pytest.mark.parametrize(
-    ("path", "model", "served"),
-    [
-        ("/v1/embeddings", "m", "/v1/chat/completions"),
-        ("/rerank", "m", "/v1/chat/completions"),
-        ("/v1/chat/completions", "e", "/v1/embeddings"),
-        ("/v1/responses", "e", "/v1/embeddings"),
-        ("/classify", "e", "/v1/embeddings"),
-    ],
-)
-async def test_what_a_model_does_not_serve_is_one_clear_error(emulated, path, model, served):  # noqa: F811
-    messages = [{"role": "user", "content": "hi"}]
-    status, said = await call(emulated, path, model=model, input="hi", messages=messages, query="a", documents="b")
-    error = said["error"]
-    assert (status, error["code"], error["param"], error["type"]) == (
-        404, "unsupported_endpoint", "model", "invalid_request_error"
-    )  # fmt: skip
-    assert f"The model {model!r} does not serve {path}. It serves" in error["message"]
-    assert served in error["message"]
+NOT_SERVED = [
+    ("/v1/embeddings", "m", "/v1/chat/completions"),
+    ("/rerank", "m", "/v1/chat/completions"),
+    ("/v1/chat/completions", "e", "/v1/embeddings"),
+    ("/v1/responses", "e", "/v1/embeddings"),
+    ("/classify", "e", "/v1/embeddings"),
+]
+
+
+async def test_what_a_model_does_not_serve_is_one_clear_error(emulated):  # noqa: F811
+    for path, model, served in NOT_SERVED:
+        status, said = await call(emulated, path, model=model, input="hi", messages=HELLO, query="a", documents="b")
+        error = said["error"]
+        assert (status, error["code"], error["param"], error["type"]) == (
+            404, "unsupported_endpoint", "model", "invalid_request_error"
+        )  # fmt: skip
+        assert f"The model {model!r} does not serve {path}. It serves" in error["message"]
+        assert served in error["message"]
     assert await emulated.rows() == []
 
 
