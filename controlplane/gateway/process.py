@@ -129,7 +129,7 @@ class Gateway:
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
         self.catalog = Catalog()
         self.solver = CelerySolver(settings.REDIS_URL)
-        self.dispatcher = Dispatcher(self.topology, loop_clock, deliver=self._from_dispatcher, ask=self.solver.ask)
+        self.dispatcher = Dispatcher(self.topology, loop_clock, deliver=self._handle, ask=self.solver.ask)
         self.requests = OpenRequests(loop_clock, self.dispatcher.take)
         self.upstream = Upstream(
             self.requests, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
@@ -215,16 +215,16 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
         self._giving_up: asyncio.Task[None] | None = None
 
-    def _from_dispatcher(self, record: FromDispatcher) -> None:
+    def _handle(self, record: FromDispatcher) -> None:
         if isinstance(record, ServedModels):
-            self.catalog.take(record)
+            self.catalog.update(record)
         elif isinstance(record, WarmPrefix):
             self.upstream.prefixes.warm(record)
         else:
             if isinstance(record, Warm) or (isinstance(record, Placed) and record.adapter):
                 self.upstream.adapters.note(record)
             if not isinstance(record, Warm):
-                self.requests.take(record)
+                self.requests.on_event(record)
 
     @property
     def active(self) -> int:
@@ -305,7 +305,7 @@ class Gateway:
                 await work()
 
     async def _count(self) -> None:
-        self.http.completions.load.look()
+        self.http.completions.load.tick()
         self.requests.report()
         if not self.owns():
             self.requests.stand_by()

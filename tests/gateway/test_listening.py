@@ -16,7 +16,7 @@ from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.listening import (
     ACCEPTED_PER_ITERATION,
     DIRECT,
-    MOST_HEAD_BYTES,
+    MAX_HEAD_BYTES,
     HttpProtocol,
     create_loop,
     keep_freed_memory,
@@ -136,7 +136,7 @@ async def test_a_head_that_does_not_end_closes_its_connection(begins, is_refused
     while b"closed" not in writes:
         protocol.data_received(piece)
         pieces += 1
-    assert pieces == MOST_HEAD_BYTES // len(piece) + 1
+    assert pieces == MAX_HEAD_BYTES // len(piece) + 1
     assert [write.partition(b"\r\n")[0] for write in writes] == [
         *([b"HTTP/1.1 431 Request Header Fields Too Large"] if is_refused else []),
         b"closed",

@@ -155,5 +155,7 @@ def test_all_that_a_message_says_counts_as_prompt():
 
 def test_cached_tokens_count_as_prompt():
     usage = Usage()
-    usage.take({"input_tokens": 3, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 2, "output_tokens": 7})
+    usage.update(
+        {"input_tokens": 3, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 2, "output_tokens": 7}
+    )
     assert (usage.prompt_tokens, usage.output_tokens) == (45, 7)

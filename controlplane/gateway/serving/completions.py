@@ -42,7 +42,7 @@ class Catalog:
         self._models: dict[str, ServedModel] = {}
         self._shared: dict[str, WeightedTargets] = {}
 
-    def take(self, record: ServedModels) -> None:
+    def update(self, record: ServedModels) -> None:
         self._models = {model.name: model for model in record.models}
         self._shared = {}
         for each in record.targets:
@@ -421,8 +421,8 @@ class Completions:
         placement = ticket.placement
         assert placement is not None
         while ticket.call.stream and not placement.done():
-            await asyncio.wait({placement}, timeout=responder.look_in_s)
-            await responder.look()
+            await asyncio.wait({placement}, timeout=responder.ping_in_s)
+            await responder.ping_if_silent()
         return await placement
 
     def _settle_usage(self, ticket: Ticket, usage: answers.Usage) -> None:

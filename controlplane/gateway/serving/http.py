@@ -170,11 +170,11 @@ class Responder:
         """Called when the head of an answer other than an error is written."""
 
     @property
-    def look_in_s(self) -> float:
-        """Period of `look`: twice in `PING_S`."""
+    def ping_in_s(self) -> float:
+        """Time to the next `ping_if_silent`: twice in `PING_S`."""
         return max(0.0, self._looked_s + PING_S / 2 - asyncio.get_running_loop().time())
 
-    async def look(self) -> None:
+    async def ping_if_silent(self) -> None:
         """Write a comment line to a stream if a look is due and nothing was written since the last one."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._looked_s + PING_S / 2:

@@ -273,7 +273,7 @@ class OpenRequests:
             if ticket.state in (TicketState.ACCEPTED, TicketState.WAITING):
                 ticket.interrupt(Interrupt.STANDING_BY)
 
-    def headers_came(self, ticket: Ticket) -> None:
+    def headers_received(self, ticket: Ticket) -> None:
         """Record that the instance of *ticket* begins to answer."""
         self._send(port.Progress(headers=((ticket.asked.number, self.clock() - ticket.placed_s),)))
 
@@ -284,7 +284,7 @@ class OpenRequests:
         ticket.first_token_heard = True
         self.streaming.add(ticket)
 
-    def came_whole(self, ticket: Ticket, first_token_s: float | None) -> None:
+    def answered_whole(self, ticket: Ticket, first_token_s: float | None) -> None:
         """Record a whole answer, with the time to its first token if the instance reported it."""
         now_s = self.clock()
         ticket.move(TicketState.STREAMING)
@@ -329,7 +329,7 @@ class OpenRequests:
 
     # From the dispatcher
 
-    def take(self, record: port.OfRequest) -> None:
+    def on_event(self, record: port.OfRequest) -> None:
         """Write a decision to its ticket. Ignored for a request that has left meanwhile, whose place is given back."""
         ticket = self._tickets.get(record.number)
         if ticket is None:

@@ -123,10 +123,10 @@ class RefusedByInstance(Exception):
             self.message += " It has more tokens than the model's context."
 
 
-MOST_TOKENS = 2**31 - 1
-MOST_ANSWER_BYTES = 2**28
+MAX_TOKENS = 2**31 - 1
+MAX_ANSWER_BYTES = 2**28
 """Longest answer, all of which is held in memory."""
-MOST_CHARACTERS = 4000  # of an error's message
+MAX_CHARACTERS = 4000  # of an error's message
 JSON_KINDS = {
     dict: "a JSON object",
     list: "a JSON array",
@@ -154,7 +154,7 @@ class Choice(Struct, gc=False):
     finish_reason: Any = None
 
 
-class Said(Struct, gc=False):
+class InstanceMessage(Struct, gc=False):
     """A JSON object of an instance: a whole answer, a stream event or an error. `Any` fields are unchecked."""
 
     choices: list[Choice] | None = None
@@ -199,12 +199,12 @@ class Said(Struct, gc=False):
         """Return seconds from its arrival to its first token, where the server reports them."""
         metrics = self.metrics if isinstance(self.metrics, dict) else {}
         first_ms = metrics.get("time_to_first_token_ms")
-        if isinstance(first_ms, bool) or not isinstance(first_ms, int | float) or not 0 <= first_ms < MOST_TOKENS:
+        if isinstance(first_ms, bool) or not isinstance(first_ms, int | float) or not 0 <= first_ms < MAX_TOKENS:
             return None
         return first_ms / 1000
 
     @property
-    def usage_said(self) -> Any:
+    def raw_usage(self) -> Any:
         """Return the raw usage, wherever it is."""
         return self.response.get("usage") if isinstance(self.response, dict) else self.usage
 
@@ -226,7 +226,7 @@ class Usage:
         --enable-prompt-tokens-details.
         """
 
-    def take(self, usage: Any) -> None:
+    def update(self, usage: Any) -> None:
         """Take in *usage*; changes nothing where it has no counts."""
         if isinstance(usage, dict):
             prompt = _tokens(usage, "prompt_tokens", "input_tokens")
@@ -244,32 +244,32 @@ class Usage:
 
 def _tokens(usage: dict[str, Any], *names: str) -> int | None:
     value = next((usage[name] for name in names if name in usage), None)
-    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None
 
 
 def ids_of(value: Any) -> list[int]:
     """Return *value* as token ids; empty if it is not a list of them."""
     ids = value if isinstance(value, list) else []
-    return ids if all(type(each) is int and 0 <= each <= MOST_TOKENS for each in ids) else []
+    return ids if all(type(each) is int and 0 <= each <= MAX_TOKENS for each in ids) else []
 
 
-_decoder = msgspec.json.Decoder(Said)
+_decoder = msgspec.json.Decoder(InstanceMessage)
 _fields_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-def read(data: bytes) -> Said:
+def read(data: bytes) -> InstanceMessage:
     """Return *data* as the required JSON object."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass
     try:  # Python's own servers write NaN, which no standard allows and every client of theirs reads
-        return msgspec.convert(json.loads(data), Said)
+        return msgspec.convert(json.loads(data), InstanceMessage)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise EngineFailed(what(data)) from None
+        raise EngineFailed(describe_payload(data)) from None
 
 
-def what(data: bytes) -> str:
+def describe_payload(data: bytes) -> str:
     """Describe *data*, which should have been a certain JSON object, without its content."""
     text = data.strip()
     if not text:
@@ -283,7 +283,7 @@ def what(data: bytes) -> str:
     return JSON_KINDS.get(type(value), "a JSON number")
 
 
-def whole(data: bytes, kind: Kind) -> Said:
+def whole(data: bytes, kind: Kind) -> InstanceMessage:
     """Return the answer *data* to a call that was not streamed. Raises Refusal for an error about the call."""
     said = read(data)
     error = error_of(said)
@@ -311,14 +311,14 @@ def usage_of(data: bytes) -> Any:
     return said.meta.get("billed_units") if isinstance(said.meta, dict) else said.usage
 
 
-def sound_usage(said: Said, estimated: int) -> dict[str, int]:
+def sound_usage(said: InstanceMessage, estimated: int) -> dict[str, int]:
     """Return the usage of the transcription *said*, whose server counts no tokens: those of its seconds and its text.
 
     vLLM rounds seconds up: where they agree with the *estimated* prompt tokens, those stay.
     """
     seconds = said.usage.get("seconds") if isinstance(said.usage, dict) else said.duration
     usage = {"completion_tokens": round(len(said.text) / CHARACTERS_PER_TOKEN)}
-    if not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 <= seconds < MOST_TOKENS / TOKENS_PER_S:
+    if not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 <= seconds < MAX_TOKENS / TOKENS_PER_S:
         tokens = sound_tokens(seconds)
         usage["prompt_tokens"] = estimated if 0 <= tokens - estimated < TOKENS_PER_S else tokens
     return usage
@@ -375,7 +375,7 @@ def refusal(status: int, data: bytes) -> Refusal | None:
     return _refusal(status, error)
 
 
-def error_of(said: Said, name: bytes = b"") -> Exception | None:
+def error_of(said: InstanceMessage, name: bytes = b"") -> Exception | None:
     """Return the error in *said*, an event of this *name* or an answer, in any form that vLLM has had; None without one.
 
     A `Refusal` is about the call, an `EngineFailed` about the instance.
@@ -396,7 +396,7 @@ def error_of(said: Said, name: bytes = b"") -> Exception | None:
     return EngineFailed(f"error {number}")
 
 
-def _fields(said: Said, name: bytes = b"") -> dict[str, Any] | None:
+def _fields(said: InstanceMessage, name: bytes = b"") -> dict[str, Any] | None:
     """Return message, type, param and code of the error *said*."""
     error = said.error
     if error is None or (not error and said.choices is not None):
@@ -413,7 +413,7 @@ def _fields(said: Said, name: bytes = b"") -> dict[str, Any] | None:
 
 def _refusal(status: int, error: dict[str, Any]) -> Refusal:
     """Return *error* in OpenAI's shape."""
-    code, message = error.get("code"), _text(error.get("message"))[:MOST_CHARACTERS]
+    code, message = error.get("code"), _text(error.get("message"))[:MAX_CHARACTERS]
     if status == 400 and TOO_LONG.search(message):
         code = CONTEXT_LENGTH
     return Refusal(
@@ -422,7 +422,7 @@ def _refusal(status: int, error: dict[str, Any]) -> Refusal:
         type=_word(error.get("type")) or "invalid_request_error",
         param=_word(error.get("param")),
         code=_word(code) or str(status),
-        number=code if type(code) is int and 0 <= code <= MOST_TOKENS else None,
+        number=code if type(code) is int and 0 <= code <= MAX_TOKENS else None,
     )
 
 

@@ -31,7 +31,7 @@ from scheduling.queueing.ordering import BY_CLASS, engine_priority
 
 ENGINE_ERROR = 500
 """Status of an answer of which the engine had begun the work; with any other than 200 it has not."""
-MOST_SERVERS = 10_000
+MAX_SERVERS = 10_000
 BYTES_TYPE = b"application/octet-stream"
 """vLLM's vectors with `encoding_format: "bytes"`, which the header `metadata` describes, or `"bytes_only"`."""
 
@@ -50,7 +50,7 @@ class Server:
             for kind in Kind
         }
         self.fingerprint = ""
-        """As in `Withheld.fingerprint`."""
+        """As in `UsageFilter.fingerprint`."""
 
 
 def _head(ticket: Ticket, placed: Placed, begin: bytes, body_bytes: int) -> bytes:
@@ -101,7 +101,7 @@ class Upstream:
         key = (placed.instance, placed.ready_at, placed.url)  # an address may pass to another server
         server = self._servers.get(key)
         if server is None:
-            if len(self._servers) >= MOST_SERVERS:  # instances come and go: bound the cache
+            if len(self._servers) >= MAX_SERVERS:  # instances come and go: bound the cache
                 self._servers.clear()
             server = self._servers[key] = Server(placed.url)
         return server
@@ -133,11 +133,11 @@ class Upstream:
                         raise STANDING_BY
                     # The heartbeat watches an instance that is silent before a whole answer.
                     connection.send(head, body, placed.first_token_s if streamed else None)
-                    while not connection.headers_came:
+                    while not connection.headers_received:
                         connection.check()
-                        await connection.wait(responder.look_in_s if streamed else None)
+                        await connection.wait(responder.ping_in_s if streamed else None)
                         if streamed:
-                            await responder.look()
+                            await responder.ping_if_silent()
                 except AnswerCutOff:
                     if not connection.was_stale:
                         raise
@@ -153,10 +153,10 @@ class Upstream:
             else:
                 answer = await _whole(connection)
                 said = answers.whole(answer, kind)
-                usage.take(answers.sound_usage(said, ticket.prompt_tokens) if kind in SPEECH else said.usage)
+                usage.update(answers.sound_usage(said, ticket.prompt_tokens) if kind in SPEECH else said.usage)
                 if usage.output_tokens is None:
                     usage.output_tokens = answers.estimated_tokens(answer)
-                self.requests.came_whole(ticket, said.first_token_s)
+                self.requests.answered_whole(ticket, said.first_token_s)
                 await responder.whole(200, JSON_TYPE[1], answer)
         except AdapterUnavailable as error:
             ticket.adapter_failed = True
@@ -212,8 +212,8 @@ class Upstream:
         self, ticket: Ticket, placed: Placed, connection: Connection, responder: Responder, usage: answers.Usage
     ) -> None:
         if connection.content_type and not connection.is_event_stream:
-            raise answers.EngineFailed(f"{answers.what(await _whole(connection))} and no stream")
-        self.requests.headers_came(ticket)
+            raise answers.EngineFailed(f"{answers.describe_payload(await _whole(connection))} and no stream")
+        self.requests.headers_received(ticket)
 
         def began(ticket: Ticket) -> None:
             connection.listen(self.silence_s)
@@ -232,10 +232,10 @@ class Upstream:
         answer = await _whole(connection)
         is_json = connection.content_type.lower().startswith(JSON_TYPE[1])
         if is_json or (not connection.metadata and connection.content_type != BYTES_TYPE):
-            usage.take(answers.usage_of(answer))
+            usage.update(answers.usage_of(answer))
         else:
-            usage.take(answers.usage_in(connection.metadata))
-        self.requests.came_whole(ticket, self.requests.clock() - ticket.placed_s)
+            usage.update(answers.usage_in(connection.metadata))
+        self.requests.answered_whole(ticket, self.requests.clock() - ticket.placed_s)
         if is_json:
             await responder.whole(200, JSON_TYPE[1], answer)
             return
@@ -262,7 +262,7 @@ class Upstream:
             raise error
         if status in answers.BUSY_STATUSES:
             raise answers.InstanceLost(reason, ERROR)
-        raise answers.EngineFailed(f"status {status} and {answers.what(answer)}")
+        raise answers.EngineFailed(f"status {status} and {answers.describe_payload(answer)}")
 
 
 async def _whole(connection: Connection) -> bytes:
@@ -273,8 +273,8 @@ async def _whole(connection: Connection) -> bytes:
     def take(piece: bytes) -> bool:
         nonlocal size
         size += len(piece)
-        if size > answers.MOST_ANSWER_BYTES:
-            raise answers.EngineFailed(f"more than {answers.MOST_ANSWER_BYTES} bytes")
+        if size > answers.MAX_ANSWER_BYTES:
+            raise answers.EngineFailed(f"more than {answers.MAX_ANSWER_BYTES} bytes")
         pieces.append(piece)
         return True
 
@@ -309,7 +309,7 @@ def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str =
 
 
 PRIORITY_BAND = 1000  # vLLM priorities per SLO class; a tenant may demote its own requests within the band
-MOST_BACK = 499
+MAX_BACK = 499
 
 
 def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids: bool = False) -> Pieces:
@@ -375,7 +375,7 @@ def upstream_priority(ordering: int, class_priority: int, asked: int, queue_key_
     By arrival or priority the SLO class decides, and a tenant's own `priority` only demotes a request within its class.
     Otherwise it is the request's queue key; a demotion by n counts as an arrival n seconds later.
     """
-    back = min(max(asked, 0), MOST_BACK)
+    back = min(max(asked, 0), MAX_BACK)
     if ordering in BY_CLASS:
         return class_priority * PRIORITY_BAND + back
     return engine_priority(ordering, class_priority, queue_key_s + back)

@@ -16,7 +16,7 @@ from yarl import URL
 
 IDLE_S = 30.0
 """Idle time after which a connection is closed."""
-MOST_HEAD_BYTES = 2**20
+MAX_HEAD_BYTES = 2**20
 """Limit on the headers of an answer, larger than one read of a socket."""
 JOINED_BYTES = 2**16  # larger bodies are not joined with their heads, which would copy them
 
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         self._take: Take | None = None
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.headers_came = False
+        self.headers_received = False
         self._head_bytes = 0
         self._framed = False  # the answer has a length: otherwise it ends with the connection
         self._keep = True
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
     @property
     def was_stale(self) -> bool:
         """Whether it broke because the server had closed it while idle: the request never reached the server."""
-        silent = not self.headers_came and self.heard_s <= self._asked_s
+        silent = not self.headers_received and self.heard_s <= self._asked_s
         return self._requests > 1 and silent and self._loop.time() - self._asked_s < STALE_S
 
     @property
@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         self._asked_s = self.heard_s = self._loop.time()
         self._requests += 1
-        self.headers_came = False
+        self.headers_received = False
         if transport is None or transport.is_closing():
             raise AnswerCutOff("the connection is closed")
         self.status, self.content_type, self.retry_after, self.complete = 0, b"", b"", False
@@ -175,10 +175,10 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         self.heard_s = self._loop.time()
-        if not self.headers_came:
+        if not self.headers_received:
             self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEAD_BYTES:
-                self._fail(NotHttp(f"no answer within {MOST_HEAD_BYTES} bytes of headers"))
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._fail(NotHttp(f"no answer within {MAX_HEAD_BYTES} bytes of headers"))
                 self.close()
                 return
         try:
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
         self._closed(self)
         if self.complete:
             return
-        if self.headers_came and not self._framed and error is None:
+        if self.headers_received and not self._framed and error is None:
             self.complete = True
             self._wake()
         else:
@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
             return
         self.status = self._parser.get_status_code()
         if self.status >= 200:  # not "100 Continue"
-            self.headers_came = True
+            self.headers_received = True
             self._wake()
 
     def on_body(self, body: bytes) -> None:
@@ -229,7 +229,7 @@ class Connection(asyncio.Protocol):
             self._pieces.append(body)
 
     def on_message_complete(self) -> None:
-        if not self.headers_came:
+        if not self.headers_received:
             return
         self._keep = not self.complete and self._framed and self._parser.should_keep_alive()
         self.complete = True

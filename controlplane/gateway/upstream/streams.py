@@ -12,7 +12,16 @@ import orjson
 from controlplane.gateway.admission.validation import SPEECH, TYPED, Kind
 from controlplane.gateway.serving.http import SSE_TYPE, Responder
 from controlplane.gateway.serving.open_requests import Ticket
-from controlplane.gateway.upstream.answers import MOST_TOKENS, EngineFailed, Said, Usage, error_of, ids_of, read, what
+from controlplane.gateway.upstream.answers import (
+    MAX_TOKENS,
+    EngineFailed,
+    InstanceMessage,
+    Usage,
+    describe_payload,
+    error_of,
+    ids_of,
+    read,
+)
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection
 from controlplane.gateway.upstream.sse import Events, SentEvent
 
@@ -46,7 +55,7 @@ def tokens_of(piece: bytes) -> int:
     return events if plain else 0
 
 
-class Withheld:
+class UsageFilter:
     """A stream without the usage that the tenant did not ask for: the closing event without choices, or a field of others.
 
     With a closing event, vLLM puts the server's fingerprint there instead of in the events that end the choices. The last of
@@ -57,7 +66,7 @@ class Withheld:
 
     def __init__(self, choices: int, fingerprint: str) -> None:
         self._left = choices
-        self._held: tuple[bytes, Said] | None = None
+        self._held: tuple[bytes, InstanceMessage] | None = None
         self.fingerprint = fingerprint
         """The server's last fingerprint; empty while unknown, or if the server has none."""
 
@@ -66,7 +75,7 @@ class Withheld:
         """Whether something is held back."""
         return self._held is not None
 
-    def take(self, event: SentEvent, said: Said | None) -> bytes:
+    def filter(self, event: SentEvent, said: InstanceMessage | None) -> bytes:
         """Return the bytes for the tenant after *event*, parsed as *said*; None for the last event of all."""
         if said is None or (said.usage is None and not said.ends):
             return self.rest() + event.raw + b"\n\n" if self._held is not None else event.raw + b"\n\n"
@@ -88,7 +97,7 @@ class Withheld:
         held, self._held = self._held, None
         return self._stamped(*held) + b"\n\n" if held is not None else b""
 
-    def _stamped(self, raw: bytes, said: Said) -> bytes:
+    def _stamped(self, raw: bytes, said: InstanceMessage) -> bytes:
         if not self.fingerprint or said.system_fingerprint is not None or not raw.endswith(b"}"):
             return raw
         return b'%b,"system_fingerprint":%b}' % (raw[:-1], json.dumps(self.fingerprint).encode())
@@ -98,16 +107,16 @@ def _without_usage(event: SentEvent) -> bytes:
     try:
         body = json.loads(event.data)
     except (ValueError, RecursionError):  # numbers of thousands of digits
-        raise EngineFailed(what(event.data)) from None
+        raise EngineFailed(describe_payload(event.data)) from None
     del body["usage"]
     return DATA + json.dumps(body, separators=(",", ":")).encode()
 
 
-MOST_OPENING_BYTES = 2**22
+MAX_OPENING_BYTES = 2**22
 
 
 class Stream:
-    """One stream. *fingerprint*: the server's last one, as in `Withheld`. *began* is called at the first byte."""
+    """One stream. *fingerprint*: the server's last one, as in `UsageFilter`. *began* is called at the first byte."""
 
     __slots__ = (
         "_began",
@@ -135,7 +144,7 @@ class Stream:
         self.fingerprint = fingerprint
         self._ticket, self._responder, self._usage, self._began = ticket, responder, usage, began
         kept_back = not ticket.call.include_usage
-        self._withheld = Withheld(ticket.call.sequences, fingerprint) if kept_back else None
+        self._withheld = UsageFilter(ticket.call.sequences, fingerprint) if kept_back else None
         self._connection: Connection | None = None  # once it passes its answer here
         self._events = Events()
         self._has_begun = False
@@ -153,7 +162,7 @@ class Stream:
         self._connection = connection
         connection.pass_to(self._take)
         while True:
-            await connection.wait(responder.look_in_s)
+            await connection.wait(responder.ping_in_s)
             if connection.complete and not self._events.between:
                 self._take(b"\n\n")  # some leave out the last empty line
             if responder.held:
@@ -162,7 +171,7 @@ class Stream:
                 await responder.drain()
             if not self._usage.whole:  # else the tenant has everything, and may have left
                 connection.check()
-                await responder.look()
+                await responder.ping_if_silent()
             if not self._has_begun and asyncio.get_running_loop().time() > begun_until_s:
                 raise TimeoutError("no token")
             if connection.complete or connection.failed:
@@ -230,7 +239,7 @@ class Stream:
         self._unfinished -= ends
         return self._less_usage(event, said)
 
-    def _read(self, event: SentEvent) -> Said:
+    def _read(self, event: SentEvent) -> InstanceMessage:
         """Read *event* and take its usage."""
         said = read(event.data)
         if said.choices is None or said.error is not None or said.object == "error" or event.name:
@@ -242,27 +251,27 @@ class Stream:
                 raise EngineFailed("an event without choices")
             if said.ends and said.broken_off:
                 raise EngineFailed("an answer that was given up")
-        usage = said.usage_said
+        usage = said.raw_usage
         if usage is not None:
-            self._usage.take(usage)
+            self._usage.update(usage)
         return said
 
     def _begin(self) -> None:
         self._has_begun = True
         self._began(self._ticket)
 
-    def _typed(self, event: SentEvent, said: Said) -> bytes:
+    def _typed(self, event: SentEvent, said: InstanceMessage) -> bytes:
         """`_event` for the Responses and the Messages API."""
         if not isinstance(said.type, str):
             raise EngineFailed("an event without a type")
         number = said.sequence_number
-        if type(number) is int and 0 <= number < MOST_TOKENS:
+        if type(number) is int and 0 <= number < MAX_TOKENS:
             self._responder.sequence_number = number + 1
         if said.type == "message_delta" and not (isinstance(said.delta, dict) and said.delta.get("stop_reason")):
             raise EngineFailed("an answer that was given up")
         if not self._has_begun and said.type in OPENING:
             self._opening += event.raw + b"\n\n"
-            if len(self._opening) > MOST_OPENING_BYTES:
+            if len(self._opening) > MAX_OPENING_BYTES:
                 raise EngineFailed("one opening event after the other")
             return b""
         opening, self._opening = self._opening, b""
@@ -272,8 +281,8 @@ class Stream:
         self._usage.whole = self._usage.whole or said.type in ENDED
         return opening + event.raw + b"\n\n"
 
-    def _less_usage(self, event: SentEvent, said: Said | None) -> bytes:
-        return event.raw + b"\n\n" if self._withheld is None else self._withheld.take(event, said)
+    def _less_usage(self, event: SentEvent, said: InstanceMessage | None) -> bytes:
+        return event.raw + b"\n\n" if self._withheld is None else self._withheld.filter(event, said)
 
 
 EVENT_KIND = {Kind.CHAT: "chat.completion.chunk", Kind.COMPLETION: "text_completion"}
@@ -320,7 +329,7 @@ class KeptStream(Stream):
         try:
             body: dict[str, Any] = orjson.loads(event.data)
         except orjson.JSONDecodeError:
-            raise EngineFailed(what(event.data)) from None
+            raise EngineFailed(describe_payload(event.data)) from None
         if not self._has_begun:
             self._begin()
         if isinstance(body.get("usage"), dict):
@@ -369,7 +378,7 @@ class KeptStream(Stream):
     def _count(self, usage: dict[str, Any]) -> None:
         """Change *usage* to that of all instances together: the first prompt, and every token once."""
         here, before = Usage(), self._before
-        here.take(usage)
+        here.update(usage)
         if here.prompt_tokens is not None:
             usage["prompt_tokens"] = self._usage.prompt_tokens = max(0, here.prompt_tokens - before)
         if here.output_tokens is not None:
