@@ -9,7 +9,6 @@ import weakref
 
 import pytest
 import uvicorn
-import uvloop
 
 from controlplane.gateway.errors import STOPPING
 from controlplane.gateway.serving.http import HttpRequest, Responder
@@ -67,14 +66,6 @@ def test_connections_are_accepted_many_at_a_time():
     with asyncio.Runner(loop_factory=create_loop) as runner:
         iterations = runner.run(iterations_until_accepted())
     assert iterations <= CLIENTS // ACCEPTED_PER_ITERATION + 5
-
-
-def test_what_the_loop_does_without_it():
-    """When this fails, libuv accepts more than one connection per iteration again and `controlplane.listening` can
-    go.
-    """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(iterations_until_accepted()) >= CLIENTS
 
 
 def protocol_of(answer, writes: list[bytes]) -> HttpProtocol:

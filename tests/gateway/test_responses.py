@@ -140,27 +140,6 @@ async def test_a_conversation_with_a_tool_through_responses(emulated, client):
     assert row.output_tokens == events[-1].response.usage.output_tokens == len(pieces) + 1
 
 
-async def test_a_conversation_with_a_tool_through_chat(emulated, client):
-    called = await client.chat.completions.create(model="m", messages=ASKED, tools=CHAT_TOOLS, tool_choice="required")
-    choice = called.choices[0]
-    assert choice.finish_reason == "tool_calls"
-    (call,) = choice.message.tool_calls
-    assert set(json.loads(call.function.arguments)) == {"city", "unit", "days"}
-    said = await client.chat.completions.create(
-        model="m",
-        tools=CHAT_TOOLS,
-        messages=[
-            *ASKED,
-            choice.message.model_dump(exclude_none=True),
-            {"role": "tool", "tool_call_id": call.id, "content": "9 m/s from the west"},
-        ],
-    )
-    assert said.choices[0].message.content
-    assert said.choices[0].finish_reason == "stop"
-    before, after = await emulated.rows()
-    assert after.predicted_prompt_tokens > before.predicted_prompt_tokens
-
-
 async def test_a_streamed_tool_call_counts_its_tokens(emulated, client):
     stream = await client.chat.completions.create(
         model="m", messages=ASKED, tools=CHAT_TOOLS, stream=True, stream_options={"include_usage": True},
@@ -175,28 +154,6 @@ async def test_a_streamed_tool_call_counts_its_tokens(emulated, client):
     assert "city" in json.loads("".join(call.function.arguments for call in calls))
     (row,) = await emulated.rows()
     assert row.output_tokens == chunks[-1].usage.completion_tokens == len(calls)
-
-
-async def test_free_choice_calls_a_tool_for_some_seeds_and_repeats_itself(client):
-    async def names(seed):
-        answer = await client.chat.completions.create(
-            model="m", messages=ASKED, tools=CHAT_TOOLS, seed=seed, max_tokens=40
-        )
-        return [call.function.name for call in answer.choices[0].message.tool_calls or ()]
-
-    called = [await names(seed) for seed in range(8)]
-    assert {len(each) for each in called} == {0, 1}
-    assert called == [await names(seed) for seed in range(8)]
-
-
-async def test_json_of_a_schema(client):
-    form = {"name": "wind", "schema": WEATHER}
-    chat = await client.chat.completions.create(
-        model="m", messages=ASKED, response_format={"type": "json_schema", "json_schema": form}
-    )
-    assert "city" in json.loads(chat.choices[0].message.content)
-    response = await client.responses.create(model="m", input="wind", text={"format": {"type": "json_schema", **form}})
-    assert "city" in json.loads(response.output_text)
 
 
 async def test_a_client_that_leaves_stops_the_response(emulated, client):
