@@ -20,10 +20,7 @@ from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.ledger.writer import minute_sums
 from controlplane.gateway.monitoring.windows import Count, Lately, Latency, Windows
 from controlplane.gateway.serving.open_requests import MOVES, IllegalTicketMove, Ticket, TicketState
-from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.client import upstream_priority
-from controlplane.gateway.upstream.sse import Events
-from controlplane.gateway.upstream.streams import DONE, UsageFilter
 from scheduling.queueing.ordering import ORDERINGS, queue_key
 
 
@@ -258,68 +255,6 @@ def test_the_load_of_the_loop_follows_the_time_that_it_computes(monkeypatch):
         assert (load.share > 0.6) is busy
     pass_s(20.0, 0.25)
     assert load.share == pytest.approx(0.25, abs=1e-6)
-
-
-class Withholding(UsageFilter):
-    """Return the tenant's pieces of a stream."""
-
-    def __init__(self, choices: int, fingerprint: str) -> None:
-        super().__init__(choices, fingerprint)
-        self.events = Events()
-
-    def passes(self, piece: bytes) -> bytes:
-        taken = (
-            self.filter(event, None if event.data == DONE else answers.read(event.data))
-            for event in self.events.feed(piece)
-        )
-        return b"".join(taken)
-
-
-class TestWithheld:
-    """Return a stream for a tenant who asked for no usage: the bytes that vLLM would have sent without our request
-    for it.
-    """
-
-    TOKEN = b'data: {"id":"a","choices":[{"index":0,"text":"t","finish_reason":null}]}\n\n'
-    END = b'data: {"id":"a","choices":[{"index":0,"text":"t","finish_reason":"stop"}]'
-    USAGE = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":1},"system_fingerprint":"vllm-0.32.0-x"}\n\n'
-    STAMP = b',"system_fingerprint":"vllm-0.32.0-x"'
-    DONE = b"data: [DONE]\n\n"
-
-    @pytest.mark.parametrize("size", [1, 2, 3, 4])
-    def test_the_fingerprint_is_where_it_would_have_been(self, size):
-        events = [self.TOKEN, self.END + b"}\n\n", self.USAGE, self.DONE]
-        parts = [b"".join(events[at : at + size]) for at in range(0, 4, size)]
-        stream = Withholding(1, "")
-        assert b"".join(map(stream.passes, parts)) + stream.rest() == (
-            self.TOKEN + self.END + self.STAMP + b"}\n\n" + self.DONE
-        )
-        assert stream.fingerprint == "vllm-0.32.0-x"
-
-    def test_tokens_are_not_held_back(self):
-        stream = Withholding(1, "")
-        assert stream.passes(self.TOKEN) == self.TOKEN
-        assert stream.passes(self.END + b"}\n\n") == b""
-        assert stream.passes(self.USAGE) == b""
-        assert stream.passes(self.DONE).endswith(self.STAMP + b"}\n\n" + self.DONE)
-
-    def test_of_several_choices_only_the_last_waits(self):
-        stream = Withholding(2, "vllm-0.32.0-x")  # known from the stream before
-        first = stream.passes(self.END + b"}\n\n")
-        assert first == self.END + self.STAMP + b"}\n\n"
-        assert stream.passes(self.END + b"}\n\n") == b""
-        assert stream.passes(self.USAGE + self.DONE) == first + self.DONE
-
-    def test_a_server_without_one(self):
-        usage = self.USAGE.replace(self.STAMP, b"")
-        stream = Withholding(1, "")
-        assert stream.passes(self.END + b"}\n\n" + usage + self.DONE) == self.END + b"}\n\n" + self.DONE
-
-    def test_a_stream_that_breaks_off(self):
-        stream = Withholding(1, "")
-        assert stream.passes(self.END + b"}\n\n") == b""
-        assert stream.rest() == self.END + b"}\n\n"
-        assert stream.rest() == b""
 
 
 def test_rare_counts_are_forgotten_after_an_hour():

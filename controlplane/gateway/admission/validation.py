@@ -173,7 +173,9 @@ def parse(
             kind=kind,
             raw=raw,
         )
-    prompts, prompt_tokens, prompt_characters, turns = 1, None, 0, []
+    turns: list[Turn] = []
+    prompt_tokens: int | None = None
+    prompts, prompt_characters = 1, 0
     if kind is Kind.CHAT:
         turns = chat_turns(body)
     elif kind is Kind.RESPONSE:

@@ -164,7 +164,6 @@ class InstanceMessage(Struct, gc=False):
     duration: Any = None  # of a sound, in seconds
     meta: Any = None  # of Cohere's vectors
     usage: Any = None
-    system_fingerprint: Any = None
     metrics: Any = None
     # Events of the Responses API
     type: Any = None

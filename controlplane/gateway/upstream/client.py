@@ -39,7 +39,7 @@ BYTES_TYPE = b"application/octet-stream"
 class Server:
     """One start of an instance's server."""
 
-    __slots__ = ("fingerprint", "heads", "origin")
+    __slots__ = ("heads", "origin")
 
     def __init__(self, address: str) -> None:
         url = URL(address)
@@ -49,8 +49,6 @@ class Server:
             kind: b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: " % (path, kind.path.encode(), name)
             for kind in Kind
         }
-        self.fingerprint = ""
-        """As in `UsageFilter.fingerprint`."""
 
 
 def _head(ticket: Ticket, placed: Placed, begin: bytes, body_bytes: int) -> bytes:
@@ -219,11 +217,9 @@ class Upstream:
             connection.listen(self.silence_s)
             self.requests.began(ticket)
 
-        kept, server = ticket.kept, self._server(placed)
-        make = Stream if kept is None else KeptStream
-        stream = make(ticket, responder, usage, server.fingerprint, began)
+        make = Stream if ticket.kept is None else KeptStream
+        stream = make(ticket, responder, usage, began)
         await stream.carry(connection, ticket.placed_s + placed.first_token_s)
-        server.fingerprint = stream.fingerprint
 
     async def _without_output(
         self, ticket: Ticket, connection: Connection, responder: Responder, usage: answers.Usage

@@ -33,11 +33,10 @@ DONE = b"[DONE]"  # the last event of a stream
 OPENING = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
 """Events without output that come first; vLLM sends those of a response before its engine has the request."""
 ENDED = frozenset({"response.completed", "response.incomplete", "message_stop"})
-LONGEST = 200  # characters of a fingerprint
 
 
 def tokens_of(piece: bytes) -> int:
-    """Return the number of events in *piece* if each is a token of a choice that goes on and nothing else; otherwise 0.
+    """Return the number of events in *piece* if each is a token of an open choice and nothing else; otherwise 0.
 
     The patterns cannot be in a text: inside a JSON string every quote is escaped.
     """
@@ -55,55 +54,8 @@ def tokens_of(piece: bytes) -> int:
     return events if plain else 0
 
 
-class UsageFilter:
-    """A stream without the usage that the tenant did not ask for: the closing event without choices, or a field of others.
-
-    With a closing event, vLLM puts the server's fingerprint there instead of in the events that end the choices. The last of
-    those is held back briefly until the fingerprint is known, so the tenant gets what the server alone would have sent.
-    """
-
-    __slots__ = ("_held", "_left", "fingerprint")
-
-    def __init__(self, choices: int, fingerprint: str) -> None:
-        self._left = choices
-        self._held: tuple[bytes, InstanceMessage] | None = None
-        self.fingerprint = fingerprint
-        """The server's last fingerprint; empty while unknown, or if the server has none."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether something is held back."""
-        return self._held is not None
-
-    def filter(self, event: SentEvent, said: InstanceMessage | None) -> bytes:
-        """Return the bytes for the tenant after *event*, parsed as *said*; None for the last event of all."""
-        if said is None or (said.usage is None and not said.ends):
-            return self.rest() + event.raw + b"\n\n" if self._held is not None else event.raw + b"\n\n"
-        usage, fingerprint = isinstance(said.usage, dict), said.system_fingerprint
-        if usage and not said.choices:
-            self.fingerprint = fingerprint if isinstance(fingerprint, str) and len(fingerprint) <= LONGEST else ""
-            return b""
-        raw, passed = (_without_usage(event) if usage else event.raw), self.rest()
-        if said.ends:
-            self._left -= said.ends
-            if self._left <= 0:
-                self._held = raw, said
-                return passed
-            raw = self._stamped(raw, said)
-        return passed + raw + b"\n\n"
-
-    def rest(self) -> bytes:
-        """Return the held bytes for the tenant: the next event has arrived, or the stream ends."""
-        held, self._held = self._held, None
-        return self._stamped(*held) + b"\n\n" if held is not None else b""
-
-    def _stamped(self, raw: bytes, said: InstanceMessage) -> bytes:
-        if not self.fingerprint or said.system_fingerprint is not None or not raw.endswith(b"}"):
-            return raw
-        return b'%b,"system_fingerprint":%b}' % (raw[:-1], json.dumps(self.fingerprint).encode())
-
-
 def _without_usage(event: SentEvent) -> bytes:
+    """Return *event* without the usage that its tenant did not ask for. Raises EngineFailed."""
     try:
         body = json.loads(event.data)
     except (ValueError, RecursionError):  # numbers of thousands of digits
@@ -116,7 +68,7 @@ MAX_OPENING_BYTES = 2**22
 
 
 class Stream:
-    """One stream. *fingerprint*: the server's last one, as in `UsageFilter`. *began* is called at the first byte."""
+    """One stream. *began* is called at the first byte."""
 
     __slots__ = (
         "_began",
@@ -129,8 +81,6 @@ class Stream:
         "_typed_events",
         "_unfinished",
         "_usage",
-        "_withheld",
-        "fingerprint",
     )
 
     def __init__(
@@ -138,13 +88,9 @@ class Stream:
         ticket: Ticket,
         responder: Responder,
         usage: Usage,
-        fingerprint: str,
         began: Callable[[Ticket], None],
     ) -> None:
-        self.fingerprint = fingerprint
         self._ticket, self._responder, self._usage, self._began = ticket, responder, usage, began
-        kept_back = not ticket.call.include_usage
-        self._withheld = UsageFilter(ticket.call.sequences, fingerprint) if kept_back else None
         self._connection: Connection | None = None  # once it passes its answer here
         self._events = Events()
         self._has_begun = False
@@ -181,11 +127,7 @@ class Stream:
             raise AnswerCutOff("the stream ended before it began")
         if not (self._usage.whole or self._unfinished <= 0):
             raise AnswerCutOff("the stream ended before its last event")
-        rest = b""
-        if self._withheld is not None:
-            self.fingerprint = self._withheld.fingerprint
-            rest = self._withheld.rest()
-        await responder.finish(rest)
+        await responder.finish()
 
     def _take(self, piece: bytes) -> bool:
         """Pass on the events that end with *piece*; False if the tenant has to read first."""
@@ -212,7 +154,7 @@ class Stream:
 
     def _unread(self, piece: bytes) -> bytes:
         """Return the bytes for the tenant of *piece*, and count its tokens, if it need not be read; else empty bytes."""
-        if not self._has_begun or self._typed_events or (self._withheld is not None and self._withheld.holds):
+        if not self._has_begun or self._typed_events:
             return b""
         tokens = tokens_of(piece)
         self._ticket.output_tokens += tokens
@@ -225,7 +167,7 @@ class Stream:
             if not self._has_begun:
                 raise EngineFailed("an empty stream")
             self._usage.whole = self._usage.whole or not typed  # which has another last event
-            return self._less_usage(event, None)
+            return event.raw + b"\n\n"
         said = self._read(event)
         if typed:
             return self._typed(event, said)
@@ -281,8 +223,11 @@ class Stream:
         self._usage.whole = self._usage.whole or said.type in ENDED
         return opening + event.raw + b"\n\n"
 
-    def _less_usage(self, event: SentEvent, said: InstanceMessage | None) -> bytes:
-        return event.raw + b"\n\n" if self._withheld is None else self._withheld.filter(event, said)
+    def _less_usage(self, event: SentEvent, said: InstanceMessage) -> bytes:
+        """Return the bytes for the tenant: without its usage, where that was not asked for."""
+        if self._ticket.call.include_usage or not isinstance(said.usage, dict):
+            return event.raw + b"\n\n"
+        return _without_usage(event) + b"\n\n" if said.choices else b""
 
 
 EVENT_KIND = {Kind.CHAT: "chat.completion.chunk", Kind.COMPLETION: "text_completion"}
@@ -299,10 +244,8 @@ class KeptStream(Stream):
 
     __slots__ = ("_before", "_continued", "_kept")
 
-    def __init__(
-        self, ticket: Ticket, responder: Responder, usage: Usage, fingerprint: str, began: Callable[[Ticket], None]
-    ) -> None:
-        super().__init__(ticket, responder, usage, fingerprint, began)
+    def __init__(self, ticket: Ticket, responder: Responder, usage: Usage, began: Callable[[Ticket], None]) -> None:
+        super().__init__(ticket, responder, usage, began)
         assert ticket.kept is not None
         self._kept = ticket.kept
         self._continued, self._before = self._kept.opened, len(self._kept.ids)
@@ -311,8 +254,6 @@ class KeptStream(Stream):
         kept = self._kept
         ids = TOKEN_ID.findall(piece)
         if self._continued or not kept.ids or not ids or len(ids) != tokens_of(piece):
-            return b""
-        if self._withheld is not None and self._withheld.holds:
             return b""
         for number, event in zip(ids, piece.split(b"\n\n"), strict=False):
             kept.ids.append(int(number))
