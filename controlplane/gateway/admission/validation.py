@@ -192,10 +192,9 @@ def parse(
     if turns:
         tools = body.get("tools")
         prompt_characters = characters(turns) + (len(msgspec.json.encode(tools)) if tools else 0)
-    if kind is Kind.RESPONSE:
-        max_tokens = _integer(body, "max_output_tokens")
-    else:
-        max_tokens = _integer(body, "max_completion_tokens") or _integer(body, "max_tokens")
+    max_tokens = _integer(body, "max_output_tokens" if kind is Kind.RESPONSE else "max_tokens")
+    if kind in (Kind.CHAT, Kind.CHAT_BATCH):
+        max_tokens = _integer(body, "max_completion_tokens") or max_tokens
     if max_tokens == 0:  # an echo of the prompt with its log-probabilities, for which vLLM makes one token
         max_tokens = 1
     options = body.get("stream_options")

@@ -27,7 +27,7 @@ from controlplane.gateway.upstream.sse import Events, SentEvent
 
 TOKEN_ID = re.compile(rb'"token_ids":\[(\d+)\]')
 NO_TEXT = re.compile(rb'"(?:content|text)":""')
-GOES_ON, ENDS = b'"finish_reason":null', b'"finish_reason":"'
+GOES_ON = b'"finish_reason":null'
 DATA = b"data: "
 DONE = b"[DONE]"  # the last event of a stream
 OPENING = frozenset({"response.created", "response.queued", "response.in_progress", "message_start", "ping"})
@@ -48,8 +48,6 @@ def tokens_of(piece: bytes) -> int:
         and piece.count(b"\n") == 2 * events
         and piece.find(b'"usage":{') < 0
         and piece.find(b'"error"') < 0
-        and piece.find(ENDS) < 0
-        and piece.find(b"\r") < 0
     )
     return events if plain else 0
 
