@@ -70,7 +70,7 @@ class Operations:
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
             "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder or 'the database'}",
             "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
-            "writes": "ok" if gateway.write_job.ok else f"{gateway.write_job.last_error}; serving continues",
+            "writes": f"{failure}; serving continues" if (failure := gateway.parts.no_writes) else "ok",
             "redis": "ok" if gateway.publisher.job.ok else "does not answer; serving continues",
             "ledger": gateway.ledger.trouble or "ok",
             "tasks": f"died: {deaths}" if (deaths := background.summary()) else "ok",
