@@ -82,21 +82,15 @@ def test_the_default_path_imports_neither(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_models_extra")
-def test_one_place_knows_whether_it_is_there() -> None:
+def test_one_place_knows_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not models_extra.is_installed()
     assert models_extra.missing_for("A thing") == f"A thing {SENTENCE}."
     with pytest.raises(ModelsExtraMissing, match="A thing needs torch"):
         models_extra.require("A thing")
-
-
-@pytest.mark.usefixtures("without_models_extra")
-def test_where_it_is_there_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is seen without a restart, and then not looked for again."""
-    assert not models_extra.is_installed()
     monkeypatch.setattr(models_extra, "find_spec", lambda name: object())
-    assert models_extra.is_installed()
+    assert models_extra.is_installed(), "without a restart"
     monkeypatch.setattr(models_extra, "find_spec", lambda name: None)
-    assert models_extra.missing_for("A thing") == ""
+    assert models_extra.missing_for("A thing") == "", "and then it is not looked for again"
     assert [name for name in FORECASTERS if rests(name)] == []
 
 
@@ -124,35 +118,23 @@ class TestForecasts:
     @pytest.mark.django_db
     @pytest.mark.usefixtures("minute_windows")
     def test_backtests_leave_it_out(self, make_minutes, monkeypatch) -> None:  # noqa: F811
-        make_minutes(30)
+        make_minutes(backtests.LEAST_WINDOWS + 20)
         with pytest.raises(CommandError, match="mlstm needs torch") as stopped:
             call_command("backtest", "--forecasters", "ets", "mlstm", "--window", "60")
         assert stopped.value.returncode == 2
-        judged: list[str] = []
+        judged: list[list[str]] = []
 
         def judge(demand, names, *_, **__):
-            judged.extend(names)
+            judged.append(list(names))
             return backtests.Judgement()
 
         monkeypatch.setattr(backtests, "judge", judge)
         out = StringIO()
         call_command("backtest", "--window", "60", "--json", "--no-store", stdout=out)
         assert json.loads(out.getvalue())["left_out"] == {"mlstm": f"The forecaster mlstm {SENTENCE}."}
-        assert judged == [name for name in FORECASTERS if name != "mlstm"]
-
-    @pytest.mark.django_db
-    @pytest.mark.usefixtures("minute_windows")
-    def test_the_periodic_backtest_leaves_it_out(self, make_minutes, monkeypatch) -> None:  # noqa: F811
-        make_minutes(backtests.LEAST_WINDOWS + 20)
-        judged: list[str] = []
-
-        def judge(demand, names, *_, **__):
-            judged.extend(names)
-            return backtests.Judgement()
-
-        monkeypatch.setattr(backtests, "judge", judge)
         backtests.backtest_ledger(60.0)
-        assert judged == [name for name in FORECASTERS if name != "mlstm"]
+        assert judged
+        assert all(names == [name for name in FORECASTERS if name != "mlstm"] for names in judged)
 
 
 @pytest.mark.usefixtures("without_models_extra")
@@ -169,18 +151,6 @@ class TestSimulations:
             _forecasters(load_scenario(path), path, [])
         with pytest.raises(ValueError, match="run `make models`"):
             forecaster_named("mlstm")
-
-    def test_the_best_forecaster_replaces_a_bundles_as_live(self) -> None:
-        path = ROOT / "docs/scenarios/preserve.toml"
-        wanted = load_scenario(path)
-        values = wanted.model_dump(exclude_unset=True)
-        for model in values["models"].values():
-            model["bundle"] = "preserve"
-        values.pop("forecast", None)
-        bundled = type(wanted).model_validate(values)
-        key = next(iter(values["models"])), next(iter(values["regions"]))
-        assert bundled.at(key, "forecaster", bundled.forecast) == "mlstm"
-        assert _forecasters(bundled, path, [key]) == {key: BEST}
 
     def test_a_future_that_names_it_is_refused(self) -> None:
         with pytest.raises(ChangeError, match="value: The forecaster mlstm needs torch"):
@@ -216,20 +186,18 @@ class TestLengths:
             number=1, kind=ENCODER_KIND, state=VersionState.ACTIVE, file="lengths/one.npz", trained_at=timezone.now()
         )
 
-    def test_a_version_on_an_encoder_rests_and_stays(self, trained: LengthVersion) -> None:
+    def test_a_version_on_an_encoder_rests_and_stays(self, trained: LengthVersion, monkeypatch) -> None:
         assert versions.assigned() == (BUNDLED, None)
         trained.refresh_from_db()
         assert trained.state == VersionState.ACTIVE
+        monkeypatch.setattr(models_extra, "find_spec", lambda name: object())
+        assert versions.in_use() == trained
 
     def test_one_in_shadow_predicts_no_more_and_cannot_be_promoted(self, trained: LengthVersion) -> None:
         LengthVersion.objects.update(state=VersionState.SHADOW)
         assert versions.assigned().shadow is None
         with pytest.raises(ActionError, match=SENTENCE):
             versions.promote(LengthVersion.objects.get(), "somebody")
-
-    def test_with_the_extra_back_it_predicts_again(self, trained: LengthVersion, monkeypatch) -> None:
-        monkeypatch.setattr(models_extra, "find_spec", lambda name: object())
-        assert versions.in_use() == trained
 
     def test_its_training_is_refused_where_it_is_asked_for(self, operator) -> None:
         with pytest.raises(ActionError, match=f"The length model {ENCODER_KIND} {SENTENCE}"):

@@ -340,7 +340,7 @@ class Stack:
         return Part("emulator", argv, probe, stop_within_s=PATIENCE_S["emulator"], on_restart=revive)
 
     def _traffic(self) -> Part:
-        argv = [PYTHON, "manage.py", "demo_traffic", "--url", f"{self.plan.url}/v1"]
+        argv = [PYTHON, "-m", "workers.traffic", "--url", f"{self.plan.url}/v1"]
         return Part("traffic", argv, shows="waves from three regions", stop_within_s=PATIENCE_S["traffic"])
 
     async def _instances(self, redis_url: str) -> None:

@@ -146,7 +146,7 @@ class World:
             self.run = application.runs.create(
                 run=f"run of {name}", began_at=now, last_call_at=now, ended_at=now, calls=1, steps=steps
             )
-        self.backend = UnitBackend.objects.create(name="zephyr-python", url="http://zephyr/warm", secret="s3cret")
+        UnitBackend.objects.create(name="zephyr-python", url="http://zephyr/warm", secret="s3cret")
         self.event = record("instance.moved", self.instances[0], actor="zephyr-bot", reason=FLEET_REASON)
         InstanceCommand.objects.create(instance=self.instances[0], verb="stop", actor="zephyr-bot", reason=FLEET_REASON)
         Rollout.objects.create(
@@ -171,7 +171,7 @@ class World:
         training.queue("trees", "zephyr-bot", FLEET_REASON)
         self.deployment = deployment
         self.plan = planning_rows.plan(deployment.model, now, "advice")
-        self.adapter = Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
+        Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
         WeightedTarget.objects.create(name="zephyr-chat", target=deployment.model.name)
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
@@ -198,8 +198,6 @@ class World:
             "SIMULATION": self.simulation.pk,
             "WHAT_IF": self.what_if.pk,
             "MODEL": self.deployment.model.name,
-            "ADAPTER": self.adapter.name,
-            "BACKEND": self.backend.name,
             "MODEL_ID": self.deployment.model.pk,
             "DEPLOYMENT": self.deployment.pk,
             "REGION_ID": self.deployment.region_id,

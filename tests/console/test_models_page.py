@@ -292,7 +292,7 @@ def test_a_bundle_is_named_with_what_differs(two_regions, live, operator):
 def test_on_the_first_day_it_says_how_to_begin(reader):
     html = page(reader)
     assert "No models yet." in html
-    assert "manage.py seed_demo" in html
+    assert "manage.py up" in html
 
 
 def test_an_open_row_lists_the_adapters_of_its_model(two_regions, reader, deployment):

@@ -146,7 +146,7 @@ def test_a_result_that_rests_on_a_generated_past_says_so(ledger):
 class TestUnasked:
     """The backtest that a Celery worker makes of the ledger."""
 
-    def test_when_it_is_due(self, settings):
+    def test_when_it_is_due(self):
         now = datetime(2026, 11, 1, 12, tzinfo=UTC)
         assert not backtests.due(now)  # nothing was counted yet
         MinuteRow.objects.create(minute=now - timedelta(hours=2), model="a", region="eu", slo_class="x", generated=True)
@@ -155,11 +155,8 @@ class TestUnasked:
         assert backtests.due(now + timedelta(minutes=3))
         Backtest.objects.create(source="ledger, 1 largest of 2", window_s=60, made_at=now)
         Backtest.objects.create(source="a trace", window_s=60, made_at=now + timedelta(hours=13))
-        settings.BACKTEST_EVERY_S = 3600.0
-        assert not backtests.due(now + timedelta(minutes=59))
-        assert backtests.due(now + timedelta(minutes=60))
-        settings.BACKTEST_EVERY_S = 0.0
-        assert not backtests.due(now + timedelta(days=2))
+        assert not backtests.due(now + timedelta(hours=23))
+        assert backtests.due(now + timedelta(hours=24))
 
     @pytest.mark.nightly
     def test_the_largest_series_come_first(self, ledger, settings, monkeypatch):

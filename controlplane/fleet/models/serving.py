@@ -125,8 +125,8 @@ class Model(models.Model):
 
     def out_of_use(self) -> str:
         """Return that it is retired and how it is set active again; "" where it is not."""
-        how = f'Set it active again: `PATCH /api/models/{self.name}` with `{{"active": true}}`.'
-        return "" if self.active else f"{self} is retired. {how}"
+        how = f'`PATCH /api/inventory` with `{{"models": [{{"name": "{self.name}", "active": true}}]}}`'
+        return "" if self.active else f"{self} is retired. Set it active again: {how}."
 
     def clean(self) -> None:
         if Adapter.objects.filter(name=self.name).exists():
@@ -440,13 +440,11 @@ class Deployment(EndpointPolicyColumns):
     def out_of_use(self) -> str:
         """Return that it is undeployed or its model retired, and how it is set active again; "" where neither is so."""
         if not self.model.active:
-            more = "" if self.active else f", then `PATCH /api/deployments/{self.pk}` with the same"
+            more = "" if self.active else ", then its deployment"
             return f"{self.model.out_of_use().rstrip('.')}{more}."
         if self.active:
             return ""
-        return (
-            f'{self} is undeployed. Set it active again: `PATCH /api/deployments/{self.pk}` with `{{"active": true}}`.'
-        )
+        return f"{self} is undeployed. Set it active again in a fleet file or by `PATCH /api/inventory`."
 
     @property
     def longest_request_tokens(self) -> int:

@@ -30,6 +30,8 @@ LEAST_WINDOWS = 100
 LOOK_S = 1.0
 """Poll interval in seconds for waiting work."""
 SETTLED = timedelta(minutes=3)
+PERIOD = timedelta(days=1)
+LIMIT_S = 120.0  # after which a periodic backtest starts no further series
 """Counted demand required before the first periodic backtest, to keep start-up light."""
 
 
@@ -148,12 +150,9 @@ def store(source: str, window_s: int, horizon: int, rows: Sequence[Mapping[str, 
 
 def due(now: datetime) -> bool:
     """Return whether the next periodic backtest of the ledger is due."""
-    if tuned().BACKTEST_EVERY_S <= 0:
-        return False
     newest = Backtest.objects.filter(source__startswith="ledger").order_by("-made_at").first()
     if newest is not None:
-        every_s: float = tuned().BACKTEST_EVERY_S
-        return (now - newest.made_at).total_seconds() >= every_s
+        return bool(now - newest.made_at >= PERIOD)
     first = MinuteRow.objects.filter(generated=False).order_by("minute").values_list("minute", flat=True).first()
     return first is not None and now - first >= SETTLED
 
