@@ -4,6 +4,6 @@ from django.db import migrations
 
 
 class Migration(migrations.Migration):
-    dependencies = [("fleet", "0005_names")]
+    dependencies = [("fleet", "0007_names_may_end_in_bundle")]
 
     operations = [migrations.RemoveField("Model", "length_model")]
