@@ -25,10 +25,8 @@ from pydantic_settings import (
 )
 
 from controlplane.tunable import (
-    Microseconds,
     Port,
     PositiveBytes,
-    PositiveCount,
     Secrets,
     Texts,
     Tunable,
@@ -89,10 +87,6 @@ class Environment(Tunable, BaseSettings):
     """Name of this machine among the hosts that run vLLM processes; default is its host name. Set it in containers."""
     EMULATOR_PORT: Port = 8100
     """Port of the emulated fleet that `manage.py up` starts."""
-    LENGTH_INLINE_US: Microseconds = 1000.0
-    """A length model that answers its hardest prompt within this time runs in the gateway, otherwise in a subprocess."""
-    LENGTH_TORCH_THREADS: PositiveCount = 1
-    """Torch threads per process that trains or runs a length model with an encoder."""
 
     DATABASE_URL: Annotated[SecretStr, Field(validation_alias="DATABASE_URL")] = SecretStr("")
     """`postgres://user:password@host:port/name` or `sqlite:///path`; default is SQLite in the state folder."""

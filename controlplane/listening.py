@@ -153,7 +153,7 @@ class Direct:
     def finish(self, body: bytes) -> bool:
         """Return whether the last piece of a *body* of unknown length was written, which may be empty."""
         chunk = b"%x\r\n%b\r\n%b" % (len(body), body, END) if body else END
-        if not self._cycle.keep_alive or not self.write_chunk(chunk):
+        if not self._cycle.keep_alive or not self._write(chunk):
             return False
         self._complete()
         return True
@@ -208,10 +208,9 @@ class Direct:
 
     def write(self, data: bytes) -> bool:
         """Return whether *data* was written. False while the client does not read: an ASGI message waits for that."""
-        return self.write_chunk(b"%x\r\n%b\r\n" % (len(data), data))
+        return self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
-    def write_chunk(self, chunk: bytes) -> bool:
-        """Like `write`; *chunk* already has its size in front and the line end behind."""
+    def _write(self, chunk: bytes) -> bool:
         cycle = self._cycle
         if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or cycle.response_complete:
             return False

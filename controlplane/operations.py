@@ -70,7 +70,7 @@ class Operations:
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
             "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder or 'the database'}",
             "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
-            "writes": "ok" if gateway.write_job.ok else f"{gateway.write_job.last_error}; serving continues",
+            "writes": f"{failure}; serving continues" if (failure := gateway.parts.no_writes) else "ok",
             "redis": "ok" if gateway.publisher.job.ok else "does not answer; serving continues",
             "ledger": gateway.ledger.trouble or "ok",
             "tasks": f"died: {deaths}" if (deaths := background.summary()) else "ok",
@@ -235,24 +235,11 @@ class GatewayCollector:
         service = self.gateway.lengths
         now = service.snapshot()
         answered = [((source,), count) for source, count in now["answered"].items()]
-        failed = [((why,), count) for why, count in service.failed.copy().items()]
-        models = [((each["version"], each["kind"]), each) for each in now["models"]]
-        labels = ("version", "kind")
+        failed = [((str(why),), count) for why, count in service.failed.copy().items()]
         yield counter("length_answers", "Predicted output lengths.", ("source",), answered)
         yield counter("length_failures", "Without the length model's answer.", ("why",), failed)
         yield gauge("length_seconds", "Time of the last predictions.", ("quantile",), _times((), now))
-        about = "Requests that a model was asked for."
-        yield counter("length_model_asked", about, labels, [(key, each["asked"]) for key, each in models])
-        about = "Its answers within the budget."
-        yield counter("length_model_in_time", about, labels, [(key, each["in_time"]) for key, each in models])
-        about = "Restarts of its process."
-        yield counter("length_model_restarts", about, labels, [(key, each["restarts"]) for key, each in models])
-        times = [time for key, each in models for time in _times(key, each)]
-        yield gauge("length_model_seconds", "Time of its last answers, late ones too.", (*labels, "quantile"), times)
         yield counter("length_late", "Predictions over the time budget.", (), [((), now["late"])])
-        yield counter("length_restarts", "Restarts of its process.", (), [((), now["restarts"])])
-        yield gauge("length_cache_entries", "Prompts remembered.", (), [((), now["cache_entries"])])
-        yield gauge("length_drifts", "Drift alarms that are up.", (), [((), len(now["drift"]))])
 
     def _system(self) -> Iterator[Metric]:
         report = self.gateway.monitor.report()

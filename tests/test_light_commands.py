@@ -10,7 +10,6 @@ EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply")
 COMPUTING = (
     "simulation.simulate", "experiments.reproduce", "simulation.fit_profiles", "simulation.export_ledger",
     "planning.backtest", "planning.export_scenario", "simulation.replay", "gateway.up",
-    "lengths.train_lengths",
 )  # fmt: skip
 HEAVY = {"numba", "torch", "plotly", "pandas", "ninja", "sklearn", "statsmodels", "highspy"}
 

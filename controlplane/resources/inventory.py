@@ -144,7 +144,7 @@ MODELS = Resource(
     columns=(
         Column("name", "Model", sorts=True),
         *columns("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "architecture"),
-        *columns("task", "length_model", "active"),
+        *columns("task", "active"),
         Column("fallback", source="fallback.name", type=str | None),
         Column("fallback_wait_s"),
         Column("weights_in", source=lambda row: sorted(region.name for region in row.weights_in.all()), type=list[str]),

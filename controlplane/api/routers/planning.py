@@ -107,8 +107,6 @@ class PolicyIn(Strict):
     routing_policy: str | None = None
     ordering_policy: str | None = None
     FORECASTER: str | None = None
-    length_model: str | None = None
-    """Empty: the active version."""
     reason: str = Field("", max_length=255)
 
 
@@ -125,9 +123,7 @@ MoveOut = schema_of(MOVES, "MoveOut", "One instance added or taken away by scali
 class ForecastQuery(Schema):
     model: str = ""
     region: str = ""
-    slo_class: str = Field(
-        "", description="One class; empty: all interactive classes together; `+`: all deferred ones."
-    )
+    slo_class: str = Field("", description="Empty: all interactive classes together; `+`: all deferred ones.")
     quantity: Quantity | None = None
 
 
@@ -159,7 +155,7 @@ def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> di
 @router.get("/forecasts", response=Page[ForecastOut])
 @paginate(NewestFirst)
 def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet[Forecast]:
-    """List demand forecasts, newest first: of all interactive SLO classes together, or of `slo_class`.
+    """List demand forecasts, newest first: of all interactive SLO classes together, or all deferred ones.
 
     The two are never mixed, so sums over a list count no token twice. Forecasts are deleted after
     `PILOTHOUSE_FORECAST_KEEP_HOURS`.

@@ -30,26 +30,6 @@ if TYPE_CHECKING:
 NO_LIMIT_KNOWN = "What the API server process of an instance carries. Empty: no limit is known."
 
 
-class LengthModelKind(models.TextChoices):
-    """Kinds of length models; names are those of `forecasting.lengths.MODELS`."""
-
-    STUDENT = "student", "Student"
-    OURS = "ours", "Network and trees on an encoder (ours)"
-    TREES = "trees", "Boosted trees"
-    CLASS_MEAN = "class-mean", "Mean by SLO class"
-    TENANT_HISTOGRAM = "tenant-histogram", "Histogram by tenant"
-    PROMPT_BUCKETS = "prompt-buckets", "Medians by prompt length"
-    SSJF_REG_L1 = "ssjf-reg-l1", "SSJF: regression, L1"
-    SSJF_REG_MSE = "ssjf-reg-mse", "SSJF: regression, MSE"
-    SSJF_CLS = "ssjf-cls", "SSJF: five classes"
-    SSJF_ORDINAL_L1 = "ssjf-ordinal-l1", "SSJF: ordered classes, L1"
-    SSJF_ORDINAL_MSE = "ssjf-ordinal-mse", "SSJF: ordered classes, MSE"
-    SSJF_BINARY = "ssjf-binary", "SSJF: two classes"
-    SSJF_PAIRWISE = "ssjf-pairwise", "SSJF: pairs"
-    SSJF_CLS_PAIRWISE = "ssjf-cls-pairwise", "SSJF: five classes, ties broken by pairs"
-    PRESERVE = "preserve", "PreServe: prompt tuning"
-
-
 class ModelTask(models.TextChoices):
     """Tasks of models: `scheduling.model_task.Task`."""
 
@@ -105,15 +85,6 @@ class Model(models.Model):
         default=ModelTask.GENERATE,
         help_text="What its servers do, by vLLM's names: it decides which calls it serves.",
         error_messages={"invalid_choice": f"%(value)r is no task; there are: {', '.join(Task)}."},
-    )
-    length_model = models.CharField(
-        max_length=40,
-        blank=True,
-        choices=LengthModelKind.choices,
-        help_text="Kind of length model that predicts its output lengths; empty: the version in use.",
-        error_messages={
-            "invalid_choice": f"%(value)r is no length model; there are: {', '.join(LengthModelKind.values)}."
-        },
     )
     fallback = models.ForeignKey(
         "self",
