@@ -145,7 +145,9 @@ class Answering:
         self._finished.clear()
         measured: list[Measured] = []
         running = self.shadow
-        for query, real_tokens, cut, budget_s, at in finished if running is not None else ():
+        if running is None:
+            return measured
+        for query, real_tokens, cut, budget_s, at in finished:
             began = time.perf_counter()
             reply = await running.predictor.ask(query, SHADOW_BUDGET_S)
             late = time.perf_counter() - began > budget_s
