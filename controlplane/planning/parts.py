@@ -1,7 +1,7 @@
 """The five parts of how a model is served, with every choice and a sentence about it, for pages.
 
-A bundle sets all of them (`bundles`); `services.switch_parts` sets single ones. The choices are described in
-docs/papers/routing.md, docs/papers/ordering.md, docs/papers/scaling.md, docs/papers/forecasting.md and docs/papers/length-models.md.
+A bundle sets all of them (`bundles`); `services.switch_parts` sets single ones. The choices are described in routing.md,
+ordering.md, scaling.md, forecasting.md and length-models.md of docs/papers.
 """
 
 from collections.abc import Callable, Mapping
