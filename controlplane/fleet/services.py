@@ -405,7 +405,7 @@ def advance_swaps() -> bool:
 
 
 def notify() -> bool:
-    """Make the gateways read the inventory immediately, not within `PILOTHOUSE_FLEET_REFRESH_S`. Never raises."""
+    """Make the gateways read the inventory immediately, not within a second. Never raises."""
     try:
         with impatient_redis() as client:
             client.publish(INVENTORY_CHANNEL, "inventory")

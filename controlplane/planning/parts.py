@@ -1,18 +1,16 @@
 """The five parts of how a model is served, with every choice and a sentence about it, for pages.
 
-A bundle sets all of them (`bundles`); `services.switch_parts` sets single ones. The choices are described in routing.md,
-ordering.md, scaling.md, forecasting.md and length-models.md of docs/papers.
+A bundle sets all of them (`bundles`); `services.switch_parts` sets single ones. The choices are described in
+docs/papers/routing.md, docs/papers/ordering.md, docs/papers/scaling.md and docs/papers/forecasting.md.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.planning.execution import strategies
 from controlplane.planning.titles import title_of
 from controlplane.tuning.selectors import choices_of
-from forecasting import lengths
 from scheduling.policy import LIVE_CHOICES
 
 
@@ -99,24 +97,6 @@ FORECASTERS: Final = {
     "mlstm": "A multiplicative LSTM over the last windows (PreServe).",
     "blend": "Many simple forecasts and trees, weighted by how well each did lately.",
 }
-LENGTH_MODELS: Final = {
-    "": "The version that is active for all models.",
-    LengthModelKind.STUDENT: "N-grams and measures of the prompt in small networks and trees; about 0.3 ms.",
-    LengthModelKind.OURS: "The student with an encoder's embedding: the most exact, and slower.",
-    LengthModelKind.TREES: "Boosted trees on measures of the prompt and on what the tenant usually gets.",
-    LengthModelKind.CLASS_MEAN: "The mean answer of the SLO class.",
-    LengthModelKind.TENANT_HISTOGRAM: "The lengths that the tenant got lately.",
-    LengthModelKind.PROMPT_BUCKETS: "The median answer to prompts about as long.",
-    LengthModelKind.SSJF_REG_L1: "An encoder with a regression on it, by absolute error.",
-    LengthModelKind.SSJF_REG_MSE: "An encoder with a regression on it, by squared error.",
-    LengthModelKind.SSJF_CLS: "An encoder that picks one of five classes of length.",
-    LengthModelKind.SSJF_ORDINAL_L1: "An encoder on ordered classes of length, by absolute error.",
-    LengthModelKind.SSJF_ORDINAL_MSE: "An encoder on ordered classes of length, by squared error.",
-    LengthModelKind.SSJF_BINARY: "An encoder that says short or long.",
-    LengthModelKind.SSJF_PAIRWISE: "An encoder trained to tell the longer of two.",
-    LengthModelKind.SSJF_CLS_PAIRWISE: "An encoder that picks one of five classes; within one, which of two is longer.",
-    LengthModelKind.PRESERVE: "An encoder whose prompt tokens and last layer are tuned (PreServe).",
-}
 
 
 def _titled(names: list[str], of: str = "") -> dict[str, str]:
@@ -139,13 +119,6 @@ PARTS: Final = (
         FORECASTERS,
         lambda: _titled(list(choices_of("FORECASTER")), "Best in backtests"),
         _forecaster_unavailable_reason,
-    ),
-    PolicyPart(
-        "length_model",
-        "Length model",
-        LENGTH_MODELS,
-        lambda: {"": "The version in use"} | {str(kind): str(kind.label) for kind in LengthModelKind},
-        lengths.rests,
     ),
 )
 

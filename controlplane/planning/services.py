@@ -138,10 +138,6 @@ def _give(before: bundles.Present, differences: list[bundles.Difference], actor:
     model, given = before.model, {each.what: each.bundled for each in differences}
     if policies := {name: given[name] for name in bundles.COLUMNS if name in given}:
         model.deployments.update(**policies)
-    if "length_model" in given:
-        model.length_model = given["length_model"]
-        model.full_clean()
-        model.save(update_fields=["length_model"])
     if given.keys() & {"strategy", "parameters"}:
         row = ScalingPolicy.objects.select_for_update().filter(model=model).first() or ScalingPolicy(model=model)
         strategy = given.get("strategy", before.values["strategy"])

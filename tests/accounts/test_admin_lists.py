@@ -95,12 +95,12 @@ def build(inventory: Inventory) -> None:
     )
     InstanceHour.objects.create(hour=now, instance="instance-1", model="llama-3.1-8b", gpu_type="a100-80gb")
     Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="test")
-    LengthVersion.objects.create(number=1, kind="student", measures={"mae": 61.2})
-    LengthTraining.objects.create(kind="student", asked_by="olga")
+    LengthVersion.objects.create(number=1, kind="trees", measures={"mae": 61.2})
+    LengthTraining.objects.create(kind="trees", asked_by="olga")
     LengthSample.objects.create(
         **of, tenant=inventory.acme, slo_class="interactive", prompt_tokens=9, predicted_by="prior"
     )
-    LengthMinute.objects.create(**of, minute=now, tenant="acme", predictor="prior", bucket_tokens=32, requests=1)
+    LengthMinute.objects.create(**of, minute=now, tenant="acme", predictor="prior", requests=1)
 
 
 standing = standing_with(build)

@@ -131,7 +131,7 @@ def test_a_retired_model_is_set_active_again_from_the_page(client, fleet_admin, 
     for user, offered in ((operator, False), (fleet_admin, True)):
         client.force_login(user)
         html = client.post(reverse("console:deploy"), FORM).content.decode()
-        assert "qwen-8b is retired. Set it active again: <code>PATCH /api/models/qwen-8b</code>" in html
+        assert "qwen-8b is retired. Set it active again: <code>PATCH /api/inventory</code>" in html
         assert ("Set qwen-8b active again…" in html) is offered
     client.post(reverse("console:place", args=("model", model.pk, "activate")), {"reason": "it is wanted again"})
     model.refresh_from_db()

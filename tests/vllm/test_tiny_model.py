@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.without_models_extra import without_models_extra  # noqa: F401 (fixture)
-from workers.vllm import tiny_model
+from workers.vllm.tiny_model import CHAT_TEMPLATE, main
 
 WITHOUT_BOTH = importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None
 without = pytest.mark.skipif(not WITHOUT_BOTH, reason="torch and transformers are installed here")
@@ -16,20 +15,18 @@ without = pytest.mark.skipif(not WITHOUT_BOTH, reason="torch and transformers ar
 
 @without
 def test_without_them_the_module_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tiny_model.main([str(tmp_path / "m")]) == 1
+    assert main([str(tmp_path / "m")]) == 1
     assert "make vllm" in capsys.readouterr().err
 
 
 @pytest.mark.vllm
-def test_what_is_written_is_a_model(vllm_python: str, tmp_path: Path) -> None:
-    command = [vllm_python, "-m", "workers.vllm.tiny_model", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parents[2])
-    config = json.loads((tmp_path / "config.json").read_text())
+def test_what_it_writes(tiny_model: Path) -> None:
+    config = json.loads((tiny_model / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert (config["num_hidden_layers"], config["hidden_size"]) == (2, 128)
-    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    vocabulary = json.loads((tiny_model / "tokenizer.json").read_text())["model"]["vocab"]
     assert config["vocab_size"] == len(vocabulary) == 1024
-    assert (tmp_path / "chat_template.jinja").read_text() == tiny_model.CHAT_TEMPLATE
+    assert (tiny_model / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 
 
 @pytest.mark.vllm

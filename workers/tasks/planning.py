@@ -62,7 +62,7 @@ def backtest_ledger() -> None:
     """Judge the forecasters on the ledger's demand, when that is due."""
     with only_one(LONG_WORK) as free:
         if free and backtests.due(timezone.now()):
-            backtests.backtest_ledger(tuned().BACKTEST_LIMIT_S, requested_work_waits=requested_work_waits)
+            backtests.backtest_ledger(backtests.LIMIT_S, requested_work_waits=requested_work_waits)
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)

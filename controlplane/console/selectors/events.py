@@ -33,7 +33,6 @@ VERBS = {
     "length_version.rolled_back": "rolled back",
     "length_version.shadow": "in shadow again",
     "length_version.trained": "trained, in shadow",
-    "length.drift": "lengths drift",
     "length_version.training_asked": "training of a length model asked for",
     "job.failing": "failing",
     "job.late": "late",

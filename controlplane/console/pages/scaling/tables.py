@@ -167,7 +167,6 @@ WORDS = {
     "ordering_policy": "order",
     "strategy": "strategy",
     "parameters": "parameters",
-    "length_model": "length model",
     "FORECASTER": "forecaster",
     "PLAN_DEMAND": "demand planned for",
     "NIW_RELEASE": "release of held requests",

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
+from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
@@ -22,6 +23,18 @@ from controlplane.tunable import Tunable
 from controlplane.tuning import services
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import Described
+
+PAGES: Final = {
+    "Forecasts of demand": "forecast",
+    "Scaling plans": "plans",
+    "Strategies and nightly simulations": "what-ifs",
+    "Scaling thresholds": "scaling",
+    "Routing and holding": "queues",
+    "Endpoint policies": "models",
+    "Spot pool and weights": "spot",
+    "Output lengths": "lengths",
+}
+"""Page that shows what the settings of a group do, by its title."""
 
 
 def words(value: Any) -> str:
@@ -74,11 +87,7 @@ def settings(request: HttpRequest) -> HttpResponseBase:
             for column in SETTINGS.named(*SETTINGS.page)
         ],
         "groups": [
-            (
-                title,
-                f"group-{number}",
-                [line(each) for each in members],
-            )
+            (title, f"group-{number}", reverse(f"console:{PAGES[title]}"), [line(each) for each in members])
             for number, (title, members) in enumerate(groupby(described, key=lambda each: each.group))
         ],
         "changed": [line(each) for each in described if each.row],
