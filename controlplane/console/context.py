@@ -56,7 +56,6 @@ SYSTEM = (
     Entry("settings", "Settings", "settings", "t"),
     Entry("events", "Events", "events", "e", ("event",)),
     API,
-    Entry("about", "About", "about", "v"),
 )
 
 

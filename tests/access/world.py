@@ -19,6 +19,7 @@ from controlplane.fleet.models import (
     Deployment,
     Donation,
     InstanceCommand,
+    Node,
     Region,
     RegionLatency,
     Rollout,
@@ -28,6 +29,7 @@ from controlplane.fleet.models import (
     Weights,
 )
 from controlplane.lengths import training
+from controlplane.lengths.models import LengthVersion
 from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
 from controlplane.usage.models import InstanceHour, UsageHour
@@ -198,7 +200,11 @@ class World:
         """Return the values of the words in capitals in `expected.py`."""
         return {
             "INSTANCE": self.instances[0].name,
+            "INSTANCE_ID": self.instances[0].pk,
+            "SHARING_ID": self.sharing.pk,
             "SHARING": self.sharing.name,
+            "VERSION": LengthVersion.objects.get(number=3).pk,
+            "NODE_ID": Node.objects.get().pk,
             "REQUEST": self.request.pk,
             "PLAN": self.plan.pk,
             "SIMULATION": self.simulation.pk,

@@ -17,7 +17,6 @@ from django.views.decorators.http import require_POST, require_safe
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
-from controlplane.applications import reporting
 from controlplane.applications.completion import AXIS_TICKS, on_axis
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome
 from controlplane.applications.selectors import (
@@ -32,14 +31,13 @@ from controlplane.applications.services import MAX_GRAPH_BYTES, calls_of, read_g
 from controlplane.applications.services import import_graph as import_as_application
 from controlplane.applications.spans import expectations, rates_of, spans_of
 from controlplane.console.access.roles import fleet_role, may, signed_in
-from controlplane.console.actions import ActionForm, action, back
+from controlplane.console.actions import back
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live.feed import feed
 from controlplane.console.pages.applications import timeline
 from controlplane.console.pages.applications.drawing import edges_of, layout
 from controlplane.console.pages.keys.examples import model_to_try
 from controlplane.dispatch.queues.commands import ask_of_run
-from controlplane.dispatch.queues.runs import RunAction, sentence
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.parts import PARTS, PolicyPart
@@ -331,10 +329,3 @@ def _price(run: ApplicationRun) -> dict[str, Any]:
         return {"of": ask_of_run(run.application.tenant_id, run.application.name, run.run)}
     except ActionError as refusal:
         return {"unknown": str(refusal)}
-
-
-@action(Role.OPERATOR, ApplicationRun, among=set(RunAction), page=lambda row: reverse("console:run", args=(row.pk,)))
-def act_on_run(form: ActionForm, row: ApplicationRun, action: str) -> str:
-    """Move a run first, stop it, or undo that; its price was shown before."""
-    taken = RunAction(action)
-    return sentence(row.run, taken, reporting.act_on_run(row, taken, form.user, form.reason, timezone.now()))

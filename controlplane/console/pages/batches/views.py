@@ -15,7 +15,7 @@ from controlplane.batches.api import content_of
 from controlplane.batches.budgets import spent_budgets
 from controlplane.batches.models import ENDED, Batch, BatchStatus
 from controlplane.batches.selectors import running
-from controlplane.batches.services import cancel_batch, undo_speed_up
+from controlplane.batches.services import undo_speed_up
 from controlplane.batches.speed_up import InstanceLoad, choices, refusal
 from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.actions import ActionForm, action
@@ -28,7 +28,6 @@ from controlplane.console.live.state import LiveState
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.keys.examples import model_to_try
 from controlplane.console.pages.spot.selectors import pool
-from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.batches import BATCHES, visible_batches
@@ -165,18 +164,3 @@ def speed_up(form: ActionForm, batch: Batch) -> str:
         raise ActionError(f"within_s is a number of seconds, not {given[:40]!r}") from None
     services.speed_up(batch, within_s, form.user, form.reason)
     return f"{batch} is sped up: its lines leave as fast as the end of {timezone.localtime(batch.due_at):%H:%M} needs"
-
-
-@action(
-    None,
-    lambda request: Batch.objects.filter(tenant__in=tenants_with_role(request.user, Role.OPERATOR)),
-    page="console:batches",
-    unchanged="{row} was not canceled",
-)
-def cancel(form: ActionForm, batch: Batch) -> str:
-    try:
-        cancel_batch(batch)
-    except ApiError as error:
-        raise ActionError(error.message) from error
-    record("batch.canceled", batch, actor=form.user, reason=form.reason)
-    return f"{batch} is being canceled; lines that run finish, and its output stays readable."

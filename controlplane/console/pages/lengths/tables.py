@@ -1,4 +1,4 @@
-"""Tables of output lengths: measures by model and tenant, by what predicted, and versions side by side."""
+"""Tables of output lengths: measures by model and tenant, versions side by side, and trainings."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -9,20 +9,13 @@ from typing import Final
 from django.utils import timezone
 
 from controlplane.console.formats import percent
-from controlplane.console.pages.lengths.charts import source_order
 from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthTraining, LengthVersion, Measures, VersionState
-from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Duel, Scope
+from controlplane.lengths.selectors import SHADOW, Duel, Scope
 from forecasting.lengths import TEXTLESS, rests
 
 VERSIONS_SHOWN = 12
-MEANINGS = {
-    CACHE: "a prompt seen before, word for word",
-    LEXICAL: "a prompt much like one seen before",
-    EMBEDDING: "a prompt that means much the same to the encoder",
-    PRIOR: "the moving mean of its tenant and class",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,35 +33,6 @@ def lines(by_series: Mapping[tuple[str, str], Measures], drifting: set[tuple[str
     return [
         Line(model, tenant, measures, (model, tenant) in drifting)
         for (model, tenant), measures in sorted(by_series.items(), key=lambda item: item[0])
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A predictor: a cache, a version, the prior; *share* is of all requests, None for a shadow."""
-
-    name: str
-    measures: Measures
-    share: float | None
-    meaning: str
-
-
-def _meaning(name: str) -> str:
-    if name.startswith(SHADOW):
-        return "predicts in shadow, without effect"
-    return "the version that came with Pilothouse" if name.endswith(" 0") else "a length model"
-
-
-def sources(by_predictor: Mapping[str, Measures]) -> list[Source]:
-    answered = sum(measures.requests for name, measures in by_predictor.items() if not name.startswith(SHADOW))
-    return [
-        Source(
-            name,
-            measures := by_predictor[name],
-            None if name.startswith(SHADOW) or not answered else measures.requests / answered,
-            MEANINGS.get(name, _meaning(name)),
-        )
-        for name in sorted(by_predictor, key=source_order)
     ]
 
 

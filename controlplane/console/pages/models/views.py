@@ -15,7 +15,7 @@ from controlplane.console.live import at_door
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.models.details import adapters_served, classes_of, parts_of
-from controlplane.console.pages.models.selectors import ModelRow, model_rows, regions
+from controlplane.console.pages.models.selectors import KEY, ModelRow, chart_of, model_rows, regions
 from controlplane.console.pages.models.tables import ENDPOINTS, bundle_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.events import since
@@ -26,6 +26,7 @@ from controlplane.planning import bundles, services
 from controlplane.planning.parts import PARTS
 from controlplane.resources.filters import number
 from controlplane.resources.inventory import MODELS, TARGET_COMPARISONS
+from controlplane.resources.names import model_names
 from controlplane.resources.tables import table
 
 BOUNDS = ("min_instances", "max_instances")
@@ -58,10 +59,10 @@ def models(request: HttpRequest) -> HttpResponseBase:
         "tiles": tiles(every),
         "one": one,
         "classes": classes_of(one.name, now) if one else [],
-        "parts": parts_of(one, now) if one else [],
+        "parts": parts_of(one) if one else [],
         "adapters_served": adapters_served(one.model) if one else "",
         **(at_door.panel(state, model=one.name) if one else {}),
-        "chart": one.chart if one else None,
+        "chart": chart_of(one.name, now) if one else None,
         "fallbacks": Model.objects.filter(active=True, task=one.model.task).exclude(pk=one.model.pk) if one else [],
         "bundles": bundle_choices([row.model for row in every]),
         "bundle_rows": bundle_rows(every),
@@ -71,8 +72,8 @@ def models(request: HttpRequest) -> HttpResponseBase:
 
 
 def _csv(name: str, rows: list[ModelRow], one: ModelRow | None) -> HttpResponseBase:
-    if one and name == one.chart.key:
-        return one.chart.csv(f"{one.name}-demand")
+    if one and name == KEY:
+        return chart_of(one.name, timezone.now()).csv(f"{one.name}-demand")
     if one and name == "endpoints":
         return table(ENDPOINTS, one.there).csv(f"{one.name}-endpoints")
     return MODELS.csv(rows)
@@ -83,8 +84,7 @@ def _csv(name: str, rows: list[ModelRow], one: ModelRow | None) -> HttpResponseB
 def charts(request: HttpRequest) -> HttpResponse:
     """`GET /console/api/model-charts?charts=model&open=NAME`: the figure of the open row, redrawn."""
     name = request.GET.get("open", "")
-    rows = model_rows(feed.state(), timezone.now(), name) if name else []
-    return redrawn(request, [row.chart for row in rows])
+    return redrawn(request, [chart_of(name, timezone.now())] if name in model_names() else [])
 
 
 @action(Role.ADMIN, Model, page="console:models", unchanged="Bounds of {row} stay")

@@ -8,7 +8,6 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
-from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_safe
 
@@ -29,7 +28,7 @@ from controlplane.planning import selectors as planning
 from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.planning.forecasts.selectors import generated_past
-from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan
+from controlplane.planning.models import PolicyMode
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Filters, model_select
 from controlplane.resources.names import model_names, place_titles
@@ -52,7 +51,6 @@ MATRIX: Columns = {
     "Demand (tok/s)": "cell.demand_tokens_per_s",
     "Reason": "cell.reason",
 }
-DECISIONS = {"approve": services.approve, "reject": services.reject}
 
 
 def demand_chart(model: str, now: datetime) -> Chart:
@@ -121,22 +119,6 @@ def charts(request: HttpRequest) -> HttpResponse:
     """Show `GET /console/api/scaling-charts?charts=demand`: the figure of the page, redrawn."""
     model = Filters(request.GET, model_select(model_names()))["model"]
     return redrawn(request, [demand_chart(model, timezone.now())])
-
-
-@action(
-    Role.OPERATOR,
-    ScalingPlan.objects.select_related("model"),
-    among=DECISIONS,
-    page=lambda plan: reverse("console:plan", args=[plan.pk]),
-    unchanged="The plan for {row.model} still waits",
-)
-def decide(form: ActionForm, plan: ScalingPlan, decision: str) -> str:
-    """Approve or reject a plan, or the newer one that repeats it."""
-    decided = DECISIONS[decision](plan, form.user, form.reason)
-    which = "The plan" if decided.pk == plan.pk else f"Plan {decided.pk}, which repeats plan {plan.pk},"
-    if decided.status == PlanStatus.REJECTED:
-        return f"{which} for {decided.model} is rejected; instances stay as they are."
-    return f"{which} for {decided.model} is approved; its moves begin within seconds."
 
 
 @action(Role.OPERATOR, Model, page="console:scaling", unchanged="{row} keeps its policy")
