@@ -68,7 +68,7 @@ def action(
             return carried_out(
                 request,
                 lambda form: carry_out(form, *subject, **address),
-                page if isinstance(page, str) else page(row),
+                lambda: page if isinstance(page, str) else page(row),
                 unchanged.format(row=row, **address) if needs_reason else "",
             )
 
@@ -78,11 +78,12 @@ def action(
 
 
 def carried_out(
-    request: HttpRequest, carry_out: Callable[[ActionForm], str], page: str, unchanged: str
+    request: HttpRequest, carry_out: Callable[[ActionForm], str], page: Callable[[], str], unchanged: str
 ) -> HttpResponse:
     """Carry out what the form posts and redirect to its page with a message: the result, or why it was refused.
 
-    *unchanged* begins the message if the reason is missing; without it no reason is needed.
+    *page* names the page after it, as it is then. *unchanged* begins the message if the reason is missing; if it is empty,
+    no reason is needed.
     """
     form = ActionForm(user_of(request), " ".join(request.POST.get("reason", "").split())[:255], request.POST)
     try:
@@ -93,7 +94,7 @@ def carried_out(
         messages.error(request, f"{' '.join(refusal.messages).rstrip('.')}.")
     except ActionError as refusal:
         messages.error(request, f"{str(refusal).rstrip('.')}.")
-    return back(request, page)
+    return back(request, page())
 
 
 def back(request: HttpRequest, page: str) -> HttpResponse:

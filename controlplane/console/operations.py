@@ -221,6 +221,6 @@ def operate(request: HttpRequest, name: str, pk: int, verb: str) -> HttpResponse
     return carried_out(
         request,
         lambda form: sentence_of(verb, carry_out(row, form.user, form.reason)),
-        offer.page,
+        lambda: offer.page,
         f"{row} is unchanged" if asks else "",
     )

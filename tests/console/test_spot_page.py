@@ -75,7 +75,7 @@ def test_a_gpu_type_without_a_spot_price_earns_an_unknown_amount(client, operato
 
 def test_reclaiming_is_an_action_of_the_instance(client, operator, donated):
     client.force_login(operator)
-    client.post(reverse("console:act", args=[donated.name, "reclaim"]), {"reason": "load"})
+    client.post(reverse("console:operate", args=["instances", donated.pk, "reclaim"]), {"reason": "load"})
     donated.refresh_from_db()
     assert donated.state == S.RECLAIMING
     assert "reclaiming, " in page(client, operator)
