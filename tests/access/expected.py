@@ -90,7 +90,6 @@ CONSOLE = {
     "train-lengths": Reach(OPERATOR, {}, REASON),
     "usage": Reach(TENANT),
     "prices": Reach(VIEWER),
-    "usage-charts": Reach(TENANT),
     "budgets": Reach(TENANT),
     "keys": Reach(TENANT),
     "key-created": Reach(MANAGER, {"pk": "KEY"}, owned=True),
@@ -108,11 +107,6 @@ CONSOLE = {
     "sign-in": Reach(ANYBODY),
     "sign-in-link": Reach(ANYBODY, {"token": "no-such-token"}),
     "sign-out": Reach(ANYBODY, {}, {}),
-    "charts": Reach(VIEWER),
-    "forecast-charts": Reach(VIEWER),
-    "length-charts": Reach(TENANT),
-    "model-charts": Reach(VIEWER),
-    "scaling-charts": Reach(VIEWER),
     **{
         f"operate {name} {verb}": Reach(least, {"name": name, "pk": pk, "verb": verb}, REASON, owned=owned)
         for name, pk, verbs, least, owned in (

@@ -14,9 +14,6 @@ FLEET_PAGES = (
     "plans",
     "moves",
     "events",
-    "charts",
-    "forecast-charts",
-    "scaling-charts",
 )
 TENANT_PAGES = ("usage", "requests", "lengths", "keys", "api-docs")
 

@@ -198,12 +198,12 @@ def test_all_numbers_are_there_before_any_script(reader, furnished):
     assert [trace["name"] for trace in figure["data"]] == [
         *("95%", "95%", "80%", "80%", "forecast", "actual", "capacity", "as planned")
     ]
-    redrawn = reader.get(reverse("console:forecast-charts"), {"charts": "forecast"})
+    redrawn = reader.get(reverse("console:forecast"), {"charts": "forecast"})
     assert redrawn.json()["charts"]["forecast"]["sentence"].startswith(
         "Demand of interactive and deferred classes: the newest full window had"
     )
     etag = {"If-None-Match": redrawn["ETag"]}
-    assert reader.get(reverse("console:forecast-charts"), {"charts": "forecast"}, headers=etag).status_code == 304
+    assert reader.get(reverse("console:forecast"), {"charts": "forecast"}, headers=etag).status_code == 304
 
 
 @pytest.mark.parametrize(

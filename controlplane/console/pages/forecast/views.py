@@ -3,17 +3,16 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.live.feed import feed
-from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.forecast.charts import demand_and_forecast, unit_title
 from controlplane.console.pages.forecast.selectors import (
     RANGES_H,
@@ -132,12 +131,13 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
     filters = filters_of(request, endpoints, regions)
     asked = asked_of(filters)
     seen = see(asked, now) if asked else None
+    chart = chart_of(seen) if seen else None
+    if chart and (answer := of_charts(request, [chart])) is not None:
+        return answer
     rows = series_rows(asked.quantity, regions, now, asked.slo_class) if asked else []
     row = next((row for row in rows if asked and (row["model"], row["region"]) == (asked.model, asked.region)), None)
-    chart = chart_of(seen) if seen else None
     if request.GET.get("format") == "csv":
-        by_chart = chart is not None and request.GET.get("table") == chart.key
-        return chart.csv(chart.key) if chart and by_chart else table(SERIES, rows).csv("series")
+        return table(SERIES, rows).csv("series")
     context = {
         **live_context(feed.state(), ""),
         "filters": filters,
@@ -156,13 +156,3 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         "waiting": first_forecast(asked, now) if asked and seen and seen.forecast is None else None,
     }
     return render(request, "console/forecast/forecast.html", context)
-
-
-@require_GET
-@fleet_role(Role.VIEWER)
-def charts(request: HttpRequest) -> HttpResponse:
-    """Show `GET /console/api/forecast-charts?model=…`: the figure of the page, redrawn."""
-    now = timezone.now()
-    asked = asked_of(filters_of(request, demand.endpoints(), {}))
-    key = ("forecast", asked, int(now.timestamp()) // 30)
-    return redrawn(request, once(key, lambda: [chart_of(see(asked, now))] if asked else []))

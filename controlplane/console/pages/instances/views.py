@@ -12,7 +12,7 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
-from controlplane.console.live.views import live_context
+from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.instances.charts import instance_charts
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows, worst_first
@@ -57,9 +57,8 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
     state = feed.state()
     filters = Filters(request.GET, CHART_RANGE)
     charts = instance_charts(state, filters["range"], row)
-    if request.GET.get("format") == "csv":
-        chart = next((chart for chart in charts if chart.key == request.GET.get("table")), charts[0])
-        return chart.csv(f"{row.name}-{chart.key}")
+    if (answer := of_charts(request, charts, f"{row.name}-{{}}")) is not None:
+        return answer
     context = {
         **live_context(state, f"instance:{row.pk},events"),
         "filters": filters,

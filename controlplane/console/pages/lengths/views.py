@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.accounts.selectors import visible_tenants
@@ -16,7 +16,7 @@ from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.live import length_service, tiles
 from controlplane.console.live.feed import feed
-from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.lengths import tables
 from controlplane.console.pages.lengths.charts import error_over_time
 from controlplane.lengths import selectors, training
@@ -70,6 +70,9 @@ def chart_of(asked: Asked, now: datetime) -> Chart:
 def lengths(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
     asked = asked_of(request)
+    chart = chart_of(asked, now)
+    if (answer := of_charts(request, [chart], "lengths-{}")) is not None:
+        return answer
     scope = asked.scope(now)
     state = feed.state()
     service = state.lengths() if asked.everything else None
@@ -79,13 +82,9 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
     lines = LENGTH_SERIES.arranged(lines, asked.filters)
     duels = tables.compare(scope) if asked.everything else {}
     versions = tables.version_rows(selectors.by(scope, "predictor", shadows=True), duels) if asked.everything else []
-    chart = chart_of(asked, now)
     if request.GET.get("format") == "csv":
-        match request.GET.get("table"):
-            case chart.key:
-                return chart.csv("lengths-trend")
-            case "versions" if asked.everything:
-                return LENGTH_VERSIONS.csv(versions)
+        if request.GET.get("table") == "versions" and asked.everything:
+            return LENGTH_VERSIONS.csv(versions)
         return LENGTH_SERIES.csv(lines)
     whole = selectors.total(line.measures for line in lines)
     context = {
@@ -111,13 +110,6 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "encoder_budget": f"{tuned().LENGTH_ENCODER_BUDGET_MS:g}",
     }
     return render(request, "console/lengths/lengths.html", context)
-
-
-@require_GET
-@signed_in
-def charts(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/length-charts?model=…`: the chart of the page."""
-    return redrawn(request, [chart_of(asked_of(request), timezone.now())])
 
 
 @action(Role.OPERATOR, page="console:lengths", unchanged="Nothing was changed")

@@ -2,10 +2,10 @@
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
@@ -13,9 +13,9 @@ from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import at_door
 from controlplane.console.live.feed import feed
-from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.models.details import adapters_served, classes_of, parts_of
-from controlplane.console.pages.models.selectors import KEY, ModelRow, chart_of, model_rows, regions
+from controlplane.console.pages.models.selectors import ModelRow, chart_of, model_rows, regions
 from controlplane.console.pages.models.tables import ENDPOINTS, bundle_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.events import since
@@ -26,7 +26,6 @@ from controlplane.planning import bundles, services
 from controlplane.planning.parts import PARTS
 from controlplane.resources.filters import number
 from controlplane.resources.inventory import MODELS, TARGET_COMPARISONS
-from controlplane.resources.names import model_names
 from controlplane.resources.tables import table
 
 BOUNDS = ("min_instances", "max_instances")
@@ -46,8 +45,13 @@ def models(request: HttpRequest) -> HttpResponseBase:
     filters, _ = MODELS.listed(viewer_of(request), request.GET, every)
     rows = MODELS.arranged(every, filters)
     one = opened(request, rows)
+    chart = chart_of(one.name, now) if one else None
+    if chart and (answer := of_charts(request, [chart], f"{request.GET['open']}-demand")) is not None:
+        return answer
     if request.GET.get("format") == "csv":
-        return _csv(request.GET.get("table", ""), rows, one)
+        if one and request.GET.get("table") == "endpoints":
+            return table(ENDPOINTS, one.there).csv(f"{one.name}-endpoints")
+        return MODELS.csv(rows)
     context = {
         **live_context(state, "instances,events"),
         "drawn_after": drawn_after,
@@ -62,29 +66,13 @@ def models(request: HttpRequest) -> HttpResponseBase:
         "parts": parts_of(one) if one else [],
         "adapters_served": adapters_served(one.model) if one else "",
         **(at_door.panel(state, model=one.name) if one else {}),
-        "chart": chart_of(one.name, now) if one else None,
+        "chart": chart,
         "fallbacks": Model.objects.filter(active=True, task=one.model.task).exclude(pk=one.model.pk) if one else [],
         "bundles": bundle_choices([row.model for row in every]),
         "bundle_rows": bundle_rows(every),
         "part_titles": [part.title for part in PARTS],
     }
     return render(request, "console/models/models.html", context)
-
-
-def _csv(name: str, rows: list[ModelRow], one: ModelRow | None) -> HttpResponseBase:
-    if one and name == KEY:
-        return chart_of(one.name, timezone.now()).csv(f"{one.name}-demand")
-    if one and name == "endpoints":
-        return table(ENDPOINTS, one.there).csv(f"{one.name}-endpoints")
-    return MODELS.csv(rows)
-
-
-@require_GET
-@fleet_role(Role.VIEWER)
-def charts(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/model-charts?charts=model&open=NAME`: the figure of the open row, redrawn."""
-    name = request.GET.get("open", "")
-    return redrawn(request, [chart_of(name, timezone.now())] if name in model_names() else [])
 
 
 @action(Role.ADMIN, Model, page="console:models", unchanged="Bounds of {row} stay")

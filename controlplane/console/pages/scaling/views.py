@@ -6,17 +6,17 @@ from datetime import datetime
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.charts.spec import Chart
 from controlplane.console.live.feed import feed
-from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.models.selectors import demand_and_capacity
 from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.pages.scaling import tables
@@ -66,10 +66,12 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     model = filters["model"]
     titles = place_titles()
     current = planning.current_plans()
-    matrix = tables.matrix(model, current, titles, now)
     asked = demand_chart(model, now)
+    if (answer := of_charts(request, [asked])) is not None:
+        return answer
+    matrix = tables.matrix(model, current, titles, now)
     if request.GET.get("format") == "csv":
-        return _csv(request.GET.get("table", ""), model, matrix, asked)
+        return _csv(request.GET.get("table", ""), model, matrix)
     waiting = [plan for plan in planning.waiting_plans() if plan.valid_until > now]
     shown = {plan.pk: plan for plan in [*waiting, *current.values()] if model in ("", plan.model.name)}
     cards = cards_of(list(shown.values()), titles, now, judged=True)
@@ -102,23 +104,13 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     return render(request, "console/scaling/scaling.html", context)
 
 
-def _csv(name: str, model: str, matrix: tables.Matrix, demand: Chart) -> HttpResponseBase:
-    if name == demand.key:
-        return demand.csv("demand")
+def _csv(name: str, model: str, matrix: tables.Matrix) -> HttpResponseBase:
     if name == "moves":
         return MOVES.csv(planning.moves(model))
     if name == "plans":
         return PLANS.csv(planning.plans(model))
     cells = [{"line": line, "cell": cell} for line in matrix.lines for cell in line.cells if cell.deployed]
     return table(MATRIX, cells).csv("instances-planned")
-
-
-@require_GET
-@fleet_role(Role.VIEWER)
-def charts(request: HttpRequest) -> HttpResponse:
-    """Show `GET /console/api/scaling-charts?charts=demand`: the figure of the page, redrawn."""
-    model = Filters(request.GET, model_select(model_names()))["model"]
-    return redrawn(request, [demand_chart(model, timezone.now())])
 
 
 @action(Role.OPERATOR, Model, page="console:scaling", unchanged="{row} keeps its policy")
