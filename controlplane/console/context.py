@@ -36,8 +36,8 @@ FLEET = (
 SERVE = (
     Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("queues", "Queues", "queues", "q"),
-    Entry("batches", "Batches", "batches", "b", ("batch", "batch-list", "held-work", "spot", "donations", "weights")),
-    Entry("applications", "Applications", "applications", "a", ("application", "run", "compare-graphs")),
+    Entry("batches", "Batches", "batches", "b", ("batch", "held-work", "spot")),
+    Entry("applications", "Applications", "applications", "a", ("application", "run")),
 )
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),

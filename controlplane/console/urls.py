@@ -6,7 +6,6 @@ from django.contrib.auth.decorators import login_required
 from django.urls import path, re_path
 from django.views.generic import TemplateView
 
-from controlplane.console.lists import list_view
 from controlplane.console.live.consumers import LiveConsumer
 from controlplane.console.operations import operate
 from controlplane.console.pages.alerts import views as alerts
@@ -32,7 +31,6 @@ from controlplane.console.pages.system import views as system
 from controlplane.console.pages.usage import views as usage
 from controlplane.console.pages.what_if import building
 from controlplane.console.pages.what_if import views as what_if
-from controlplane.resources.spot import DONATIONS, WEIGHTS
 
 app_name = "console"
 urlpatterns = [
@@ -54,7 +52,6 @@ urlpatterns = [
     path("queues/groups/<int:number>/<slug:action>/", queues.act, name="queue-act"),
     path("batches/", batches.batches, name="batches"),
     path("batches/held/", batches.held, name="held-work"),
-    path("batches/list/", batches.batch_list, name="batch-list"),
     path("batches/<int:pk>/speed-up/", batches.speed_up, name="speed-up-batch"),
     path("batches/<str:public_id>/", batches.batch, name="batch"),
     path("batches/<str:public_id>/<slug:kind>.jsonl", batches.file, name="batch-file"),
@@ -65,8 +62,6 @@ urlpatterns = [
     path("applications/import/", applications.import_graph, name="import-graph"),
     path("applications/runs/<int:pk>/", applications.run, name="run"),
     path("spot/", spot.spot, name="spot"),
-    path("spot/donations/", list_view(DONATIONS), name="donations"),
-    path("spot/weights/", list_view(WEIGHTS), name="weights"),
     path("spot/stop/", spot.stop, name="spot-stop"),
     path("spot/weights/<int:pk>/<int:region>/pull/", spot.pull, name="pull-weights"),
     path("requests/", requests.requests, name="requests"),

@@ -145,7 +145,7 @@ def held_panel(state: LiveState) -> dict[str, Any]:
 
 
 def _batches(state: LiveState, _: str) -> Html:
-    html = _held(state, _)
+    html = sections.html(state)
     return html | batches.html(state.batches, fleet_figures(state)) if state.batches else html
 
 

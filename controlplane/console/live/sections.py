@@ -11,7 +11,7 @@ from controlplane.fleet.spot.selectors import open_donations
 
 
 class Section(Struct, frozen=True):
-    """A tab; *number* is None while it is not known, and for the page of all sections."""
+    """A tab; *number* is None while it is not known."""
 
     page: str
     title: str
@@ -27,8 +27,7 @@ def sections(state: LiveState) -> list[Section]:
     """Return the tabs in order: batches that run, requests held now, instances donated."""
     held = held_work.totals(state.tables)["held"] if state.known else None
     return [
-        Section("batches", "All"),
-        Section("batch-list", "Batches", Batch.objects.exclude(status__in=ENDED).count(), "running"),
+        Section("batches", "Batches", Batch.objects.exclude(status__in=ENDED).count(), "running"),
         Section("held-work", "Held work", held, "requests"),
         Section("spot", "Spot pool", open_donations().count(), "donated"),
     ]

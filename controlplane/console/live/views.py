@@ -35,7 +35,7 @@ def json_response(request: HttpRequest, data: Any) -> HttpResponse:
 
 def redrawn(request: HttpRequest, charts: Iterable[Chart], **more: Any) -> HttpResponse:
     """Those of *charts* that `?charts=KEY,KEY` names, as JSON."""
-    wanted = set(request.GET["charts"].split(","))
+    wanted = set(request.GET.get("charts", "").split(","))
     return json_response(request, {"charts": {one.key: one.payload() for one in charts if one.key in wanted}, **more})
 
 

@@ -27,33 +27,19 @@ from controlplane.console.live.sections import sections
 from controlplane.console.live.state import LiveState
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.keys.examples import model_to_try
-from controlplane.console.pages.spot.selectors import pool
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.batches import BATCHES, visible_batches
 from controlplane.usage.budgets import usd_per_token
 from controlplane.usage.models import Work
 
-ENDED_SHOWN = 6
-"""Ended batches on the page of all sections; the list has them all."""
 FILES = {"input": "input_file", "output": "output_file", "errors": "error_file"}
 
 
 @require_safe
 @signed_in
 def batches(request: HttpRequest) -> HttpResponseBase:
-    """All sections; a tenant's people see their batches alone, in full."""
-    return _list_page(request, ENDED_SHOWN if viewer_of(request).sees_fleet else None)
-
-
-@require_safe
-@signed_in
-def batch_list(request: HttpRequest) -> HttpResponseBase:
-    return _list_page(request, None)
-
-
-def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBase:
-    """Return the list: first those that run, the least slack first, then those that ended, newest first."""
+    """The list: first those that run, the least slack first, then those that ended, newest first."""
     viewer = viewer_of(request)
     state = feed.state()
     rows = cast(QuerySet[Batch], BATCHES.listed(viewer, request.GET)[1])
@@ -61,9 +47,7 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
 
     def show(page: list[Batch]) -> list[Batch]:
         ended = [batch for batch in page if batch.status in ENDED]
-        if "before" in request.GET:
-            return ended
-        return [*running(rows), *ended[:ended_shown]]
+        return ended if "before" in request.GET else [*running(rows), *ended]
 
     return list_page(
         request,
@@ -72,7 +56,6 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
         managed=set(tenants_with_role(request.user, Role.OPERATOR).values_list("pk", flat=True)),
         several_tenants=viewer.tenants().count() > 1,
         tiles=live.tiles(reading, fleet_figures(state) if viewer.sees_fleet else None),
-        brief=ended_shown is not None,
         model=model_to_try(),
         spent=spent_budgets(viewer.tenants()),
         speeds={one.pk: speed_of(one, state) for one in reading.running if one.risk or one.urgent_by}
@@ -80,13 +63,7 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
         else {},
         sections=sections(state) if viewer.sees_fleet else None,
         **live.verdict(reading),
-        **(below(state) if viewer.sees_fleet and ended_shown is not None else {}),
     )
-
-
-def below(state: LiveState) -> dict[str, Any]:
-    """Return the context of the sections that stand below the batches."""
-    return {**held_panel(state), **pool(state, timezone.now()), "held_panel": True}
 
 
 @require_safe
