@@ -19,6 +19,7 @@ from controlplane.console.pages.instances import views as instances
 from controlplane.console.pages.keys import views as keys
 from controlplane.console.pages.lengths import views as lengths
 from controlplane.console.pages.models import views as models
+from controlplane.console.pages.models.forms import change
 from controlplane.console.pages.overview import views as overview
 from controlplane.console.pages.plans import views as plans
 from controlplane.console.pages.queues import views as queues
@@ -43,11 +44,9 @@ urlpatterns = [
     path("models/", models.models, name="models"),
     path("models/deploy/", deploy.deploy, name="deploy"),
     path("models/deployed/<int:pk>/", deploy.deployed, name="deployed"),
+    path("models/<int:pk>/<slug:form>/", change, name="change-model"),
     path("models/targets/", models.targets, name="targets"),
     path("models/targets/share/", models.share, name="share"),
-    path("models/<int:pk>/parts/", models.parts, name="parts"),
-    path("models/<int:pk>/fallback/", models.fallback, name="fallback"),
-    path("models/<int:pk>/bounds/", models.bounds, name="bounds"),
     path("queues/", queues.queues, name="queues"),
     path("queues/groups/<int:number>/<slug:action>/", queues.act, name="queue-act"),
     path("batches/", batches.batches, name="batches"),
@@ -71,8 +70,6 @@ urlpatterns = [
     path("scaling/plans/", plans.plans, name="plans"),
     path("scaling/plans/<int:pk>/", plans.plan, name="plan"),
     path("scaling/moves/", plans.moves, name="moves"),
-    path("scaling/policies/<int:pk>/", scaling.policy, name="policy"),
-    path("scaling/bundles/<int:pk>/", scaling.bundle, name="bundle"),
     path("what-if/", what_if.what_ifs, name="what-ifs"),
     path("what-if/new", building.build, name="new-what-if"),
     path("what-if/traces/", building.upload, name="upload-trace"),

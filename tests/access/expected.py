@@ -49,9 +49,11 @@ CONSOLE = {
     "models": Reach(VIEWER),
     "deploy": Reach(OPERATOR),
     "deployed": Reach(VIEWER, {"pk": "DEPLOYMENT"}),
-    "fallback": Reach(ADMIN, {"pk": "MODEL_ID"}, {"fallback": ""} | REASON),
-    "bounds": Reach(ADMIN, {"pk": "MODEL_ID"}, {"max_instances-1": "6"} | REASON),
-    "parts": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"routing_policy": "round_robin"} | REASON),
+    "change-model fallback": Reach(ADMIN, {"pk": "MODEL_ID", "form": "fallback"}, {"fallback": ""} | REASON),
+    "change-model bounds": Reach(ADMIN, {"pk": "MODEL_ID", "form": "bounds"}, {"max_instances-1": "6"} | REASON),
+    "change-model parts": Reach(
+        OPERATOR, {"pk": "MODEL_ID", "form": "parts"}, {"routing_policy": "round_robin"} | REASON
+    ),
     "what-ifs": Reach(VIEWER),
     "what-if": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "new-what-if": Reach(VIEWER),
@@ -81,8 +83,10 @@ CONSOLE = {
     "plans": Reach(VIEWER),
     "plan": Reach(VIEWER, {"pk": "PLAN"}),
     "moves": Reach(VIEWER),
-    "policy": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"strategy": "reactive", "mode": "off"} | REASON),
-    "bundle": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"bundle": "ssjf"} | REASON),
+    "change-model policy": Reach(
+        OPERATOR, {"pk": "MODEL_ID", "form": "policy"}, {"strategy": "reactive", "mode": "off"} | REASON
+    ),
+    "change-model bundle": Reach(OPERATOR, {"pk": "MODEL_ID", "form": "bundle"}, {"bundle": "ssjf"} | REASON),
     "lengths": Reach(TENANT),
     "train-lengths": Reach(OPERATOR, {}, REASON),
     "usage": Reach(TENANT),

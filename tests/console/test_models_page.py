@@ -120,20 +120,24 @@ def test_as_many_queries_for_any_number_of_instances(
 def test_parts_are_given_with_a_reason_and_one_event(two_regions, acting):
     model = Model.objects.get()
     values = {"routing_policy": "round_robin", "ordering_policy": "priority", "length_model": "trees"}
-    answer = acting.post(reverse("console:parts", args=[model.pk]), values | {"reason": "to compare"}, follow=True)
+    answer = acting.post(
+        reverse("console:change-model", args=[model.pk, "parts"]), values | {"reason": "to compare"}, follow=True
+    )
     assert re.search("The policy of llama-3.1-8b: Custom; the next decisions", answer.content.decode())
     event = Event.objects.get(kind="model.parts_switched")
     assert event.before == {"routing_policy": "join_shortest_queue", "length_model": ""}
     assert event.after == {"routing_policy": "round_robin", "length_model": "trees"}
     assert set(Deployment.objects.values_list("routing_policy", flat=True)) == {"round_robin"}
-    acting.post(reverse("console:parts", args=[model.pk]), {"routing_policy": "best", "reason": "a typo"})
+    acting.post(
+        reverse("console:change-model", args=[model.pk, "parts"]), {"routing_policy": "best", "reason": "a typo"}
+    )
     assert Event.objects.filter(kind="model.parts_switched").count() == 1
 
 
 def test_bounds_are_changed_together_or_not_at_all(two_regions, client, fleet_admin, operator):
     model = Model.objects.get()
     east, west = Deployment.objects.order_by("pk")
-    url, reason = reverse("console:bounds", args=[model.pk]), {"reason": "the evening"}
+    url, reason = reverse("console:change-model", args=[model.pk, "bounds"]), {"reason": "the evening"}
     values = {f"min_instances-{east.pk}": "2", f"max_instances-{east.pk}": "3", f"max_instances-{west.pk}": "5"}
     client.force_login(operator)
     assert client.post(url, values | reason).status_code == 403  # as over REST
@@ -176,7 +180,7 @@ def test_no_dialog_overwrites_unseen(two_regions, client, fleet_admin, form, val
     if form == "parts":
         values["ordering_policy"] = "priority"
     client.force_login(fleet_admin)
-    address = reverse(f"console:{form}", args=[model.pk])
+    address = reverse("console:change-model", args=[model.pk, form])
     shown = "console:scaling" if form == "policy" else "console:models"
 
     def save(page):
@@ -202,7 +206,10 @@ def test_no_dialog_overwrites_unseen(two_regions, client, fleet_admin, form, val
 def test_a_fallback_is_given_and_taken_away(two_regions, client, fleet_admin, operator):
     model = Model.objects.get()
     Model.objects.create(name="small", title="Small", weights_bytes=1, kv_bytes_per_token=1, context_tokens=9)
-    url, values = reverse("console:fallback", args=[model.pk]), {"fallback": "small", "fallback_wait_s": "2.5"}
+    url, values = (
+        reverse("console:change-model", args=[model.pk, "fallback"]),
+        {"fallback": "small", "fallback_wait_s": "2.5"},
+    )
     client.force_login(operator)
     assert client.post(url, values | {"reason": "an outage"}).status_code == 403
     client.force_login(fleet_admin)

@@ -1,11 +1,8 @@
 """Scaling page: present and planned instances, reasons, moves, and each model's policy."""
 
-import json
 from dataclasses import replace
 from datetime import datetime
 
-from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
@@ -13,7 +10,6 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.actions import ActionForm, action
 from controlplane.console.charts.spec import Chart
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
@@ -21,9 +17,6 @@ from controlplane.console.pages.models.selectors import demand_and_capacity
 from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.pages.scaling import tables
 from controlplane.events import since
-from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Model
-from controlplane.planning import bundles, services
 from controlplane.planning import selectors as planning
 from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts.demand import TOKENS
@@ -111,32 +104,3 @@ def _csv(name: str, model: str, matrix: tables.Matrix) -> HttpResponseBase:
         return PLANS.csv(planning.plans(model))
     cells = [{"line": line, "cell": cell} for line in matrix.lines for cell in line.cells if cell.deployed]
     return table(MATRIX, cells).csv("instances-planned")
-
-
-@action(Role.OPERATOR, Model, page="console:scaling", unchanged="{row} keeps its policy")
-@transaction.atomic
-def bundle(form: ActionForm, model: Model) -> str:
-    """Give one model the values of a policy bundle."""
-    form.check(*bundles.rows_of(Model.objects.select_for_update().get(pk=model.pk)), fields=bundles.SET)
-    made = services.switch_bundle(model, form.fields.get("bundle", ""), form.user, form.reason)
-    return f"{model} now uses {made.title}."
-
-
-@action(Role.OPERATOR, Model, page="console:scaling", unchanged="{row} is scaled as before")
-@transaction.atomic
-def policy(form: ActionForm, model: Model) -> str:
-    """Set the strategy and mode of one model."""
-    unchanged, given = f"{model} is scaled as before", form.fields
-    rows = bundles.rows_of(Model.objects.select_for_update().get(pk=model.pk))
-    form.check(*rows, fields=("strategy", "mode", "parameters"))
-    try:
-        parameters = json.loads(given.get("parameters", "").strip() or "{}")
-        row = services.set_policy(
-            model, given.get("strategy", ""), given.get("mode", ""), parameters, form.user, form.reason
-        )
-    except ValidationError as error:
-        raise ActionError(f"{unchanged}: {' '.join(error.messages)}") from error
-    except ValueError as error:
-        raise ActionError(f"{unchanged}: the parameters are not JSON ({error})") from error
-    mode = PolicyMode(row.mode).label.partition(":")[0].lower()
-    return f"{model} is scaled by {title_of(row.strategy)}, mode {mode}, from now on."
