@@ -69,9 +69,8 @@ def attention_list(problems: dict[str, Any], model: str, instances: int, known: 
     return render_to_string("console/overview/attention.html", shown)
 
 
-def event_list(model: str) -> str:
-    context = {"events": latest_events(EVENTS_SHOWN, model), "of_model": model}
-    return render_to_string("console/overview/events.html", context)
+def event_list() -> str:
+    return render_to_string("console/overview/events.html", {"events": latest_events(EVENTS_SHOWN)})
 
 
 def _cells(rows: Iterable[dict[str, Any]], cells: Iterable[tuple[str, str]]) -> Html:
@@ -97,7 +96,7 @@ def _overview(state: LiveState, model: str) -> Html:
     if state.known:
         html["attention"] = attention_list(state.attention, model, len(state.tables["instances"]), True)
     if state.newest_event_id is not None:
-        html["events"] = event_list(model)
+        html["events"] = event_list()
     return html
 
 

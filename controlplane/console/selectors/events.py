@@ -3,14 +3,11 @@
 from typing import Any
 from urllib.parse import urlencode
 
-from django.db.models import CharField, Max, Q, QuerySet
-from django.db.models import Model as Row
-from django.db.models.functions import Cast
+from django.db.models import Max
 from django.urls import reverse
 
 from controlplane.events.models import Event, Severity
-from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
-from controlplane.planning.models import ScalingPlan, ScalingPolicy
+from controlplane.fleet.models import Deployment, Instance
 
 SIGN_INS = "sign_in"
 STEP = "instance.moved"
@@ -27,30 +24,7 @@ def event_title(event: Event, with_subject: bool = True) -> str:
     return f"{event.subject}: {words}" if event.subject and with_subject else words[:1].upper() + words[1:]
 
 
-# Kinds of subjects that belong to one model, and how to come from their rows to its name.
-SUBJECTS_OF_MODELS: dict[str, tuple[type[Row], str]] = {
-    str(row._meta.model_name): (row, path)
-    for row, path in (
-        (Instance, "deployment__model__name"),
-        (Deployment, "model__name"),
-        (Model, "name"),
-        (PerformanceProfile, "model__name"),
-        (ScalingPlan, "model__name"),
-        (ScalingPolicy, "model__name"),
-    )
-}
-
-
-def events_of_model(events: QuerySet[Event], model: str) -> QuerySet[Event]:
-    """*events* about *model*, its instances and plans, and those that concern the whole fleet."""
-    concerned = ~Q(subject_type__in=SUBJECTS_OF_MODELS)
-    for kind, (row, path) in SUBJECTS_OF_MODELS.items():
-        keys = row._default_manager.order_by().filter(**{path: model}).values_list(Cast("pk", CharField()))
-        concerned |= Q(subject_type=kind, subject_id__in=keys)
-    return events.filter(concerned)
-
-
-def event_row(event: Event, with_subject: bool = True, model: str = "") -> dict[str, Any]:
+def event_row(event: Event, with_subject: bool = True) -> dict[str, Any]:
     """An event as lists show it; its subject is left out on the subject's page."""
     return {
         "id": event.pk,
@@ -61,7 +35,6 @@ def event_row(event: Event, with_subject: bool = True, model: str = "") -> dict[
         "title": event_title(event, with_subject),
         "reason": event.reason,
         "href": reverse("console:event", args=[event.pk]),
-        "model": model,
     }
 
 
@@ -69,15 +42,12 @@ def newest_event_id() -> int:
     return Event.objects.aggregate(newest=Max("pk"))["newest"] or 0
 
 
-def latest_events(limit: int, model: str = "") -> list[dict[str, Any]]:
-    """The newest decisions and faults of the fleet and its tenants, or of *model* and the fleet; steps that follow from a
-    decision, and who signed in, are left to the events' own page."""
+def latest_events(limit: int) -> list[dict[str, Any]]:
+    """The newest decisions and faults of the fleet and its tenants; steps that follow from a decision, and who signed in,
+    are left to the events' own page."""
     events = Event.objects.exclude(kind__startswith=SIGN_INS).order_by("-pk")
     events = events.exclude(kind__in=ROUTINE, severity=Severity.INFO, user__isnull=True)
-    if not model:
-        return [event_row(event) for event in events[:limit]]
-    rows = events_of_model(events, model)[:limit]
-    return [event_row(event, model=model if event.subject_type in SUBJECTS_OF_MODELS else "") for event in rows]
+    return [event_row(event) for event in events[:limit]]
 
 
 def subject_href(event: Event) -> str | None:

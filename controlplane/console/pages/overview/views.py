@@ -72,7 +72,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "rows": [row for row in rows if row["status"] != "stopped"][:INSTANCES_SHOWN],
         "rows_total": len(rows),
         "usd_per_hour": usd_per_hour(model),
-        "events": event_list(model),
+        "events": event_list(),
         "nightly": nightly.summary(timezone.now()),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }
