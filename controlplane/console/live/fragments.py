@@ -27,20 +27,19 @@ from controlplane.console.live import (
 from controlplane.console.live.state import LiveState
 from controlplane.console.selectors.events import latest_events, newest_event_id
 from controlplane.fleet.spot import selectors as spot
+from controlplane.resources.instances import INSTANCES
 from controlplane.resources.names import place_titles
 from controlplane.usage.by_use import dollars_by_use
 
 Html = dict[str, str]
 EVENTS_SHOWN = 5
 OPERATORS_TOPICS = frozenset({"system"})
-INSTANCE_CELLS: Final = (
-    ("status", "mark"), ("use_ratio", "percent"), ("waiting", "count"), ("kv_ratio", "percent"),
-    ("output_tokens_per_s", "quantity"), ("ttft_p95_ms", "milliseconds"), ("itl_p95_ms", "milliseconds"),
-    ("preemptions_per_min", "count"), ("heartbeat_at", "age"),
-)  # fmt: skip
-TABLE_CELLS: Final = (*INSTANCE_CELLS, ("use_ratio", "bar"), ("running", "running_of"), ("prefix_hit_ratio", "percent"))
+TABLE_CELLS: Final = (
+    *((column.name, column.live) for column in INSTANCES.columns if column.live),
+    ("use_ratio", "bar"),
+)
 PAGE_CELLS: Final = (
-    *INSTANCE_CELLS, ("running", "count"), ("requests_ahead", "count"), ("round_trip_ms", "milliseconds"),
+    *TABLE_CELLS, ("running", "count"), ("requests_ahead", "count"), ("round_trip_ms", "milliseconds"),
 )  # fmt: skip
 ENDPOINT_CELLS: Final = (("kv_ratio", "percent"), ("output_tokens_per_s", "quantity"))
 MODEL_CELLS: Final = (
