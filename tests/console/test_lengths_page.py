@@ -11,10 +11,8 @@ from django.utils import timezone
 from controlplane.console.live import length_service
 from controlplane.console.pages.lengths import tables
 from controlplane.lengths import selectors, training
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion, Measures
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
 from controlplane.lengths.selectors import scope_of
-from controlplane.resources.filters import Filters, sort_by
-from controlplane.resources.lengths import LENGTH_SERIES
 from tests.console import length_rows
 from tests.inventory import Inventory, standing_with
 
@@ -121,15 +119,6 @@ def test_one_line_says_whether_predictions_are_good_enough(service, coverage, wh
     assert length_service.doubts(service, coverage) == why
 
 
-def test_a_gateway_without_the_service_is_not_a_silent_one(reader, bare, live, fleet_feed, monkeypatch):
-    monkeypatch.setattr(fleet_feed, "lengths", lambda ts: None)
-    live.show(fleet_feed)
-    assert "reports no length service" in page(reader)
-    nothing = length_service.row_of({"answered": {"cache": 0}})
-    assert nothing["answered"] == 0
-    assert nothing["cache_ratio"] is nothing["late_ratio"] is nothing["p99_ms"] is None
-
-
 def test_drift_is_said_with_what_to_do(reader, furnished, live, fleet_feed):
     fleet_feed.drift = [{"model": "llama-3.1-8b", "tenant": "acme", "longer": True, "since": 1_790_000_000}]
     live.show(fleet_feed)
@@ -175,23 +164,6 @@ def test_filters_narrow_every_part_and_stay_in_the_address(reader, furnished, no
     )
     mistyped = page(reader, model="nothing", tenant="nobody", hours="7", sort="-colour")
     assert region(mistyped, "lines").count('<th scope="row">') == 4
-
-
-@pytest.mark.parametrize("field", LENGTH_SERIES.sorting)
-def test_every_column_sorts_both_ways(field):
-    by_series = {
-        ("b", "x"): Measures(2, 10, 8, 4, 1, 2, 2, 1, 2),
-        ("a", "y"): Measures(9, 20, 30, 40),
-        ("c", "z"): Measures(),
-    }
-    rows = tables.lines(by_series, set())
-    ascending, descending = (
-        LENGTH_SERIES.arranged(rows, Filters({"sort": f"{sign}{field}"}, sort_by(LENGTH_SERIES.sorting, "")))
-        for sign in ("", "-")
-    )
-    known = 3 if field in ("model", "tenant", "requests") else 2
-    assert ascending[:known] == descending[:known][::-1]
-    assert ascending[known:] == descending[known:]
 
 
 def test_the_files_hold_the_numbers_of_the_page(reader, furnished, now):

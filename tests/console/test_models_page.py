@@ -8,12 +8,11 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console.pages.models.details import classes_of, promise_of
 from controlplane.console.pages.models.selectors import TIMES, model_rows
 from controlplane.events.models import Event
 from controlplane.fleet.inventory.kinds import DEPLOYMENT, MODEL
 from controlplane.fleet.inventory.services import change
-from controlplane.fleet.models import Adapter, Deployment, Model, Region, SloClass
+from controlplane.fleet.models import Adapter, Deployment, Model, Region
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import services
 from scheduling.bundles import BUNDLES
@@ -99,12 +98,6 @@ def test_an_open_row_has_classes_parts_and_a_chart(two_regions, live, reader):
     assert 'data-chart="model"' in html
     assert "Switch the bundle" not in html  # a viewer reads
     assert 'aria-expanded="false"' in page(reader, open="no-such-model")
-
-
-def test_a_promise_in_words():
-    assert promise_of(SloClass(ttft_target_ms=1000, itl_target_ms=200)) == "TTFT 1.00 s, ITL 200 ms"
-    assert promise_of(SloClass(deadline_s=86_400)) == "done in 1 d"
-    assert promise_of(SloClass()) == "nothing promised"
 
 
 def test_as_many_queries_for_any_number_of_instances(
@@ -245,14 +238,6 @@ def test_names_are_shared_and_compared(two_regions, client, fleet_admin, reader)
     assert client.get(reverse("console:targets"), {"format": "csv"}).status_code == 200
     client.post(url, {"name": "chat", "targets": "", "reason": "it is over"})
     assert "a canary of a new version" in reader.get(reverse("console:targets")).content.decode()
-
-
-def test_a_class_that_promises_nothing_is_not_judged(two_regions, live, reader):
-    SloClass.objects.create(name="left-over", title="Left over", kind="opportunistic")
-    now = timezone.now()
-    MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="left-over", slo_judged=3)
-    (row,) = (row for row in classes_of("llama-3.1-8b", now) if row.title == "Left over")
-    assert (row.promise, row.hour.ratio, row.hour.judged) == ("nothing promised", None, 0)
 
 
 def test_a_bundle_is_named_with_what_differs(two_regions, live, operator):

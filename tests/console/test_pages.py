@@ -105,11 +105,6 @@ def test_instances_by_live_state_and_numbers(reader, live, fleet_feed):
     assert "No instance fits these filters" in page(reader, "instances", q="zzz")
 
 
-def test_the_sorted_column_says_so(reader, fleet):
-    html = page(reader, "instances", sort="-running")
-    assert re.search(r'aria-sort="descending"><a class="sort" href="\?sort=running">Running', html)
-
-
 def test_an_instances_page(reader, live, fleet, fleet_feed, make_request, operator):
     live.show(fleet_feed)
     record(
@@ -124,7 +119,9 @@ def test_an_instances_page(reader, live, fleet, fleet_feed, make_request, operat
     html = page(reader, "instance", "instance-1")
     assert "health check passed" in html
     assert row.request_id[:12] in html
-    assert "Running and waiting" in html
+    for title in ("Running and waiting", "Time to first token", "Time between tokens"):
+        assert title in html
+    assert re.search(r"Throughput: [\d,.k]+ output tokens a second", html)
     assert "Drain…" not in html  # a viewer has no actions
     assert reader.get(reverse("console:instance", args=["nobody"])).status_code == 404
 
@@ -146,7 +143,7 @@ def process(make_instance, settings, tmp_path):
     return row
 
 
-def test_an_instances_page_has_its_start_engine_error_and_log(acting, process):
+def test_an_instances_page_has_its_start_engine_error_and_log(acting, viewer, process):
     html = page(acting, "instance", "p")
     assert "Loading weights, 50%" in html
     assert "0.32.0" in html
@@ -155,20 +152,10 @@ def test_an_instances_page_has_its_start_engine_error_and_log(acting, process):
     assert "ValidationError: User-specified max_model_len (40960)" in html
     assert "Resolved architecture: LlamaForCausalLM" in html
     assert "Loading weights, 50%" in page(acting, "instances")
-
-
-def test_a_log_is_for_operators(reader, process):
-    html = page(reader, "instance", "p")
+    acting.force_login(viewer)
+    html = page(acting, "instance", "p")
     assert "0.32.0" in html
-    assert "Resolved architecture" not in html
-
-
-def test_an_instances_latencies_and_throughput_over_time(reader, live, fleet, fleet_feed):
-    live.show(fleet_feed)
-    html = page(reader, "instance", "instance-1")
-    for title in ("Time to first token", "Time between tokens", "Throughput"):
-        assert title in html
-    assert re.search(r"Throughput: [\d,.k]+ output tokens a second", html)
+    assert "Resolved architecture" not in html, "a log may hold prompts: it is for operators"
 
 
 def test_pages_are_compressed(reader, make_request):
@@ -176,19 +163,6 @@ def test_pages_are_compressed(reader, make_request):
     answer = reader.get(reverse("console:requests"), headers={"Accept-Encoding": "gzip"})
     assert answer["Content-Encoding"] == "gzip"
     assert len(answer.content) < len(gzip.decompress(answer.content)) / 3
-
-
-def test_a_requests_page_says_why_this_instance(reader, make_request):
-    html = page(reader, "request", make_request().pk)
-    assert "Why this instance" in html
-    assert "the fewest tokens still to process" in html
-    assert html.count(">chosen<") == 1
-    assert "4,200" in html
-    never_placed = make_request(
-        outcome="rejected", status_code=429, error_code="queue_full", trace=[], instance="", ttft_ms=None
-    )
-    html = page(reader, "request", never_placed.pk)
-    assert "never placed: queue_full" in html
 
 
 def test_events_filter_page_and_permalink(reader, fleet, operator):
@@ -210,10 +184,6 @@ def test_events_filter_page_and_permalink(reader, fleet, operator):
     for word in ("ready", "draining", "no 59", "instance-1"):
         assert word in detail
     assert "No event fits" in page(reader, "events", q="nothing says this")
-
-
-def test_events_say_what_they_are_before_there_are_any(reader, live):
-    assert "No events yet" in page(reader, "events")
 
 
 def test_a_key_is_shown_once_then_revoked(client, key_manager, acme):
@@ -312,13 +282,6 @@ def test_a_key_needs_a_name_and_the_right(client, key_manager, member, acme, glo
     client.force_login(member)
     assert "New key" not in text_of(client.get(url))
     assert client.post(url, {"name": "x", "tenant": acme.pk}).status_code == 403
-
-
-def test_the_events_page_follows_the_clock_of_the_numbers(reader, live, fleet_feed):
-    """A page without numbers also shows the connection's freshness: it follows the fleet's ticks."""
-    live.show(fleet_feed)
-    for name in ("overview", "instances", "events"):
-        assert re.search(r'data-live data-topics="', page(reader, name))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ DAY = timedelta(days=1)
 LONGEST = 366 * DAY
 BY_HOUR = 2 * DAY  # the longest time that is drawn by the hour
 CHARTS_EVERY_S = 30
-GROUPED_BY = [(by, f"By {name}") for by, name in tables.GROUPS.items()]
+GROUPED_BY = [(by, f"By {group.title}") for by, group in tables.GROUPS.items()]
 PERIODS = (("1", "Today"), ("7", "Last 7 days"), ("30", "Last 30 days"), ("dates", "From … to …"))
 
 
@@ -143,14 +143,14 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
         "whole": whole,
         "idle_ratio": whole["idle_usd"] / whole["cost_usd"] if whole["cost_usd"] else None,
         "usd_per_million": used_usd / tokens * 1e6 if tokens else None,
-        "group": tables.GROUPS[group],
-        "detail": tables.DETAILS.get(group, ""),
+        "group": tables.GROUPS[group].title,
+        "detail": tables.GROUPS[group].detail,
         "chart": chart,
         "every_s": CHARTS_EVERY_S,
         "lines": tables.linked(lines, href, group, query.several_tenants),
         "donated": donated,
         "with_tenant": query.several_tenants and group in ("key", "application", "batch"),
-        "own_idle": query.sees_idle and group in tables.WITH_OWN_IDLE,
+        "own_idle": query.sees_idle and tables.GROUPS[group].own_idle,
         "counted_until": counted_until(),
         "days": [f"{day.day} {day:%b %Y}" for day in (asked.since, asked.until - DAY)],
         "zone": asked.zone,
