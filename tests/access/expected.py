@@ -129,7 +129,7 @@ CONSOLE = {
         for verb in verbs
     },
 }
-"""Addresses by name; of one with several, the name and what tells them apart."""
+"""Addresses by name; of one with several, the name and a word more."""
 
 DECISION = {"reason": "a test"}
 

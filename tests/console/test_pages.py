@@ -119,7 +119,7 @@ def test_an_instances_page(reader, live, fleet, fleet_feed, make_request, operat
     html = page(reader, "instance", "instance-1")
     assert "health check passed" in html
     assert row.request_id[:12] in html
-    for title in ("Running and waiting", "Time to first token", "Time between tokens"):
+    for title in ("Running and waiting", "Time to first token", "KV cache"):
         assert title in html
     assert re.search(r"Throughput: [\d,.k]+ output tokens a second", html)
     assert "Drain…" not in html  # a viewer has no actions

@@ -59,20 +59,16 @@ def line_chart(
 def instance_charts(state: LiveState, minutes: str, row: Instance) -> list[Chart]:
     def build() -> list[Chart]:
         samples = history.latest(state.history, int(minutes))
-        ttft_ms, itl_ms, output = history.pace_of_instance(samples, row.name)
+        ttft_ms, _, output = history.pace_of_instance(samples, row.name)
         running, waiting = history.load_of_instance(samples, row.name)
         most = count(row.max_num_seqs)
 
         def load(now: float) -> str:
             return f"{count(now)} of {most} requests running, {count(last(waiting))} waiting"
 
-        def p95(now: float) -> str:
-            return f"p95 is {milliseconds(now)}"
-
         inside = Series("waiting inside vLLM", waiting, STYLES[1], heading="Waiting (requests)")
         caption = f"Requests inside the instance; it runs {most} at most"
         kv = history.kv_by_instance(samples, [row.name])[row.name]
-        latencies = (("ttft", "Time to first token", ttft_ms), ("itl", "Time between tokens", itl_ms))
         return [
             line_chart(
                 samples, "load", "Running and waiting", caption, running, load, COUNT, inside,
@@ -82,12 +78,9 @@ def instance_charts(state: LiveState, minutes: str, row: Instance) -> list[Chart
                 samples, "kv", "KV cache", "Share of the KV cache in use", kv,
                 lambda now: f"{percent(now)} in use", SHARE.but(range=[0, 1.02], hoverformat=".1%"), label="KV cache",
             ),
-            *(
-                line_chart(
-                    samples, key, title, "p95 of the last minute", values, p95, MILLISECONDS,
-                    label="p95", nothing=NO_TRAFFIC,
-                )
-                for key, title, values in latencies
+            line_chart(
+                samples, "ttft", "Time to first token", "p95 of the last minute", ttft_ms,
+                lambda now: f"p95 is {milliseconds(now)}", MILLISECONDS, label="p95", nothing=NO_TRAFFIC,
             ),
             line_chart(
                 samples, "throughput", "Throughput", "Output tokens per second", output,

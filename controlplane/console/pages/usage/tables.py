@@ -14,7 +14,7 @@ from controlplane.usage.selectors import Asked, summed, usage
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What a line may be of: in words, and the columns of `usage` that tell lines apart."""
+    """What a line may be of: in words, and the columns of `usage` that it is grouped by."""
 
     title: str
     of: tuple[str, ...]
