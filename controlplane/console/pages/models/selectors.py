@@ -1,7 +1,7 @@
 """Rows of the models page: each model with its endpoints, load, cost, policy and chart."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -123,6 +123,11 @@ class Endpoint:
         return self.load.usd_per_hour
 
 
+def sum_of_known(values: Iterable[Ratio]) -> Ratio:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
     """One model. *endpoints* are in the order of the page's regions, None where it is not deployed."""
@@ -160,13 +165,11 @@ class ModelRow:
 
     @property
     def capacity(self) -> Ratio:
-        known = [endpoint.load.capacity_tokens_per_s for endpoint in self.there]
-        return sum(value for value in known if value is not None) if any(value is not None for value in known) else None
+        return sum_of_known(endpoint.load.capacity_tokens_per_s for endpoint in self.there)
 
     @property
     def demand(self) -> Ratio:
-        known = [endpoint.load.demand_tokens_per_s for endpoint in self.there]
-        return sum(value for value in known if value is not None) if any(value is not None for value in known) else None
+        return sum_of_known(endpoint.load.demand_tokens_per_s for endpoint in self.there)
 
     @property
     def load(self) -> Ratio:
