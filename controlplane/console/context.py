@@ -36,7 +36,7 @@ FLEET = (
 SERVE = (
     Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("queues", "Queues", "queues", "q"),
-    Entry("batches", "Batches", "batches", "b", ("batch", "held-work", "spot")),
+    Entry("batches", "Batches", "batches", "b", ("batch", "spot")),
     Entry("applications", "Applications", "applications", "a", ("application", "run")),
 )
 PLAN = (

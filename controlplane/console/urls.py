@@ -50,7 +50,6 @@ urlpatterns = [
     path("queues/", queues.queues, name="queues"),
     path("queues/groups/<int:number>/<slug:action>/", queues.act, name="queue-act"),
     path("batches/", batches.batches, name="batches"),
-    path("batches/held/", batches.held, name="held-work"),
     path("batches/<int:pk>/speed-up/", batches.speed_up, name="speed-up-batch"),
     path("batches/<str:public_id>/", batches.batch, name="batch"),
     path("batches/<str:public_id>/<slug:kind>.jsonl", batches.file, name="batch-file"),

@@ -66,7 +66,6 @@ CONSOLE = {
     "batch-file": Reach(TENANT, {"public_id": "BATCH_ID", "kind": "input"}, owned=True),
     "speed-up-batch": Reach(OPERATOR, {"pk": "BATCH"}, {"within_s": "600"} | REASON),
     "queue-act": Reach(OPERATOR, {"number": 7, "action": "pin"}, REASON),
-    "held-work": Reach(VIEWER),
     "spot": Reach(VIEWER),
     "spot-stop": Reach(OPERATOR, {}, REASON),
     "pull-weights": Reach(OPERATOR, {"pk": "MODEL_ID", "region": "REGION_ID"}, REASON),
@@ -366,7 +365,7 @@ ADMIN_PAGES = {
 
 SOCKETS = {"^ws/live/$"}
 # By the topics of the live connection.
-TOPICS = {"overview:": VIEWER, "batches": VIEWER, "held": VIEWER,
+TOPICS = {"overview:": VIEWER, "batches": VIEWER,
           "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
           "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}  # fmt: skip
 

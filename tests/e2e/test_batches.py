@@ -19,7 +19,6 @@ from tests.e2e.test_accessibility import THEMES, look, settle, violations
 
 PAGES = {
     "batches": "/batches/",
-    "batches-held": "/batches/held/",
     "batch": "/batches/{batch}/",
     "batch-failed": "/batches/{failed}/",
     "spot": "/spot/",
@@ -66,8 +65,6 @@ def address(name: str) -> str:
 @pytest.mark.parametrize("name", PAGES)
 def test_axe_finds_nothing(batch_console, open_page, name, theme):
     page = open_page(batch_console, address(name), theme=theme)
-    if name == "batches-held":
-        expect(page.get_by_text("pulls 2").first).to_be_visible()
     look(page, f"{name}-{theme}")
 
 

@@ -20,7 +20,6 @@ from controlplane.console.live import (
     held_work,
     length_service,
     queues,
-    sections,
     tiles,
     what_ifs,
 )
@@ -114,7 +113,7 @@ def _queues(state: LiveState, region: str) -> Html:
     for group in state.of_region("groups", region):
         html |= {f"group/{group['number']}/{line}": text for line, text in queues.block(group).items()}
     html[f"at-door/{region}"] = render_to_string("console/parts/at_door.html", at_door.panel(state, region=region))
-    return html | {"queues/held": render_to_string("console/queues/held_table.html", held_panel(state))}
+    return html | {"queues/held": render_to_string("console/queues/held_table.html", {"held": held_panel(state)})}
 
 
 def _lengths(state: LiveState, _: str) -> Html:
@@ -138,19 +137,12 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
     }
 
 
-def held_panel(state: LiveState) -> dict[str, Any]:
-    return held_work.panel(state.tables, place_titles(), reported=state.known)
+def held_panel(state: LiveState) -> list[dict[str, Any]]:
+    return held_work.panel(state.tables, place_titles())
 
 
 def _batches(state: LiveState, _: str) -> Html:
-    html = sections.html(state)
-    return html | batches.html(state.batches, fleet_figures(state)) if state.batches else html
-
-
-def _held(state: LiveState, _: str) -> Html:
-    return sections.html(state) | {
-        "batches/held-work": render_to_string("console/batches/held.html", held_panel(state))
-    }
+    return batches.html(state.batches, fleet_figures(state)) if state.batches else {}
 
 
 def _drawn_batches(state: LiveState, _: str) -> Any:
@@ -185,7 +177,6 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
     ),
     "queues": (_queues, _drawn_queues),
     "batches": (_batches, _drawn_batches),
-    "held": (_held, _nothing),
     "lengths": (_lengths, _nothing),
     "system": (
         lambda state, _: {},

@@ -18,7 +18,6 @@ from controlplane.dispatch.wire import (
     INSTANCE_COLUMNS,
     LANE_COLUMNS,
     QUEUE_COLUMNS,
-    RELEASE_COLUMNS,
     REORDER_COLUMNS,
     SIGNAL_COLUMNS,
 )
@@ -114,7 +113,6 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
         "groups": rows_of(published.get("groups") or {}, GROUP_COLUMNS, "number"),
         "lanes": rows_of(published.get("lanes") or {}, LANE_COLUMNS, "instance"),
         "held": rows_of(holding.get("models") or {}, HELD_COLUMNS, "model"),
-        "releases": rows_of(holding.get("releases") or {}, RELEASE_COLUMNS, "at"),
         "signals": rows_of(holding.get("signals") or {}, SIGNAL_COLUMNS, "model"),
         "at_door": rows_of(summary.get("at_door") or {}, AT_DOOR_COLUMNS, "model"),
         "prewarmed": [

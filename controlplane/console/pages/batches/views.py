@@ -17,15 +17,13 @@ from controlplane.batches.models import ENDED, Batch, BatchStatus
 from controlplane.batches.selectors import running
 from controlplane.batches.services import undo_speed_up
 from controlplane.batches.speed_up import InstanceLoad, choices, refusal
-from controlplane.console.access.roles import fleet_role, may, signed_in
+from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import batches as live
 from controlplane.console.live.feed import feed
-from controlplane.console.live.fragments import fleet_figures, held_panel
-from controlplane.console.live.sections import sections
+from controlplane.console.live.fragments import fleet_figures
 from controlplane.console.live.state import LiveState
-from controlplane.console.live.views import live_context
 from controlplane.console.pages.keys.examples import model_to_try
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.gateway.errors import ApiError
@@ -61,18 +59,8 @@ def batches(request: HttpRequest) -> HttpResponseBase:
         speeds={one.pk: speed_of(one, state) for one in reading.running if one.risk or one.urgent_by}
         if may(request, Role.OPERATOR)
         else {},
-        sections=sections(state) if viewer.sees_fleet else None,
         **live.verdict(reading),
     )
-
-
-@require_safe
-@fleet_role(Role.VIEWER)
-def held(request: HttpRequest) -> HttpResponseBase:
-    """What waits in the queue manager, and why."""
-    state = feed.state()
-    context = {**live_context(state, "held"), **held_panel(state), "sections": sections(state)}
-    return render(request, "console/batches/held_page.html", context)
 
 
 STATES = dict(BatchStatus.choices) | {"resumed": "Resumed by another process; no line is answered twice"}

@@ -100,7 +100,7 @@ def queues(request: HttpRequest) -> HttpResponseBase:
         "peak": max((value or 0 for value in history.tile_series(state.history, "waiting")), default=0),
         "axes": AXES,
         "ticks": [f"+{clock(12.0 * int(filters['minutes']) * at)}" for at in range(1, 5)],
-        **held_panel(state),
+        "held": held_panel(state),
         "held_total": held_totals(state.tables)["held"],
         **at_door.panel(state, region=region),
         "reorders": reorders,
