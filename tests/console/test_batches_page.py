@@ -125,7 +125,7 @@ def test_canceling_says_what_it_costs_and_keeps_a_reason(client, operator, make_
     assert "6,000 of 12,000 lines will get no answer" in client.get(URL).content.decode()
     client.post(
         reverse("console:operate", args=["batches", batch.pk, "cancel"]),
-        {"reason": "wrong prompt", "next": "/batches/list/"},
+        {"reason": "wrong prompt", "next": "/batches/"},
     )
     batch.refresh_from_db()
     assert batch.status == BatchStatus.CANCELLING
