@@ -35,13 +35,13 @@ def test_the_page_says_the_price_and_stops_a_run_until_it_is_undone(client, oper
     html = client.get(page).content.decode()
     assert "would overtake 17 requests of others" in html
     assert "with 112 output tokens lost" in html
-    answer = client.post(f"{page}stop/", {"reason": "a loop"}, follow=True)
+    answer = client.post(f"/operations/runs/{running.pk}/stop/", {"reason": "a loop", "next": page}, follow=True)
     assert "Run now is stopped: 4 open calls ended, and later ones are refused." in answer.content.decode()
     running.refresh_from_db()
     assert (running.state, running.in_time) == ("stopped", None)
     event = Event.objects.get(kind="run.stopped")
     assert (event.reason, event.inputs["running"], event.subject) == ("a loop", 1, "review")
-    client.post(f"{page}undo/", {"reason": "it was none"})
+    client.post(f"/operations/runs/{running.pk}/undo/", {"reason": "it was none"})
     running.refresh_from_db()
     assert (running.state, running.closed_at) == ("running", None)
     assert [action for _, _, action in asked if action] == [RunAction.STOP, RunAction.UNDO]

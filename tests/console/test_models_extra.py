@@ -36,9 +36,6 @@ class TestWithout:
         assert "Models extra Not installed" in page("system")
         assert "Run `make models` for torch and transformers" in page("system")
 
-    def test_the_forecast_page_says_what_is_left_out(self, page, deployment):
-        assert f"Left out: The forecaster mlstm {SENTENCE}" in page("forecast")
-
     def test_choices_say_what_rests(self, page, live, deployment, operator):
         switch_bundle(deployment.model, "preserve", operator)
         text = page("models", open=deployment.model.name)

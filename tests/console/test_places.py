@@ -6,7 +6,7 @@ from django.urls import reverse
 from controlplane.console.live import attention
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Model, Region
+from controlplane.fleet.models import Deployment, Instance, Region
 from tests.console.test_pages import text_of
 
 pytestmark = pytest.mark.django_db
@@ -39,33 +39,6 @@ def test_the_list_of_what_needs_an_eye_names_who_holds_it(held):
     [item] = attention._endpoints([row], known)
     assert "held by" in item.detail
     assert "kernel update" in item.detail
-
-
-@pytest.mark.parametrize("kind", ["node", "region"])
-def test_an_operator_cordons_and_uncordons(client, operator, node, kind):
-    client.force_login(operator)
-    place = node if kind == "node" else node.region
-    for action, by in (("cordon", operator.get_username()), ("uncordon", "")):
-        url = reverse("console:place", args=[kind, place.pk, action])
-        client.post(url, {"reason": ""})
-        place.refresh_from_db()
-        assert bool(place.cordoned) is (action == "uncordon"), "without a reason nothing is done"
-        client.post(url, {"reason": "cooling"})
-        place.refresh_from_db()
-        assert by in place.cordoned
-        assert bool(place.cordoned) is (action == "cordon")
-
-
-def test_an_admin_undeploys_and_retires(client, fleet_admin, deployment, make_instance):
-    row = make_instance(state=InstanceState.READY)
-    client.force_login(fleet_admin)
-    html = client.get(f"{reverse('console:models')}?open={deployment.model.name}").content.decode()
-    assert f'commandfor="undeploy-{deployment.pk}"' in html
-    client.post(reverse("console:place", args=["deployment", deployment.pk, "undeploy"]), {"reason": "no demand"})
-    row.refresh_from_db()
-    assert (Deployment.objects.get().active, row.state) == (False, InstanceState.DRAINING)
-    client.post(reverse("console:place", args=["model", deployment.model.pk, "retire"]), {"reason": "replaced"})
-    assert not Model.objects.get(pk=deployment.model.pk).active
 
 
 def test_rest_says_and_does_the_same(acting, held, node):

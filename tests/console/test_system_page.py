@@ -77,7 +77,7 @@ class TestPage:
         write_notice(("forecasts", "failing", "It failed once: IndexError"))
         write_notice(("forecasts", "failing", "It failed twice: IndexError"))  # another process came second
         html = html_of(acting, "events")
-        assert html.count("forecasts: failing") == 1
+        assert html.count("forecasts: job failing") == 1
         assert JobRow.objects.get(pk="forecasts").noticed == "failing"
 
 

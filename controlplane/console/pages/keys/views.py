@@ -16,7 +16,7 @@ from controlplane.accounts import handover
 from controlplane.accounts.models import ApiKey, Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
-from controlplane.accounts.services import allow_models, create_api_key, revoke_api_key
+from controlplane.accounts.services import allow_models, create_api_key
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page
@@ -83,17 +83,6 @@ def created(request: HttpRequest, pk: int) -> HttpResponse:
             context |= {"served": True, "curl": examples.fleet_curl(base_url, secret)}
             context["python"] = examples.fleet_python(base_url, secret)
     return handover.forget(request, render(request, "console/keys/key_created.html", context))
-
-
-@action(
-    None,
-    lambda request: manageable_api_keys(request.user),
-    page="console:keys",
-    unchanged="{row.name} was not revoked",
-)
-def revoke(form: ActionForm, key: ApiKey) -> str:
-    revoke_api_key(key, form.user, form.reason)
-    return f"{key.name} ({key.prefix}…) is revoked; requests with it are refused within seconds."
 
 
 @action(

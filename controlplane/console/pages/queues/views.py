@@ -1,18 +1,14 @@
 """Queues: requests that wait, which will be late, what was reordered and why; and actions on one request group."""
 
-from datetime import timedelta
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
-from django.utils import timezone
-from django.views.decorators.http import require_GET, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role, Tenant
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
-from controlplane.console.charts.cache import once
-from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import clock, ordinal
 from controlplane.console.live import at_door, history
 from controlplane.console.live.feed import feed
@@ -21,8 +17,7 @@ from controlplane.console.live.held_work import totals as held_totals
 from controlplane.console.live.queues import TILES, worse_than_fcfs
 from controlplane.console.live.state import LiveState
 from controlplane.console.live.tiles import readings
-from controlplane.console.live.views import live_context, redrawn
-from controlplane.console.pages.queues.charts import calibration, r2
+from controlplane.console.live.views import live_context
 from controlplane.console.pages.queues.lanes import GROUPED, lanes_of, legend
 from controlplane.dispatch.queues import services
 from controlplane.dispatch.queues.commands import ask
@@ -30,12 +25,9 @@ from controlplane.dispatch.queues.operations import GroupAction
 from controlplane.dispatch.wire import GROUP_COLUMNS, REORDER_COLUMNS
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Region
-from controlplane.gateway.selectors import wait_calibration, wait_points
 from controlplane.resources.filters import Filters, Hidden, Select, every, number
 from controlplane.resources.tables import Columns, moment, table
 
-CALIBRATED = timedelta(hours=1)
-CHARTS_EVERY_S = 60
 AXES = ("1", "5", "15", "60")  # minutes
 USUAL_AXIS = "5"
 HOLDS = (1, 5, 15)  # minutes
@@ -88,13 +80,9 @@ def queues(request: HttpRequest) -> HttpResponseBase:
     region = filters["region"]
     reorders = state.tables["reorders"]
     groups = state.of_region("groups", region)
-    chart, calibrated = waits()
     if request.GET.get("format") == "csv":
-        match request.GET.get("table"):
-            case "reorders":
-                return table(REORDERS, reorders).csv("reorders")
-            case "waits":
-                return chart.csv("waits")
+        if request.GET.get("table") == "reorders":
+            return table(REORDERS, reorders).csv("reorders")
         return table(GROUPS, groups).csv(f"queues-{region}")
     row = next(iter(state.of_region("queues", region)), None)
     lanes = lanes_of(state, region, filters["model"], filters["class"], filters["colour"])
@@ -112,13 +100,10 @@ def queues(request: HttpRequest) -> HttpResponseBase:
         "peak": max((value or 0 for value in history.tile_series(state.history, "waiting")), default=0),
         "axes": AXES,
         "ticks": [f"+{clock(12.0 * int(filters['minutes']) * at)}" for at in range(1, 5)],
-        **held_panel(state),
+        "held": held_panel(state),
         "held_total": held_totals(state.tables)["held"],
         **at_door.panel(state, region=region),
         "reorders": reorders,
-        "chart": chart,
-        "calibrated": [each | {"r2_text": r2(each)} for each in calibrated],
-        "every_s": CHARTS_EVERY_S,
         "selected": selected(number(filters["group"])),
         "holds": HOLDS,
     }
@@ -146,27 +131,6 @@ def selected(group: int | None) -> dict[str, Any] | None:
         "ordinal": ordinal(detail["place"]),
         "lateness_s": -detail["slack_s"] if detail["slack_s"] is not None else None,
     }
-
-
-def waits() -> tuple[Chart, list[dict[str, Any]]]:
-    """The calibration plot and its table, made once a minute."""
-    now = timezone.now()
-    made: list[Any] = once(("waits", int(now.timestamp()) // CHARTS_EVERY_S), lambda: [_waits(now - CALIBRATED)])
-    chart, calibrated = made[0]
-    return chart, calibrated
-
-
-def _waits(since: Any) -> Any:
-    points = wait_points(since)
-    calibrated = wait_calibration(points)
-    return calibration(points, calibrated), calibrated
-
-
-@require_GET
-@fleet_role(Role.VIEWER)
-def charts(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/queue-charts?charts=waits`: the figure of the page, redrawn."""
-    return redrawn(request, [waits()[0]])
 
 
 @action(Role.OPERATOR, among=set(GroupAction), page="console:queues", needs_reason=False)
