@@ -108,8 +108,8 @@ class Direct:
         body, cycle.body = b"".join((cycle.body, *rest)), bytearray()
         return body
 
-    def take(self, piece: bytes) -> bool:
-        """Take in the next *piece* of a body; False if it is not awaited here, or too large."""
+    def add(self, piece: bytes) -> bool:
+        """Add the next *piece* of a body; False if it is not awaited here, or too large."""
         if self._whole is None or self._whole.done():
             return False
         self._rest.append(piece)
@@ -262,7 +262,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._has_read = True
         direct = self._direct
-        if direct is None or not direct.take(body):
+        if direct is None or not direct.add(body):
             super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -482,12 +482,10 @@ class Parts:
         service = self.gateway.lengths
         if not service.on:
             return Part("lengths", PartState.OFF, "PILOTHOUSE_LENGTHS is off")
-        answerers = service.answering.all()
-        restarts = sum(answerer.restarts for answerer in answerers)
-        if not answerers:
-            return Part("lengths", PartState.WARNING, "no length model is loaded; moving means answer", None, restarts)
-        names = ", ".join(str(answerer.version) for answerer in answerers)
-        return Part("lengths", PartState.OK, f"{names} answer{'' if len(answerers) > 1 else 's'}", None, restarts)
+        active = service.answering.active
+        if active is None:
+            return Part("lengths", PartState.WARNING, "no length model is loaded; moving means answer")
+        return Part("lengths", PartState.OK, f"{active.version} answers", None, active.predictor.restarts)
 
     def _kernels(self) -> Part:
         if self._kernels_missing:
