@@ -205,7 +205,7 @@ class Live:
         for _, decided, _, slot in self.dispatcher.decided[self.given :]:
             asked = decided.asked
             placed = self.placed[asked.number]
-            priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, None, placed.queue_key_s)
+            priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, 0, placed.queue_key_s)
             output = self.output[asked.number] - decided.kept_tokens
             hashes = self.hashes.get(asked.number, ())
             load = load_s(self.topology.fleet, slot, decided.adapter_tier) if decided.adapter >= 0 else 0.0

@@ -269,7 +269,7 @@ class VirtualFleet:
         course = self.courses[number]
         placed, asked = course.placed, course.asked
         assert placed is not None
-        priority = upstream_priority(ORDERINGS[placed.ordering], placed.priority, None, placed.queue_key_s)
+        priority = upstream_priority(ORDERINGS[placed.ordering], placed.priority, 0, placed.queue_key_s)
         prompt, output = asked.prompt_tokens + course.tokens, asked.output_tokens - course.tokens
         blocks = tuple(_blocks(asked).tolist())
         self.engines[slot].add(EngineRequest(str(number), prompt, output, priority, self.now_s, blocks))
