@@ -180,7 +180,9 @@ def read() -> Environment:
     known |= {f"{variable}_FILE" for variable in known}
     unknown = sorted(variable for variable in os.environ if variable.startswith(PREFIX) and variable not in known)
     if unknown:
-        raise ImproperlyConfigured(f"Unknown environment variables: {', '.join(unknown)}. See docs/operate/configuration.md.")
+        raise ImproperlyConfigured(
+            f"Unknown environment variables: {', '.join(unknown)}. See docs/operate/configuration.md."
+        )
     try:
         return Environment()
     except SettingsError as error:  # errors of a source arrive wrapped

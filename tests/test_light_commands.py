@@ -8,8 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply", "fleet.describe_node")
 COMPUTING = (
-    "simulation.simulate", "experiments.reproduce", "simulation.fit_profiles", "simulation.export_ledger",
-    "planning.backtest", "planning.export_scenario", "alerts.seed_demo", "simulation.replay", "gateway.up",
+    "simulation.simulate", "experiments.reproduce", "simulation.fit_profiles",
+    "planning.backtest", "alerts.seed_demo", "simulation.replay", "gateway.up",
     "planning.demo_traffic", "lengths.train_lengths",
 )  # fmt: skip
 HEAVY = {"numba", "torch", "plotly", "pandas", "ninja", "sklearn", "statsmodels", "highspy"}

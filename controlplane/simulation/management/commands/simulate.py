@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
+from controlplane.simulation.exporting import export
 from controlplane.simulation.lengths import predicted_by, read_texts
 from controlplane.simulation.running import Simulated, compile_for, simulate
 from controlplane.terminal import Column, console, progress, table
@@ -18,6 +20,13 @@ from scheduling.simulation.scenario import ScenarioError, load_scenario
 from scheduling.simulation.staging import stage
 from scheduling.table_files import TraceError
 
+
+def moment(text: str) -> datetime:
+    """Parse a date or a date and time; UTC by default."""
+    value = datetime.fromisoformat(text)
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
+
 CHUNK = 100_000
 DECISION_COLUMNS = ("time_s", "request", "model", "region", "instance", "arrival_s", "waiting")
 REQUEST_COLUMNS = (
@@ -27,11 +36,16 @@ REQUEST_COLUMNS = (
 
 
 class Command(BaseCommand):
-    help = "Simulate a scenario file, print its measures, and write them as tables."
+    help = "Simulate a scenario file, print its measures, and write them as tables; or export the live fleet as such a file."
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("scenario", type=Path, help="a TOML file; docs/plan/simulation.md describes it")
+        parser.add_argument("scenario", type=Path, nargs="?", help="a TOML file; docs/plan/simulation.md describes it")
+        parser.add_argument(
+            "--export", type=Path, metavar="FOLDER", help="write the live fleet and its ledger, and end"
+        )
+        parser.add_argument("--since", type=moment, help="exported requests from then on, such as 2026-11-20T08:00")
+        parser.add_argument("--until", type=moment, help="exported requests before then")
         parser.add_argument("--out", type=Path, help="folder for the tables; made if it is not there")
         parser.add_argument("--format", choices=("csv", "parquet"), default="csv", help="of the tables (default csv)")
         parser.add_argument("--requests", action="store_true", help="also write a row for every request")
@@ -49,6 +63,14 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if (options["scenario"] is None) == (options["export"] is None):
+            raise CommandError("Give a scenario file, or --export FOLDER.")
+        if options["export"]:
+            try:
+                self.stdout.write(export(options["export"], options["since"], options["until"]))
+            except (ValueError, OSError) as error:
+                raise CommandError(str(error)) from error
+            return
         if options["seed"] is not None and options["seed"] < 0:
             raise CommandError("--seed must be at least 0.")
         for name in ("requests", "decisions"):
