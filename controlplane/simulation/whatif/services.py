@@ -33,8 +33,6 @@ AS_NOW: Final = "As now"
 MOST_KEPT: Final = 200
 """Maximum stored what-ifs; older ended ones are deleted, except those that became a plan."""
 MOST_OPEN: Final = 10
-MOST_DRAFTS: Final = 50
-"""Maximum form drafts stored until run or deleted."""
 MOST_SEEDS: Final = 100
 MOST_HORIZON_S: Final = 7 * 86_400.0
 MOST_INSTANCES: Final = 2_000
@@ -86,15 +84,6 @@ def save_draft(
     elif not row.futures.exists():
         Future.objects.create(what_if=row, letter=LETTERS[0], name=AS_NOW)
     return row
-
-
-def keep_draft(
-    row: WhatIf | None, values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]], actor: User
-) -> WhatIf:
-    """Call `save_draft` for a stored form. Also raises ActionError at the maximum number of drafts."""
-    if row is None and WhatIf.objects.filter(state=WhatIfState.DRAFT).count() >= MOST_DRAFTS:
-        raise ActionError(f"{MOST_DRAFTS} drafts are kept. Run or delete one first.")
-    return save_draft(row, values, futures, actor)
 
 
 def future_of(name: str, preset: str, changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
