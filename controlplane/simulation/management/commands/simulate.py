@@ -9,6 +9,7 @@ import numpy as np
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
+from controlplane.simulation import fitting
 from controlplane.simulation.exporting import export
 from controlplane.simulation.lengths import predicted_by, read_texts
 from controlplane.simulation.running import Simulated, compile_for, simulate
@@ -36,7 +37,10 @@ REQUEST_COLUMNS = (
 
 
 class Command(BaseCommand):
-    help = "Simulate a scenario file, print its measures, and write them as tables; or export the live fleet as such a file."
+    help = (
+        "Simulate a scenario file, print its measures, and write them as tables; or export the live fleet as such a file, or"
+        " fit performance profiles, with their errors on configurations that were left out."
+    )
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -44,6 +48,12 @@ class Command(BaseCommand):
         parser.add_argument(
             "--export", type=Path, metavar="FOLDER", help="write the live fleet and its ledger, and end"
         )
+        parser.add_argument(
+            "--fit",
+            choices=fitting.FORMATS,
+            help="fit profiles to a file of this format, or to our own ledger, and end",
+        )
+        parser.add_argument("--write", action="store_true", help="store fits of models and GPU types we have")
         parser.add_argument("--since", type=moment, help="exported requests from then on, such as 2026-11-20T08:00")
         parser.add_argument("--until", type=moment, help="exported requests before then")
         parser.add_argument("--out", type=Path, help="folder for the tables; made if it is not there")
@@ -63,6 +73,9 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["fit"]:
+            self._fit(options)
+            return
         if (options["scenario"] is None) == (options["export"] is None):
             raise CommandError("Give a scenario file, or --export FOLDER.")
         if options["export"]:
@@ -120,6 +133,20 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(ran.as_json()))
         else:
             show(console(self.stdout), ran)
+
+    def _fit(self, options: dict[str, Any]) -> None:
+        file = options["scenario"]
+        if (options["fit"] == fitting.LEDGER) != (file is None):
+            raise CommandError("Give a file of measurements and its format, or --fit ledger alone.")
+        try:
+            fits, failed = fitting.fit(options["fit"], file, options["seed"] or 0)
+        except TraceError as error:
+            raise CommandError(str(error)) from error
+        stored = fitting.store(fits, file) if options["write"] else []
+        if options["json"]:
+            self.stdout.write(json.dumps(fitting.as_json(fits, failed, stored)))
+        else:
+            fitting.show(console(self.stdout), fits, failed, stored)
 
 
 def write(folder: Path, table_format: str, ran: Simulated) -> None:
