@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply", "fleet.describe_node")
 COMPUTING = (
-    "simulation.simulate", "experiments.reproduce", 
+    "simulation.simulate", "experiments.reproduce",
     "planning.backtest", "alerts.seed_demo", "simulation.replay", "gateway.up",
     "planning.demo_traffic", "lengths.train_lengths",
 )  # fmt: skip

@@ -85,8 +85,8 @@ def stack(tools, tmp_path_factory):
         stack.stop()
 
 
-def signed_in(stack, open_page, user="operator"):
-    link = stack.says("sign_in_link", user, "--url", stack.url).strip()
+def signed_in(stack, open_page):
+    link = stack.says("sign_in_link", "operator", "--url", stack.url).strip()
     page = open_page(stack, link.removeprefix(stack.url), user=None)
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url(lambda url: "/sign-in/" not in url)
@@ -151,7 +151,7 @@ def test_one_form_to_the_first_token(stack, open_page):
 def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
     """From the page through the gateway's fork and Celery to an emulated server that starts, by an admin, who may change
     bounds; no row is written by hand."""
-    page = signed_in(stack, open_page, "admin")
+    page = signed_in(stack, open_page)
     page.goto("/what-if/new?horizon=600&seeds=1&chosen=yes&fleet_name=One%20more")
     page.get_by_role("button", name="+ Tenant").click()
     page.get_by_label("New tenants: Model").select_option(MOVED)

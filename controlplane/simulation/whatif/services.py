@@ -13,21 +13,19 @@ from controlplane.accounts.models import User
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.simulation.whatif import working
-from controlplane.simulation.whatif.arrivals import expected_requests
 from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
-from controlplane.simulation.whatif.changes.demand import DemandChange, TenantChange
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import LETTERS, Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import MOST_REQUESTS, Start
 from controlplane.simulation.whatif.starts.nodes import with_instances
 from controlplane.simulation.whatif.starts.traces import misfits
+from controlplane.simulation.whatif.timing import expected
 from controlplane.simulation.whatif.twin_errors import fleet_error
 from scheduling.simulation.scenario import Scenario, ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.staging import SOURCE
 from scheduling.simulation.staging.applications import expected_calls
-from scheduling.simulation.workload.edits import Factor
 
 AS_NOW: Final = "As now"
 MOST_KEPT: Final = 200
@@ -112,13 +110,13 @@ def check(row: WhatIf) -> dict[str, str]:
     except ChangeError as error:
         wrong[error.field] = error.what
         return wrong
-    if start.arrivals["kind"] == "forecast" and not wrong:
-        added = sum(each.client.requests_per_s for each in edits if isinstance(each, TenantChange)) * row.horizon_s
-        demand = (each for each in edits if isinstance(each, DemandChange))
-        factors = [edit for each in demand for edit in each.edits({}, 0, row.horizon_s) if isinstance(edit, Factor)]
-        if (count := added + expected_requests(start.arrivals, row.horizon_s, factors)) > MOST_REQUESTS:
-            wrong["horizon_s"] = f"has some {count:,.0f} requests; {MOST_REQUESTS:,} are the most"
-            return wrong
+    if (
+        start.arrivals["kind"] == "forecast"
+        and not wrong
+        and (count := expected(start, row.horizon_s, edits)) > MOST_REQUESTS
+    ):
+        wrong["horizon_s"] = f"has some {count:,.0f} requests; {MOST_REQUESTS:,} are the most"
+        return wrong
     if start.is_quiet and not any(edit["kind"] in ("tenant", "application") for edit in row.edits):
         wrong["edits"] = "no requests came in the last hour, so none are expected: add a tenant or an application"
     for future in row.futures.all():

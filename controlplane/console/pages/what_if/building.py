@@ -164,12 +164,16 @@ def _form(data: QueryDict, values: Values, wanted: FormRequest) -> dict[str, Any
 
 
 def _side(wanted: FormRequest, shown: list[dict[str, Any]], now: Start | None, trouble: str) -> dict[str, Any]:
-    runs = len(shown) * wanted.seeds
-    shared = [*wanted.start.get("tenants", []), *wanted.edits]
-    known = (
-        estimate(now, wanted.horizon_s, runs, settings.WHAT_IF_PROCESSES, shared) if now and not wanted.errors else None
-    )
-    if known and not known.requests and not any(edit["kind"] in ("tenant", "application") for edit in wanted.edits):
+    runs, words, known = len(shown) * wanted.seeds, [], None
+    try:
+        shared = parsed([*wanted.start.get("tenants", []), *wanted.edits], "Demand")
+        if now is not None:
+            words = in_words(now.scenario, shared)
+        if now is not None and not wanted.errors:
+            known = estimate(now, wanted.horizon_s, runs, settings.WHAT_IF_PROCESSES, parsed(wanted.edits))
+    except ChangeError:  # named with the futures
+        pass
+    if now is not None and now.is_quiet and not any(edit["kind"] in ("tenant", "application") for edit in wanted.edits):
         wanted.errors["Demand"] = (
             "no requests came in the last hour, so none are expected: add a tenant or an application"
         )
@@ -178,14 +182,10 @@ def _side(wanted: FormRequest, shown: list[dict[str, Any]], now: Start | None, t
         checks.append(("critical", trouble))
     if now is not None:
         checks += [("ready", remark) for remark in now.remarks]
-    try:
-        in_all = in_words(now.scenario, parsed(shared, "Demand")) if now and shared else []
-    except ChangeError:
-        in_all = []
     return {
         "futures": shown,
         "most_futures": len(LETTERS),
-        "in_all": in_all,
+        "in_all": words,
         "estimate": known,
         "runs": runs,
         "seeds": wanted.seeds,
