@@ -20,9 +20,9 @@ STARTS_WITHIN_S, READY_WITHIN_MS = 240, 120_000
 MOVED = "llama-3.2-3b"
 APPROVE = (
     "from controlplane.accounts.models import User; from controlplane.planning import services; "
-    "from controlplane.planning.models import ScalingPlan; "
-    "services.approve(ScalingPlan.objects.filter(status='proposed', model__name='llama-3.2-3b').latest('pk'), "
-    "User.objects.filter(is_superuser=True).first())"
+    "from controlplane.planning.models import WHAT_IF, ScalingPlan; "
+    f"plan = ScalingPlan.objects.get(status='advice', strategy=WHAT_IF, model__name='{MOVED}'); "
+    "services.approve(plan, User.objects.get(username='operator'))"
 )
 COUNT = (
     "from controlplane.fleet.models import Instance; here = Instance.objects.filter(deployment__region__name='us-east');"
@@ -148,6 +148,7 @@ def test_one_form_to_the_first_token(stack, open_page):
     keep(page, "models-after-deploy")
 
 
+@pytest.mark.gate
 def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
     """From the page through the gateway's fork and Celery to an emulated server that starts, by an admin, who may change
     bounds; no row is written by hand."""
