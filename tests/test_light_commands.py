@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply", "fleet.describe_node")
+EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply")
 COMPUTING = (
-    "simulation.simulate", "experiments.reproduce",
-    "planning.backtest", "alerts.seed_demo", "simulation.replay", "gateway.up",
-    "planning.demo_traffic", "lengths.train_lengths",
+    "simulation.simulate", "experiments.reproduce", "planning.backtest", "simulation.replay", "gateway.up",
 )  # fmt: skip
 HEAVY = {"numba", "torch", "plotly", "pandas", "ninja", "sklearn", "statsmodels", "highspy"}
 

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0005_names'),
+        ('fleet', '0008_one_length_model'),
     ]
 
     operations = [
