@@ -30,13 +30,7 @@ from scheduling.simulation.staging.applications import expected_calls
 AS_NOW: Final = "As now"
 MOST_KEPT: Final = 200
 """Maximum stored what-ifs; older ended ones are deleted, except those that became a plan."""
-<<<<<<< HEAD
-MOST_OPEN: Final = 10
-=======
 MAX_OPEN: Final = 10
-MOST_DRAFTS: Final = 50
-"""Maximum form drafts stored until run or deleted."""
->>>>>>> main
 MOST_SEEDS: Final = 100
 MOST_HORIZON_S: Final = 7 * 86_400.0
 MOST_INSTANCES: Final = 2_000
