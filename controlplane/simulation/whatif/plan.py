@@ -75,7 +75,7 @@ def wanted(row: WhatIf, future: Future) -> PlanChanges:
 def check_rights(wanted: PlanChanges, actor: User) -> None:
     """Raise ActionError if *actor* may not make the changes."""
     if wanted.bounds and actor.fleet_role() != Role.ADMIN:
-        raise ActionError("It changes bounds, which an admin does.")
+        raise ActionError("Bounds are changed by an admin.")
 
 
 def _values(change: PolicyChange) -> dict[str, Any]:
