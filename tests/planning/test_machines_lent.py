@@ -11,7 +11,7 @@ from controlplane.gateway.models import LedgerRow
 from controlplane.planning.execution import executor
 from controlplane.planning.execution.executor import Why
 from controlplane.planning.models import MoveSource
-from controlplane.simulation.exporting import export
+from controlplane.simulation.whatif.exporting import export
 from controlplane.simulation.whatif.fork import fork_of
 from controlplane.simulation.whatif.start import stage_start
 from controlplane.simulation.whatif.starts.begin import Begin, start_of

@@ -10,9 +10,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
 from controlplane.simulation import fitting
-from controlplane.simulation.exporting import export
 from controlplane.simulation.lengths import predicted_by, read_texts
 from controlplane.simulation.running import Simulated, compile_for, simulate
+from controlplane.simulation.whatif.exporting import export
 from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.measures.results import LATENCIES, RUN_COLUMNS, latency_s
