@@ -1,4 +1,4 @@
-"""`manage.py fit_profiles`: from published measurements and from our own ledger to rows that the simulator takes."""
+"""`manage.py simulate --fit`: from published measurements and from our own ledger to rows that the simulator takes."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -40,13 +40,13 @@ def splitwise(folder: Path, model: str = "llama2-70b", gpu: str = "h100-80gb", s
 
 def run(*arguments: str, **options) -> str:
     out = StringIO()
-    call_command("fit_profiles", *arguments, stdout=out, **options)
+    call_command("simulate", *arguments, stdout=out, **options)
     return out.getvalue()
 
 
 def test_fits_are_shown_and_nothing_is_stored(demo, tmp_path: Path) -> None:
     before = list(PerformanceProfile.objects.values())
-    text = run(str(splitwise(tmp_path)), "--format", "splitwise")
+    text = run(str(splitwise(tmp_path)), "--fit", "splitwise")
     assert "llama2-70b" in text
     assert "TTFT, 1 series" in text
     assert list(PerformanceProfile.objects.values()) == before
@@ -56,7 +56,7 @@ def test_fits_are_stored_in_the_place_of_older_ones(demo, tmp_path: Path) -> Non
     row = PerformanceProfile.objects.get(model__name="llama-2-70b", gpu_type__name="h100-80gb", tensor_parallel=4)
     others = PerformanceProfile.objects.exclude(pk=row.pk).count()
     old = row.decode_a_s
-    answer = json.loads(run(str(splitwise(tmp_path, slower=2.0)), "--format", "splitwise", "--write", "--json"))
+    answer = json.loads(run(str(splitwise(tmp_path, slower=2.0)), "--fit", "splitwise", "--write", "--json"))
     assert answer["stored"] == ["llama-2-70b on 4 x H100 80 GB"]
     row.refresh_from_db()
     assert row.decode_a_s == pytest.approx(2 * TRUE.decode_a_s, rel=0.01)
@@ -72,7 +72,7 @@ def test_fits_are_stored_in_the_place_of_older_ones(demo, tmp_path: Path) -> Non
 
 def test_models_we_do_not_have_are_not_stored(demo, tmp_path: Path) -> None:
     path = splitwise(tmp_path, model="gpt-9")
-    assert json.loads(run(str(path), "--format", "splitwise", "--write", "--json"))["stored"] == []
+    assert json.loads(run(str(path), "--fit", "splitwise", "--write", "--json"))["stored"] == []
 
 
 def test_names_of_publications(demo) -> None:
@@ -147,7 +147,7 @@ def test_our_own_ledger_refits_the_profile(demo) -> None:
     ).first()
     ledger(instance.name)
     LedgerRow.objects.filter(request_id="r7").update(outcome="failed", ttft_ms=1e6)  # not a measurement
-    answer = json.loads(run("--ledger", "--write", "--json"))
+    answer = json.loads(run("--fit", "ledger", "--write", "--json"))
     assert answer["stored"] == ["llama-2-70b on 4 x H100 80 GB"]
     row = PerformanceProfile.objects.get(model__name="llama-2-70b", gpu_type__name="h100-80gb", tensor_parallel=4)
     assert row.source == "own ledger"
@@ -163,7 +163,7 @@ def test_embeddings_fit_a_profile_of_prefills(demo) -> None:
     ledger(instance.name)
     LedgerRow.objects.update(model="qwen3-embedding-0.6b", surface="embeddings", output_tokens=0, itl_ms=None)
     LedgerRow.objects.filter(request_id="r7").update(surface="tokenize", ttft_ms=1.0)  # the engine computes nothing
-    answer = json.loads(run("--ledger", "--write", "--json"))
+    answer = json.loads(run("--fit", "ledger", "--write", "--json"))
     assert answer["stored"] == ["qwen3-embedding-0.6b on 1 x A100 80 GB"]
     (fit,) = answer["fits"]
     assert (fit["decodes"], fit["decode_error"], fit["points"]) == (False, None, fit["points"])
@@ -172,20 +172,25 @@ def test_embeddings_fit_a_profile_of_prefills(demo) -> None:
     assert 0 < row.prefill_error_pct < 10
     for tokens in (200, 1000, 2500):
         assert row.coefficients().step_time_s(tokens, 0, 0) == pytest.approx(TRUE.step_time_s(tokens, 0, 0), rel=0.08)
-    assert "TTFT, 1 series" in run("--ledger")
+    assert "TTFT, 1 series" in run("--fit", "ledger")
 
 
 def test_an_empty_ledger_fits_nothing(demo) -> None:
-    assert json.loads(run("--ledger", "--write", "--json")) == {"fits": [], "failed": {}, "summary": [], "stored": []}
+    assert json.loads(run("--fit", "ledger", "--write", "--json")) == {
+        "fits": [],
+        "failed": {},
+        "summary": [],
+        "stored": [],
+    }
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Give a file and its --format, or --ledger"),
-        (["x.csv"], "Give a file and its --format, or --ledger"),
-        (["x.csv", "--format", "splitwise", "--ledger"], "Give a file and its --format, or --ledger"),
-        (["x.csv", "--format", "splitwise"], "x.csv: No such file"),
+        ([], "Give a scenario file"),
+        (["--fit", "splitwise"], "Give a file of measurements"),
+        (["x.csv", "--fit", "ledger"], "Give a file of measurements"),
+        (["x.csv", "--fit", "splitwise"], "x.csv: No such file"),
     ],
 )
 def test_wrong_arguments(db, arguments: list[str], message: str) -> None:

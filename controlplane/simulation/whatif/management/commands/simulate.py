@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import numpy as np
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
+from controlplane.simulation import fitting
 from controlplane.simulation.lengths import predicted_by, read_texts
 from controlplane.simulation.running import Simulated, compile_for, simulate
+from controlplane.simulation.whatif.exporting import export
 from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.measures.results import LATENCIES, RUN_COLUMNS, latency_s
@@ -17,6 +20,13 @@ from scheduling.simulation.measures.tables import ParquetMissing, write_csv, wri
 from scheduling.simulation.scenario import ScenarioError, load_scenario
 from scheduling.simulation.staging import stage
 from scheduling.table_files import TraceError
+
+
+def moment(text: str) -> datetime:
+    """Parse a date or a date and time; UTC by default."""
+    value = datetime.fromisoformat(text)
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
 
 CHUNK = 100_000
 DECISION_COLUMNS = ("time_s", "request", "model", "region", "instance", "arrival_s", "waiting")
@@ -27,11 +37,25 @@ REQUEST_COLUMNS = (
 
 
 class Command(BaseCommand):
-    help = "Simulate a scenario file, print its measures, and write them as tables."
+    help = (
+        "Simulate a scenario file, print its measures, and write them as tables; or export the live fleet as such a file, or"
+        " fit performance profiles, with their errors on configurations that were left out."
+    )
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("scenario", type=Path, help="a TOML file; docs/plan/simulation.md describes it")
+        parser.add_argument("scenario", type=Path, nargs="?", help="a TOML file; docs/plan/simulation.md describes it")
+        parser.add_argument(
+            "--export", type=Path, metavar="FOLDER", help="write the live fleet and its ledger, and end"
+        )
+        parser.add_argument(
+            "--fit",
+            choices=fitting.FORMATS,
+            help="fit profiles to a file of this format, or to our own ledger, and end",
+        )
+        parser.add_argument("--write", action="store_true", help="store fits of models and GPU types we have")
+        parser.add_argument("--since", type=moment, help="exported requests from then on, such as 2026-11-20T08:00")
+        parser.add_argument("--until", type=moment, help="exported requests before then")
         parser.add_argument("--out", type=Path, help="folder for the tables; made if it is not there")
         parser.add_argument("--format", choices=("csv", "parquet"), default="csv", help="of the tables (default csv)")
         parser.add_argument("--requests", action="store_true", help="also write a row for every request")
@@ -49,6 +73,17 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["fit"]:
+            self._fit(options)
+            return
+        if (options["scenario"] is None) == (options["export"] is None):
+            raise CommandError("Give a scenario file, or --export FOLDER.")
+        if options["export"]:
+            try:
+                self.stdout.write(export(options["export"], options["since"], options["until"]))
+            except (ValueError, OSError) as error:
+                raise CommandError(str(error)) from error
+            return
         if options["seed"] is not None and options["seed"] < 0:
             raise CommandError("--seed must be at least 0.")
         for name in ("requests", "decisions"):
@@ -98,6 +133,20 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(ran.as_json()))
         else:
             show(console(self.stdout), ran)
+
+    def _fit(self, options: dict[str, Any]) -> None:
+        file = options["scenario"]
+        if (options["fit"] == fitting.LEDGER) != (file is None):
+            raise CommandError("Give a file of measurements and its format, or --fit ledger alone.")
+        try:
+            fits, failed = fitting.fit(options["fit"], file, options["seed"] or 0)
+        except TraceError as error:
+            raise CommandError(str(error)) from error
+        stored = fitting.store(fits, file) if options["write"] else []
+        if options["json"]:
+            self.stdout.write(json.dumps(fitting.as_json(fits, failed, stored)))
+        else:
+            fitting.show(console(self.stdout), fits, failed, stored)
 
 
 def write(folder: Path, table_format: str, ran: Simulated) -> None:
