@@ -26,7 +26,7 @@ from controlplane.experiments.hermes import LLAMA_7B, MOONCAKE, OWN_CV, against,
 from controlplane.experiments.shared.scenes import HERE, INTERACTIVE, scenario_of
 from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
-from scheduling.applications.prewarming import EAGER, EPWQ, HERMES, LATEST, LRU, USUAL_SHARE, Prewarming
+from scheduling.applications.prewarming import EPWQ, HERMES, LRU, USUAL_SHARE, Prewarming
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.applications import MIXED
 from scheduling.simulation.workload.columns import Workload
@@ -74,15 +74,12 @@ SYSTEMS: Final[Mapping[str, System]] = {
     "LRU": System(LRU),
     "EPWQ": System(EPWQ),
     "Hermes": System(HERMES),
-    "at once": System(EAGER),
 }
 PROMPTED: Final[Mapping[str, System]] = {**SYSTEMS, "Hermes, any time": System(HERMES, share=1.0)}
 SWEEP: Final[Mapping[str, System]] = {
     "LRU": System(LRU),
     "LRU, kept for 10 min": System(LRU, keep_alive_s=LONG_S),
-    "at once": System(EAGER),
     **{f"K = {k:g}": System(HERMES, k) for k in K_SWEEP},
-    **{f"as printed, K = {k:g}": System(LATEST, k) for k in K_SWEEP},
 }
 LORA: Final = Setting(MIXED, 1_000, 25.0, "adapter")
 PARTS: Final[dict[str, tuple[Mapping[str, Setting], Mapping[str, System]]]] = {

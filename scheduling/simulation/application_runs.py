@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from scheduling.applications.demand_graph import Backend, ServiceRate, step_service_s
-from scheduling.applications.prewarming import LikelyCall, Prewarming, Warmable, due, likely_calls, load_time_s
+from scheduling.applications.prewarming import LikelyCall, Warmable, due, likely_calls, load_time_s
 from scheduling.applications.standings import KnownGraph, RunCall, Standings, follows_runs, rekey_run, runs_waiting
 from scheduling.applications.system_prompts import Prompt, PromptPrewarming
 from scheduling.applications.warm_pool import WarmBackend, WarmPool
@@ -311,9 +311,7 @@ class ApplicationRuns:
         region = self._cluster.regions.index(self._cluster.endpoints[own][1])
         return self._usual[self._cluster.models.index(model)][region]
 
-    def likely_calls(
-        self, world: World, now_s: float, by: Prewarming, sleeping: Mapping[int, float]
-    ) -> list[LikelyCall]:
+    def likely_calls(self, world: World, now_s: float, sleeping: Mapping[int, float]) -> list[LikelyCall]:
         """Return likely next calls (`prewarming.likely_calls`); *sleeping*: seconds to wake endpoints without one."""
 
         def needs(before: RunCall, unit: str, backend: Backend) -> Iterator[tuple[Warmable, float]]:
@@ -338,7 +336,7 @@ class ApplicationRuns:
 
         prompts, fleet, endpoints = self.known_prompts, world.fleet, world.endpoints
         k, produced = self._cluster.prewarm_k, _produced(world).__getitem__
-        return likely_calls(self._standings, produced, needs, k, now_s, by)
+        return likely_calls(self._standings, produced, needs, k, now_s)
 
     def prewarm(self, likely: Iterable[LikelyCall], now_s: float) -> None:
         """Warm as many containers and DNN models as *likely* calls need."""
