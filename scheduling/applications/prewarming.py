@@ -36,7 +36,6 @@ from scheduling.routing.adapters import NOT_LOADED, ON_GPU, takes_adapter, tier_
 
 Prewarming = Literal["lru", "epwq", "hermes"]
 LRU: Final = "lru"
-EPWQ: Final = "epwq"
 HERMES: Final = "hermes"
 WarmKind = Literal["adapter", "prefix", "model", "container", "dnn"]
 USUAL_K: Final = 0.5

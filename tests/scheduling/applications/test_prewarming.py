@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.prewarming import (
-    EPWQ,
     HERMES,
     LRU,
     AdapterPrewarming,
@@ -197,7 +196,7 @@ def waiting_for(*adapters):
     return waiting
 
 
-@pytest.mark.parametrize(("by", "warmed"), [(LRU, []), (EPWQ, [2, 1]), (HERMES, [3, 2, 1])])
+@pytest.mark.parametrize(("by", "warmed"), [(LRU, []), ("epwq", [2, 1]), (HERMES, [3, 2, 1])])
 def test_who_is_prewarmed(by, warmed):
     fleet, endpoints = fleet_of(1, 2, 4)
     likely = [LikelyCall(Warmable("adapter", 3, 0), 0.5), LikelyCall(Warmable("adapter", 4, 0), 30.0)]
@@ -211,7 +210,7 @@ def test_who_is_prewarmed(by, warmed):
 def test_it_goes_where_it_is_nearest_then_where_the_fewest_run():
     fleet, endpoints = fleet_of(3, 1, 2)
     fleet.running[:] = 5, 1, 2
-    prewarming, by = AdapterPrewarming(), lambda endpoint: EPWQ
+    prewarming, by = AdapterPrewarming(), lambda endpoint: "epwq"
     assert prewarming.look(fleet, endpoints, waiting_for(7), by) == [Warmed(1, 7, -1, False)]
     assert prewarming.look(fleet, endpoints, waiting_for(7), by) == []  # it is there
     use_adapter(fleet, 1, 8, 0)
@@ -223,7 +222,7 @@ def test_it_goes_where_it_is_nearest_then_where_the_fewest_run():
 
 def test_used_and_wasted_ones_are_counted():
     fleet, endpoints = fleet_of(1, 1, 2)
-    prewarming, by = AdapterPrewarming(), lambda endpoint: EPWQ
+    prewarming, by = AdapterPrewarming(), lambda endpoint: "epwq"
     prewarming.look(fleet, endpoints, waiting_for(1, 2), by)
     prewarming.use(0, 1)
     prewarming.use(0, 1)
@@ -236,7 +235,7 @@ def test_adapters_in_use_are_not_pushed_out():
     fleet, endpoints = fleet_of(1, 2, 2)
     for adapter in (1, 2):
         use_adapter(fleet, 0, adapter, 1)
-    assert AdapterPrewarming().look(fleet, endpoints, waiting_for(3), lambda endpoint: EPWQ) == []
+    assert AdapterPrewarming().look(fleet, endpoints, waiting_for(3), lambda endpoint: "epwq") == []
     assert tier_of(fleet, 0, 1) == tier_of(fleet, 0, 2) == ON_GPU
 
 
