@@ -31,8 +31,8 @@ class Soon:
     after: Mapping[str, int]
     """Windows beyond the first, by model; only models with two plans."""
     steps: int
+    gap: float
     time_limit_s: float
-    exact_up_to: int
     _by_need: dict[bytes, NDArray[np.int64]] = field(default_factory=dict, init=False)
     _by_window: dict[int, NDArray[np.int64]] = field(default_factory=dict, init=False)
 
@@ -53,9 +53,7 @@ class Soon:
         # Of the same fleet, problems with the same needs are one.
         need = problem.need_tokens_per_s.tobytes() + problem.need_total_tokens_per_s.tobytes()
         if need not in self._by_need:
-            self._by_need[need] = solve(
-                problem, time_limit_s=self.time_limit_s, exact_up_to=self.exact_up_to
-            ).by_endpoint
+            self._by_need[need] = solve(problem, gap=self.gap, time_limit_s=self.time_limit_s).by_endpoint
         return self._by_need[need]
 
 

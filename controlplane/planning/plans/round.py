@@ -54,7 +54,7 @@ class Round:
         began = time.perf_counter()
         made = advisor.make_plan(
             now.timestamp(), expected.to_plan(), fleet.to_plan(), measured, expected.follows,
-            replace(plan_settings(), exact_up_to=planner.EXACT_UP_TO),
+            replace(plan_settings(), gap=planner.GAP),
         )  # fmt: skip
         return cls(fleet, expected, measured, made, (time.perf_counter() - began) * 1000)
 
