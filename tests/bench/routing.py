@@ -161,7 +161,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     def queue_dispatch_release() -> None:
         queued(waiting, 0, 0.0, 0.0, 60.0, 0, PROMPT_TOKENS, OUTPUT_TOKENS, 1, -1, -1, -1)
-        slot, instance = decided(fleet, endpoints, waiting, 0, JOIN_SHORTEST_QUEUE, None)
+        slot, instance = decided(fleet, endpoints, waiting, 0, JOIN_SHORTEST_QUEUE, NO_ROWS)
         freed(waiting, slot)
         released(fleet, instance, expected_tokens, 0)
 

@@ -13,7 +13,7 @@ from scheduling.planning.plan import OPTIMAL, SHORT
 from scheduling.planning.planner import GAP, solve
 from scheduling.planning.problem import broken_rows
 from scheduling.planning.programme import Solved, SolverLost, solve_exact
-from tests.scheduling.planning.problems import plain_cost, plain_rows, small_problems, synthetic
+from tests.scheduling.planning.problems import plain_cost, plain_rows, shortage_usd, small_problems, synthetic
 
 CLOSE = 1e-6
 NOTHING_MISSING = ([], {}, {}, {})
@@ -22,10 +22,6 @@ NOTHING_MISSING = ([], {}, {}, {})
 @pytest.fixture(scope="module")
 def problem():
     return synthetic(4, 3, 2, seed=1)
-
-
-def weight(problem, targets):
-    return problem.shortage_usd(problem.shortage(targets))
 
 
 def every_plan(problem):
@@ -45,8 +41,8 @@ def test_it_finds_the_best_of_all_plans(problem):
     """Return the least shortage, and the cheapest of the plans that are no shorter."""
     plans = every_plan(problem)
     plan = solve(problem, gap=0.0, time_limit_s=60.0)
-    least = min(weight(problem, targets) for targets in plans)
-    assert weight(problem, plan.targets) == pytest.approx(least, rel=CLOSE, abs=CLOSE)
+    least = min(shortage_usd(problem, targets) for targets in plans)
+    assert shortage_usd(problem, plan.targets) == pytest.approx(least, rel=CLOSE, abs=CLOSE)
     asked = replace(problem, waived=problem.shortage(plan.targets))
     best = min(problem.cost_usd(targets) for targets in plans if not asked.shortage(targets).any)
     assert plan.cost_usd == pytest.approx(best, rel=2e-4, abs=1e-4)
