@@ -1,6 +1,6 @@
 """Suspects: requests that ran when an engine died. Each is tried alone; success clears it, a second death refuses it.
 
-The evidence is in docs/health.md. A request is known by its fingerprint, so a resent one is recognized.
+The evidence is in docs/operate/health.md. A request is known by its fingerprint, so a resent one is recognized.
 """
 
 import math

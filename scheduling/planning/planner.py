@@ -1,6 +1,6 @@
 """`solve`: the plan for a problem by the exact model.
 
-If rows cannot hold, the least shortage is found first, then the cheapest plan that is no shorter.
+If rows cannot hold, the least shortage is solved first, then the cheapest plan that is no shorter.
 """
 
 import time
@@ -28,27 +28,27 @@ def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0) -> 
     def left_s() -> float:
         return max(began_s + time_limit_s - time.monotonic(), 0.0)
 
-    found, note = _checked(problem, gap, left_s()), ""
-    if found is None:
+    solved, note = _checked(problem, gap, left_s()), ""
+    if solved is None:
         least = _checked(problem, 0.0, left_s() / 2.0, shortage=True)
         assert least is not None, "rows that may be short always hold"
         asked = replace(problem, waived=problem.shortage(least.targets))
         try:
-            found = _checked(asked, gap, left_s())
+            solved = _checked(asked, gap, left_s())
         except SolverLost as lost:
             note = f"as short as need be, but not the cheapest: {lost}"
-        found = found or Solved(least.targets, -np.inf)
+        solved = solved or Solved(least.targets, -np.inf)
     plan = Plan(
         problem=problem,
-        delta=found.targets - problem.instances,
-        cost_usd=problem.cost_usd(found.targets),
-        bound_usd=found.bound,
+        delta=solved.targets - problem.instances,
+        cost_usd=problem.cost_usd(solved.targets),
+        bound_usd=solved.bound,
         status=FEASIBLE,
         solver=PULP,
         wall_s=time.monotonic() - began_s,
         note=note,
     )
-    if problem.shortage(found.targets).any:
+    if problem.shortage(solved.targets).any:
         return replace(plan, status=SHORT)
     return replace(plan, status=OPTIMAL) if plan.gap <= gap else plan
 
