@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from scheduling.planning.places import Endpoint, Planned
 from scheduling.planning.planner import solve
+from scheduling.planning.programme import SolverLost
 
 Floats = NDArray[np.float64]
 STARTS_AHEAD = 2.0
@@ -53,7 +54,10 @@ class Soon:
         # Of the same fleet, problems with the same needs are one.
         need = problem.need_tokens_per_s.tobytes() + problem.need_total_tokens_per_s.tobytes()
         if need not in self._by_need:
-            self._by_need[need] = solve(problem, gap=self.gap, time_limit_s=self.time_limit_s).by_endpoint
+            try:
+                self._by_need[need] = solve(problem, gap=self.gap, time_limit_s=self.time_limit_s).by_endpoint
+            except SolverLost:  # add what is kept
+                self._by_need[need] = self.targets
         return self._by_need[need]
 
 
