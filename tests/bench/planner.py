@@ -1,8 +1,9 @@
 """Solve time and optimality gap of plans: random problems of four sizes (models x regions x GPU types).
 
-`few_2x3x2_ms` is a fast `solve` of problems with few instances, common in simulations; `ilp_4x3x2_ms` and `ilp_10x5x3_ms` are
-`solve` to a gap of 0.5 %, `ilp_30x20x5_s` to 2 %, as in simulations. Every row of every plan is checked. Medians over problems of
-the shorter of two runs; `_cpu` is processor time, which other work on the machine affects less.
+`few_2x3x2_ms` is a fast `solve` of problems with few instances, common in simulations; `ilp_4x3x2_ms` and
+`ilp_10x5x3_ms` are `solve` to a gap of 0.5 %, `ilp_30x20x5_s` to 2 %, as in simulations. Every row of every plan is
+checked. Medians over problems of the shorter of two runs; `_cpu` is processor time, which other work on the machine
+affects less.
 """
 
 import argparse
