@@ -49,7 +49,7 @@ def test_the_page_says_the_price_and_stops_a_run_until_it_is_undone(client, oper
 
 def test_runs_are_moved_first_by_rest(client, operator, running, asked):
     client.force_login(operator)
-    assert client.get(f"/api/runs/{running.pk}/price").json()["overtaken"] == 17
+    assert client.get(f"/api/runs/{running.pk}").json()["price"]["overtaken"] == 17
     body = {"reason": "it is urgent"}
     answer = client.post(f"/api/runs/{running.pk}/first", body, content_type="application/json").json()
     assert "overtake 17 waiting requests of others" in answer["message"]

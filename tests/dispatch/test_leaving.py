@@ -1,7 +1,6 @@
 """Every way in which a request leaves the dispatcher, from every state that it can be in: nothing of it is left behind."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.queues.runs import RunAction, RunOperations
 from controlplane.dispatch.queues.view import QueuesView
-from controlplane.gateway.process import Gateway
+from controlplane.gateway.process import all_of
 from scheduling.lookahead.maps import FREE
 from scheduling.policy import EndpointPolicy
 from scheduling.routing.cached_blocks import USED
@@ -151,7 +150,6 @@ class World:
             "groups": queue.group_count,
             "held": len(it.holding) + len(it.holding.work) + it.holding.by_tenant.total(),
             "held by model": it.holding.work.waiting.total(),
-            "pinned": len(it.pinned.all()),
             "for a trial": sum(map(len, it.suspects._line.values())) + len(it.suspects._on_trial),
             "for a check": sum(len(held) for _, _, held in it.suspects._cut.values()),
             "calls of runs": len(it.runs.standings._of_call),
@@ -198,19 +196,6 @@ def for_a_check(world):
     number = placed(world)
     world.send(port.Left(number, again=True, failure=port.CUT))
     assert world.dispatcher.suspects._cut
-    return number
-
-
-def pinned(world):
-    world.fill()
-    number = world.submit(instance="i0")
-    assert len(world.dispatcher.pinned.all()) == 1
-    return number
-
-
-def pinned_running(world):
-    number = world.submit(instance="i0")
-    assert number in world.placed
     return number
 
 
@@ -277,7 +262,7 @@ def known_blocks(world):
 
 
 STATES = [
-    queued, held, opportunistic_held, on_trial, for_a_trial, for_a_check, pinned, pinned_running, placed, with_tokens,
+    queued, held, opportunistic_held, on_trial, for_a_trial, for_a_check, placed, with_tokens,
     whole, evicted, on_spot, with_adapter, for_an_adapter, in_a_fallback, known_blocks,
 ]  # fmt: skip
 
@@ -484,9 +469,8 @@ async def test_an_error_of_one_part_of_a_sweep_leaves_out_no_other():
     def fails():
         raise IndexError("17")
 
-    dispatcher = SimpleNamespace(sweep_steps=lambda: (fails, lambda: done.append("then")))
     with pytest.raises(IndexError, match="17"):
-        await Gateway._sweep(SimpleNamespace(dispatcher=dispatcher))
+        await all_of((fails, lambda: done.append("then")))
     assert done == ["then"]
 
 
@@ -518,7 +502,6 @@ CALLS = {
     "submit": lambda world: world.submit(),
     "submit, held": lambda world: world.submit(interactive=False, priority=1),
     "submit, with an adapter": lambda world: world.submit(adapter="a"),
-    "submit, pinned": lambda world: world.submit(instance="i0"),
     "progress": lambda world: world.send(port.Progress(((0, 2),))),
     "finished": lambda world: world.send(port.Finished(0, 5)),
     "left": lambda world: world.send(port.Left(0)),

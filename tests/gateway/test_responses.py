@@ -4,12 +4,10 @@ import json
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 
-import openai
 import pytest
 import pytest_asyncio
 from channels.db import database_sync_to_async
 from django.conf import settings
-from msgspec.structs import replace
 
 from controlplane.gateway.admission.validation import Kind, parse, with_prompt
 from controlplane.gateway.errors import ApiError
@@ -42,7 +40,6 @@ async def emulated(transactional_db, monkeypatch):
         fleet = Fleet()
         options = {
             "enable_auto_tool_choice": True,
-            "store_responses": True,
             "enable_scale_out": True,
             "max_model_len": 32_768,
         }
@@ -143,27 +140,6 @@ async def test_a_conversation_with_a_tool_through_responses(emulated, client):
     assert row.output_tokens == events[-1].response.usage.output_tokens == len(pieces) + 1
 
 
-async def test_a_conversation_with_a_tool_through_chat(emulated, client):
-    called = await client.chat.completions.create(model="m", messages=ASKED, tools=CHAT_TOOLS, tool_choice="required")
-    choice = called.choices[0]
-    assert choice.finish_reason == "tool_calls"
-    (call,) = choice.message.tool_calls
-    assert set(json.loads(call.function.arguments)) == {"city", "unit", "days"}
-    said = await client.chat.completions.create(
-        model="m",
-        tools=CHAT_TOOLS,
-        messages=[
-            *ASKED,
-            choice.message.model_dump(exclude_none=True),
-            {"role": "tool", "tool_call_id": call.id, "content": "9 m/s from the west"},
-        ],
-    )
-    assert said.choices[0].message.content
-    assert said.choices[0].finish_reason == "stop"
-    before, after = await emulated.rows()
-    assert after.predicted_prompt_tokens > before.predicted_prompt_tokens
-
-
 async def test_a_streamed_tool_call_counts_its_tokens(emulated, client):
     stream = await client.chat.completions.create(
         model="m", messages=ASKED, tools=CHAT_TOOLS, stream=True, stream_options={"include_usage": True},
@@ -178,28 +154,6 @@ async def test_a_streamed_tool_call_counts_its_tokens(emulated, client):
     assert "city" in json.loads("".join(call.function.arguments for call in calls))
     (row,) = await emulated.rows()
     assert row.output_tokens == chunks[-1].usage.completion_tokens == len(calls)
-
-
-async def test_free_choice_calls_a_tool_for_some_seeds_and_repeats_itself(client):
-    async def names(seed):
-        answer = await client.chat.completions.create(
-            model="m", messages=ASKED, tools=CHAT_TOOLS, seed=seed, max_tokens=40
-        )
-        return [call.function.name for call in answer.choices[0].message.tool_calls or ()]
-
-    called = [await names(seed) for seed in range(8)]
-    assert {len(each) for each in called} == {0, 1}
-    assert called == [await names(seed) for seed in range(8)]
-
-
-async def test_json_of_a_schema(client):
-    form = {"name": "wind", "schema": WEATHER}
-    chat = await client.chat.completions.create(
-        model="m", messages=ASKED, response_format={"type": "json_schema", "json_schema": form}
-    )
-    assert "city" in json.loads(chat.choices[0].message.content)
-    response = await client.responses.create(model="m", input="wind", text={"format": {"type": "json_schema", **form}})
-    assert "city" in json.loads(response.output_text)
 
 
 async def test_a_client_that_leaves_stops_the_response(emulated, client):
@@ -221,36 +175,15 @@ async def test_a_client_that_leaves_stops_the_response(emulated, client):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
     ],
 )
 def test_what_needs_stored_responses_is_refused(fields, param):
     with pytest.raises(ApiError) as refused:
         parse(json.dumps({"model": "m", "input": "x", **fields}).encode(), Kind.RESPONSE, max_depth=20)
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, "unsupported_parameter", param)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": ...}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": ["x"]}, "input[0]"),
-        ({"input": [{"content": "x"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": [3]}]}, "input[0].content"),
-        ({"instructions": ["x"]}, "instructions"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"tools": {}}, "tools"),
-    ],
-)
-def test_a_wrong_field_of_a_response_is_named(fields, param):
-    body = {name: value for name, value in {"model": "m", "input": "x", **fields}.items() if value is not ...}
-    with pytest.raises(ApiError) as refused:
-        parse(json.dumps(body).encode(), Kind.RESPONSE, max_depth=20)
-    assert (refused.value.status, refused.value.param) == (400, param)
 
 
 def test_what_a_length_is_predicted_from():
@@ -269,95 +202,6 @@ def test_what_a_length_is_predicted_from():
     assert "wind" in query.text
     more = parse(json.dumps({**body, "tools": TOOLS}).encode(), Kind.RESPONSE, max_depth=20)
     assert more.prompt_characters - call.prompt_characters == len(json.dumps(TOOLS, separators=(",", ":")))
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-async def test_a_stored_response_is_read_again_from_its_instance(emulated, client, streamed):
-    made = await client.responses.create(model="m", input="Write.", max_output_tokens=4, stream=streamed)
-    if streamed:
-        *_, made = [event.response async for event in made if event.type == "response.completed"]
-    again = await client.responses.retrieve(made.id)
-    assert (again.id, again.output_text) == (made.id, made.output_text)
-    assert len(await emulated.rows()) == 1, "reading is no request"
-    with pytest.raises(openai.BadRequestError, match="synchronous"):
-        await client.responses.cancel(made.id)
-    with pytest.raises(openai.NotFoundError, match="does not serve DELETE"):
-        await client.responses.delete(made.id)
-    emulated.extra["instance"].responses.clear()  # as after a restart
-    with pytest.raises(openai.NotFoundError) as missing:
-        await client.responses.retrieve(made.id)
-    assert missing.value.code == "response_not_found"
-    assert "VLLM_ENABLE_RESPONSES_API_STORE" in missing.value.message
-
-
-async def test_a_response_that_is_not_to_be_stored_or_is_of_another_tenant_is_not_found(emulated, client):
-    made = await client.responses.create(model="m", input="Write.", max_output_tokens=4, store=False)
-    with pytest.raises(openai.NotFoundError):
-        await client.responses.retrieve(made.id)
-    made = await client.responses.create(model="m", input="Write.", max_output_tokens=4)
-    stored = emulated.gateway.upstream.stored
-    stored._made[made.id] = replace(stored._made[made.id], tenant_id=-1)
-    with pytest.raises(openai.NotFoundError):
-        await client.responses.retrieve(made.id)
-
-
-async def test_an_instance_that_is_gone_has_no_stored_response(served):
-    body = {"model": "m", "input": "hi", "stream": True}
-    async with served.http.post(f"{served.url}/v1/responses", json=body, headers=served.headers) as response:
-        await response.read()
-    await served.backends[0].stop()
-    async with served.http.get(f"{served.url}/v1/responses/r", headers=served.headers) as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (502, "upstream_failed")
-    for method, path, status in (
-        ("GET", "/v1/responses/r?stream=true", 400),
-        ("POST", "/v1/responses/r", 405),
-        ("GET", "/v1/responses/r/cancel", 405),
-        ("GET", "/v1/responses/other", 404),
-    ):
-        async with served.http.request(method, served.url + path, headers=served.headers) as response:
-            assert response.status == status, path
-    async with served.http.get(f"{served.url}/v1/responses/r") as response:
-        assert response.status == 401
-
-
-async def test_input_tokens_of_a_response_are_counted_as_its_instance_counts_them(emulated, client):
-    """C62."""
-    asked = {"model": "m", "input": [*ASKED, *ASKED], "instructions": "Be brief."}
-    counted = await client.responses.input_tokens.count(**asked)
-    made = await client.responses.create(**asked, max_output_tokens=2)
-    assert (counted.object, counted.input_tokens) == ("response.input_tokens", made.usage.input_tokens)
-    counting, making = await emulated.rows()
-    assert (counting.surface, counting.prompt_tokens, counting.output_tokens) == ("responses/input_tokens", 0, 0)
-    assert making.prompt_tokens == counted.input_tokens
-    more = await client.responses.input_tokens.count(**asked, tools=TOOLS)
-    assert more.input_tokens > counted.input_tokens
-    with pytest.raises(openai.BadRequestError):
-        await client.responses.input_tokens.count(model="m", input=[])
-
-
-def test_a_response_becomes_the_chat_that_vllm_makes_of_it():
-    items = [
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
-        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c", "output": "wind"},
-    ]
-    body = {"model": "m", "instructions": "brief", "input": items, "tools": [*TOOLS, {"type": "web_search"}]}
-    call = parse(json.dumps(body).encode(), Kind.INPUT_TOKENS, max_depth=20)
-    function = {"name": "weather", "arguments": "{}"}
-    assert json.loads(call.raw) == {
-        "model": "m",
-        "messages": [
-            {"role": "system", "content": "brief"},
-            {"role": "user", "content": "a\nb"},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"id": "c", "type": "function", "function": function}],
-            },
-            {"role": "tool", "content": "wind", "tool_call_id": "c"},
-        ],
-        "tools": [{"type": "function", "function": {k: v for k, v in TOOLS[0].items() if k != "type"}}],
-    }
 
 
 async def test_the_bytes_of_a_response_are_the_tenant_s_own_with_our_priority(served):

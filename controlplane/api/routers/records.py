@@ -1,5 +1,6 @@
 """`/api`: history: events, requests, usage."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,14 +19,12 @@ from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, RowSchema
-from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.reporting import act_on_run
 from controlplane.applications.selectors import graph_of
 from controlplane.applications.services import calls_of, import_graph
-from controlplane.batches.models import Batch
-from controlplane.batches.services import speed_up, undo_speed_up
 from controlplane.dispatch.queues.commands import ask_of_run
 from controlplane.dispatch.queues.runs import RunAction, RunPrice, sentence
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
 from controlplane.resources.applications import (
@@ -94,24 +93,6 @@ BatchOut = schema_of(BATCHES, "BatchOut")
 add_list(router, BATCHES, BatchOut, "Batches, newest first; `/v1/batches` is what SDKs ask.", check=check_tenant)
 
 
-class SpeedUpIn(ActionIn):
-    within_s: float | None = Field(None, gt=0, description="Seconds until its last line is to be done; null undoes it.")
-
-
-@router.post("/batches/{public_id}/speed-up", response=BatchOut)
-def speed_up_batch(request: ApiRequest, public_id: str, body: SpeedUpIn) -> Batch:
-    """Release the lines of a batch above the marks of use, as fast as an earlier deadline needs, or undo that. 409 for one
-    that does not run.
-    """
-    user = request.auth.require(Role.OPERATOR)
-    batch = get_object_or_404(Batch.objects.select_related("tenant"), public_id=public_id)
-    if body.within_s is None:
-        undo_speed_up(batch, user, body.reason)
-    else:
-        speed_up(batch, body.within_s, user, body.reason)
-    return batch
-
-
 ApplicationOut = schema_of(APPLICATIONS, "ApplicationOut")
 add_list(router, APPLICATIONS, ApplicationOut, "Applications, newest first.", check=check_tenant)
 RunOut = schema_of(RUNS, "RunOut")
@@ -126,21 +107,10 @@ add_list(
 )
 
 
-def application_of(request: ApiRequest, pk: int, *, managed: bool = False) -> Application:
-    """Return an application that the caller sees, or *managed*: is an operator of, in its tenant or over the fleet."""
-    rows = visible_applications(request.auth).filter(pk=pk)
-    if managed:
-        rows = rows.filter(tenant__in=tenants_with_role(request.auth.person, Role.OPERATOR))
-    application: Application | None = rows.first()
-    if application is None:
-        raise ApiError(404, "not_found", "Not found, or no access.")
-    return application
-
-
 @router.get("/applications/{application_id}/graph")
 def get_application_graph(request: ApiRequest, application_id: int) -> HttpResponseBase:
     """Return the demand graph of an application: its units, and records of up to 1,000 runs."""
-    graph = graph_of(application_of(request, application_id))
+    graph = graph_of(get_object_or_404(visible_applications(request.auth), pk=application_id))
     return HttpResponse(graph.to_json(), content_type="application/json")
 
 
@@ -159,33 +129,25 @@ class ReportOut(Described):
 class RunDetailOut(Described):
     run: RunOut  # type: ignore[valid-type]
     calls: list[RequestOut]  # type: ignore[valid-type]
-    """The first 500, in the order in which they came."""
+    """The first 500, in the order of arrival."""
     units: list[ReportOut]
     """Reported ones."""
+    price: RunPrice | None
+    """Where its open calls are, and what moving it first or stopping it costs; null below the role operator, of a run that
+    has ended, and while no gateway answers."""
 
 
 @router.get("/runs/{run_id}", response=RunDetailOut)
 def get_run(request: ApiRequest, run_id: int) -> dict[str, Any]:
-    """Return one run with its calls and reported units."""
-    run = run_seen(request, run_id)
+    """Return one run with its calls and reported units, and for operators what to act on it costs."""
+    run, price = get_object_or_404(visible_runs(request.auth), pk=run_id), None
     application = run.application
+    if run.state == "running" and request.auth.fleet_role in (Role.OPERATOR, Role.ADMIN):
+        with contextlib.suppress(ActionError):  # no gateway, or none of its calls is open
+            price = ask_of_run(application.tenant_id, application.name, run.run)
     calls = calls_of(application.tenant_id, application.name, run.run).select_related("tenant", "api_key")
-    return {"run": run, "calls": calls.order_by("arrived_at")[:CALLS], "units": run.reports.all()[:CALLS]}
-
-
-def run_seen(request: ApiRequest, run_id: int) -> ApplicationRun:
-    run: ApplicationRun | None = visible_runs(request.auth).filter(pk=run_id).first()
-    if run is None:
-        raise ApiError(404, "not_found", "Not found, or no access.")
-    return run
-
-
-@router.get("/runs/{run_id}/price", response={200: RunPrice, 503: ErrorBody})
-def get_run_price(request: ApiRequest, run_id: int) -> RunPrice:
-    """Return where the open calls of a run are, and what moving it first or stopping it costs. Needs the role operator."""
-    request.auth.require(Role.OPERATOR)
-    run = run_seen(request, run_id)
-    return ask_of_run(run.application.tenant_id, run.application.name, run.run)
+    shown = calls.order_by("arrived_at")[:CALLS]
+    return {"run": run, "calls": shown, "units": run.reports.all()[:CALLS], "price": price}
 
 
 class RunActedOut(Described):
@@ -196,7 +158,7 @@ class RunActedOut(Described):
 @router.post("/runs/{run_id}/{action}", response={200: RunActedOut, 503: ErrorBody})
 def act_on_application_run(request: ApiRequest, run_id: int, action: RunAction, body: ActionIn) -> dict[str, Any]:
     """Move a run first, stop it, or undo that within 30 s. 409 when not possible. Requires the role operator."""
-    user, run = request.auth.require(Role.OPERATOR), run_seen(request, run_id)
+    user, run = request.auth.require(Role.OPERATOR), get_object_or_404(visible_runs(request.auth), pk=run_id)
     price = act_on_run(run, action, user, body.reason, timezone.now())
     return {"message": sentence(run.run, action, price), "price": price}
 

@@ -15,7 +15,6 @@ from msgspec import structs
 
 from controlplane.dispatch.port import ERROR, Placed, ServedModel, ServedModels, Submit, WeightedTargets
 from controlplane.gateway.admission.budgets import Admission, Budgets
-from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits, LoopLoad
 from controlplane.gateway.admission.marks import Marks, Sessions, marks_of
@@ -28,7 +27,6 @@ from controlplane.gateway.serving.prefixes import LeadingBlocks, leading_hashes
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.client import Upstream, payload, upstream_priority
 from controlplane.gateway.upstream.continuation import Kept, evictable
-from controlplane.gateway.upstream.stored_responses import Made, not_continued
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthQuery
 from scheduling.model_task import Task
@@ -44,7 +42,7 @@ class Catalog:
         self._models: dict[str, ServedModel] = {}
         self._shared: dict[str, WeightedTargets] = {}
 
-    def take(self, record: ServedModels) -> None:
+    def update(self, record: ServedModels) -> None:
         self._models = {model.name: model for model in record.models}
         self._shared = {}
         for each in record.targets:
@@ -131,8 +129,6 @@ _PERMISSION: dict[str, object] = {
 """As vLLM says it of every model."""
 
 
-CONTINUING = (Kind.RESPONSE, Kind.RENDER_RESPONSE)
-"""Calls that may continue a stored response."""
 ENDS: dict[Interrupt | None, ApiError] = {Interrupt.KEY_ENDED: KEY_ENDED, Interrupt.STANDING_BY: STANDING_BY}
 """Answers to requests that were interrupted."""
 ENDS_BYTES = 2_048
@@ -176,30 +172,18 @@ class Completions:
         arrived_at = time.time()
         marks = self.sessions.complete(marks_of(request, call.body), call, caller)
         asked_model, rule = call.model, ""
-        made = self.upstream.stored.continued(call.body, grant.tenant_id) if kind in CONTINUING else None
-        if made is not None and made.asked_model == asked_model:
-            if made.model != asked_model:
-                call.rename(made.model)
-                rule = made.model_rule
-        elif weights := self.catalog.shared(asked_model):
+        if weights := self.catalog.shared(asked_model):
             rule = ModelRule.WEIGHTS.value
             # A first request of a conversation is not known to be of a run, and stays where the later ones will be.
             call.rename(target_of(weights, f"{asked_model}\0{grant.key_id}\0{marks.run or call.beginning}"))
         model = self.catalog.serving(call.model, kind, grant.tenant_id)
-        if made is not None and made.base != (model.base or model.name):
-            why = f"It was made by {made.model}, and the request asks for {asked_model}."
-            raise not_continued(call.body["previous_response_id"], why)
-        if not kind.generates:
-            measure(call, Task(model.task))
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
-        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, arrived_at, made)
+        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, arrived_at)
         if rule:
             ticket.asked_model, ticket.model_rule = asked_model, rule
             ticket.asked = structs.replace(ticket.asked, asked_model=asked_model, model_rule=rule)
-            weighted = rule == ModelRule.WEIGHTS
-            why = f"{asked_model} has weighted targets; this conversation is" if weighted else "This conversation was"
-            ticket.note_model(f"{why} served by {call.model}.")
+            ticket.note_model(f"{asked_model} has weighted targets; this conversation is served by {call.model}.")
         predicted_tokens = ticket.expected_tokens
         entered = ticket.asked.model
         self.records.arrived(entered)
@@ -272,14 +256,11 @@ class Completions:
         served: ServedModel,
         marks: Marks,
         arrived_at: float,
-        made: Made | None,
     ) -> Ticket:
         base = served.base or served.name  # an adapter is predicted, counted and queued as its model
         prompt_tokens = call.prompt_tokens if call.kind.computes else 1
         if prompt_tokens is None:
             prompt_tokens = self.lengths.prior.prompt_tokens(base, call.prompt_characters)
-        if made is not None and call.kind.computes:
-            prompt_tokens += made.tokens
         query = LengthQuery(
             text="",
             prompt_tokens=prompt_tokens,
@@ -296,8 +277,7 @@ class Completions:
         arrived_s = self.clock()
         trace_context, span = request.trace_context(), None
         if self.records.tracing is not None:
-            span = self.records.tracing.begin(trace_context)
-            trace_context = span.headers()
+            span, trace_context = self.records.tracing.begin(trace_context, arrived_at)
         length, token_blocks = None, b""
         if call.kind.generates:
             predicted = self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
@@ -305,16 +285,14 @@ class Completions:
                 length = await predicted
             else:
                 length, token_blocks = await asyncio.gather(predicted, self.upstream.tokens.of(call, served))
-        if span is not None:
-            span.queued_s = self.clock()
+        queued_s = self.clock()
         # A sequence without output ends with its prefill, as one that has a single token of output does.
         predicted_tokens = length.tokens if length is not None else call.sequences
         session = marks.run if marks.session else ""
-        by_prefix = served.by_prefix and made is None  # else it begins with what is stored
-        blocks = leading_hashes(call, prompt_tokens, session) if by_prefix else NO_BLOCKS
+        blocks = leading_hashes(call, prompt_tokens, session) if served.by_prefix else NO_BLOCKS
         if blocks.system_blocks:
             self.upstream.prefixes.note(blocks.hashes[blocks.system_blocks - 1], call)
-        fallback = "" if served.base or made is not None else self.catalog.fallback(served, call.kind, prompt_tokens)
+        fallback = "" if served.base else self.catalog.fallback(served, call.kind, prompt_tokens)
         if fallback and (not grant.may_ask(fallback) or self.budgets.spent(*caller, fallback)):
             fallback = ""
         asked = Submit(
@@ -354,7 +332,6 @@ class Completions:
             run=marks.run,
             unit=marks.unit,
             adapter=served.name if served.base else "",
-            instance=made.placed.instance if made is not None else "",
             run_due_s=marks.due_s,
             fallback=fallback,
             fallback_wait_s=served.fallback_wait_s,
@@ -373,12 +350,13 @@ class Completions:
             session=session,
             trace_context=trace_context,
             span=span,
+            queued_s=queued_s,
             task=asyncio.current_task(),
         )
 
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and complete it."""
-        asked = ticket.call.body.get("priority")
+        asked = ticket.call.priority
         came = failure = ""
         try:
             self.requests.submit(ticket)
@@ -443,8 +421,8 @@ class Completions:
         placement = ticket.placement
         assert placement is not None
         while ticket.call.stream and not placement.done():
-            await asyncio.wait({placement}, timeout=responder.look_in_s)
-            await responder.look()
+            await asyncio.wait({placement}, timeout=responder.ping_in_s)
+            await responder.ping_if_silent()
         return await placement
 
     def _settle_usage(self, ticket: Ticket, usage: answers.Usage) -> None:
