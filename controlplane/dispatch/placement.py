@@ -97,7 +97,7 @@ class Placement:
             prompt, output = int(queue.arrays.prompt_tokens[slot]), int(queue.arrays.output_tokens[slot])
             request, replica = queue.take_out(slot), topology.by_slot[instance]
             request.placed_s = self.clock()
-            kernels.ask(topology.fleet, topology.arrays, instance, prompt, output, request.placed_s)
+            kernels.add_prefill(topology.fleet, topology.arrays, instance, prompt, output, request.placed_s)
             request.attempts += 1
             self.waits.placed(request, replica)
             unload = self._use_adapter(request, instance)

@@ -291,7 +291,7 @@ class WaitingQueue:
         return self._held[slot]
 
     def is_lost(self, slot: int) -> bool:
-        """Whether the request in *slot* can no longer be in time, and was put off (`virtual_queues.put_off`)."""
+        """Whether the request in *slot* can no longer be in time, and was deferred (`virtual_queues.defer_late`)."""
         arrays = self.arrays
         return bool(arrays.deadline_s[slot] - arrays.arrival_s[slot] > self._held[slot].asked.allowed_s + 1e-3)
 

@@ -32,7 +32,7 @@ ROUNDING = 1e-9
 """Share of the cost that counts as zero."""
 EXCHANGES = 4
 """Most exchanges of neighbours per group to sort groups by due time."""
-ALLOTTED = 0.4
+ALLOTTED = 0.3
 """Share of a budget in seconds after which the search for an allotment of queues to models ends."""
 LISTING_MOVES = 2
 """Moves that listing one group counts as, if the budget is in moves; as many are left for annealing."""

@@ -6,7 +6,7 @@ from scheduling.simulation.scenario.scenario import Scenario
 from scheduling.simulation.scenario.toml_lines import Key
 
 
-def loose_ends(scenario: Scenario, asks: bool = True) -> list[tuple[Key, str]]:
+def unresolved(scenario: Scenario, asks: bool = True) -> list[tuple[Key, str]]:
     """Return undefined names and other contradictions between tables: (key, problem).
 
     *asks*: whether it has its own requests, so that it needs clients or a trace.
