@@ -7,7 +7,7 @@ loop, so no lock is needed; every decision is one compiled call on the arrays th
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace as dataclass_replace
 from typing import Concatenate, ParamSpec
 
@@ -62,7 +62,7 @@ class Dispatcher:
         self._by_prefix = topology.by_prefix  # as of the last change
         self.queue = WaitingQueue(topology, clock)
         self.accounts = TokenAccounts(topology)
-        self.suspects = Suspects(topology, clock, self._guarded(self._place_again))
+        self.suspects = Suspects(topology, clock)
         self.waits = Waits(topology, self.queue, clock)
         self.runs = ApplicationRuns(topology, self.queue, self._produced)
         self.prewarming = Prewarming(topology, self.queue, self.runs, clock, deliver)
@@ -164,7 +164,6 @@ class Dispatcher:
         """Return the parts of `sweep`, in order: each leaves everything such that requests can be served before the next."""
         return (
             self._end_rests,
-            self.suspects.sweep,
             self.rank_runs,
             self.prewarm,
             self.reorder,
@@ -208,7 +207,7 @@ class Dispatcher:
             for request in self._waiting_in_order(endpoint):
                 check(request)
             self.rehome(endpoint, now_s)
-        for request in (*self.pinned.all(), *self.suspects.waiting(), *self.holding.of_unserved()):
+        for request in (*self.pinned.all(), *self.holding.of_unserved()):
             check(request)
 
     def _waiting_in_order(self, endpoint: Endpoint) -> Iterator[Request]:
@@ -266,7 +265,7 @@ class Dispatcher:
 
     def died(self, replica: Replica) -> None:
         """Record that the engine of *replica* died under its requests. Call before `lose`."""
-        self.suspects.died(replica, [each.asked.fingerprint for each in replica.requests])
+        self.suspects.died(replica)
 
     # Requests
 
@@ -293,15 +292,15 @@ class Dispatcher:
             endpoint: Endpoint | None = pinned_to.endpoint
         else:
             endpoint = spot or self.placement.choose_endpoint(self._candidates(asked))
-        suspect, adapter = self.suspects.is_suspect(asked), self.topology.adapter_number(asked.adapter)
-        if asked.fallback and spot is None and not suspect and not self.holding.holds(asked):
+        refusal, adapter = self.suspects.refusal(asked), self.topology.adapter_number(asked.adapter)
+        if asked.fallback and spot is None and refusal is None and not self.holding.holds(asked):
             full = endpoint is not None and endpoint.spec.policy.is_full(self.waiting(endpoint))
             if (fallback := self._fallback(asked, full=full)) is not None:
                 asked, endpoint = self._fall_back(asked, *fallback)
                 endpoint.count_demand(asked, self.clock())
-        if suspect and (refusal := self.suspects.refusal(asked)) is not None:
+        if refusal is not None:
             self.deliver(refusal)
-        elif spot is None and self.holding.holds(asked) and not suspect and candidates.size:
+        elif spot is None and self.holding.holds(asked) and candidates.size:
             preferred = self.topology.endpoints[int(candidates[0])]
             request = Request(asked, self._possible(asked), preferred, own_region=own_region, adapter=adapter)
             self._requests[asked.number] = request
@@ -315,10 +314,7 @@ class Dispatcher:
         else:
             request = Request(asked, self._possible(asked), endpoint, own_region=own_region, adapter=adapter)
             self._requests[asked.number] = request
-            if suspect:
-                self.suspects.wait_for_trial(request)
-            else:
-                self._enqueue(request, endpoint)
+            self._enqueue(request, endpoint)
 
     def _fallback(
         self, asked: port.Submit, wait_s: float = 0.0, *, full: bool = False
@@ -553,8 +549,6 @@ class Dispatcher:
         for request, _ in came:
             if request.replica is not None:
                 request.replica.health.heard(now_s, served=True)
-                if self.suspects.trying:
-                    self.suspects.tried(request, cleared=False)
         self.accounts.advance((request, tokens - request.kept_tokens) for request, tokens in came)
 
     def _finished(self, finished: port.Finished) -> None:
@@ -563,7 +557,7 @@ class Dispatcher:
         if request is None:
             return
         self.waits.finished(request, finished.output_tokens)
-        self.suspects.tried(request, cleared=True)
+        self.suspects.clear(request.asked)
         replica = request.replica
         if replica is not None:
             now_s = self.clock()
@@ -588,20 +582,19 @@ class Dispatcher:
         replica = request.replica
         if replica is not None and left.failure:
             self._note_failure(request, replica, left)
-        cut = replica is not None and left.failure == port.CUT
         if replica is not None:
             self.queue.settle(request, request.output_tokens)
         if replica is not None and left.adapter_failed:
             drop_adapter(self.topology.fleet, replica.slot, request.adapter)
-        held = replica is not None and cut and self.suspects.was_cut(request, replica, left.again)
+        if replica is not None and left.failure == port.CUT:
+            self.suspects.was_cut(request, replica)
         if not left.again:
             self._end(request)
             return
         self._withdraw(request)
         request.evictions += left.evicted
         _keep(request, left.kept_tokens)
-        if not held:
-            self._place_again(request, busy=left.failure == port.BUSY)
+        self._place_again(request, busy=left.failure == port.BUSY)
 
     def _note_failure(self, request: Request, replica: Replica, left: port.Left) -> None:
         topology, now_s = self.topology, self.clock()
@@ -638,7 +631,6 @@ class Dispatcher:
         number = request.asked.number
         self.runs.end(number, output_tokens)
         self._withdraw(request)
-        self.suspects.gone(request)
         del self._requests[number]
 
     def _withdraw(self, request: Request) -> None:
@@ -662,14 +654,10 @@ class Dispatcher:
         """
         asked = request.asked
         failed = request.attempts - request.evictions - request.failed_before
-        if self.suspects.is_suspect(asked):
-            if (refusal := self.suspects.refusal(asked)) is not None:
-                self._drop(request, refusal)
-                return
-            if not self.suspects.tries(request):
-                self.suspects.wait_for_trial(request)
-                return
-        elsewhere = self._takes_elsewhere(request) or bool(asked.instance and not busy)
+        if (refusal := self.suspects.refusal(asked)) is not None:
+            self._drop(request, refusal)
+            return
+        elsewhere = self._takes_elsewhere(request, request.failed_at) or bool(asked.instance and not busy)
         if asked.fallback and failed and not request.has_begun and (failed >= MAX_ATTEMPTS or not elsewhere):
             there = self.placement.serving(self.topology.candidates(asked.fallback, asked.region))
             if there is not None and not there.spec.policy.is_full(self.queue.count(there)):
@@ -687,7 +675,11 @@ class Dispatcher:
         if asked.instance:
             self._enqueue(request, request.endpoint)
             return
-        with self.topology.without(request.failed_at if elsewhere else ()):
+        without: Iterable[Replica] = request.failed_at if elsewhere else ()
+        if self.suspects.is_suspect(asked):  # two suspects are better apart: each death tells more
+            apart = [*request.failed_at, *self.suspects.instances()]
+            without = apart if self._takes_elsewhere(request, apart) else without
+        with self.topology.without(without):
             endpoint = self.placement.choose_endpoint(self._candidates(asked))
             if endpoint is None:
                 self._drop(request, _none_serves(asked))
@@ -696,11 +688,11 @@ class Dispatcher:
         if request.slot >= 0:  # no other instance has room
             self.placement.pump(endpoint)
 
-    def _takes_elsewhere(self, request: Request) -> bool:
-        """Whether an instance of its model that has not failed *request* accepts work."""
+    def _takes_elsewhere(self, request: Request, without: Collection[Replica]) -> bool:
+        """Whether an instance of the model of *request* that is not among *without* accepts work."""
         accepting, model = self.topology.fleet.accepting, request.asked.model
         return any(
-            one.spec.model == model and accepting[one.slot] and one not in request.failed_at
+            one.spec.model == model and accepting[one.slot] and one not in without
             for one in self.topology.replicas.values()
         )
 

@@ -152,8 +152,6 @@ class World:
             "held": len(it.holding) + len(it.holding.work) + it.holding.by_tenant.total(),
             "held by model": it.holding.work.waiting.total(),
             "pinned": len(it.pinned.all()),
-            "for a trial": sum(map(len, it.suspects._line.values())) + len(it.suspects._on_trial),
-            "for a check": sum(len(held) for _, _, held in it.suspects._cut.values()),
             "calls of runs": len(it.runs.standings._of_call),
             "blocks": int(queue.affinity.blocks.counters[USED]),
         }
@@ -180,25 +178,6 @@ def opportunistic_held(world):
     world.submit(interactive=False, opportunistic=True)  # on the donated instance
     world.fill()
     return world.submit(interactive=False, opportunistic=True, priority=2)
-
-
-def on_trial(world):
-    world.dispatcher.suspects.died(next(iter(world.topology.replicas.values())), [SUSPECT])
-    return world.submit(fingerprint=SUSPECT)
-
-
-def for_a_trial(world):
-    on_trial(world)
-    number = world.submit(fingerprint=SUSPECT)
-    assert number not in world.placed
-    return number
-
-
-def for_a_check(world):
-    number = placed(world)
-    world.send(port.Left(number, again=True, failure=port.CUT))
-    assert world.dispatcher.suspects._cut
-    return number
 
 
 def pinned(world):
@@ -277,7 +256,7 @@ def known_blocks(world):
 
 
 STATES = [
-    queued, held, opportunistic_held, on_trial, for_a_trial, for_a_check, pinned, pinned_running, placed, with_tokens,
+    queued, held, opportunistic_held, pinned, pinned_running, placed, with_tokens,
     whole, evicted, on_spot, with_adapter, for_an_adapter, in_a_fallback, known_blocks,
 ]  # fmt: skip
 
@@ -431,16 +410,6 @@ def test_an_error_of_one_held_request_ends_it_alone(monkeypatch):
     for number in numbers[1:]:
         world.send(port.Finished(number, 9))
     assert world.left_behind() == {}
-
-
-def test_an_error_of_one_request_on_trial_ends_it_alone(monkeypatch):
-    world = World()
-    first = on_trial(world)
-    numbers = [world.submit(fingerprint=SUSPECT) for _ in range(2)]
-    enqueue_fails(world, monkeypatch, numbers[0])
-    world.send(port.Left(first))
-    assert world.refused == {numbers[0]: "internal_error"}
-    assert numbers[1] in world.placed
 
 
 def test_an_error_of_one_waiting_request_ends_it_alone(monkeypatch):

@@ -153,7 +153,7 @@ class Heartbeats:
         now_s = self.clock()
         replica.round_trip.heartbeat_came(self.topology.fleet, replica.slot, now_s - began_s, metrics, now_s)
         started_anew = before is not None and metrics.generation_tokens_total < before.generation_tokens_total
-        self.dispatcher.suspects.looked(replica, began_s, ended=started_anew)
+        self.dispatcher.suspects.checked(replica, began_s, ended=started_anew)
         await self._look_at_work(replica, metrics, now_s)
         if replica.lost:
             await self._give_up(replica, replica.lost)
@@ -188,7 +188,7 @@ class Heartbeats:
             await self._silent(replica, str(error) or type(error).__name__, gone=gone)
         if not healthy:
             await self._say_what_is_missing(replica, f"no answer as of vLLM: {str(error) or type(error).__name__}")
-        self.dispatcher.suspects.looked(replica, began_s, ended=gone)
+        self.dispatcher.suspects.checked(replica, began_s, ended=gone)
 
     async def _is_healthy(self, replica: Replica) -> bool:
         try:
