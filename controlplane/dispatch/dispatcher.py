@@ -676,9 +676,9 @@ class Dispatcher:
             self._enqueue(request, request.endpoint)
             return
         without: Iterable[Replica] = request.failed_at if elsewhere else ()
-        if self.suspects.is_suspect(asked):  # two suspects are better apart: each death tells more
-            apart = [*request.failed_at, *self.suspects.instances()]
-            without = apart if self._takes_elsewhere(request, apart) else without
+        if self.suspects.is_suspect(asked):  # two suspects on one instance could not be told from each other
+            others = [*request.failed_at, *self.suspects.instances()]
+            without = others if self._takes_elsewhere(request, others) else without
         with self.topology.without(without):
             endpoint = self.placement.choose_endpoint(self._candidates(asked))
             if endpoint is None:

@@ -123,22 +123,19 @@ class ApplicationRuns:
         """Return the backends of reported units that run."""
         return {backend for _, backend in self._units.values()}
 
-    def move_first(self, application: Any, name: str, *, first: bool) -> bool:
-        """Serve the waiting and later calls of a run before all others of their class, or by its order again; return
-        whether it is followed."""
+    def move_first(self, application: Any, name: str) -> bool:
+        """Serve the waiting and later calls of a run before all others of their class; return whether it is followed."""
         run = self.standings.runs.get((application, name))
         if run is not None:
-            run.first = first
+            run.first = True
             self._rekey(run.number)
         return run is not None
 
-    def stop(self, application: Any, name: str, *, stopped: bool = True) -> None:
-        """Refuse later calls of a run, or take them again."""
-        self._stopped.pop((application, name), None)
-        if stopped:
-            self._stopped[application, name] = None
-            if len(self._stopped) > MAX_OPENED:
-                self._stopped.popitem(last=False)
+    def stop(self, application: Any, name: str) -> None:
+        """Refuse later calls of a run."""
+        self._stopped[application, name] = None
+        if len(self._stopped) > MAX_OPENED:
+            self._stopped.popitem(last=False)
 
     def is_stopped(self, asked: Submit) -> bool:
         return bool(self._stopped) and self.is_stopped_run((asked.tenant_id, asked.application), asked.run)

@@ -11,7 +11,7 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import AdapterSpec, EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.queues.runs import RunAction, RunOperations
+from controlplane.dispatch.queues.operations import QueueOperations, RunAction
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.gateway.process import Gateway
 from scheduling.lookahead.maps import FREE
@@ -316,8 +316,7 @@ def engine_died(world, number):
 
 def run_stopped(world, number):
     calls = world.dispatcher.calls_of(*RUN)
-    price = RunOperations(world.dispatcher).act(*RUN, RunAction.STOP)
-    assert price.waiting + price.running == len(calls)
+    assert QueueOperations(world.dispatcher).act_on_run(*RUN, RunAction.STOP) == len(calls)
     world.answer()
     assert number not in world.open
     later = world.submit()
@@ -496,7 +495,7 @@ CALLS = {
     "prewarm_on": lambda world: world.dispatcher.prewarm_on(),
     "pump": lambda world: world.dispatcher.pump_all(),
     "rank": lambda world: world.dispatcher.rank_runs(),
-    "move first": lambda world: world.dispatcher.runs.move_first(*RUN, first=True),
+    "move first": lambda world: world.dispatcher.runs.move_first(*RUN),
     "waiting": lambda world: list(world.dispatcher.waiting_now(9)),
     "queues": lambda world: QueuesView(world.dispatcher)(),
     "outlook": lambda world: [world.dispatcher.outlook(one) for one in world.topology.endpoints],

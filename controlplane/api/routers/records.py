@@ -19,13 +19,12 @@ from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, RowSchema
 from controlplane.applications.models import Application, ApplicationRun
-from controlplane.applications.reporting import act_on_run
+from controlplane.applications.reporting import act_on_run, acted_on_run
 from controlplane.applications.selectors import graph_of
 from controlplane.applications.services import calls_of, import_graph
 from controlplane.batches.models import Batch
 from controlplane.batches.services import speed_up, undo_speed_up
-from controlplane.dispatch.queues.commands import ask_of_run
-from controlplane.dispatch.queues.runs import RunAction, RunPrice, sentence
+from controlplane.dispatch.queues.operations import RunAction
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
 from controlplane.resources.applications import (
@@ -180,25 +179,18 @@ def run_seen(request: ApiRequest, run_id: int) -> ApplicationRun:
     return run
 
 
-@router.get("/runs/{run_id}/price", response={200: RunPrice, 503: ErrorBody})
-def get_run_price(request: ApiRequest, run_id: int) -> RunPrice:
-    """Return where the open calls of a run are, and what moving it first or stopping it costs. Needs the role operator."""
-    request.auth.require(Role.OPERATOR)
-    run = run_seen(request, run_id)
-    return ask_of_run(run.application.tenant_id, run.application.name, run.run)
-
-
 class RunActedOut(Described):
     message: str
-    price: RunPrice
+    open_calls: int
+    """Those that it had."""
 
 
 @router.post("/runs/{run_id}/{action}", response={200: RunActedOut, 503: ErrorBody})
 def act_on_application_run(request: ApiRequest, run_id: int, action: RunAction, body: ActionIn) -> dict[str, Any]:
-    """Move a run first, stop it, or undo that within 30 s. 409 when not possible. Requires the role operator."""
+    """Move a run first, or stop it. 409 when not possible. Requires the role operator."""
     user, run = request.auth.require(Role.OPERATOR), run_seen(request, run_id)
-    price = act_on_run(run, action, user, body.reason, timezone.now())
-    return {"message": sentence(run.run, action, price), "price": price}
+    calls = act_on_run(run, action, user, body.reason, timezone.now())
+    return {"message": acted_on_run(run.run, action, calls), "open_calls": calls}
 
 
 class ImportIn(Schema):

@@ -38,8 +38,7 @@ from controlplane.console.live.feed import feed
 from controlplane.console.pages.applications import timeline
 from controlplane.console.pages.applications.drawing import edges_of, layout
 from controlplane.console.pages.keys.examples import model_to_try
-from controlplane.dispatch.queues.commands import ask_of_run
-from controlplane.dispatch.queues.runs import RunAction, sentence
+from controlplane.dispatch.queues.operations import RunAction
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.parts import PARTS, PolicyPart
@@ -316,25 +315,16 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "sentence": sentence,
         "standing": standing,
         "more_calls": max(0, row.calls - CALLS_SHOWN),
-        "price": _price(row)
-        if may(request, Role.OPERATOR) and (running or row.outcome == RunOutcome.STOPPED)
-        else None,
+        "may_act": running and may(request, Role.OPERATOR),
         "replays": ORDERS,
         "ordering": ORDERING,
     }
     return render(request, "console/applications/run.html", context)
 
 
-def _price(run: ApplicationRun) -> dict[str, Any]:
-    """Return what actions on *run* cost, or why that is not known."""
-    try:
-        return {"of": ask_of_run(run.application.tenant_id, run.application.name, run.run)}
-    except ActionError as refusal:
-        return {"unknown": str(refusal)}
-
-
 @action(Role.OPERATOR, ApplicationRun, among=set(RunAction), page=lambda row: reverse("console:run", args=(row.pk,)))
 def act_on_run(form: ActionForm, row: ApplicationRun, action: str) -> str:
-    """Move a run first, stop it, or undo that; its price was shown before."""
+    """Move a run first, or stop it."""
     taken = RunAction(action)
-    return sentence(row.run, taken, reporting.act_on_run(row, taken, form.user, form.reason, timezone.now()))
+    calls = reporting.act_on_run(row, taken, form.user, form.reason, timezone.now())
+    return reporting.acted_on_run(row.run, taken, calls)
