@@ -676,7 +676,7 @@ class Dispatcher:
             self._enqueue(request, request.endpoint)
             return
         without: Iterable[Replica] = request.failed_at if elsewhere else ()
-        if self.suspects.is_suspect(asked):  # two suspects on one instance could not be told from each other
+        if self.suspects.is_suspect(asked):  # two suspects on one instance could not be distinguished
             others = [*request.failed_at, *self.suspects.instances()]
             without = others if self._takes_elsewhere(request, others) else without
         with self.topology.without(without):
