@@ -127,7 +127,7 @@ def costs(options: argparse.Namespace) -> dict[str, float]:
 
 
 def agents(data: Path, runs_per_s: float, runs: int) -> Workload:
-    """Return calls of agents (tau-bench, airline): each prompt has the one before, its answer, and a tool's or a user's words.
+    """Return calls of agents (tau-bench, airline): each prompt has the one before, its answer and what followed.
 
     All begin with the same instructions. Between two calls pass the time of an answer and 8 s in the mean.
     """
