@@ -114,7 +114,7 @@ properties: .venv/tests
 vllm-tests: .venv/tests vllm
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(PYTEST) -m 'vllm$(AND_GATE)' $(ARGS)
 
-# Those of docs/clients.md; with ALL=1 also those that bring much, with VLLM=1 at real vLLM.
+# Those of docs/tenants/clients.md; with ALL=1 also those that bring much, with VLLM=1 at real vLLM.
 clients: .venv/tests $(if $(ALL)$(VLLM),vllm)
 	@$(BIN)/python -m tests.clients.environments $(if $(ALL),all)
 	@VLLM=$(VLLM) VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(PYTEST) -n 0 -m 'clients$(if $(ALL),, and not nightly)' tests/clients $(ARGS)

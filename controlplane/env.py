@@ -2,7 +2,7 @@
 
 A field holds the variable's name, its type with unit and limits, its default and, as its docstring, its purpose.
 `controlplane/settings.py` makes every field a setting of the same name, and `python -m tests.docs.configuration` writes
-the table of `docs/configuration.md`. An unknown `PILOTHOUSE_*` variable is an error, which catches typos. Every variable
+the table of `docs/operate/configuration.md`. An unknown `PILOTHOUSE_*` variable is an error, which catches typos. Every variable
 `NAME` may instead be given as `NAME_FILE`, the path of a file that holds the value (Docker and Kubernetes secrets).
 Variables that can also be tuned at run time are declared in `controlplane/tunable.py`.
 """
@@ -48,7 +48,7 @@ seconds, though each transaction takes milliseconds."""
 class Environment(Tunable, BaseSettings):
     """All environment variables; those of `Tunable` are defaults that rows override.
 
-    The docstring of a field is its line in `docs/configuration.md`.
+    The docstring of a field is its line in `docs/operate/configuration.md`.
     """
 
     model_config = SettingsConfigDict(
@@ -180,7 +180,7 @@ def read() -> Environment:
     known |= {f"{variable}_FILE" for variable in known}
     unknown = sorted(variable for variable in os.environ if variable.startswith(PREFIX) and variable not in known)
     if unknown:
-        raise ImproperlyConfigured(f"Unknown environment variables: {', '.join(unknown)}. See docs/configuration.md.")
+        raise ImproperlyConfigured(f"Unknown environment variables: {', '.join(unknown)}. See docs/operate/configuration.md.")
     try:
         return Environment()
     except SettingsError as error:  # errors of a source arrive wrapped

@@ -1,7 +1,7 @@
 """Policy bundles: the router, order, strategy, forecaster and length model of one paper, applied to a model together.
 
-A bundle holds only values, by their names in live rows and scenario files. The sources of the values are in docs/routing.md
-(routers), docs/ordering.md, docs/scaling.md, docs/forecasting.md and docs/length-models.md.
+A bundle holds only values, by their names in live rows and scenario files. The sources of the values are in docs/papers/routing.md
+(routers), docs/papers/ordering.md, docs/papers/scaling.md, docs/papers/forecasting.md and docs/papers/length-models.md.
 """
 
 from dataclasses import dataclass, field

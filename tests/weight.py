@@ -1,6 +1,7 @@
 """Print what the project weighs: `DJANGO_SETTINGS_MODULE=tests.settings python -m tests.weight`."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import django
@@ -24,6 +25,10 @@ def lines(texts: dict[Path, str]) -> int:
     return sum(text.count("\n") for text in texts.values())
 
 
+def words(texts: Iterable[str]) -> int:
+    return sum(len(text.split()) for text in texts)
+
+
 def counts() -> dict[str, int]:
     """Return lines, files and things counted by what declares them. Needs Django to be set up."""
     from django.conf import settings
@@ -34,6 +39,7 @@ def counts() -> dict[str, int]:
     from controlplane.tunable import Tunable
     from workers.celery import app
 
+    pages = read("docs", "*.md")
     product = {path: text for folder in PRODUCT for path, text in read(folder).items()}
     everything = "\n".join(product.values())
     paths = api.get_openapi_schema()["paths"]
@@ -48,7 +54,8 @@ def counts() -> dict[str, int]:
         "benchmarks": lines(read("tests/bench")),
         "templates and static": lines(read("templates", "*.html"))
         + sum(lines(read("static", pattern)) for pattern in ("*.js", "*.css")),
-        "words of docs": sum(len(text.split()) for text in read("docs", "*.md").values()),
+        "words of docs": words(text for path, text in pages.items() if "results" not in path.parts),
+        "words of kept results, generated": words(text for path, text in pages.items() if "results" in path.parts),
         "files": len(product) + len(read("tests")),
         "records": len(RECORD.findall(everything)),
         "kernels": len(KERNEL.findall(everything)),

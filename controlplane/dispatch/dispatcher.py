@@ -737,7 +737,7 @@ class Dispatcher:
             self.placement.pump(target)
 
     def _give_up_late(self, request: Request) -> bool:
-        """Refuse *request*, which waits, if it may wait no longer, by the rules in docs/api.md; return whether it is."""
+        """Refuse *request*, which waits, if it may wait no longer, by the rules in docs/tenants/api.md; return whether it is."""
         asked, tuned = request.asked, request.endpoint.spec.tuned
         waited_s, held_s = (
             self.clock() - asked.arrived_s,

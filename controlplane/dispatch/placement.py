@@ -243,7 +243,7 @@ class Placement:
         return max(tuned.FIRST_TOKEN_S, tuned.FIRST_TOKEN_FACTOR * prompt_s)
 
     def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: str) -> dict[str, object]:
-        """Return the decision trace: docs/routing.md."""
+        """Return the decision trace: docs/papers/routing.md."""
         return {
             "instance": replica.spec.name,
             "region": endpoint.spec.region,

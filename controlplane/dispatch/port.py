@@ -176,7 +176,7 @@ class Moved(Record, frozen=True):
     came_from: str = ""  # the region in which it waited before
     pressure: float | None = None  # there
     own_region: str = ""  # where its caller's demand counts; empty where sent before
-    released: dict[str, Any] | None = None  # why the queue manager let it go, where it was held: docs/routing.md
+    released: dict[str, Any] | None = None  # why the queue manager let it go, where it was held: docs/papers/routing.md
 
 
 class FellBack(Record, frozen=True):
@@ -221,7 +221,7 @@ class Placed(Record, frozen=True):
     ordering: str  # `scheduling.queueing.ordering.ORDERINGS`
     queue_key_s: float  # on the clock of `arrived_at`: instances outlive a gateway
     placed_s: float
-    why: dict[str, Any]  # docs/routing.md
+    why: dict[str, Any]  # docs/papers/routing.md
     first_token_s: float  # time limit of the first token of a stream
     keep_tokens: bool = False  # keep the ids of its output tokens: it may be evicted
     priority: int = 0  # of its class, or as the queue manager released it

@@ -1,6 +1,6 @@
 """Suspects: requests that ran when an engine died, known by their fingerprints. After two deaths a request is refused.
 
-The evidence is in docs/health.md.
+The evidence is in docs/operate/health.md.
 """
 
 import math

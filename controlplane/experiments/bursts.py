@@ -76,7 +76,7 @@ BURSTS: Final = experiment.Experiment(
     paper="ours",
     section="own",
     measures="requests in time and hours by strategy over days of uneven arrivals, with and without a reserve",
-    results="scaling.md#promises-under-bursts",
+    results="sageserve.md#promises-under-bursts",
     options=(
         experiment.Option("days", "days simulated", 1.0, float, above=0.0, at_most=7.0),
         experiment.SCALE,

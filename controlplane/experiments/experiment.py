@@ -171,7 +171,7 @@ class Experiment:
     measures: str
     """Its measures, in a few words."""
     results: str
-    """Page and anchor of its results under docs/."""
+    """Page and anchor of its results under docs/papers."""
     options: Sequence[Option]
     run: Callable[[Settings, Progress], Result]
     """Returns a result that can be written as JSON. Raises ValueError where data is missing."""

@@ -355,7 +355,7 @@ HERMES: Final = experiment.Experiment(
     section="5.2, 5.3, 5.5",
     measures="completion times of applications by order at three intensities, deadlines met, what refinement, Gittins ranks"
     " and buckets are worth",
-    results="applications.md#hermes-evaluation",
+    results="hermes.md#evaluation",
     options=(
         experiment.Option(
             "parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True

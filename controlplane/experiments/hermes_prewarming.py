@@ -278,7 +278,7 @@ HERMES_PREWARMING: Final = experiment.Experiment(
     section="5.4",
     measures="hits of adapters and system prompts without prewarming, by the waiting queue, and by demand graphs; the knob K"
     " for adapters, containers and DNN models",
-    results="applications.md#prewarming",
+    results="hermes.md#prewarming",
     options=(
         experiment.Option(
             "parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True

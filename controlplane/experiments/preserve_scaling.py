@@ -279,7 +279,7 @@ PRESERVE_SCALING: Final = experiment.Experiment(
     paper="PreServe",
     section="5.3",
     measures="peak of normalised latency and instance-hours by scaling strategy",
-    results="scaling.md#preserves-day",
+    results="preserve.md#preserves-day",
     options=(
         experiment.Option("days", "days simulated", 1.0, float, above=0.0, at_most=7.0),
         experiment.SCALE,

@@ -215,7 +215,7 @@ SAGESERVE: Final = experiment.Experiment(
     paper="SageServe",
     section="7.3",
     measures="instance-hours, waste by scaling, latencies by strategy, over a week of four models in three regions",
-    results="scaling.md#sageserves-week",
+    results="sageserve.md#sageserves-week",
     options=(
         experiment.Option("days", "days simulated", 7.0, float, above=0.0, at_most=7.0),
         experiment.SCALE,

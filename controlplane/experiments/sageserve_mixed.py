@@ -394,7 +394,7 @@ SAGESERVE_MIXED: Final = experiment.Experiment(
     paper="SageServe",
     section="4, 7.3",
     measures="interactive and other work in silos or one pool, by release rule; the paper's LT strategies and ours",
-    results="batches.md#sageserves-day",
+    results="sageserve.md#sageserves-day",
     options=(
         experiment.SCALE,
         experiment.SEED,

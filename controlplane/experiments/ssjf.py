@@ -329,7 +329,7 @@ def read_lengths(folder: Path) -> PredictedLengths:
     except DataMissing as error:
         raise ValueError(
             f"--data: {error} Give the folder that has proxy_lengths, of"
-            " github.com/James-QiuHaoran/LLM-serving-with-proxy-models; docs/ordering.md says more."
+            " github.com/James-QiuHaoran/LLM-serving-with-proxy-models; docs/papers/ordering.md says more."
         ) from error
     except (KeyError, ValueError) as error:
         raise ValueError(f"--data: {file} is not the table of real and predicted lengths: {error}") from error

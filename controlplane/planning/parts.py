@@ -1,7 +1,7 @@
 """The five parts of how a model is served, with every choice and a sentence about it, for pages.
 
 A bundle sets all of them (`bundles`); `services.switch_parts` sets single ones. The choices are described in
-docs/routing.md, docs/ordering.md, docs/scaling.md, docs/forecasting.md and docs/length-models.md.
+docs/papers/routing.md, docs/papers/ordering.md, docs/papers/scaling.md, docs/papers/forecasting.md and docs/papers/length-models.md.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,7 +2,7 @@
 
 Tokens are counted without a tokenizer: by `count_tokens` where the text of the answer is available, else (alpaca_eval
 gives only words and characters) by `TOKENS_A_WORD` and `TOKENS_A_CHARACTER`, both fitted to MiniLM's WordPiece tokens;
-docs/length-models.md has their errors. Each set stands for one tenant, named as its folder.
+docs/papers/length-models.md has their errors. Each set stands for one tenant, named as its folder.
 
 No set whose licence lets a fitted model be shipped has conversations, so `with_histories` makes them: earlier prompts
 of the same source with the same model's answers stand before a prompt.

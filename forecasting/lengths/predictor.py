@@ -3,7 +3,7 @@
 `InLine` calls the model on the event loop: right for a student, whose call costs less than a message to another
 process. `SubprocessPredictor` runs it in a subprocess, where it may take its time, hang or die: right for an encoder. A
 thread would hold the interpreter's lock: a loop with a thousand streams would wait up to the switch interval (5 ms) at
-each iteration. docs/lengths.md has the measurements; `fast_enough` repeats the one that decides.
+each iteration. docs/papers/lengths.md has the measurements; `fast_enough` repeats the one that decides.
 """
 
 import asyncio

@@ -288,5 +288,5 @@ class Student(LengthModel):
 
 
 def bundled() -> Student:
-    """Return the student that ships with the package, trained as in docs/length-models.md."""
+    """Return the student that ships with the package, trained as in docs/papers/length-models.md."""
     return Student.load(BUNDLED)

@@ -19,7 +19,7 @@ call comes and finds its backend warm falls as the start t_s is put off: with a 
 may be no start with p_e = K although p_s >= K. By the text a smaller K is to prewarm more aggressively, for more significant
 tenants, prewarming is not triggered if p_s < K and otherwise "at the time such that p_e = K", and figure 14 has faster
 completion and more waste for it. All of this holds if the inequality is turned, p_e = p_s P(t_c <= t_s + t_p): we start at
-the first moment with that p_e >= K. `latest` is the formula as it is printed; docs/applications.md compares the two.
+the first moment with that p_e >= K. `latest` is the formula as it is printed; docs/tenants/applications.md compares the two.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Throughput of a vLLM server's API process, which reads requests and writes tokens next to the engine.
 
 One process serves all connections of an instance. Under many arrivals its share of a core, not the GPU, limits the
-instance (measured: docs/simulation.md). An iteration of the engine therefore takes at least as long as the process
+instance (measured: docs/plan/simulation.md). An iteration of the engine therefore takes at least as long as the process
 needs to write the tokens emitted and, while requests wait to be read, to read one of them. It reads in order of
 arrival, between the tokens of the streams: at least one in an iteration, and as many as it has time for. The engine,
 and so its priorities, sees a request only then. A burst at an idle server is read at once.

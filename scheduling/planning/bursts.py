@@ -6,7 +6,7 @@ n - reserve * cv * sqrt(n) >= R
 
 with cv the coefficient of variation of arrivals and *reserve* a number that depends on the SLO, its percentile and the
 instance (`scheduling.planning.simulated_capability` measures it). Work that arrives in a given time varies by cv times
-the root of its mean, so ten instances need only about three times the reserve of one. Figures are in docs/planner.md.
+the root of its mean, so ten instances need only about three times the reserve of one. Figures are in docs/papers/planner.md.
 """
 
 import math

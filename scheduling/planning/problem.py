@@ -1,7 +1,7 @@
 """The planning problem: SageServe section 5, with the rows that it leaves out.
 
 Models are numbered i of l, regions j of r, GPU types k of g, windows of the planning horizon w. The paper's letters are
-given alongside our names. Differences from the paper, and reasons, are in docs/planner.md.
+given alongside our names. Differences from the paper, and reasons, are in docs/papers/planner.md.
 """
 
 from collections.abc import Sequence

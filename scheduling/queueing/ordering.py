@@ -3,7 +3,7 @@
 The key of a request alone is constant while it waits. `ssjf`, `deadline` and `slack` still age requests: their keys are
 moments, later arrivals have later ones, and so no request is overtaken for ever. Orders by application (Hermes section
 3.3) have the same keys, made from the run of a request (`run_key`); such a key changes with its run. The keys of `vtc` and
-`wfq` are virtual times of tenants (`fair_shares`). docs/ordering.md has the proofs;
+`wfq` are virtual times of tenants (`fair_shares`). docs/papers/ordering.md has the proofs;
 tests/scheduling/queueing/test_ordering.py tests them.
 """
 

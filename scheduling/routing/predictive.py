@@ -72,8 +72,8 @@ from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import LEAST_DELAY, PRESERVE, has_room, place, prefilled, release
 
 # Weights of loads that delay future requests, for `least_delay`. Tuned on ten minutes of lengths of the Azure
-# conversation trace near saturation; docs/routing.md describes their effect.
-# the Azure conversation trace near saturation; docs/routing.md has what they change.
+# conversation trace near saturation; docs/papers/routing.md describes their effect.
+# the Azure conversation trace near saturation; docs/papers/routing.md has what they change.
 TO_PREFILL: Final = 10.0
 """Cost in seconds of a second of queued prompts."""
 TO_GENERATE: Final = 0.5

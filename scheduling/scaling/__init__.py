@@ -1,7 +1,7 @@
 """Scaling strategies: how many instances an endpoint should have. Decisions only; other code carries them out.
 
 A strategy gets a view of every endpoint at its ticks and returns moves, each with its reason. The same object runs live
-and in simulations (`scheduling.simulation.strategies`). `docs/scaling.md` describes each.
+and in simulations (`scheduling.simulation.strategies`). `docs/papers/scaling.md` describes each.
 """
 
 from collections.abc import Callable, Mapping

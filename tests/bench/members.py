@@ -37,7 +37,6 @@ SHARES = (0.03, 0.85)
 """Of windows with requests, of a sparse client."""
 FIT_DAYS, TEST_DAYS = 7, 3
 FIT_SHARE = 0.7  # of a series of a day or less
-PAGE = "forecasting.md"  # of the documentation, which has the table
 BESIDE = ("boosted trees", "forest")
 """Members that are always listed."""
 

@@ -1,4 +1,4 @@
-"""The RWT estimator meets the figures of docs/waiting-time.md on every simulated profile (QLM figure 18)."""
+"""The RWT estimator meets the figures of docs/papers/waiting-time.md on every simulated profile (QLM figure 18)."""
 
 import pytest
 

@@ -5,7 +5,7 @@ at the client. The profile is the one that seeds the demo's fleet for this model
 equal batches, not to the replay. The aim: E2E p50 and p95 within 5 %, TTFT p95 within 10 %.
 
 Two more scenes, to which the limits of the API process were fitted and of which only the means are known
-(docs/simulation.md): 256 equal requests at once, and a burst of 2,011 small requests at 110 a second, also with the
+(docs/plan/simulation.md): 256 equal requests at once, and a burst of 2,011 small requests at 110 a second, also with the
 shortest first by the engine's priorities, to which nothing was fitted. The burst is drawn again as it was for the
 measurement, from the lengths in *--burst-lengths*.
 """

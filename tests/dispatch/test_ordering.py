@@ -1,4 +1,4 @@
-"""What a length model says, however wrong, delays nobody beyond the bound of docs/ordering.md: the dispatcher itself.
+"""What a length model says, however wrong, delays nobody beyond the bound of docs/papers/ordering.md: the dispatcher itself.
 
 One instance that runs one request at a time, so that what a request waits is what was given out before it.
 """

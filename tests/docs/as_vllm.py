@@ -1,4 +1,4 @@
-"""`docs/as-vllm.md`: each route, field and behaviour of vLLM's API, as vLLM has it or otherwise.
+"""`docs/tenants/as-vllm.md`: each route, field and behaviour of vLLM's API, as vLLM has it or otherwise.
 
 `python -m tests.docs.as_vllm` writes the page again. `tests/gateway/test_as_vllm.py` holds the gateway to it, and
 `tests/vllm/surface.json` says what the installed vLLM has.
@@ -14,7 +14,7 @@ from controlplane.gateway.admission.validation import PATH_KINDS, Kind
 from tests.vllm.surface import RECORDED
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "as-vllm.md"
+PAGE = ROOT / "docs" / "tenants" / "as-vllm.md"
 SURFACE: dict[str, dict[str, Any]] = json.loads(RECORDED.read_text())
 
 SERVED = {

@@ -1,4 +1,4 @@
-"""The table of `docs/clients.md`, made from the list in `tests/clients/environments.py`.
+"""The table of `docs/tenants/clients.md`, made from the list in `tests/clients/environments.py`.
 
 `python -m tests.docs.clients` writes it again after a change there; a test compares the two.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.clients.environments import CLIENTS
 
-PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tenants" / "clients.md"
 BEGIN, END = "<!-- table: python -m tests.docs.clients -->\n", "<!-- end of table -->\n"
 
 

@@ -1,4 +1,4 @@
-"""The table of `docs/configuration.md`, made from `controlplane/env.py`.
+"""The table of `docs/operate/configuration.md`, made from `controlplane/env.py`.
 
 `python -m tests.docs.configuration` writes it again after a change there; a test compares the two.
 """
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from controlplane.env import Environment, is_secret, variable_of
 from controlplane.tunable import PER_MODEL, Tunable, limits_of, unit_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operate" / "configuration.md"
 BEGIN, END = "<!-- table: python -m tests.docs.configuration -->\n", "<!-- end of table -->\n"
 
 

@@ -1,4 +1,4 @@
-"""The table of `docs/experiments.md`, made from `controlplane/experiments/registry.py`.
+"""The table of `docs/papers/experiments.md`, made from `controlplane/experiments/registry.py`.
 
 `python -m tests.docs.experiments` writes it again after a change there; a test compares the two.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from controlplane.experiments.registry import EXPERIMENTS
 
-PAGE = Path(__file__).parents[2] / "docs" / "experiments.md"
+PAGE = Path(__file__).parents[2] / "docs" / "papers" / "experiments.md"
 BEGIN, END = "<!-- table: python -m tests.docs.experiments -->\n", "<!-- end of table -->\n"
 
 

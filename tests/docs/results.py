@@ -1,9 +1,8 @@
 """Results of experiments in the documentation: what a run printed, made from its JSON in `docs/results`.
 
 `python -m tests.docs.results NAME FILE` keeps the JSON that `manage.py reproduce EXPERIMENT --out FILE` wrote as NAME, with
-the commit it ran at and without clock times, and writes its tables into the experiment's page, between the marks of that
-name; likewise what `python -m tests.bench members --json` printed. `python -m tests.docs.results` writes all kept results
-again. A test compares the two.
+the commit it ran at and without clock times, and writes its tables as the page `docs/results/NAME.md`; likewise what
+`python -m tests.bench members --json` printed. `python -m tests.docs.results` writes all pages again; a test compares them.
 """
 
 import argparse
@@ -22,16 +21,9 @@ from controlplane.experiments.management.commands.reproduce import show
 from controlplane.experiments.registry import EXPERIMENTS
 from tests.bench import members
 
-DOCS = Path(__file__).parents[2] / "docs"
-KEPT = DOCS / "results"
-END = "<!-- end of result -->\n"
+KEPT = Path(__file__).parents[2] / "docs" / "results"
 CLOCK = "wall_s"
 BENCH = "members"
-
-
-def begin(name: str) -> str:
-    """The mark before the tables of the result *name*."""
-    return f"<!-- result: python -m tests.docs.results {name} -->\n"
 
 
 class Printed:
@@ -44,17 +36,15 @@ class Printed:
         self.things.append(thing)
 
 
-def block(name: str, kept: Result) -> str:
-    """What the run of *kept* printed, as Markdown, with the command and the commit."""
+def page(name: str, kept: Result) -> str:
+    """Return what the run of *kept* printed, as Markdown, with the command and the commit."""
     printed = Printed()
     if kept["experiment"] == BENCH:
         printed.print(members.table(kept["result"]))
     else:
         show(EXPERIMENTS[kept["experiment"]], kept["result"], printed)
-    first = (
-        f"`{kept['result']['command']}` at commit {kept['commit']}, kept in [results/{name}.json](results/{name}.json)."
-    )
-    return "\n\n".join([first, *(_markdown(thing) for thing in printed.things)]) + "\n"
+    first = f"`{kept['result']['command']}` at commit {kept['commit']}, kept in [{name}.json]({name}.json)."
+    return "\n\n".join([f"# {name}", first, *(_markdown(thing) for thing in printed.things)]) + "\n"
 
 
 def _markdown(thing: Any) -> str:
@@ -72,29 +62,6 @@ def kept() -> Iterator[tuple[str, Result]]:
     """All results that are kept, by name."""
     for path in sorted(KEPT.glob("*.json")):
         yield path.stem, json.loads(path.read_text())
-
-
-def page_of(result: Result) -> Path:
-    if result["experiment"] == BENCH:
-        return DOCS / members.PAGE
-    return DOCS / EXPERIMENTS[result["experiment"]].results.partition("#")[0]
-
-
-def written(name: str, page: Path) -> str:
-    """What stands between the marks of *name*. ValueError where *page* has none."""
-    _, mark, rest = page.read_text().partition(begin(name))
-    text, end, _ = rest.partition(END)
-    if not mark or not end:
-        raise ValueError(f"{page} has no marks for {name}: {begin(name).strip()} and {END.strip()}")
-    return text.strip() + "\n"
-
-
-def write(name: str, result: Result) -> None:
-    """Put the tables of *result* between its marks."""
-    page = page_of(result)
-    written(name, page)
-    before, mark, rest = page.read_text().partition(begin(name))
-    page.write_text(before + mark + "\n" + block(name, result) + "\n" + END + rest.partition(END)[2])
 
 
 def keep(name: str, file: Path, commit: str) -> Result:
@@ -124,7 +91,7 @@ def main() -> None:
         keep(given.name, given.file, given.commit or head.stdout.strip())
     for name, result in kept():
         if given.name in (None, name):
-            write(name, result)
+            (KEPT / f"{name}.md").write_text(page(name, result))
 
 
 if __name__ == "__main__":

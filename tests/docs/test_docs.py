@@ -57,14 +57,14 @@ def test_the_plots_are_those_of_the_runs_that_are_kept() -> None:
 
 def test_the_tables_of_results_are_those_of_the_runs_that_are_kept() -> None:
     for name, result in results.kept():
-        assert results.written(name, results.page_of(result)) == results.block(name, result), (
-            f"run `{results.begin(name)}`"
+        assert (results.KEPT / f"{name}.md").read_text() == results.page(name, result), (
+            "run `python -m tests.docs.results`"
         )
 
 
 def test_every_command_is_in_operations() -> None:
     ours = {name for name, app in get_commands().items() if str(app).startswith("controlplane")}
-    section = read("docs/operations.md").partition("## Commands\n")[2].partition("\n## ")[0]
+    section = read("docs/operate/operations.md").partition("## Commands\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE)) == ours
 
 
@@ -106,13 +106,13 @@ def _is_text(node: ast.AST | None = None) -> bool:
 
 
 def test_every_error_code_of_the_gateway_is_in_the_api_page() -> None:
-    section = read("docs/api.md").partition("## Errors\n")[2].partition("\n## ")[0]
+    section = read("docs/tenants/api.md").partition("## Errors\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| \d{3} \|([^|]+)\|", section, re.MULTILINE)
     assert {code for row in rows for code in re.findall(r"`([a-z_]+)`", row)} == raised_codes()
 
 
 def test_examples_of_the_api_page_define_what_they_use_and_name_models_of_the_demo() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", read("docs/api.md"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", read("docs/tenants/api.md"), re.DOTALL)
     defined, used = set(dir(builtins)), set()
     for node in ast.walk(ast.parse("\n".join(blocks))):
         match node:
@@ -127,13 +127,13 @@ def test_examples_of_the_api_page_define_what_they_use_and_name_models_of_the_de
 
 
 def test_the_metrics_named_in_operations_exist() -> None:
-    named = set(re.findall(r"`(pilothouse_\w+)`", read("docs/operations.md")))
+    named = set(re.findall(r"`(pilothouse_\w+)`", read("docs/operate/operations.md")))
     source = read("controlplane/operations.py")
     existing = set(re.findall(r'"(pilothouse_\w+)"', source))
     assert named
     assert {name for name in named if name.removesuffix("_total") not in existing} == set()
     for path in Operations.paths:
-        assert f"`{path}`" in read("docs/operations.md")
+        assert f"`{path}`" in read("docs/operate/operations.md")
 
 
 def test_links_lead_somewhere() -> None:

@@ -36,10 +36,10 @@ EXCEPTIONS = {
     "controlplane/experiments/shipped_lengths.py": {"turn", "turns"},
     "tests/lengths": {"turns"},
     "tests/experiments/test_shipped_lengths.py": {"turn", "turns"},
-    "docs/lengths.md": {"turns"},
-    "docs/length-models.md": {"turns"},
+    "docs/papers/lengths.md": {"turns"},
+    "docs/papers/length-models.md": {"turns"},
     "scheduling/compiled.py": {"home"},  # `Path.home`
-    "docs/operations.md": {"house"},  # a prompt
+    "docs/operate/operations.md": {"house"},  # a prompt
     "docs/glossary.md": None,  # it has to name them
     "tests/docs/test_words.py": None,
 }

@@ -91,23 +91,15 @@ def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):
 
 
 def _kept_and_written(folder, result):
-    """The text that `python -m tests.docs.results` writes between its marks of *result*, on a separate page."""
-    page, kept = folder / "scaling.md", folder / "results"
-    page.write_text("# Page\n\n" + results.begin("tiny") + results.END + "\nAfter.\n")
+    """Return the page that `python -m tests.docs.results` writes of *result*."""
+    kept = folder / "results"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "DOCS", folder)
         patch.setattr(results, "KEPT", kept)
         (folder / "run.json").write_text(json.dumps(result))
         row = results.keep("tiny", folder / "run.json", "abc1234")
-        results.write("tiny", row)
         assert list(results.kept()) == [("tiny", row)]
-        assert results.written("tiny", page) == results.block("tiny", row)
-        with pytest.raises(ValueError, match="no marks for another"):
-            results.write("another", row)
     assert "wall_s" not in (kept / "tiny.json").read_text()
-    assert page.read_text().startswith("# Page\n")
-    assert page.read_text().endswith(results.END + "\nAfter.\n")
-    return results.written("tiny", page)
+    return results.page("tiny", row)
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""The gateway is as `docs/as-vllm.md` says: each route and field of vLLM is served as by vLLM, or otherwise."""
+"""The gateway is as `docs/tenants/as-vllm.md` says: each route and field of vLLM is served as by vLLM, or otherwise."""
 
 import json
 import re

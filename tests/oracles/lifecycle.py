@@ -1,7 +1,7 @@
 """Reference life cycle of instances, against which the compiled state changes are checked.
 
 An instance is in one state at a time; some states are permanent, others pass into the next after a delay. A draining
-instance takes no new work and enters its next state once empty. Rules: docs/simulation.md.
+instance takes no new work and enters its next state once empty. Rules: docs/plan/simulation.md.
 """
 
 import math

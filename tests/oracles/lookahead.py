@@ -143,7 +143,7 @@ def load_tokens(
 def delay_s(
     fleet: PlainFleet, sight: Sight, instance: int, prompt_tokens: int, output_tokens: int, cached: int
 ) -> float:
-    """Return the estimated seconds of the request and of the others (docs/routing.md)."""
+    """Return the estimated seconds of the request and of the others (docs/papers/routing.md)."""
     this, map_ = fleet.instances[instance], sight.maps[instance]
     t0, a, b, c, fixed, by_sequence, by_token = this.profile
     room, held, active = float(memory(fleet, instance)), float(map_.tokens()), float(len(map_.requests))

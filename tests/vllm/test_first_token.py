@@ -1,4 +1,4 @@
-"""The way of docs/operations.md from nothing to the first token, with its own file and commands, and real vLLM."""
+"""The way of docs/operate/operations.md from nothing to the first token, with its own file and commands, and real vLLM."""
 
 import json
 import os
@@ -18,7 +18,7 @@ import pytest
 
 from tests.vllm.conftest import ROOT
 
-PAGE = (ROOT / "docs/operations.md").read_text()
+PAGE = (ROOT / "docs/operate/operations.md").read_text()
 SECTION = PAGE.partition("## From nothing to the first token\n")[2].partition("\n## ")[0]
 PORT = int(os.environ.get("FIRST_TOKEN_PORT", "8364"))
 URL = f"http://127.0.0.1:{PORT}"

@@ -3,7 +3,7 @@
 The short form asserts what must hold: shortest predicted first, everything served, whatever was predicted. The measured one
 (`-m truth -s`) prints figures and keeps them in `test-results/jct.json`. Outputs are forced to their length (`max_tokens`
 with `ignore_eos`), so their prediction would be exact: the dispatcher gets another one, of a real predictor about real
-answers. `LENGTH_DATA_DIR` names the folder with the published sets (docs/ordering.md); without it lengths and errors are
+answers. `LENGTH_DATA_DIR` names the folder with the published sets (docs/papers/ordering.md); without it lengths and errors are
 drawn, and the report says so.
 """
 

@@ -34,7 +34,7 @@ class FutureIn(Strict):
     preset: str = ""
     """Name of one of `/api/what-if-presets`; its changes precede `changes`."""
     changes: list[dict[str, Any]] = []
-    """Changes against now, each with its `kind`, see docs/what-if.md."""
+    """Changes against now, each with its `kind`, see docs/plan/what-if.md."""
 
 
 class WhatIfIn(Strict):
@@ -51,7 +51,7 @@ class WhatIfIn(Strict):
     """Futures other than A (the present state); at most six."""
     slo_target: float = 0.99
     scenario: dict[str, Any] | None = None
-    """Scenario file (docs/simulation.md) in JSON, simulated by itself with its own seed; traces and other files are not
+    """Scenario file (docs/plan/simulation.md) in JSON, simulated by itself with its own seed; traces and other files are not
     read. Leave out all else."""
     draft: bool = False
     """Only save it; otherwise workers run it immediately."""
@@ -281,7 +281,7 @@ def upload_trace(
     trace_format: Annotated[str, Form(alias="format")] = "",
     unit: Annotated[str, Form()] = "",
 ) -> Status[TraceFile]:
-    """Upload a trace that what-ifs can start from; for formats see docs/simulation.md. `unit` (ms or s) is that of times in
+    """Upload a trace that what-ifs can start from; for formats see docs/plan/simulation.md. `unit` (ms or s) is that of times in
     Mooncake's format, where they may be either. 409 says what is wrong with it."""
     user = request.auth.require(Role.OPERATOR)
     if file is None:

@@ -1,6 +1,6 @@
 """Measurements of an instance: signs of life, progress, outcomes of its requests, and its dispatch round trip.
 
-The rules are in docs/health.md. Nothing here knows of other instances: `Topology` decides which may rest.
+The rules are in docs/operate/health.md. Nothing here knows of other instances: `Topology` decides which may rest.
 """
 
 import math

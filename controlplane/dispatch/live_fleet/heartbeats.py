@@ -2,7 +2,7 @@
 
 Rows are written by `fleet.services.move`, so each move is an event with its reason. Requests on an instance that is given
 up are interrupted: those that have sent no byte are placed elsewhere. Only complete silence fails an instance: a slow or
-missing `/metrics` does not while `/health` answers or tokens arrive (docs/health.md).
+missing `/metrics` does not while `/health` answers or tokens arrive (docs/operate/health.md).
 """
 
 import asyncio

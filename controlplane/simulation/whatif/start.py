@@ -52,7 +52,7 @@ class Start(BaseModel):
     at: datetime
     """Time 0 of the simulation."""
     scenario: dict[str, Any]
-    """Keys of a scenario file (docs/simulation.md) for the present fleet."""
+    """Keys of a scenario file (docs/plan/simulation.md) for the present fleet."""
     state: StoredState | None = None
     """Requests that run and wait at `at`; None for none."""
     arrivals: dict[str, Any] = {"kind": "clients"}

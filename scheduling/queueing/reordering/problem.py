@@ -1,6 +1,6 @@
 """Problem of the global scheduler: waiting request groups, the virtual queues they may join, and an order of them.
 
-Times are seconds from now. QLM, table 2 and equations 6 to 13; docs/queueing.md explains how they are read.
+Times are seconds from now. QLM, table 2 and equations 6 to 13; docs/papers/queueing.md explains how they are read.
 """
 
 import math

@@ -1,6 +1,6 @@
 """QLM's mixed-integer programme (equations 6 to 13) with PuLP and HiGHS: for small sizes and comparisons.
 
-It is read as docs/queueing.md explains: earliness does not pay for lateness elsewhere, every switch delays all
+It is read as docs/papers/queueing.md explains: earliness does not pay for lateness elsewhere, every switch delays all
 later groups by the drain of the previous model and the swap to the next, groups are weighted by their requests, and the
 first token of a group's last request counts. Switches need no big-M: entering and leaving a model are continuous variables
 pushed up by the binary ones. The solver's status is checked, and its order is verified and scored again.

@@ -1,4 +1,4 @@
-"""Read scenario files; an invalid one is refused with the file, the line and the key. Keys: docs/simulation.md."""
+"""Read scenario files; an invalid one is refused with the file, the line and the key. Keys: docs/plan/simulation.md."""
 
 import re
 import tomllib

@@ -17,7 +17,7 @@ class ScalingOf(ScenarioTable):
     strategy: str | None = None
     """None if every model uses its bundle's."""
     parameters: Parameters = {}
-    """Of the strategy; see docs/scaling.md."""
+    """Of the strategy; see docs/papers/scaling.md."""
     min_instances: Count = 2
     max_instances: Count = 20
     floor: bool = True

@@ -154,7 +154,7 @@ def servegen(name, quantity):
 @pytest.mark.parametrize("name", ["m-small", "m-mid"])
 @pytest.mark.parametrize("quantity", ["prompt", "output"])
 def test_ours_is_best_on_public_demand_and_its_bands_hold(name, quantity):
-    """Fitted on days 1 to 7 and judged on 8 to 10, an hour ahead, as in docs/forecasting.md."""
+    """Fitted on days 1 to 7 and judged on 8 to 10, an hour ahead, as in docs/papers/forecasting.md."""
     series = servegen(name, quantity)
     rivals = {other: FORECASTERS[other] for other in ("seasonal_naive", "arima", "ets", "blend")}
     rows = {row["forecaster"]: row for row in backtest(series, rivals, 1008, 6, test_windows=432)}

@@ -96,7 +96,7 @@ def served(keys, arrivals_s, sizes):
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_on_one_preemptive_server_the_rank_is_not_worse_than_the_mean_left(name):
-    """Load 0.85, thirty seeds. `pytest -s` prints by how much it is better (docs/applications.md)."""
+    """Load 0.85, thirty seeds. `pytest -s` prints by how much it is better (docs/tenants/applications.md)."""
     draw, completions = MEASURED[name], []
     for seed in range(30):
         random = np.random.default_rng(seed)

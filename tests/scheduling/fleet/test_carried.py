@@ -53,7 +53,7 @@ def test_what_an_instance_carries_is_that_of_the_twin(given_out, front_end, marg
 
 
 @pytest.mark.parametrize(("prompt", "output", "margin", "carried"), [
-    (281, 211, 1.0, 142),  # the burst of docs/gpu.md: 256 running give no more tokens a second
+    (281, 211, 1.0, 142),  # the burst of docs/plan/gpu.md: 256 running give no more tokens a second
     (281, 211, 1.5, 213),
     (281, 26, 1.5, 48),  # many short answers: the process reads
     (1200, 210, 1.0, 256),  # long prompts: the engine is the slower of the two

@@ -93,7 +93,7 @@ def test_series_that_cannot_be_fitted_say_why(tmp_path: Path) -> None:
 
 
 def test_the_published_silicon_measurements_fit() -> None:
-    """The held-out errors of series measured with vLLM, as stated in docs/simulation.md."""
+    """The held-out errors of series measured with vLLM, as stated in docs/plan/simulation.md."""
     folder = os.environ.get("PROFILE_DATA_DIR", "")
     file = Path(folder) / "silicon_sample.csv"
     if not folder or not file.exists():

@@ -1,6 +1,6 @@
 """Why this instance: the decision trace of a request as its page shows it, step by step, with what every score is made of.
 
-`docs/routing.md` says what a placement holds. Rows of older ledgers hold less: then only the loads are shown.
+`docs/papers/routing.md` says what a placement holds. Rows of older ledgers hold less: then only the loads are shown.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from forecasting.models_extra import ModelsExtraMissing
 
 
 class Command(BaseCommand):
-    help = "Run a paper's experiment in our simulator and compare. docs/experiments.md lists all."
+    help = "Run a paper's experiment in our simulator and compare. docs/papers/experiments.md lists all."
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -21,7 +21,7 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("file", type=Path, help="a fleet file, see docs/fleet-file.md")
+        parser.add_argument("file", type=Path, help="a fleet file, see docs/operate/fleet-file.md")
         parser.add_argument("--dry-run", action="store_true", help="show and check the difference, change nothing")
         parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
         parser.add_argument(

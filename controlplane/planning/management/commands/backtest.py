@@ -24,7 +24,7 @@ MOST_BINS = 1_000_000
 class Command(BaseCommand):
     help = (
         "Say how well each forecaster would have done: fit it on the first days of a series, then forecast every further"
-        " window. Reads the ledger's minutes, or a trace; docs/forecasting.md explains the table."
+        " window. Reads the ledger's minutes, or a trace; docs/papers/forecasting.md explains the table."
     )
     requires_system_checks = []
 

@@ -31,7 +31,7 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("scenario", type=Path, help="a TOML file; docs/simulation.md describes it")
+        parser.add_argument("scenario", type=Path, help="a TOML file; docs/plan/simulation.md describes it")
         parser.add_argument("--out", type=Path, help="folder for the tables; made if it is not there")
         parser.add_argument("--format", choices=("csv", "parquet"), default="csv", help="of the tables (default csv)")
         parser.add_argument("--requests", action="store_true", help="also write a row for every request")

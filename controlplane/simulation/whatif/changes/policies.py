@@ -108,7 +108,7 @@ def _marks(values: Values, model: str, strategy: str) -> dict[str, float]:
 
 
 class LengthsChange(Change):
-    """Accuracy of the dispatcher's output lengths: see docs/simulation.md, `[predictions]`."""
+    """Accuracy of the dispatcher's output lengths: see docs/plan/simulation.md, `[predictions]`."""
 
     kind: Literal["predictions"] = "predictions"
     to: Literal["exact", "error", "none"]
