@@ -21,7 +21,6 @@ from controlplane.dispatch.kernels import drop_adapter, note_end
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
-from controlplane.dispatch.pinned import Pinned, gone
 from controlplane.dispatch.placement import Placement
 from controlplane.dispatch.prewarming import Prewarming
 from controlplane.dispatch.reordering import Ask, Reordering
@@ -66,10 +65,7 @@ class Dispatcher:
         self.waits = Waits(topology, self.queue, clock)
         self.runs = ApplicationRuns(topology, self.queue, self._produced)
         self.prewarming = Prewarming(topology, self.queue, self.runs, clock, deliver)
-        self.pinned = Pinned(topology, self.queue)
-        self.placement = Placement(
-            topology, self.queue, self.accounts, self.waits, clock, deliver, self.prewarming, self.pinned
-        )
+        self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver, self.prewarming)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, ask)
         self.holding = Holding(
             topology,
@@ -207,7 +203,7 @@ class Dispatcher:
             for request in self._waiting_in_order(endpoint):
                 check(request)
             self.rehome(endpoint, now_s)
-        for request in (*self.pinned.all(), *self.holding.of_unserved()):
+        for request in self.holding.of_unserved():
             check(request)
 
     def _waiting_in_order(self, endpoint: Endpoint) -> Iterator[Request]:
@@ -221,9 +217,7 @@ class Dispatcher:
         asked = request.asked
         if request.replica is not None or asked.number not in self._requests:
             return
-        if asked.instance and self.pinned.replica_of(asked) is None:
-            self._drop(request, gone(asked))
-        elif request.slot < 0 and not self.topology.candidates(asked.model, asked.region).size:
+        if request.slot < 0 and not self.topology.candidates(asked.model, asked.region).size:
             self._drop(request, _none_serves(asked))
         elif request.adapter >= 0 and not request.has_begun and not self.topology.serves_adapters(request.endpoint):
             self._drop(request, _no_adapters(asked))
@@ -283,15 +277,8 @@ class Dispatcher:
             preferred = self.topology.endpoints[int(candidates[0])]
             preferred.count_demand(asked, self.clock())
             own_region = preferred.spec.region
-        pinned_to = self.pinned.replica_of(asked) if asked.instance else None
-        if asked.instance and pinned_to is None:
-            self.deliver(gone(asked, own_region))
-            return
-        spot = self.placement.spot_with_room(asked) if asked.opportunistic and pinned_to is None else None
-        if pinned_to is not None:
-            endpoint: Endpoint | None = pinned_to.endpoint
-        else:
-            endpoint = spot or self.placement.choose_endpoint(self._candidates(asked))
+        spot = self.placement.spot_with_room(asked) if asked.opportunistic else None
+        endpoint = spot or self.placement.choose_endpoint(self._candidates(asked))
         refusal, adapter = self.suspects.refusal(asked), self.topology.adapter_number(asked.adapter)
         if asked.fallback and spot is None and refusal is None and not self.holding.holds(asked):
             full = endpoint is not None and endpoint.spec.policy.is_full(self.waiting(endpoint))
@@ -376,25 +363,14 @@ class Dispatcher:
         )
 
     def _enqueue(self, request: Request, endpoint: Endpoint) -> None:
-        pinned_to = self.pinned.replica_of(request.asked) if request.asked.instance else None
-        if request.asked.instance and pinned_to is None:  # it went while the request was held
-            self._drop(request, gone(request.asked))
-            return
         self.runs.come(request)
-        position = 0
-        if pinned_to is not None:
-            endpoint = pinned_to.endpoint
-            position = self.pinned.add(request, endpoint)
-        else:
-            self.queue.add(request, endpoint)
+        self.queue.add(request, endpoint)
         number, own_region, request.own_region = request.asked.number, request.own_region, ""
         released, request.release = request.release, None
         self.deliver(
             port.Moved(number, endpoint.spec.region, request.predicted_tokens, own_region=own_region, released=released)
         )
         self.placement.pump(endpoint)
-        if position and request.replica is None and not request.attempts:
-            self.deliver(port.Waiting(number, position, None, None))
         if request.slot >= 0:
             self.waits.add(request)
             if self._waits_too_long(request):
@@ -638,7 +614,6 @@ class Dispatcher:
         self.placement.release(request)
         replica = self.accounts.close(request)
         self.holding.drop(request.asked.number)
-        self.pinned.drop(request)
         if request.slot >= 0:
             self.queue.take_out(request.slot)
         if replica is not None:
@@ -657,7 +632,7 @@ class Dispatcher:
         if (refusal := self.suspects.refusal(asked)) is not None:
             self._drop(request, refusal)
             return
-        elsewhere = self._takes_elsewhere(request, request.failed_at) or bool(asked.instance and not busy)
+        elsewhere = self._takes_elsewhere(request, request.failed_at)
         if asked.fallback and failed and not request.has_begun and (failed >= MAX_ATTEMPTS or not elsewhere):
             there = self.placement.serving(self.topology.candidates(asked.fallback, asked.region))
             if there is not None and not there.spec.policy.is_full(self.queue.count(there)):
@@ -672,9 +647,6 @@ class Dispatcher:
             self._refuse(request, 502, "upstream_failed", message, 5)
             return
         request.output_tokens, request.evicting_s = 0, None
-        if asked.instance:
-            self._enqueue(request, request.endpoint)
-            return
         without: Iterable[Replica] = request.failed_at if elsewhere else ()
         if self.suspects.is_suspect(asked):  # two suspects on one instance could not be distinguished
             others = [*request.failed_at, *self.suspects.instances()]
@@ -737,7 +709,7 @@ class Dispatcher:
             self.placement.pump(target)
 
     def _give_up_late(self, request: Request) -> bool:
-        """Refuse *request*, which waits, if it may wait no longer, by the rules in docs/tenants/api.md; return whether it is."""
+        """Refuse *request*, which waits, if it may wait no longer (docs/tenants/api.md); return whether it is."""
         asked, tuned = request.asked, request.endpoint.spec.tuned
         waited_s, held_s = (
             self.clock() - asked.arrived_s,
@@ -833,27 +805,23 @@ class Dispatcher:
         return None if wait is None else wait.mean_s
 
     def waiting(self, endpoint: Endpoint) -> int:
-        """Return the number of requests that wait for *endpoint*, those for one of its instances alone included."""
-        return self.queue.count(endpoint) + self.pinned.count(endpoint)
+        """Return the number of requests that wait for *endpoint*."""
+        return self.queue.count(endpoint)
 
     def waiting_now(self, most: int) -> Iterator[tuple[Request, Estimate]]:
         """Yield the first *most* waiting requests of each endpoint in order, with their remaining waits as of when they are
         yielded; none that has left by then.
-
-        Those that wait for one instance alone come after the others, without a wait.
         """
-        listed = [(self.queue.first(each, most), self.pinned.of(each)[:most]) for each in self.topology.endpoints]
-        for requests, pinned in listed:
+        for requests in [self.queue.first(each, most) for each in self.topology.endpoints]:
             yield from ((request, self.waits.of(request)) for request in requests if request.slot >= 0)
-            yield from pinned
 
     def held_now(self, most: int) -> list[HeldEstimate]:
         """Return the first *most* requests of each model that the queue manager holds, in order."""
         return self.holding.estimates(most)
 
     def oldest_wait_s(self, endpoint: Endpoint) -> float:
-        waiting = [*self.queue.of(endpoint), *(request for request, _ in self.pinned.of(endpoint))]
-        return self.clock() - min((one.asked.arrived_s for one in waiting), default=self.clock())
+        arrived_s = (one.asked.arrived_s for one in self.queue.of(endpoint))
+        return self.clock() - min(arrived_s, default=self.clock())
 
     def outlook(self, endpoint: Endpoint) -> Outlook:
         """Return the outlook of *endpoint* from its look-ahead maps and the prompts that wait for it."""

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from controlplane.dispatch import kernels
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.pinned import Pinned
 from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Deliver, Placed, Submit
 from controlplane.dispatch.prewarming import Prewarming
 from controlplane.dispatch.runs import trace_of
@@ -38,7 +37,6 @@ class Placement:
     clock: Callable[[], float]
     deliver: Deliver
     prewarming: Prewarming
-    pinned: Pinned
 
     owns: Callable[[], bool] = lambda: True  # whether this process may place
 
@@ -86,9 +84,9 @@ class Placement:
             return
         topology, queue = self.topology, self.queue
         policy, grouped = POLICY_CODES[endpoint.spec.policy.routing], queue.grouped(endpoint)
-        while queue.count(endpoint) or self.pinned.count(endpoint):
-            slot, instance, pulled = self._next_pinned(endpoint)
-            if slot < 0 and grouped:
+        while queue.count(endpoint):
+            slot, instance, pulled = -1, -1, ""
+            if grouped:
                 slot, instance, pulled = self._pull(endpoint)
             if slot < 0:
                 if grouped and not queue.may_balance(endpoint):
@@ -212,18 +210,6 @@ class Placement:
         self._send(endpoint, slot, instance)
         return slot, instance, words
 
-    def _next_pinned(self, endpoint: Endpoint) -> tuple[int, int, str]:
-        """Return the slot that the next pinned request of *endpoint* gets, its instance, and the reason."""
-        chosen = self.pinned.next(endpoint)
-        if chosen is None:
-            return -1, -1, ""
-        request, replica = chosen
-        self.pinned.drop(request)
-        self.queue.add(request, endpoint)
-        slot = request.slot
-        self._send(endpoint, slot, replica.slot)
-        return slot, replica.slot, "The only one that has the response which the request continues."
-
     def _send(self, endpoint: Endpoint, slot: int, instance: int) -> None:
         topology, waiting = self.topology, self.queue.arrays
         prompt, output = int(waiting.prompt_tokens[slot]), int(waiting.output_tokens[slot])
@@ -233,7 +219,7 @@ class Placement:
     def pump_all(self) -> None:
         self.queue.keep_order()
         for endpoint in self.topology.endpoints:
-            if self.queue.count(endpoint) or self.pinned.count(endpoint):
+            if self.queue.count(endpoint):
                 self.pump(endpoint)
 
     def _first_token_s(self, request: Request, instance: int) -> float:

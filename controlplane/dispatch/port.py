@@ -86,7 +86,6 @@ class Submit(Record, frozen=True):
     run: str = ""
     unit: str = ""
     adapter: str = ""  # LoRA adapter of the model that it asks for; "" for none
-    instance: str = ""  # which alone can serve it: it holds the response that this continues; "" for any
     run_due_s: float | None = None  # of the run's last call, after its first one; None: by the class
     fallback: str = ""  # model that serves it where its own does not (`scheduling.routing.models`); "" for none
     fallback_wait_s: float | None = None  # longest wait for its own; None: however long

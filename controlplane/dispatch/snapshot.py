@@ -282,14 +282,6 @@ class Snapshot:
             )
             for slot in slots
         ]
-        requests += [
-            WaitingRequest(
-                **self._request(one, now_s),
-                expected_prompt=one.asked.prompt_tokens,
-                expected_output=one.predicted_tokens,
-            )
-            for one in self.dispatcher.pinned.all()  # a simulation has no stored responses: there any instance serves them
-        ]
         return requests, {slot: at for at, slot in enumerate(slots)}
 
     def _virtual_start(self, slot: int) -> float | None:

@@ -318,18 +318,6 @@ class WaitingQueue:
         ordered = slots[np.lexsort((self.arrays.sequence[slots], self.arrays.key[slots]))]
         return [self._held[slot] for slot in ordered.tolist()]
 
-    def key_of_new(self, request: Request, endpoint: Endpoint) -> float:
-        """Return the queue key that *request* would have at *endpoint*."""
-        asked = request.asked
-        arrival_s = self.since_start_s(asked.arrived_s)
-        return self._queue_key(request, endpoint, arrival_s, asked.prompt_tokens, request.predicted_tokens)
-
-    def is_due_before(self, endpoint: Endpoint, key: float) -> bool:
-        """Whether the first request in the queue of *endpoint* leaves before one with *key*; never with virtual queues."""
-        if not self.count(endpoint) or self.grouped(endpoint):
-            return False
-        return bool(self.arrays.key[self.arrays.heap[endpoint.index, 0]] < key)
-
     def add(self, request: Request, endpoint: Endpoint) -> None:
         """Queue *request* for *endpoint*, with a queue key by the ordering there."""
         if len(self._held) >= self.arrays.key.size:

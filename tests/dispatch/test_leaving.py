@@ -151,7 +151,6 @@ class World:
             "groups": queue.group_count,
             "held": len(it.holding) + len(it.holding.work) + it.holding.by_tenant.total(),
             "held by model": it.holding.work.waiting.total(),
-            "pinned": len(it.pinned.all()),
             "calls of runs": len(it.runs.standings._of_call),
             "blocks": int(queue.affinity.blocks.counters[USED]),
         }
@@ -178,19 +177,6 @@ def opportunistic_held(world):
     world.submit(interactive=False, opportunistic=True)  # on the donated instance
     world.fill()
     return world.submit(interactive=False, opportunistic=True, priority=2)
-
-
-def pinned(world):
-    world.fill()
-    number = world.submit(instance="i0")
-    assert len(world.dispatcher.pinned.all()) == 1
-    return number
-
-
-def pinned_running(world):
-    number = world.submit(instance="i0")
-    assert number in world.placed
-    return number
 
 
 def placed(world):
@@ -256,7 +242,7 @@ def known_blocks(world):
 
 
 STATES = [
-    queued, held, opportunistic_held, pinned, pinned_running, placed, with_tokens,
+    queued, held, opportunistic_held, placed, with_tokens,
     whole, evicted, on_spot, with_adapter, for_an_adapter, in_a_fallback, known_blocks,
 ]  # fmt: skip
 
@@ -486,7 +472,6 @@ CALLS = {
     "submit": lambda world: world.submit(),
     "submit, held": lambda world: world.submit(interactive=False, priority=1),
     "submit, with an adapter": lambda world: world.submit(adapter="a"),
-    "submit, pinned": lambda world: world.submit(instance="i0"),
     "progress": lambda world: world.send(port.Progress(((0, 2),))),
     "finished": lambda world: world.send(port.Finished(0, 5)),
     "left": lambda world: world.send(port.Left(0)),

@@ -25,14 +25,15 @@ SERVED = {
     "GET /load": "Requests of your tenant that wait or run; needs a key.",
     "GET /metrics": "Pilothouse's; each instance's are read for it.",
     "GET /v1/models": "All models that are deployed, with their `task`, and adapters of all and of the tenant.",
-    "GET /v1/responses/{response_id}": "From the instance that made it, if that stores responses. Not as a stream.",
-    "POST /v1/responses/{response_id}/cancel": "Passed to that instance, which refuses: none runs in the background.",
 }
 """Routes that are answered otherwise than by one instance's answer to the same call."""
 
 OPERATORS = "For operators, who have the console and `/api`."
+STORED = "Responses are not stored: 404."
 NO_MODEL = "It names no model, so no instance can be chosen."
 NOT_SERVED = {
+    "GET /v1/responses/{response_id}": STORED,
+    "POST /v1/responses/{response_id}/cancel": STORED,
     "GET /tokenizer_info": NO_MODEL,
     "GET /kv_event_sources": OPERATORS,
     "WEBSOCKET /metrics": "A mount of vLLM's metrics.",
@@ -60,7 +61,6 @@ NOT_SERVED = {
 
 ONLY_HERE = {
     "POST /v1/responses/input_tokens": "OpenAI's count of a prompt's tokens, by `/tokenize` of an instance.",
-    "DELETE /v1/responses/{response_id}": "Passed to the instance, which may not have it.",
     "GET /v1/models/{model}": "One model.",
     "POST /v1/pooling": "`/pooling`, as OpenAI's SDKs build it; so are `/v1/classify`, `/v1/tokenize` and `/v1/detokenize`.",
     "POST /v1/files": "[Files and batches](batches.md).",
@@ -99,6 +99,12 @@ FIELDS = (
     ),
     Field(
         "background", (Kind.RESPONSE,), "Refused: it would run behind its answer, where no limit counts it.", refused
+    ),
+    Field(
+        "previous_response_id",
+        (Kind.RESPONSE,),
+        "Refused: there are several instances. Send the conversation whole.",
+        refused,
     ),
     Field(
         "service_tier",
@@ -142,15 +148,6 @@ BEHAVIOURS = (
         "Held in a queue by class; 429 beyond a tenant's limits, budgets or a full queue, with the wait",
         "Order and limits are ours",
         ("test_never_more_run_than_the_limit", "test_a_tenant_over_its_limit_is_refused_and_written_down"),
-    ),
-    Behaviour(
-        "`previous_response_id` continues what its own memory has",
-        "It goes to the instance that made the response; 404 `previous_response_not_found` once none has it",
-        "There are several instances",
-        (
-            "test_a_conversation_continues_at_the_instance_that_has_it",
-            "test_what_no_instance_has_is_one_clear_error",
-        ),
     ),
     Behaviour(
         "A dead engine ends its streams",

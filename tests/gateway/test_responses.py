@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 from channels.db import database_sync_to_async
 from django.conf import settings
-from msgspec.structs import replace
 
 from controlplane.gateway.admission.validation import Kind, parse, with_prompt
 from controlplane.gateway.errors import ApiError
@@ -42,7 +41,6 @@ async def emulated(transactional_db, monkeypatch):
         fleet = Fleet()
         options = {
             "enable_auto_tool_choice": True,
-            "store_responses": True,
             "enable_scale_out": True,
             "max_model_len": 32_768,
         }
@@ -221,6 +219,7 @@ async def test_a_client_that_leaves_stops_the_response(emulated, client):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
@@ -269,55 +268,6 @@ def test_what_a_length_is_predicted_from():
     assert "wind" in query.text
     more = parse(json.dumps({**body, "tools": TOOLS}).encode(), Kind.RESPONSE, max_depth=20)
     assert more.prompt_characters - call.prompt_characters == len(json.dumps(TOOLS, separators=(",", ":")))
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-async def test_a_stored_response_is_read_again_from_its_instance(emulated, client, streamed):
-    made = await client.responses.create(model="m", input="Write.", max_output_tokens=4, stream=streamed)
-    if streamed:
-        *_, made = [event.response async for event in made if event.type == "response.completed"]
-    again = await client.responses.retrieve(made.id)
-    assert (again.id, again.output_text) == (made.id, made.output_text)
-    assert len(await emulated.rows()) == 1, "reading is no request"
-    with pytest.raises(openai.BadRequestError, match="synchronous"):
-        await client.responses.cancel(made.id)
-    with pytest.raises(openai.NotFoundError, match="does not serve DELETE"):
-        await client.responses.delete(made.id)
-    emulated.extra["instance"].responses.clear()  # as after a restart
-    with pytest.raises(openai.NotFoundError) as missing:
-        await client.responses.retrieve(made.id)
-    assert missing.value.code == "response_not_found"
-    assert "VLLM_ENABLE_RESPONSES_API_STORE" in missing.value.message
-
-
-async def test_a_response_that_is_not_to_be_stored_or_is_of_another_tenant_is_not_found(emulated, client):
-    made = await client.responses.create(model="m", input="Write.", max_output_tokens=4, store=False)
-    with pytest.raises(openai.NotFoundError):
-        await client.responses.retrieve(made.id)
-    made = await client.responses.create(model="m", input="Write.", max_output_tokens=4)
-    stored = emulated.gateway.upstream.stored
-    stored._made[made.id] = replace(stored._made[made.id], tenant_id=-1)
-    with pytest.raises(openai.NotFoundError):
-        await client.responses.retrieve(made.id)
-
-
-async def test_an_instance_that_is_gone_has_no_stored_response(served):
-    body = {"model": "m", "input": "hi", "stream": True}
-    async with served.http.post(f"{served.url}/v1/responses", json=body, headers=served.headers) as response:
-        await response.read()
-    await served.backends[0].stop()
-    async with served.http.get(f"{served.url}/v1/responses/r", headers=served.headers) as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (502, "upstream_failed")
-    for method, path, status in (
-        ("GET", "/v1/responses/r?stream=true", 400),
-        ("POST", "/v1/responses/r", 405),
-        ("GET", "/v1/responses/r/cancel", 405),
-        ("GET", "/v1/responses/other", 404),
-    ):
-        async with served.http.request(method, served.url + path, headers=served.headers) as response:
-            assert response.status == status, path
-    async with served.http.get(f"{served.url}/v1/responses/r") as response:
-        assert response.status == 401
 
 
 async def test_input_tokens_of_a_response_are_counted_as_its_instance_counts_them(emulated, client):

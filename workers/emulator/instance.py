@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.engine.reference import EngineRequest, ReferenceEngine, StepResult
@@ -95,7 +95,6 @@ class EmulatedInstance:
         self._recomputed = 0  # preemptions by a sleep, which the engine does not know of
         self._last_step_end_s = -1.0
         self.adapters.clear()
-        self.responses: dict[str, tuple[bytes, list[Any]]] = {}  # stored ones: the answer, and the conversation with it
         self.server_load = 0
         self._awake.set()
         self._responsive.set()

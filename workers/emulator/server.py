@@ -44,8 +44,6 @@ ROUTES: tuple[tuple[str, str, Service], ...] = (
     *(("POST", path, partial(service.generate, surface=surface)) for path, surface in SURFACES.items()),
     *(("POST", f"{path}/render", partial(service.render, surface=surface)) for path, surface in SURFACES.items()),
     ("POST", CHAT_BATCH, service.chat_batch),
-    ("GET", "/v1/responses/{response}", service.stored_response),
-    ("POST", "/v1/responses/{response}/cancel", service.cancel_response),
     ("POST", "/v1/messages/count_tokens", service.count_tokens),
     *(("POST", path, service.speech) for path in SPEECH),
     ("POST", "/tokenize", service.tokenize),

@@ -27,7 +27,6 @@ EXPOSITION: Final = "text/plain; version=1.0.0; charset=utf-8"
 PREFIXES: Final = {"completion": "cmpl", "response": "resp", "speech": "transcribe"}
 GARBAGE: Final = b"\x16\x03\x01\x02\x00\x01 no answer at all\r\n\r\n"
 SOUND_ID: Final = 50_000
-MAX_STORED: Final = 1000
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -135,7 +134,6 @@ async def _answered(instance: EmulatedInstance, request: web.Request, asked: Ask
         answer = Answer(asked, request_id, model, int(time.time()))
         async with _computed(instance, answer):
             whole = SHAPES[asked.surface](answer).whole()
-            _store(instance, asked, whole)
             return json_response(whole, headers=headers)
     finally:
         instance.server_load -= instance.spec.enable_server_load_tracking
@@ -164,8 +162,6 @@ async def _streamed(
     stream = StreamedAnswer(asked, request_id, model, int(time.time()), request.transport)
     stream.shape = SHAPES[asked.surface](stream)
     async with _computed(instance, stream):
-        if asked.surface == "response":
-            _store(instance, asked, stream.shape.whole())
         await response.write_eof()
     return response
 
@@ -174,40 +170,12 @@ def _checked(instance: EmulatedInstance, body: dict[str, Any], surface: Surface)
     _check_model(instance, body.get("model"))
     if body.get("background"):
         raise ApiError(400, "invalid_request_error", "This vLLM engine does not support `store=True`.", "background")
-    if (before := body.get("previous_response_id")) is not None:
-        given = body.get("input")
-        more = given if isinstance(given, list) else [{"role": "user", "content": given}]
-        body = body | {"input": [*_stored(instance, before)[1], *more]}
+    if (before := body.get("previous_response_id")) is not None:  # by default vLLM stores none
+        message = f"Response with id '{before}' not found."
+        raise ApiError(404, "invalid_request_error", message, "response_id")
     asked = calls.read(surface, body, instance.spec)
     instance.admit(asked.n * len(asked.prompts))
     return asked
-
-
-def _store(instance: EmulatedInstance, asked: Asked, whole: dict[str, Any]) -> None:
-    if asked.surface == "response" and asked.get("store", True) and instance.spec.store_responses:
-        given = asked.body["input"]
-        before = given if isinstance(given, list) else [{"role": "user", "content": given}]
-        instance.responses[whole["id"]] = orjson.dumps(whole), [*before, *whole["output"]]
-        if len(instance.responses) > MAX_STORED:
-            del instance.responses[next(iter(instance.responses))]
-
-
-def _stored(instance: EmulatedInstance, response: str) -> tuple[bytes, list[Any]]:
-    """Return a stored response and its conversation; by default vLLM stores none."""
-    if response not in instance.responses:
-        message = f"Response with id '{response}' not found."
-        raise ApiError(404, "invalid_request_error", message, "response_id")
-    return instance.responses[response]
-
-
-async def stored_response(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    return web.Response(body=_stored(instance, request.match_info["response"])[0], content_type=JSON)
-
-
-async def cancel_response(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    """Refuse to cancel: none that is stored runs in the background."""
-    _stored(instance, request.match_info["response"])
-    raise ApiError(400, "invalid_request_error", "Cannot cancel a synchronous response.", "response_id")
 
 
 async def pooled(instance: EmulatedInstance, request: web.Request, path: str) -> web.Response:

@@ -41,7 +41,6 @@ class InstanceSpec(ServerSpec):
     enable_server_load_tracking: bool = False
     enable_auto_tool_choice: bool = False
     enable_scale_out: bool = False
-    store_responses: bool = False  # VLLM_ENABLE_RESPONSES_API_STORE
     dev_mode: bool = True
     enable_lora: bool = True
     output_median_tokens: Annotated[float, Field(ge=1.0)] = 180.0

@@ -29,11 +29,12 @@ def chat_turns(body: dict[str, Any]) -> list[Turn]:
 
 def response_turns(body: dict[str, Any]) -> list[Turn]:
     """Return `instructions` and the items of `input` of a Responses *body*. Raises ApiError 400."""
-    if body.get("conversation") is not None:
+    stored = next((name for name in ("previous_response_id", "conversation") if body.get(name) is not None), "")
+    if stored:
         raise invalid(
-            "`conversation` refers to what was stored, and conversations are not stored here: continue a stored response "
-            "by `previous_response_id`, or send the whole conversation as `input`.",
-            "conversation",
+            f"`{stored}` refers to what was stored, and responses are not stored here: send the whole conversation as "
+            "`input`.",
+            stored,
             "unsupported_parameter",
         )
     if body.get("background"):
@@ -119,12 +120,6 @@ def response_as_chat(body: dict[str, Any]) -> dict[str, Any]:
 
     Raises ApiError 400. Media are left out.
     """
-    if body.get("previous_response_id") is not None:
-        raise invalid(
-            "The tokens of `previous_response_id` are not counted: send the whole conversation as `input`.",
-            "previous_response_id",
-            "unsupported_parameter",
-        )
     turns, messages = iter(response_turns(body)), []
     items = body["input"] if isinstance(body["input"], list) else []
     if body.get("instructions"):

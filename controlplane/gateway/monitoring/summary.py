@@ -258,8 +258,7 @@ async def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
                 "reason": held.reason,
             }
         )
-    pinned = Counter((one.asked.tenant_id, one.asked.model) for one in dispatcher.pinned.all())
-    by_tenant = dispatcher.queue.by_tenant + dispatcher.holding.by_tenant + pinned
+    by_tenant = dispatcher.queue.by_tenant + dispatcher.holding.by_tenant
     counts = [[*key, count] for key, count in sorted(by_tenant.items()) if count]
     return {"at": time.time(), "requests": rows, "by_tenant": counts}
 

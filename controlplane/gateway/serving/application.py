@@ -4,14 +4,13 @@ It reads no row and no array: keys are cached, models are listed by the dispatch
 """
 
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.gateway.admission.limits import Pace
 from controlplane.gateway.admission.validation import ANTHROPIC, PATH_KINDS, Kind
-from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError, invalid
+from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError
 from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 
@@ -36,7 +35,6 @@ NOT_SERVED = {
 PATHS_NOT_SERVED = {
     f"{prefix}/{path}": what for what, paths in NOT_SERVED.items() for path in paths for prefix in ("/v1", "")
 }
-STORED = re.compile(r"/v1/responses/([^/]+)(/cancel|)")
 EXPOSED = (
     b"x-request-id, x-served-model, x-model-rule, x-queue-position, x-estimated-wait-s, "
     b"retry-after, retry-after-ms, x-should-retry"
@@ -129,15 +127,6 @@ class Application:
             await responder.whole(200, JSON_TYPE[1], b'{"server_load":%d}' % load)
         elif what := PATHS_NOT_SERVED.get(path, ""):
             raise ApiError(404, f"{what} not served here. {SERVED}", code="unsupported_endpoint")
-        elif stored := STORED.fullmatch(path):
-            grant = await self.completions.keys.check(authorization)
-            response_id, what = stored.group(1), stored.group(2)
-            request.require(*(("POST",) if what else ("GET", "DELETE")))
-            if request.method != "DELETE" and request.asks(b"stream"):
-                message = "A stored response comes whole: only background responses could be streamed again."
-                raise invalid(message, "stream", "unsupported_parameter")
-            answer = await self.completions.upstream.stored.ask(request.method, response_id, what, grant.tenant_id)
-            await responder.whole(200, JSON_TYPE[1], answer)
         else:
             raise ApiError(404, f"There is no {request.method} {path} here. {SERVED}", code="unknown_url")
 

@@ -28,7 +28,6 @@ from controlplane.gateway.serving.prefixes import LeadingBlocks, leading_hashes
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.client import Upstream, payload, upstream_priority
 from controlplane.gateway.upstream.continuation import Kept, evictable
-from controlplane.gateway.upstream.stored_responses import Made, not_continued
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthQuery
 from scheduling.model_task import Task
@@ -131,8 +130,6 @@ _PERMISSION: dict[str, object] = {
 """As vLLM says it of every model."""
 
 
-CONTINUING = (Kind.RESPONSE, Kind.RENDER_RESPONSE)
-"""Calls that may continue a stored response."""
 ENDS: dict[Interrupt | None, ApiError] = {Interrupt.KEY_ENDED: KEY_ENDED, Interrupt.STANDING_BY: STANDING_BY}
 """Answers to requests that were interrupted."""
 ENDS_BYTES = 2_048
@@ -176,30 +173,20 @@ class Completions:
         arrived_at = time.time()
         marks = self.sessions.complete(marks_of(request, call.body), call, caller)
         asked_model, rule = call.model, ""
-        made = self.upstream.stored.continued(call.body, grant.tenant_id) if kind in CONTINUING else None
-        if made is not None and made.asked_model == asked_model:
-            if made.model != asked_model:
-                call.rename(made.model)
-                rule = made.model_rule
-        elif weights := self.catalog.shared(asked_model):
+        if weights := self.catalog.shared(asked_model):
             rule = ModelRule.WEIGHTS.value
             # A first request of a conversation is not known to be of a run, and stays where the later ones will be.
             call.rename(target_of(weights, f"{asked_model}\0{grant.key_id}\0{marks.run or call.beginning}"))
         model = self.catalog.serving(call.model, kind, grant.tenant_id)
-        if made is not None and made.base != (model.base or model.name):
-            why = f"It was made by {made.model}, and the request asks for {asked_model}."
-            raise not_continued(call.body["previous_response_id"], why)
         if not kind.generates:
             measure(call, Task(model.task))
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
-        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, arrived_at, made)
+        ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, arrived_at)
         if rule:
             ticket.asked_model, ticket.model_rule = asked_model, rule
             ticket.asked = structs.replace(ticket.asked, asked_model=asked_model, model_rule=rule)
-            weighted = rule == ModelRule.WEIGHTS
-            why = f"{asked_model} has weighted targets; this conversation is" if weighted else "This conversation was"
-            ticket.note_model(f"{why} served by {call.model}.")
+            ticket.note_model(f"{asked_model} has weighted targets; this conversation is served by {call.model}.")
         predicted_tokens = ticket.expected_tokens
         entered = ticket.asked.model
         self.records.arrived(entered)
@@ -272,14 +259,11 @@ class Completions:
         served: ServedModel,
         marks: Marks,
         arrived_at: float,
-        made: Made | None,
     ) -> Ticket:
         base = served.base or served.name  # an adapter is predicted, counted and queued as its model
         prompt_tokens = call.prompt_tokens if call.kind.computes else 1
         if prompt_tokens is None:
             prompt_tokens = self.lengths.prior.prompt_tokens(base, call.prompt_characters)
-        if made is not None and call.kind.computes:
-            prompt_tokens += made.tokens
         query = LengthQuery(
             text="",
             prompt_tokens=prompt_tokens,
@@ -310,11 +294,10 @@ class Completions:
         # A sequence without output ends with its prefill, as one that has a single token of output does.
         predicted_tokens = length.tokens if length is not None else call.sequences
         session = marks.run if marks.session else ""
-        by_prefix = served.by_prefix and made is None  # else it begins with what is stored
-        blocks = leading_hashes(call, prompt_tokens, session) if by_prefix else NO_BLOCKS
+        blocks = leading_hashes(call, prompt_tokens, session) if served.by_prefix else NO_BLOCKS
         if blocks.system_blocks:
             self.upstream.prefixes.note(blocks.hashes[blocks.system_blocks - 1], call)
-        fallback = "" if served.base or made is not None else self.catalog.fallback(served, call.kind, prompt_tokens)
+        fallback = "" if served.base else self.catalog.fallback(served, call.kind, prompt_tokens)
         if fallback and (not grant.may_ask(fallback) or self.budgets.spent(*caller, fallback)):
             fallback = ""
         asked = Submit(
@@ -354,7 +337,6 @@ class Completions:
             run=marks.run,
             unit=marks.unit,
             adapter=served.name if served.base else "",
-            instance=made.placed.instance if made is not None else "",
             run_due_s=marks.due_s,
             fallback=fallback,
             fallback_wait_s=served.fallback_wait_s,

@@ -121,7 +121,6 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     connection: Connection | None = None
     busy: ApiError | None = None  # from the last busy instance
     adapter_failed: bool = False  # its instance could not load its adapter
-    response_id: str = ""  # of a response, as its instance named it
 
     def __post_init__(self) -> None:
         asked = self.asked
@@ -409,7 +408,6 @@ def _as_error(refused: port.Refused) -> ApiError:
         type={429: "rate_limit_error"}.get(
             refused.status, "invalid_request_error" if refused.status < 429 else "server_error"
         ),
-        param="previous_response_id" if refused.status == 404 else None,
         code=refused.code,
         retry_after_s=refused.retry_after_s,
         estimated_wait_s=refused.estimated_wait_s,

@@ -153,7 +153,6 @@ class Said(Struct, gc=False):
 
     choices: list[Choice] | None = None
     output: Any = None  # of a response
-    id: Any = None  # of a response
     content: Any = None  # of a message
     text: Any = None  # of a sound
     duration: Any = None  # of a sound, in seconds

@@ -25,7 +25,6 @@ from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.adapters import Adapters, AdapterUnavailable
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin, Pieces
 from controlplane.gateway.upstream.prewarming import Prefixes
-from controlplane.gateway.upstream.stored_responses import StoredResponses, not_continued
 from controlplane.gateway.upstream.streams import KeptStream, Stream
 from controlplane.gateway.upstream.tokenizing import TokenBlocks
 from scheduling.queueing.ordering import BY_CLASS, engine_priority
@@ -72,7 +71,6 @@ class Upstream:
         self.connections = Connections(connect_s)
         self.adapters = Adapters(lambda: self.session)
         self.prefixes = Prefixes(lambda: self.session, requests.prefix_warmed)
-        self.stored = StoredResponses(lambda: self.session)
         self.tokens = TokenBlocks(lambda: self.session, time.monotonic)
         self._servers: dict[tuple[str, float, str], Server] = {}  # by instance, start and address
         self._session: aiohttp.ClientSession | None = None
@@ -158,7 +156,6 @@ class Upstream:
                 usage.take(answers.sound_usage(said, ticket.prompt_tokens) if kind in SPEECH else said.usage)
                 if usage.output_tokens is None:
                     usage.output_tokens = answers.estimated_tokens(answer)
-                ticket.response_id = said.id if kind is Kind.RESPONSE and isinstance(said.id, str) else ""
                 self.requests.came_whole(ticket, said.first_token_s)
                 await responder.whole(200, JSON_TYPE[1], answer)
         except AdapterUnavailable as error:
@@ -211,8 +208,6 @@ class Upstream:
                 ticket.prompt_tokens = usage.prompt_tokens
             if connection is not None:
                 self.connections.put_back(connection)
-        if ticket.response_id and ticket.call.body.get("store") is not False:
-            self.stored.note(ticket, placed, (usage.prompt_tokens or ticket.prompt_tokens) + (usage.output_tokens or 0))
         return usage
 
     async def _streamed(
@@ -269,8 +264,6 @@ class Upstream:
                 404, message, type="not_found_error", param=None, code="unsupported_endpoint", number=None
             )
         error = answers.refusal(status, answer)
-        if status == 404 and error is not None and error.param == "response_id" and ticket.asked.instance:
-            raise not_continued(ticket.call.body["previous_response_id"])
         if status == 404 and error is not None and error.param == "model":  # it was started again with another model
             raise answers.InstanceLost(reason, ERROR)
         if error is not None:

@@ -348,8 +348,6 @@ class Stream:
         number = said.sequence_number
         if type(number) is int and 0 <= number < MOST_TOKENS:
             self._responder.sequence_number = number + 1
-        if said.type == "response.created" and isinstance(said.response, dict):
-            self._ticket.response_id = str(said.response.get("id", ""))[:LONGEST]
         if said.type == "message_delta" and not (isinstance(said.delta, dict) and said.delta.get("stop_reason")):
             raise EngineFailed("an answer that was given up")
         if not self._has_begun and said.type in OPENING:
