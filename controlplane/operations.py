@@ -164,7 +164,7 @@ class GatewayCollector:
             "pilothouse_adapter_requests", "Requests with a LoRA adapter, by where it was.", labels=["was"]
         )
         for was in TIERS:
-            adapters.add_metric([was], gateway.dispatcher.placement.adapters[was])
+            adapters.add_metric([was], gateway.dispatcher.adapters.tiers[was])
         yield adapters
         for word, about in (("warmed", "Backends warmed early"), ("used", "Those of them that a call used afterwards")):
             name = "pilothouse_prewarmed" if word == "warmed" else "pilothouse_prewarmed_used"
@@ -210,7 +210,7 @@ class GatewayCollector:
             key = [endpoint.model, endpoint.region]
             slots = [replica.slot for replica in topology.members(endpoint)]
             running.add_metric(key, int(topology.fleet.running[slots].sum()))
-            waiting.add_metric(key, dispatcher.waiting(endpoint))
+            waiting.add_metric(key, dispatcher.queue.count(endpoint))
             oldest.add_metric(key, dispatcher.oldest_wait_s(endpoint))
             ready.add_metric(key, int(topology.fleet.accepting[slots].sum()))
         held = GaugeMetricFamily(

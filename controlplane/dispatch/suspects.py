@@ -12,7 +12,8 @@ from typing import Final
 
 from controlplane.dispatch.live_fleet.health import Notice
 from controlplane.dispatch.live_fleet.topology import Replica, Request, Topology
-from controlplane.dispatch.port import Refused, Submit
+from controlplane.dispatch.port import CUT, Left, Refused, Submit
+from controlplane.dispatch.stages import Arrival, Retry, Stage
 from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import InstanceState
 
@@ -34,7 +35,7 @@ class Deaths:
     refused_until_s: float = -math.inf
 
 
-class Suspects:
+class Suspects(Stage):
     def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
         self.topology, self.clock = topology, clock
         self._deaths: OrderedDict[int, Deaths] = OrderedDict()
@@ -70,10 +71,19 @@ class Suspects:
             retry_after_s=None,
         )
 
-    def clear(self, asked: Submit) -> None:
-        """Forget the deaths under *asked*, which was answered completely."""
-        if self._deaths:
-            self._deaths.pop(asked.fingerprint, None)
+    def admit(self, arrival: Arrival) -> Refused | None:
+        return self.refusal(arrival.asked)
+
+    def again(self, request: Request, retry: Retry) -> Refused | None:
+        """Avoid instances with other suspects: whose death one of them caused could not be seen."""
+        if self.is_suspect(request.asked):
+            retry.avoid += self.instances()
+        return self.refusal(request.asked)
+
+    def ended(self, request: Request, output_tokens: int | None) -> None:
+        """Forget the deaths under *request* if it was answered completely."""
+        if self._deaths and output_tokens is not None:
+            self._deaths.pop(request.asked.fingerprint, None)
 
     def instances(self) -> set[Replica]:
         """Return the instances on which suspects run."""
@@ -85,9 +95,9 @@ class Suspects:
         end = (replica.name, replica.spec.state_changed_at)
         self._count(replica, end, (each.asked.fingerprint for each in replica.requests))
 
-    def was_cut(self, request: Request, replica: Replica) -> None:
+    def failed(self, request: Request, replica: Replica, left: Left) -> None:
         """Record that *replica* broke off the connection of *request*. One that is being stopped proves nothing."""
-        if replica.spec.state == InstanceState.READY:
+        if left.failure == CUT and replica.spec.state == InstanceState.READY:
             end = (replica.name, replica.spec.state_changed_at)
             _, _, ran = self._cut.setdefault(replica.spec.instance_id, (self.clock(), end, set()))
             ran.update((request.asked.fingerprint, *(each.asked.fingerprint for each in replica.requests)))

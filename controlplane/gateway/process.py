@@ -299,7 +299,7 @@ class Gateway:
         self.requests.report()
         if not self.owns():
             self.requests.stand_by()
-        self.dispatcher.prewarm_on()
+        self.dispatcher.prewarming.look_on()
         if self.topology.changed.is_set():
             self.topology.changed.clear()
             self.dispatcher.pump_all()
@@ -310,7 +310,7 @@ class Gateway:
     async def _sweep(self) -> None:
         """Do every part of the sweep, and raise the first error of any."""
         errors = []
-        for step in self.dispatcher.sweep_steps():
+        for step in self.dispatcher.sweep_steps:
             try:
                 step()
             except Exception as error:

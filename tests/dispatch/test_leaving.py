@@ -294,7 +294,7 @@ def instances_lost(world, number):
 def engine_died(world, number):
     replica = world.dispatcher._requests[number].replica
     if replica is not None:
-        world.dispatcher.died(replica)
+        world.dispatcher.suspects.died(replica)
         world.dispatcher.lose(replica)
         world.answer()
     world.pass_time(11.0)
@@ -333,9 +333,9 @@ def asked_back(world, number):
 def reclaimed(world, number):
     for replica in world.topology.replicas.values():
         if replica.endpoint.is_spot:
-            world.dispatcher.reclaim(replica, late=False)
+            world.dispatcher.spot.reclaim(replica, late=False)
             world.answer()
-            world.dispatcher.reclaim(replica, late=True)
+            world.dispatcher.spot.reclaim(replica, late=True)
             world.answer()
 
 
@@ -373,14 +373,14 @@ def test_nothing_of_a_request_is_left_behind(state, ordering, subtests):
 
 def enqueue_fails(world, monkeypatch, number):
     """As a request is queued for an endpoint, for one request."""
-    come = world.dispatcher.runs.come
+    add = world.dispatcher.queue.add
 
-    def fails(request):
+    def fails(request, endpoint):
         if request.asked.number == number:
             raise KeyError(number)
-        come(request)
+        add(request, endpoint)
 
-    monkeypatch.setattr(world.dispatcher.runs, "come", fails)
+    monkeypatch.setattr(world.dispatcher.queue, "add", fails)
 
 
 def test_an_error_of_one_held_request_ends_it_alone(monkeypatch):
@@ -401,16 +401,16 @@ def test_an_error_of_one_waiting_request_ends_it_alone(monkeypatch):
     world = World()
     world.fill()
     numbers = [world.submit() for _ in range(3)]
-    drop = world.dispatcher.runs.end
+    end = world.dispatcher.runs.standings.end
     failed = []
 
-    def fails(number, output_tokens):
+    def fails(number, output_tokens, now_s):
         if number == numbers[0] and not failed:
             failed.append(number)
             raise KeyError(number)
-        drop(number, output_tokens)
+        end(number, output_tokens, now_s)
 
-    monkeypatch.setattr(world.dispatcher.runs, "end", fails)
+    monkeypatch.setattr(world.dispatcher.runs.standings, "end", fails)
     world.pass_time(20_000.0)
     assert failed
     assert set(world.refused) == set(numbers)
@@ -438,7 +438,7 @@ async def test_an_error_of_one_part_of_a_sweep_leaves_out_no_other():
     def fails():
         raise IndexError("17")
 
-    dispatcher = SimpleNamespace(sweep_steps=lambda: (fails, lambda: done.append("then")))
+    dispatcher = SimpleNamespace(sweep_steps=(fails, lambda: done.append("then")))
     with pytest.raises(IndexError, match="17"):
         await Gateway._sweep(SimpleNamespace(dispatcher=dispatcher))
     assert done == ["then"]
@@ -477,9 +477,9 @@ CALLS = {
     "left": lambda world: world.send(port.Left(0)),
     "again": lambda world: world.send(port.Left(0, again=True)),
     "sweep": lambda world: world.pass_time(),
-    "prewarm_on": lambda world: world.dispatcher.prewarm_on(),
+    "prewarm_on": lambda world: world.dispatcher.prewarming.look_on(),
     "pump": lambda world: world.dispatcher.pump_all(),
-    "rank": lambda world: world.dispatcher.rank_runs(),
+    "rank": lambda world: world.dispatcher.runs.sweep(),
     "move first": lambda world: world.dispatcher.runs.move_first(*RUN),
     "waiting": lambda world: list(world.dispatcher.waiting_now(9)),
     "queues": lambda world: QueuesView(world.dispatcher)(),

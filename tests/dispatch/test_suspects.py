@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import CUT, Left, Submit
 from controlplane.dispatch.suspects import Suspects
 from controlplane.fleet.lifecycle.states import InstanceState
 
 KILLER, BESIDE = 7, 8
+CUT_OFF = Left(0, again=True, failure=CUT)
 
 
 def request(fingerprint: int) -> SimpleNamespace:
@@ -83,7 +84,7 @@ def test_the_only_instance_counts_once_for_each_of_its_starts():
 def test_an_answer_clears():
     world = World()
     world.die("a", KILLER)
-    world.suspects.clear(request(KILLER).asked)
+    world.suspects.ended(request(KILLER), 9)
     world.die("b", KILLER)
     assert not world.refused(KILLER), "identical requests run everywhere, and any two machines may end"
 
@@ -92,7 +93,7 @@ def test_a_connection_that_broke_proves_nothing_before_a_heartbeat_says_that_its
     world, cut = World(), request(KILLER)
     a = world.replicas["a"]
     for began_s, ended, suspected in ((0.0, False, False), (-1.0, False, False), (0.0, True, True)):
-        world.suspects.was_cut(cut, a)
+        world.suspects.failed(cut, a, CUT_OFF)
         world.suspects.checked(a, began_s, ended=ended)
         assert world.suspects.is_suspect(cut.asked) is suspected
     a.requests.append(cut)
@@ -102,6 +103,6 @@ def test_a_connection_that_broke_proves_nothing_before_a_heartbeat_says_that_its
 def test_one_that_is_being_stopped_proves_nothing():
     world, cut = World(), request(KILLER)
     world.replicas["a"].spec.state = InstanceState.DRAINING
-    world.suspects.was_cut(cut, world.replicas["a"])
+    world.suspects.failed(cut, world.replicas["a"], CUT_OFF)
     world.suspects.checked(world.replicas["a"], 0.0, ended=True)
     assert not world.suspects.is_suspect(cut.asked)

@@ -73,7 +73,7 @@ async def test_one_call_of_an_sdk_ends_two_or_three_engines(served, kind, deaths
 async def test_requests_that_ran_with_it_are_served(served, kind, deaths):
     """A dying engine ends all its requests: only one that ends a second engine alone is refused."""
     for backend in served.backends:
-        backend.script.first_token_s = 0.3
+        backend.script.first_token_s = 0.8
     bodies = [{"messages": [{"role": "user", "content": f"innocent {number}"}]} for number in range(18)]
     beside = [asyncio.create_task(served.chat(stream=bool(at % 2), **body)) for at, body in enumerate(bodies)]
     await asyncio.sleep(0.1)

@@ -241,7 +241,7 @@ class Heartbeats:
             )
             replica.health.wedge(now_s)
             if expected_s is not None:
-                self.dispatcher.died(replica)
+                self.dispatcher.suspects.died(replica)
         elif replica.wedged and replica.lost == replica.wedged and replica.health.progresses(metrics, now_s):
             replica.lost = ""
 
@@ -310,7 +310,7 @@ class Heartbeats:
         """
         waited_s = time.time() - replica.spec.state_changed_at
         late = waited_s > self.topology.tuned.SPOT_RECLAIM_S
-        evicted, ended = self.dispatcher.reclaim(replica, late=late)
+        evicted, ended = self.dispatcher.spot.reclaim(replica, late=late)
         if evicted or ended:
             await database_sync_to_async(note_evicted)(replica.spec.instance_id, evicted, ended)
         if replica.spec.state == S.RECLAIMING and not replica.requests:
@@ -352,7 +352,7 @@ class Heartbeats:
         replica.silent_count += 1
         if replica.silent_count >= settings.HEARTBEAT_FAILURES:
             if gone and replica.spec.state == S.READY:
-                self.dispatcher.died(replica)
+                self.dispatcher.suspects.died(replica)
             await self._give_up(
                 replica,
                 f"no answer to {replica.silent_count} heartbeats: {why}",

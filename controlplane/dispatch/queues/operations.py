@@ -71,7 +71,7 @@ class QueueOperations:
         calls = len(dispatcher.calls_of(application, run))
         if action == RunAction.STOP:
             dispatcher.stop_run(application, run)
-        elif dispatcher.runs.is_stopped_run(application, run):
+        elif dispatcher.runs.is_stopped(application, run):
             raise ActionError(f"Run {run} was stopped")
         elif not any(map(dispatcher.queue.follows_runs, dispatcher.topology.endpoints)):
             raise ActionError("No deployment orders by application run: choose such an order first")

@@ -117,7 +117,7 @@ class QueuesView:
             rows.append(
                 {
                     "region": region,
-                    "waiting": sum(map(dispatcher.waiting, endpoints)),
+                    "waiting": sum(map(dispatcher.queue.count, endpoints)),
                     "groups": len(here),
                     "queues": len({row["instance"] for row in here}),
                     "at_risk": sum(row["risk"] == "risk" for row in here),
