@@ -95,6 +95,10 @@ class Dispatcher:
             self.queue,
             self.sweeping,
         )
+        self.connect()
+
+    def connect(self) -> None:
+        """Have every hook call the stages that have it."""
         self._admit, self._candidates = hooks(self.stages, "admit"), hooks(self.stages, "candidates")
         self._queued, self._waiting = hooks(self.stages, "queued"), hooks(self.stages, "waiting")
         self._progress, self._failed = hooks(self.stages, "progress"), hooks(self.stages, "failed")

@@ -368,6 +368,27 @@ def test_nothing_of_a_request_is_left_behind(state, ordering, subtests):
             assert world.left_behind() == {}
 
 
+# Stages
+
+
+@pytest.mark.parametrize("at", range(16))
+def test_without_a_stage_the_others_serve(at):
+    world = World()
+    dispatcher = world.dispatcher
+    stage = dispatcher.stages[at]
+    if stage is dispatcher.accounts:
+        return  # the core's own: it counts what runs where
+    dispatcher.stages = tuple(each for each in dispatcher.stages if each is not stage)
+    dispatcher.connect()
+    numbers = [world.submit() for _ in range(3)]
+    dispatcher.sweep()
+    assert numbers[2] not in world.placed, "it waits for room"
+    for number in numbers:
+        assert number in world.placed
+        world.send(port.Finished(number, 9))
+    assert world.left_behind() == {}
+
+
 # Errors of one request
 
 
