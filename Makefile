@@ -45,7 +45,7 @@ help:
 	@echo 'make coverage  the fast tests, and which lines of the libraries, gateway, dispatch and planning they ran'
 	@echo 'make bench     every benchmark'
 	@echo 'make soak      the whole stack for an hour under real clients and kills (ARGS="--minutes 10" for less)'
-	@echo 'make lint      ruff, mypy, Django checks'
+	@echo 'make lint      ruff, mypy, layers, dead code, words, Django checks'
 	@echo 'make truth     simulator and orderings against real vLLM servers (needs a quiet machine)'
 	@echo 'make twin-gpu  the simulator against a replay measured on an H100 (ARGS="-- --replay FILE" names it)'
 	@echo 'make vllm      an environment with vLLM for CPU in .venv-vllm'
@@ -80,16 +80,22 @@ soak: .venv/tests
 lint: .venv/tests
 	@$(BIN)/ruff check --quiet --output-format concise $(CHECKED)
 	@$(BIN)/ruff format --quiet --check $(CHECKED)
+	@$(BIN)/python -m tests.lint
 	@$(BIN)/mypy
 	@PILOTHOUSE_DEBUG=1 $(BIN)/python manage.py check
 	@PILOTHOUSE_DEBUG=1 $(BIN)/python manage.py makemigrations --check
 	@PILOTHOUSE_HTTPS=1 PILOTHOUSE_SECRET_KEY=$$($(BIN)/python -c 'import secrets; print(secrets.token_urlsafe(50))') \
 		$(BIN)/python -W error manage.py check --deploy --fail-level WARNING
 
-# Tests need the compiled kernels; the groups run beside each other, and each would wait for the same ones.
+# Two groups at a time, each in its own process: a browser's event loop, real services and vLLM must not share one. What a group
+# prints is shown when it ends, and one that fails stops no other. They all need the compiled kernels, so these come first.
+GROUPS_OF_gate := "lint properties vllm" "e2e postgres services vllm-tests"
+GROUPS_OF_nightly := "lint vllm" test "nightly-tests properties e2e services postgres" vllm-tests
 gate nightly: tools .venv/tests
 	@$(BIN)/python -m controlplane.kernels
-	@REQUIRE_E2E=1 REQUIRE_VLLM=1 $(BIN)/python -m tests.groups $@
+	@failed=0; for groups in $(GROUPS_OF_$@); do \
+		REQUIRE_E2E=1 REQUIRE_VLLM=1 $(MAKE) -j 2 -k --output-sync=target $(if $(filter gate,$@),GATE=1) $$groups || failed=1; \
+	done; exit $$failed
 
 services: .venv/tests
 	@$(PYTEST) -m 'services$(AND_GATE)' --ignore tests/test_postgres.py $(ARGS)

@@ -41,8 +41,8 @@ from controlplane.applications.api import PATH as RUNS_PATH
 from controlplane.applications.feeding import GraphFeeder
 from controlplane.applications.reporting import deliver_reports
 from controlplane.background import spawn
-from controlplane.batches.feeder import LOOK_S, Feeder
-from controlplane.batches.services import MOST_FILE_BYTES
+from controlplane.batches.feeder import TICK_S, Feeder
+from controlplane.batches.services import MAX_FILE_BYTES
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import PATH_KINDS
@@ -72,7 +72,7 @@ def create_application(gateway: Gateway) -> Application:
                 elif path in operations.paths:
                     await operations(scope, receive, send)
                 elif path.startswith(("/v1/files", "/v1/batches")):
-                    await _upload(scope, receive, send, MOST_FILE_BYTES + FORM_BYTES)
+                    await _upload(scope, receive, send, MAX_FILE_BYTES + FORM_BYTES)
                 elif path == RUNS_PATH or path.startswith(f"{RUNS_PATH}/"):
                     await _upload(scope, receive, reported(send, gateway), MAX_BODY_BYTES)
                 elif path.startswith("/v1/") or path == "/v1" or _of_api_client(scope, path):
@@ -201,7 +201,7 @@ def feeder_of(gateway: Gateway) -> Feeder:
         completions,
         ledger=gateway.ledger,
         owns=gateway.owns,
-        job=gateway.jobs.add("feed-batches", LOOK_S, "database"),
+        job=gateway.jobs.add("feed-batches", TICK_S, "database"),
     )
 
 

@@ -2,7 +2,7 @@
 
 A field holds the variable's name, its type with unit and limits, its default and, as its docstring, its purpose.
 `controlplane/settings.py` makes every field a setting of the same name, and `python -m tests.docs.configuration` writes
-the table of `docs/operate/configuration.md`. An unknown `PILOTHOUSE_*` variable is an error, which catches typos. Every variable
+the table of `docs/operate/configuration.md`. An unknown `PILOTHOUSE_*` variable is an error. Every variable
 `NAME` may instead be given as `NAME_FILE`, the path of a file that holds the value (Docker and Kubernetes secrets).
 Variables that can also be tuned at run time are declared in `controlplane/tunable.py`.
 """
@@ -25,15 +25,9 @@ from pydantic_settings import (
 )
 
 from controlplane.tunable import (
-    JsonDepth,
-    Microseconds,
     Port,
     PositiveBytes,
-    PositiveCount,
-    PositiveSeconds,
-    Seconds,
     Secrets,
-    Share,
     Texts,
     Tunable,
     WholeDays,
@@ -67,20 +61,14 @@ class Environment(Tunable, BaseSettings):
     """Previous secret keys that are still accepted during rotation."""
     ALLOWED_HOSTS: Texts = ["localhost", "127.0.0.1", "[::1]"]
     """Host names that the console answers to."""
-    TRUSTED_ORIGINS: Texts = []
-    """Origins (`https://host`) trusted for forms and websockets behind a proxy."""
     HTTPS: bool = False
     """The console is served over HTTPS: secure cookies, HSTS, redirect from plain HTTP."""
     PUBLIC_URL: str = ""
     """Address of the console (`https://host`), for links in alert messages; without it they have none."""
-    TRUST_PROXY_HEADER: bool = False
-    """Trust `X-Forwarded-Proto` from the reverse proxy (only if the proxy always sets it)."""
     TIME_ZONE: str = "UTC"
     """Time zone of pages; times are stored in UTC."""
     STATE_DIR: str = "var"
     """Folder for the SQLite database, logs and embedded Redis."""
-    LOG_LEVEL: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
-    """Level of Pilothouse's loggers."""
     LOG_FORMAT: Literal["text", "json"] = "text"
     """`text` for people or `json` for collectors; neither holds prompts."""
     METRICS_TOKEN: SecretStr = SecretStr("")
@@ -88,47 +76,17 @@ class Environment(Tunable, BaseSettings):
 
     MAX_BODY_BYTES: PositiveBytes = 4 * 1024 * 1024
     """Maximum request body of `/v1`, not counting images, audio and video."""
-    MAX_MEDIA_BODY_BYTES: PositiveBytes = 32 * 1024 * 1024
-    """Maximum request body of `/v1`, including them."""
-    MAX_JSON_DEPTH: JsonDepth = 512
-    """Maximum nesting of a `/v1` request body."""
     CORS_ORIGINS: Texts = []
     """Origins (`https://host`) whose pages may call `/v1` from a browser; `*` is any. Requests still need a key."""
-    KEY_CACHE_S: Seconds = 1.0
-    """Cache lifetime of a verified API key; a key that ends, ends its open requests within it, too."""
-    FLEET_REFRESH_S: PositiveSeconds = 1.0
-    """Interval at which the gateway reads the inventory."""
-    HEARTBEAT_S: PositiveSeconds = 1.0
-    """Interval between metric readings of each instance."""
-    HEARTBEAT_FAILURES: PositiveCount = 3
-    """Consecutive missed readings after which an instance counts as failed."""
-    SUMMARY_S: PositiveSeconds = 0.5
-    """Interval between published summaries of live load."""
-    LEDGER_FLUSH_S: PositiveSeconds = 0.5
-    """Interval between batch writes of ledger rows."""
     LEDGER_KEEP_DAYS: WholeDays = 30
     """Retention of request rows; minute rows are kept."""
-    BATCH_PRICE_FACTOR: Share = 0.5
-    """Price of a batch line as a share of the price of its SLO class: 0.5 is OpenAI's discount."""
     FILES_URL: str = ""
     """Store of the files of `/v1/files`: `s3://bucket/prefix?endpoint_url=https://...&region_name=...` (credentials as AWS's
     tools find them; needs the extra `s3`); default is a folder in the state folder."""
-    UPSTREAM_CONNECT_S: PositiveSeconds = 2.0
-    """Timeout for connecting to an instance before another is tried."""
-    UPSTREAM_SILENCE_S: PositiveSeconds = 120.0
-    """Time without a byte from an instance after which the request fails."""
     HOST: str = ""
     """Name of this machine among the hosts that run vLLM processes; default is its host name. Set it in containers."""
     EMULATOR_PORT: Port = 8100
     """Port of the emulated fleet that `manage.py up` starts."""
-    LENGTH_INLINE_US: Microseconds = 1000.0
-    """A length model that answers its hardest prompt within this time runs in the gateway, otherwise in a subprocess."""
-    LENGTH_TORCH_THREADS: PositiveCount = 1
-    """Torch threads per process that trains or runs a length model with an encoder."""
-    WHAT_IF_PROCESSES: PositiveCount = 2
-    """What-if runs that the Celery workers of a machine execute in parallel; set it to the number of spare cores."""
-    DEMO_DAY_S: PositiveSeconds = 480.0
-    """Length of a day in the demo's traffic."""
 
     DATABASE_URL: Annotated[SecretStr, Field(validation_alias="DATABASE_URL")] = SecretStr("")
     """`postgres://user:password@host:port/name` or `sqlite:///path`; default is SQLite in the state folder."""
@@ -180,7 +138,9 @@ def read() -> Environment:
     known |= {f"{variable}_FILE" for variable in known}
     unknown = sorted(variable for variable in os.environ if variable.startswith(PREFIX) and variable not in known)
     if unknown:
-        raise ImproperlyConfigured(f"Unknown environment variables: {', '.join(unknown)}. See docs/operate/configuration.md.")
+        raise ImproperlyConfigured(
+            f"Unknown environment variables: {', '.join(unknown)}. See docs/operate/configuration.md."
+        )
     try:
         return Environment()
     except SettingsError as error:  # errors of a source arrive wrapped

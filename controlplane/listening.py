@@ -108,8 +108,8 @@ class Direct:
         body, cycle.body = b"".join((cycle.body, *rest)), bytearray()
         return body
 
-    def take(self, piece: bytes) -> bool:
-        """Take in the next *piece* of a body; False if it is not awaited here, or too large."""
+    def add(self, piece: bytes) -> bool:
+        """Add the next *piece* of a body; False if it is not awaited here, or too large."""
         if self._whole is None or self._whole.done():
             return False
         self._rest.append(piece)
@@ -153,7 +153,7 @@ class Direct:
     def finish(self, body: bytes) -> bool:
         """Return whether the last piece of a *body* of unknown length was written, which may be empty."""
         chunk = b"%x\r\n%b\r\n%b" % (len(body), body, END) if body else END
-        if not self._cycle.keep_alive or not self.write_chunk(chunk):
+        if not self._cycle.keep_alive or not self._write(chunk):
             return False
         self._complete()
         return True
@@ -208,10 +208,9 @@ class Direct:
 
     def write(self, data: bytes) -> bool:
         """Return whether *data* was written. False while the client does not read: an ASGI message waits for that."""
-        return self.write_chunk(b"%x\r\n%b\r\n" % (len(data), data))
+        return self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
-    def write_chunk(self, chunk: bytes) -> bool:
-        """Like `write`; *chunk* already has its size in front and the line end behind."""
+    def _write(self, chunk: bytes) -> bool:
         cycle = self._cycle
         if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or cycle.response_complete:
             return False
@@ -225,9 +224,9 @@ def direct_of(scope: dict[str, Any]) -> Direct | None:
     return extension["answer"] if extension else None
 
 
-MOST_HEAD_BYTES = 2**18
+MAX_HEAD_BYTES = 2**18
 """Of a request's line and headers, and of what follows a body in chunks; what comes with their beginning is not counted."""
-TOO_LONG = b"The request's line and headers are longer than %d bytes." % MOST_HEAD_BYTES
+TOO_LONG = b"The request's line and headers are longer than %d bytes." % MAX_HEAD_BYTES
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -239,7 +238,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._has_read = False
         super().data_received(data)
         self._unread_bytes = 0 if self._has_read else self._unread_bytes + len(data)
-        if self._unread_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+        if self._unread_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             if self.cycle is None or self.cycle.response_complete:
                 head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
                 self.transport.write(STATUS_LINE[431] + head % len(TOO_LONG) + TOO_LONG)
@@ -263,7 +262,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._has_read = True
         direct = self._direct
-        if direct is None or not direct.take(body):
+        if direct is None or not direct.add(body):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -322,7 +321,7 @@ class Loop(uvloop.Loop):
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT_BYTES = 2**26
 """Free memory that is kept, at most: a few hundred bodies of agents."""
-MOST_HEAP_BYTES = 2**25
+MAX_HEAP_BYTES = 2**25
 """Largest block that is taken from it, as large as glibc allows."""
 
 
@@ -330,7 +329,7 @@ def keep_freed_memory() -> bool:
     """Keep freed memory for the next requests; return whether the C library can."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
     return mallopt is not None and all(
-        [mallopt(M_TRIM_THRESHOLD, KEPT_BYTES), mallopt(M_MMAP_THRESHOLD, MOST_HEAP_BYTES)]
+        [mallopt(M_TRIM_THRESHOLD, KEPT_BYTES), mallopt(M_MMAP_THRESHOLD, MAX_HEAP_BYTES)]
     )
 
 

@@ -38,8 +38,8 @@ class ServiceErrors(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, service_errors()) or (record.name.startswith(WORKER_LOGGERS) and _follows_one(error)):
-            said, text = record.getMessage(), f"{type(error).__name__}: {error}"
-            record.msg, record.args = said if str(error) in said else f"{said} ({text})", ()
+            message, text = record.getMessage(), f"{type(error).__name__}: {error}"
+            record.msg, record.args = message if str(error) in message else f"{message} ({text})", ()
             record.exc_info = record.exc_text = None
         return True
 

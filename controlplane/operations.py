@@ -5,7 +5,7 @@ import hmac
 import ipaddress
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -70,7 +70,7 @@ class Operations:
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
             "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder or 'the database'}",
             "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
-            "writes": "ok" if gateway.write_job.ok else f"{gateway.write_job.last_error}; serving continues",
+            "writes": f"{failure}; serving continues" if (failure := gateway.parts.no_writes) else "ok",
             "redis": "ok" if gateway.publisher.job.ok else "does not answer; serving continues",
             "ledger": gateway.ledger.trouble or "ok",
             "tasks": f"died: {deaths}" if (deaths := background.summary()) else "ok",
@@ -124,6 +124,31 @@ def _is_loopback(scope: Scope) -> bool:
         return False
 
 
+Rows = Iterable[tuple[Sequence[str], float | None]]
+MODEL, ENDPOINT, SERIES = ("model",), ("model", "region"), ("model", "region", "slo_class")
+
+
+def gauge(name: str, about: str, labels: Sequence[str], rows: Rows) -> Metric:
+    """Return the family `pilothouse_NAME`; rows without a value are left out."""
+    return _filled(GaugeMetricFamily(f"pilothouse_{name}", about, labels=labels), rows)
+
+
+def counter(name: str, about: str, labels: Sequence[str], rows: Rows) -> Metric:
+    return _filled(CounterMetricFamily(f"pilothouse_{name}", about, labels=labels), rows)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, rows: Rows) -> Metric:
+    for values, number in rows:
+        if number is not None:
+            family.add_metric([str(value) for value in values], number)
+    return family
+
+
+def counted(counts: dict[Any, int]) -> Rows:
+    """Return a copy of what other threads count meanwhile."""
+    return counts.copy().items()
+
+
 class GatewayCollector:
     """Collector that reads the gateway's counters at scrape time: counting costs the data path only a dictionary entry."""
 
@@ -131,229 +156,133 @@ class GatewayCollector:
         self.gateway = gateway
 
     def collect(self) -> Iterator[Metric]:
-        gateway = self.gateway
-        records = gateway.records
-        labels = ["model", "region", "slo_class"]
-
-        info = GaugeMetricFamily("pilothouse_info", "Version of this process.", labels=["version"])
-        info.add_metric([__version__], 1)
-        yield info
-
-        requests = CounterMetricFamily("pilothouse_requests", "Requests ended.", labels=[*labels, "outcome"])
-        for key, count in records.totals.copy().items():
-            requests.add_metric(list(key), count)
-        yield requests
-
-        at_door = CounterMetricFamily(
-            "pilothouse_unreachable", "Requests whose promise was unreachable on arrival.", labels=[*labels, "decision"]
-        )
-        for key, count in records.at_door.copy().items():
-            at_door.add_metric(list(key), count)
-        yield at_door
-
-        others = CounterMetricFamily(
-            "pilothouse_other_model_requests",
-            "Requests that another model served than they asked for: weighted targets and fallbacks, by rule.",
-            labels=["asked", "model", "rule"],
-        )
-        for names, count in records.other_models.copy().items():
-            others.add_metric(list(names), count)
-        yield others
-
-        adapters = CounterMetricFamily(
-            "pilothouse_adapter_requests", "Requests with a LoRA adapter, by where it was.", labels=["was"]
-        )
-        for was in TIERS:
-            adapters.add_metric([was], gateway.dispatcher.adapters.tiers[was])
-        yield adapters
-        for word, about in (("warmed", "Backends warmed early"), ("used", "Those of them that a call used afterwards")):
-            name = "pilothouse_prewarmed" if word == "warmed" else "pilothouse_prewarmed_used"
-            prewarmed = CounterMetricFamily(name, f"{about}, by kind.", labels=["kind"])
-            for kind, counts in gateway.dispatcher.prewarming.counts.items():
-                prewarmed.add_metric([kind], counts[word])
-            yield prewarmed
-
-        tokens = CounterMetricFamily("pilothouse_tokens", "Tokens served.", labels=[*labels, "kind"])
-        for key, count in records.tokens.copy().items():
-            tokens.add_metric(list(key), count)
-        yield tokens
-
-        cached = CounterMetricFamily(
-            "pilothouse_cached_prompt_tokens",
+        records, dispatcher = self.gateway.records, self.gateway.dispatcher
+        yield gauge("info", "Version of this process.", ("version",), [((__version__,), 1)])
+        yield counter("requests", "Requests ended.", (*SERIES, "outcome"), counted(records.totals))
+        about = "Requests whose promise was unreachable on arrival."
+        yield counter("unreachable", about, (*SERIES, "decision"), counted(records.at_door))
+        about = "Requests that another model served than they asked for: weighted targets and fallbacks, by rule."
+        yield counter("other_model_requests", about, ("asked", "model", "rule"), counted(records.other_models))
+        adapters = [((was,), dispatcher.adapters.tiers[was]) for was in TIERS]
+        yield counter("adapter_requests", "Requests with a LoRA adapter, by where it was.", ("was",), adapters)
+        warmed = [((kind,), counts) for kind, counts in dispatcher.prewarming.counts.items()]
+        about = "Backends warmed early, by kind."
+        yield counter("prewarmed", about, ("kind",), [(kind, each["warmed"]) for kind, each in warmed])
+        about = "Those of them that a call used afterwards, by kind."
+        yield counter("prewarmed_used", about, ("kind",), [(kind, each["used"]) for kind, each in warmed])
+        yield counter("tokens", "Tokens served.", (*SERIES, "kind"), counted(records.tokens))
+        about = (
             "Prompt tokens in prefix caches, where router and instance say so: expected from KV events or an estimate, "
-            "reported, and by how much these differ (wrong).",
-            labels=["model", "by", "kind"],
+            "reported, and by how much these differ (wrong)."
         )
-        for names, count in records.cache_tokens.copy().items():
-            cached.add_metric(list(names), count)
-        yield cached
-
-        errors = CounterMetricFamily("pilothouse_errors", "Error answers of the gateway.", labels=["status", "code"])
-        for (status, code), count in records.errors.copy().items():
-            errors.add_metric([str(status), code], count)
-        yield errors
-
+        yield counter("cached_prompt_tokens", about, ("model", "by", "kind"), counted(records.cache_tokens))
+        yield counter("errors", "Error answers of the gateway.", ("status", "code"), counted(records.errors))
         yield from self._endpoints()
+        yield from self._service_levels()
         yield from self._lengths()
         yield from self._system()
-        yield from self._scalars()
+        yield from self._process()
 
     def _endpoints(self) -> Iterator[Metric]:
         topology, dispatcher = self.gateway.topology, self.gateway.dispatcher
-        running = GaugeMetricFamily("pilothouse_running", "Requests given to an instance.", labels=["model", "region"])
-        waiting = GaugeMetricFamily("pilothouse_waiting", "Requests held in the queue.", labels=["model", "region"])
-        oldest = GaugeMetricFamily(
-            "pilothouse_oldest_wait_seconds", "Age of the oldest held.", labels=["model", "region"]
-        )
-        ready = GaugeMetricFamily("pilothouse_instances_ready", "Instances that take work.", labels=["model", "region"])
-        for endpoint in topology.own_endpoints:
-            key = [endpoint.model, endpoint.region]
-            slots = [replica.slot for replica in topology.members(endpoint)]
-            running.add_metric(key, int(topology.fleet.running[slots].sum()))
-            waiting.add_metric(key, dispatcher.queue.count(endpoint))
-            oldest.add_metric(key, dispatcher.oldest_wait_s(endpoint))
-            ready.add_metric(key, int(topology.fleet.accepting[slots].sum()))
-        held = GaugeMetricFamily(
-            "pilothouse_held", "Requests held until there is room or time; queues do not count them.", labels=["model"]
-        )
-        by_model = Counter(dict.fromkeys(topology.models, 0))
+        slots = {
+            (endpoint.model, endpoint.region): [replica.slot for replica in topology.members(endpoint)]
+            for endpoint in topology.own_endpoints
+        }
+        endpoints = {(endpoint.model, endpoint.region): endpoint for endpoint in topology.own_endpoints}
+        running = [(key, int(topology.fleet.running[its].sum())) for key, its in slots.items()]
+        ready = [(key, int(topology.fleet.accepting[its].sum())) for key, its in slots.items()]
+        waiting = [(key, dispatcher.queue.count(endpoint)) for key, endpoint in endpoints.items()]
+        oldest = [(key, dispatcher.oldest_wait_s(endpoint)) for key, endpoint in endpoints.items()]
+        held = Counter(dict.fromkeys(topology.models, 0))
         for (_, model), count in dispatcher.holding.by_tenant.items():
-            by_model[model] += count
-        for model, count in by_model.items():
-            held.add_metric([model], count)
-        yield from (running, waiting, held, oldest, ready)
-        names = ["model", "slo_class"]
-        met = GaugeMetricFamily("pilothouse_slo_met_ratio", "Attainment over five minutes.", labels=names)
-        burn = GaugeMetricFamily("pilothouse_slo_burn", "Misses over those that the objective allows.", labels=names)
-        for model in topology.models:
-            for one in self.gateway.records.service_levels.of(f"model {model}"):
-                for family, value in ((met, one.ratio), (burn, one.burn)):
-                    if value is not None:
-                        family.add_metric([model, one.slo_class], value)
-        yield from (met, burn, *self._service_levels())
+            held[model] += count
+        yield gauge("running", "Requests given to an instance.", ENDPOINT, running)
+        yield gauge("waiting", "Requests held in the queue.", ENDPOINT, waiting)
+        about = "Requests held until there is room or time; queues do not count them."
+        yield gauge("held", about, MODEL, [((model,), count) for model, count in held.items()])
+        yield gauge("oldest_wait_seconds", "Age of the oldest held.", ENDPOINT, oldest)
+        yield gauge("instances_ready", "Instances that take work.", ENDPOINT, ready)
 
     def _service_levels(self) -> Iterator[Metric]:
-        """Yield what burn rates over any time are computed from, and the latency of the last minute."""
-        records = self.gateway.records
-        judged = CounterMetricFamily(
-            "pilothouse_slo_requests", "Requests judged by their SLO class.", labels=["model", "slo_class", "met"]
+        """Yield attainment, what burn rates over any time are computed from, and the latency of the last minute."""
+        records, models = self.gateway.records, self.gateway.topology.models
+        of_class = [
+            ((model, one.slo_class), one) for model in models for one in records.service_levels.of(f"model {model}")
+        ]
+        labels = ("model", "slo_class")
+        yield gauge(
+            "slo_met_ratio", "Attainment over five minutes.", labels, [(key, one.ratio) for key, one in of_class]
         )
-        for (model, slo_class, met), count in records.judged.copy().items():
-            judged.add_metric([model, slo_class, str(met).lower()], count)
-        objective = GaugeMetricFamily("pilothouse_slo_objective_ratio", "Promised share.", labels=["slo_class"])
-        for slo_class, promised in records.service_levels.objectives.copy().items():
-            objective.add_metric([slo_class], promised)
-        latency = GaugeMetricFamily(
-            "pilothouse_latency_seconds", "Of requests in the last minute.", labels=["model", "of", "quantile"]
-        )
-        for model in self.gateway.topology.models:
-            if (group := records.windows.known(f"model {model}")) is None:
-                continue
-            for what in Latency:
-                for quantile, value in zip(QUANTILES, records.windows.percentiles(group, what, PERCENTS), strict=True):
-                    if value is not None:
-                        latency.add_metric([model, what.name.lower(), quantile], value / 1000)
-        yield from (judged, objective, latency)
+        about = "Misses over those that the objective allows."
+        yield gauge("slo_burn", about, labels, [(key, one.burn) for key, one in of_class])
+        judged = [
+            ((model, name, str(met).lower()), count) for (model, name, met), count in records.judged.copy().items()
+        ]
+        yield counter("slo_requests", "Requests judged by their SLO class.", (*labels, "met"), judged)
+        promised = [((name,), ratio) for name, ratio in records.service_levels.objectives.copy().items()]
+        yield gauge("slo_objective_ratio", "Promised share.", ("slo_class",), promised)
+        latencies = [
+            ((model, what.name.lower(), quantile), None if value is None else value / 1000)
+            for model in models
+            if (group := records.windows.known(f"model {model}")) is not None
+            for what in Latency
+            for quantile, value in zip(QUANTILES, records.windows.percentiles(group, what, PERCENTS), strict=True)
+        ]
+        yield gauge("latency_seconds", "Of requests in the last minute.", ("model", "of", "quantile"), latencies)
 
     def _lengths(self) -> Iterator[Metric]:
         service = self.gateway.lengths
         now = service.snapshot()
-        answers = CounterMetricFamily("pilothouse_length_answers", "Predicted output lengths.", labels=["source"])
-        for source, count in now["answered"].items():
-            answers.add_metric([source], count)
-        failed = CounterMetricFamily("pilothouse_length_failures", "Without the length model's answer.", labels=["why"])
-        for why, count in service.failed.copy().items():
-            failed.add_metric([str(why)], count)
-        times = GaugeMetricFamily("pilothouse_length_seconds", "Time of the last predictions.", labels=["quantile"])
-        for quantile, name in (("0.5", "p50_ms"), ("0.99", "p99_ms")):
-            if now[name] is not None:
-                times.add_metric([quantile], now[name] / 1000)
-        yield from (answers, failed, times, *_length_models(now["models"]))
-        yield CounterMetricFamily("pilothouse_length_late", "Predictions over the time budget.", value=now["late"])
-        yield CounterMetricFamily("pilothouse_length_restarts", "Restarts of its process.", value=now["restarts"])
-        yield GaugeMetricFamily("pilothouse_length_cache_entries", "Prompts remembered.", value=now["cache_entries"])
-        yield GaugeMetricFamily("pilothouse_length_drifts", "Drift alarms that are up.", value=len(now["drift"]))
+        answered = [((source,), count) for source, count in now["answered"].items()]
+        failed = [((str(why),), count) for why, count in service.failed.copy().items()]
+        yield counter("length_answers", "Predicted output lengths.", ("source",), answered)
+        yield counter("length_failures", "Without the length model's answer.", ("why",), failed)
+        yield gauge("length_seconds", "Time of the last predictions.", ("quantile",), _times((), now))
+        yield counter("length_late", "Predictions over the time budget.", (), [((), now["late"])])
 
     def _system(self) -> Iterator[Metric]:
         report = self.gateway.monitor.report()
-        success = GaugeMetricFamily(
-            "pilothouse_job_last_success_timestamp_seconds", "When each job was last done.", labels=["job"]
+        jobs = [((job["name"],), job) for job in report["jobs"]]
+        parts = [((part["name"],), part) for part in report["parts"]]
+        about = "When each job was last done."
+        yield gauge(
+            "job_last_success_timestamp_seconds", about, ("job",), [(key, job["last_success_at"]) for key, job in jobs]
         )
-        failures = CounterMetricFamily("pilothouse_job_failures", "Runs of each job that failed.", labels=["job"])
-        stale = GaugeMetricFamily(
-            "pilothouse_job_stale", "1 if a job is late: not done for two periods.", labels=["job"]
-        )
-        failing = GaugeMetricFamily("pilothouse_job_failing", "1 if a job's last runs failed.", labels=["job"])
-        for job in report["jobs"]:
-            key = [job["name"]]
-            if job["last_success_at"] is not None:
-                success.add_metric(key, job["last_success_at"])
-            failures.add_metric(key, job["failures_total"])
-            stale.add_metric(key, job["state"] == JobState.LATE)
-            failing.add_metric(key, job["state"] == JobState.FAILING)
-        up = GaugeMetricFamily("pilothouse_part_up", "0 if a part of the stack is down.", labels=["part"])
-        restarts = CounterMetricFamily("pilothouse_part_restarts", "Starts after the first.", labels=["part"])
-        for part in report["parts"]:
-            up.add_metric([part["name"]], part["state"] != PartState.DOWN)
-            if part["restarts"] is not None:
-                restarts.add_metric([part["name"]], part["restarts"])
-        yield from (success, failures, stale, failing, up, restarts)
+        about = "Runs of each job that failed."
+        yield counter("job_failures", about, ("job",), [(key, job["failures_total"]) for key, job in jobs])
+        for name, state, about in (
+            ("job_stale", JobState.LATE, "1 if a job is late: not done for two periods."),
+            ("job_failing", JobState.FAILING, "1 if a job's last runs failed."),
+        ):
+            yield gauge(name, about, ("job",), [(key, job["state"] == state) for key, job in jobs])
+        about = "0 if a part of the stack is down."
+        yield gauge("part_up", about, ("part",), [(key, part["state"] != PartState.DOWN) for key, part in parts])
+        about = "Starts after the first."
+        yield counter("part_restarts", about, ("part",), [(key, part["restarts"]) for key, part in parts])
 
-    def _scalars(self) -> Iterator[Metric]:
-        gateway = self.gateway
-        yield GaugeMetricFamily("pilothouse_active_requests", "Requests being answered.", value=gateway.active)
-        yield GaugeMetricFamily(
-            "pilothouse_event_loop_busy_ratio",
-            "Share of its time that the event loop computes.",
-            value=gateway.http.completions.load.share,
-        )
-        yield GaugeMetricFamily(
-            "pilothouse_lease_held", "1 if this process owns the regions.", value=gateway.lease.held
-        )
-        yield GaugeMetricFamily(
-            "pilothouse_heartbeat_round_seconds",
-            "Time of the last round of heartbeats.",
-            value=gateway.heartbeats.lag_ms / 1000,
-        )
-        yield GaugeMetricFamily(
-            "pilothouse_ledger_held_rows", "Ledger rows not yet written.", value=gateway.ledger.held
-        )
-        yield CounterMetricFamily(
-            "pilothouse_ledger_written_rows", "Ledger rows written.", value=gateway.ledger.written
-        )
-        yield CounterMetricFamily("pilothouse_ledger_lost_rows", "Ledger rows given up.", value=gateway.ledger.given_up)
-        yield CounterMetricFamily(
-            "pilothouse_ledger_refused_rows",
-            "Ledger rows that the database refused, kept in a file.",
-            value=gateway.ledger.refused,
-        )
-        since_s = gateway.ledger.job.failing_since
-        yield GaugeMetricFamily(
-            "pilothouse_ledger_failing_seconds",
-            "Since when ledger rows wait because the database writes none; 0: they do not.",
-            value=0.0 if since_s is None else time.time() - since_s,
-        )
-        deaths = CounterMetricFamily("pilothouse_dead_tasks", "Background tasks that died.", labels=["task"])
-        for name, count in background.dead.copy().items():
-            deaths.add_metric([name], count)
-        yield deaths
+    def _process(self) -> Iterator[Metric]:
+        gateway, ledger = self.gateway, self.gateway.ledger
+        since_s = ledger.job.failing_since
+        failing_s = 0.0 if since_s is None else time.time() - since_s
+        for kind, name, about, value in (
+            (gauge, "active_requests", "Requests being answered.", gateway.active),
+            (gauge, "event_loop_busy_ratio", "Share of its time that the event loop computes.",
+             gateway.http.completions.load.share),
+            (gauge, "lease_held", "1 if this process owns the regions.", gateway.lease.held),
+            (gauge, "heartbeat_round_seconds", "Time of the last round of heartbeats.", gateway.heartbeats.lag_ms / 1000),
+            (gauge, "ledger_held_rows", "Ledger rows not yet written.", ledger.held),
+            (counter, "ledger_written_rows", "Ledger rows written.", ledger.written),
+            (counter, "ledger_lost_rows", "Ledger rows given up.", ledger.given_up),
+            (counter, "ledger_refused_rows", "Ledger rows that the database refused, kept in a file.", ledger.refused),
+            (gauge, "ledger_failing_seconds",
+             "Since when ledger rows wait because the database writes none; 0: they do not.", failing_s),
+        ):  # fmt: skip
+            yield kind(name, about, (), [((), value)])
+        died = [((name,), count) for name, count in background.dead.copy().items()]
+        yield counter("dead_tasks", "Background tasks that died.", ("task",), died)
 
 
-def _length_models(reports: Iterable[dict[str, Any]]) -> Iterator[Metric]:
-    """Yield calls, answers in time and latency of each length model."""
-    labels = ["version", "kind"]
-    asked = CounterMetricFamily("pilothouse_length_model_asked", "Requests that a model was asked for.", labels=labels)
-    in_time = CounterMetricFamily("pilothouse_length_model_in_time", "Its answers within the budget.", labels=labels)
-    restarts = CounterMetricFamily("pilothouse_length_model_restarts", "Restarts of its process.", labels=labels)
-    times = GaugeMetricFamily(
-        "pilothouse_length_model_seconds", "Time of its last answers, late ones too.", labels=[*labels, "quantile"]
-    )
-    for report in reports:
-        key = [report["version"], report["kind"]]
-        asked.add_metric(key, report["asked"])
-        in_time.add_metric(key, report["in_time"])
-        restarts.add_metric(key, report["restarts"])
-        for quantile, name in (("0.5", "p50_ms"), ("0.99", "p99_ms")):
-            if report[name] is not None:
-                times.add_metric([*key, quantile], report[name] / 1000)
-    yield from (asked, in_time, restarts, times)
+def _times(key: Sequence[str], report: dict[str, Any]) -> list[tuple[Sequence[str], float | None]]:
+    names = (("0.5", "p50_ms"), ("0.99", "p99_ms"))
+    return [((*key, quantile), None if report[name] is None else report[name] / 1000) for quantile, name in names]

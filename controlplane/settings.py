@@ -34,8 +34,25 @@ if not SECRET_KEY:
             "PILOTHOUSE_SECRET_KEY is not set. Set it, or run `manage.py up`, which keeps one in the state folder."
         )
 SECRET_KEY_FALLBACKS = [key.get_secret_value() for key in environment.SECRET_KEY_FALLBACKS]
+# Not for operators: what these are worth is measured, and tests shorten the intervals.
+MAX_MEDIA_BODY_BYTES = 32 * 1024 * 1024  # of a request to `/v1`, with images, audio and video
+MAX_JSON_DEPTH = 512  # of a request to `/v1`; Python's own parsers and writers of JSON recurse
+KEY_CACHE_S = 1.0  # for which a verified API key is cached; one that ends, ends its open requests within it, too
+FLEET_REFRESH_S = 1.0  # between two readings of the inventory
+HEARTBEAT_S = 1.0  # between two readings of each instance's metrics
+HEARTBEAT_FAILURES = 3  # missed readings in a row, after which an instance has failed
+SUMMARY_S = 0.5  # between two published summaries of live load
+LEDGER_FLUSH_S = 0.5  # between two writes of ledger rows
+BATCH_PRICE_FACTOR = 0.5  # price of a batch line as a share of that of its SLO class: OpenAI's discount
+UPSTREAM_CONNECT_S = 2.0  # for connecting to an instance, before another is tried
+UPSTREAM_SILENCE_S = 120.0  # without a byte from an instance, after which the request fails
+WHAT_IF_PROCESSES = 2  # what-if runs that a machine makes at once
+DEMO_DAY_S = 480.0  # length of a day in the demo's traffic
 METRICS_TOKEN = environment.METRICS_TOKEN.get_secret_value()
-CSRF_TRUSTED_ORIGINS = environment.TRUSTED_ORIGINS
+CSRF_TRUSTED_ORIGINS = [
+    f"https://{'*' * name.startswith('.')}{name}" for name in environment.ALLOWED_HOSTS if name != "*"
+]
+"""Of forms and websockets behind a proxy."""
 
 INSTALLED_APPS = [
     "controlplane.accounts.admin_config.FleetAdminConfig",  # django.contrib.admin with our site
@@ -166,7 +183,7 @@ SECURE_CSP = {
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = environment.HTTPS
 SECURE_HSTS_SECONDS = 31_536_000 if environment.HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = environment.HTTPS
-if environment.TRUST_PROXY_HEADER:
+if environment.HTTPS:  # a proxy ends TLS, and always sets the header
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 SESSION_COOKIE_HTTPONLY = True
 CSRF_COOKIE_HTTPONLY = True
@@ -225,7 +242,7 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {  # `expires`: messages must 
 LONG_TASKS = (
     *("planning.forecast_and_plan", "planning.backtest_ledger", "planning.fit_forecasters"),
     *("simulation.run_future", "simulation.nightly_what_if", "simulation.judge_twin"),
-    *("weights.download", "lengths.train_length_model"),
+    "lengths.train_length_model",
 )
 CELERY_TASK_ROUTES = {f"workers.tasks.{task}": {"queue": "simulation"} for task in LONG_TASKS}
 
@@ -239,8 +256,14 @@ if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
 JOBS_WITHIN_TASKS = {
     "forecast-and-plan": ("forecasts", "plans"),
     "fleet-tick": (
-        *("run-pending-commands", "watch-loading", "end-failed", "advance-rollouts", "advance-swaps", "advance-pulls"),
-        *("record-capacity", "observe-instances"),
+        *(
+            "run-pending-commands",
+            "watch-loading",
+            "end-failed",
+            "advance-rollouts",
+            "advance-swaps",
+            "observe-instances",
+        ),
     ),
     "prune": ("prune-ledger", "prune-sign-ins", "prune-runs", "prune-planning", "prune-lengths"),
 }
@@ -265,7 +288,7 @@ LOGGING = {
     },
     "root": {"handlers": ["stderr"], "level": "WARNING"},
     "loggers": {
-        "controlplane": {"level": environment.LOG_LEVEL},
-        "workers": {"level": environment.LOG_LEVEL},
+        "controlplane": {"level": "INFO"},
+        "workers": {"level": "INFO"},
     },
 }

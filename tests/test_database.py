@@ -66,32 +66,3 @@ def test_rows_written_once_are_there_again_unchanged():
     with transaction.atomic():
         database.write(build)
         assert Region.objects.count() == 2, "it is called again where another row is there before"
-
-
-@pytest.mark.django_db
-@pytest.mark.skipif(connection.vendor != "sqlite", reason="elsewhere it is called each time")
-def test_what_changes_other_rows_is_refused():
-    Region.objects.create(name="us-east", title="US East")
-    with pytest.raises(AssertionError, match="fleet_region is changed"):
-        database.write(lambda: Region.objects.update(title="Another"))
-
-
-def test_standing_rows_are_there_until_the_end(django_db_setup, django_db_blocker):
-    """Whatever a test does to them; and nothing of them is left, also where they could not all be made."""
-
-    def build():
-        return Region.objects.create(name="us-east", title="US East")
-
-    def build_half():
-        build()
-        raise ValueError("no more")
-
-    with database.standing(django_db_blocker, build) as row, django_db_blocker.unblock():
-        with transaction.atomic():
-            Region.objects.all().delete()
-            transaction.set_rollback(True)
-        assert list(Region.objects.all()) == [row]
-    with pytest.raises(ValueError, match="no more"), database.standing(django_db_blocker, build_half):
-        pass
-    with django_db_blocker.unblock():
-        assert not Region.objects.exists()

@@ -38,11 +38,11 @@ def test_every_variable_that_is_no_secret_is_a_setting():
     [
         ("PILOTHOUSE_DEBUG", "Yes", True),
         ("PILOTHOUSE_FLOOR", "off", False),
-        ("PILOTHOUSE_HEARTBEAT_S", "0.25", 0.25),
+        ("PILOTHOUSE_FORECAST_EVERY_S", "0.25", 0.25),
         ("PILOTHOUSE_LEDGER_KEEP_DAYS", "7", 7),
         ("PILOTHOUSE_ALLOWED_HOSTS", "a.example, b.example,", ["a.example", "b.example"]),
         ("PILOTHOUSE_PLAN_DEMAND", "upper_80", "upper_80"),
-        ("PILOTHOUSE_HEARTBEAT_S", "", 1.0),
+        ("PILOTHOUSE_FORECAST_EVERY_S", "", 600.0),
         ("VLLM_PYTHON", "/opt/vllm/bin/python", "/opt/vllm/bin/python"),
     ],
 )
@@ -55,9 +55,9 @@ def test_a_text_becomes_a_value_of_the_declared_type(monkeypatch, variable, text
     ("variable", "text", "reason"),
     [
         ("PILOTHOUSE_DEBUG", "perhaps", "valid boolean"),
-        ("PILOTHOUSE_HEARTBEAT_FAILURES", "many", "valid integer"),
-        ("PILOTHOUSE_HEARTBEAT_S", "0", "greater than 0"),
-        ("PILOTHOUSE_HEARTBEAT_S", "nan", "finite number"),
+        ("PILOTHOUSE_LEDGER_KEEP_DAYS", "many", "valid integer"),
+        ("PILOTHOUSE_FORECAST_EVERY_S", "0", "greater than 0"),
+        ("PILOTHOUSE_FORECAST_EVERY_S", "nan", "finite number"),
         ("PILOTHOUSE_LENGTH_BUDGET_MS", "0", "greater than 0"),
         ("PILOTHOUSE_FORECAST_WINDOW_S", "90", "multiple of 60"),
         ("PILOTHOUSE_FORECAST_WINDOW_S", "0", "greater than or equal to 60"),
@@ -74,13 +74,13 @@ def test_a_wrong_text_is_an_error_with_variable_text_and_reason(monkeypatch, var
 
 
 def test_all_wrong_variables_are_named_at_once(monkeypatch):
-    monkeypatch.setenv("PILOTHOUSE_SUMMARY_S", "soon")
+    monkeypatch.setenv("PILOTHOUSE_EMULATOR_PORT", "soon")
     monkeypatch.setenv("PILOTHOUSE_PLAN_EPSILON", "2")
     with pytest.raises(ImproperlyConfigured) as error:
         env.read()
     assert [line.split()[0] for line in str(error.value).splitlines()] == [
         "PILOTHOUSE_PLAN_EPSILON",
-        "PILOTHOUSE_SUMMARY_S",
+        "PILOTHOUSE_EMULATOR_PORT",
     ]
 
 

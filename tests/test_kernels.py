@@ -50,30 +50,16 @@ def test_it_is_done_once(source, kernel):
     assert not done()
 
 
-def test_a_source_that_changed_is_compiled_again(source, kernel):
-    source.write_text("# changed")
+@pytest.mark.parametrize("change", ["source", "kernel", "processor"])
+def test_what_changed_is_compiled_again(source, kernel, change, monkeypatch):
+    assert done()
+    if change == "source":
+        source.write_text("# changed")
+    elif change == "kernel":
+        kernel.unlink()
+    else:
+        monkeypatch.setattr(kernels, "processor", lambda: "another")
     assert not done()
-
-
-def test_a_kernel_that_was_removed_is_compiled_again(kernel):
-    kernel.unlink()
-    assert not done()
-
-
-def test_another_processor_compiles_for_itself(kernel, monkeypatch):
-    monkeypatch.setattr(kernels, "processor", lambda: "another")
-    assert not done()
-
-
-def test_kernels_of_other_folders_do_not_count(source, kernel):
-    os.utime(kernel.parent, (1.0, 1.0))
-    assert str(kernel) not in kernels.kept(2.0)
-    assert str(kernel) in kernels.kept(0.0)
-
-
-def test_everything_that_holds_kernels_is_looked_at():
-    names = {path.relative_to(kernels.ROOT).as_posix() for path in kernels.sources()}
-    assert {"scheduling/compiled.py", "scheduling/dispatch.py", "forecasting/lengths/kernels.py"} <= names
 
 
 def test_every_group_has_parts_and_every_package_a_group():

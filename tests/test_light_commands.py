@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply", "fleet.describe_node")
+EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply")
 COMPUTING = (
     "simulation.simulate", "experiments.reproduce", "simulation.fit_profiles", "simulation.export_ledger",
-    "planning.backtest", "planning.export_scenario", "alerts.seed_demo", "simulation.replay", "gateway.up",
-    "planning.demo_traffic", "lengths.train_lengths",
+    "planning.backtest", "planning.export_scenario", "simulation.replay", "gateway.up",
 )  # fmt: skip
 HEAVY = {"numba", "torch", "plotly", "pandas", "ninja", "sklearn", "statsmodels", "highspy"}
 

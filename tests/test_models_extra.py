@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from django.utils import timezone
 from controlplane.events.models import Event
 from controlplane.experiments.registry import EXPERIMENTS
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Model
 from controlplane.lengths import services as versions
 from controlplane.lengths import training
 from controlplane.lengths.models import BUNDLED, LengthTraining, LengthVersion, VersionState
@@ -32,6 +30,7 @@ from forecasting.lengths import ON_ENCODER
 from forecasting.models_extra import ModelsExtraMissing
 from forecasting.workload import BEST, FORECASTERS, rests, usable
 from scheduling.simulation.scenario import ScenarioError, load_scenario
+from tests.forecasting.lengths.made import samples
 from tests.inventory import *  # noqa: F403 (fixtures)
 from tests.planning.conftest import NOW, make_minutes, minute_windows  # noqa: F401 (fixtures)
 from tests.without_models_extra import SENTENCE, without_models_extra  # noqa: F401 (fixture)
@@ -56,13 +55,13 @@ for name, application in get_commands().items():
     if str(application).startswith("controlplane"):
         import_module(f"{application}.management.commands.{name}")
 import numpy as np
-from forecasting.lengths import bundled
+from forecasting.lengths import Trees
 from forecasting.workload import BEST, FORECASTERS, Series
 forecaster = FORECASTERS[BEST]()
 forecaster.fit(Series(0.0, 60.0, 100.0 + np.arange(60.0) % 7, "demand"))
 forecaster.predict(6)
 from tests.forecasting.lengths.made import samples
-bundled().fit(samples(60))
+Trees().fit(samples(60))
 import controlplane.simulation.planner
 print(" ".join(name for name in ("torch", "transformers") if name in sys.modules))
 """
@@ -83,21 +82,15 @@ def test_the_default_path_imports_neither(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_models_extra")
-def test_one_place_knows_whether_it_is_there() -> None:
+def test_one_place_knows_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not models_extra.is_installed()
     assert models_extra.missing_for("A thing") == f"A thing {SENTENCE}."
     with pytest.raises(ModelsExtraMissing, match="A thing needs torch"):
         models_extra.require("A thing")
-
-
-@pytest.mark.usefixtures("without_models_extra")
-def test_where_it_is_there_nothing_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is seen without a restart, and then not looked for again."""
-    assert not models_extra.is_installed()
     monkeypatch.setattr(models_extra, "find_spec", lambda name: object())
-    assert models_extra.is_installed()
+    assert models_extra.is_installed(), "without a restart"
     monkeypatch.setattr(models_extra, "find_spec", lambda name: None)
-    assert models_extra.missing_for("A thing") == ""
+    assert models_extra.missing_for("A thing") == "", "and then it is not looked for again"
     assert [name for name in FORECASTERS if rests(name)] == []
 
 
@@ -125,35 +118,23 @@ class TestForecasts:
     @pytest.mark.django_db
     @pytest.mark.usefixtures("minute_windows")
     def test_backtests_leave_it_out(self, make_minutes, monkeypatch) -> None:  # noqa: F811
-        make_minutes(30)
+        make_minutes(backtests.LEAST_WINDOWS + 20)
         with pytest.raises(CommandError, match="mlstm needs torch") as stopped:
             call_command("backtest", "--forecasters", "ets", "mlstm", "--window", "60")
         assert stopped.value.returncode == 2
-        judged: list[str] = []
+        judged: list[list[str]] = []
 
         def judge(demand, names, *_, **__):
-            judged.extend(names)
+            judged.append(list(names))
             return backtests.Judgement()
 
         monkeypatch.setattr(backtests, "judge", judge)
         out = StringIO()
         call_command("backtest", "--window", "60", "--json", "--no-store", stdout=out)
         assert json.loads(out.getvalue())["left_out"] == {"mlstm": f"The forecaster mlstm {SENTENCE}."}
-        assert judged == [name for name in FORECASTERS if name != "mlstm"]
-
-    @pytest.mark.django_db
-    @pytest.mark.usefixtures("minute_windows")
-    def test_the_periodic_backtest_leaves_it_out(self, make_minutes, monkeypatch) -> None:  # noqa: F811
-        make_minutes(backtests.LEAST_WINDOWS + 20)
-        judged: list[str] = []
-
-        def judge(demand, names, *_, **__):
-            judged.extend(names)
-            return backtests.Judgement()
-
-        monkeypatch.setattr(backtests, "judge", judge)
         backtests.backtest_ledger(60.0)
-        assert judged == [name for name in FORECASTERS if name != "mlstm"]
+        assert judged
+        assert all(names == [name for name in FORECASTERS if name != "mlstm"] for names in judged)
 
 
 @pytest.mark.usefixtures("without_models_extra")
@@ -170,18 +151,6 @@ class TestSimulations:
             _forecasters(load_scenario(path), path, [])
         with pytest.raises(ValueError, match="run `make models`"):
             forecaster_named("mlstm")
-
-    def test_the_best_forecaster_replaces_a_bundles_as_live(self) -> None:
-        path = ROOT / "docs/scenarios/preserve.toml"
-        wanted = load_scenario(path)
-        values = wanted.model_dump(exclude_unset=True)
-        for model in values["models"].values():
-            model["bundle"] = "preserve"
-        values.pop("forecast", None)
-        bundled = type(wanted).model_validate(values)
-        key = next(iter(values["models"])), next(iter(values["regions"]))
-        assert bundled.at(key, "forecaster", bundled.forecast) == "mlstm"
-        assert _forecasters(bundled, path, [key]) == {key: BEST}
 
     def test_a_future_that_names_it_is_refused(self) -> None:
         with pytest.raises(ChangeError, match="value: The forecaster mlstm needs torch"):
@@ -217,30 +186,22 @@ class TestLengths:
             number=1, kind=ENCODER_KIND, state=VersionState.ACTIVE, file="lengths/one.npz", trained_at=timezone.now()
         )
 
-    def test_a_version_on_an_encoder_rests_and_stays(self, trained: LengthVersion, language_model: Model) -> None:
-        language_model.length_model = ENCODER_KIND
-        language_model.save()
-        assert versions.in_use() == BUNDLED
-        assert versions.assigned() == (BUNDLED, (), {})
+    def test_a_version_on_an_encoder_rests_and_stays(self, trained: LengthVersion, monkeypatch) -> None:
+        assert versions.assigned() == (BUNDLED, None)
         trained.refresh_from_db()
         assert trained.state == VersionState.ACTIVE
+        monkeypatch.setattr(models_extra, "find_spec", lambda name: object())
+        assert versions.in_use() == trained
 
     def test_one_in_shadow_predicts_no_more_and_cannot_be_promoted(self, trained: LengthVersion) -> None:
         LengthVersion.objects.update(state=VersionState.SHADOW)
-        assert versions.assigned().shadows == ()
+        assert versions.assigned().shadow is None
         with pytest.raises(ActionError, match=SENTENCE):
             versions.promote(LengthVersion.objects.get(), "somebody")
-
-    def test_with_the_extra_back_it_predicts_again(self, trained: LengthVersion, monkeypatch) -> None:
-        monkeypatch.setattr(models_extra, "find_spec", lambda name: object())
-        assert versions.in_use() == trained
 
     def test_its_training_is_refused_where_it_is_asked_for(self, operator) -> None:
         with pytest.raises(ActionError, match=f"The length model {ENCODER_KIND} {SENTENCE}"):
             training.ask(operator, kind=ENCODER_KIND)
-        with pytest.raises(CommandError, match="run `make models`") as stopped:
-            call_command("train_lengths", ENCODER_KIND)
-        assert stopped.value.returncode == 2
         assert not LengthTraining.objects.exists()
 
     def test_one_that_waited_fails_with_the_sentence(self, operator) -> None:
@@ -249,23 +210,16 @@ class TestLengths:
         row.refresh_from_db()
         assert (row.state, row.error) == ("failed", f"The length model {ENCODER_KIND} {SENTENCE}.")
 
-    def test_it_is_not_due(self, language_model: Model, monkeypatch) -> None:
-        language_model.length_model = ENCODER_KIND
-        language_model.save()
-        monkeypatch.setattr(training, "rows_for", lambda kind: type("Many", (), {"count": lambda self: 10**6})())
-        assert training.due(timezone.now() + timedelta(days=1)) == [training.STUDENT]
-
-    def test_kinds_without_an_encoder_are_trained_as_ever(self, tmp_path: Path, settings, monkeypatch) -> None:
+    def test_kinds_without_an_encoder_are_trained_as_ever(self, settings, monkeypatch) -> None:
         monkeypatch.setattr(training, "torch_threads", lambda count: pytest.fail("it wants torch"))
         monkeypatch.setattr(training, "_mae", lambda version, held_out: None)
         settings.LENGTH_TRAIN_SAMPLES = 20
-        file = tmp_path / "samples.jsonl"
-        file.write_text("".join(json.dumps({"text": f"Say {n}", "output_tokens": 5 + n % 9}) + "\n" for n in range(60)))
-        version = training.train(timezone.now(), kind="class-mean", file=file)
+        monkeypatch.setattr(training, "stored", lambda kind: samples(60))
+        version = training.train(timezone.now(), kind="class-mean")
         assert (version.kind, version.state) == ("class-mean", VersionState.SHADOW)
 
     def test_every_kind_on_an_encoder_and_no_other(self) -> None:
-        assert "student" not in ON_ENCODER
+        assert "trees" not in ON_ENCODER
         assert {"ours", "preserve", ENCODER_KIND} <= ON_ENCODER
 
 

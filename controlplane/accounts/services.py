@@ -80,7 +80,7 @@ def check_service_key(tenant: Tenant, actor: User | str, expires_at: datetime | 
 
 @transaction.atomic
 def allow_models(key: ApiKey, names: Collection[str], actor: User | str, reason: str = "") -> ApiKey:
-    """Let *key* ask for the models *names*, all if there is none; gateways follow within `PILOTHOUSE_KEY_CACHE_S`."""
+    """Let *key* ask for the models *names*, all if there is none; gateways follow within a second."""
     row = ApiKey.objects.select_for_update().get(pk=key.pk)
     before, row.allowed_models = row.allowed_models, sorted(set(names))
     if row.allowed_models != before:
@@ -92,7 +92,7 @@ def allow_models(key: ApiKey, names: Collection[str], actor: User | str, reason:
 
 @transaction.atomic
 def revoke_api_key(key: ApiKey, actor: User | str, reason: str) -> ApiKey:
-    """Revoke *key*; the gateway refuses it within `PILOTHOUSE_KEY_CACHE_S`. Idempotent."""
+    """Revoke *key*; the gateway refuses it within a second. Idempotent."""
     row = ApiKey.objects.select_for_update().select_related("tenant").get(pk=key.pk)
     if row.revoked_at is None:
         row.revoked_at = timezone.now()

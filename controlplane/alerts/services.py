@@ -21,7 +21,7 @@ ACTOR: Final = "alerts"
 RESOLVED_AFTER: Final = timedelta(seconds=60)
 """An alert stays open so long after its condition last held, so that a value near its threshold does not open it again and
 again."""
-MOST_OPEN: Final = 200
+MAX_OPEN: Final = 200
 """Open alerts of one rule; further subjects are opened as others resolve."""
 KEPT: Final = timedelta(days=30)
 """Resolved alerts are deleted after that; their events stay."""
@@ -66,7 +66,7 @@ def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: dat
                 now,
             )
             standing.append(alert)
-        elif now - since >= timedelta(seconds=rule.for_s) and counts[rule.pk] < MOST_OPEN:
+        elif now - since >= timedelta(seconds=rule.for_s) and counts[rule.pk] < MAX_OPEN:
             counts[rule.pk] += 1
             _open(rule, key[1], problem, since, now)
     Alert.objects.bulk_update(standing, ["detail", "value", "page", "seen_at"], batch_size=100)

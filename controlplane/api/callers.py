@@ -17,7 +17,7 @@ from controlplane.accounts.selectors import visible_tenants
 from controlplane.api.errors import ApiError
 from controlplane.database import ERRORS
 
-NOTE_USE = timedelta(minutes=1)
+LAST_USED_EVERY = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class KeyCaller(HttpBearer):
         if key is None or not key.usable or not key.tenant.active or (key.account and not key.account.is_active):
             raise AuthenticationError
         now = timezone.now()
-        if key.last_used_at is None or key.last_used_at < now - NOTE_USE:
+        if key.last_used_at is None or key.last_used_at < now - LAST_USED_EVERY:
             with contextlib.suppress(*ERRORS):  # a read needs no write
                 ApiKey.objects.filter(pk=key.pk).update(last_used_at=now)
         caller = Caller(key.account, key, (key.role or Role.VIEWER) if key.tenant.operates_fleet else None)

@@ -1,5 +1,5 @@
-"""Conditional changes: rows have an `ETag`, the number of the newest event about them (`events.since`), and a change with
-`If-Match` overwrites nothing unseen.
+"""Conditional changes: lists have an `ETag`, the number of the newest event (`events.since`), and a change with `If-Match`
+overwrites nothing unseen.
 """
 
 import re
@@ -15,14 +15,14 @@ from controlplane.events import since
 IfMatch = Header(
     "",
     alias=IF_MATCH,
-    description="The `ETag` of what is changed, as it was read. If another changed it since, nothing is changed: 412 says "
-    "who changed what. Without this header the last writer wins.",
+    description="The `ETag` of the list that was read. If another changed the same fields since, nothing is changed: 412 "
+    "says who changed what. Without this header the last writer wins.",
 )
 
 
-def tag(request: ApiRequest, *rows: Model) -> None:
-    """Answer *request* with the present ETag of *rows*."""
-    request.etag = f'"{since.newest(*rows)}"'
+def tag(request: ApiRequest) -> None:
+    """Answer *request* with the ETag of now: the newest event. Called before the rows are read."""
+    request.etag = f'"{since.newest()}"'
 
 
 def event_of(if_match: str) -> str:
@@ -31,7 +31,7 @@ def event_of(if_match: str) -> str:
         return ""
     known = re.fullmatch(r'(?:W/)?"(\d{1,18})"', if_match.strip())
     if known is None:
-        text = f"{if_match!r} is no ETag of a row: read it, and send its own."
+        text = f"{if_match!r} is no ETag of a list here."
         raise ApiError(412, "precondition_failed", text, IF_MATCH)
     return known[1]
 

@@ -12,12 +12,13 @@ from django.db.models import Model, QuerySet, SlugField
 from django.shortcuts import get_object_or_404
 from ninja import Field, Query, Router, Schema, Status
 from ninja.pagination import paginate
-from pydantic import BaseModel, ConfigDict, ValidationInfo, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, create_model, model_validator
 
-from controlplane.accounts.models import Role
+from controlplane.accounts.models import Role, User
 from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest, Caller
 from controlplane.api.conditions import IfMatch
+from controlplane.api.errors import ApiError
 from controlplane.api.names import NAME
 from controlplane.api.schemas import (
     ActionIn,
@@ -31,6 +32,7 @@ from controlplane.api.schemas import (
     answered,
 )
 from controlplane.fleet.inventory import services
+from controlplane.fleet.inventory.kinds import Kind
 from controlplane.resources.resource import Column, Resource
 from controlplane.resources.tables import value
 
@@ -110,6 +112,8 @@ def add_list(
     parameters = query_of(resource)
 
     def listed(request: ApiRequest, given: dict[str, Any]) -> Any:
+        if not paged:
+            conditions.tag(request)
         if any(given[each.name] for each in resource.filters if each.fleet and each.rest):
             request.auth.check(Role.VIEWER)
         check(request.auth, given)
@@ -132,49 +136,30 @@ def add_list(
     )
 
 
-ADMIN = Caller(fleet_role=Role.ADMIN)
-"""Reads rows that were just written."""
-
-
-def with_reason(schema: type[BaseModel]) -> type[BaseModel]:
-    reason = (str, Field("", max_length=255, description="Kept with the event."))
-    return create_model(schema.__name__, __base__=schema, reason=reason)
-
-
-def given(body: BaseModel) -> dict[str, Any]:
-    return body.model_dump(exclude_unset=True, exclude={"reason"})
-
-
 def path_of(resource: Resource) -> str:
-    """Return the path of one row: by its name, by the rows that it is between, or by its number."""
-    key = resource.kind.key if resource.kind is not None else ()
-    if key == ("name",):
-        slug = isinstance(cast("type[Model]", resource.model)._meta.get_field("name"), SlugField)
-        return f"/{resource.name}/{'{name}' if slug else NAME}"
-    return f"/{resource.name}/{'/'.join(f'{{{name}}}' for name in key) if len(key) == 2 else '{int:pk}'}"
+    """Return the path of one row: by its name where its kind has it as its key, else by its number."""
+    if resource.kind is None or resource.kind.key != ("name",):
+        return f"/{resource.name}/{{int:pk}}"
+    slug = isinstance(cast("type[Model]", resource.model)._meta.get_field("name"), SlugField)
+    return f"/{resource.name}/{'{name}' if slug else NAME}"
 
 
 class Row:
     """Path of one row of a resource, and the operations there."""
 
-    def __init__(self, router: Router, resource: Resource, path: str) -> None:
-        self.router, self.resource, self.path = router, resource, path
+    def __init__(self, router: Router, resource: Resource, path: str = "") -> None:
+        self.router, self.resource, self.path = router, resource, path or path_of(resource)
         model = cast("type[Model]", resource.model).__name__
-        self.word = re.sub(r"(?<!^)(?=[A-Z])", "_", model).lower()  # `gpu_type`
-        named = resource.kind.named if resource.kind is not None else {}
-        self.lookups: dict[str, str] = {}
-        self.parameters: list[inspect.Parameter] = []
-        for kind, name in re.findall(r"{(?:(\w+):)?(\w+)}", path):
-            self.lookups[name] = f"{name}__name" if name in named else name
-            self.parameters.append(_parameter(name, int if kind == "int" else str))
+        self.word = re.sub(r"(?<!^)(?=[A-Z])", "_", model).lower()  # `alert_rule`
+        self.parameters = [
+            _parameter(name, int if kind == "int" else str)
+            for kind, name in re.findall(r"{(?:(\w+):)?(\w+)}", self.path)
+        ]
 
-    def find(self, caller: Caller, key: dict[str, Any]) -> Any:
-        return get_object_or_404(self.rows(caller), **self.lookup(key))
+    def find(self, caller: Caller, values: dict[str, Any]) -> Any:
+        return get_object_or_404(self.rows(caller), **{each.name: values[each.name] for each in self.parameters})
 
-    def lookup(self, key: dict[str, Any]) -> dict[str, Any]:
-        return {self.lookups[name]: key[name] for name in self.lookups}
-
-    def rows(self, caller: Caller = ADMIN) -> QuerySet[Any]:
+    def rows(self, caller: Caller) -> QuerySet[Any]:
         rows = self.resource.rows(caller)
         return rows if isinstance(rows, QuerySet) else cast("type[Model]", self.resource.model)._default_manager.all()
 
@@ -188,8 +173,7 @@ class Row:
         own = [each for each in self.parameters if f"{each.name}}}" in path]
         operation.__signature__ = inspect.Signature([_parameter("request", ApiRequest), *own, *more])
         operation.__name__, operation.__doc__ = f"{verb}_{self.word}", about
-        auth: Any = {} if method == "get" else {"auth": VIEWERS}
-        getattr(self.router, method)(path, response=response, **auth)(operation)
+        getattr(self.router, method)(path, response=response, auth=VIEWERS)(operation)
 
 
 def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
@@ -199,75 +183,78 @@ def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> 
 REASON, IF_MATCH = _parameter("reason", str, Reason), _parameter("if_match", str, IfMatch)
 
 
-def mount(router: Router, resource: Resource, out: Any, about: str = "", *, gets: bool = True) -> None:
-    """Add all that `/api` has of *resource*, whose rows are answered as *out*: their list if *about* describes it; `GET` of
-    one if *gets*; `POST`, `PATCH` and `DELETE` by its kind, as an admin; and its operations.
+def add_changes(router: Router, resource: Resource, out: Any) -> None:
+    """Add `POST`, `PATCH` and `DELETE` of rows without a name, by their kind, as an admin; `/inventory` has the others."""
+    kind, row = cast(Kind, resource.kind), Row(router, resource)
 
-    Rows between two others are set by `PUT`.
-    """
-    if about:
-        add_list(router, resource, out, about, paged=False)
-    kind, row = resource.kind, Row(router, resource, path_of(resource))
-    assert kind is not None
+    def body_of(schema: type[BaseModel]) -> inspect.Parameter:
+        reason = (str, Field("", max_length=255, description="Kept with the event."))
+        return _parameter("body", create_model(schema.__name__, __base__=schema, reason=reason))
 
-    def get(request: ApiRequest, values: dict[str, Any]) -> Any:
-        conditions.tag(request, row.find(request.auth, values))
-        return row.find(request.auth, values)
+    def written(request: ApiRequest, values: dict[str, Any]) -> tuple[User, dict[str, Any]]:
+        """Return who writes, and what."""
+        return request.auth.require(Role.ADMIN), values["body"].model_dump(exclude_unset=True, exclude={"reason"})
 
     def create(request: ApiRequest, values: dict[str, Any]) -> Status[Any]:
-        user, body = request.auth.require(Role.ADMIN), values["body"]
-        return Status(201, row.rows().get(pk=services.create(kind, given(body), user, body.reason).pk))
+        user, given = written(request, values)
+        made = services.create(kind, given, user, values["body"].reason)
+        return Status(201, row.rows(request.auth).get(pk=made.pk))
 
     def change(request: ApiRequest, values: dict[str, Any]) -> Any:
-        user, body = request.auth.require(Role.ADMIN), values["body"]
-        read_at = conditions.event_of(values["if_match"])
-        written = services.change(kind, row.find(ADMIN, values), given(body), user, body.reason, read_at=read_at)
-        return row.rows().get(pk=written.pk)
-
-    def put(request: ApiRequest, values: dict[str, Any]) -> Any:
-        user, body = request.auth.require(Role.ADMIN), values["body"]
-        if row.rows().filter(**row.lookup(values)).exists():
-            return change(request, values)
-        key = {name: values[name] for name in row.lookups}
-        return services.create(kind, key | given(body), user, body.reason)
+        user, given = written(request, values)
+        known, read_at = row.find(request.auth, values), conditions.event_of(values["if_match"])
+        services.change(kind, known, given, user, values["body"].reason, read_at=read_at)
+        return row.rows(request.auth).get(pk=known.pk)
 
     def delete(request: ApiRequest, values: dict[str, Any]) -> Status[None]:
         user, read_at = request.auth.require(Role.ADMIN), conditions.event_of(values["if_match"])
-        services.delete(kind, row.find(ADMIN, values), user, values["reason"], read_at=read_at)
+        services.delete(kind, row.find(request.auth, values), user, values["reason"], read_at=read_at)
         return Status(204, None)
 
-    changes = _parameter("body", with_reason(kind.change))
-    if len(kind.key) == 2:
-        row.add("put", "put", "Set it. Needs the role admin.", put, out, changes, IF_MATCH)
-    else:
-        new = _parameter("body", with_reason(kind.create))
-        text = f"A new {resource.noun}. Needs the role admin."
-        row.add("post", "create", text, create, {201: out}, new, path=f"/{resource.name}")
-        row.add("patch", "change", "Only what is given changes. Needs the role admin.", change, out, changes, IF_MATCH)
-    if gets:
-        row.add("get", "get", f"One {resource.noun}, with its `ETag`.", get, out)
-    if kind.deletable:
-        text = "Refused while other rows refer to it. Needs the role admin."
-        row.add("delete", "delete", text, delete, {204: None}, REASON, IF_MATCH)
-    if resource.operations:
-        add_operations(router, resource, MessageOut, row.path)
+    new, text = body_of(kind.create), f"A new {resource.noun}. Needs the role admin."
+    row.add("post", "create", text, create, {201: out}, new, path=f"/{resource.name}")
+    text = "Only what is given changes. Needs the role admin."
+    row.add("patch", "change", text, change, out, body_of(kind.change), IF_MATCH)
+    row.add("delete", "delete", "Needs the role admin.", delete, {204: None}, REASON, IF_MATCH)
 
 
-def add_operations(router: Router, resource: Resource, out: Any, path: str) -> None:
-    """Add `POST PATH/VERB` for each operation of *resource*, as one if there are several; answered as *out*."""
+def add_operations(router: Router, resource: Resource, out: Any = MessageOut, path: str = "") -> None:
+    """Add `POST PATH/VERB` for each operation of *resource*, as one if there are several; answered as *out*.
+
+    The body has a reason, and what the operation needs.
+    """
     row, operations = Row(router, resource, path), {each.verb: each for each in resource.operations}
     only = next(iter(operations)) if len(operations) == 1 else ""
 
     def act(request: ApiRequest, values: dict[str, Any]) -> Any:
-        operation = operations[only or values["action"]]
+        operation, body = operations[only or values["action"]], values["body"]
         user = request.auth.require(operation.least)
-        done = operation.carry_out(row.find(request.auth, values), user, values["body"].reason)
+        if operation.needs_reason and not body.reason:
+            raise ApiError(422, "invalid", "A reason is needed.", "reason")
+        given = body.model_dump(exclude_unset=True, exclude={"reason"})
+        if unknown := sorted(given.keys() - operation.takes.model_fields.keys()):
+            raise ApiError(422, "invalid", f"{operation.verb} takes no {unknown[0]}.", unknown[0])
+        try:
+            needed = dict(operation.takes.model_validate(given))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ApiError(422, "invalid", first["msg"], str(first["loc"][0])) from None
+        done = operation.carry_out(row.find(request.auth, values), user, body.reason, **needed)
         return {"message": done} if isinstance(done, str) else done
 
     about = " ".join(
         f"{verb.capitalize()}: {each.about[0].lower()}{each.about[1:]} Needs the role {each.least}."
         for verb, each in operations.items()
     )
-    body = _parameter("body", ActionIn if any(each.needs_reason for each in operations.values()) else DecisionIn)
+    base: Any = ActionIn if all(each.needs_reason for each in operations.values()) else DecisionIn
+    fields: dict[str, Any] = {
+        name: (field.annotation, field if only else Field(None, description=field.description))
+        for each in operations.values()
+        for name, field in each.takes.model_fields.items()
+    }
+    body = create_model(f"{row.word.title().replace('_', '')}ActionIn", __base__=base, **fields) if fields else base
     verbs = [] if only else [_parameter("action", Literal[tuple(operations)])]
-    row.add("post", only or "act_on", about, act, out, *verbs, body, path=f"{path}/{only or '{action}'}")
+    row.add(
+        *("post", only.replace("-", "_") or "act_on", about, act, out, *verbs, _parameter("body", body)),
+        path=f"{row.path}/{only or '{action}'}",
+    )

@@ -20,7 +20,6 @@ from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.routers import (
     accounts,
     alerts,
-    budgets,
     lengths,
     planning,
     queues,
@@ -103,7 +102,7 @@ api = PilothouseApi(
 )
 errors.install(api)
 ROUTERS = (
-    *(instances.router, swaps.router, spot.router, inventory.router, deploy.router, accounts.router, budgets.router),
+    *(instances.router, swaps.router, spot.router, inventory.router, deploy.router, accounts.router),
     *(records.router, planning.router, queues.router, lengths.router, settings.router),
     *(system.router, alerts.router, usage.router, usage.prices, waiting.router, what_ifs.router),
 )

@@ -1,6 +1,6 @@
 """Admin of backends of units that are no LLM."""
 
+from controlplane.applications.services import UNIT_BACKEND
 from controlplane.resources.admin import register
-from controlplane.resources.applications import UNIT_BACKENDS
 
-register(UNIT_BACKENDS)
+register(UNIT_BACKEND)

@@ -1,4 +1,4 @@
-"""Applications of tenants and their runs, by the marks of requests and by what tenants report (docs/tenants/applications.md)."""
+"""Applications of tenants and their runs, by marks of requests and reports of tenants (docs/tenants/applications.md)."""
 
 from datetime import datetime, timedelta
 

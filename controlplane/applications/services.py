@@ -16,12 +16,14 @@ from controlplane.applications.models import (
     ApplicationRun,
     FollowedLedger,
     RunOutcome,
+    UnitBackend,
     UnitReport,
 )
 from controlplane.applications.spans import expectations, rates_of, service_of, spans_of
 from controlplane.dispatch.runs import MAX_UNIT_S
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
+from controlplane.fleet.inventory.kinds import Kind
 from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.demand_graph import (
     MOST_RECORDS,
@@ -30,6 +32,7 @@ from scheduling.applications.demand_graph import (
 )
 from scheduling.applications.recording import IDLE_S, NO_UNIT, SESSION_IDLE_S, SESSION_UNITS, Call, record_of
 
+UNIT_BACKEND: Final = Kind("unit_backends", UnitBackend, secret=frozenset({"secret"}))
 IDLE: Final = timedelta(seconds=IDLE_S)
 SESSION_IDLE: Final = timedelta(seconds=SESSION_IDLE_S)
 READ_AGAIN: Final = 2_000

@@ -21,7 +21,7 @@ from controlplane.gateway.key_endpoints import endpoint
 from controlplane.jobs.broker import send_task
 
 READ_BYTES = 256 * 1024
-MOST_METADATA = 16
+MAX_METADATA = 16
 WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")  # Python refuses to read thousands of digits
 VALIDATE_TASK = "workers.tasks.batches.validate"
 
@@ -173,7 +173,7 @@ def metadata_of(value: object) -> dict[str, str] | None:
         isinstance(name, str) and len(name) <= 64 and isinstance(text, str) and len(text) <= 512
         for name, text in value.items()
     )
-    if not isinstance(value, dict) or not texts or len(value) > MOST_METADATA:
+    if not isinstance(value, dict) or not texts or len(value) > MAX_METADATA:
         raise invalid(
             "metadata must have at most 16 pairs of texts: keys to 64 and values to 512 characters.", "metadata"
         )

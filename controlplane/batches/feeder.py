@@ -47,8 +47,8 @@ from scheduling.queueing.promises import ADMIT
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-MOST_OPEN = 512
+TICK_S = 0.5
+MAX_OPEN = 512
 """Lines of a model that are in memory: held, running or about to be tried again."""
 FINISH_TASK = "workers.tasks.batches.finish"
 AGAIN = frozenset({408, 409, 425, 429, 499, 502, 503})
@@ -82,8 +82,6 @@ class OpenLine(Struct, eq=False):
     arrived_at: float
     """Epoch seconds, as the next."""
     due_at: float
-    urgent_at: float
-    """When the queue manager should have it done; at most *due_at*."""
     epoch: int
     """Of its batch."""
     pauses: int = 0
@@ -177,13 +175,13 @@ class Feeder:
         """On the loop's clock, by batch that another process took up."""
 
     async def run(self) -> None:
-        """Look every `LOOK_S` until cancelled; lines that run then are cut off and tried again by the next process."""
+        """Look every `TICK_S` until cancelled; lines that run then are cut off and tried again by the next process."""
         try:
             while True:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(TICK_S)
                 with self.job:
                     if self.owns():
-                        await self.look()
+                        await self.tick()
                     else:
                         await self.close()
         finally:
@@ -200,7 +198,7 @@ class Feeder:
         for source in self._sources.pop(batch_id, ()):
             source.close()
 
-    async def look(self) -> None:
+    async def tick(self) -> None:
         """Write answers, read batches, open lines, announce the others.
 
         An error of one batch holds up no other. Raises the first one in the end.
@@ -231,7 +229,6 @@ class Feeder:
     async def _follow(self, batches: list[Batch]) -> list[Exception]:
         """Drop what has ended, expire what is late, and have the files written of what is whole; return the errors."""
         running, errors = {batch.pk: batch for batch in batches}, []
-        await self._follow_deadlines(running)
         for batch_id in self._sources.keys() - running.keys():
             self._close(batch_id)
             await self._let_go([line for line in self._open.values() if line.row.batch_id == batch_id])
@@ -290,23 +287,11 @@ class Feeder:
         self._leave_until_s.pop(batch.pk, None)
         return False
 
-    async def _follow_deadlines(self, running: dict[int, Batch]) -> None:
-        """Read the lines of a model again, the most urgent first, where a batch of it was sped up or no longer is."""
-        moved = {
-            source.model
-            for pk, sources in self._sources.items()
-            for source in sources
-            if pk in running and source.batch.due_at != running[pk].due_at
-        }
-        for sources in list(self._sources.values()):
-            if any(source.model in moved for source in sources):
-                await self._pause(sources[0].batch)
-
     async def _put_back_behind(self, batch: Batch) -> None:
         """Put back the lines of batches that are due later than *batch*, which comes now, where they would be in its way."""
         models = {source.model for source in self._sources[batch.pk]}
         for sources in list(self._sources.values()):
-            if any(source.model in models and source.batch.due_at > batch.due_at for source in sources):
+            if any(source.model in models and source.batch.expires_at > batch.expires_at for source in sources):
                 await self._pause(sources[0].batch)
 
     async def _pause(self, batch: Batch) -> None:
@@ -327,8 +312,8 @@ class Feeder:
         errors: list[Exception] = []
         every = (source for sources in self._sources.values() for source in sources)
         open_lines = Counter(line.row.model for line in self._open.values())
-        for source in sorted(every, key=lambda one: one.batch.due_at):
-            free = MOST_OPEN - open_lines[source.model]
+        for source in sorted(every, key=lambda one: one.batch.expires_at):
+            free = MAX_OPEN - open_lines[source.model]
             if free <= 0 or not source.unread or source.batch.status != BatchStatus.IN_PROGRESS:
                 continue
             try:
@@ -353,7 +338,7 @@ class Feeder:
         for batch in batches:
             for source in self._sources.get(batch.pk, ()):
                 if source.unread and batch.status == BatchStatus.IN_PROGRESS:
-                    due_s = requests.clock() + (batch.due_at - now).total_seconds()
+                    due_s = requests.clock() + (batch.expires_at - now).total_seconds()
                     due[source.model].append((due_s, source.unread))
         for model in self._announced | due.keys():
             requests.expect(model, due.get(model, ()))
@@ -368,7 +353,6 @@ class Feeder:
             kind=Kind(source.batch.endpoint.removeprefix("/v1/")),
             arrived_at=source.batch.created_at.timestamp(),
             due_at=source.batch.expires_at.timestamp(),
-            urgent_at=source.batch.due_at.timestamp(),
             epoch=self._epochs[source.batch.pk],
         )
         self._open[line.number] = line
@@ -412,11 +396,7 @@ class Feeder:
 
     async def _execute(self, line: OpenLine) -> Tried:
         now = time.time()
-        terms = replace(
-            line.grant.default_terms,
-            deadline_s=max(1, int(line.due_at - now)),
-            urgent_s=max(1.0, line.urgent_at - now) if line.urgent_at < line.due_at else None,
-        )
+        terms = replace(line.grant.default_terms, deadline_s=max(1, int(line.due_at - now)))
         grant = replace(line.grant, default_terms=terms, terms={terms.name: terms})
         headers = {b"x-slo-class": terms.name.encode()}
         answer = Collected()

@@ -81,6 +81,8 @@ class BatchStatus(models.TextChoices):
 
 
 AT_RISK, LATE = "at_risk", "late"
+SPARE_SHARE = 0.1
+"""Of the time that a batch still takes: with less slack it is at risk."""
 MARKS = {
     BatchStatus.FAILED: "failed",
     BatchStatus.EXPIRED: "failed",
@@ -133,8 +135,6 @@ class Batch(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
     expires_at = models.DateTimeField()
     """Deadline of its lines."""
-    urgent_by = models.DateTimeField(null=True, blank=True)
-    """Deadline for the queue manager of a batch that was sped up; empty: `expires_at`."""
     moments = models.JSONField(default=dict)
     """Epoch seconds at which it entered each state."""
     samples = models.JSONField(default=list)
@@ -155,11 +155,6 @@ class Batch(models.Model):
     def short_id(self) -> str:
         """Beginning of its id, by which pages name it."""
         return self.public_id[:14]
-
-    @property
-    def due_at(self) -> datetime:
-        """When its last line is due: the deadline, or what it was brought forward to."""
-        return min(self.expires_at, self.urgent_by) if self.urgent_by else self.expires_at
 
     @property
     def has_key(self) -> bool:
@@ -209,11 +204,6 @@ class Batch(models.Model):
         return None if self.pace is None else timezone.now() + timedelta(seconds=self.pace.left_s)
 
     @property
-    def expected_end_margin_s(self) -> float | None:
-        """Half of the 80% interval of its expected end."""
-        return None if self.pace is None else self.pace.margin_s
-
-    @property
     def slack_s(self) -> float | None:
         """Seconds from its end, expected or actual, to the deadline; None while unknown, and if it ended otherwise."""
         if self.status == BatchStatus.COMPLETED:
@@ -224,10 +214,10 @@ class Batch(models.Model):
 
     @property
     def risk(self) -> str:
-        """`LATE` if its deadline is missed at this pace, `AT_RISK` if the interval of its end crosses it."""
+        """`LATE` if its deadline is missed at this pace, `AT_RISK` if a pace slower by `SPARE_SHARE` would miss it."""
         if self.pace is None or self.slack_s is None:
             return ""
-        return LATE if self.slack_s < 0 else AT_RISK if self.slack_s < self.pace.margin_s else ""
+        return LATE if self.slack_s < 0 else AT_RISK if self.slack_s < SPARE_SHARE * self.pace.left_s else ""
 
     @property
     def ended_at(self) -> datetime | None:

@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -17,15 +17,13 @@ from django.utils import timezone
 from msgspec import Struct
 from msgspec.structs import replace
 
-from controlplane.accounts.models import ApiKey, Tenant, User
+from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.batches.budgets import check_lines_budget
 from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Purpose, StoredFile
 from controlplane.batches.progress import with_sample
-from controlplane.batches.speed_up import SHORTEST_S, refusal
 from controlplane.batches.storage import store_errors
 from controlplane.batches.validation import ENDPOINTS, Line, Problem, Served, check_lines, lines_of
 from controlplane.events.services import record
-from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model, SloClass, SloKind
 from controlplane.fleet.selectors import adapters_of
 from controlplane.gateway.errors import ApiError, invalid
@@ -35,8 +33,8 @@ from scheduling.model_task import Task
 
 logger = logging.getLogger(__name__)
 
-MOST_FILE_BYTES = 200 * 1024 * 1024
-MOST_PROBLEMS = 100
+MAX_FILE_BYTES = 200 * 1024 * 1024
+MAX_PROBLEMS = 100
 """Problems of validation that the batch itself shows; the error file has all of them."""
 CHUNK_LINES = 500
 WINDOW = re.compile(r"([1-9]|1\d|2[0-4])h")
@@ -55,12 +53,12 @@ def create_file(
 ) -> StoredFile:
     """Store *content*.
 
-    Raises ApiError 413 for an input of more than `MOST_FILE_BYTES`, 503 if the store
+    Raises ApiError 413 for an input of more than `MAX_FILE_BYTES`, 503 if the store
     fails. Output may be larger: every answer is kept.
     """
-    if content.size > MOST_FILE_BYTES and purpose == Purpose.BATCH:
+    if content.size > MAX_FILE_BYTES and purpose == Purpose.BATCH:
         raise ApiError(
-            413, f"The file has {content.size:,} bytes; {MOST_FILE_BYTES:,} is the most.", code="file_too_large"
+            413, f"The file has {content.size:,} bytes; {MAX_FILE_BYTES:,} is the most.", code="file_too_large"
         )
     row = StoredFile(
         tenant=tenant,
@@ -190,39 +188,6 @@ def take_up(batch: Batch) -> bool:
     return True
 
 
-def speed_up(batch: Batch, within_s: float, actor: User | str, reason: str) -> None:
-    """Have the queue manager release its lines so that the last one is done *within_s*, above the marks of use if need be.
-
-    Raises ActionError for a batch that does not run, a time that is too short or beyond the deadline, and where the release
-    rule of its model knows no deadline.
-    """
-    if why := refusal(batch):
-        raise ActionError(why)
-    by = timezone.now() + timedelta(seconds=within_s)
-    if within_s < SHORTEST_S or by >= batch.expires_at:
-        left_s = (batch.expires_at - timezone.now()).total_seconds()
-        raise ActionError(f"within_s is from {SHORTEST_S:.0f} to {left_s:.0f}, the time until the deadline.")
-    _set_urgency(batch, by, actor, reason)
-
-
-def undo_speed_up(batch: Batch, actor: User | str, reason: str) -> None:
-    """Release its lines by the deadline again. Raises ActionError for a batch that was not sped up or has ended."""
-    if batch.urgent_by is None or batch.status in ENDED:
-        raise ActionError(f"{batch} is not sped up.")
-    _set_urgency(batch, None, actor, reason)
-
-
-def _set_urgency(batch: Batch, by: datetime | None, actor: User | str, reason: str) -> None:
-    before, batch.urgent_by = batch.urgent_by, by
-    with transaction.atomic():
-        batch.save(update_fields=["urgent_by"])
-        moments = [None if each is None else each.isoformat() for each in (before, by)]
-        kind = "batch.sped_up" if by else "batch.speed_undone"
-        record(
-            kind, batch, actor=actor, reason=reason, before={"urgent_by": moments[0]}, after={"urgent_by": moments[1]}
-        )
-
-
 def cancel_batch(batch: Batch) -> None:
     """Let no further line start. Raises ApiError 409 for one that has ended or is being written."""
     if not enter(
@@ -291,7 +256,7 @@ def validate_batch(batch_id: int) -> bool:
             named |= {line.model for line in lines}
             total += len(lines)
             _store_lines(batch, lines if not problems else [])
-            shown = {"lines_read": total, "errors": [_shown(problem) for problem in problems[:MOST_PROBLEMS]]}
+            shown = {"lines_read": total, "errors": [_shown(problem) for problem in problems[:MAX_PROBLEMS]]}
             if not Batch.objects.filter(pk=batch_id, status=BatchStatus.VALIDATING).update(**shown):
                 break  # cancelled meanwhile
     if problems:
@@ -338,7 +303,7 @@ def _fail(batch: Batch, problems: Sequence[Problem], total: int) -> bool:
         batch.pk,
         BatchStatus.FAILED,
         of=(BatchStatus.VALIDATING,),
-        errors=[_shown(problem) for problem in problems[:MOST_PROBLEMS]],
+        errors=[_shown(problem) for problem in problems[:MAX_PROBLEMS]],
         error_file=errors,
         total=total,
     )

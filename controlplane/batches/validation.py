@@ -12,8 +12,8 @@ from controlplane.gateway.errors import ApiError
 from scheduling.model_task import Task
 from workers.vllm.tasks import EMBEDDINGS, GENERATION, PATHS, SCORING
 
-MOST_LINES = 50_000
-MOST_LINE_BYTES = 4 * 1024 * 1024
+MAX_LINES = 50_000
+MAX_LINE_BYTES = 4 * 1024 * 1024
 ENDPOINTS = (*GENERATION, EMBEDDINGS, *(f"/v1{path}" for path in SCORING))
 """Paths that a batch may call: OpenAI's, and those that vLLM's own batch runner takes too."""
 
@@ -47,10 +47,10 @@ class Problem(msgspec.Struct, frozen=True):
 
 def lines_of(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the lines of *file*; of one that is too large, only as much as shows that."""
-    while line := file.readline(MOST_LINE_BYTES + 1):
+    while line := file.readline(MAX_LINE_BYTES + 1):
         rest = line
-        while len(rest) > MOST_LINE_BYTES and not rest.endswith(b"\n"):
-            rest = file.readline(MOST_LINE_BYTES + 1)
+        while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_LINE_BYTES + 1)
         yield line
 
 
@@ -58,7 +58,7 @@ def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Serv
     """Check *lines* one by one, in their order. Blank lines are skipped, and a byte order mark before the first.
 
     *models* are the models and adapters that may be asked for. A line of an adapter waits as its model does. After
-    `MOST_LINES` lines, faulty ones included, one last problem ends it.
+    `MAX_LINES` lines, faulty ones included, one last problem ends it.
     """
     seen: dict[str, int] = {}
     offset = requests = 0
@@ -68,8 +68,8 @@ def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Serv
         start = offset - len(raw)
         if not raw.strip():
             continue
-        if requests >= MOST_LINES:
-            yield Problem("too_many_requests", f"A batch has at most {MOST_LINES:,} requests.", number)
+        if requests >= MAX_LINES:
+            yield Problem("too_many_requests", f"A batch has at most {MAX_LINES:,} requests.", number)
             return
         requests += 1
         checked = _check(raw, number, start, endpoint, models)
@@ -87,8 +87,8 @@ def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Serv
 
 
 def _check(raw: bytes, number: int, offset: int, endpoint: str, models: Mapping[str, Served]) -> Line | Problem:
-    if len(raw) > MOST_LINE_BYTES:
-        return Problem("line_too_large", f"This line is larger than {MOST_LINE_BYTES:,} bytes.", number)
+    if len(raw) > MAX_LINE_BYTES:
+        return Problem("line_too_large", f"This line is larger than {MAX_LINE_BYTES:,} bytes.", number)
     try:
         value, _ = read_body(raw, settings.MAX_JSON_DEPTH)
     except ApiError as error:

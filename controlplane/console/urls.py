@@ -32,7 +32,7 @@ from controlplane.console.pages.system import views as system
 from controlplane.console.pages.usage import views as usage
 from controlplane.console.pages.what_if import building
 from controlplane.console.pages.what_if import views as what_if
-from controlplane.resources.spot import DONATIONS, WEIGHTS
+from controlplane.resources.spot import DONATIONS
 
 app_name = "console"
 urlpatterns = [
@@ -61,7 +61,6 @@ urlpatterns = [
     path("batches/held/", batches.held, name="held-work"),
     path("batches/list/", batches.batch_list, name="batch-list"),
     path("batches/<int:pk>/cancel/", batches.cancel, name="cancel-batch"),
-    path("batches/<int:pk>/speed-up/", batches.speed_up, name="speed-up-batch"),
     path("batches/<str:public_id>/", batches.batch, name="batch"),
     path("batches/<str:public_id>/<slug:kind>.jsonl", batches.file, name="batch-file"),
     path("applications/", applications.applications, name="applications"),
@@ -73,9 +72,7 @@ urlpatterns = [
     path("applications/runs/<int:pk>/<str:action>/", applications.act_on_run, name="run-act"),
     path("spot/", spot.spot, name="spot"),
     path("spot/donations/", list_view(DONATIONS), name="donations"),
-    path("spot/weights/", list_view(WEIGHTS), name="weights"),
     path("spot/stop/", spot.stop, name="spot-stop"),
-    path("spot/weights/<int:pk>/<int:region>/pull/", spot.pull, name="pull-weights"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("forecast/", forecast.forecast, name="forecast"),

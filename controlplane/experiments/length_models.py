@@ -14,7 +14,7 @@ from rich.console import Console
 
 from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Option, Progress, Result, Settings
 from controlplane.terminal import Column, table
-from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, Student, rests
+from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, Trees, rests
 from forecasting.lengths.datasets import SETS, normalised, proxy_predictions, read_sets, temperature_lengths
 from forecasting.lengths.encoder import MINILM
 from forecasting.lengths.proxy import Proxy
@@ -28,8 +28,7 @@ QUICK: Final = Fitting(tuned=480, read=800, head_epochs=15, most_tokens=64, tree
 THOROUGH: Final = Fitting(tuned=8000, read=1_000_000)
 ORDER: Final = (
     "class-mean", "tenant-histogram", "prompt-buckets", "trees", "ssjf-reg-l1", "ssjf-reg-mse", "ssjf-cls",
-    "ssjf-ordinal-l1", "ssjf-ordinal-mse", "ssjf-binary", "ssjf-pairwise", "ssjf-cls-pairwise", "preserve", "ours",
-    "student",
+    "ssjf-ordinal-l1", "ssjf-ordinal-mse", "ssjf-binary", "ssjf-pairwise", "preserve", "ours",
 )  # fmt: skip
 ENCODERS: Final = tuple(name for name in ORDER if issubclass(MODELS[name], Proxy))
 ASKED_ALONE: Final = 40
@@ -166,18 +165,18 @@ def _released(rows: Sequence[tuple[int, int]]) -> dict[str, float]:
 
 
 def _verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the best model by each measure, and whether the student is as exact as the best single encoder."""
+    """Return the best model by each measure, and whether the trees are as exact as the best single encoder."""
     best = {
         measure: (min if measure == "mae" else max)(rows, key=lambda row: row[measure])["model"]
         for measure in ("mae", "acc_25", "acc_50", "acc_100", "rank_correlation", "five_class_accuracy")
     }
     encoders = [row for row in rows if row["model"] in ENCODERS]
-    student = next((row for row in rows if row["model"] == Student.name), None)
+    trees = next((row for row in rows if row["model"] == Trees.name), None)
     against = min(encoders, key=lambda row: row["mae"], default=None)
     return {
         "best": best,
         "best_encoder": against and against["model"],
-        "student_as_exact": bool(student and against and student["mae"] <= against["mae"]),
+        "trees_as_exact": bool(trees and against and trees["mae"] <= against["mae"]),
     }
 
 
@@ -269,8 +268,8 @@ def show(console: Console, result: Result) -> None:
     verdict = result["verdict"]
     console.print(f"Best by measure: {', '.join(f'{name} {model}' for name, model in verdict['best'].items())}.")
     if verdict["best_encoder"]:
-        word = "at least as exact as" if verdict["student_as_exact"] else "NOT as exact as"
-        console.print(f"The student is {word} the best single encoder, {verdict['best_encoder']}.")
+        word = "at least as exact as" if verdict["trees_as_exact"] else "NOT as exact as"
+        console.print(f"The trees are {word} the best single encoder, {verdict['best_encoder']}.")
 
 
 def compare(result: Result) -> list[Comparison]:

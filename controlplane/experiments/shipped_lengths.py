@@ -21,7 +21,7 @@ from controlplane.experiments.experiment import DATA, SEED, Case, Experiment, Pr
 from controlplane.experiments.length_models import TEST_PROMPTS, thinned
 from controlplane.experiments.ssjf import BATCH, CONTEXT, requests, scenario
 from controlplane.terminal import Column, table
-from forecasting.lengths import LengthQuery, Sample, Student, bundled
+from forecasting.lengths import LengthQuery, Sample, Trees, bundled
 from forecasting.lengths.baselines import TenantHistogram
 from forecasting.lengths.datasets import (
     FREE,
@@ -61,14 +61,14 @@ class MovingHistogram:
             self._lengths[group].append(real)
 
 
-def predicted(student: Student, groups: Sequence[Sequence[Sample]]) -> dict[str, Values]:
+def predicted(model: Trees, groups: Sequence[Sequence[Sample]]) -> dict[str, Values]:
     """Predict by each of `METHODS`; all of a group is predicted before any of it is learned."""
-    online, histogram = Online(student), MovingHistogram()
+    online, histogram = Online(model), MovingHistogram()
     tokens_by_method: dict[str, list[float]] = {method: [] for method in METHODS}
     for group in groups:
         waiting = []
         for sample in group:
-            tokens, quantiles = student.predict_one(sample.query)
+            tokens, quantiles = model.predict_one(sample.query)
             corrected = online.correct(sample.query, tokens, quantiles.tolist())
             for method, value in zip(METHODS, (tokens, corrected.tokens, histogram.predict(sample.query)), strict=True):
                 tokens_by_method[method].append(value)
@@ -79,8 +79,8 @@ def predicted(student: Student, groups: Sequence[Sequence[Sample]]) -> dict[str,
     return {method: np.array(values) for method, values in tokens_by_method.items()}
 
 
-def _unseen(student: Student, folder: Path, seed: int) -> dict[str, Any]:
-    """Measure prompts that the bundled student has not seen: held-out ones of the free sets, the test part of the others."""
+def _unseen(model: Trees, folder: Path, seed: int) -> dict[str, Any]:
+    """Measure prompts that the bundled trees has not seen: held-out ones of the free sets, the test part of the others."""
     try:
         split = read_sets(folder)
     except DataMissing as missing:
@@ -92,7 +92,7 @@ def _unseen(student: Student, folder: Path, seed: int) -> dict[str, Any]:
     order = np.random.default_rng(seed).permutation(len(groups))
     drawn = [list(groups.values())[place] for place in order]
     samples = [sample for group in drawn for sample in group]
-    said = predicted(student, drawn)
+    said = predicted(model, drawn)
     tenants = np.array([sample.query.tenant for sample in samples])
     sets = {name: tenants == name for name in SETS if (tenants == name).any()}
     return {
@@ -140,14 +140,14 @@ def _answers(turns: Sequence[dict[str, str]]) -> Iterator[Sample]:
         tokens += counted
 
 
-def _conversations(student: Student, folder: Path, seed: int) -> dict[str, Any]:
+def _conversations(model: Trees, folder: Path, seed: int) -> dict[str, Any]:
     try:
         whole = list(read_conversations(folder / CONVERSATIONS))
     except DataMissing as missing:
         return {"skipped": str(missing)}
     order = np.random.default_rng(seed).permutation(len(whole))
     samples = [sample for place in order for sample in whole[place]]
-    said = predicted(student, [[sample] for sample in samples])
+    said = predicted(model, [[sample] for sample in samples])
     jct_s = _job_completion(samples, said, seed)
     most = jct_s["fcfs"] - jct_s["known"]
     rows = {
@@ -202,11 +202,11 @@ GAINS: Final = (
 
 def run(settings: Settings, progress: Progress) -> Result:
     """Return {"unseen", "conversations"}: measures of each, or {"skipped": why}."""
-    folder, seed, student = settings["data"], settings["seed"], bundled()
+    folder, seed, model = settings["data"], settings["seed"], bundled()
     progress("shipped length model", 0, 2)
-    unseen = _unseen(student, folder, seed)
+    unseen = _unseen(model, folder, seed)
     progress("shipped length model", 1, 2)
-    conversations = _conversations(student, folder, seed)
+    conversations = _conversations(model, folder, seed)
     progress("shipped length model", 2, 2)
     return {"paper": "lengths-shipped", "seed": seed, "unseen": unseen, "conversations": conversations}
 

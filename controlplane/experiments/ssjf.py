@@ -50,7 +50,7 @@ USUAL_LOAD, USUAL_CV = 0.9, 2.0
 PROFILE: Final = Profile(0.012, 0.008, 3e-5, 0.0, 4.4e-3, 5e-5, 1e-7)
 """OPT-2.7B on a V100: 2351 ms for 512 tokens (Table 1); the cost of batching in a step is our choice."""
 CONTEXT: Final = 8192
-STUDENT: Final = "student"
+TREES: Final = "trees"
 
 PAPER: Final[dict[str, dict[str, dict[str, tuple[float, float | None]]]]] = {
     "jct_reduction": {
@@ -230,16 +230,16 @@ TOTALS: Final = (
 def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     """Run every variation with `scale` times 4,000 requests each. Raise ValueError as `read_lengths`."""
     folder, seed = settings["data"], settings["seed"]
-    lengths, students = read_lengths(folder), student_lengths(folder)
+    lengths, trees = read_lengths(folder), trees_lengths(folder)
     count = max(50, round(4000 * settings["scale"]))
     capacity: dict[tuple[str, int, int, bool], float] = {}
-    variations = [*_variations(folder), *([Variation("predictor", "continuous", STUDENT)] if students else [])]
+    variations = [*_variations(folder), *([Variation("predictor", "continuous", TREES)] if trees else [])]
 
     def cases() -> Iterator[experiment.Case]:
         for each in variations:
-            said = students if each.value == STUDENT and students is not None else lengths
+            said = trees if each.value == TREES and trees is not None else lengths
             jobs = draw_jobs(said, count, seed, each.round)
-            key = (each.mode, each.batch, each.round, said is students)
+            key = (each.mode, each.batch, each.round, said is trees)
             if key not in capacity:
                 capacity[key] = capacity_per_s(jobs, each.mode, each.batch)
             gaps = gamma_gaps(count, seed, each.cv) if each.trace is None else trace_gaps(each.trace, count)
@@ -258,7 +258,7 @@ def run(settings: experiment.Settings, progress: experiment.Progress) -> experim
         "mean_output_tokens": round(float(lengths.output.mean()), 1),
         "prediction_error_tokens": round(float(np.abs(lengths.predicted - lengths.output).mean()), 1),
         "capacity_per_s": {f"{mode}, batch {batch}, round {round_}": round(value, 3)
-                           for (mode, batch, round_, student), value in capacity.items() if not student},
+                           for (mode, batch, round_, ours), value in capacity.items() if not ours},
         "rows": experiment.rounded(rows),
         "found": against_fcfs(rows),
         "reported": PAPER,
@@ -310,7 +310,7 @@ LENGTHS: Final = "proxy_lengths/predictions_warmup_multi_cls_1000K.csv.gz"
 PROMPT_MEDIAN, PROMPT_SIGMA, PROMPT_MOST = 35.0, 1.1, 600
 """Prompts of LMSYS-Chat-1M have 69.5 tokens on average (its section 3)."""
 LONGEST: Final = 511
-"""Output tokens: the published table ends there, so for the student the longer answers are left out too."""
+"""Output tokens: the published table ends there, so for the trees the longer answers are left out too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,8 +344,8 @@ def read_lengths(folder: Path) -> PredictedLengths:
     return PredictedLengths(output[drawn], predicted)
 
 
-def student_lengths(folder: Path) -> PredictedLengths | None:
-    """Return answers to prompts that the bundled student has not seen, with its predictions; None without those sets."""
+def trees_lengths(folder: Path) -> PredictedLengths | None:
+    """Return answers to prompts that the bundled trees has not seen, with its predictions; None without those sets."""
     try:
         samples = [sample for sample in read_sets(folder, FREE, UNSEEN_SHARE).test if sample.output_tokens <= LONGEST]
     except DataMissing:

@@ -1,40 +1,28 @@
 """Admin of the inventory, of tenants and their budgets, and of alert rules."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from django.http import HttpRequest
 
-from controlplane.fleet import services
-from controlplane.fleet.inventory.kinds import PROFILE, SWAP_GROUP, WEIGHTS
-from controlplane.fleet.lifecycle.states import Action
+from controlplane.fleet.inventory.kinds import (
+    ADAPTER,
+    GPU_TYPE,
+    PROFILE,
+    SLO_CLASS,
+    SWAP_GROUP,
+    WEIGHTED_TARGET,
+)
 from controlplane.fleet.models import InstanceCommand, Launcher, Rollout, Swap
 from controlplane.resources.admin import KindAdmin, KindForm, register, show
 from controlplane.resources.instances import INSTANCES
 from controlplane.resources.inventory import (
-    ADAPTERS,
     DEPLOYMENTS,
-    GPU_TYPES,
     MODELS,
     NODES,
-    REGION_LATENCIES,
     REGIONS,
-    SLO_CLASSES,
-    WEIGHTED_TARGETS,
 )
-from controlplane.resources.resource import Operation
 
-ACTIONS = {
-    Action.DRAIN: "They finish what they run and are given nothing new.",
-    Action.RESUME: "They are given requests again.",
-    Action.START: "Their servers are started; they are ready when they answer.",
-    Action.STOP: "Their servers are stopped and running requests are cut. Drain first to spare them. Only Start brings them "
-    "back.",
-    Action.SLEEP: "They finish what they run, then put their weights aside.",
-    Action.WAKE: "They take their weights back and are ready when they answer.",
-    Action.RECLAIM: "Their opportunistic requests are evicted, then they serve their model again.",
-}
 PLACE = ("deployment__model", "deployment__region", "deployment__gpu_type")
 
 
@@ -71,25 +59,22 @@ class InstanceAdmin(KindAdmin):
 
 for each in (
     REGIONS,
-    GPU_TYPES,
+    GPU_TYPE,
     MODELS,
-    REGION_LATENCIES,
-    ADAPTERS,
-    SLO_CLASSES,
-    WEIGHTED_TARGETS,
+    ADAPTER,
+    SLO_CLASS,
+    WEIGHTED_TARGET,
     SWAP_GROUP,
     PROFILE,
 ):
     register(each)
 register(NODES, "name", "region", "gpu_type", "gpu_count", "address", "active", "cordoned")
-register(WEIGHTS, "model", "region", "state", "since", "ready_at", "actor")
 register(DEPLOYMENTS, "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances", "active")
 register(
     INSTANCES,
     *("name", "state", "deployment", "node", "launcher", "state_changed_at"),
     base=InstanceAdmin,
     related=PLACE,
-    operations=[Operation(str(action), partial(services.act, action), about) for action, about in ACTIONS.items()],
 )
 show(
     InstanceCommand,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 CRITICAL_BURN = 2.0
-LEAST_BUDGET = 0.001  # of a class that promises 100 %: any miss burns it fast, and the rate stays finite
+MIN_BUDGET = 0.001  # of a class that promises 100 %: any miss burns it fast, and the rate stays finite
 
 
 class Attainment(NamedTuple):
@@ -28,7 +28,7 @@ class Attainment(NamedTuple):
         """Return misses over those that the objective allows; above 1 the error budget does not last."""
         if not self.judged:
             return None
-        return (self.judged - self.met) / self.judged / max(1.0 - self.objective, LEAST_BUDGET)
+        return (self.judged - self.met) / self.judged / max(1.0 - self.objective, MIN_BUDGET)
 
     @property
     def budget_left(self) -> float | None:

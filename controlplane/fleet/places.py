@@ -141,8 +141,12 @@ def new_instance(deployment: Deployment) -> Instance:
 def free_name(deployment: Deployment) -> str:
     """Return `<model>-<region>-<number>` with the first free number."""
     model = re.sub(r"[^A-Za-z0-9_-]+", "-", deployment.model.name).strip("-")[:40]
-    base = f"{model}-{deployment.region.name}"[:70]
-    taken = set(Instance.objects.filter(name__startswith=f"{base}-").values_list("name", flat=True))
+    return first_free(Instance, f"{model}-{deployment.region.name}"[:70])
+
+
+def first_free(kind: type[Instance] | type[Node], base: str) -> str:
+    """Return *base* with the first number that no row of *kind* has."""
+    taken = set(kind.objects.filter(name__startswith=f"{base}-").values_list("name", flat=True))
     number = 1
     while f"{base}-{number}" in taken:
         number += 1

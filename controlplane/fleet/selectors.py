@@ -15,7 +15,7 @@ from controlplane.fleet.models import (
     Launcher,
     Model,
     Node,
-    RegionLatency,
+    Region,
     WeightedTarget,
 )
 from controlplane.fleet.services import open_command
@@ -59,8 +59,8 @@ def gpus_fitted() -> dict[tuple[str, str], int]:
 
 def region_latencies_ms() -> dict[tuple[str, str], float]:
     """Return known one-way latencies by (origin, target)."""
-    rows = RegionLatency.objects.values_list("origin__name", "target__name", "latency_ms")
-    return {(origin, target): latency_ms for origin, target, latency_ms in rows}
+    rows = Region.objects.values_list("name", "latency_ms")
+    return {(origin, target): ms for origin, by_target in rows for target, ms in by_target.items()}
 
 
 def recent_commands(instance: Instance, limit: int = 10) -> list[InstanceCommand]:

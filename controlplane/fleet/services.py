@@ -109,11 +109,11 @@ def move(
 def _follow_up(row: Instance, before: str, to: InstanceState, now: datetime) -> None:
     """Note what a move means for the spot pool, for weights by region, and for a rollout in progress."""
     from controlplane.fleet.spot import services as spot
-    from controlplane.fleet.weights import services as weights
+    from controlplane.fleet.weights import record_ready
 
     spot.close(row, to, now)
     if before == InstanceState.LOADING and to == InstanceState.READY and row.launcher != Launcher.EXTERNAL:
-        weights.note_served(row)
+        record_ready(row)
     if before in PRESENT and to == InstanceState.DRAINING:  # a rollout keeps no more than scaling leaves
         left = Instance.objects.launched().filter(deployment=row.deployment_id, state__in=PRESENT).count()
         Rollout.objects.filter(deployment=row.deployment_id, state=RolloutState.IN_PROGRESS, total__gt=left).update(
@@ -405,7 +405,7 @@ def advance_swaps() -> bool:
 
 
 def notify() -> bool:
-    """Make the gateways read the inventory immediately, not within `PILOTHOUSE_FLEET_REFRESH_S`. Never raises."""
+    """Make the gateways read the inventory immediately, not within a second. Never raises."""
     try:
         with impatient_redis() as client:
             client.publish(INVENTORY_CHANNEL, "inventory")

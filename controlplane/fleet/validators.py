@@ -10,7 +10,7 @@ from django.core.validators import RegexValidator
 
 HOST_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
-ACTIONS = ("retire", "bundle")
+ACTIONS = ("retire",)
 """What may follow a model's name in a path of the REST API, so that no name ends in it."""
 validate_model_name = RegexValidator(
     rf"\A[A-Za-z0-9][A-Za-z0-9._:/-]*{''.join(f'(?<!/{action})' for action in ACTIONS)}\Z",

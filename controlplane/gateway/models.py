@@ -213,23 +213,3 @@ class MinuteRow(models.Model):
 
     def __str__(self) -> str:
         return f"{self.minute:%F %H:%M} {self.model} {self.region} {self.slo_class}"
-
-
-class CapacityStep(models.Model):
-    """Capacity of an endpoint's ready instances from *at* on, in prompt plus output tokens a second, as counted then.
-
-    There is a row for each change.
-    """
-
-    at = models.DateTimeField()
-    model = models.CharField(max_length=160)
-    region = models.CharField(max_length=40)
-    ready = models.PositiveSmallIntegerField(help_text="Instances.")
-    tokens_per_s = models.FloatField(null=True, help_text="Empty: no plan had valued an instance.")
-
-    class Meta:
-        ordering = ["-id"]
-        indexes = [models.Index(fields=["model", "region", "at"], name="capacity_by_endpoint")]
-
-    def __str__(self) -> str:
-        return f"{self.at:%F %H:%M:%S} {self.model} {self.region}: {self.ready} ready"

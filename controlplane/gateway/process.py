@@ -7,10 +7,11 @@ The HTTP side (`gateway.serving`) and the decision side (`controlplane.dispatch`
 import asyncio
 import contextlib
 import gc
+import inspect
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,7 +49,7 @@ from controlplane.gateway.upstream.client import Upstream
 from controlplane.jobs import monitor
 from controlplane.jobs.broker import answering_workers
 from controlplane.jobs.parts import Part, PartState, merged, supervised
-from controlplane.jobs.record import Job, Jobs
+from controlplane.jobs.record import Job, Jobs, describe
 from controlplane.lengths.length_service import LengthService
 from controlplane.tuning.services import report_ignored
 from forecasting.lengths import LengthPrior
@@ -69,9 +70,7 @@ With Python's default of 5 ms, callbacks alongside such a thread took twice as l
 50 ms).
 """
 COUNT_S = 0.1  # period of counting the tokens of streams
-SWEEP_S = 1.0
 NOTE_USE_S = 30.0
-FOLLOW_S = 1.0  # period of the look for instances whose KV events are to be followed
 CANCEL_AGAIN_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -90,6 +89,21 @@ async def end(tasks: Sequence[asyncio.Future[Any]]) -> None:
         _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
         for task in pending:
             logger.warning("gateway: still waiting for %s, cancelled again", task)
+
+
+async def all_of(steps: Iterable[Callable[[], object]]) -> None:
+    """Do every step, which may be a coroutine function, and raise the first error of any."""
+    errors = []
+    for step in steps:
+        try:
+            done = step()
+            if inspect.isawaitable(done):
+                await done
+        except Exception as error:
+            errors.append(error)
+        await asyncio.sleep(0)
+    if errors:
+        raise errors[0]
 
 
 class Scaling(Protocol):
@@ -115,7 +129,7 @@ class Gateway:
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
         self.catalog = Catalog()
         self.solver = CelerySolver(settings.REDIS_URL)
-        self.dispatcher = Dispatcher(self.topology, loop_clock, deliver=self._from_dispatcher, ask=self.solver.ask)
+        self.dispatcher = Dispatcher(self.topology, loop_clock, deliver=self._handle, ask=self.solver.ask)
         self.requests = OpenRequests(loop_clock, self.dispatcher.take)
         self.upstream = Upstream(
             self.requests, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
@@ -135,7 +149,6 @@ class Gateway:
         self.kv_caches = KvCaches(
             self.topology, self.dispatcher.queue, session=lambda: self.upstream.session, owns=self.owns
         )
-        self.write_job = jobs.add("probe-writes", WRITE_PROBE_S, "database")
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.parts = Parts(self)
         self.monitor = monitor.Monitor(jobs, self.parts, self.owns)
@@ -197,19 +210,21 @@ class Gateway:
         self.ready = False
         self._refresh = asyncio.Event()
         self.ignored_settings: Mapping[tuple[str, str], str] = {}
+        self._sweeps = False
+        self._noted_use_s = loop_clock()
         self._tasks: list[asyncio.Task[None]] = []
         self._giving_up: asyncio.Task[None] | None = None
 
-    def _from_dispatcher(self, record: FromDispatcher) -> None:
+    def _handle(self, record: FromDispatcher) -> None:
         if isinstance(record, ServedModels):
-            self.catalog.take(record)
+            self.catalog.update(record)
         elif isinstance(record, WarmPrefix):
             self.upstream.prefixes.warm(record)
         else:
             if isinstance(record, Warm) or (isinstance(record, Placed) and record.adapter):
                 self.upstream.adapters.note(record)
             if not isinstance(record, Warm):
-                self.requests.take(record)
+                self.requests.on_event(record)
 
     @property
     def active(self) -> int:
@@ -235,15 +250,10 @@ class Gateway:
         await self.budgets.refresh()
         for work in (
             self._every(self.jobs.add("count-tokens", COUNT_S), self._count),
-            self._every(self.jobs.add("sweep-queues", SWEEP_S), self._sweep),
-            self._every(self.jobs.add("release-held-work", held_work.LOOK_S), self._release),
+            self._every(self.jobs.add("sweep-queues", held_work.LOOK_S), self._sweep),
             self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self._refresh_keys),
-            self._every(self.jobs.add("refresh-budgets", settings.KEY_CACHE_S, "database"), self.budgets.refresh),
-            self._every(self.jobs.add("note-key-use", NOTE_USE_S, "database"), self.keys.note_use),
-            self._every(self.write_job, database_sync_to_async(probe_write)),
             self._every(self.monitor.job, self.monitor.look),
             self._every(self.parts.job, self.parts.probe),
-            self._every(self.jobs.add("follow-kv-events", FOLLOW_S), self.kv_caches.look),
             self._keep_inventory(),
             self.heartbeats.run(),
             self.publisher.run(),
@@ -295,7 +305,7 @@ class Gateway:
                 await work()
 
     async def _count(self) -> None:
-        self.http.completions.load.look()
+        self.http.completions.load.tick()
         self.requests.report()
         if not self.owns():
             self.requests.stand_by()
@@ -305,22 +315,22 @@ class Gateway:
             self.dispatcher.pump_all()
 
     async def _refresh_keys(self) -> None:
+        """Read keys and budgets again, and write when keys were used."""
+        await all_of((self._end_keys, self.budgets.refresh, self._note_use))
+
+    async def _end_keys(self) -> None:
         self.requests.end_keys(await self.keys.refresh(self.requests.key_ids()))
 
-    async def _sweep(self) -> None:
-        """Do every part of the sweep, and raise the first error of any."""
-        errors = []
-        for step in self.dispatcher.sweep_steps:
-            try:
-                step()
-            except Exception as error:
-                errors.append(error)
-            await asyncio.sleep(0)
-        if errors:
-            raise errors[0]
+    async def _note_use(self) -> None:
+        if self.clock() - self._noted_use_s >= NOTE_USE_S:
+            self._noted_use_s = self.clock()
+            await self.keys.note_use()
 
-    async def _release(self) -> None:
-        self.dispatcher.holding.look()
+    async def _sweep(self) -> None:
+        """Release held work; every other time, sweep the queues and look for instances that publish KV events."""
+        self._sweeps = not self._sweeps
+        steps: list[Callable[[], object]] = [self.dispatcher.holding.look]
+        await all_of([*steps, *self.dispatcher.sweep_steps, self.kv_caches.look] if self._sweeps else steps)
 
     def owns(self) -> bool:
         """Whether this process has the regions."""
@@ -351,7 +361,6 @@ class Gateway:
 
 
 PROBE_S = 10.0
-WRITE_PROBE_S = 10.0
 ANSWER_WITHIN_S = 2.0
 GONE_AFTER = 2  # missed probes: a worker that starts a child may answer late
 BEAT_SILENT_S = 30.0  # the shortest period of its schedule is five seconds
@@ -359,17 +368,25 @@ NOT_KNOWN = "not known while "
 
 
 class Parts:
-    """State of every part. `probe` asks the workers periodically; calling the object returns each part as last known."""
+    """State of every part. `probe` asks database and workers periodically; calling the object returns each part as last
+    known."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self.job: Job = gateway.jobs.add("probe-workers", PROBE_S, "redis")
+        self.job: Job = gateway.jobs.add("probe-parts", PROBE_S, "redis", "database")
+        self.no_writes = ""
+        """Why the database takes no writes; empty while it does."""
         self._workers: dict[str, list[str]] | None = None  # None: not asked yet, or the broker did not answer
         self._missed = 0
         self._kernels_missing = True
 
     async def probe(self) -> None:
-        """Ask which workers are running. Raises what the broker raises."""
+        """Write a row, and ask which workers are running. Raises what the broker raises."""
+        try:
+            await database_sync_to_async(probe_write)()
+            self.no_writes = ""
+        except Exception as error:
+            self.no_writes = describe(error)
         try:
             workers = await asyncio.to_thread(answering_workers, settings.REDIS_URL, ANSWER_WITHIN_S)
         except Exception:
@@ -413,8 +430,8 @@ class Parts:
         ledger = self.gateway.ledger
         if ledger.trouble:
             return Part("database", PartState.WARNING, f"ledger: {ledger.trouble}")
-        if not self.gateway.write_job.ok:
-            text = f"takes no writes: {self.gateway.write_job.last_error}; {ledger.held} ledger rows wait"
+        if self.no_writes:
+            text = f"takes no writes: {self.no_writes}; {ledger.held} ledger rows wait"
             return Part("database", PartState.WARNING, text)
         took = "" if job.last_duration_s is None else f"the inventory is read in {job.last_duration_s * 1000:.0f} ms; "
         return Part("database", PartState.OK, f"{took}{ledger.held} ledger rows wait to be written")
@@ -465,12 +482,10 @@ class Parts:
         service = self.gateway.lengths
         if not service.on:
             return Part("lengths", PartState.OFF, "PILOTHOUSE_LENGTHS is off")
-        answerers = service.answering.all()
-        restarts = sum(answerer.restarts for answerer in answerers)
-        if not answerers:
-            return Part("lengths", PartState.WARNING, "no length model is loaded; moving means answer", None, restarts)
-        names = ", ".join(str(answerer.version) for answerer in answerers)
-        return Part("lengths", PartState.OK, f"{names} answer{'' if len(answerers) > 1 else 's'}", None, restarts)
+        active = service.answering.active
+        if active is None:
+            return Part("lengths", PartState.WARNING, "no length model is loaded; moving means answer")
+        return Part("lengths", PartState.OK, f"{active.version} answers", None, active.predictor.restarts)
 
     def _kernels(self) -> Part:
         if self._kernels_missing:

@@ -127,7 +127,7 @@ def prefix_hits(since: datetime, **names: str) -> PrefixHits:
     return PrefixHits(*sums.values())
 
 
-MOST_WAITS = 5_000
+MAX_WAITS = 5_000
 
 
 def wait_points(since: datetime, *, model: str = "") -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ def wait_points(since: datetime, *, model: str = "") -> list[dict[str, Any]]:
             "estimated_wait_p99_s": p99_s,
             "waited_s": queue_ms / 1000,
         }
-        for arrived_at, name, position, mean_s, p99_s, queue_ms in rows.values_list(*columns)[:MOST_WAITS]
+        for arrived_at, name, position, mean_s, p99_s, queue_ms in rows.values_list(*columns)[:MAX_WAITS]
     ]
 
 

@@ -19,6 +19,6 @@ show(
 )
 show(
     LengthMinute,
-    *("minute", "model", "tenant", "predictor", "bucket_tokens", "requests", "absolute_error_tokens"),
+    *("minute", "model", "tenant", "predictor", "requests", "absolute_error_tokens"),
     search=("tenant", "=model"),
 )

@@ -1,10 +1,9 @@
 """The length service on the data path: predicts the tokens of a request, within a budget, from the best source it has.
 
-In this order: a prompt that was seen (exact cache), one much like it (lexical cache), the version of the length model
-that answers, corrected for its (model, tenant) (where it is an encoder, after the embedding cache of its process), and
-the prior. Nothing here can fail a request: what raises, is late or makes no sense is counted, and the prior answers.
-When a request ends, all learn from it, in microseconds; what takes longer (rows, the shadow's predictions) waits for
-`flush`, off the event loop.
+In this order: a prompt that was seen (exact cache), one much like it (lexical cache), the active version of the length
+model, corrected for its (model, tenant), the bundled one, and the prior. Nothing here can fail a request: what raises, is
+late or makes no sense is counted, and the prior answers. When a request ends, all learn from it, in microseconds; what
+takes longer (rows, the shadow's predictions) waits for `flush`, off the event loop.
 """
 
 import asyncio
@@ -23,16 +22,16 @@ from msgspec import Struct
 from controlplane.background import spawn
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import notes, services
-from controlplane.lengths.answering import Answering, Budgets, RunningVersion, Shadows, Starter
+from controlplane.lengths.answering import Answering, RunningVersion
 from controlplane.lengths.models import BUNDLED, LengthSample
-from controlplane.lengths.notes import Drift, Notes
-from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR
+from controlplane.lengths.notes import Notes
+from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR
 from controlplane.lengths.services import Assigned
 from controlplane.tuning.selectors import Values
 from forecasting.lengths import Estimate, LengthPrior, LengthQuery
-from forecasting.lengths.caches import NORMAL, CacheKey, LengthCache, Lesson, Limits, warm_up
-from forecasting.lengths.online import Calibration, Corrected, RecentlyUsed, log_ratio
-from forecasting.lengths.predictor import InLine, Predictor, Timing, Unanswered
+from forecasting.lengths.caches import NORMAL, CacheKey, LengthCache, Limits, warm_up
+from forecasting.lengths.online import Calibration, Corrected, RecentlyUsed
+from forecasting.lengths.predictor import Timing, Unanswered
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,13 @@ PRIOR_SPREAD: Final = 0.9
 FORCED: Final = "forced"
 MAX_TOKENS: Final = 2**31 - 1
 """Most tokens that are predicted for a request, whatever it asks for: more fit no column."""
-SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", EMBEDDING: "embedding", PRIOR: "prior", FORCED: FORCED}
+SAMPLES_PER_MIN: Final = 60
+"""Requests of each model that are kept as samples to learn from."""
+CACHE_S: Final = 86_400.0
+"""Time after which a cached length that was not confirmed is forgotten."""
+SIMILARITY: Final = 0.85
+"""Least share of equal MinHash figures at which two prompts are taken to have the same length."""
+SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", PRIOR: "prior", FORCED: FORCED}
 """Names of sources in the published summary; all others are `model`."""
 
 
@@ -63,8 +68,6 @@ class Prediction(Struct):
     """The version that answered; None for a cache or the prior."""
     corrected: Corrected | None = None
     """That version's answer, corrected."""
-    asked: tuple[Predictor, int] | None = None
-    """The predictor whose process was asked, and its number of the request: it learns the real length."""
 
     def explained(self) -> dict[str, object]:
         """Return the prediction for the ledger's decision trace."""
@@ -93,9 +96,7 @@ class LengthService:
     def __init__(self, prior: LengthPrior, jobs: Jobs | None = None) -> None:
         self.prior = prior
         self.cache: LengthCache | None = None
-        starter = Starter()
-        self.answering, self.shadows = Answering(starter), Shadows(starter)
-        self._budgets: dict[str, Budgets] = {}  # by model, as the settings say
+        self.answering = Answering()
         self.tune(Values())
         self.answered: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()  # by `Unanswered`
@@ -111,13 +112,13 @@ class LengthService:
     # Life
 
     async def start(self) -> None:
-        """Start the active version; without one, or without a database, the bundled student."""
+        """Start the active version; without one, or without a database, the bundled one."""
         versions = self._jobs.add("length-versions", REFRESH_S, "database")
         flushed = self._jobs.add("length-notes", FLUSH_S, "database")
         with versions:
             await self._refresh()
         if self.answering.active is None and self.on:
-            await self.answering.take(Assigned(BUNDLED, (), {}))
+            await self.answering.run(Assigned(BUNDLED, None))
         self._tasks = [
             spawn(self._every(versions, self._refresh), "length versions"),
             spawn(self._every(flushed, self.flush), "length notes"),
@@ -130,7 +131,6 @@ class LengthService:
         with contextlib.suppress(Exception):
             await self.flush()
         await self.answering.stop()
-        await self.shadows.stop()
 
     @staticmethod
     async def _every(job: Job, work: Any) -> None:
@@ -140,42 +140,26 @@ class LengthService:
                 await work()
 
     def tune(self, values: Values) -> None:
-        """Apply the settings *values*. A cache of another size, age or similarity begins empty."""
+        """Apply the settings *values*. A cache of another size begins empty."""
         self._values, self._tuned = values, values.of()
-        self._budgets.clear()
         tuned, self.on = self._tuned, self._tuned.LENGTHS
-        limits = Limits(tuned.LENGTH_CACHE_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_SIMILARITY)
+        limits = Limits(tuned.LENGTH_CACHE_ENTRIES, CACHE_S, SIMILARITY)
         if not self.on or not limits.entries:
             self.cache = None
         elif self.cache is None or self.cache.limits != limits:
             self.cache = LengthCache(limits)
-        self.answering.set_limits(
-            Limits(tuned.LENGTH_EMBEDDING_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_EMBEDDING_SIMILARITY)
-        )
-
-    def budgets(self, model: str) -> Budgets:
-        """Return the longest waits of a request of *model* for its predicted length."""
-        budgets = self._budgets.get(model)
-        if budgets is None:
-            tuned = self._values.of(model)
-            budgets = Budgets(tuned.LENGTH_BUDGET_MS / 1000, tuned.LENGTH_ENCODER_BUDGET_MS / 1000)
-            self._budgets[model] = budgets
-        return budgets
 
     def budget_s(self, model: str) -> float:
-        """Return the longest wait for the version that answers for *model* now."""
-        running = self.answering.of(model)
-        return self.budgets(model).of(running.version.kind if running else "")
+        """Return the longest wait of a request of *model* for its predicted length."""
+        return self._values.of(model).LENGTH_BUDGET_MS / 1000
 
     async def _refresh(self) -> None:
-        """Run the versions that answer and those in shadow. Raises database errors; the last versions stay."""
+        """Run the active version and the one in shadow. Raises database errors; the last versions stay."""
         if not self.on:
             return
         if self.answering.active is None:
             await asyncio.to_thread(warm_up)
-        assigned = await database_sync_to_async(services.assigned)()
-        await self.answering.take(assigned)
-        await self.shadows.take(assigned.shadows)
+        await self.answering.run(await database_sync_to_async(services.assigned)())
 
     # A request comes
 
@@ -213,20 +197,12 @@ class LengthService:
                 estimate = seen.estimate(query.max_tokens) if seen is not None else None
                 if estimate is not None:
                     return bounded(query, estimate, source, query=query, key=key)
-        running = self.answering.of(query.model)
-        reply: Estimate | Unanswered = Unanswered.DOWN
-        if running is not None:
-            reply = await running.predictor.ask(query, self.budget_s(query.model))
-        why = ""
-        if isinstance(reply, Unanswered):
-            why = reply
-            self.failed[reply] += 1
-            running, reply = self._next_best(running, query)
-        if isinstance(reply, Unanswered) or running is None:
+        running, reply, failure = await self.answering.ask(query, self.budget_s(query.model))
+        why = failure or ""
+        if failure is not None:
+            self.failed[failure] += 1
+        if running is None or isinstance(reply, Unanswered):
             return self._by_prior(query, PRIOR, query=query, key=key, why=why)
-        asked = (running.predictor, reply.number) if reply.number else None
-        if reply.seen:
-            return bounded(query, reply, EMBEDDING, query=query, key=key, asked=asked)
         corrected = running.online.correct(query, reply.tokens, reply.quantiles)
         estimate = Estimate(corrected.tokens, corrected.quantiles)
         return bounded(
@@ -238,17 +214,7 @@ class LengthService:
             why=why,
             by=running,
             corrected=corrected,
-            asked=asked,
         )
-
-    def _next_best(
-        self, asked: RunningVersion | None, query: LengthQuery
-    ) -> tuple[RunningVersion | None, Estimate | Unanswered]:
-        """Ask the active version, if it is in line and not the one *asked* before; return it with its estimate."""
-        active = self.answering.active
-        if active is None or active is asked or not isinstance(active.predictor, InLine):
-            return None, Unanswered.DOWN
-        return active, active.predictor.ask_now(query, self.budgets(query.model).of(active.version.kind))
 
     def _by_prior(self, query: LengthQuery, source: str, /, **more: Any) -> Prediction:
         each = self.prior.output_tokens(query) / query.sequences
@@ -258,15 +224,6 @@ class LengthService:
             # Only the quantiles: the prior keeps its own mean right.
             _, quantiles = self._prior_quantiles[query.model, query.tenant].apply(each, around)
         return bounded(query, Estimate(each, quantiles), source, **more)
-
-    def _budgets_ms(self, report: dict[str, Any]) -> list[float]:
-        """Return the budgets of the models that the length model of *report* answers for, ascending, each once."""
-        models = list(report["models"])
-        active = self.answering.active
-        if active is not None and report["version"] == str(active.version):
-            named = {model for other in self.answering.reports() for model in other["models"]}
-            models += ["", *(self._values.rows.keys() - named)]
-        return sorted({self.budgets(model).of(report["kind"]) * 1000 for model in models})
 
     # A request ends
 
@@ -288,19 +245,11 @@ class LengthService:
         cut = query.max_tokens is not None and real >= query.max_tokens
         if self.cache is not None and prediction.key is not None:
             self.cache.learn(prediction.key, real, cut=cut)
-        if prediction.asked is not None:
-            predictor, number = prediction.asked
-            predictor.teach(Lesson(number, real, cut))
         tokens, quantiles = prediction.served.tokens, prediction.served.quantiles
         by, corrected = prediction.by, prediction.corrected
         if by is not None and corrected is not None:
             by.online.learn(query, corrected, real, cut=cut)
-            alarm = by.alarms[pair]
-            if not cut and alarm.add(log_ratio(real, corrected.raw_tokens), now):
-                logger.info("lengths: answers of %s to %s are %s than they were", *pair, alarm.raised)
-                self.notes.drifts.append(Drift(*pair, alarm.raised, str(by.version)))
-            if by is self.answering.active:
-                self.shadows.see(query, real, self.budgets(query.model), cut=cut)
+            self.answering.finished(by, query, real, self.budget_s(query.model), cut=cut)
         elif prediction.source == PRIOR:
             around = [tokens * math.exp(PRIOR_SPREAD * z) for z in NORMAL]
             self._prior_quantiles[pair].learn(tokens, around, real, cut=cut)
@@ -317,7 +266,7 @@ class LengthService:
 
         Each model's requests have equal chances, for as many samples as are wanted between two flushes.
         """
-        most = self._tuned.LENGTH_SAMPLES_PER_MIN * FLUSH_S / 60
+        most = SAMPLES_PER_MIN * FLUSH_S / 60
         most = math.floor(most) + (random.random() < most % 1)
         drawn = self._drawn[model] = self._drawn[model] + 1
         places = self._places[model]
@@ -327,8 +276,8 @@ class LengthService:
         return random.choice(places) if places and random.random() < len(places) / drawn else None
 
     async def flush(self) -> None:
-        """Let the shadows predict, and write the notes, or keep them on failure. Raises database errors."""
-        for measured in await self.shadows.measures():
+        """Let the shadow predict, and write the notes, or keep them on failure. Raises database errors."""
+        for measured in await self.answering.measures():
             self.notes.measure(*measured)
         taken, self.notes = self.notes, Notes()
         self._drawn.clear()
@@ -346,33 +295,18 @@ class LengthService:
     def snapshot(self) -> dict[str, Any]:
         """Return the service's part of the published summary."""
         p50_ms, p99_ms = self.timing.percentiles()
-        active, answering = self.answering.active, self.answering.all()
+        active, shadow = self.answering.active, self.answering.shadow
         return {
-            "answered": {
-                name: self.answered[name] for name in ("cache", "lexical", "embedding", "model", "prior", FORCED)
-            },
+            "answered": {name: self.answered[name] for name in ("cache", "lexical", "model", "prior", FORCED)},
             "p50_ms": p50_ms,
             "p99_ms": p99_ms,
             "late": self.late,
             "failed": sum(self.failed.values()),
             "cache_entries": len(self.cache) if self.cache is not None else 0,
-            "drift": [
-                {
-                    "model": model,
-                    "tenant": tenant,
-                    "what": alarm.raised,
-                    "longer": {"longer": True, "shorter": False}.get(alarm.raised),
-                    "since": round(alarm.raised_at, 3),
-                }
-                for running in answering
-                for (model, tenant), alarm in running.alarms.items()
-                if alarm.raised
-            ],
             "version": str(active.version) if active else "",
-            "shadow": ", ".join(self.shadows.names),
+            "shadow": str(shadow.version) if shadow else "",
             "models": [
-                *({**report, "budgets_ms": self._budgets_ms(report)} for report in self.answering.reports()),
-                *self.shadows.reports([self.budgets(model) for model in ("", *self._values.rows)]),
+                {**running.report(), "shadow": running is shadow} for running in (active, shadow) if running is not None
             ],
-            "restarts": sum(running.restarts for running in answering),
+            "restarts": active.predictor.restarts if active else 0,
         }

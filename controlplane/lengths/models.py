@@ -30,11 +30,10 @@ class LengthVersion(models.Model):
     """One trained length model: its file, its origin, and its errors on samples held out of its training."""
 
     number = models.PositiveIntegerField(unique=True)
-    kind = models.CharField(max_length=40, help_text="A name in `forecasting.lengths`, such as student.")
+    kind = models.CharField(max_length=40, help_text="A name in `forecasting.lengths`, such as trees.")
     state = models.CharField(max_length=8, choices=VersionState.choices, default=VersionState.SHADOW, db_index=True)
     file = models.CharField(max_length=255, blank=True, help_text="Below the state folder; empty: the bundled one.")
     trained_at = models.DateTimeField(default=timezone.now)
-    shadow_since = models.DateTimeField(null=True, blank=True, help_text="When it was put into the shadow again.")
     samples = models.PositiveIntegerField(default=0, help_text="That it was trained on.")
     measures = models.JSONField(
         default=dict, blank=True, help_text="On held-out samples: mae, acc_25, acc_50, acc_100, rank_correlation."
@@ -69,8 +68,8 @@ class LengthVersion(models.Model):
         return str(path)
 
 
-BUNDLED: Final = LengthVersion(pk=0, number=0, kind="student")
-"""The student that ships with the package: it has no row, and answers while no version is active."""
+BUNDLED: Final = LengthVersion(pk=0, number=0, kind="trees")
+"""The trees that ship with the package: they have no row, and answer while no version is active."""
 
 
 class TrainingState(models.TextChoices):
@@ -83,7 +82,7 @@ class TrainingState(models.TextChoices):
 class LengthTraining(models.Model):
     """One training of a version: its progress and its result."""
 
-    kind = models.CharField(max_length=40, help_text="A name in `forecasting.lengths`, such as student.")
+    kind = models.CharField(max_length=40, help_text="A name in `forecasting.lengths`, such as trees.")
     asked_at = models.DateTimeField(default=timezone.now, db_index=True)
     asked_by = models.CharField(max_length=150, blank=True, help_text="Empty: the schedule.")
     reason = models.CharField(max_length=255, blank=True)
@@ -123,9 +122,7 @@ class LengthSample(models.Model):
     )
     text = models.TextField(blank=True)
     predicted_tokens = models.PositiveIntegerField()
-    predicted_by = models.CharField(
-        max_length=40, help_text="cache, lexical cache, embedding cache, prior, or a version."
-    )
+    predicted_by = models.CharField(max_length=40, help_text="cache, lexical cache, prior, or a version.")
     output_tokens = models.PositiveIntegerField()
 
     class Meta:
@@ -221,11 +218,6 @@ class Measures:
         return self._each(self.output_tokens)
 
     @property
-    def relative_error(self) -> float | None:
-        """Absolute error as a share of the produced tokens."""
-        return self.absolute_error_tokens / self.output_tokens if self.output_tokens else None
-
-    @property
     def acc_25(self) -> float | None:
         """Share of requests off by at most 25 tokens (PreServe, 5.2.2)."""
         return self._each(self.within_25)
@@ -259,15 +251,12 @@ sums_of = attrgetter(*Measures.NAMES)
 
 
 class LengthMinute(models.Model):
-    """Errors of one predictor in one minute, for requests of (model, tenant) by their real length."""
+    """Errors of one predictor in one minute, for requests of (model, tenant)."""
 
     minute = models.DateTimeField(db_index=True)
     model = models.CharField(max_length=160)
     tenant = models.CharField(max_length=63)
-    predictor = models.CharField(
-        max_length=40, help_text="cache, lexical cache, embedding cache, prior, a version, or its shadow."
-    )
-    bucket_tokens = models.PositiveIntegerField(help_text="Real lengths from this on, up to twice as many.")
+    predictor = models.CharField(max_length=40, help_text="cache, lexical cache, prior, a version, or its shadow.")
     requests = models.PositiveIntegerField(default=0)
     predicted_tokens = models.PositiveBigIntegerField(default=0)
     output_tokens = models.PositiveBigIntegerField(default=0)
@@ -285,10 +274,10 @@ class LengthMinute(models.Model):
         ordering = ["-minute"]
         constraints = [
             models.UniqueConstraint(
-                fields=["minute", "model", "tenant", "predictor", "bucket_tokens"],
+                fields=["minute", "model", "tenant", "predictor"],
                 name="one_length_row_per_minute_and_series",
             )
         ]
 
     def __str__(self) -> str:
-        return f"{self.minute:%F %H:%M} {self.model} {self.tenant} {self.predictor} {self.bucket_tokens}"
+        return f"{self.minute:%F %H:%M} {self.model} {self.tenant} {self.predictor}"

@@ -1,4 +1,4 @@
-"""A gateway's notes on predicted lengths, written in batches: measures by the minute, samples, drift alarms.
+"""A gateway's notes on predicted lengths, written in batches: measures by the minute, and samples.
 
 A gateway collects them in memory (`Notes`) and writes each batch every few seconds, in one transaction.
 """
@@ -9,23 +9,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import connection, transaction
 
 from controlplane.accounts.models import Tenant
-from controlplane.events.models import Severity
-from controlplane.events.services import record
 from controlplane.lengths.models import LengthMinute, LengthSample, Measures, sums_of
-from forecasting.lengths import Student, bundled
+from forecasting.lengths import Trees, bundled
 
 logger = logging.getLogger(__name__)
 
-ACTOR = "length service"
 HELD_SERIES = 50_000
 """Rows of measures that a gateway holds while the database cannot be written; further ones are dropped."""
 
-KEY = ("minute", "model", "tenant", "predictor", "bucket_tokens")
+KEY = ("minute", "model", "tenant", "predictor")
 _TABLE = LengthMinute._meta.db_table
 _UPSERT = (
     f"INSERT INTO {_TABLE} ({', '.join((*KEY, *Measures.NAMES))}) "  # noqa: S608 - our own names
@@ -35,22 +32,14 @@ _UPSERT = (
 )
 
 
-class Drift(NamedTuple):
-    model: str
-    tenant: str
-    what: str
-    version: str
-
-
 @dataclass(slots=True)
 class Notes:
     """One batch. Lengths are tokens of one sequence."""
 
-    minutes: dict[tuple[float, str, str, str, int], Measures] = field(default_factory=dict)
-    """By (epoch seconds of the minute, model, tenant, predictor, bucket)."""
+    minutes: dict[tuple[float, str, str, str], Measures] = field(default_factory=dict)
+    """By (epoch seconds of the minute, model, tenant, predictor)."""
     samples: list[LengthSample] = field(default_factory=list)
     """Unsaved, with all of their text: writing keeps it only if the tenant's row allows."""
-    drifts: list[Drift] = field(default_factory=list)
     given_up: int = 0
 
     def measure(
@@ -68,7 +57,7 @@ class Notes:
         *late*: the answer of a shadow came after the time that a request waits.
         """
         tokens, length = round(predicted[0]), max(1, round(real))
-        key = (at // 60 * 60, model, tenant, predictor, 1 << (length.bit_length() - 1))
+        key = (at // 60 * 60, model, tenant, predictor)
         sums = self.minutes.get(key)
         if sums is None:
             if len(self.minutes) >= HELD_SERIES:
@@ -88,18 +77,17 @@ class Notes:
         sums.late += late
 
     def add(self, notes: "Notes") -> None:
-        """Take back *notes* that could not be written: add measures and alarms up, drop samples."""
+        """Take back *notes* that could not be written: add measures up, drop samples."""
         for key, sums in notes.minutes.items():
             known = self.minutes.get(key)
             if known is None and len(self.minutes) >= HELD_SERIES:
                 self.given_up += sums.requests
             else:
                 self.minutes[key] = sums if known is None else known + sums
-        self.drifts = [*notes.drifts, *self.drifts][-100:]
         self.given_up += notes.given_up
 
     def __bool__(self) -> bool:
-        return bool(self.minutes or self.samples or self.drifts)
+        return bool(self.minutes or self.samples)
 
 
 def write(notes: Notes) -> None:
@@ -114,14 +102,6 @@ def write(notes: Notes) -> None:
             with connection.cursor() as cursor:
                 cursor.executemany(_UPSERT, rows)
         LengthSample.objects.bulk_create(samples)
-        for drift in notes.drifts:
-            record(
-                "length.drift",
-                actor=ACTOR,
-                reason=f"answers of {drift.model} for {drift.tenant} run {drift.what} than {drift.version} expects",
-                inputs=drift._asdict(),
-                severity=Severity.WARNING,
-            )
 
 
 def _kept(samples: Sequence[LengthSample]) -> list[LengthSample]:
@@ -140,8 +120,8 @@ def _kept(samples: Sequence[LengthSample]) -> list[LengthSample]:
 
 
 @functools.cache
-def reader() -> Student:
-    """Return the student whose vocabulary features are kept by: the bundled one, from which every version derives."""
+def reader() -> Trees:
+    """Return the trees by whose text score features are kept: the bundled ones, from which every version derives."""
     return bundled()
 
 

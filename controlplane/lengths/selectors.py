@@ -1,6 +1,6 @@
 """Reads of output lengths: errors of predictions, samples, versions and trainings.
 
-Every figure is a sum over `LengthMinute` (one row a minute, model, tenant, predictor and length bucket), so that a week
+Every figure is a sum over `LengthMinute` (one row a minute, model, tenant and predictor), so that a week
 costs in memory what an hour costs. A shadow counts the requests that another predictor answered, so totals leave shadows
 out.
 """
@@ -24,7 +24,7 @@ from controlplane.lengths.models import (
     VersionState,
 )
 
-CACHE, LEXICAL, EMBEDDING, PRIOR, SHADOW = "cache", "lexical cache", "embedding cache", "prior", "shadow"
+CACHE, LEXICAL, PRIOR, SHADOW = "cache", "lexical cache", "prior", "shadow"
 """Values of `LengthMinute.predictor`; a version appears as its `str`, and in shadow as that after SHADOW."""
 PAIRS = 800
 POINTS = 72  # of a line over a range of at most MINUTES_H
@@ -136,9 +136,8 @@ def active_version() -> LengthVersion | None:
     return LengthVersion.objects.filter(state=VersionState.ACTIVE).first()
 
 
-def shadow_versions() -> list[LengthVersion]:
-    """Return the versions in shadow, newest first; there is one of each kind at most."""
-    return list(LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number"))
+def shadow_version() -> LengthVersion | None:
+    return LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number").first()
 
 
 def trainings(most: int | None = None) -> list[LengthTraining]:
@@ -146,33 +145,21 @@ def trainings(most: int | None = None) -> list[LengthTraining]:
     return list(LengthTraining.objects.select_related("version").order_by("-pk")[:most])
 
 
-@dataclass(frozen=True, slots=True)
-class Duel:
-    """The shadow against the active version, over the minutes in which both predicted."""
-
-    since: datetime
-    shadow: Measures
-    active: Measures
-
-    @property
-    def gain(self) -> float | None:
-        """Share of the active version's absolute error that the shadow avoids; below 0 it is worse."""
-        if not self.active.mae or self.shadow.mae is None:
-            return None
-        return 1 - self.shadow.mae / self.active.mae
-
-
-def duel(active: str, shadow: str, scope: Scope) -> Duel | None:
-    """Compare the predictors *shadow* and *active* over the minutes in which both predicted; None without any."""
-    rows = minutes(scope, shadows=True).filter(predictor__in=(active, shadow))
+def compared(active: str, shadow: str, scope: Scope) -> tuple[Measures, Measures] | None:
+    """Return measures of *active* and *shadow* over the minutes in which both predicted; None without any."""
     lines: dict[str, dict[datetime, Measures]] = {active: {}, shadow: {}}
-    for row in _summed(rows, "minute", "predictor"):
+    for row in _summed(minutes(scope, shadows=True).filter(predictor__in=lines), "minute", "predictor"):
         lines[row["predictor"]][row["minute"]] = Measures.of(row)
     both = lines[active].keys() & lines[shadow].keys()
     if not both:
         return None
-    of_shadow, of_active = (total(lines[name][minute] for minute in both) for name in (shadow, active))
-    return Duel(min(both), of_shadow, of_active)
+    of_active, of_shadow = (total(line[minute] for minute in both) for line in lines.values())
+    return of_active, of_shadow
+
+
+def gain(active: Measures, shadow: Measures) -> float | None:
+    """Return the share of the active version's absolute error that the shadow avoids; below 0 it is worse."""
+    return 1 - shadow.mae / active.mae if active.mae and shadow.mae is not None else None
 
 
 def total(measures: Iterable[Measures]) -> Measures:

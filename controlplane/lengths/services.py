@@ -1,66 +1,58 @@
 """Writes of output lengths: versions of the length model, from their first row to promotion, rejection and rollback.
 
-One version is active, or none: then the student that comes with the package answers, which is called `student 0`. A
-version is trained into the shadow, predicts the same requests as the active one, and is judged on those; every move is
-an event.
+One version is active, or none: then the trees that come with the package answer, which are called `trees 0`. A version
+is trained into the shadow, in place of another, predicts the same requests as the active one, and is judged on those;
+every move is an event.
 """
 
 import uuid
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Max
-from django.utils import timezone
 
 from controlplane.accounts.models import Tenant, User
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Model
 from controlplane.lengths import selectors
 from controlplane.lengths.models import BUNDLED, LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.tuning.selectors import tuned
-from forecasting.lengths import ON_ENCODER, LengthModel, rests
+from forecasting.lengths import LengthModel, rests
 from forecasting.lengths.subprocess_server import check
 
 ACTOR = "length service"
 JUDGED_OVER = timedelta(days=7)
 
 
+PROMOTE_REQUESTS: Final = 2_000
+"""Requests over which a shadow is judged."""
+PROMOTE_GAIN: Final = 0.02
+"""Least improvement of a shadow, as a share of the active version's mean absolute error."""
+MAX_LATE: Final = 0.05
+"""Largest share of a shadow's answers that requests would not have waited for."""
+SAMPLE_DAYS, MEASURE_DAYS = 14.0, 30.0
+
+
 class Assigned(NamedTuple):
-    """The versions that predict: the one in use, those in shadow, and by model those of the kind that it names."""
+    """The versions that predict: the active one, and the one in shadow."""
 
     active: LengthVersion
-    shadows: tuple[LengthVersion, ...]
-    of_model: dict[str, LengthVersion]
-
-
-def in_use() -> LengthVersion:
-    """Return the active version; the bundled student if there is none, or it rests."""
-    active = selectors.active_version()
-    return active if active and not rests(active.kind) else BUNDLED
+    shadow: LengthVersion | None
 
 
 def assigned() -> Assigned:
-    """Return the versions that predict now.
+    """Return the versions that predict now; one that rests does not."""
+    shadow = selectors.shadow_version()
+    return Assigned(in_use(), shadow if shadow and not rests(shadow.kind) else None)
 
-    A model that names a kind is served by the newest version of it that is not rejected, the active one first. If the
-    kind has none, or rests, the version in use predicts. A version that models name answers, and is no shadow; one that
-    rests does not predict in shadow either.
-    """
-    active = in_use()
-    named = dict(Model.objects.exclude(length_model="").values_list("name", "length_model"))
-    newest = {active.kind: active}
-    for row in LengthVersion.objects.exclude(state=VersionState.REJECTED).order_by("-number"):
-        if not rests(row.kind):
-            newest.setdefault(row.kind, row)
-    newest.setdefault(BUNDLED.kind, BUNDLED)
-    of_model = {model: newest[kind] for model, kind in named.items() if kind in newest}
-    answering = set(of_model.values())
-    shadows = (row for row in selectors.shadow_versions() if not rests(row.kind) and row not in answering)
-    return Assigned(active, tuple(shadows), of_model)
+
+def in_use() -> LengthVersion:
+    """Return the active version; the bundled one if there is none, or it rests."""
+    active = selectors.active_version()
+    return active if active and not rests(active.kind) else BUNDLED
 
 
 def add(
@@ -72,7 +64,7 @@ def add(
     reason: str,
     worse: str,
 ) -> LengthVersion:
-    """Store *model*, trained on *samples*, and put it into the shadow in place of another of its kind.
+    """Store *model*, trained on *samples*, and put it into the shadow in place of another.
 
     If *worse* says what it is worse than, it is stored and rejected at once.
     """
@@ -87,7 +79,7 @@ def add(
             path = folder / f"{model.name}-{number}.npz"
             written.rename(path)
             if not worse:
-                _make_room(model.name, number)
+                _make_room(number)
             version = LengthVersion.objects.create(
                 number=number,
                 kind=model.name,
@@ -134,26 +126,10 @@ def reject(version: LengthVersion, actor: User | str, reason: str = "") -> Lengt
     return version
 
 
-def put_in_shadow(version: LengthVersion, actor: User | str, reason: str = "") -> LengthVersion:
-    """Let a rejected version predict in shadow again, in place of one of its kind; earlier predictions do not count.
-
-    Raises ActionError unless it was rejected, or where its file is gone.
-    """
-    obstacle = _obstacle(version)
-    with transaction.atomic():
-        _lock(version, VersionState.REJECTED, "only a rejected one can be put into the shadow again")
-        _refuse(obstacle)
-        _make_room(version.kind, version.number)
-        version.shadow_since = timezone.now()
-        version.save(update_fields=["shadow_since"])
-        _move(version, VersionState.SHADOW, actor, reason, "shadow")
-    return version
-
-
 def rollback(version: LengthVersion | None, actor: User | str, reason: str = "") -> LengthVersion | None:
     """Reject the active version and go back to *version*, a retired one, or to the one that was retired last.
 
-    Without any, the bundled student answers again and None is returned. Raises ActionError when there is nothing to go
+    Without any, the bundled one answers again and None is returned. Raises ActionError when there is nothing to go
     back from, *version* is not retired, or its file is gone.
     """
     retired = LengthVersion.objects.filter(state=VersionState.RETIRED)
@@ -166,7 +142,7 @@ def rollback(version: LengthVersion | None, actor: User | str, reason: str = "")
         if back is not None:
             _lock(back, VersionState.RETIRED, "one can go back only to a retired version")
             _refuse(obstacle)
-        why = reason or f"rolled back to {f'version {back.number}' if back else 'the bundled student'}"
+        why = reason or f"rolled back to {f'version {back.number}' if back else 'the bundled one'}"
         _move(active, VersionState.REJECTED, actor, why, "rolled_back", Severity.WARNING)
         if back is not None:
             _move(back, VersionState.ACTIVE, actor, reason or f"rolled back from version {active.number}", "restored")
@@ -174,50 +150,42 @@ def rollback(version: LengthVersion | None, actor: User | str, reason: str = "")
 
 
 def judge(now: datetime) -> LengthVersion | None:
-    """Promote or reject one shadow by its errors against the active version's; return it, None if none can be judged
-    yet.
+    """Promote or reject the shadow by its errors against the active version's; None if it cannot be judged yet.
 
     The errors are those of `LengthMinute` in the minutes in which both predicted, once the shadow has
-    `PILOTHOUSE_LENGTH_PROMOTE_REQUESTS` requests.
+    `PROMOTE_REQUESTS` requests.
     """
-    if not tuned().LENGTH_PROMOTE:
+    active, version = assigned()
+    if not tuned().LENGTH_PROMOTE or version is None:
         return None
-    answering = assigned()
-    judged = (_judge(shadow, answering.active, now) for shadow in selectors.shadow_versions()
-              if shadow in answering.shadows)  # fmt: skip
-    return next(filter(None, judged), None)
-
-
-def _judge(shadow: LengthVersion, active: LengthVersion, now: datetime) -> LengthVersion | None:
-    since = max(shadow.shadow_since or shadow.trained_at, now - JUDGED_OVER)
-    duel = selectors.duel(str(active), f"{selectors.SHADOW} {shadow}", selectors.Scope(since))
-    if duel is None or duel.gain is None or duel.shadow.requests < tuned().LENGTH_PROMOTE_REQUESTS:
+    since = max(version.trained_at, now - JUDGED_OVER)
+    both = selectors.compared(str(active), f"{selectors.SHADOW} {version}", selectors.Scope(since))
+    gain = selectors.gain(*both) if both else None
+    if both is None or gain is None or both[1].requests < PROMOTE_REQUESTS:
         return None
-    late, most_late = duel.shadow.late_ratio or 0.0, tuned().LENGTH_PROMOTE_LATE
-    if late > most_late:
-        budget = "LENGTH_ENCODER_BUDGET_MS" if shadow.kind in ON_ENCODER else "LENGTH_BUDGET_MS"
+    before, measures = both
+    late = measures.late_ratio or 0.0
+    if late > MAX_LATE:
         return reject(
-            shadow,
+            version,
             ACTOR,
-            f"{100 * late:.1f}% of {duel.shadow.requests:,} answers came later than requests wait"
-            f" (PILOTHOUSE_{budget}), at most {100 * most_late:g}% may",
+            f"{100 * late:.1f}% of {measures.requests:,} answers came later than requests wait"
+            f" (PILOTHOUSE_LENGTH_BUDGET_MS), at most {100 * MAX_LATE:g}% may",
         )
-    least = tuned().LENGTH_PROMOTE_GAIN
-    said = (
-        f"mean absolute error of {duel.shadow.mae:.1f} tokens over {duel.shadow.requests:,} requests, "
-        f"{active} {duel.active.mae:.1f} over {duel.active.requests:,}: "
-        f"{100 * abs(duel.gain):.1f}% {'better' if duel.gain >= 0 else 'worse'}"
+    reason = (
+        f"mean absolute error of {measures.mae:.1f} tokens over {measures.requests:,} requests, {active} {before.mae:.1f}"
+        f" over {before.requests:,}: {100 * abs(gain):.1f}% {'better' if gain >= 0 else 'worse'}"
     )
-    if duel.gain >= least:
-        return promote(shadow, ACTOR, f"{said}, at least {100 * least:g}% is wanted")
-    if duel.gain >= 0:
-        said = f"{said}, less than the {100 * least:g}% wanted (PILOTHOUSE_LENGTH_PROMOTE_GAIN)"
-    return reject(shadow, ACTOR, said)
+    if gain >= PROMOTE_GAIN:
+        return promote(version, ACTOR, f"{reason}, at least {100 * PROMOTE_GAIN:g}% is wanted")
+    if gain >= 0:
+        reason = f"{reason}, less than the {100 * PROMOTE_GAIN:g}% wanted"
+    return reject(version, ACTOR, reason)
 
 
 def prune(now: datetime) -> int:
     """Delete expired samples and measures, and texts whose tenants stopped keeping prompts; return how many."""
-    gone, _ = LengthSample.objects.filter(at__lt=now - timedelta(days=tuned().LENGTH_SAMPLE_DAYS)).delete()
+    gone, _ = LengthSample.objects.filter(at__lt=now - timedelta(days=SAMPLE_DAYS)).delete()
     for model in LengthSample.objects.order_by().values_list("model", flat=True).distinct():
         of_model = LengthSample.objects.filter(model=model).order_by("-pk")
         first_gone = of_model.values_list("pk", flat=True)[tuned().LENGTH_SAMPLES :].first()
@@ -225,13 +193,13 @@ def prune(now: datetime) -> int:
             gone += of_model.filter(pk__lte=first_gone).delete()[0]
     forgetful = Tenant.objects.filter(keep_prompts=False)
     gone += LengthSample.objects.filter(tenant__in=forgetful).exclude(text="").update(text="")
-    oldest = now - timedelta(days=tuned().LENGTH_MEASURE_DAYS)
+    oldest = now - timedelta(days=MEASURE_DAYS)
     return gone + LengthMinute.objects.filter(minute__lt=oldest).delete()[0]
 
 
-def _make_room(kind: str, number: int) -> None:
-    """Reject the shadow of *kind*, for version *number*."""
-    for other in LengthVersion.objects.filter(state=VersionState.SHADOW, kind=kind):
+def _make_room(number: int) -> None:
+    """Reject the shadow, for version *number*."""
+    for other in LengthVersion.objects.filter(state=VersionState.SHADOW):
         _move(other, VersionState.REJECTED, ACTOR, f"version {number} takes its place in the shadow")
 
 

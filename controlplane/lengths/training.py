@@ -1,33 +1,28 @@
 """Training of length models: their samples, the training itself, and its row with progress and result.
 
-Models that read no text (`TEXTLESS`, the student among them) learn from every sample; the others need text, which a
+Models that read no text (`TEXTLESS`, the trees among them) learn from every sample; the others need text, which a
 sample has only if its tenant keeps prompts. A fifth of the prompts is held out. The result is a version in shadow, or a
 rejected one if it does worse than its predecessor on them.
 """
 
 import contextlib
-import json
 import logging
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from django.conf import settings
 from django.db import DatabaseError
 from django.db.models import QuerySet
 from django.utils import timezone
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controlplane.accounts.models import User
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Model
 from controlplane.jobs.broker import send_task
 from controlplane.jobs.record import describe
 from controlplane.lengths.models import (
@@ -38,6 +33,7 @@ from controlplane.lengths.models import (
     TrainingState,
     VersionState,
 )
+from controlplane.lengths.notes import reader
 from controlplane.lengths.services import ACTOR, add, in_use
 from controlplane.tuning.selectors import tuned
 from forecasting.lengths import (
@@ -46,34 +42,32 @@ from forecasting.lengths import (
     TEXTLESS,
     Fitting,
     LengthModel,
-    LengthQuery,
     Sample,
-    Student,
+    Trees,
     rests,
     score,
 )
-from forecasting.lengths.datasets import count_tokens
-from forecasting.lengths.encoder import MOST_TOKENS, torch_threads
+from forecasting.lengths.encoder import MOST_TOKENS, Progress, torch_threads
 from forecasting.lengths.subprocess_server import load
 
 logger = logging.getLogger(__name__)
 
-STUDENT: Final = Student.name
+USUAL: Final = Trees.name
+"""The kind that is trained by schedule."""
 MOST_TRAINED: Final = 50_000
 HELD_OUT: Final = 5
 """Every fifth prompt is held out of training; equal prompts are on the same side."""
 MOST_JUDGED: Final = 500
 """Newest held-out samples by which encoders are judged: they read some dozens a second."""
-FITTING: Final = Fitting(most_tokens=MOST_TOKENS)
-"""Of a conversation the last 512 tokens by the encoder's own tokenizer are read (SSJF, section 3.1)."""
+FITTING: Final = Fitting(most_tokens=MOST_TOKENS, layers=2)
+"""Of a conversation the last 512 tokens by the encoder's own tokenizer are read (SSJF, section 3.1), by its first two
+layers: as exact as all of them, in half the time (docs/papers/length-models.md)."""
 
 TASK: Final = "workers.tasks.lengths.train_length_model"
 LIMIT_S: Final = 3000
 """Time limit of one training in a worker."""
 WAITS_S: Final = 3600
 """Timeout of a requested training that no worker starts."""
-AGAIN_AFTER: Final = timedelta(minutes=1)
-"""Delay after which a pending training that no worker has seen is sent again: its message was lost with the broker."""
 SILENT: Final = timedelta(minutes=15)
 """Time without progress after which a training counts as lost, as after a restart of its worker."""
 REPORT_S: Final = 1.0
@@ -109,49 +103,6 @@ def stored(kind: str) -> list[Sample]:
     return samples
 
 
-class SampleLine(BaseModel):
-    """One finished request, a line of a file."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    text: Annotated[str, Field(min_length=1)]
-    output_tokens: Annotated[int, Field(ge=1)]
-    prompt_tokens: Annotated[int, Field(ge=1)] | None = None
-    """None: counted from the text (`count_tokens`)."""
-    model: str = ""
-    tenant: str = ""
-    slo_class: str = ""
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-
-    def sample(self) -> Sample:
-        prompt_tokens = self.prompt_tokens or max(1, count_tokens(self.text))
-        query = LengthQuery(self.text, prompt_tokens, self.model, self.tenant, self.slo_class, self.max_tokens)
-        return Sample(query, self.output_tokens)
-
-
-def read_samples(path: Path) -> list[Sample]:
-    """Return the samples in *path* without those that `max_tokens` cut. Raises ValueError naming an unreadable line."""
-    samples = []
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, text in enumerate(lines, 1):
-                if not text.strip():
-                    continue
-                try:
-                    line = SampleLine.model_validate(json.loads(text))
-                except ValidationError as error:
-                    first = error.errors()[0]
-                    where = ".".join(map(str, first["loc"]))
-                    raise ValueError(f"{path}, line {number}: {where}: {first['msg']}") from error
-                except ValueError as error:
-                    raise ValueError(f"{path}, line {number}: no JSON object") from error
-                if line.max_tokens is None or line.output_tokens < line.max_tokens:
-                    samples.append(line.sample())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    return samples
-
-
 # The training
 
 
@@ -159,22 +110,25 @@ def train(
     now: datetime,
     actor: User | str = ACTOR,
     reason: str = "",
-    kind: str = STUDENT,
-    file: Path | None = None,
-    fitting: Fitting | None = None,
+    kind: str = USUAL,
+    progress: Progress | None = None,
 ) -> LengthVersion:
-    """Train a version of *kind* on the stored samples, or those in *file*; store it, in the shadow or rejected.
+    """Train a version of *kind* on the stored samples; store it, in the shadow or rejected.
 
-    Raises ActionError for a kind that rests and for too few samples, naming the needed sort, EncoderMissing without the
-    encoder, and ValueError for a file that cannot be read.
+    Raises ActionError for a kind that rests and for too few samples, naming the needed sort, and EncoderMissing without
+    the encoder.
     """
     _check_kind(kind)
-    samples = read_samples(file) if file else stored(kind)
-    model, predecessor = MODELS[kind](fitting or usual_fitting()), _predecessor(kind)
-    if isinstance(model, Student):  # it continues from its predecessor
-        model, predecessor, samples = _student(samples)
+    samples, predecessor = stored(kind), _predecessor(kind)
+    fitting = replace(FITTING, encoder=tuned().LENGTH_ENCODER, progress=progress)
+    if kind == USUAL:
+        bundled = reader()
+        model: LengthModel = Trees(fitting, bundled.text)
+        samples = [sample for sample in samples if bundled.can_read(sample.query)]
+    else:
+        model = MODELS[kind](fitting)
     if len(samples) < _least():
-        raise ActionError(_too_few(kind, len(samples), file))
+        raise ActionError(_too_few(kind, len(samples)))
     held_out = [sample for sample in samples if _held_out(sample)]
     learnt = [sample for sample in samples if not _held_out(sample)]
     if not held_out or not learnt:
@@ -183,7 +137,7 @@ def train(
     on_encoder = not ON_ENCODER.isdisjoint({kind, active.kind})
     if on_encoder:
         held_out = held_out[-MOST_JUDGED:]
-    with torch_threads(settings.LENGTH_TORCH_THREADS) if on_encoder else nullcontext():
+    with torch_threads(1) if on_encoder else nullcontext():
         mae_before = None if predecessor is None else _mae(predecessor, held_out)
         active_mae = mae_before if active == predecessor else _mae(active, held_out)
         measures: dict[str, Any] = _measured(model.fit(learnt), held_out)
@@ -202,7 +156,7 @@ def check_samples(kind: str) -> None:
     _check_kind(kind)
     count = rows_for(kind).count()
     if count < tuned().LENGTH_TRAIN_SAMPLES:
-        raise ActionError(_too_few(kind, count, None))
+        raise ActionError(_too_few(kind, count))
 
 
 def _check_kind(kind: str) -> None:
@@ -212,49 +166,19 @@ def _check_kind(kind: str) -> None:
         raise ActionError(reason)
 
 
-def due(now: datetime) -> list[str]:
-    """Return the kinds that are due for training and have enough samples, of the student and those that models name."""
-    if not tuned().LENGTH_TRAIN_EVERY_S:
-        return []
-    named = Model.objects.exclude(length_model="").order_by("length_model").values_list("length_model", flat=True)
-    return [kind for kind in dict.fromkeys((STUDENT, *named)) if _due(kind, now)]
-
-
-def _due(kind: str, now: datetime) -> bool:
-    newest = LengthVersion.objects.filter(kind=kind).order_by("-number").first()
-    if rests(kind):
+def is_due(now: datetime) -> bool:
+    """Return whether the usual kind is due for training and has enough samples."""
+    every_s = tuned().LENGTH_TRAIN_EVERY_S
+    newest = LengthVersion.objects.filter(kind=USUAL).order_by("-number").first()
+    if not every_s or (newest is not None and (now - newest.trained_at).total_seconds() < 0.9 * every_s):
         return False
-    if newest is not None and (now - newest.trained_at).total_seconds() < 0.9 * tuned().LENGTH_TRAIN_EVERY_S:
-        return False
-    enough: int = tuned().LENGTH_TRAIN_SAMPLES
-    return rows_for(kind).count() >= enough
-
-
-def usual_fitting() -> Fitting:
-    """Return the fitting by the settings."""
-    samples, layers = tuned().LENGTH_ENCODER_SAMPLES, tuned().LENGTH_ENCODER_LAYERS
-    return replace(FITTING, encoder=tuned().LENGTH_ENCODER, layers=layers, tuned=samples, read=2 * samples)
+    return rows_for(USUAL).count() >= tuned().LENGTH_TRAIN_SAMPLES
 
 
 def _predecessor(kind: str) -> LengthVersion | None:
-    """Return the version that a new one of *kind* follows: the newest that is not rejected."""
-    return LengthVersion.objects.filter(kind=kind).exclude(state=VersionState.REJECTED).order_by("-number").first()
-
-
-def _student(samples: list[Sample]) -> tuple[Student, LengthVersion, list[Sample]]:
-    """Return the student that training continues from, its version, and those of *samples* that it can read.
-
-    The active one; or the bundled one if that is no student, cannot be loaded, or has the vocabulary of an older release.
-    """
-    active = in_use()
-    if active.kind == STUDENT:
-        model = _loaded(active)
-        readable = [sample for sample in samples if isinstance(model, Student) and model.can_read(sample.query)]
-        if isinstance(model, Student) and len(readable) >= len(samples) / 2:
-            return model, active, readable
-    student = load(BUNDLED.kind, BUNDLED.path)
-    assert isinstance(student, Student)
-    return student, BUNDLED, [sample for sample in samples if student.can_read(sample.query)]
+    """Return the version that a new one of *kind* follows: the newest that is not rejected, or the bundled one."""
+    row = LengthVersion.objects.filter(kind=kind).exclude(state=VersionState.REJECTED).order_by("-number").first()
+    return row or (BUNDLED if kind == BUNDLED.kind else None)
 
 
 def _loaded(version: LengthVersion) -> LengthModel | None:
@@ -270,18 +194,14 @@ def _least() -> int:
     return max(HELD_OUT, enough)
 
 
-def _too_few(kind: str, count: int, file: Path | None) -> str:
-    where = f"{file} has" if file else "There are"
-    said = (
-        f"{where} {count} samples {'' if kind in TEXTLESS else 'with text '}to learn from; a training needs {_least()} "
+def _too_few(kind: str, count: int) -> str:
+    text = "" if kind in TEXTLESS else "with text "
+    reason = (
+        f"There are {count} samples {text}to learn from; a training needs {_least()} (PILOTHOUSE_LENGTH_TRAIN_SAMPLES)."
     )
-    said += "(PILOTHOUSE_LENGTH_TRAIN_SAMPLES)."
-    if kind not in TEXTLESS and file is None:
-        said += (
-            f" {kind} reads prompts, and only those of tenants that keep prompts are stored: ask tenants, or give a file"
-            " (manage.py train_lengths --file)."
-        )
-    return said
+    if text:
+        reason += f" {kind} reads prompts, and only those of tenants that keep prompts are stored: ask tenants."
+    return reason
 
 
 def _held_out(sample: Sample) -> bool:
@@ -301,7 +221,7 @@ def _measured(model: LengthModel, held_out: Sequence[Sample]) -> dict[str, float
 def _mae(version: LengthVersion, held_out: Sequence[Sample]) -> float | None:
     """Return the mean absolute error of *version*; None if it cannot be loaded, or needs text that is missing."""
     model = _loaded(version)
-    if isinstance(model, Student):
+    if isinstance(model, Trees):
         held_out = [sample for sample in held_out if model.can_read(sample.query)]
     elif version.kind not in TEXTLESS:
         held_out = [sample for sample in held_out if sample.query.text]
@@ -311,7 +231,7 @@ def _mae(version: LengthVersion, held_out: Sequence[Sample]) -> float | None:
 # Rows of trainings
 
 
-def ask(actor: User, reason: str = "", kind: str = STUDENT) -> LengthTraining:
+def ask(actor: User, reason: str = "", kind: str = USUAL) -> LengthTraining:
     """Have a worker train a version of *kind*. Raises ActionError for too few samples, or while another one trains."""
     check_samples(kind)
     if LengthTraining.objects.filter(kind=kind, state__in=OPEN).exists():
@@ -333,20 +253,18 @@ def queue(kind: str, actor: str, reason: str) -> LengthTraining:
     return row
 
 
-def run(row: LengthTraining, file: Path | None = None, fitting: Fitting | None = None) -> LengthTraining:
+def run(row: LengthTraining) -> LengthTraining:
     """Train as *row* requests, if it is still pending, and report progress in it. Raises as `train` does."""
     now = timezone.now()
     values = {"state": TrainingState.RUNNING, "started_at": now, "seen_at": now, "step": "samples are read"}
     if not LengthTraining.objects.filter(pk=row.pk, state=TrainingState.QUEUED).update(**values):
         row.refresh_from_db()
         return row
-    fitting = fitting or usual_fitting()
-    fitting = replace(fitting, progress=_report(row, fitting.progress))
     try:
-        version = train(timezone.now(), row.asked_by or ACTOR, row.reason, row.kind, file, fitting)
+        version = train(timezone.now(), row.asked_by or ACTOR, row.reason, row.kind, _report(row))
     except BaseException as error:
-        said = str(error) if isinstance(error, ActionError | ValueError) else describe(error)
-        _end(row, TrainingState.FAILED, error=said)
+        reason = str(error) if isinstance(error, ActionError | ValueError) else describe(error)
+        _end(row, TrainingState.FAILED, error=reason)
         raise
     _end(row, TrainingState.DONE, version=version)
     return row
@@ -368,47 +286,29 @@ def run_requested(pk: int) -> int:
 
 
 def run_due(now: datetime) -> int:
-    """Train every kind that is due, until a requested training is pending; return the last number, 0 without any.
-
-    Raises the first failure.
-    """
-    numbers = [0]
-    for kind in due(now):
-        if has_requested():
-            break
-        row = run(queue(kind, "", "it is due"))
-        numbers.append(row.version.number if row.version else 0)
-    return numbers[-1]
-
-
-def note_waiting(pk: int) -> None:
-    """Record that a worker has seen the training *pk*, and left it pending for other long work."""
-    LengthTraining.objects.filter(pk=pk, state=TrainingState.QUEUED).update(seen_at=timezone.now())
-
-
-def end_lost(now: datetime) -> int:
-    """Fail trainings not started in time or whose worker is gone, and resend unseen ones; return how many failed."""
-    waited = LengthTraining.objects.filter(
-        state=TrainingState.QUEUED, asked_at__lt=now - timedelta(seconds=WAITS_S + 60)
-    )
-    lost = LengthTraining.objects.filter(state=TrainingState.RUNNING, seen_at__lt=now - SILENT)
-    count = 0
-    for rows, error in (
-        (waited, "No worker took it up within an hour."),
-        (lost, "The worker that ran it is gone, or it took too long for a step."),
-    ):
-        for row in rows:
-            _end(row, TrainingState.FAILED, error=error)
-            count += 1
-    for row in LengthTraining.objects.filter(state=TrainingState.QUEUED).exclude(asked_by=""):
-        if max(row.asked_at, row.seen_at or row.asked_at) < now - AGAIN_AFTER:
-            send_task(TASK, row.pk, expires_s=WAITS_S)
-    return count
+    """Train the usual kind if it is due and no training is requested; return the version's number, 0 without any."""
+    if has_requested() or not is_due(now):
+        return 0
+    row = run(queue(USUAL, "", "it is due"))
+    return row.version.number if row.version else 0
 
 
 def has_requested() -> bool:
     """Return whether a requested training is pending."""
     return LengthTraining.objects.filter(state=TrainingState.QUEUED).exclude(asked_by="").exists()
+
+
+def end_lost(now: datetime) -> int:
+    """Fail trainings that were not started in time or whose worker is gone; return how many."""
+    waited = LengthTraining.objects.filter(
+        state=TrainingState.QUEUED, asked_at__lt=now - timedelta(seconds=WAITS_S + 60)
+    )
+    lost = LengthTraining.objects.filter(state=TrainingState.RUNNING, seen_at__lt=now - SILENT)
+    rows = [*((row, "No worker took it up within an hour.") for row in waited)]
+    rows += [(row, "The worker that ran it is gone, or it took too long for a step.") for row in lost]
+    for row, error in rows:
+        _end(row, TrainingState.FAILED, error=error)
+    return len(rows)
 
 
 def ready() -> list[tuple[str, int, int]]:
@@ -417,14 +317,12 @@ def ready() -> list[tuple[str, int, int]]:
     return [(kind, textless if kind in TEXTLESS else with_text, tuned().LENGTH_TRAIN_SAMPLES) for kind in MODELS]
 
 
-def _report(row: LengthTraining, also: Callable[[str, int, int], None] | None) -> Callable[[str, int, int], None]:
-    """Return a callback that writes progress into *row*, once a second at most, and passes it to *also*."""
+def _report(row: LengthTraining) -> Progress:
+    """Return a callback that writes progress into *row*, once a second at most."""
     written_s = 0.0
 
     def report(what: str, done: int, steps: int) -> None:
         nonlocal written_s
-        if also is not None:
-            also(what, done, steps)
         if time.monotonic() - written_s < REPORT_S:
             return
         written_s = time.monotonic()

@@ -19,7 +19,7 @@ COLUMNS: Final = {knob.column.name: name for name, knob in HELD.items() if knob.
 KNOB_SETTINGS: Final = {knob.setting: name for name, knob in HELD.items() if knob.setting}
 SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", "NIW_RELEASE", "PLAN_NIW_BUFFER", *KNOB_SETTINGS)
 """Settings that a bundle sets per model."""
-SET: Final = (*COLUMNS, "strategy", "parameters", "length_model", *SETTINGS)
+SET: Final = (*COLUMNS, "strategy", "parameters", *SETTINGS)
 """What a bundle sets, named as in `values_of`."""
 NONE: Final = "none"
 
@@ -30,7 +30,6 @@ def values_of(bundle: Bundle) -> dict[str, Any]:
         **{column: bundle.policy[name] for column, name in COLUMNS.items()},
         "strategy": bundle.strategy,
         "parameters": bundle.parameters,
-        "length_model": bundle.length_model,
         "FORECASTER": bundle.forecaster,
         "PLAN_DEMAND": bundle.plan_demand,
         "NIW_RELEASE": bundle.release,
@@ -121,7 +120,6 @@ def _values(
     values |= {
         "strategy": policy.strategy if policy else NONE,
         "parameters": policy.parameters if policy else {},
-        "length_model": model.length_model,
     }
     in_force = settings.given(model.name)
     return values | {name: in_force[name] for name in SETTINGS}

@@ -1,25 +1,24 @@
-"""Demand, capacity and load of endpoints: one definition for pages, REST and history.
+"""Demand, capacity and load of endpoints: one definition for pages and REST.
 
 All in the planner's unit, prompt plus output tokens, of the classes that it counts: interactive and deferred. Demand is
 what callers of a region asked for, capacity what its ready instances serve by the newest plan's capability, and load is
 demand over capacity.
 """
 
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import QuerySet
-
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance
-from controlplane.gateway.models import CapacityStep
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
 from controlplane.planning.forecasts.selectors import demand_now, omitted_from_sums
-from controlplane.planning.models import WHAT_IF, ScalingPlan
+from controlplane.planning.models import WHAT_IF, ScalingMove, ScalingPlan
 from controlplane.rows import narrowed, newest_of_each
+
+Place = tuple[str, str]
+"""(model, region) names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,60 +86,30 @@ def endpoint_loads(now: datetime) -> dict[tuple[str, str], EndpointLoad]:
     return loads
 
 
-# History
+def capacity_over_time(
+    model: str, region: str, moments: Sequence[datetime], loads: Mapping[Place, EndpointLoad]
+) -> list[float | None]:
+    """Return the capacity at each of *moments* (oldest first): that of *loads*, without what scaling has moved since.
 
-
-def record_capacity(now: datetime) -> int:
-    """Record capacity from *now* for endpoints where it changed; return their number.
-
-    Past capacity stays as recorded: later plans with other capabilities, and removed instances, do not change it.
+    Summed over all regions, or all models that `omitted_from_sums` does not name, where one is empty. None until a plan has
+    valued an instance.
     """
-    newest = newest_of_each(CapacityStep.objects.all(), "model", "region")
-    before = {(row.model, row.region): (row.ready, row.tokens_per_s) for row in newest}
-    present: dict[tuple[str, str], tuple[int, float | None]] = dict.fromkeys(before, (0, None))
-    for place, load in endpoint_loads(now).items():
-        present[place] = load.ready, load.capacity_tokens_per_s
-    changed = {place: step for place, step in present.items() if step != before.get(place, (0, None))}
-    CapacityStep.objects.bulk_create(
-        CapacityStep(at=now, model=model, region=region, ready=ready, tokens_per_s=tokens_per_s)
-        for (model, region), (ready, tokens_per_s) in changed.items()
-    )
-    return len(changed)
-
-
-def capacity_over_time(model: str, region: str, moments: Sequence[datetime]) -> list[float | None]:
-    """Return recorded capacity at each of *moments* (oldest first), summed over all regions, or all models that
-    `omitted_from_sums` does not name, where one is empty.
-
-    None before the first record.
-    """
-    if not moments:
-        return []
-    steps = narrowed(CapacityStep.objects.filter(at__lte=moments[-1]), model=model, region=region)
-    if not model:
-        steps = steps.exclude(model__in=omitted_from_sums())
-    by_place: dict[tuple[str, str], list[tuple[datetime, float | None]]] = defaultdict(list)
-    first = newest_of_each(steps.filter(at__lte=moments[0]), "model", "region")
-    for row in first:
-        by_place[row.model, row.region].append((row.at, row.tokens_per_s))
-    for row in steps.filter(at__gt=moments[0]).order_by("at", "pk"):
-        by_place[row.model, row.region].append((row.at, row.tokens_per_s))
+    omitted = set() if model else omitted_from_sums()
+    here = [
+        load.capacity_tokens_per_s
+        for place, load in loads.items()
+        if model in ("", place[0]) and region in ("", place[1]) and place[0] not in omitted
+    ]
+    known = [each for each in here if each is not None]
+    if not known or not moments:
+        return [None] * len(moments)
+    able, total = capabilities(), sum(known)
+    rows = narrowed(ScalingMove.objects.filter(at__gt=moments[0]), model=model, region=region)
+    moves = list(rows.exclude(model__in=omitted).order_by("at").values_list("at", "model", "gpu_type", "delta"))
     values: list[float | None] = []
-    for moment in moments:
-        known = [
-            value
-            for series in by_place.values()
-            if (place := bisect_right(series, moment, key=_at)) and (value := series[place - 1][1]) is not None
-        ]
-        values.append(sum(known) if known else None)
-    return values
-
-
-def _at(step: tuple[datetime, float | None]) -> datetime:
-    return step[0]
-
-
-def out_of_date(oldest: datetime) -> QuerySet[CapacityStep]:
-    """Return steps before *oldest*, except each endpoint's newest, which is still current."""
-    newest = newest_of_each(CapacityStep.objects.all(), "model", "region").values("pk")
-    return CapacityStep.objects.filter(at__lt=oldest).exclude(pk__in=newest).order_by("pk")
+    for moment in reversed(moments):
+        while moves and moves[-1][0] > moment:
+            _, name, gpu_type, delta = moves.pop()
+            total -= delta * able.get((name, gpu_type), 0.0)
+        values.append(max(0.0, total))
+    return values[::-1]

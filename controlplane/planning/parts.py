@@ -1,29 +1,27 @@
 """The five parts of how a model is served, with every choice and a sentence about it, for pages.
 
 A bundle sets all of them (`bundles`); `services.switch_parts` sets single ones. The choices are described in
-docs/papers/routing.md, docs/papers/ordering.md, docs/papers/scaling.md, docs/papers/forecasting.md and docs/papers/length-models.md.
+docs/papers/routing.md, docs/papers/ordering.md, docs/papers/scaling.md and docs/papers/forecasting.md.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.planning.execution import strategies
 from controlplane.planning.titles import title_of
 from controlplane.tuning.selectors import choices_of
-from forecasting import lengths
 from scheduling.policy import LIVE_CHOICES
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """One value of a part. *about*: its effect; *rests*: why it is unavailable here and a fallback stands in."""
+    """One value of a part. *about*: its effect; *unavailable_reason*: why a fallback answers here instead."""
 
     value: str
     title: str
     about: str
-    rests: str = ""
+    unavailable_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +32,12 @@ class PolicyPart:
     title: str
     abouts: Mapping[str, str]
     values: Callable[[], Mapping[str, str]]
-    rests: Callable[[str], str] = lambda value: ""
+    unavailable_reason: Callable[[str], str] = lambda value: ""
 
     def choices(self) -> list[PolicyChoice]:
         return [
-            PolicyChoice(value, title, self.abouts[value], self.rests(value)) for value, title in self.values().items()
+            PolicyChoice(value, title, self.abouts[value], self.unavailable_reason(value))
+            for value, title in self.values().items()
         ]
 
     def choice(self, value: Any) -> PolicyChoice:
@@ -98,31 +97,13 @@ FORECASTERS: Final = {
     "mlstm": "A multiplicative LSTM over the last windows (PreServe).",
     "blend": "Many simple forecasts and trees, weighted by how well each did lately.",
 }
-LENGTH_MODELS: Final = {
-    "": "The version that is active for all models.",
-    LengthModelKind.STUDENT: "N-grams and measures of the prompt in small networks and trees; about 0.3 ms.",
-    LengthModelKind.OURS: "The student with an encoder's embedding: the most exact, and slower.",
-    LengthModelKind.TREES: "Boosted trees on measures of the prompt and on what the tenant usually gets.",
-    LengthModelKind.CLASS_MEAN: "The mean answer of the SLO class.",
-    LengthModelKind.TENANT_HISTOGRAM: "The lengths that the tenant got lately.",
-    LengthModelKind.PROMPT_BUCKETS: "The median answer to prompts about as long.",
-    LengthModelKind.SSJF_REG_L1: "An encoder with a regression on it, by absolute error.",
-    LengthModelKind.SSJF_REG_MSE: "An encoder with a regression on it, by squared error.",
-    LengthModelKind.SSJF_CLS: "An encoder that picks one of five classes of length.",
-    LengthModelKind.SSJF_ORDINAL_L1: "An encoder on ordered classes of length, by absolute error.",
-    LengthModelKind.SSJF_ORDINAL_MSE: "An encoder on ordered classes of length, by squared error.",
-    LengthModelKind.SSJF_BINARY: "An encoder that says short or long.",
-    LengthModelKind.SSJF_PAIRWISE: "An encoder trained to tell the longer of two.",
-    LengthModelKind.SSJF_CLS_PAIRWISE: "An encoder that picks one of five classes; within one, which of two is longer.",
-    LengthModelKind.PRESERVE: "An encoder whose prompt tokens and last layer are tuned (PreServe).",
-}
 
 
 def _titled(names: list[str], of: str = "") -> dict[str, str]:
     return {name: title_of(name) if name else of for name in names}
 
 
-def _forecaster_rests(name: str) -> str:
+def _forecaster_unavailable_reason(name: str) -> str:
     from forecasting.workload import rests  # takes half a second
 
     return rests(name)
@@ -137,19 +118,12 @@ PARTS: Final = (
         "Forecaster",
         FORECASTERS,
         lambda: _titled(list(choices_of("FORECASTER")), "Best in backtests"),
-        _forecaster_rests,
-    ),
-    PolicyPart(
-        "length_model",
-        "Length model",
-        LENGTH_MODELS,
-        lambda: {"": "The version in use"} | {str(kind): str(kind.label) for kind in LengthModelKind},
-        lengths.rests,
+        _forecaster_unavailable_reason,
     ),
 )
 
 
-def resting(values: Mapping[str, Any]) -> list[str]:
+def unavailable_reasons(values: Mapping[str, Any]) -> list[str]:
     """Return why parts among *values* (named as in `bundles.values_of`) are unavailable, one sentence each."""
-    said = (part.rests(values[part.name]) for part in PARTS if part.name in values)
-    return [reason for reason in said if reason]
+    reasons = (part.unavailable_reason(values[part.name]) for part in PARTS if part.name in values)
+    return [reason for reason in reasons if reason]

@@ -61,8 +61,6 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
             **({} if plans.period_s is None else {"period_s": float(plans.period_s)}),
             "epsilon": plans.epsilon,
             "time_limit_s": float(plans.time_limit_s),
-            "capability_instances": tuned().CAPABILITY_INSTANCES,
-            "capability_most_above": tuned().CAPABILITY_MOST_ABOVE,
         },
     }
 

@@ -1,8 +1,7 @@
 """Planning writes: operators' decisions about plans and policies.
 
-Approval is stored as a row: a Celery worker is notified at once, and without a broker, beat picks up the approved plan
-within seconds. Planners' writes are in `forecasts`, `plans`, `comparison` (simulated strategies) and `execution`
-(approved plans, strategies between plans, instances).
+Approval is stored as a row, which the scaling loop reads within seconds. Planners' writes are in `forecasts`, `plans` and
+`execution` (approved plans, strategies between plans, instances).
 """
 
 from typing import Any
@@ -19,34 +18,27 @@ from controlplane.fleet.models import Model
 from controlplane.planning import bundles, parts
 from controlplane.planning.execution import plan_rollout
 from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
-from controlplane.planning.plans import services as plans
 from controlplane.tuning import services as settings
 from scheduling.bundles import BUNDLES
 
 
 @transaction.atomic
 def approve(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
-    """Approve *plan*, or the newer one that repeats it, for the scaling loop to carry out. Return the approved plan.
+    """Approve *plan* for the scaling loop to carry out. Raises ActionError unless it is valid advice.
 
-    The model's other unfinished plans are superseded. Raises ActionError unless it is valid advice; for a replaced plan
-    the error says what changed.
+    The model's other unfinished plans are superseded.
     """
     row = _to_decide(plan, "approved")
-    for old in ScalingPlan.objects.filter(model=row.model, status__in=plan_rollout.TO_CARRY_OUT).select_related(
-        "model"
-    ):
+    others = ScalingPlan.objects.filter(model=row.model, status__in=plan_rollout.TO_CARRY_OUT)
+    for old in others.select_related("model"):
         plan_rollout.end(old, PlanStatus.SUPERSEDED, timezone.now())
-    _decide(row, PlanStatus.APPROVED, actor, reason, asked=plan.pk)
-    plan_rollout.pull_weights(row)
-    return _shown(plan, row)
+    return _decide(plan, row, PlanStatus.APPROVED, actor, reason)
 
 
 @transaction.atomic
 def reject(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
-    """Reject *plan*, or the newer one that repeats it. Return the rejected plan; raises ActionError like `approve`."""
-    row = _to_decide(plan, "rejected")
-    _decide(row, PlanStatus.REJECTED, actor, reason, asked=plan.pk)
-    return _shown(plan, row)
+    """Reject *plan*. Raises ActionError unless it is valid advice."""
+    return _decide(plan, _to_decide(plan, "rejected"), PlanStatus.REJECTED, actor, reason)
 
 
 @transaction.atomic
@@ -146,10 +138,6 @@ def _give(before: bundles.Present, differences: list[bundles.Difference], actor:
     model, given = before.model, {each.what: each.bundled for each in differences}
     if policies := {name: given[name] for name in bundles.COLUMNS if name in given}:
         model.deployments.update(**policies)
-    if "length_model" in given:
-        model.length_model = given["length_model"]
-        model.full_clean()
-        model.save(update_fields=["length_model"])
     if given.keys() & {"strategy", "parameters"}:
         row = ScalingPolicy.objects.select_for_update().filter(model=model).first() or ScalingPolicy(model=model)
         strategy = given.get("strategy", before.values["strategy"])
@@ -170,38 +158,17 @@ def supersede_open(model: Model) -> int:
 
 
 def _to_decide(plan: ScalingPlan, wanted: str) -> ScalingPlan:
-    """Return the locked row a decision about *plan* applies to: its own, or the newer advice that repeats it."""
-    rows = ScalingPlan.objects.select_for_update(of=("self",)).select_related("model")
-    row, now = rows.get(pk=plan.pk), timezone.now()
-    if row.status == PlanStatus.ADVICE and row.valid_until > now:
-        return row
-    if row.status not in {PlanStatus.ADVICE, PlanStatus.SUPERSEDED, PlanStatus.EXPIRED}:
+    """Return the locked row of *plan*. Raises ActionError unless it is advice for a time that is not over."""
+    row = ScalingPlan.objects.select_for_update(of=("self",)).select_related("model").get(pk=plan.pk)
+    if row.status != PlanStatus.ADVICE:
         status = row.get_status_display().lower()
         raise ActionError(f"This plan for {row.model} is {status}; only advice can be {wanted}.")
-    waiting = rows.filter(model=row.model, status=PlanStatus.ADVICE, valid_until__gt=now, pk__gt=row.pk)
-    newer = waiting.order_by("-pk").first()
-    if newer is None:
-        over = f"was for the time until {row.valid_until:%F %H:%M} UTC" if row.valid_until <= now else "is superseded"
-        raise ActionError(f"This plan for {row.model} {over}, and no newer one asks for a change.")
-    if newer.strategy != row.strategy or (changes := _differences(row, newer)):
-        by = f"is by {newer.strategy}" if newer.strategy != row.strategy else f"asks for {changes}"
-        raise ActionError(
-            f"Plan {row.pk} for {row.model} was replaced by plan {newer.pk}, which {by}. Decide about that."
-        )
-    return newer
+    if row.valid_until <= timezone.now():
+        raise ActionError(f"This plan for {row.model} was for the time until {row.valid_until:%F %H:%M} UTC.")
+    return row
 
 
-def _differences(old: ScalingPlan, new: ScalingPlan) -> str:
-    """Describe where *new* differs from *old* in instance counts; empty if it repeats it."""
-    before, after = plans.target_counts(old.targets), plans.target_counts(new.targets)
-    return "; ".join(
-        f"{after.get(place, 0)} instances instead of {before.get(place, 0)} in {place[0]} on {place[1]}"
-        for place in sorted(before.keys() | after.keys())
-        if before.get(place, 0) != after.get(place, 0)
-    )
-
-
-def _decide(row: ScalingPlan, status: PlanStatus, actor: User, reason: str, asked: int) -> None:
+def _decide(plan: ScalingPlan, row: ScalingPlan, status: PlanStatus, actor: User, reason: str) -> ScalingPlan:
     before = row.status
     row.status, row.decided_by, row.decided_at = status, actor.get_username(), timezone.now()
     row.save(update_fields=["status", "decided_by", "decided_at"])
@@ -212,13 +179,6 @@ def _decide(row: ScalingPlan, status: PlanStatus, actor: User, reason: str, aske
         before={"status": before},
         after={"status": status, "round": str(row.round), "targets": row.targets},
         reason=reason,
-        inputs={} if asked == row.pk else {"asked_about_plan": asked},
     )
-
-
-def _shown(plan: ScalingPlan, row: ScalingPlan) -> ScalingPlan:
-    """Update the caller's *plan* from the decided *row*, if they are the same."""
-    if plan.pk != row.pk:
-        return row
     plan.status, plan.decided_by, plan.decided_at = row.status, row.decided_by, row.decided_at
     return plan

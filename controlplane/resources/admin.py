@@ -294,5 +294,5 @@ def listed(model: type[Model], related: Sequence[str], *columns: str) -> dict[st
 def _add(
     model: type[Model], base: type[RoleAdmin[Any]], options: dict[str, Any], operations: Sequence[Operation]
 ) -> None:
-    actions = [action_of(each) for each in operations]
+    actions = [action_of(each) for each in operations if each.admin]
     admin.site.register(model, type(f"{model.__name__}Admin", (base,), options | {"actions": actions}))

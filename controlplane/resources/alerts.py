@@ -1,9 +1,12 @@
 """Alerts, and the rules that open them."""
 
+from datetime import datetime
+
 from django.db.models import Q, QuerySet
 from django.utils import timezone
+from pydantic import AwareDatetime, BaseModel, Field
 
-from controlplane.accounts.models import Role
+from controlplane.accounts.models import Role, User
 from controlplane.alerts import services
 from controlplane.alerts.models import Alert, AlertRule, Condition, WebhookFormat
 from controlplane.events.models import Severity
@@ -36,11 +39,28 @@ def open_alerts(rule: AlertRule) -> int:
     return rule.alerts.filter(resolved_at=None).count()
 
 
+class SilenceIn(BaseModel):
+    until: AwareDatetime | None = Field(description="Null ends a silence.")
+
+
+def silence(alert: Alert, user: User, reason: str, until: datetime | None) -> Alert:
+    return services.silence(alert, until, user, reason)
+
+
 ALERTS = Resource(
     name="alerts",
     noun="alert",
     model=Alert,
-    operations=(Operation("acknowledge", services.acknowledge, "Its message is not repeated.", needs_reason=False),),
+    operations=(
+        Operation("acknowledge", services.acknowledge, "Its message is not repeated.", needs_reason=False),
+        Operation(
+            "silence",
+            silence,
+            "No message about its subject until a time, also if it opens again.",
+            takes=SilenceIn,
+            admin=False,
+        ),
+    ),
     rows=lambda viewer: Alert.objects.select_related("rule"),
     least=Role.VIEWER,
     columns=(

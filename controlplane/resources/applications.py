@@ -5,8 +5,7 @@ from typing import Any
 from django.db.models import Count, Max, Q, QuerySet, Value
 
 from controlplane.applications.completion import DAY_H
-from controlplane.applications.models import Application, ApplicationRun, UnitBackend
-from controlplane.fleet.inventory.kinds import Kind
+from controlplane.applications.models import Application, ApplicationRun
 from controlplane.fleet.models import Deployment
 from controlplane.resources.filters import Search, Select, last_hours
 from controlplane.resources.requests import region_control, tenant_control
@@ -197,14 +196,4 @@ RUNS = Resource(
         *in_range("began_at", "Began", 24, 168),
     ),
     page=("run", "application"),
-)
-
-UNIT_BACKENDS = Resource(
-    name="unit-backends",
-    noun="unit backend",
-    model=UnitBackend,
-    kind=Kind("unit-backends", UnitBackend, secret=frozenset({"secret"})),
-    rows=lambda viewer: UnitBackend.objects.all(),
-    columns=tuple(Column(name) for name in ("name", "kind", "url", "keep_alive_s", "active")),
-    filters=(Filter("kind"),),
 )

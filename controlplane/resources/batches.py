@@ -31,18 +31,9 @@ BATCHES = Resource(
         Column("output_tokens", "Output tokens", draw="count"),
         Column("created_at", "Created (UTC)", draw="moment"),
         Column("expires_at", "Deadline (UTC)", draw="moment"),
-        Column(
-            "urgent_by", "Sped up to (UTC)", draw="moment", about="Deadline that it was brought forward to; null: not."
-        ),
         Column("lines_per_s", "Lines per second", type=float | None, about="At the measured pace; null while unknown."),
         Column(
             "expected_end_at", "Expected end (UTC)", label="ETA", type=datetime | None, about="At the measured pace."
-        ),
-        Column(
-            "expected_end_margin_s",
-            "Expected end, plus or minus (s)",
-            type=float | None,
-            about="Half of the 80% interval of the expected end.",
         ),
         Column(
             "slack_s",

@@ -1,21 +1,25 @@
 """Instances, with the live numbers of their gateway on the page and in the file."""
 
+from functools import partial
 from typing import Any
 
 from django.db.models import QuerySet
 
-from controlplane.accounts.models import Role
+from controlplane.accounts.models import Role, User
+from controlplane.fleet import services
 from controlplane.fleet.inventory.kinds import INSTANCE
-from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import Instance, Launcher, Tier
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.selectors import instances
+from controlplane.fleet.swaps import services as swaps
 from controlplane.resources.filters import Search, Select, every
 from controlplane.resources.resource import (
     LEAVES,
     LEAVES_FIRST,
     Column,
     Filter,
+    Operation,
     Resource,
     Viewer,
     of_model,
@@ -23,6 +27,16 @@ from controlplane.resources.resource import (
     search_in,
 )
 
+ACTIONS = {
+    Action.DRAIN: "They finish what they run and are given nothing new.",
+    Action.RESUME: "They are given requests again.",
+    Action.START: "Their servers are started; they are ready when they answer.",
+    Action.STOP: "Their servers are stopped and running requests are cut. Drain first to spare them. Only Start brings them "
+    "back.",
+    Action.SLEEP: "They finish what they run, then put their weights aside.",
+    Action.WAKE: "They take their weights back and are ready when they answer.",
+    Action.RECLAIM: "Their opportunistic requests are evicted, then they serve their model again.",
+}
 STATUSES = {
     "provisioning": "Provisioning",
     "loading": "Loading",
@@ -39,6 +53,11 @@ STATUSES = {
     "failed": "Failed",
 }
 """States as pages show them: those of the row, and what the gateway's last answer says against one."""
+
+
+def swap(instance: Instance, actor: User, reason: str) -> str:
+    swaps.request(instance, actor, reason)
+    return f"{instance.name} wakes when its GPUs are free"
 
 
 def outdated(row: Instance) -> list[str]:
@@ -68,6 +87,15 @@ INSTANCES = Resource(
     noun="instance",
     model=Instance,
     kind=INSTANCE,
+    operations=(
+        *(Operation(str(action), partial(services.act, action), about) for action, about in ACTIONS.items()),
+        Operation(
+            "swap",
+            swap,
+            "The awake instance of its swap group drains and sleeps, then it wakes or starts.",
+            admin=False,
+        ),
+    ),
     rows=visible_instances,
     least=Role.VIEWER,
     columns=(

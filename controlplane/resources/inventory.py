@@ -1,27 +1,22 @@
 """Rows of the inventory: regions and their latencies, GPU types, nodes, models, SLO classes, deployments."""
 
-from typing import Any, Literal
+from typing import Any
 
 from django.utils import timezone
+from pydantic import BaseModel, Field
 
-from controlplane.accounts.models import Role
+from controlplane.accounts.models import Role, User
 from controlplane.fleet import selectors, services
 from controlplane.fleet.inventory import kinds
 from controlplane.fleet.models import (
-    Adapter,
     Deployment,
-    Device,
-    GpuType,
     Model,
     Node,
     Price,
     PriceOf,
     Region,
-    RegionLatency,
-    SloClass,
-    SloKind,
-    WeightedTarget,
 )  # fmt: skip
+from controlplane.fleet.rollouts import services as rollouts
 from controlplane.gateway import targets
 from controlplane.resources.filters import Hidden, Search
 from controlplane.resources.resource import Column, Filter, Operation, Resource, of_choice, of_region, search_in
@@ -32,6 +27,21 @@ CORDONS = (
     Operation("cordon", services.cordon, "Nothing new is started there; running instances stay."),
     Operation("uncordon", services.uncordon, "Instances may be started there again."),
 )
+
+
+class RolloutIn(BaseModel):
+    bake_s: int = Field(60, ge=0, le=86_400, description="Seconds that each new instance is judged; 0: not.")
+    failure_budget: float = Field(
+        0.05, ge=0, le=1, description="Share of failed requests by which new instances may exceed the others."
+    )
+    min_requests: int = Field(
+        20, ge=1, le=1_000_000, description="By which they are judged; with fewer in its time, an instance is probed."
+    )
+    auto_back: bool = Field(True, description="Go back when the new instances are bad; else the rollout fails.")
+
+
+def roll_out(deployment: Deployment, user: User, reason: str, **values: Any) -> str:
+    return str(rollouts.start(deployment, user, reason, **values))
 
 
 def columns(*names: str) -> tuple[Column, ...]:
@@ -60,27 +70,9 @@ REGIONS = Resource(
         Column("title", "Region"),
         Column("active"),
         Column("cordoned", "Cordoned by", label="Starts", draw=STARTS),
+        Column("latency_ms", type=dict[str, float]),
     ),
     page=("title", "name", "cordoned"),
-)
-REGION_LATENCIES = Resource(
-    name="region-latencies",
-    noun="latency",
-    model=RegionLatency,
-    kind=kinds.REGION_LATENCY,
-    rows=lambda viewer: RegionLatency.objects.select_related("origin", "target"),
-    columns=columns("origin", "target", "latency_ms"),
-)
-GPU_TYPES = Resource(
-    name="gpu-types",
-    noun="GPU type",
-    model=GpuType,
-    kind=kinds.GPU_TYPE,
-    rows=lambda viewer: GpuType.objects.all(),
-    columns=(
-        *columns("name", "title", "memory_bytes", "on_demand_usd_per_hour", "spot_usd_per_hour", "price_source"),
-        Column("device", type=Device),
-    ),
 )
 PRICES = Resource(
     name="prices",
@@ -147,14 +139,15 @@ MODELS = Resource(
             "retire", services.retire, "Undeployed everywhere and offered no more; its history stays.", Role.ADMIN
         ),
     ),
-    rows=lambda viewer: Model.objects.select_related("fallback"),
+    rows=lambda viewer: Model.objects.select_related("fallback").prefetch_related("weights_in"),
     least=Role.VIEWER,
     columns=(
         Column("name", "Model", sorts=True),
         *columns("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "architecture"),
-        *columns("task", "length_model", "active"),
+        *columns("task", "active"),
         Column("fallback", source="fallback.name", type=str | None),
         Column("fallback_wait_s"),
+        Column("weights_in", source=lambda row: sorted(region.name for region in row.weights_in.all()), type=list[str]),
         shown("hardware", "Hardware of an instance"),
         shown("ready", "Ready (instances)", sorts=True),
         shown("most", "Limit (instances)"),
@@ -177,31 +170,6 @@ MODELS = Resource(
     ),
     row_template="console/models/row.html",
     whole=500,
-)
-ADAPTERS = Resource(
-    name="adapters",
-    noun="adapter",
-    model=Adapter,
-    kind=kinds.ADAPTER,
-    rows=lambda viewer: Adapter.objects.select_related("base", "tenant"),
-    columns=(
-        Column("name"),
-        Column("base", source="base.name", type=str),
-        Column(
-            "tenant", source=lambda row: row.tenant and row.tenant.name, type=str | None, about="Null: of all tenants."
-        ),
-        *columns("source", "rank", "active"),
-    ),
-    filters=(Filter("base", "base__name"), Filter("tenant", "tenant__name")),
-)
-WEIGHTED_TARGETS = Resource(
-    name="weighted-targets",
-    noun="weighted target",
-    model=WeightedTarget,
-    kind=kinds.WEIGHTED_TARGET,
-    rows=lambda viewer: WeightedTarget.objects.all(),
-    columns=columns("name", "target", "weight", "active"),
-    filters=(Filter("name"),),
 )
 TARGET_COMPARISONS = Resource(
     name="target-comparisons",
@@ -266,20 +234,6 @@ TARGET_COMPARISONS = Resource(
     actions="console/models/target_actions.html",
     whole=500,
 )
-SLO_CLASSES = Resource(
-    name="slo-classes",
-    noun="SLO class",
-    model=SloClass,
-    kind=kinds.SLO_CLASS,
-    rows=lambda viewer: SloClass.objects.all(),
-    columns=(
-        *columns("name", "title", "service_tier", "ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile"),
-        *columns("deadline_s", "price_factor", "priority", "on_reclaim"),
-        Column("if_unreachable", type=Literal["admit", "degrade", "refuse"]),
-        Column("degrades_to", source="degrades_to.name", type=str | None),
-        Column("kind", type=SloKind),
-    ),
-)
 DEPLOYMENTS = Resource(
     name="deployments",
     noun="deployment",
@@ -288,6 +242,26 @@ DEPLOYMENTS = Resource(
     operations=(
         Operation(
             "undeploy", services.undeploy, "Its instances stop and what they run is cut; its history stays.", Role.ADMIN
+        ),
+        Operation(
+            "roll-out",
+            roll_out,
+            "Its instances restart with the current settings, one by one; `GET /api/deployments/{pk}/rollout` follows it.",
+            takes=RolloutIn,
+            admin=False,
+        ),
+        Operation(
+            "cancel-rollout",
+            lambda row, user, reason: str(rollouts.cancel(row, user, reason)),
+            "Instances that drain for its rollout serve again.",
+            needs_reason=False,
+            admin=False,
+        ),
+        Operation(
+            "roll-back",
+            lambda row, user, reason: str(rollouts.go_back(row, user, reason)),
+            "Its rollout in progress, or the last one if it failed, goes back to the settings before.",
+            admin=False,
         ),
     ),
     rows=lambda viewer: selectors.deployments(),

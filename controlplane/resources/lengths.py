@@ -30,15 +30,6 @@ MEASURED = (
     Column("requests", "Requests", "measures.requests", draw="count", sorts=True, type=int),
     measure("mean_output_tokens", "Mean length (tokens)", "mean_output", "quantity", "Mean length"),
     measure("mae_tokens", "MAE (tokens)", "mae", "quantity", "MAE"),
-    Column(
-        "relative_error",
-        "Error of length (ratio)",
-        "measures.relative_error",
-        draw="percent",
-        label="Of length",
-        sorts=True,
-        rest=False,
-    ),
     measure(
         "bias_tokens",
         "Bias (tokens)",
@@ -79,8 +70,7 @@ LENGTH_SERIES = Resource(
         Column(
             "predictor",
             type=str,
-            about="`cache`, `lexical cache`, `embedding cache`, `prior`, a version such as `student 3` (0 ships with "
-            "Pilothouse), or its shadow.",
+            about="`cache`, `lexical cache`, `prior`, a version such as `trees 3` (0 ships with Pilothouse), or its shadow.",
         ),
         *MEASURED,
     ),
@@ -113,8 +103,6 @@ LENGTH_VERSIONS = Resource(
     model=LengthVersion,
     operations=(
         Operation("promote", services.promote, "A shadow becomes the active version.", needs_reason=False),
-        Operation("reject", services.reject, "A shadow is rejected; what is active stays.", needs_reason=False),
-        Operation("shadow", services.put_in_shadow, "A rejected version is judged again.", needs_reason=False),
         Operation(
             "rollback",
             roll_back,

@@ -35,7 +35,7 @@ PLANS = Resource(
         Operation(
             "approve",
             services.approve,
-            "Instances move to the plan's targets. If a newer plan repeats it, that one is approved; 409 if it differs.",
+            "Instances move to the plan's targets; 409 if it is no longer advice.",
             needs_reason=False,
         ),
         Operation("reject", services.reject, "Instances stay as they are.", needs_reason=False),

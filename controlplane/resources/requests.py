@@ -16,7 +16,7 @@ DEMAND = {
     "unserved": "Demand not served",
     "spilled": "From another region",
     "degraded": "Degraded to another class",
-    "unreachable": "Refused at the door",
+    "unreachable": "Rejected on arrival",
     "fallback": "Served by a fallback model",
 }
 """Choices of the page in addition to the outcomes."""
@@ -150,7 +150,7 @@ REQUESTS = Resource(
         Filter("degraded", degraded, bool, about="Served in another SLO class, since its own promise was unreachable."),
         Filter("adapter", control=Hidden("adapter"), about="LoRA adapter that served it."),
         Filter("asked_model", about="Name that was asked for, where another model served it."),
-        Filter("error_code", about="Such as `deadline_unreachable`: refused at the door."),
+        Filter("error_code", about="Such as `deadline_unreachable`: rejected on arrival."),
     ),
     page=(
         *("request_id", "arrived_at", "ended_at", "outcome", "slo_met", "tenant", "model", "slo_class", "instance"),

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from django.db.models import Model, QuerySet, TextChoices
 from django.http import StreamingHttpResponse
 from django.utils import timezone
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, BaseModel
 
 from controlplane.accounts.models import Role, Tenant, User
 from controlplane.fleet.inventory.kinds import Kind
@@ -190,17 +190,25 @@ def in_range(at: str, label: str, *hours: int) -> tuple[Filter, ...]:
     )
 
 
+class Nothing(BaseModel):
+    """What an operation takes that needs a reason alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """What is done with a row for a reason: `POST /NAME/ROW/VERB` in REST, and an action of the admin."""
 
     verb: str
-    carry_out: Callable[[Any, User, str], Any]
-    """Given the row, the user and the reason; returns a sentence, or the row as it is then."""
+    carry_out: Callable[..., Any]
+    """Given the row, the user, the reason, and by name what it takes; returns a sentence, or the row as it is then."""
     about: str
     """What it does, in a sentence."""
     least: Role = Role.OPERATOR
     needs_reason: bool = True
+    takes: type[BaseModel] = Nothing
+    """What it needs besides a reason."""
+    admin: bool = True
+    """Whether it is an action of the admin, too: there it has a reason alone."""
 
 
 @dataclass(frozen=True)

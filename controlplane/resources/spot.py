@@ -1,20 +1,15 @@
-"""Donated instances, and weights by region."""
+"""Donated instances."""
 
 from django.db.models import QuerySet
 
 from controlplane.accounts.models import Role
-from controlplane.fleet.models import Donation, DonationState, Weights, WeightsState
+from controlplane.fleet.models import Donation, DonationState
 from controlplane.fleet.spot.selectors import donations
-from controlplane.fleet.weights.selectors import weights
 from controlplane.resources.resource import Column, Resource, Viewer, in_range, of_choice, of_model, of_region
 
 
 def visible_donations(viewer: Viewer) -> QuerySet[Donation]:
     return donations() if viewer.sees_fleet else Donation.objects.none()
-
-
-def visible_weights(viewer: Viewer) -> QuerySet[Weights]:
-    return weights() if viewer.sees_fleet else Weights.objects.none()
 
 
 DONATIONS = Resource(
@@ -81,31 +76,4 @@ DONATIONS = Resource(
         *("earned_usd", "evicted_requests", "ended_requests", "reason"),
     ),
     empty="Scaling donates an instance that it lets go, where the setting SPOT_DONATE is on.",
-)
-WEIGHTS = Resource(
-    name="weights",
-    noun="weights",
-    title="Weights by region",
-    least=Role.VIEWER,
-    parent=("console:spot", "Spot pool"),
-    model=Weights,
-    rows=visible_weights,
-    columns=(
-        Column("model", "Model", "model.name", type=str),
-        Column("region", "Region", "region.name", type=str),
-        Column("state", "State", type=WeightsState, draw="console/batches/weights_state_cell.html"),
-        Column("gigabytes", "Size (GB)", draw="quantity", type=float, about="Size of the weights."),
-        Column("since", "Since (UTC)", draw="moment"),
-        Column("ready_at", "Expected (UTC)", draw="moment", about="Expected end of a pull."),
-        Column("actor", "By"),
-        Column("reason", "Reason", draw="reason"),
-    ),
-    filters=(
-        of_model("model__name"),
-        of_region("region__name"),
-        of_choice("state", WeightsState, "states"),
-    ),
-    page=("model", "region", "state", "gigabytes", "since", "ready_at", "actor", "reason"),
-    caption="Newest first",
-    empty="An instance that becomes ready, a pull or a fleet file notes where weights are.",
 )

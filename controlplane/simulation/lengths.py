@@ -24,9 +24,9 @@ def read_texts(path: Path) -> list[str]:
 
 
 def predicted_by(number: int, staged: Stage, texts: Sequence[str] | None = None) -> Stage:
-    """Return *staged* with lengths predicted by version *number* (0: the bundled student).
+    """Return *staged* with lengths predicted by version *number* (0: the bundled trees).
 
-    Without *texts*, one a request, a student and kinds that read none answer by sizes and names. Raises ValueError for
+    Without *texts*, one a request, the trees and kinds that read none answer by sizes and names. Raises ValueError for
     an unknown version, an unusable file, missing prompts, or a wrong number of them.
     """
     version = _version(number)

@@ -57,13 +57,23 @@ def drop_stale_copies(folder: Path) -> int:
 
 
 def demo() -> str:
-    from django.core.management import call_command
-
+    from controlplane.alerts.demo import seed_all
     from controlplane.fleet.models import Instance, Model, Region
 
-    call_command("seed_demo", stdout=io.StringIO())
+    seed_all()
     counts = [(Region, "region"), (Model, "model"), (Instance, "instance")]
     return ", ".join(f"{model._default_manager.count()} {word}s" for model, word in counts)
+
+
+def without_past() -> str:
+    """Delete the demo's generated history and the forecasters that were fitted to it."""
+    from controlplane.planning.demo_traffic import remove_past
+    from controlplane.planning.forecasts.services import forget_fitted
+
+    rows = remove_past()
+    if rows:
+        forget_fitted()
+    return f"{rows} minutes of generated demand removed"
 
 
 def emulated() -> str:
@@ -129,7 +139,9 @@ def link() -> str:
     return f"/sign-in/{create_sign_in_link(admin, actor=ACTOR)}/"
 
 
-STEPS: dict[str, Callable[[], str]] = {step.__name__: step for step in (database, static, demo, emulated, vllm, link)}
+STEPS: dict[str, Callable[[], str]] = {
+    step.__name__: step for step in (database, static, demo, without_past, emulated, vllm, link)
+}
 
 
 def main(names: list[str]) -> None:

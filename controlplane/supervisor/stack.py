@@ -64,8 +64,6 @@ DEMO_PACE = {
     "PILOTHOUSE_PLAN_EVERY_S": "60",
     "PILOTHOUSE_NIGHTLY_EVERY_S": "480",
     "PILOTHOUSE_TWIN_ERROR_EVERY_S": "300",
-    "PILOTHOUSE_LENGTH_ENCODER_LAYERS": "2",
-    "PILOTHOUSE_LENGTH_ENCODER_SAMPLES": "256",
 }
 # glibc gives each thread an arena that keeps what it frees; under Python's interpreter lock two serve all threads.
 ALLOCATION = {"MALLOC_ARENA_MAX": "2"}
@@ -342,7 +340,7 @@ class Stack:
         return Part("emulator", argv, probe, stop_within_s=PATIENCE_S["emulator"], on_restart=revive)
 
     def _traffic(self) -> Part:
-        argv = [PYTHON, "manage.py", "demo_traffic", "--url", f"{self.plan.url}/v1"]
+        argv = [PYTHON, "-m", "workers.traffic", "--url", f"{self.plan.url}/v1"]
         return Part("traffic", argv, shows="waves from three regions", stop_within_s=PATIENCE_S["traffic"])
 
     async def _instances(self, redis_url: str) -> None:

@@ -187,8 +187,8 @@ def checked(name: str, value: object, model: str = "") -> Any:
         except WrongValue as error:
             first = error.errors()[0]
             of = f" with the values of {other}" if other != model else ""
-            said = first["msg"].removeprefix("Value error, ")
-            raise ValidationError({"value": f"{name} cannot be {value!r}{of}. {said}."}) from None
+            reason = first["msg"].removeprefix("Value error, ")
+            raise ValidationError({"value": f"{name} cannot be {value!r}{of}. {reason}."}) from None
         if other == model:
             kept = getattr(made, name)
     changed = Values({**values.rows, model: {**values.rows.get(model, {}), name: kept}})

@@ -67,14 +67,14 @@ def report_ignored(values: selectors.Values) -> None:
         earlier = Event.objects.filter(kind=IGNORED, subject_type="setting", subject=str(row or name)[:160])
         if row is not None and not earlier.filter(before={name: row.value}).exists():
             in_force = values.given(model)[name]
-            said = f"{row.value!r} cannot be: {reason}."
+            text = f"{row.value!r} cannot be: {reason}."
             record(
                 IGNORED,
                 row,
                 actor="gateway",
                 before={name: row.value},
                 after={name: in_force},
-                reason=said,
+                reason=text,
                 severity=Severity.WARNING,
             )
 

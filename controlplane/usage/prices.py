@@ -50,7 +50,7 @@ def set_price(price: Price, actor: User | str) -> Repriced:
     price.full_clean()
     model, field = FIELDS.get(PriceOf(price.of), (None, ""))
     if model is None:
-        raise ValidationError({"of": "That of batch lines is the setting PILOTHOUSE_BATCH_PRICE_FACTOR."})
+        raise ValidationError({"of": "That of batch lines is half of their SLO class's."})
     row = model._default_manager.select_for_update().filter(name=price.name).first()
     if row is None:
         raise ValidationError({"name": f"There is no {model._meta.verbose_name} {price.name!r}."})

@@ -1,6 +1,6 @@
 """Predicted lengths of requests: prompt tokens before an instance counts them, output tokens before they are produced.
 
-Models of output length share one interface, `LengthModel`; `MODELS` has them by name. The data path asks a `Student`.
+Models of output length share one interface, `LengthModel`; `MODELS` has them by name. The data path asks `Trees`.
 scikit-learn is imported only when a model is fitted that needs it, torch and transformers when one on an encoder is
 opened.
 """
@@ -15,12 +15,10 @@ from forecasting.lengths.ours import Ours
 from forecasting.lengths.papers import FORMULATIONS, PreServe
 from forecasting.lengths.query import Estimate, LengthQuery, Sample
 from forecasting.lengths.scoring import score
-from forecasting.lengths.student import Student, bundled
-from forecasting.lengths.trees import Trees
+from forecasting.lengths.trees import Trees, bundled
 
 MODELS: Final[dict[str, type[LengthModel]]] = {
-    model.name: model
-    for model in (Student, Ours, ClassMean, TenantHistogram, PromptBuckets, Trees, *FORMULATIONS, PreServe)
+    model.name: model for model in (Trees, Ours, ClassMean, TenantHistogram, PromptBuckets, *FORMULATIONS, PreServe)
 }
 """Length models by name."""
 ON_ENCODER: Final = frozenset(name for name, model in MODELS.items() if model.on_encoder)
@@ -43,7 +41,7 @@ __all__ = [
     "LengthPrior",
     "LengthQuery",
     "Sample",
-    "Student",
+    "Trees",
     "bundled",
     "rests",
     "score",

@@ -1,20 +1,17 @@
-"""Lengths of earlier prompts (SSJF, section 6): the same prompt, one of nearly the same words, one of the same meaning.
+"""Lengths of earlier prompts (SSJF, section 6): the same prompt, or one of nearly the same words.
 
-Prompts are kept as a keyed digest, a MinHash signature or an embedding, never as text, and the digest's key dies with the
+Prompts are kept as a keyed digest and a MinHash signature, never as text, and the digest's key dies with the
 process; lengths as a running mean, their spread and their count.
 
 *Exact*: the same prompt for the same model, white space ignored. *Lexical*: a prompt that shares nearly all of its
 shingles (5 bytes of lower-case text) and all of its numbers ("in 50 words" is not "in 500 words"). The signature is a
 one-permutation MinHash (Li, Owen and Zhang, NIPS 2012) with empty bins filled from the next full one (Shrivastava and
 Li, ICML 2014), found through bands that each name at most one entry, so a look-up compares at most `BANDS` signatures.
-*Embedding*: by the cosine of the encoder's embeddings, with equal numbers, in the encoder's process; only prompts of
-one message, since an earlier conversation would outweigh the question.
 """
 
 import hashlib
 import math
 import os
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -283,111 +280,3 @@ def _sign(raw: Any, bins: Any) -> Any:
 def warm_up() -> None:
     """Compile (or load from disk) what a request would otherwise wait for."""
     signature("a text that is long enough to be signed")
-
-
-OPEN: Final = 4096
-"""Most unfinished requests whose embeddings are held; older ones are dropped."""
-
-
-class Lesson(NamedTuple):
-    """The real length of a request that was asked about."""
-
-    number: int
-    """Number of the request, from its query."""
-    tokens: float
-    """Tokens of one sequence."""
-    cut: bool
-    """No more were allowed."""
-
-
-class _OpenRequest(NamedTuple):
-    model: str
-    embedding: NDArray[np.float32]
-    numbers: int
-    row: int
-    """Row of the embedding of a similar prompt; -1: none."""
-    seen: SeenLengths | None
-
-
-@dataclass(slots=True)
-class _EmbeddingShelf:
-    """Prompts of one served model."""
-
-    embeddings: NDArray[np.float32]
-    """(entries, width), each of norm one."""
-    seen: OrderedDict[int, SeenLengths] = field(default_factory=OrderedDict)
-    """By row of `embeddings`, least recently used first."""
-
-
-class EmbeddingCache:
-    """Lengths by the cosine of prompts' embeddings. Not for several threads."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limits = Limits()
-        self.clock = clock
-        self._shelves: OrderedDict[str, _EmbeddingShelf] = OrderedDict()
-        self._open: OrderedDict[int, _OpenRequest] = OrderedDict()
-
-    def __len__(self) -> int:
-        return sum(len(shelf.seen) for shelf in self._shelves.values())
-
-    def set_limits(self, limits: Limits) -> None:
-        """Apply *limits* from now on; a cache of another number of entries begins empty."""
-        if limits.entries != self.limits.entries:
-            self._shelves.clear()
-            self._open.clear()
-        self.limits = limits
-
-    def look_up(self, query: LengthQuery, embedding: NDArray[np.float32], number: int) -> SeenLengths | None:
-        """Return the lengths of the prompt nearest to *query*, if near enough, and the *number* that `learn` takes."""
-        if not self.limits.entries or not query.text or query.asked != query.text:
-            return None
-        size = float(np.linalg.norm(embedding))
-        if not 0.0 < size < np.inf:
-            return None
-        near = embedding / size
-        numbers = hash(tuple(re.findall(r"\d+", query.text)))
-        row, seen = self._nearest(query.model, near, numbers)
-        self._open[number] = _OpenRequest(query.model, near, numbers, row, seen)
-        if len(self._open) > OPEN:
-            self._open.popitem(last=False)
-        return seen
-
-    def learn(self, lesson: Lesson) -> None:
-        """Record a real length: confirm the similar prompt, or remember this one."""
-        opened = self._open.pop(lesson.number, None)
-        if opened is None:
-            return
-        now_s = self.clock()
-        shelf = self._shelf(opened.model, len(opened.embedding))
-        row = opened.row
-        if opened.seen is None or shelf.seen.get(row) is not opened.seen:
-            row = len(shelf.seen) if len(shelf.seen) < len(shelf.embeddings) else shelf.seen.popitem(last=False)[0]
-            shelf.seen[row] = SeenLengths(None, opened.numbers, now_s)
-            shelf.embeddings[row] = opened.embedding
-        shelf.seen.move_to_end(row)
-        shelf.seen[row].add(lesson.tokens, now_s, cut=lesson.cut)
-
-    def _nearest(self, model: str, near: NDArray[np.float32], numbers: int) -> tuple[int, SeenLengths | None]:
-        shelf = self._shelves.get(model)
-        if shelf is None or not shelf.seen or shelf.embeddings.shape[1] != len(near):
-            return -1, None
-        alike = shelf.embeddings[: len(shelf.seen)] @ near
-        now_s = self.clock()
-        for row in np.argsort(-alike)[:8].tolist():
-            seen = shelf.seen[row]
-            if alike[row] < self.limits.similarity:
-                break
-            if seen.numbers == numbers and now_s - seen.changed_s <= self.limits.ttl_s:
-                shelf.seen.move_to_end(row)
-                return row, seen
-        return -1, None
-
-    def _shelf(self, model: str, width: int) -> _EmbeddingShelf:
-        shelf = self._shelves.get(model)
-        if shelf is None or shelf.embeddings.shape[1] != width:
-            shelf = self._shelves[model] = _EmbeddingShelf(np.zeros((self.limits.entries, width), np.float32))
-            if len(self._shelves) > MODELS:
-                self._shelves.popitem(last=False)
-        self._shelves.move_to_end(model)
-        return shelf

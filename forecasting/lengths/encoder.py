@@ -197,8 +197,7 @@ class Encoder:
         hidden: Hidden | None = None,
         room: int = 0,
     ) -> NDArray[np.float32]:
-        """Return (n, width) states of the first token of each text; with *mean* its mean over all tokens follows, (n, 2
-        width).
+        """Return (n, width) states of the first token of each text; with *mean* the mean over all its tokens instead.
 
         *hidden* reads a batch in place of `Encoder.hidden`, *room* is as in `ids`.
         """
@@ -206,15 +205,13 @@ class Encoder:
 
         ids = self.ids(texts, room)
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
-        rows = np.zeros((len(ids), self.width * (2 if mean else 1)), np.float32)
+        rows = np.zeros((len(ids), self.width), np.float32)
         with torch.inference_mode():
             for start in range(0, len(order), BATCH):
                 chosen = order[start : start + BATCH]
                 states, mask = (hidden or self.hidden)([ids[index] for index in chosen])
-                rows[chosen, : self.width] = states[:, 0].numpy()
-                if mean:
-                    weights = mask[..., None].float()
-                    rows[chosen, self.width :] = ((states * weights).sum(1) / weights.sum(1)).numpy()
+                weights = mask[..., None].float()
+                rows[chosen] = ((states * weights).sum(1) / weights.sum(1) if mean else states[:, 0]).numpy()
                 if progress:
                     progress(what, min(start + BATCH, len(order)), len(order))
         return rows

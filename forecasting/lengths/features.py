@@ -1,15 +1,15 @@
-"""Features of a prompt for cheap length models: known n-grams and a few dozen measures, in tens of microseconds.
+"""Features of a prompt for cheap length models: a few dozen measures and hashed n-grams, in tens of microseconds.
 
 Of a conversation the last message is read, and of the others only their number and sizes count; where it is not known
 which message is the last, all of the text. Of a long one the first `FIRST` and the last `LAST` characters are read,
-since the task stands at one of its ends. Word n-grams are hashed, and those that a `Vocabulary` knows become the
-numbers of its rows. A vocabulary holds what several prompts of its training had in common, so features that are kept
-hold no name, no figure and no phrase that is a tenant's own, and neither the order nor the number of common words.
+since the task is at one of its ends. `TextScore` sums what its n-grams say of a prompt's length into one figure. Features
+that are kept are the measures and that figure: no text, no name and no number of a tenant can be read off.
 """
 
+import struct
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, Self
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from forecasting.lengths import kernels
 from forecasting.lengths.query import LengthQuery
 
-VERSION: Final = 2
-HEAD: Final = 5
-"""Numbers of two bytes before the measures in packed features."""
+VERSION: Final = 3
+HEAD: Final = struct.Struct("<HI")
+"""Version and fingerprint of the text score, before the features in packed ones."""
 FIRST, LAST = 500, 2000
-MOST_ROWS: Final = 65535
 
 UNITS: Final = {
     "words": ("words", "word"),
@@ -105,58 +104,55 @@ SHARES: Final = [kernels.DIGITS, kernels.UPPER, kernels.FOREIGN, kernels.PUNCTUA
 
 
 class Prompt(NamedTuple):
-    """N-grams and measures of a text, before any vocabulary."""
+    """Measures and n-grams of a text."""
 
     measures: NDArray[np.float32]
     """One value for each name in `MEASURES`, already rounded to the precision of `packed`."""
     hashes: NDArray[np.int64]
-    """Hashes of all n-grams, in their order."""
-    opening: NDArray[np.int64]
-    """Hashes of the n-grams in the first `kernels.OPENING` tokens, hashed separately."""
+    """Hashes of its n-grams; those of the first `kernels.OPENING` tokens also under a separate role."""
 
 
-class Features(NamedTuple):
-    """The features of one prompt under one vocabulary."""
-
-    measures: NDArray[np.float32]
-    ids: NDArray[np.int32]
-    """Rows of the vocabulary for its n-grams, ascending, each once."""
-    opening: NDArray[np.int32]
-    """As `ids`, for the opening."""
+BUCKETS: Final = 1 << 15
+DAMPING: Final = 3.0
+"""Penalty on squared weights."""
+ITERATIONS: Final = 60
+FOLDS: Final = 5
 
 
-class Vocabulary:
-    """The n-grams that a model knows, by their hashes: ascending, each once, at most 65,535."""
+class TextScore:
+    """Sum of weights of a prompt's n-grams, hashed into `BUCKETS`: its expected log-length above the usual one."""
 
-    def __init__(self, hashes: NDArray[np.int64]) -> None:
-        self.hashes = np.ascontiguousarray(hashes, np.int64)
-        if len(self.hashes) > MOST_ROWS:
-            raise ValueError(f"A vocabulary has at most {MOST_ROWS:,} n-grams, not {len(self.hashes):,}.")
-        self.fingerprint = zlib.crc32(self.hashes.astype("<u4").tobytes())
-        places = 1 << max(4, (2 * len(self.hashes)).bit_length())
-        self._keys, self._rows = np.full(places, -1, np.int64), np.zeros(places, np.int32)
-        kernels.place_hashes(self.hashes, self._keys, self._rows)
+    def __init__(self, weights: NDArray[np.float32]) -> None:
+        self.weights = weights.astype(np.float16).astype(np.float32)
+        self.fingerprint = zlib.crc32(self.weights.tobytes())
 
-    def __len__(self) -> int:
-        return len(self.hashes)
+    def __call__(self, prompt: Prompt) -> float:
+        buckets = np.unique(prompt.hashes % BUCKETS)
+        return float(self.weights[buckets].sum() / np.sqrt(max(len(buckets), 1)))
 
     @classmethod
-    def common(cls, prompts: Iterable[Prompt], least: int, most: int) -> Self:
-        """Return the n-grams that at least *least* of *prompts* have; the *most* frequent if too many."""
-        by_prompt = [np.unique(np.concatenate([prompt.hashes, prompt.opening])) for prompt in prompts]
-        hashes, counts = np.unique(
-            np.concatenate(by_prompt) if by_prompt else np.zeros(0, np.int64), return_counts=True
-        )
-        order = np.lexsort((hashes, -counts))[: min(most, int((counts >= least).sum()))]
-        return cls(np.sort(hashes[order]))
+    def fit(
+        cls, prompts: Sequence[Prompt], target: NDArray[np.float64], folds: NDArray[np.int64]
+    ) -> tuple["TextScore", NDArray[np.float64]]:
+        """Return the ridge regression of *target* on the n-grams of *prompts*, and the score of each by other folds."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.linalg import lsqr
 
-    def features(self, prompt: Prompt) -> Features:
-        return Features(prompt.measures, self._known_rows(prompt.hashes), self._known_rows(prompt.opening))
+        buckets = [np.unique(prompt.hashes % BUCKETS) for prompt in prompts]
+        counts = np.array([len(row) for row in buckets])
+        values = np.repeat(1.0 / np.sqrt(np.maximum(counts, 1)), counts)
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        bags: Any = csr_array((values, np.concatenate(buckets), ends), shape=(len(prompts), BUCKETS))
 
-    def _known_rows(self, hashes: NDArray[np.int64]) -> NDArray[np.int32]:
-        rows = np.empty(len(hashes), np.int32)
-        count = kernels.look_up(hashes, self._keys, self._rows, np.zeros(len(self.hashes) + 1, np.uint8), rows)
-        return np.sort(rows[:count])
+        def weights(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+            return np.asarray(lsqr(bags[chosen], target[chosen], damp=np.sqrt(DAMPING), iter_lim=ITERATIONS)[0])
+
+        scores = np.zeros(len(target))
+        for fold in range(FOLDS):
+            held_out = folds == fold
+            if held_out.any() and not held_out.all():
+                scores[held_out] = bags[held_out] @ weights(~held_out)
+        return cls(weights(np.ones(len(target), bool)).astype(np.float32)), scores
 
 
 def read(text: str) -> str:
@@ -167,18 +163,17 @@ def read(text: str) -> str:
 
 
 def extract(query: LengthQuery) -> Prompt:
-    """Return n-grams and measures of *query*'s prompt; model, tenant and limits are not included."""
+    """Return measures and n-grams of *query*'s prompt; model, tenant and limits are not included."""
     part = read(query.asked)
     data = np.frombuffer(part.encode("utf-8", "replace"), np.uint8)
-    hashes = np.empty(kernels.MOST_HASHES, np.int64)
-    opening = np.empty(kernels.MOST_OPENING_HASHES, np.int64)
+    hashes = np.empty(kernels.MAX_HASHES, np.int64)
     counts = np.zeros(kernels.COUNTS)
     demands = np.zeros(len(UNITS))
     categories = np.zeros(len(CATEGORIES))
-    hash_count, opening_count = kernels.read_bytes(
-        data, HASHES, KINDS, VALUES, len(UNITS), len(CATEGORIES), hashes, opening, counts, demands, categories
+    count = kernels.read_bytes(
+        data, HASHES, KINDS, VALUES, len(UNITS), len(CATEGORIES), hashes, counts, demands, categories
     )
-    return Prompt(measures(query, len(data), counts, demands, categories), hashes[:hash_count], opening[:opening_count])
+    return Prompt(measures(query, len(data), counts, demands, categories), hashes[:count])
 
 
 def measures(
@@ -214,33 +209,23 @@ def measures(
     return values.astype(np.float16).astype(np.float32)
 
 
-def packed(features: Features, fingerprint: int) -> bytes:
-    """Return *features* under the vocabulary with this *fingerprint* as bytes: two for each known n-gram."""
-    head = np.array(
-        [VERSION, len(features.measures), len(features.opening), fingerprint & 0xFFFF, fingerprint >> 16], "<u2"
-    )
-    ids = np.concatenate([features.opening, features.ids]).astype("<u2")
-    return head.tobytes() + features.measures.astype("<f2").tobytes() + ids.tobytes()
+def features(prompt: Prompt, score: TextScore) -> NDArray[np.float32]:
+    """Return the measures of *prompt*, then its score."""
+    return np.append(prompt.measures, np.float32(np.float16(score(prompt))))
 
 
-def unpacked(data: bytes, vocabulary: Vocabulary) -> Features:
-    """Return features from bytes of `packed`. Raises ValueError for other bytes, and for another version or vocabulary."""
-    if len(data) < 2 * HEAD or len(data) % 2:
+def packed(row: NDArray[np.float32], score: TextScore) -> bytes:
+    """Return *row*, of `features` with *score*, as bytes: two for each figure."""
+    return HEAD.pack(VERSION, score.fingerprint) + row.astype("<f2").tobytes()
+
+
+def unpacked(data: bytes, score: TextScore) -> NDArray[np.float32]:
+    """Return features from bytes of `packed`. Raises ValueError for other bytes, another version or another score."""
+    if len(data) < HEAD.size:
         raise ValueError("These bytes hold no features of a prompt.")
-    version, width, opening, low, high = (int(value) for value in np.frombuffer(data, "<u2", HEAD))
-    if version != VERSION or width != len(MEASURES):
+    version, fingerprint = HEAD.unpack_from(data)
+    if version != VERSION or len(data) != HEAD.size + 2 * (len(MEASURES) + 1):
         raise ValueError(f"Features of version {version}, this version reads {VERSION}.")
-    if low + (high << 16) != vocabulary.fingerprint:
-        raise ValueError("These features were taken with another vocabulary than this model's.")
-    start = 2 * (HEAD + width)
-    if len(data) < start + 2 * opening:
-        raise ValueError("These bytes hold no features of a prompt: they end too early.")
-    ids = np.frombuffer(data, "<u2", offset=start).astype(np.int32)
-    if len(ids) and ids.max() >= len(vocabulary):
-        raise ValueError("These bytes hold no features of a prompt: a row is beyond the vocabulary.")
-    return Features(np.frombuffer(data, "<f2", width, 2 * HEAD).astype(np.float32), ids[opening:], ids[:opening])
-
-
-def measure_matrix(rows: Sequence[Prompt | Features]) -> NDArray[np.float32]:
-    """Return the measures of n prompts, (n, measures)."""
-    return np.stack([each.measures for each in rows])
+    if fingerprint != score.fingerprint:
+        raise ValueError("These features have another text score than this model's.")
+    return np.frombuffer(data, "<f2", offset=HEAD.size).astype(np.float32)

@@ -1,6 +1,6 @@
-"""Kernels of the student: hashed n-grams and counts from one pass over a prompt's bytes, and look-ups of rows by hash.
+"""Kernel of prompt features: hashed n-grams and counts, in one pass over a prompt's bytes.
 
-`tests/oracles/text_features.py` has the first in plain Python.
+`tests/oracles/text_features.py` is its plain twin.
 """
 
 from typing import Any, Final
@@ -12,8 +12,7 @@ from forecasting.compiled import compiled
 
 OPENING: Final = 16
 """Tokens at the start whose n-grams count separately: the verb that states the task is there."""
-MOST_HASHES: Final = 1536
-MOST_OPENING_HASHES: Final = 3 * OPENING
+MAX_HASHES: Final = 1536
 
 # Columns of `counts`.
 (
@@ -45,19 +44,18 @@ def read_bytes(
     units: int,
     categories: int,
     hashes: NDArray[np.int64],
-    opening: NDArray[np.int64],
     counts: NDArray[np.float64],
     demands: NDArray[np.float64],
     category_values: NDArray[np.float64],
-) -> tuple[int, int]:
-    """Fill the outputs from UTF-8 *data*; return how many of *hashes* and of *opening* were set.
+) -> int:
+    """Fill the outputs from UTF-8 *data*; return how many of *hashes* were set.
 
     *word_hashes* (sorted), *word_kinds* and *word_values* are the known words: kinds below *units* are units that a
     number may ask for ("words"), the next *categories* are categories, and the last kind is a number word with its
     value. *demands* (units) becomes the number asked for, *category_values* (categories) 1 in the opening, 0.5 later,
     else 0.
     """
-    hash_count = opening_count = token = 0
+    count = token = 0
     previous = before = SEED
     number = 0.0
     number_at = -100
@@ -155,15 +153,16 @@ def read_bytes(
                 full = ((prefix ^ ROLE_PREFIX) * PRIME) & MASK
             else:
                 continue
-            if hash_count < len(hashes):
-                hashes[hash_count] = full
-                hash_count += 1
+            if count < len(hashes):
+                hashes[count] = full
+                count += 1
         if token < OPENING:
             trigram = ((((bigram ^ ROLE_TRIGRAM) * PRIME) & MASK) ^ before) * PRIME & MASK
             for role in range(3):
                 full = code if role == 0 else (bigram if role == 1 else trigram)
-                opening[opening_count] = ((full ^ ROLE_OPENING) * PRIME) & MASK
-                opening_count += 1
+                if count < len(hashes):
+                    hashes[count] = ((full ^ ROLE_OPENING) * PRIME) & MASK
+                    count += 1
         before, previous = previous, code
         token += 1
     last = size - 1
@@ -172,54 +171,4 @@ def read_bytes(
     if last >= 0:
         counts[ENDS_ASKING] = 1.0 if data[last] == 63 else 0.0
         counts[ENDS_COLON] = 1.0 if data[last] == 58 else 0.0
-    return hash_count, opening_count
-
-
-@compiled
-def place_hashes(hashes: NDArray[np.int64], keys: NDArray[np.int64], rows: NDArray[np.int32]) -> None:
-    """Fill an empty table (*keys* all -1, a power of two of places, more than hashes) with the index of each hash."""
-    places = len(keys) - 1
-    for index in range(len(hashes)):
-        at = (hashes[index] ^ (hashes[index] >> 15)) & places
-        while keys[at] != -1:
-            at = (at + 1) & places
-        keys[at] = hashes[index]
-        rows[at] = index
-
-
-@compiled
-def look_up(
-    hashes: NDArray[np.int64],
-    keys: NDArray[np.int64],
-    rows: NDArray[np.int32],
-    seen: NDArray[np.uint8],
-    into: NDArray[np.int32],
-) -> int:
-    """Put the rows of the known *hashes* *into*, each once; return how many. *seen*: zeros, one a row."""
-    places = len(keys) - 1
-    count = 0
-    for code in hashes:
-        at = (code ^ (code >> 15)) & places
-        while keys[at] != -1 and keys[at] != code:
-            at = (at + 1) & places
-        if keys[at] == code and seen[rows[at]] == 0:
-            seen[rows[at]] = 1
-            into[count] = rows[at]
-            count += 1
     return count
-
-
-@compiled
-def gather(table: NDArray[np.float32], ids: NDArray[np.int32], into: NDArray[np.float32]) -> None:
-    """Put the rows *ids* of *table*, added up and divided by the root of their number, *into* one row."""
-    width = table.shape[1]
-    for column in range(width):
-        into[column] = 0.0
-    if len(ids) == 0:
-        return
-    for row in ids:
-        for column in range(width):
-            into[column] += table[row, column]
-    scale = np.float32(1.0 / np.sqrt(float(len(ids))))
-    for column in range(width):
-        into[column] *= scale

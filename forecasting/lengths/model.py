@@ -93,12 +93,8 @@ class LengthModel(ABC):
         return self
 
     def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        return self.predict_and_embed(queries)[0]
-
-    def predict_and_embed(self, queries: Sequence[LengthQuery]) -> tuple[Predictions, NDArray[np.float32] | None]:
-        """Return predictions, and embeddings of the prompts (n, width) if the model has them."""
         self._require_fitted()
-        return (self._predict(queries) if queries else bounded([], [], queries)), None
+        return self._predict(queries) if queries else bounded([], [], queries)
 
     def predict_one(self, query: LengthQuery) -> tuple[float, NDArray[np.float64]]:
         """Return the expected tokens and quantiles of one query."""

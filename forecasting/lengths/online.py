@@ -14,9 +14,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.features import extract
 from forecasting.lengths.query import QUANTILES, LengthQuery
-from forecasting.lengths.student import Student
+from forecasting.lengths.trees import Trees
 
 MOST_KEPT: Final = 4096
 
@@ -125,20 +124,6 @@ RATE: Final = 0.02
 QUANTILE_RATE: Final = 0.05
 """Step of a quantile's own shift, in logarithms, after many requests."""
 
-FIRST: Final = 120
-"""Requests whose errors define the usual error."""
-SLACK: Final = 0.3
-"""Change of the mean error that is tolerated, in usual distances of an error from the mean."""
-LIMIT: Final = 30.0
-"""Sum of errors beyond the slack that raises an alarm: a shift by one usual distance takes some 43 requests."""
-LEAST_DISTANCE: Final = 0.2
-"""Least usual distance, in logarithms: for a model that is nearly always right a tenth is no drift."""
-MOST_ERROR: Final = math.log(32.0)
-"""An error counts as at most a factor of 32, and an excess as at most `MOST_EXCESS` usual distances."""
-MOST_EXCESS: Final = 4.0
-QUIET: Final = 400
-"""Requests after which an alarm is cleared."""
-
 
 def log_ratio(real: float, predicted: float) -> float:
     """Return the logarithm of *real* over *predicted*, both at least 1 token."""
@@ -194,48 +179,6 @@ class Calibration:
                 self.quantiles[index] = _within(self.quantiles[index] + step * promised, MOST_SHIFT)
             elif not cut:
                 self.quantiles[index] = _within(self.quantiles[index] - step * (1.0 - promised), MOST_SHIFT)
-
-
-@dataclass(slots=True)
-class DriftAlarm:
-    """Detects a change of the errors of one (model, tenant).
-
-    `raised` is "", "longer", "shorter" or "wilder". After an alarm the tests start again on the present errors; it
-    clears after `QUIET` requests without another.
-    """
-
-    raised: str = ""
-    raised_at: float = 0.0
-    """Time by the caller's clock."""
-    _seen: int = 0
-    _since: int = 0
-    _usual: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    _sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-
-    def add(self, error: float, now: float) -> bool:
-        """Add one logarithm of real over predicted; return whether it raised an alarm."""
-        self._since += 1
-        if self.raised and self._since > QUIET:
-            self.raised = ""
-        error = _within(error, MOST_ERROR)
-        usual = self._usual
-        distance_now = abs(error - usual[0])
-        if self._seen < FIRST:
-            self._seen += 1
-            usual[0] += (error - usual[0]) / self._seen
-            usual[1] += (distance_now - usual[1]) / self._seen
-            return False
-        sums = self._sums
-        distance = max(usual[1], LEAST_DISTANCE)
-        for index, excess in enumerate((error - usual[0], usual[0] - error, distance_now - usual[1])):
-            sums[index] = max(0.0, sums[index] + _within(excess / distance, MOST_EXCESS) - SLACK)
-        if max(sums) <= LIMIT:
-            return False
-        what = ("longer", "shorter", "wilder")[sums.index(max(sums))]
-        self.raised, self.raised_at = what, now
-        self._seen = self._since = 0
-        self._usual, self._sums = [0.0, 0.0], [0.0, 0.0, 0.0]
-        return True
 
 
 BELIEF: Final = 100.0
@@ -367,10 +310,10 @@ class Online:
     class and of the (model, tenant), said more than their median. The first requests of a class are the exception: there
     is nothing else to go by.
 
-    *reader* scales measures: the bundled student, for every model.
+    *reader* reads and scales features: the bundled trees, for every model.
     """
 
-    def __init__(self, reader: Student) -> None:
+    def __init__(self, reader: Trees) -> None:
         self.reader = reader
         self.adaptations: RecentlyUsed[str, Adaptation] = RecentlyUsed(Adaptation, TENANTS)
         self.calibrations: RecentlyUsed[tuple[str, str], Calibration] = RecentlyUsed(Calibration)
@@ -380,7 +323,7 @@ class Online:
 
     def correct(self, query: LengthQuery, tokens: float, quantiles: Sequence[float]) -> Corrected:
         """Correct a model's prediction for *query*; each figure at least 1, quantiles ascending."""
-        measures = self.reader.scaled(extract(query).measures)
+        measures = self.reader.scaled(query)
         factor = math.exp(self.adaptations[query.tenant].correction(measures))
         adapted = max(1.0, tokens * factor), tuple(max(1.0, quantile * factor) for quantile in quantiles)
         middle, ends = self.calibrations[query.model, query.tenant].apply(*adapted)

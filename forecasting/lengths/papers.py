@@ -22,8 +22,6 @@ from forecasting.lengths.scoring import CLASSES, class_edges, classes
 
 REFERENCES: Final = 64
 """Prompts of known length that the pairwise model compares a new one with."""
-RANKS: Final = np.linspace(0, 1, 17).tolist()
-"""Kept quantiles of the scores of a class, by which a new score gets its rank."""
 
 
 class _Regression(Proxy):
@@ -84,46 +82,6 @@ class Classification(_Classes):
 
     def decode(self, states: Array, names: Array) -> NDArray[np.float64]:
         return self.medians_of(head_outputs(self.head, states, names).argmax(axis=1))
-
-
-class TiesBroken(Classification):
-    """CLS with ties broken by pairs: requests of one class are ordered by which of two is answered at greater length.
-
-    The head gives the classes and a score; a pair's difference of scores is the logit that the first is the longer one
-    (RankNet; Burges et al., ICML 2005), so each request is read once, and needs no comparison while it waits. Within
-    its class a score becomes a length by its rank among those of training, in the middle half of the class's lengths:
-    the order of the classes stays.
-    """
-
-    name = "ssjf-cls-pairwise"
-    outputs = CLASSES + 1
-
-    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
-        scores, other = outputs[:, -1], lengths.roll(1)
-        longer = 0.5 * ((lengths > other).float() + (lengths >= other).float())
-        pairs = torch.nn.functional.binary_cross_entropy_with_logits(scores - scores.roll(1), longer)
-        return super().loss(torch, outputs[:, :-1], lengths) + pairs
-
-    def _fit_head(self, torch: Any, states: Array, samples: Any, taken: Any, generator: np.random.Generator) -> None:
-        super()._fit_head(torch, states, samples, taken, generator)
-        outputs = head_outputs(self.head, states, self.names.rows([sample.query for sample in samples]))[taken]
-        lengths = np.array([sample.output_tokens for sample in samples], float)[taken]
-        said, real = outputs[:, :-1].argmax(axis=1), classes(lengths, self.facts["edges"])
-        self.facts["scores"], self.facts["middles"] = [], []
-        for each in range(self.count):
-            scores, middle = outputs[said == each, -1], lengths[real == each]
-            self.facts["scores"].append(np.quantile(scores if len(scores) else outputs[:, -1], RANKS).tolist())
-            self.facts["middles"].append(np.percentile(middle if len(middle) else lengths, [25, 75]).tolist())
-
-    def decode(self, states: Array, names: Array) -> NDArray[np.float64]:
-        outputs = head_outputs(self.head, states, names)
-        chosen = outputs[:, :-1].argmax(axis=1)
-        rank = [
-            np.interp(row[-1], self.facts["scores"][each], RANKS) for row, each in zip(outputs, chosen, strict=True)
-        ]
-        low, high = np.asarray(self.facts["middles"], float)[chosen].T
-        tokens: NDArray[np.float64] = low + np.asarray(rank) * (high - low)
-        return tokens
 
 
 class BinaryClassification(Classification):
@@ -209,7 +167,7 @@ class Pairwise(Proxy):
 
 FORMULATIONS: Final = (
     *(RegressionL1, RegressionMse, Classification, OrdinalL1, OrdinalMse, BinaryClassification),
-    *(Pairwise, TiesBroken),
+    Pairwise,
 )
 
 

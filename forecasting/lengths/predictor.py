@@ -1,14 +1,13 @@
 """Predictors ask a length model from an event loop, within a budget. Failures are `Unanswered`; nothing raises.
 
-`InLine` calls the model on the event loop: right for a student, whose call costs less than a message to another
-process. `SubprocessPredictor` runs it in a subprocess, where it may take its time, hang or die: right for an encoder. A
-thread would hold the interpreter's lock: a loop with a thousand streams would wait up to the switch interval (5 ms) at
-each iteration. docs/papers/lengths.md has the measurements; `fast_enough` repeats the one that decides.
+`InLine` calls the model on the event loop: right for trees, whose call costs less than a message to another process.
+`SubprocessPredictor` runs it in a subprocess, where it may take its time, hang or die: right for an encoder. A thread
+would hold the interpreter's lock: a loop with a thousand streams would wait up to the switch interval (5 ms) at each
+iteration. docs/papers/lengths.md has the measurements.
 """
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import math
 import os
@@ -26,10 +25,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from forecasting.lengths.caches import Lesson, Limits
 from forecasting.lengths.model import LengthModel
 from forecasting.lengths.query import QUANTILES, Estimate, LengthQuery
-from forecasting.lengths.subprocess_server import SIZE, Batch, frame
+from forecasting.lengths.subprocess_server import SIZE, frame
 
 KEPT: Final = 4096
 """Newest answers over which percentiles are taken."""
@@ -79,9 +77,6 @@ STARTS_S: Final = 120.0
 LEAST_REST_S, MOST_REST_S = 0.5, 60.0
 FAILURES: Final = 5
 """Consecutive failures after which a model in line rests."""
-RECENT: Final = 100
-SLOW: Final = 10
-"""Calls among the last `RECENT` over the budget that make a model too slow to be asked in line."""
 
 
 class Unanswered(StrEnum):
@@ -111,61 +106,18 @@ def checked(tokens: Any, quantiles: Any) -> Estimate | Unanswered:
     return Estimate(middle, ends)
 
 
-def hard_queries() -> list[LengthQuery]:
-    """Return ordinary prompts, and adversarial ones."""
-    texts = [
-        "Why is the sky blue?",
-        "Write a story of 500 words about a lighthouse keeper. " * 12,
-        "def f(x):\n    return x\n" * 170,
-        "a" * 4096,
-        "1 2 3 " * 680,
-        "\U0001f600" * 4096,
-        "\u0416\u0438\u0437\u043d\u044c " * 680,
-        "\ud800" * 512,
-    ]
-    return [LengthQuery(text, max(1, len(text) // 4), "m", "t") for text in texts]
-
-
-def fast_enough(model: LengthModel, most_s: float) -> bool:
-    """Return whether *model* may answer in line: its slowest kind of prompt, best of nine, takes at most *most_s*.
-
-    Processor time of this thread counts: on a busy machine, a subprocess would wait for a core as well.
-    """
-    slowest = 0.0
-    for query in hard_queries():
-        best = math.inf
-        for _ in range(9):
-            began = time.thread_time()
-            try:
-                model.predict_one(query)
-            except Exception:
-                logger.warning("length model: it does not bear a prompt of %d characters", len(query.text))
-            best = min(best, time.thread_time() - began)
-            if best > 1.0:
-                return False
-        slowest = max(slowest, best)
-    return slowest <= most_s
-
-
 class Predictor(ABC):
     """Interface to a model that is asked within a budget."""
 
     own_process = False
     restarts = 0
-    too_slow = False
-    """Whether it should be asked in a subprocess from now on."""
 
     def __init__(self) -> None:
         self.timing = Timing()
-        self.limits = Limits()
-        """Limits of the embedding cache that an encoder's process has."""
 
     @abstractmethod
     async def ask(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
         """Return the model's estimate, or why there is none; within *budget_s* where the model can be interrupted."""
-
-    def teach(self, lesson: Lesson) -> None:  # noqa: B027 (only an encoder learns)
-        """Send the model's process the real length of a request that it was asked about."""
 
     async def stop(self) -> None:  # noqa: B027 (only a process is stopped)
         """Release what it holds."""
@@ -177,18 +129,13 @@ class InLine(Predictor):
     def __init__(self, model: LengthModel, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
         self.model, self.clock = model, clock
-        self._recent: deque[bool] = deque(maxlen=RECENT)
         self._failures = 0
         self._rests_until_s = -math.inf
         self._rest_s = LEAST_REST_S
 
-    @property
-    def too_slow(self) -> bool:  # type: ignore[override]
-        return sum(self._recent) >= SLOW
-
     def ask_now(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
         """Return the model's answer, or why there is none; it is not interrupted at *budget_s*, but counts as late."""
-        began, computed_s = self.clock(), time.thread_time()
+        began = self.clock()
         self.timing.asked += 1
         if began < self._rests_until_s:
             return Unanswered.RESTING
@@ -198,7 +145,6 @@ class InLine(Predictor):
             logger.debug("length model: %s", type(error).__name__)  # its text may hold the prompt's
             answer = Unanswered.FAILED
         took_s = self.clock() - began
-        self._recent.append(time.thread_time() - computed_s > budget_s)
         self.timing.took(took_s)
         if isinstance(answer, Unanswered):
             self._failures += 1
@@ -220,7 +166,6 @@ class _PendingQuery(NamedTuple):
     future: "asyncio.Future[Estimate | Unanswered]"
     asked_s: float  # of the event loop's clock
     until_s: float  # later it is of no use
-    number: int
 
 
 class SubprocessPredictor(Predictor):
@@ -236,13 +181,11 @@ class SubprocessPredictor(Predictor):
     def __init__(
         self,
         call: str = "forecasting.lengths.subprocess_server:load",
-        arguments: Sequence[str] = ("student", ""),
+        arguments: Sequence[str] = ("trees", ""),
         threads: int = 1,
     ) -> None:
         super().__init__()
         self.call, self.arguments, self.threads = call, tuple(arguments), threads
-        self._lessons: deque[Lesson] = deque(maxlen=WAITING)
-        self._numbers = itertools.count(1)
         self.batches = 0
         self.up = asyncio.Event()
         self.process: subprocess.Popen[bytes] | None = None
@@ -262,17 +205,13 @@ class SubprocessPredictor(Predictor):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Estimate | Unanswered] = loop.create_future()
         now_s = loop.time()
-        self._waiting.append(_PendingQuery(query, future, now_s, now_s + budget_s, next(self._numbers)))
+        self._waiting.append(_PendingQuery(query, future, now_s, now_s + budget_s))
         self._wanted.set()
         timer = loop.call_later(budget_s, self._give_up, future)
         try:
             return await future
         finally:
             timer.cancel()
-
-    def teach(self, lesson: Lesson) -> None:
-        """Send *lesson* to the process with the next batch."""
-        self._lessons.append(lesson)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -365,9 +304,7 @@ class SubprocessPredictor(Predictor):
             return False
         began_s = loop.time()
         try:
-            lessons = [self._lessons.popleft() for _ in range(len(self._lessons))]
-            numbers = [waiting.number for waiting in batch]
-            writer.write(frame(Batch([waiting.query for waiting in batch], numbers, lessons, self.limits)))
+            writer.write(frame([waiting.query for waiting in batch]))
             async with asyncio.timeout(max(HANGS_S, HANGS_TIMES * self._each_s * len(batch))):
                 estimates: list[Estimate] = await reading
             self.batches += 1
@@ -378,9 +315,7 @@ class SubprocessPredictor(Predictor):
                 self.timing.took(now_s - waiting.asked_s)
                 if not waiting.future.done():
                     answer = checked(estimate.tokens, estimate.quantiles)
-                    if isinstance(answer, Estimate):
-                        answer = answer._replace(seen=estimate.seen, number=waiting.number)
-                        self.timing.in_time += 1
+                    self.timing.in_time += isinstance(answer, Estimate)
                     waiting.future.set_result(answer)
             return True
         finally:

@@ -175,15 +175,8 @@ class Proxy(LengthModel):
         return bool(self.head)
 
     def _predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        return self.predict_and_embed(queries)[0]
-
-    def predict_and_embed(self, queries: Sequence[LengthQuery]) -> tuple[Predictions, Array]:
-        """Return predictions, and embeddings of the prompts (n, width): means of the encoder's states over all tokens."""
-        self._require_fitted()
-        rows = self._read(queries, "predict") if queries else np.zeros((0, 2 * self.encoder.width), np.float32)
-        states, embeddings = np.split(rows, 2, axis=1)
-        tokens = self.decode(states, self.names.rows(queries)) if queries else np.zeros(0)
-        return self.spread.around(tokens, queries), embeddings
+        states = self._read(queries, "predict")
+        return self.spread.around(self.decode(states, self.names.rows(queries)), queries)
 
     def quantise(self) -> None:
         self.encoder.quantise()
@@ -230,10 +223,12 @@ class Proxy(LengthModel):
         return ids, np.arange(len(ids))
 
     def _read(self, queries: Sequence[LengthQuery], what: str) -> Array:
-        """Return states of the first token and means over all, (n, 2 width), without gradients; each text is read once."""
+        """Return states of the first token, (n, width), without gradients; each text is read once."""
         texts = sorted({query.text for query in queries})
         places = {text: place for place, text in enumerate(texts)}
-        rows = self.encoder.states(texts, self.fitting.progress, f"{self.name}: {what}", True, self.hidden, self.room())
+        rows = self.encoder.states(
+            texts, self.fitting.progress, f"{self.name}: {what}", False, self.hidden, self.room()
+        )
         return rows[[places[query.text] for query in queries]]
 
     def _fit(self, samples: Sequence[Sample]) -> None:
@@ -259,7 +254,7 @@ class Proxy(LengthModel):
                 break
             texts.setdefault(samples[index].query.text)
         chosen = [samples[index] for index in order if samples[index].query.text in texts]
-        states = self._read([sample.query for sample in chosen], "read prompts")[:, : self.encoder.width]
+        states = self._read([sample.query for sample in chosen], "read prompts")
         held_texts = {text for place, text in enumerate(texts) if place < HELD_OUT * len(texts)}
         held = np.array([sample.query.text in held_texts for sample in chosen])
         self._fit_head(torch, states, chosen, ~held, generator)

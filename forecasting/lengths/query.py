@@ -47,7 +47,7 @@ class LengthQuery:
     ignore_eos: bool = False
     sequences: int = 1
     features: bytes = b""
-    """`Student.features` of the prompt, if its text is not kept."""
+    """`Trees.features` of the prompt, if its text is not kept."""
 
     @property
     def asked(self) -> str:
@@ -73,8 +73,6 @@ class Estimate(NamedTuple):
     """At `QUANTILES`, ascending."""
     seen: int = 0
     """Lengths of earlier requests that it rests on; 0: the model's own prediction."""
-    number: int = 0
-    """Number by which a lesson identifies the request to the model's process; 0: it learns nothing."""
 
 
 class Predictions(NamedTuple):

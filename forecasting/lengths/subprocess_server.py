@@ -13,9 +13,8 @@ import socket
 import struct
 import sys
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from forecasting.lengths.caches import EmbeddingCache, Lesson, Limits
 from forecasting.lengths.model import LengthModel
 from forecasting.lengths.query import Estimate, LengthQuery
 from forecasting.models_extra import ModelsExtraMissing
@@ -25,7 +24,7 @@ DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
 
 
 def load(kind: str, file: str) -> LengthModel:
-    """Return the length model of *kind* in *file*, to be asked alone; the bundled student if *file* is empty.
+    """Return the length model of *kind* in *file*, to be asked alone; the bundled trees if *file* is empty.
 
     Raises ValueError or OSError.
     """
@@ -43,9 +42,9 @@ def load(kind: str, file: str) -> LengthModel:
 def check(kind: str, file: str) -> None:
     """Raise as `load` would, as far as that is known without opening an encoder."""
     from forecasting.files import read_state
-    from forecasting.lengths import MODELS, Student, rests
+    from forecasting.lengths import MODELS, Trees, rests
 
-    if kind in (Student.name, "") or kind not in MODELS:
+    if kind in (Trees.name, "") or kind not in MODELS:
         load(kind, file)
     elif (model := read_state(Path(file)).get("model")) != kind:
         raise ValueError(f"{file}: holds {model!r}, not the length model {kind!r}.")
@@ -75,69 +74,37 @@ def _read(link: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-class Batch(NamedTuple):
-    """A message of the parent."""
-
-    queries: list[LengthQuery]
-    numbers: list[int]
-    """Numbers by which later lessons identify the queries."""
-    lessons: list[Lesson] = []
-    limits: Limits = Limits()
-    """Limits of the embedding cache."""
-
-
-class BatchAnswerer:
-    """A model and, if it reads prompts by an encoder, the embedding cache in front of it."""
-
-    def __init__(self, model: LengthModel) -> None:
-        self.model = model
-        self.cache = EmbeddingCache()
-
-    def answer(self, batch: Batch) -> list[Estimate]:
-        """Return an estimate for each query; one that the model fails on costs its own answer alone."""
-        self.cache.set_limits(batch.limits)
-        for lesson in batch.lessons:
-            self.cache.learn(lesson)
-        return self._robust(batch.queries, batch.numbers)
-
-    def _robust(self, queries: list[LengthQuery], numbers: list[int]) -> list[Estimate]:
-        try:
-            return self._estimates(queries, numbers)
-        except Exception:
-            if len(queries) == 1:
-                return [Estimate(float("nan"), ())]
-        return [self._robust([query], [number])[0] for query, number in zip(queries, numbers, strict=True)]
-
-    def _estimates(self, queries: list[LengthQuery], numbers: list[int]) -> list[Estimate]:
-        (tokens, quantiles), embeddings = self.model.predict_and_embed(queries)
-        estimates = [Estimate(*each) for each in zip(tokens.tolist(), map(tuple, quantiles.tolist()), strict=False)]
-        if embeddings is not None:
-            for place, (query, number) in enumerate(zip(queries, numbers, strict=True)):
-                seen = self.cache.look_up(query, embeddings[place], number)
-                estimates[place] = (seen and seen.estimate(query.max_tokens)) or estimates[place]
-        return estimates
+def answer(model: LengthModel, queries: list[LengthQuery]) -> list[Estimate]:
+    """Return an estimate for each query; one that the model fails on costs its own answer alone."""
+    try:
+        tokens, quantiles = model.predict(queries)
+        return [Estimate(*each) for each in zip(tokens.tolist(), map(tuple, quantiles.tolist()), strict=False)]
+    except Exception:
+        if len(queries) == 1:
+            return [Estimate(float("nan"), ())]
+    return [answer(model, [query])[0] for query in queries]
 
 
-def serve(link: socket.socket, answerer: BatchAnswerer) -> None:
+def serve(link: socket.socket, model: LengthModel) -> None:
     """Answer batches until the other side closes."""
     while True:
         try:
             (size,) = SIZE.unpack(_read(link, SIZE.size))
-            batch = pickle.loads(_read(link, size))  # noqa: S301 - from our own parent alone
+            queries = pickle.loads(_read(link, size))  # noqa: S301 - from our own parent alone
         except (EOFError, OSError):
             return
-        link.sendall(frame(answerer.answer(batch)))
+        link.sendall(frame(answer(model, queries)))
 
 
 def main(descriptor: int, call: str, *arguments: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the socket
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     with socket.socket(fileno=descriptor) as link:
-        answerer = BatchAnswerer(made(call, arguments))
-        answerer.answer(Batch([LengthQuery("What is compiled on the first call is compiled now.", 12)], [0]))
+        model = made(call, arguments)
+        answer(model, [LengthQuery("What is compiled on the first call is compiled now.", 12)])
         gc.freeze()
         link.sendall(frame("ready"))
-        serve(link, answerer)
+        serve(link, model)
 
 
 if __name__ == "__main__":

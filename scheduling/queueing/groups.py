@@ -5,7 +5,7 @@ A group holds references: its members are slots of the waiting set, linked in th
 first served, shortest first, or lowest rank of the application run first. A request joins the open group of its kind on
 arrival and leaves it on dispatch, each in O(1) by arrival (O(group size) by length or rank). A group is closed after
 delta x B requests, or sooner where its class allows little time, and the next request of its kind opens another. So a
-group never mixes models or classes, as k-means does (docs/papers/queueing.md compares them), and all groups can be rebuilt from
+group never mixes models or classes, as k-means does (docs/papers/queueing.md), and all groups can be rebuilt from
 the waiting set at any time (`waiting_set.regroup`).
 
 Endpoints whose `limit` is 0 have no groups: their requests leave by queue key alone.

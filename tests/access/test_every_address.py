@@ -51,10 +51,7 @@ ROLES = tuple(RANKS)
 EVERYTHING_OF = {"stranger", "fleet_admin"}
 """Roles that ask for everything in the fast tests too: who may all, and of a tenant who may most."""
 NOBODY = {"anonymous", "newcomer"}
-PEOPLE_ALONE = {
-    *("create_key", "revoke_key", "put_allowed_models", "import_application_graph", "name_application"),
-    *("keep_graph_version", "restore_graph_version", "freeze_application"),
-}
+PEOPLE_ALONE = {"create_key", "change_key", "import_application_graph"}
 """Operations that take no key."""
 CHOICES = [
     pytest.param(("stranger", "fleet_admin"), False, id="all-and-least"),

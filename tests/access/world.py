@@ -20,12 +20,10 @@ from controlplane.fleet.models import (
     Donation,
     InstanceCommand,
     Region,
-    RegionLatency,
     Rollout,
     Swap,
     SwapGroup,
     WeightedTarget,
-    Weights,
 )
 from controlplane.lengths import training
 from controlplane.simulation.whatif.models import WhatIf
@@ -66,7 +64,7 @@ def trace(names: list[str]) -> list[dict[str, Any]]:
         "waiting": RUNNING,
         "seen": seen,
         "chosen_because": f"The fewest tokens; next is {names[1]} with {REMAINING}.",
-        "length": {"tokens": 64, "upper_tokens": 90, "source": "student 2"},
+        "length": {"tokens": 64, "upper_tokens": 90, "source": "trees 2"},
     }
     return [
         {"instance": names[0], "lost": f"{names[0]}: answered 500: out of memory", **placement},
@@ -148,9 +146,8 @@ class World:
             self.run = application.runs.create(
                 run=f"run of {name}", began_at=now, last_call_at=now, ended_at=now, calls=1, steps=steps
             )
-        self.backend = UnitBackend.objects.create(name="zephyr-python", url="http://zephyr/warm", secret="s3cret")
+        UnitBackend.objects.create(name="zephyr-python", url="http://zephyr/warm", secret="s3cret")
         self.event = record("instance.moved", self.instances[0], actor="zephyr-bot", reason=FLEET_REASON)
-        record("length.drift", actor="lengths", after={"tenant": "globex", "model": "globex-tuned-7b"})
         InstanceCommand.objects.create(instance=self.instances[0], verb="stop", actor="zephyr-bot", reason=FLEET_REASON)
         Rollout.objects.create(
             deployment=deployment, state="failed", actor="zephyr-bot", reason=FLEET_REASON, message="zephyr-1 failed"
@@ -171,14 +168,11 @@ class World:
         for tenant in (acme, globex):
             length_rows.samples(now, 12, tenant)
         length_rows.versions(now - timedelta(minutes=1))
-        training.queue("student", "zephyr-bot", FLEET_REASON)
+        training.queue("trees", "zephyr-bot", FLEET_REASON)
         self.deployment = deployment
         self.plan = planning_rows.plan(deployment.model, now, "advice")
-        west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]
-        RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
-        self.adapter = Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
+        Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
         WeightedTarget.objects.create(name="zephyr-chat", target=deployment.model.name)
-        Weights.objects.create(model=deployment.model, region=deployment.region)
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
         self.what_if = WhatIf.objects.get(title="zephyr as it could be")
@@ -204,8 +198,6 @@ class World:
             "SIMULATION": self.simulation.pk,
             "WHAT_IF": self.what_if.pk,
             "MODEL": self.deployment.model.name,
-            "ADAPTER": self.adapter.name,
-            "BACKEND": self.backend.name,
             "MODEL_ID": self.deployment.model.pk,
             "DEPLOYMENT": self.deployment.pk,
             "REGION_ID": self.deployment.region_id,

@@ -15,7 +15,6 @@ from controlplane.fleet.models import (
     SloClass,
 )
 from controlplane.fleet.models.spot import Donation
-from controlplane.gateway.models import CapacityStep
 from controlplane.jobs.models import JobRow
 from controlplane.usage.models import UsageMark
 
@@ -34,7 +33,7 @@ def test_every_model_of_the_project_is_registered():
 
     ours = {model for model in apps.get_models() if model.__module__.startswith("controlplane.")}
     shown_elsewhere = {
-        *{JobRow, UsageMark, CapacityStep, StoredFile, Batch, BatchLine, Donation, Owner},
+        *{JobRow, UsageMark, StoredFile, Batch, BatchLine, Donation, Owner},
         *{Application, ApplicationRun, FollowedLedger, UnitReport},
     }  # on pages of the console
     assert ours - shown_elsewhere == set(MODELS)

@@ -22,15 +22,12 @@ from controlplane.fleet.models import (
     Instance,
     InstanceCommand,
     Node,
-    Region,
-    RegionLatency,
     Rollout,
     Swap,
     SwapGroup,
     Tier,
     WeightedTarget,
 )
-from controlplane.fleet.models.weights import Weights
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
 from controlplane.planning.models import (
@@ -59,10 +56,7 @@ def build(inventory: Inventory) -> None:
     now = inventory.now
     instance = inventory.make_instance()
     InstanceCommand.objects.create(instance=instance, verb=CommandVerb.STOP, actor="test")
-    west = Region.objects.create(name="us-west", title="US West")
-    RegionLatency.objects.create(origin=inventory.deployment.region, target=west, latency_ms=33)
     Rollout.objects.create(deployment=inventory.deployment, actor="test")
-    Weights.objects.create(model=inventory.deployment.model, region=west)
     Budget.objects.create(tenant=inventory.acme, kind="usd_per_month", hard=400)
     rule = AlertRule.objects.create(name="Instance down", condition="instance")
     Alert.objects.create(rule=rule, subject=instance.name, since=now, opened_at=now, seen_at=now)
@@ -101,12 +95,12 @@ def build(inventory: Inventory) -> None:
     )
     InstanceHour.objects.create(hour=now, instance="instance-1", model="llama-3.1-8b", gpu_type="a100-80gb")
     Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="test")
-    LengthVersion.objects.create(number=1, kind="student", measures={"mae": 61.2})
-    LengthTraining.objects.create(kind="student", asked_by="olga")
+    LengthVersion.objects.create(number=1, kind="trees", measures={"mae": 61.2})
+    LengthTraining.objects.create(kind="trees", asked_by="olga")
     LengthSample.objects.create(
         **of, tenant=inventory.acme, slo_class="interactive", prompt_tokens=9, predicted_by="prior"
     )
-    LengthMinute.objects.create(**of, minute=now, tenant="acme", predictor="prior", bucket_tokens=32, requests=1)
+    LengthMinute.objects.create(**of, minute=now, tenant="acme", predictor="prior", requests=1)
 
 
 standing = standing_with(build)

@@ -157,7 +157,7 @@ def test_what_has_no_time_of_its_own_waits_from_when_it_was_first_seen(make_inst
 
 
 def test_a_rule_opens_a_bounded_number_and_one_that_is_switched_off_resolves_its_own(monkeypatch, make_instance):
-    monkeypatch.setattr(services, "MOST_OPEN", 2)
+    monkeypatch.setattr(services, "MAX_OPEN", 2)
     rule = rule_of("instance")
     for _ in range(3):
         make_instance(state="failed")

@@ -30,9 +30,9 @@ class TestReading:
         caller = sign_in("operator")
         for number in range(10):
             create_api_key(acme, f"more-{number}", "test")
-        with django_assert_num_queries(4):  # session, user, role, keys
+        with django_assert_num_queries(5):  # session, user, role, newest event, keys
             caller.get("keys")
-        with django_assert_num_queries(5):  # … tenants and their classes
+        with django_assert_num_queries(6):  # … tenants and their classes
             caller.get("tenants")
 
     def test_me(self, sign_in, with_key, acme):
@@ -60,8 +60,7 @@ class TestCreating:
 
 class TestAllowedModels:
     def put(self, caller, key, *names):
-        path = f"/api/keys/{key.pk}/allowed-models"
-        return caller.client.put(path, {"allowed_models": names, "reason": "audit"}, content_type="application/json")
+        return caller.patch(f"keys/{key.pk}", allowed_models=names, reason="audit")
 
     def test_a_key_may_ask_for_some(self, sign_in, acme, deployment):
         caller, model = sign_in("key_manager"), deployment.model.name
@@ -101,15 +100,15 @@ class TestRevoking:
     def test_a_revoked_key_is_refused_at_once(self, sign_in, with_key, acme):
         caller = with_key(acme)
         assert caller.get("keys").status_code == 200
-        response = sign_in("key_manager").post(f"keys/{caller.key.pk}/revoke", reason="leaked")
+        response = sign_in("key_manager").patch(f"keys/{caller.key.pk}", revoked=True, reason="leaked")
         assert response.status_code == 200
         assert response.json()["usable"] is False
         assert caller.get("keys").status_code == 401
         assert Event.objects.get(kind="api_key.revoked").reason == "leaked"
 
     def test_strangers_do_not_learn_that_a_key_exists(self, sign_in, keys):
-        response = sign_in("stranger").post(f"keys/{keys['acme'].pk}/revoke", reason="x")
-        missing = sign_in("stranger").post("keys/999999/revoke", reason="x")
+        response = sign_in("stranger").patch(f"keys/{keys['acme'].pk}", revoked=True, reason="x")
+        missing = sign_in("stranger").patch("keys/999999", revoked=True, reason="x")
         assert response.status_code == missing.status_code == 404
         assert response.json() == missing.json()
 
@@ -146,7 +145,7 @@ def service(operations):
 class TestServiceKeys:
     def test_it_acts_as_itself(self, service, make_instance):
         caller, instance = service("operator"), make_instance(state="ready")
-        assert caller.post(f"instances/{instance.name}/drain", reason="by a script").status_code == 202
+        assert caller.post(f"instances/{instance.name}/drain", reason="by a script").status_code == 200
         event = Event.objects.get(kind="instance.moved")
         assert event.actor == f"operator-bot@{caller.key.prefix}"
         assert (event.user, event.reason) == (caller.key.account, "by a script")
@@ -162,7 +161,7 @@ class TestServiceKeys:
         ApiKey.objects.filter(pk=caller.key.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
         assert caller.get("instances").status_code == 401
         caller = service("admin")
-        assert sign_in("operator").post(f"keys/{caller.key.pk}/revoke", reason="leaked").status_code == 200
+        assert sign_in("operator").patch(f"keys/{caller.key.pk}", revoked=True, reason="leaked").status_code == 200
         assert caller.get("instances").status_code == 401
         assert not User.objects.get(pk=caller.key.account.pk).is_active
 

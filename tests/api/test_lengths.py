@@ -13,15 +13,15 @@ pytestmark = pytest.mark.django_db
 
 
 def made(number, state="shadow"):
-    return LengthVersion.objects.create(number=number, kind="student", state=state, measures={"mae": 50.0})
+    return LengthVersion.objects.create(number=number, kind="trees", state=state, measures={"mae": 50.0})
 
 
 @pytest.fixture
 def measures():
     now = timezone.now()
     for tenant, predictor, error, hours in (
-        ("acme", "student 0", 30, 1),
-        ("acme", "shadow student 1", 20, 1),
+        ("acme", "trees 0", 30, 1),
+        ("acme", "shadow trees 1", 20, 1),
         ("beta", "cache", 5, 1),
         ("beta", "cache", 500, 48),
     ):
@@ -30,7 +30,6 @@ def measures():
             model="m",
             tenant=tenant,
             predictor=predictor,
-            bucket_tokens=64,
             requests=10,
             predicted_tokens=1100,
             output_tokens=1000,
@@ -47,14 +46,14 @@ def test_measures_by_series_over_a_range(sign_in, measures):
     viewer = sign_in("viewer")
     items = viewer.get("lengths").json()["items"]
     assert [(row["tenant"], row["predictor"], row["mae_tokens"]) for row in items] == [
-        ("acme", "shadow student 1", 20.0),
-        ("acme", "student 0", 30.0),
+        ("acme", "shadow trees 1", 20.0),
+        ("acme", "trees 0", 30.0),
         ("beta", "cache", 5.0),
     ]
     assert items[0] | {"mae_tokens": None} == {
         "model": "m",
         "tenant": "acme",
-        "predictor": "shadow student 1",
+        "predictor": "shadow trees 1",
         "requests": 10,
         "mean_output_tokens": 100.0,
         "mae_tokens": None,
@@ -67,7 +66,7 @@ def test_measures_by_series_over_a_range(sign_in, measures):
     }
     (row,) = viewer.get("lengths", tenant="beta", hours=72).json()["items"]
     assert (row["requests"], row["mae_tokens"]) == (20, 252.5)
-    assert len(viewer.get("lengths", predictor="student 0").json()["items"]) == 1
+    assert len(viewer.get("lengths", predictor="trees 0").json()["items"]) == 1
     assert viewer.get("lengths", model="other").json()["items"] == []
     assert viewer.get("lengths", hours=-1).status_code == 422
 
@@ -80,13 +79,10 @@ def test_versions_are_read_promoted_and_rolled_back(sign_in):
     assert operator.post("lengths/versions/2/promote", reason="better").json()["state"] == "active"
     assert operator.post("lengths/versions/2/promote").status_code == 409
     assert operator.post("lengths/versions/1/rollback", reason="worse").json()["state"] == "active"
-    assert operator.post("lengths/versions/1/rollback").json()["state"] == "rejected"  # to the bundled student
+    assert operator.post("lengths/versions/1/rollback").json()["state"] == "rejected"  # to the bundled trees
     assert operator.post("lengths/versions/1/rollback").status_code == 409
     made(3)
-    assert operator.post("lengths/versions/3/reject", reason="no").json()["state"] == "rejected"
-    assert operator.post("lengths/versions/3/shadow", reason="once more").json()["state"] == "shadow"
-    assert operator.post("lengths/versions/3/shadow", reason="once more").status_code == 409
-    assert operator.post("lengths/versions/99/reject").status_code == 404
+    assert operator.post("lengths/versions/99/promote").status_code == 404
     assert Event.objects.get(kind="length_version.promoted").reason == "better"
 
 
@@ -97,9 +93,8 @@ def test_training_is_asked_for(sign_in, monkeypatch, settings):
     settings.LENGTH_TRAIN_SAMPLES = 0
     answer = operator.post("lengths/train", reason="now")
     asked = answer.json()
-    assert (answer.status_code, asked["state"], asked["kind"], asked["reason"]) == (202, "queued", "student", "now")
+    assert (answer.status_code, asked["state"], asked["kind"], asked["reason"]) == (202, "queued", "trees", "now")
     assert tasks == [("workers.tasks.lengths.train_length_model", asked["id"])]
     assert operator.post("lengths/train", reason="again").status_code == 409, "one waits already"
     assert operator.post("lengths/train", reason="now", kind="preserve").status_code == 202
-    assert [row["kind"] for row in operator.get("lengths/trainings").json()["items"]] == ["preserve", "student"]
-    assert operator.post("lengths/train", reason="now", kind="oracle").status_code == 422
+    assert operator.post("lengths/train", reason="now", kind="oracle").status_code == 409

@@ -8,7 +8,7 @@ import pytest
 from django.core.exceptions import ValidationError
 
 from controlplane.api.urls import api
-from controlplane.fleet.models import Adapter, Model, WeightedTarget
+from controlplane.fleet.models import Model
 from controlplane.fleet.validators import ACTIONS, validate_model_name
 
 pytestmark = pytest.mark.django_db
@@ -22,7 +22,7 @@ PATHS = {
     if operation.include_in_schema
 }
 SIZES = {"weights_bytes": 2**34, "kv_bytes_per_token": 2**17}
-MAY_HAVE_SLASHES = ("/models/", "/adapters/", "/weighted-targets/", "/scaling/policies/", "/unit-backends/")
+MAY_HAVE_SLASHES = ("/models/", "/inventory/{kind}/", "/scaling/policies/")
 
 
 @pytest.fixture(params=["/", "%2F"])
@@ -46,42 +46,19 @@ def caller(client, fleet_admin):
 def test_every_path_with_such_a_name_takes_slashes():
     """One converter everywhere: a new path without it fails here."""
     of_names = {(method, path) for method, path in PATHS if path.startswith(MAY_HAVE_SLASHES) and "{" in path}
-    assert len(of_names) >= 14
+    assert len(of_names) >= 3
     assert [path for _, path in of_names if "{name:" not in path] == []
 
 
-def test_a_model_is_read_changed_retired_and_deleted(caller, path, language_model):
-    made = caller("POST", "/api/models", name=NAME, title="Llama", context_tokens=8192, **SIZES)
-    assert made.status_code == 201, made.content
-    one = path("/models/NAME", NAME)
-    assert caller("GET", one).json()["name"] == NAME
-    assert caller("PATCH", one, title="Other").json()["title"] == "Other"
-    for address in (path("/models/NAME/bundle", NAME), path("/scaling/policies/NAME", NAME)):
-        assert caller("GET", address).status_code == 200, address
-    mode = caller("PUT", path("/scaling/policies/NAME", NAME), strategy="lt_u", mode="shadow")
-    assert mode.status_code == 200, mode.content
-    switched = caller("PUT", path("/models/NAME/bundle", NAME), bundle="pilothouse")
-    assert switched.status_code == 200, switched.content
+def test_a_model_is_changed_retired_and_deleted(caller, path, language_model):
+    made = caller("PATCH", "/api/inventory", models=[{"name": NAME, "context_tokens": 8192, **SIZES}])
+    assert made.status_code == 200, made.content
+    policy = caller("PATCH", path("/scaling/policies/NAME", NAME), strategy="lt_u", mode="shadow")
+    assert (policy.status_code, policy.json()["model"]) == (200, NAME), policy.content
     assert caller("POST", path("/models/NAME/retire", NAME), reason="gone").status_code == 200
     assert not Model.objects.get(name=NAME).active
-    assert caller("DELETE", one + "?reason=gone").status_code == 204, caller("DELETE", one).content
-    assert caller("GET", one).status_code == 404
-
-
-def test_an_adapter_and_a_public_name(caller, path, language_model):
-    name = "team/sql/v2"
-    made = caller("POST", "/api/adapters", name=name, base=language_model.name, source="/adapters/sql", rank=8)
-    assert made.status_code == 201, made.content
-    one = path("/adapters/NAME", name)
-    assert caller("GET", one).json()["name"] == name
-    assert caller("PATCH", one, rank=16).json()["rank"] == 16
-    shared = path("/weighted-targets/NAME", "team/chat")
-    weights = {language_model.name: 1.0}
-    assert caller("PUT", shared, targets=weights).status_code == 200, caller("PUT", shared, targets=weights).content
-    assert [each["target"] for each in caller("GET", shared).json()["items"]] == [language_model.name]
-    assert WeightedTarget.objects.get().name == "team/chat"
-    assert caller("DELETE", one + "?reason=gone").status_code == 204
-    assert not Adapter.objects.exists()
+    gone = [caller("DELETE", path("/inventory/models/NAME", NAME)).status_code for _ in range(2)]
+    assert gone == [204, 404]
 
 
 @pytest.mark.parametrize("action", ACTIONS)

@@ -6,7 +6,6 @@ import pytest
 from django.utils import timezone
 
 from controlplane.planning import services
-from controlplane.planning.forecasts import backtests
 from controlplane.planning.models import (
     Forecast,
     PlanStatus,
@@ -18,7 +17,6 @@ from controlplane.planning.models import (
 pytestmark = pytest.mark.django_db
 LISTS = [
     "forecasts",
-    "backtests",
     "scaling/policies",
     "scaling/plans",
     "scaling/moves",
@@ -43,7 +41,6 @@ def rows(plan, language_model):
     bands = {name: [1.0, 2.0] for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95")}
     names = {"model": "llama-3.1-8b", "region": "us-east"}
     Forecast.objects.create(quantity="prompt", forecaster="ets", window_s=60, start_at=now, **names, **bands)
-    backtests.store("ledger", 60, 1, [{"forecaster": "ets", "mean_ape": 0.2}])
     services.set_policy(language_model, "lt_ua", "ask", {}, "a test")
     ScalingPlan.objects.update(status=PlanStatus.ADVICE)
     ScalingMove.objects.create(
@@ -108,16 +105,34 @@ def test_operators_decide_once(verb, status, sign_in, plan):
     assert f"is {status}" in again.json()["error"]["message"]
 
 
-def test_operators_set_policies(sign_in, language_model):
-    body = {"strategy": "lt_u", "mode": "shadow", "parameters": {"out_above": 0.8}}
-    assert sign_in("viewer").send("PUT", "scaling/policies/llama-3.1-8b", body).status_code == 403
-    response = sign_in("operator").send("PUT", "scaling/policies/llama-3.1-8b", body)
-    assert response.status_code == 200
-    assert response.json() | {"changed_at": 0} == {"model": "llama-3.1-8b", **body, "changed_at": 0}
+def test_operators_change_policies(sign_in, deployment):
+    path, body = (
+        "scaling/policies/llama-3.1-8b",
+        {"strategy": "lt_u", "mode": "shadow", "parameters": {"out_above": 0.8}},
+    )
+    assert sign_in("viewer").patch(path, **body).status_code == 403
+    operator = sign_in("operator")
+    assert operator.patch(path, mode="shadow").json()["error"]["field"] == "strategy"
+    changed = operator.patch(path, **body).json()
+    assert changed | body | {"model": "llama-3.1-8b"} == changed
     assert ScalingPolicy.objects.get().parameters == {"out_above": 0.8}
-    assert sign_in("operator").send("PUT", "scaling/policies/none", body).status_code == 404
+    changed = operator.patch(path, bundle="ssjf").json()
+    assert (changed["bundle"], changed["nearest"], changed["differs"], changed["mode"]) == (
+        "ssjf",
+        "ssjf",
+        {},
+        "shadow",
+    )
+    changed = operator.patch(path, routing_policy="round_robin").json()
+    assert (changed["bundle"], changed["nearest"]) == ("custom", "ssjf")
+    assert changed["values"]["routing_policy"] == "round_robin" != changed["differs"]["routing_policy"]
+    for wrong in ({"bundle": "none"}, {"strategy": "none"}, {"routing_policy": "none"}):
+        refused = operator.patch(path, **wrong)
+        assert (refused.status_code, [refused.json()["error"]["field"]]) == (422, list(wrong))
+    assert operator.patch("scaling/policies/none", **body).status_code == 404
 
 
 def test_a_model_without_a_policy_has_the_floor_alone(sign_in, language_model):
-    (item,) = sign_in("viewer").get("scaling/policies").json()["items"]
-    assert (item["strategy"], item["mode"]) == (None, "off")
+    (item,) = sign_in("viewer").get("scaling/policies", model=language_model.name).json()["items"]
+    assert (item["strategy"], item["mode"], item["parameters"]) == (None, "off", {})
+    assert sign_in("viewer").get("scaling/policies", model="other").json() == {"items": []}

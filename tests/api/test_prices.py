@@ -21,6 +21,6 @@ def test_an_admin_sets_a_price_and_learns_what_it_changes(gpu_type, sign_in, wit
 
 
 def test_a_price_of_the_inventory_is_an_entry_from_now_on(gpu_type, sign_in):
-    answer = sign_in("fleet_admin").patch(f"gpu-types/{gpu_type.name}", spot_usd_per_hour=0.5)
+    answer = sign_in("fleet_admin").patch("inventory", gpu_types=[{"name": gpu_type.name, "spot_usd_per_hour": 0.5}])
     assert answer.status_code == 200, answer.content
     assert Price.objects.filter(of="spot", name=gpu_type.name).first().amount == 0.5

@@ -30,50 +30,50 @@ def test_an_instance_says_which_settings_are_other(sign_in, outdated, make_insta
 
 
 def test_begun_followed_and_cancelled(sign_in, outdated, deployment):
-    path, operator = f"deployments/{deployment.pk}/rollout", sign_in("operator")
-    assert operator.get(path).json() == {
+    path, operator = f"deployments/{deployment.pk}", sign_in("operator")
+    assert operator.get(f"{path}/rollout").json() == {
         "total": 1,
         "up_to_date": 0,
         "outdated": {"instance-1": ["max_num_seqs"]},
         "rollout": None,
     }
-    assert operator.post(path).status_code == 422  # without a reason
-    begun = operator.post(path, reason="fewer at once")
-    assert begun.status_code == 202
-    assert (begun.json()["state"], begun.json()["actor"]) == ("in_progress", "operator")
-    again = operator.post(path, reason="again")
+    assert operator.post(f"{path}/roll-out").status_code == 422  # without a reason
+    assert operator.post(f"{path}/roll-out", reason="fewer at once").status_code == 200
+    begun = operator.get(f"{path}/rollout").json()["rollout"]
+    assert (begun["state"], begun["actor"]) == ("in_progress", "operator")
+    again = operator.post(f"{path}/roll-out", reason="again")
     assert again.status_code == 409
     assert "in progress" in again.json()["error"]["message"]
-    assert operator.get(path).json()["rollout"]["id"] == begun.json()["id"]
-    cancelled = operator.send("DELETE", f"{path}?reason=not%20today", {})
-    assert cancelled.json()["state"] == "cancelled"
+    assert operator.post(f"{path}/cancel-rollout", reason="not today").status_code == 200
+    assert operator.get(f"{path}/rollout").json()["rollout"]["state"] == "cancelled"
     assert Event.objects.get(kind="rollout.cancelled").reason == "Cancelled by operator: not today"
-    assert operator.send("DELETE", path, {}).status_code == 409
+    assert operator.post(f"{path}/cancel-rollout").status_code == 409
     assert operator.get("deployments/0/rollout").status_code == 404
 
 
 def test_without_a_reason_the_cancelling_says_who(sign_in, outdated, deployment):
-    path, operator = f"deployments/{deployment.pk}/rollout", sign_in("operator")
-    operator.post(path, reason="x")
-    assert operator.send("DELETE", path, {}).json()["message"] == "Cancelled by operator"
+    path, operator = f"deployments/{deployment.pk}", sign_in("operator")
+    operator.post(f"{path}/roll-out", reason="x")
+    operator.post(f"{path}/cancel-rollout")
+    assert Rollout.objects.get().message == "Cancelled by operator"
 
 
 def test_how_a_version_proves_itself_is_given_and_it_goes_back_on_request(sign_in, outdated, deployment):
-    path, operator = f"deployments/{deployment.pk}/rollout", sign_in("operator")
-    assert operator.post(path, reason="x", bake_s=-1).status_code == 422
-    begun = operator.post(path, reason="x", bake_s=300, failure_budget=0.01, min_requests=50, auto_back=False).json()
-    given = ("bake_s", "failure_budget", "min_requests", "auto_back", "going_back", "cause")
-    assert [begun[name] for name in given] == [300, 0.01, 50, False, False, ""]
-    refused = operator.post(f"{path}/back", reason="too slow")
+    path, operator = f"deployments/{deployment.pk}", sign_in("operator")
+    for wrong, field in (({"bake_s": -1}, "bake_s"), ({"colour": 1}, "colour")):
+        refused = operator.post(f"{path}/roll-out", reason="x", **wrong)
+        assert (refused.status_code, refused.json()["error"]["field"]) == (422, field)
+    assert operator.post(f"{path}/undeploy", reason="x", bake_s=1).status_code in (403, 422)
+    given = {"bake_s": 300, "failure_budget": 0.01, "min_requests": 50, "auto_back": False}
+    assert operator.post(f"{path}/roll-out", reason="x", **given).status_code == 200
+    begun = operator.get(f"{path}/rollout").json()["rollout"]
+    assert begun | given | {"going_back": False, "cause": ""} == begun
+    refused = operator.post(f"{path}/roll-back", reason="too slow")
     assert refused.status_code == 409
     assert "the settings before are not known" in refused.json()["error"]["message"]
     before = revisions.launched_with(deployment, launch_spec(outdated))
     Rollout.objects.update(before=before)  # as an instance of this release has them
-    back = operator.post(f"{path}/back", reason="too slow")
-    assert (back.status_code, back.json()["going_back"], back.json()["cause"]) == (
-        202,
-        True,
-        "Asked by operator: too slow",
-    )
+    assert operator.post(f"{path}/roll-back", reason="too slow").status_code == 200
+    assert (Rollout.objects.get().going_back, Rollout.objects.get().cause) == (True, "Asked by operator: too slow")
     assert Deployment.objects.get().max_num_seqs == 256
-    assert sign_in("viewer").post(f"{path}/back", reason="x").status_code == 403
+    assert sign_in("viewer").post(f"{path}/roll-back", reason="x").status_code == 403

@@ -29,9 +29,9 @@ def test_a_value_is_changed_and_set_back(sign_in, operator):
     assert (changed["value"], changed["default"], changed["changed"]) == (0.5, 0.8, True)
     assert changed["changed_by"] == operator.get_username()
     assert tuned().PLAN_EPSILON == 0.5
-    back = caller.client.delete("/api/settings/PLAN_EPSILON?reason=enough").json()
-    assert (back["value"], back["changed"]) == (0.8, False)
-    assert caller.client.delete("/api/settings/PLAN_EPSILON").status_code == 200
+    for _ in range(2):
+        back = caller.send("PUT", "settings/PLAN_EPSILON", {"value": None, "reason": "enough"}).json()
+        assert (back["value"], back["changed"]) == (0.8, False)
 
 
 def test_a_value_can_be_overridden_for_one_model(sign_in, language_model):
@@ -44,7 +44,7 @@ def test_a_value_can_be_overridden_for_one_model(sign_in, language_model):
     assert "PLAN_EVERY_S" not in items
     assert items["FORECASTER"]["value"] == "ets"
     assert by_name(caller.get("settings"))["FORECASTER"]["value"] == "arima"
-    caller.client.delete(f"/api/settings/FORECASTER?model={language_model.name}")
+    caller.send("PUT", "settings/FORECASTER", {"value": None, "model": language_model.name})
     assert tuned(language_model.name).FORECASTER == "arima"
 
 

@@ -127,7 +127,7 @@ def test_one_that_fails_says_why(sign_in, operator):
 
 
 def test_too_many_at_once_are_refused(sign_in, operator, monkeypatch):
-    monkeypatch.setattr(services, "MOST_OPEN", 2)
+    monkeypatch.setattr(services, "MAX_OPEN", 2)
     caller = sign_in("operator")
     assert [caller.post("what-ifs", scenario=scenario()).status_code for _ in range(3)] == [202, 202, 409]
     assert WhatIf.objects.count() == 2

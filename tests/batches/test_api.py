@@ -40,7 +40,7 @@ def here(monkeypatch, settings, tmp_path):
     tasks = {api.VALIDATE_TASK: services.validate_batch, feeder.FINISH_TASK: services.finish_batch}
     for module in (api, feeder):
         monkeypatch.setattr(module, "send_task", lambda task, *args: tasks[task](*args))
-    monkeypatch.setattr(feeder, "LOOK_S", 0.05)
+    monkeypatch.setattr(feeder, "TICK_S", 0.05)
     monkeypatch.setattr(feeder, "LEAVE_S", 1.0)
 
 
@@ -85,7 +85,7 @@ async def lines_of(client, file_id):
 async def run(client, content, **options):
     file = await upload(client, content)
     return await client.batches.create(
-        input_file_id=file.id, endpoint=options.pop("endpoint", CHAT), completion_window="24h", **options
+        **{"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"} | options
     )
 
 
@@ -333,7 +333,7 @@ async def test_answers_wait_in_memory_while_the_database_is_away(served, client,
 
 
 def another_feeder(served, owns=lambda: True):
-    """A feeder of the same rows, as another process has; the test lets it look."""
+    """A feeder of the same rows, as another process has; the test calls its `tick`."""
     gateway = served.gateway
     return feeder.Feeder(gateway.http.completions, ledger=gateway.ledger, owns=owns, job=gateway.jobs.add("again", 1.0))
 
@@ -352,11 +352,11 @@ async def test_a_new_process_executes_only_lines_without_an_answer(served, clien
 
     await database_sync_to_async(answer_two)()
     again = another_feeder(served)
-    await again.look()
-    await again.look()
+    await again.tick()
+    await again.tick()
     assert {line.row.number for line in again._open.values()} == {1, 2, 3, 4}
     await again.close()
-    await again.look()  # as after a lease that was lost and taken again
+    await again.tick()  # as after a lease that was lost and taken again
     assert {line.row.number for line in again._open.values()} == {1, 2, 3, 4}
     await again.close()
     served.backends[0].script.hold.set()
@@ -398,7 +398,7 @@ async def test_files_are_deleted_when_their_time_is_over(served, client):
 
 async def test_lines_in_memory_are_bounded_for_each_model_of_a_batch(served, client, monkeypatch):
     """So a model that is slow holds up no other."""
-    monkeypatch.setattr(feeder, "MOST_OPEN", 5)
+    monkeypatch.setattr(feeder, "MAX_OPEN", 5)
     served.backends[0].script.hold = asyncio.Event()
     batch = await run(client, input_of(30))
     of_other = BatchLine.objects.filter(batch__public_id=batch.id, number__gt=22)
@@ -406,7 +406,7 @@ async def test_lines_in_memory_are_bounded_for_each_model_of_a_batch(served, cli
     await database_sync_to_async(Batch.objects.filter(public_id=batch.id).update)(model="")
     again = another_feeder(served)
     for _ in range(150):  # the first feeder lets go once it sees the newer epoch
-        await again.look()
+        await again.tick()
         if again._open:
             break
         await asyncio.sleep(0.1)
@@ -432,10 +432,10 @@ async def test_lines_wait_while_their_file_cannot_be_read(served, client, monkey
     await until(lambda: served.backends[0].running > 0)
     again = another_feeder(served)
     monkeypatch.setattr(FieldFile, "open", open_unless_broken)
-    await again.look()
+    await again.tick()
     assert not again._open
     broken[0] = False
-    await again.look()
+    await again.tick()
     assert len(again._open) == 6
     await again.close()
     served.backends[0].script.hold.set()
@@ -447,8 +447,8 @@ async def test_a_batch_that_a_new_process_takes_up_says_so(served, client):
     batch = await run(client, input_of(3))
     await until(lambda: served.backends[0].running > 0)
     again = another_feeder(served)
-    await again.look()
-    await again.look()
+    await again.tick()
+    await again.tick()
     row = await database_sync_to_async(Batch.objects.get)(public_id=batch.id)
     assert row.resumed_at is not None
     assert await database_sync_to_async(Event.objects.filter(kind="batch.resumed").count)() == 1
@@ -481,45 +481,18 @@ async def test_a_batch_pauses_while_a_budget_of_dollars_is_spent(served, client)
     assert sorted(one["custom_id"] for one in answers) == sorted(f"line-{number}" for number in range(30))
 
 
-@pytest.fixture
-def feeders(monkeypatch):
-    """Feeders that the gateway makes from now on."""
-    made, begin = [], feeder.Feeder.__init__
-
-    def note(self, *args, **values):
-        begin(self, *args, **values)
-        made.append(self)
-
-    monkeypatch.setattr(feeder.Feeder, "__init__", note)
-    return made
-
-
-async def test_the_lines_of_a_batch_that_is_sped_up_come_first_and_have_to_start_sooner(
-    feeders, served, client, monkeypatch
-):
-    """The lines of an earlier batch of the model, which fill what may be open, are put back; undoing it restores all.
-
-    Whether the second batch is seen before or after it is sped up makes no difference.
-    """
-    monkeypatch.setattr(feeder, "MOST_OPEN", 12)
+async def test_the_lines_of_a_batch_that_is_due_earlier_come_first(served, client, monkeypatch):
+    """The lines of the other batch of the model, which fill what may be open, are put back, and none is lost."""
+    monkeypatch.setattr(feeder, "MAX_OPEN", 12)
     served.backends[0].script.hold = asyncio.Event()
-    first, second = [await run(client, input_of(count)) for count in (40, 5)]
-    holding = served.gateway.dispatcher.holding
-    (the_feeder,) = feeders
-    await until(lambda: served.backends[0].running > 0 and len(the_feeder._open) == 12)
-    row = await database_sync_to_async(Batch.objects.get)(public_id=second.id)
-    assert {line.row.batch_id for line in the_feeder._open.values()}.isdisjoint({row.pk})
-    clock_s = served.gateway.dispatcher.clock
-    await database_sync_to_async(services.speed_up)(row, 7_200.0, "a test", "they wait for it")
-    await until(lambda: sum(line.row.batch_id == row.pk for line in the_feeder._open.values()) == 5)
-    await until(lambda: min((one.due_s for one in holding.work.all_of("m")), default=1e9) < clock_s() + 7_200.0)
-    assert await database_sync_to_async(Event.objects.filter(kind="batch.sped_up").count)() == 1
-    assert await database_sync_to_async(Event.objects.filter(kind="batch.resumed").count)() == 0
-    await database_sync_to_async(services.undo_speed_up)(row, "a test", "undone")
-    await until(lambda: all(one.due_s > clock_s() + 7_200.0 for one in holding.work.all_of("m")))
+    first = await run(client, input_of(20))
+    await until(lambda: served.backends[0].running > 0)
+    second = await run(client, input_of(5), completion_window="1h")
+    holding, clock_s = served.gateway.dispatcher.holding, served.gateway.dispatcher.clock
+    await until(lambda: min((one.due_s for one in holding.work.all_of("m")), default=1e9) < clock_s() + 3_700.0)
     served.backends[0].script.hold.set()
-    for each, count in ((first, 40), (second, 5)):
-        batch = await ended(client, each, within_s=120.0)
+    for each, count in ((first, 20), (second, 5)):
+        batch = await ended(client, each)
         assert (batch.request_counts.completed, batch.request_counts.failed) == (count, 0)
         answers = await lines_of(client, batch.output_file_id)
         assert sorted(one["custom_id"] for one in answers) == sorted(f"line-{number}" for number in range(count))

@@ -196,15 +196,15 @@ async def test_a_process_that_comes_back_answers_nothing(served, client):
 
     async def follow() -> None:
         while True:
-            await following.look()
+            await following.tick()
             await asyncio.sleep(0.05)
 
-    looking = asyncio.create_task(follow())
+    ticking = asyncio.create_task(follow())
     try:
         batch, lines = await everything(client, batch)
     finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
         await following.close()
     assert batch.request_counts.completed == 6
     assert sorted(line["custom_id"] for line in lines) == sorted(f"line-{number}" for number in range(6))

@@ -29,7 +29,7 @@ def test_lines_are_found_again_by_their_offset():
 
 
 def test_a_line_that_is_too_large_is_not_held_in_memory(monkeypatch):
-    monkeypatch.setattr(validation, "MOST_LINE_BYTES", 200)
+    monkeypatch.setattr(validation, "MAX_LINE_BYTES", 200)
     large, last = lines_of(io.BytesIO(b"x" * 1000 + b"\n" + line("b")))
     assert (len(large), last) == (201, line("b"))
     assert check(large)[0].code == "line_too_large"
@@ -71,7 +71,7 @@ def test_a_second_use_of_a_custom_id_is_a_fault_that_names_the_first():
 def test_an_empty_file_and_one_with_too_many_requests_fail(monkeypatch):
     for file in ((), (b"\n", b" \r\n")):
         assert check(*file)[0].code == "empty_file"
-    monkeypatch.setattr(validation, "MOST_LINES", 2)
+    monkeypatch.setattr(validation, "MAX_LINES", 2)
     checked = check(line("a"), line("b"), line("c"), line("d"))
     assert [type(one) for one in checked] == [Line, Line, Problem]
     assert checked[-1].code == "too_many_requests"

@@ -24,7 +24,7 @@ from forecasting.lengths.proxy import Proxy
 from forecasting.lengths.query import Sample
 from forecasting.lengths.scoring import class_edges, score
 
-KINDS: Final = ("ssjf-reg-l1", "ssjf-cls", "ssjf-cls-pairwise", "preserve")
+KINDS: Final = ("ssjf-reg-l1", "ssjf-cls", "preserve")
 EFFORT: Final = {"tuned": 320, "read": 800, "head_epochs": 15, "most_tokens": 96}
 TEST_PROMPTS: Final = 60
 """Of each set, at most."""

@@ -1,7 +1,7 @@
 """Error of predicted lengths for a tenant that nothing was learned of, by the requests of it that were seen.
 
 One tenant at a time is left out: the corrections (`forecasting.lengths.online`) first learn from requests of the others,
-then predict and learn those of this one, in random order. The shipped student was fitted to arena_bench_v1 and
+then predict and learn those of this one, in random order. The shipped trees were fitted to arena_bench_v1 and
 gpteacher, without their names. The constants of the corrections were chosen on the first three sets; the others judge.
 `constant` is the median that a prediction starts from; `calibrated` is the model alone, corrected by the tenant's requests.
 """
@@ -24,19 +24,19 @@ METHODS = ("constant", "raw", "calibrated", "ours")
 ROWS, OTHERS, MOST_OF_A_TENANT, MOST_OF_A_MODEL = 8_000, 600, 4_000, 400
 
 Drawn = list[tuple[Sample, float, list[float]]]
-"""Samples with the student's tokens and quantiles."""
+"""Samples with the trees' tokens and quantiles."""
 
 
 def _drawn(data: Path) -> dict[str, Drawn]:
     kept = [s for s in read_sets(data).test if s.query.tenant not in FREE or in_test(s.query.text, UNSEEN_SHARE)]
     kept += [sample for one in read_conversations(data / CONVERSATIONS) for sample in one]
-    student, by_tenant, of_model = bundled(), defaultdict[str, Drawn](list), defaultdict[tuple[str, str], int](int)
+    model, by_tenant, of_model = bundled(), defaultdict[str, Drawn](list), defaultdict[tuple[str, str], int](int)
     for at in np.random.default_rng(0).permutation(len(kept)):
         query = kept[at].query
         of_model[query.tenant, query.model] += 1
         within = of_model[query.tenant, query.model] <= MOST_OF_A_MODEL
         if within and len(by_tenant[query.tenant]) < MOST_OF_A_TENANT:
-            tokens, quantiles = student.predict_one(query)
+            tokens, quantiles = model.predict_one(query)
             by_tenant[query.tenant].append((kept[at], tokens, quantiles.tolist()))
     return by_tenant
 

@@ -1,8 +1,8 @@
 """Cost of a predicted length: the service alone on one core, at rest and at 200 requests a second, and in the
 gateway.
 
-Random prompts, median 64 tokens and up to a thousand, new to the caches unless noted, so that each reaches the student;
-`p50_ms` and `p99_ms` are of the whole service (text, caches, student, calibration), one request after another. At 200 a
+Random prompts, median 64 tokens and up to a thousand, new to the caches unless noted, so that each reaches the trees;
+`p50_ms` and `p99_ms` are of the whole service (text, caches, trees, calibration), one request after another. At 200 a
 second arrivals are Poisson, and a request's time counts from its arrival. With --encoders the papers' length models are
 measured instead (`_encoders`), on the public data in --data, and with --unseen the error for tenants that nothing was
 learned of (`_unseen_tenants`). In the gateway, the service on (caches off) alternates
@@ -115,7 +115,7 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
 
     warm_up()
     service = LengthService(LengthPrior())
-    await service.answering.take(Assigned(BUNDLED, (), {}))
+    await service.answering.run(Assigned(BUNDLED, None))
     dice = random.Random(1)
     drawn = prompts(dice)
     calls = [call_of(next(drawn)) for _ in range(requests)]
@@ -177,7 +177,7 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
 
 
 async def in_subprocess(requests: int) -> dict[str, float]:
-    """Measure the student in a separate process."""
+    """Measure the trees in a separate process."""
     from forecasting.lengths import LengthQuery
     from forecasting.lengths.predictor import SubprocessPredictor
 
@@ -249,7 +249,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         os.sched_setaffinity(0, {max(before)})
         try:
             result = uvloop.run(alone(options.requests, options.seconds))
-            result["student_apart"] = uvloop.run(in_subprocess(options.requests // 8))
+            result["trees_apart"] = uvloop.run(in_subprocess(options.requests // 8))
         finally:
             os.sched_setaffinity(0, before)
         del os.environ["PILOTHOUSE_STATE_DIR"]

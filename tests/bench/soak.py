@@ -64,8 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stack is stopped, whichever process ends us
     with tempfile.TemporaryDirectory(prefix="pilothouse-soak-") as folder:
-        day_s = min(DEMO_DAY_S, options.minutes * 60 / LEAST_DAYS)
-        stack = Stack(Path(folder), day_s=day_s, port=options.port, emulator_port=options.emulator_port)
+        stack = Stack(Path(folder), port=options.port, emulator_port=options.emulator_port)
         try:
             link = stack.wait_until_up()
             result, detail = asyncio.run(soak(stack, link, options))
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             if options.log:
                 options.log.write_text("".join(f"{_clock(at)} {line}\n" for at, line in stack.stamped))
         left = stack.processes()
-    result["demo_days"] = options.minutes * 60 / day_s
+    result["demo_days"] = options.minutes * 60 / DEMO_DAY_S
     result["processes_left"] = len(left)
     detail["processes_left"] = left
     if options.detail:

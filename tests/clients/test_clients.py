@@ -23,7 +23,7 @@ pytestmark = pytest.mark.clients
 
 ERRORS = {
     "model": ["NotFoundError", 404, "model_not_found"],
-    "value": ["BadRequestError", 400, "integer_out_of_range"],
+    "value": ["BadRequestError", 400, 400],
     "key": ["AuthenticationError", 401, "invalid_api_key"],
     "embeddings": ["NotFoundError", 404, "unsupported_endpoint"],
 }

@@ -1,4 +1,4 @@
-"""Batches in every state, a spot pool, weights by region and held work: what the pages of batches are looked at with."""
+"""Batches in every state, a spot pool and held work: what the pages of batches are looked at with."""
 
 import time
 from datetime import timedelta
@@ -9,7 +9,7 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.batches.models import Batch, BatchStatus, StoredFile
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Donation, DonationState, Instance, Model, Region, Weights, WeightsState
+from controlplane.fleet.models import Donation, DonationState, Instance
 from scheduling.queueing import held_work
 
 MODELS = ("bloom-176b", "llama-2-70b", "llama-3.1-8b", "llama-3.2-3b")
@@ -72,22 +72,6 @@ def spot() -> list[Instance]:
     return chosen
 
 
-def weights() -> None:
-    """One model is present in one region, on its way to another and failed in the third; of the others some are missing."""
-    Weights.objects.all().delete()
-    regions = {row.name: row for row in Region.objects.all()}
-    models = {row.name: row for row in Model.objects.all()}
-    Weights.objects.create(model=models[MODELS[0]], region=regions[REGIONS[0]])
-    Weights.objects.create(
-        model=models[MODELS[0]], region=regions[REGIONS[1]], state=WeightsState.PULLING,
-        ready_at=timezone.now() + timedelta(minutes=48),
-    )  # fmt: skip
-    Weights.objects.create(
-        model=models[MODELS[0]], region=regions[REGIONS[2]], state=WeightsState.FAILED, reason="no space left"
-    )
-    Weights.objects.create(model=models[MODELS[2]], region=regions[REGIONS[0]])
-
-
 def held(now_s: float) -> dict[str, Any]:
     """Return the part of the gateway's summary that says of held work: every gate, every age and every rule."""
     gates = ("two", "closed", "one", "two", "closed", "cooldown", "closed", "closed", "one", "no_signal", "two", "one")
@@ -125,7 +109,6 @@ def held(now_s: float) -> dict[str, Any]:
 
 
 def furnish() -> list[Instance]:
-    """Write all of it in place of the weights that there are; return the donated instances."""
+    """Write all of it; return the donated instances."""
     batches()
-    weights()
     return spot()

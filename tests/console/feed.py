@@ -62,7 +62,6 @@ class Feed:
         self.sequence = 0
         self.started_at = 0.0
         self.created_at = time.time() - 600.0  # start of the loads' movement: a new feed is the same at any hour
-        self.drift: list[Row] = []  # model, tenant, longer, since
         self.trouble: dict[str, Row] = {}  # values of a job or part by its name
 
     def load(self, number: int, ts: float) -> float:
@@ -151,14 +150,14 @@ class Feed:
                 part("celery", "worker@feed: control, simulation", 1),
                 part("beat", "a periodic task ended 2 s ago", 0),
                 part("instances", f"{len(self.rows)} of {len(self.rows)} ready"),
-                part("lengths", "student 2 answers", 0),
+                part("lengths", "trees 2 answers", 0),
             ],
         }
 
     def lengths(self, ts: float) -> dict[str, Any]:
         """Report the gateway's length service: counts grow by a few answers a second."""
         answers = int((ts - self.started_at) * 9)
-        shares = {"cache": 0.11, "lexical": 0.17, "embedding": 0.02, "model": 0.67, "prior": 0.03}
+        shares = {"cache": 0.11, "lexical": 0.17, "model": 0.69, "prior": 0.03}
         wobble = random.Random(f"{self.seed}:{round(ts - self.created_at)}").uniform(0.9, 1.1)
         return {
             "answered": {source: int(answers * share) for source, share in shares.items()} | {"forced": 12},
@@ -167,11 +166,10 @@ class Feed:
             "late": answers // 600,
             "failed": 0,
             "cache_entries": 1_830,
-            "drift": self.drift,
-            "version": "student 2",
-            "shadow": "student 3",
+            "version": "trees 2",
+            "shadow": "trees 3",
             "models": [
-                self.length_model("student 2", answers, 0.21 * wobble, 1.9 * wobble, 0.999),
+                self.length_model("trees 2", answers, 0.21 * wobble, 1.9 * wobble, 0.999),
                 self.length_model("preserve 4", answers // 3, 31.0 * wobble, 78.0 * wobble, 0.86),
             ],
             "restarts": 0,
@@ -182,12 +180,10 @@ class Feed:
         return {
             "version": version,
             "kind": version.split()[0],
-            "models": [] if version.startswith("student") else ["llama-3.1-8b"],
-            "own_process": not version.startswith("student"),
+            "own_process": not version.startswith("trees"),
             "restarts": 0,
             "asked": asked,
             "in_time": int(asked * share),
-            "budgets_ms": [5.0] if version.startswith("student") else [50.0],
             "p50_ms": round(p50_ms, 3),
             "p99_ms": round(p99_ms, 3),
         }

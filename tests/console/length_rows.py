@@ -12,13 +12,9 @@ from controlplane.accounts.models import Tenant
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 
 KINDS = (12.0, 90.0, 260.0, 900.0)  # median lengths in tokens
-SHARES = {"cache": 0.10, "lexical cache": 0.14, "student 2": 0.68, "prior": 0.08}
-SPREAD = {"cache": 0.22, "lexical cache": 0.34, "student 2": 0.42, "shadow student 3": 0.36, "prior": 1.1}
+SHARES = {"cache": 0.10, "lexical cache": 0.14, "trees 2": 0.68, "prior": 0.08}
+SPREAD = {"cache": 0.22, "lexical cache": 0.34, "trees 2": 0.42, "shadow trees 3": 0.36, "prior": 1.1}
 MODELS = ("llama-3.1-8b", "llama-2-70b")
-
-
-def bucket(tokens: int) -> int:
-    return 1 << max(0, tokens.bit_length() - 1)
 
 
 class Counted:
@@ -58,16 +54,16 @@ def minutes(
     last = now.replace(second=0, microsecond=0)
     rows = []
     for back in range(count):
-        counted: dict[tuple[str, str, str, int], Counted] = {}
+        counted: dict[tuple[str, str, str], Counted] = {}
         for model in models:
             for tenant in tenants:
                 for _ in range(each):
                     predictor = dice.choices(list(SHARES), list(SHARES.values()))[0]
                     predicted, real = drawn(dice, predictor)
-                    key = (model, tenant, predictor, bucket(real))
+                    key = (model, tenant, predictor)
                     counted.setdefault(key, Counted()).add(predicted, real, SPREAD[predictor])
-                    shadow, sigma = "shadow student 3", SPREAD["shadow student 3"]
-                    key = (model, tenant, shadow, bucket(real))
+                    shadow, sigma = "shadow trees 3", SPREAD["shadow trees 3"]
+                    key = (model, tenant, shadow)
                     counted.setdefault(key, Counted()).add(
                         max(1, round(real * dice.lognormvariate(0, sigma))), real, sigma
                     )
@@ -77,7 +73,6 @@ def minutes(
                 model=model,
                 tenant=tenant,
                 predictor=predictor,
-                bucket_tokens=tokens,
                 requests=sums.requests,
                 predicted_tokens=sums.predicted,
                 output_tokens=sums.output,
@@ -88,7 +83,7 @@ def minutes(
                 below_median=sums.median,
                 below_upper=sums.upper,
             )
-            for (model, tenant, predictor, tokens), sums in counted.items()
+            for (model, tenant, predictor), sums in counted.items()
         ]
     LengthMinute.objects.bulk_create(rows, batch_size=1_000)
 
@@ -120,13 +115,13 @@ def versions(now: datetime) -> list[LengthVersion]:
     rows = (
         (1, VersionState.RETIRED, 71.4, "Trained on its schedule"),
         (2, VersionState.ACTIVE, 58.2, "Trained on its schedule"),
-        (3, VersionState.SHADOW, 52.6, "Trained after a drift of llama-3.1-8b"),
+        (3, VersionState.SHADOW, 52.6, "Trained on request"),
         (4, VersionState.REJECTED, 96.0, "Worse than the active one on samples held out"),
     )
     return [
         LengthVersion.objects.create(
             number=number,
-            kind="student",
+            kind="trees",
             state=state,
             trained_at=now - timedelta(hours=30 - number * 6),
             samples=4_000 * number,

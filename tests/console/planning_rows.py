@@ -10,8 +10,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 from controlplane.fleet.models import Deployment, Instance, Model
-from controlplane.gateway.models import CapacityStep, MinuteRow
-from controlplane.planning.capacity import record_capacity
+from controlplane.gateway.models import MinuteRow
 from controlplane.planning.models import (
     Backtest,
     Forecast,
@@ -261,20 +260,6 @@ def moves(now: datetime) -> None:
         )
 
 
-def capacity(now: datetime, hours: float) -> None:
-    """Mark ready instances as ready all along, for counting them after the plans."""
-    record_capacity(now)
-    for row in CapacityStep.objects.all():
-        CapacityStep.objects.create(
-            at=now - timedelta(hours=hours),
-            model=row.model,
-            region=row.region,
-            ready=row.ready,
-            tokens_per_s=row.tokens_per_s,
-        )
-        row.delete()
-
-
 def furnish(now: datetime, hours: float = 8) -> None:
     """Create everything."""
     minutes(now, hours)
@@ -283,5 +268,4 @@ def furnish(now: datetime, hours: float = 8) -> None:
     backtest()
     policies()
     plans(now)
-    capacity(now, hours)
     moves(now)

@@ -17,8 +17,6 @@ from controlplane.console.live import fragments, held_work
 from controlplane.console.live.state import LiveState, tables_of
 from controlplane.console.selectors.attention import batches_at_risk
 from controlplane.events.models import Event
-from controlplane.fleet.models import Instance
-from controlplane.tuning import services as tuning
 from controlplane.usage.models import UsageHour, Work
 
 pytestmark = pytest.mark.django_db
@@ -57,7 +55,7 @@ def make_batch(acme):
         ({"status": "validating", "total": 0, "lines_read": 12_400}, ["Validating", "12,400 lines read"]),
         ({"done": 6_000}, ["Running", "6,000 of 12,000", "50%", "+49 min"]),
         ({"done": 50, "total": 50_000}, ["Running", "too few lines done", "…"]),
-        ({"done": 6_000, "due_in_s": 605}, ["At risk", "1 of 1 running batch is at risk", "crosses it"]),
+        ({"done": 6_000, "due_in_s": 605}, ["At risk", "1 of 1 running batch is at risk", "less than a tenth"]),
         ({"done": 6_000, "due_in_s": 300}, ["Late", "1 of 1 running batch will be late", f"{MINUS}5 min"]),
         ({"status": "cancelling", "done": 500}, ["Canceling", "lines that run finish"]),
         ({"status": "expired", "done": 8_410}, ["Expired", "8,410 of 12,000 done by the deadline"]),
@@ -129,75 +127,6 @@ def test_canceling_says_what_it_costs_and_keeps_a_reason(client, operator, make_
     batch.refresh_from_db()
     assert batch.status == BatchStatus.CANCELLING
     assert Event.objects.get(kind="batch.canceled").reason == "wrong prompt"
-
-
-@pytest.fixture
-def loaded(live, fleet_feed):
-    """Ready instances of the model, each with 20 of 100 sequences in use."""
-    summary = fleet_feed.summary
-
-    def half_busy(ts):
-        made = summary(ts)
-        table = made["instances"]
-        for name, value in (("running", 20), ("max_num_seqs", 100), ("kv_ratio", 0.3)):
-            table[name] = [value] * len(table["id"])
-        return made
-
-    fleet_feed.summary = half_busy
-    live.show(fleet_feed)
-
-
-def test_speeding_up_shows_its_price_first_and_is_undone(client, operator, make_batch, loaded, profile):
-    Instance.objects.update(kv_capacity_tokens=500_000)
-    tokens = {"input_tokens": 6_000 * 200, "output_tokens": 6_000 * 100}
-    batch = make_batch(done=6_000, due_in_s=605, **tokens)
-    client.force_login(operator)
-    speed = client.get(URL).context["speeds"][batch.pk]
-    half, quarter = speed["choices"]
-    assert (half.within_s, quarter.within_s) == pytest.approx((300, 150), rel=0.02)
-    assert quarter.more_at_once == pytest.approx(3 * half.more_at_once, rel=0.02)
-    assert 0.3 == half.use_ratio < half.then_ratio < quarter.then_ratio
-    assert 0 < half.later_ms < quarter.later_ms
-    page = client.get(URL).content.decode()
-    assert "Speed up…" in page
-    assert "lines more at once" in page
-    address = reverse("console:speed-up-batch", args=[batch.pk])
-    for wrong in ("5", "100000", "soon"):
-        client.post(address, {"reason": "they wait", "within_s": wrong})
-        batch.refresh_from_db()
-        assert batch.urgent_by is None
-    client.post(address, {"reason": "they wait", "within_s": "300"})
-    batch.refresh_from_db()
-    assert 290 < (batch.urgent_by - timezone.now()).total_seconds() <= 300
-    assert batch.due_at == batch.urgent_by
-    assert Event.objects.get(kind="batch.sped_up").reason == "they wait"
-    assert "Undo speed up" in client.get(URL).content.decode()
-    assert "sped up to" in client.get(URL).content.decode()
-    client.post(address, {"reason": "undone"})
-    batch.refresh_from_db()
-    assert batch.due_at == batch.expires_at
-    rest = f"/api/batches/{batch.public_id}/speed-up"
-    body = {"within_s": 300, "reason": "they wait"}
-    assert client.post(rest, body, content_type="application/json").json()["urgent_by"] is not None
-    undone = client.post(rest, body | {"within_s": None}, content_type="application/json")
-    assert undone.json()["urgent_by"] is None
-    assert client.post(rest, body | {"within_s": None}, content_type="application/json").status_code == 409
-
-
-def test_what_cannot_be_sped_up_says_why(client, operator, viewer, member, make_batch, loaded):
-    tuning.change("NIW_RELEASE", "use", actor="test")
-    batch = make_batch(done=6_000, due_in_s=605)
-    rest, body = f"/api/batches/{batch.public_id}/speed-up", {"within_s": 300, "reason": "they wait"}
-    client.force_login(operator)
-    assert "Speed up…" not in client.get(URL).content.decode()
-    assert "which no deadline changes" in client.post(rest, body, content_type="application/json").content.decode()
-    tuning.change("NIW_RELEASE", "slack", actor="test")
-    services.cancel_batch(batch)
-    assert client.post(rest, body, content_type="application/json").status_code == 409
-    for other in (viewer, member):
-        client.force_login(other)
-        assert "Speed up…" not in client.get(URL).content.decode()
-        assert client.post(rest, body, content_type="application/json").status_code in (403, 404)
 
 
 def test_a_tenants_page_is_redrawn_by_time(client, member, make_batch, globex):

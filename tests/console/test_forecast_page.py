@@ -17,12 +17,12 @@ from controlplane.console.pages.forecast import charts
 from controlplane.console.pages.forecast import selectors as outlooks
 from controlplane.console.pages.forecast.selectors import OutlookFilter
 from controlplane.events.services import record
-from controlplane.fleet.models import Deployment, SloClass, SloKind
+from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import capacity
 from controlplane.planning.forecasts import selectors
 from controlplane.planning.forecasts.demand import DEFERRED
-from controlplane.planning.models import Forecast, Quantity
+from controlplane.planning.models import Forecast, Quantity, ScalingMove
 from controlplane.resources.tables import cell
 from tests import database
 from tests.console import planning_rows
@@ -123,28 +123,27 @@ def test_capacity_is_counted_in_the_planners_unit(make_instance, language_model)
     assert load.load == load.demand_tokens_per_s / 3_100
 
 
-def test_the_past_is_as_it_was_counted_then(make_instance, language_model, deployment):
-    """A later plan with another value of an instance, one that stops, and a deleted one change none of it."""
-    first, _ = make_instance(), make_instance()
-    planning_rows.plan(language_model, NOW, "superseded")
+def test_past_capacity_is_without_what_was_moved_since(make_instance, language_model, deployment):
+    make_instance(), make_instance()
     hour = timedelta(hours=1)
-    assert capacity.record_capacity(NOW - 3 * hour) == 1
-    assert capacity.record_capacity(NOW - 3 * hour) == 0
-    row = planning_rows.plan(language_model, NOW, "advice")
-    row.inputs["capability_tokens_per_s"]["a100-80gb"]["used"] = 9_000.0
-    row.save()
-    moments = [NOW - 4 * hour, NOW - 3 * hour, NOW - 1.5 * hour, NOW]
-    assert capacity.capacity_over_time(*SERIES, moments) == [None, 6_200.0, 6_200.0, 6_200.0]
-    capacity.record_capacity(NOW - 2 * hour)
-    first.delete()
-    capacity.record_capacity(NOW - hour)
+    moments = [NOW - 3 * hour, NOW - 1.5 * hour, NOW]
+    over_time = functools.partial(capacity.capacity_over_time, moments=moments)
+    assert over_time(*SERIES, loads=capacity.endpoint_loads(NOW)) == [None] * 3
+    planning_rows.plan(language_model, NOW, "superseded")
+    for at, delta in ((NOW - 2 * hour, 1), (NOW - hour, -1)):
+        ScalingMove.objects.create(
+            at=at,
+            source="floor",
+            strategy="floor",
+            model=SERIES[0],
+            region=SERIES[1],
+            gpu_type="a100-80gb",
+            delta=delta,
+        )
+    loads = capacity.endpoint_loads(NOW)
     for place in (SERIES, (SERIES[0], ""), ("", "")):
-        assert capacity.capacity_over_time(*place, moments) == [None, 6_200.0, 18_000.0, 9_000.0]
-    Deployment.objects.update(active=False)
-    capacity.record_capacity(NOW)
-    assert capacity.capacity_over_time(*SERIES, [NOW - 1.5 * hour, NOW]) == [18_000.0, None]
-    assert capacity.out_of_date(NOW).count() == 3  # all but the newest
-    assert capacity.out_of_date(NOW + hour).count() == 3
+        assert over_time(*place, loads=loads) == [6_200.0, 9_300.0, 6_200.0]
+    assert over_time(SERIES[0], "elsewhere", loads=loads) == [None] * 3
 
 
 def test_an_outlook_ends_actual_demand_now_and_capacity_too(make_instance, language_model):
@@ -153,7 +152,6 @@ def test_an_outlook_ends_actual_demand_now_and_capacity_too(make_instance, langu
     planning_rows.minutes(NOW, 3)
     planning_rows.forecasts(NOW, 3)
     planning_rows.plan(language_model, NOW, "advice")
-    planning_rows.capacity(NOW, 12)
     outlook = outlooks.see(WHOLE, NOW).outlook
     over = [start for start in outlook.starts if start + timedelta(minutes=10) <= NOW]
     for start, actual, able in zip(outlook.starts, outlook.actual, outlook.capacity, strict=True):

@@ -44,9 +44,9 @@ class TestWithout:
         text = page("models", open=deployment.model.name)
         assert f"The forecaster mlstm {SENTENCE}" in text
         assert f"The length model preserve {SENTENCE}" in text
-        assert "mLSTM (now) (rests: not installed)" in text
+        assert "mLSTM (now) (not installed)" in text
         assert f"The forecaster mlstm {SENTENCE}" in page("scaling")
-        assert "mlstm (rests: not installed)" in page("settings")
+        assert "mlstm (not installed)" in page("settings")
 
     def test_lengths_offers_no_training_on_an_encoder(self, page, client):
         LengthVersion.objects.create(

@@ -134,12 +134,12 @@ def test_as_many_queries_for_any_number_of_instances(
 
 def test_parts_are_given_with_a_reason_and_one_event(two_regions, acting):
     model = Model.objects.get()
-    values = {"routing_policy": "round_robin", "ordering_policy": "priority", "length_model": "trees"}
+    values = {"routing_policy": "round_robin", "ordering_policy": "priority", "FORECASTER": "arima"}
     answer = acting.post(reverse("console:parts", args=[model.pk]), values | {"reason": "to compare"}, follow=True)
     assert re.search("The policy of llama-3.1-8b: Custom; the next decisions", answer.content.decode())
     event = Event.objects.get(kind="model.parts_switched")
-    assert event.before == {"routing_policy": "join_shortest_queue", "length_model": ""}
-    assert event.after == {"routing_policy": "round_robin", "length_model": "trees"}
+    assert event.before == {"routing_policy": "join_shortest_queue", "FORECASTER": ""}
+    assert event.after == {"routing_policy": "round_robin", "FORECASTER": "arima"}
     assert set(Deployment.objects.values_list("routing_policy", flat=True)) == {"round_robin"}
     acting.post(reverse("console:parts", args=[model.pk]), {"routing_policy": "best", "reason": "a typo"})
     assert Event.objects.filter(kind="model.parts_switched").count() == 1
@@ -292,7 +292,7 @@ def test_a_bundle_is_named_with_what_differs(two_regions, live, operator):
 def test_on_the_first_day_it_says_how_to_begin(reader):
     html = page(reader)
     assert "No models yet." in html
-    assert "manage.py seed_demo" in html
+    assert "manage.py up" in html
 
 
 def test_an_open_row_lists_the_adapters_of_its_model(two_regions, reader, deployment):

@@ -69,7 +69,7 @@ def test_overview_without_instances_says_the_next_step(reader, live):
     live.show(Feed([]))
     html = page(reader, "overview")
     assert "No instances yet" in html
-    assert "seed_demo" in html
+    assert "manage.py up" in html
     assert "no traffic" in html
 
 

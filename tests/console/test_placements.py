@@ -28,7 +28,7 @@ DELAY = {
     "waited_ms": 0.2,
     "waiting": 0,
     "chosen_because": "Least delay, 3.41 s; next is two with 6.90 s.",
-    "length": {"tokens": 120, "upper_tokens": 300, "source": "student 3"},
+    "length": {"tokens": 120, "upper_tokens": 300, "source": "trees 3"},
     "seen": [
         seen(
             "one",
@@ -105,7 +105,7 @@ def test_the_page_says_why_and_what_was_predicted(reader, make_request):
         "Least delay, 3.41 s; next is two with 6.90 s.",
         "Delay to others",
         "takes no work",
-        "By student 3",
+        "By trees 3",
         "Predicted 120 tokens",
         "0.9 quantile 300 tokens",
         "Actual 96 tokens: predicted 24 (25%) too many",

@@ -21,7 +21,7 @@ def html_of(client, **query):
 def test_all_groups_with_unit_limits_and_default(reader):
     html = html_of(reader)
     for group in GROUPS:
-        assert f">{group.__doc__}</h2>" in html
+        assert f'>{group.__doc__}</h2><div class="links"><a href="/' in html, "no page shows what it does"
     (row,) = re.findall(r'<tr id="forecast-window-s">.*?</tr>', html, re.S)
     assert "<strong>600</strong>" in row
     assert "at least 60, a multiple of 60" in row

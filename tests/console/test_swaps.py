@@ -70,10 +70,11 @@ def test_the_same_by_rest(acting, shared):
         ("second", "cpu", False),
     ]
     assert acting.get("/api/instances/second").json()["swap_group"] == "us-east-1"
-    answer = post(acting, "/swaps", to="second", reason="more asked for")
-    assert (answer.status_code, answer.json()["state"], answer.json()["gave_way"]) == (202, "in_progress", "first")
-    assert post(acting, "/swaps", to="first", reason="back").status_code == 409
-    assert acting.get("/api/swap-groups?model=other").json()["items"][0]["swaps"][0]["to"] == "second"
+    answer = post(acting, "/instances/second/swap", reason="more asked for")
+    assert (answer.status_code, answer.json()) == (200, {"message": "second wakes when its GPUs are free"})
+    assert post(acting, "/instances/first/swap", reason="back").status_code == 409
+    (swap,) = acting.get("/api/swap-groups?model=other").json()["items"][0]["swaps"]
+    assert (swap["to"], swap["state"], swap["gave_way"]) == ("second", "in_progress", "first")
     assert acting.get("/api/swap-groups?region=nowhere").json()["items"] == []
 
 

@@ -63,7 +63,7 @@ def test_run_it_is_a_draft_no_more(client, kept):
 
 def test_refused_it_stays(client, kept, monkeypatch):
     row, _ = kept
-    monkeypatch.setattr(services, "MOST_OPEN", 0)
+    monkeypatch.setattr(services, "MAX_OPEN", 0)
     assert "what-ifs wait or run" in client.post(NEW, FORM | {"draft": row.pk}).content.decode()
     row.refresh_from_db()
     assert row.state == WhatIfState.DRAFT

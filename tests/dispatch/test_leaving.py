@@ -1,7 +1,6 @@
 """Every way in which a request leaves the dispatcher, from every state that it can be in: nothing of it is left behind."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.queues.operations import QueueOperations, RunAction
 from controlplane.dispatch.queues.view import QueuesView
-from controlplane.gateway.process import Gateway
+from controlplane.gateway.process import all_of
 from scheduling.lookahead.maps import FREE
 from scheduling.policy import EndpointPolicy
 from scheduling.routing.cached_blocks import USED
@@ -459,9 +458,8 @@ async def test_an_error_of_one_part_of_a_sweep_leaves_out_no_other():
     def fails():
         raise IndexError("17")
 
-    dispatcher = SimpleNamespace(sweep_steps=(fails, lambda: done.append("then")))
     with pytest.raises(IndexError, match="17"):
-        await Gateway._sweep(SimpleNamespace(dispatcher=dispatcher))
+        await all_of((fails, lambda: done.append("then")))
     assert done == ["then"]
 
 

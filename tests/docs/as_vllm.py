@@ -60,7 +60,6 @@ NOT_SERVED = {
 """Routes that are answered with an error that says so, and why."""
 
 ONLY_HERE = {
-    "POST /v1/responses/input_tokens": "OpenAI's count of a prompt's tokens, by `/tokenize` of an instance.",
     "GET /v1/models/{model}": "One model.",
     "POST /v1/pooling": "`/pooling`, as OpenAI's SDKs build it; so are `/v1/classify`, `/v1/tokenize` and `/v1/detokenize`.",
     "POST /v1/files": "[Files and batches](batches.md).",

@@ -93,8 +93,6 @@ RULES = (
          "Ledger rows were given up"),
     Rule("PilothouseLedgerHeld", "max(pilothouse_ledger_held_rows) > 1000", "5m", "warning",
          "{{ $value }} ledger rows wait for the database"),
-    Rule("PilothouseLengthsDrift", "max(pilothouse_length_drifts) > 0", "30m", "warning",
-         "Answers are longer or shorter than the length models learned"),
 )  # fmt: skip
 
 

@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.hashers import Argon2PasswordHasher
-from django.core.management import call_command
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Membership, Role, Tenant, User
 from controlplane.accounts.services import create_api_key
+from controlplane.alerts.demo import seed_all
 from controlplane.alerts.models import Alert, AlertRule
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -49,7 +49,7 @@ def people() -> None:
 
 def fleet() -> list[dict[str, Any]]:
     """Write the demonstration fleet, started, with some faults; return the feed's view of it."""
-    call_command("seed_demo", past_hours=0, verbosity=0)
+    seed_all(past_hours=0)
     operator = User.objects.get(username="operator")
     for row in Instance.objects.all():
         services.move(row, InstanceState.LOADING, actor="launcher", reason="its server started")

@@ -10,7 +10,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.applications.models import Application, ApplicationRun
 from controlplane.batches.models import Batch, BatchStatus, StoredFile
 from controlplane.events.models import Event
-from controlplane.fleet.models import Donation, Instance, Weights
+from controlplane.fleet.models import Donation, Instance
 from controlplane.gateway.models import LedgerRow
 from tests.applications.conftest import learned
 from tests.console import batch_rows
@@ -25,7 +25,6 @@ PAGES = {
     "batch-failed": "/batches/{failed}/",
     "spot": "/spot/",
     "spot-donations": "/spot/donations/",
-    "spot-weights": "/spot/weights/",
     "applications": "/applications/",
     "application": "/applications/{application}/",
     "application-run": "/applications/runs/{run}/",
@@ -37,7 +36,6 @@ FIRST_DAY = [name for name, path in PAGES.items() if "{" not in path]
 def batch_console(console):
     """The console with batches, a spot pool, held work and an application, removed afterwards."""
     states = dict(Instance.objects.values_list("pk", "state"))
-    kept_weights = list(Weights.objects.all())
     requests = set(LedgerRow.objects.values_list("pk", flat=True))
     donated = {row.pk: str(row.state) for row in batch_rows.furnish()}
     learned(Tenant.objects.get(name="acme"))
@@ -49,9 +47,8 @@ def batch_console(console):
     feed.summary, feed.rows = summary, rows
     for pk in donated:
         Instance.objects.filter(pk=pk).update(state=states[pk])
-    for written in (Batch, StoredFile, Donation, Weights, ApplicationRun, Application):
+    for written in (Batch, StoredFile, Donation, ApplicationRun, Application):
         written.objects.all().delete()
-    Weights.objects.bulk_create(kept_weights)
     LedgerRow.objects.exclude(pk__in=requests).delete()
 
 

@@ -1,4 +1,4 @@
-"""Everyday jobs from the page where a person is, in as many clicks as docs/operate/console.md says; typing a reason is not counted.
+"""Everyday jobs from the page where a person is, in as many clicks as docs/operate/console.md says, without typing a reason.
 
 Switching a bundle is in `test_models.py`, deploying a model in `test_deploy.py`.
 """

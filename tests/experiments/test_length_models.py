@@ -89,7 +89,7 @@ def test_every_model_is_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert 0 <= row["acc_25"] <= row["acc_50"] <= row["acc_100"] <= 1
         assert row["fit_s"] > 0
         assert set(row["by_set"]) == set(result["sets"])
-    assert rows["student"]["mae"] < rows["prompt-buckets"]["mae"]  # what is said counts here, not at what length
+    assert rows["trees"]["mae"] < rows["prompt-buckets"]["mae"]  # what is said counts here, not at what length
     assert result["verdict"]["best"]["mae"] == min(result["rows"], key=lambda row: row["mae"])["model"]
     assert result["floor"]["median_cv"] == pytest.approx(np.std([90, 100, 110]) / 125, rel=0.2)
 

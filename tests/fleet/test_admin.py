@@ -7,13 +7,10 @@ from django.urls import reverse
 
 from controlplane.events.models import Event
 from controlplane.fleet import services
-from controlplane.fleet.inventory import model_source
 from controlplane.fleet.inventory.kinds import REGION
 from controlplane.fleet.inventory.services import change
-from controlplane.fleet.lifecycle.states import Action, InstanceState
-from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher
-from controlplane.fleet.models import Model as LanguageModel
-from workers.vllm.model_shape import ModelShape
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Instance, InstanceCommand
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
@@ -48,10 +45,6 @@ class TestActions:
             "instance-2 is draining",
         ]
 
-    @pytest.mark.parametrize("action", Action)
-    def test_every_action_is_there(self, action, acting, make_instance):
-        assert act(acting, str(action), make_instance()).templates[0].name == "admin/reason.html"
-
     def test_viewers_have_no_actions(self, reader, make_instance):
         instance = make_instance()
         act(reader, "drain", instance, confirmed="yes", reason="x")
@@ -60,15 +53,11 @@ class TestActions:
 
 
 class TestRows:
-    def test_state_and_identity_are_not_edited_by_hand(self, as_admin, make_instance, deployment):
-        instance = make_instance()
+    @pytest.mark.parametrize(("launcher", "fields"), [("emulated", "node"), ("external", "node url kv_events")])
+    def test_state_and_identity_are_not_edited_by_hand(self, as_admin, make_instance, launcher, fields):
+        instance = make_instance(launcher=launcher)
         page = as_admin.get(reverse("admin:fleet_instance_change", args=[instance.pk]))
-        assert list(page.context["adminform"].form.fields) == ["node"]
-
-    def test_the_address_of_a_server_started_elsewhere_is(self, as_admin, make_instance):
-        instance = make_instance(launcher=Launcher.EXTERNAL)
-        page = as_admin.get(reverse("admin:fleet_instance_change", args=[instance.pk]))
-        assert list(page.context["adminform"].form.fields) == ["node", "url", "kv_events"]
+        assert list(page.context["adminform"].form.fields) == fields.split()
 
     def test_a_new_one_is_started(self, as_admin, deployment, node):
         values = {"name": "new", "deployment": deployment.pk, "node": node.pk, "launcher": "emulated", "url": ""}
@@ -93,11 +82,6 @@ class TestRows:
         as_admin.post(reverse("admin:fleet_instance_delete", args=[stopped.pk]), {"post": "yes"})
         assert Instance.objects.get() == alive
         assert Event.objects.get(kind="instance.deleted").subject == "instance-2"
-
-    def test_a_deployment_with_instances_is_kept(self, as_admin, make_instance, deployment):
-        make_instance(state=S.STOPPED)
-        as_admin.post(reverse("admin:fleet_deployment_delete", args=[deployment.pk]), {"post": "yes"})
-        assert Deployment.objects.exists()
 
     def test_what_another_changed_meanwhile_is_said_before_it_is_overwritten(self, as_admin, region):
         path = reverse("admin:fleet_region_change", args=[region.pk])
@@ -141,18 +125,14 @@ class TestSecrets:
         assert "api_key, HF_TOKEN" in text
         assert "hidden-" not in text
 
-    def test_empty_fields_keep_them(self, as_admin, deployment):
+    def test_empty_fields_keep_them_others_take_their_place_and_events_have_marks_alone(self, as_admin, deployment):
         assert self.saved(as_admin, deployment, max_instances=2) == ({"HF_TOKEN": "hidden-1"}, "hidden-2")
         assert Event.objects.get(kind="deployment.changed").after == {"max_instances": 2}
-
-    def test_others_take_their_place_and_the_event_has_marks_alone(self, as_admin, deployment):
         secrets, token = self.saved(as_admin, deployment, secrets='{"OTHER": "hidden-3"}', api_key="hidden-4")
         assert (secrets, token) == ({"OTHER": "hidden-3"}, "hidden-4")
-        event = Event.objects.get(kind="deployment.changed")
-        assert set(event.after) == {"secrets", "api_key"}
+        event = Event.objects.filter(kind="deployment.changed").latest("pk")
+        assert {"secrets", "api_key"} <= set(event.after)
         assert "hidden-" not in f"{event.before}{event.after}"
-
-    def test_they_can_be_removed(self, as_admin, deployment):
         assert self.saved(as_admin, deployment, secrets="{}", api_key="-") == ({}, "")
 
     def test_a_mistake_is_shown_at_its_field_and_a_typed_secret_is_not_lost(self, as_admin, deployment):
@@ -164,16 +144,3 @@ class TestSecrets:
         text = reader.get(self.path).content.decode()
         assert "HF_TOKEN" in text
         assert "hidden-" not in text
-
-
-def test_sizes_of_a_model_are_read_from_its_source(as_admin, tmp_path, monkeypatch):
-    shape = ModelShape("LlamaForCausalLM", weights_bytes=2**30, kv_bytes_per_token=2**17, context_tokens=4096)
-    monkeypatch.setattr(
-        model_source, "read", lambda source, **_: shape
-    )  # for real in tests/workers/test_model_shape.py
-    values = {"name": "tiny", "title": "Tiny", "source": str(tmp_path), "task": "generate", "active": "on"}
-    assert as_admin.post(reverse("admin:fleet_model_add"), values).status_code == 302
-    assert LanguageModel.objects.get(name="tiny").kv_bytes_per_token == 2**17
-    values |= {"name": "none", "source": ""}
-    form = as_admin.post(reverse("admin:fleet_model_add"), values).context["adminform"].form
-    assert set(form.errors) == {"weights_bytes"}

@@ -18,10 +18,10 @@ from controlplane.fleet.models import (
     Model,
     Node,
     Region,
-    RegionLatency,
     SloClass,
     WeightedTarget,
 )
+from controlplane.fleet.selectors import region_latencies_ms
 from workers.vllm.model_shape import ShapeError
 
 pytestmark = pytest.mark.django_db
@@ -243,29 +243,14 @@ def test_what_an_instance_was_created_with_is_not_changed(run):
         run(FLEET.replace('launcher = "process"', 'launcher = "external"'), "--yes")
 
 
-LATENCY = """
-[[regions]]
-name = "there"
-title = "There"
-
-[[region_latencies]]
-origin = "here"
-target = "there"
-latency_ms = 12.5
-"""
-
-
-def test_latencies_between_regions_are_made_changed_and_pruned(run):
-    shown = run(FLEET + LATENCY, "--yes")
-    assert "+ region latency here/there" in shown
-    assert RegionLatency.objects.get().latency_ms == 12.5
-    assert "latency_ms: 12.5 -> 20" in run(FLEET + LATENCY.replace("12.5", "20"), "--yes")
-    assert Event.objects.get(kind="region_latency.changed").after == {"latency_ms": 20.0}
-    back = LATENCY.replace('origin = "here"\ntarget = "there"', 'origin = "there"\ntarget = "here"')
-    run(FLEET + back, "--prune", "--yes")
-    assert str(RegionLatency.objects.get()) == "There to Here"
-    with pytest.raises(CommandError, match=r"region_latencies\[1\] \(here/here\): target: Name another region"):
-        run(FLEET + LATENCY.replace('target = "there"', 'target = "here"'), "--yes")
+def test_latencies_between_regions_are_columns(run):
+    there = '[[regions]]\nname = "there"\ntitle = "There"\nlatency_ms = {here = 12.5}\n'
+    assert "+ region there" in run(FLEET + there, "--yes")
+    assert region_latencies_ms() == {("there", "here"): 12.5}
+    assert "latency_ms: {here: 12.5} -> {here: 20.0}" in run(FLEET + there.replace("12.5", "20"), "--yes")
+    for wrong, words in (("{there = 1}", "Name another region"), ("{here = -1}", "here: from 0 to 60,000 ms")):
+        with pytest.raises(CommandError, match=words):
+            run(FLEET + there.replace("{here = 12.5}", wrong), "--yes")
 
 
 SHARED = """

@@ -114,68 +114,78 @@ def world(deployment, make_instance, node, monkeypatch):
     return World(rows, launcher)
 
 
-def verbs() -> list[tuple[str, str]]:
-    return [(row.instance.name, row.verb) for row in InstanceCommand.objects.order_by("pk")]
+def failed(world):
+    services.move(world.rows["a"], S.FAILED, actor="gateway", reason="silent")
 
 
-class TestSwap:
-    def test_the_awake_one_sleeps_and_the_other_wakes(self, world):
-        swap = world.swap_to("b")
-        assert (swap.state, swap.tier, swap.sleep_tier) == (SwapState.SUCCEEDED, Tier.CPU, Tier.CPU)
-        assert world.states() == {"a": S.SLEEPING, "b": S.READY, "c": S.STOPPED}
-        assert verbs() == [("a", "sleep"), ("b", "wake")]
+def asleep_by_hand(world):
+    tasks.run_command(services.sleep(world.rows["a"], "test", "night").pk)
+
+
+def no_sleep(world):
+    FakeClient.error = VllmError("answered 404", 404)
+
+
+def no_sleep_elsewhere(world):
+    Instance.objects.filter(name="a").update(launcher=Launcher.EXTERNAL)
+    no_sleep(world)
+
+
+def no_memory(world):
+    SwapGroup.objects.update(cpu_memory_bytes=12 * 10**9)  # b has 10 of it
+
+
+OK, BAD = SwapState.SUCCEEDED, SwapState.FAILED
+READY, ASLEEP, STOPPED = S.READY, S.SLEEPING, S.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("before", "to", "state", "tiers", "commands", "after"),
+    [
+        (None, "b", OK, "cpu cpu", "a-sleep b-wake", (ASLEEP, READY, STOPPED)),
+        (None, "c", OK, "stopped cpu", "a-sleep c-start", (ASLEEP, ASLEEP, READY)),
+        (no_memory, "b", OK, "cpu storage", "a-sleep b-wake", (ASLEEP, READY, STOPPED)),
+        (failed, "b", OK, "cpu", "b-wake", (S.FAILED, READY, STOPPED)),
+        (asleep_by_hand, "c", OK, "stopped", "a-sleep c-start", (ASLEEP, ASLEEP, READY)),
+        (no_sleep, "c", OK, "stopped stopped", "a-sleep a-sleep a-sleep a-stop c-start", (STOPPED, ASLEEP, READY)),
+        (no_sleep_elsewhere, "b", BAD, "cpu cpu", "a-sleep a-sleep a-sleep", (S.DRAINING, ASLEEP, STOPPED)),
+    ],
+)
+def test_a_swap(world, before, to, state, tiers, commands, after):
+    """Who is awake sleeps, or stops where it cannot; the other wakes, or starts."""
+    if before:
+        before(world)
+    swap = world.swap_to(to)
+    assert (swap.state, f"{swap.tier} {swap.sleep_tier}".strip()) == (state, tiers), swap.message
+    assert " ".join(f"{row.instance.name}-{row.verb}" for row in InstanceCommand.objects.order_by("pk")) == commands
+    assert tuple(world.states().values()) == after
+    if state == BAD:
+        assert swap.message == "a cannot be put to sleep: answered 404"
+    elif swap.gave_way and before is not no_sleep:
         assert min(swap.drain_s, swap.sleep_s, swap.load_s) >= 0
-        events = Event.objects.filter(kind__startswith="swap.").order_by("pk")
-        assert [(row.kind, row.actor) for row in events] == [("swap.started", "test"), ("swap.succeeded", "swap")]
-        assert events[1].after["load_s"] == round(swap.load_s, 3)
+    else:
+        assert swap.sleep_s is None
+    events = Event.objects.filter(kind__startswith="swap.").order_by("pk")
+    assert [(row.kind, row.actor) for row in events] == [("swap.started", "test"), (f"swap.{state}", "swap")]
 
-    def test_one_that_is_stopped_is_started(self, world):
-        swap = world.swap_to("c")
-        assert (swap.state, swap.tier) == (SwapState.SUCCEEDED, Tier.STOPPED)
-        assert verbs() == [("a", "sleep"), ("c", "start")]
-        assert world.states()["c"] == S.READY
 
-    def test_back_and_forth(self, world):
-        for name in "bcab":
-            assert world.swap_to(name).state == SwapState.SUCCEEDED
-        assert world.states() == {"a": S.SLEEPING, "b": S.READY, "c": S.SLEEPING}
+def test_back_and_forth_with_weights_that_memory_does_not_hold(world):
+    no_memory(world)
+    for name in "bcab":
+        assert world.swap_to(name).state == OK
+    assert ("reload_weights", world.rows["a"].url) in FakeClient.calls
 
-    def test_weights_that_memory_does_not_hold_are_discarded(self, world):
-        SwapGroup.objects.update(cpu_memory_bytes=12 * 10**9)  # b has 10 of it
-        swap = world.swap_to("b")
-        assert (swap.sleep_tier, Instance.objects.get(name="a").tier) == (Tier.STORAGE, Tier.STORAGE)
-        assert FakeClient.calls[0][2] == 2
-        assert world.swap_to("a").tier == Tier.STORAGE
-        assert ("reload_weights", world.rows["a"].url) in FakeClient.calls
 
-    @pytest.mark.sql
-    def test_asking_twice_is_one_swap(self, world):
-        first = swaps.request(world.rows["b"], "test", "x")
-        assert swaps.request(world.rows["b"], "test", "y").pk == first.pk
-        with pytest.raises(ActionError, match="shared swaps to b now: c has to wait"):
-            swaps.request(world.rows["c"], "test", "z")
-
-    def test_the_holder_of_the_gpus_needs_no_swap(self, world):
-        with pytest.raises(ActionError, match="a is ready: it has the GPUs of shared"):
-            swaps.request(world.rows["a"], "test", "x")
-
-    def test_one_that_shares_nothing(self, make_instance):
-        with pytest.raises(ActionError, match="shares its GPUs with no other"):
-            swaps.request(make_instance(), "test", "x")
-
-    def test_a_starting_model_comes_up_first(self, world):
-        Instance.objects.filter(name="a").update(state=S.LOADING)
-        world.answers = lambda row: False
-        swaps.request(world.rows["b"], "test", "x")
-        world.step()
-        assert Swap.objects.get().message == "a is loading: it can sleep once it is ready."
-        world.answers = lambda row: True
-        assert world.run().state == SwapState.SUCCEEDED
-
-    def test_none_awake(self, world):
-        services.move(world.rows["a"], S.FAILED, actor="gateway", reason="silent")
-        swap = world.swap_to("b")
-        assert (swap.state, swap.gave_way, swap.sleep_s) == (SwapState.SUCCEEDED, None, None)
+@pytest.mark.sql
+def test_requests_that_are_refused(world, make_instance):
+    with pytest.raises(ActionError, match="a is ready: it has the GPUs of shared"):
+        swaps.request(world.rows["a"], "test", "x")
+    with pytest.raises(ActionError, match="shares its GPUs with no other"):
+        swaps.request(make_instance(), "test", "x")
+    first = swaps.request(world.rows["b"], "test", "x")
+    assert swaps.request(world.rows["b"], "test", "y").pk == first.pk
+    with pytest.raises(ActionError, match="shared swaps to b now: c has to wait"):
+        swaps.request(world.rows["c"], "test", "z")
 
 
 class TestFailures:
@@ -193,21 +203,6 @@ class TestFailures:
         assert world.swap_to("a").state == SwapState.SUCCEEDED
         assert world.swap_to("b").tier == Tier.STOPPED  # it is started again
 
-    def test_one_that_cannot_sleep_is_stopped(self, world):
-        FakeClient.error = VllmError("answered 404", 404)
-        swaps.request(world.rows["c"], "test", "x")
-        swap = world.run()
-        assert (swap.state, swap.sleep_tier, swap.sleep_s) == (SwapState.SUCCEEDED, Tier.STOPPED, None)
-        assert verbs() == [("a", "sleep")] * 3 + [("a", "stop"), ("c", "start")]
-        assert world.states() == {"a": S.STOPPED, "b": S.SLEEPING, "c": S.READY}
-
-    def test_one_that_is_started_elsewhere_and_cannot_sleep(self, world):
-        Instance.objects.filter(name="a").update(launcher=Launcher.EXTERNAL)
-        FakeClient.error = VllmError("answered 404", 404)
-        swaps.request(world.rows["b"], "test", "x")
-        swap = world.run()
-        assert (swap.state, swap.message) == (SwapState.FAILED, "a cannot be put to sleep: answered 404")
-
     def test_a_worker_that_died_in_the_middle(self, world):
         swaps.request(world.rows["b"], "test", "x")
         advance_swaps()
@@ -219,19 +214,17 @@ class TestFailures:
         tasks.run_pending_commands()
         assert world.run().state == SwapState.SUCCEEDED
 
-    def test_one_that_takes_too_long(self, world):
+    def test_one_that_starts_comes_up_first_and_one_that_takes_too_long_fails(self, world):
+        Instance.objects.filter(name="a").update(state=S.LOADING)
         world.answers = lambda row: False
         swaps.request(world.rows["b"], "test", "x")
-        for _ in range(3):
-            world.step()
+        world.step()
+        assert Swap.objects.get().message == "a is loading: it can sleep once it is ready."
         Swap.objects.update(started_at=timezone.now() - timedelta(seconds=swaps.LIMIT_S + 1))
         advance_swaps()
         assert Swap.objects.get().state == SwapState.FAILED
-
-    def test_a_manually_sleeping_instance_is_found_asleep(self, world):
-        tasks.run_command(services.sleep(world.rows["a"], "test", "night").pk)
-        swap = world.swap_to("c")
-        assert (swap.gave_way, swap.state) == (None, SwapState.SUCCEEDED)
+        world.answers = lambda row: True
+        assert world.swap_to("b").state == SwapState.SUCCEEDED
 
 
 class TestOneAwake:
@@ -243,17 +236,12 @@ class TestOneAwake:
             services.start(world.rows["c"], "test", "x")
         with pytest.raises(ActionError, match="b cannot become loading: its GPUs are those of a, ready"):
             services.move(world.rows["b"], S.LOADING, actor="gateway", reason="it answers again")
-
-    def test_one_that_is_to_wake_counts(self, world):
+        with pytest.raises(IntegrityError), transaction.atomic():  # the database keeps it too
+            Instance.objects.filter(name="b").update(state=S.LOADING)
         Instance.objects.filter(name="a").update(state=S.SLEEPING)
         services.wake(world.rows["b"], "test", "x")
-        with pytest.raises(ActionError, match="shares its GPUs with b"):
+        with pytest.raises(ActionError, match="shares its GPUs with b"):  # one that is to wake counts
             services.start(world.rows["c"], "test", "x")
-
-    @pytest.mark.sql
-    def test_the_database_keeps_it_too(self, world):
-        with pytest.raises(IntegrityError), transaction.atomic():
-            Instance.objects.filter(name="b").update(state=S.LOADING)
 
     def test_gpus_count_once(self, world, node):
         assert (node.free_gpus(), Node.objects.with_gpus_used().get().gpus_used) == (6, 2)
@@ -339,11 +327,14 @@ class TestGateway:
         swaps.request(world.rows["b"], "test", "x")
         assert inventory.read().swap_groups[0].in_progress
 
-    def test_a_model_that_is_asked_for_has_the_gpus_of_one_that_is_idle(self, world, topology):
+    def test_a_model_that_is_asked_for_has_the_gpus_of_one_that_is_idle(self, world, topology, make_instance):
         assert self.floor(topology) == []
         wanted = self.floor(topology, model_b=2, model_c=3)
         assert wanted == [(world.rows["c"].pk, "3 requests wait for model-c, and a is idle.")]
         assert self.floor(topology, llama_3_1_8b=1) == []
+        make_instance(name="other", deployment=world.rows["b"].deployment)  # what another serves needs no swap
+        topology.apply(inventory.read())
+        assert self.floor(topology, model_b=2) == []
 
     def test_a_busy_model_keeps_them_until_swaps_take_a_tenth_of_the_time(self, world, topology):
         load = {"llama_3.1_8b": 5, "model_b": 2}
@@ -352,11 +343,6 @@ class TestGateway:
         topology.apply(inventory.read())
         ((key, reason),) = self.floor(topology, **load)
         assert (key, reason) == (world.rows["b"].pk, "2 requests wait for model-b, and a has held the GPUs for 100 s.")
-
-    def test_what_another_instance_serves_needs_no_swap(self, world, make_instance, topology):
-        make_instance(name="other", deployment=world.rows["b"].deployment)
-        topology.apply(inventory.read())
-        assert self.floor(topology, model_b=2) == []
 
     def test_requests_that_reach_one_that_sleeps_go_elsewhere(self, world, topology):
         """They were in transit when it fell asleep, and would hang there until it wakes."""
@@ -425,37 +411,25 @@ class TestGateway:
         assert rows.swap.__wrapped__(world.rows["c"].pk, "x") is None
 
 
-class TestTimes:
-    def test_usual_times_are_marked_as_such(self, world):
-        seen = times.read()
-        of = world.rows["b"].deployment
-        assert seen.load(of, Tier.CPU) == times.MedianTime(10e9 / (2 * times.PCIE_BYTES_PER_S))
-        assert seen.load(of, Tier.STORAGE) == times.MedianTime(10e9 / times.STORAGE_BYTES_PER_S)
-        assert seen.sleep(of, Tier.STORAGE).measured == 0
-
-    @pytest.mark.sql
-    def test_medians_of_what_was_measured(self, world):
-        for load_s in (3.0, 1.0, 2.0):
-            swap = Swap.objects.create(
-                group=world.rows["a"].swap_group,
-                instance=world.rows["b"],
-                gave_way=world.rows["a"],
-                state=SwapState.SUCCEEDED,
-                tier=Tier.CPU,
-                sleep_tier=Tier.CPU,
-                sleep_s=load_s / 2,
-                load_s=load_s,
-                actor="test",
-                ended_at=timezone.now(),
-            )
-        seen = times.read()
-        assert seen.load(world.rows["b"].deployment, Tier.CPU) == times.MedianTime(2.0, 3)
-        assert seen.sleep(world.rows["a"].deployment, Tier.CPU) == times.MedianTime(1.0, 3)
-        (status,) = statuses(model="model-b")
-        assert (status.awake, status.running, status.swaps[0]) == (world.rows["a"], None, swap)
-        (member,) = [one for one in status.members if one.instance == world.rows["b"]]
-        assert (member.seconds, member.is_measured) == (3.0, True)
-        assert statuses(region="elsewhere") == []
+@pytest.mark.sql
+def test_times_are_the_usual_ones_until_some_are_measured(world):
+    a, b = (world.rows[name] for name in "ab")
+    seen = times.read()
+    assert seen.load(b.deployment, Tier.CPU) == times.MedianTime(10e9 / (2 * times.PCIE_BYTES_PER_S))
+    assert seen.load(b.deployment, Tier.STORAGE) == times.MedianTime(10e9 / times.STORAGE_BYTES_PER_S)
+    ends = {"gave_way": a, "instance": b, "tier": Tier.CPU, "sleep_tier": Tier.CPU, "ended_at": timezone.now()}
+    for load_s in (3.0, 1.0, 2.0):
+        swap = Swap.objects.create(
+            group=a.swap_group, state=SwapState.SUCCEEDED, sleep_s=load_s / 2, load_s=load_s, actor="test", **ends
+        )
+    seen = times.read()
+    assert seen.load(b.deployment, Tier.CPU) == times.MedianTime(2.0, 3)
+    assert seen.sleep(a.deployment, Tier.CPU) == times.MedianTime(1.0, 3)
+    (status,) = statuses(model="model-b")
+    assert (status.awake, status.running, status.swaps[0]) == (a, None, swap)
+    (member,) = [one for one in status.members if one.instance == b]
+    assert (member.seconds, member.is_measured) == (3.0, True)
+    assert statuses(region="elsewhere") == []
 
 
 def test_a_server_that_shares_gpus_can_sleep_and_knows_with_whom(world, gpu_type):

@@ -205,37 +205,30 @@ class TestStart:
         assert (instance.url, instance.process_id) == ("http://127.0.0.1:9000/instance-1", 4242)
         assert now(command) == CommandState.DONE
         assert command.finished_at is not None
+        tasks.run_command(command.pk)  # a second time it does nothing
         assert launcher.calls == [("stop", "instance-1"), ("start", "instance-1")]
         event = Event.objects.get(kind="instance.moved")
         assert (event.reason, event.inputs["command"]) == ("more load", command.pk)
 
-    def test_twice_does_it_once(self, make_instance, launcher):
-        command = services.start(make_instance(state=S.PROVISIONING), "test", "x")
-        tasks.run_command(command.pk)
-        tasks.run_command(command.pk)
-        assert len(launcher.calls) == 2
-
-    def test_a_failure_fails_the_instance_with_its_reason(self, make_instance, launcher):
-        launcher.error = LaunchError("there is no such folder")
+    @pytest.mark.parametrize(
+        ("error", "said"),
+        [
+            (LaunchError("there is no such folder"), "there is no such folder"),
+            (RuntimeError("boom"), "unexpected RuntimeError: boom"),
+            (None, "there is no performance profile"),
+        ],
+    )
+    def test_a_failure_fails_the_instance_with_its_reason(self, make_instance, launcher, profile, error, said):
+        launcher.error = error
         instance = make_instance(state=S.PROVISIONING)
         command = services.start(instance, "test", "x")
+        if error is None:
+            profile.delete()
         tasks.run_command(command.pk)
-        assert now(instance) == S.FAILED
-        assert instance.state_reason == "there is no such folder"
-        assert (now(command), command.error) == (CommandState.FAILED, "there is no such folder")
+        assert (now(instance), now(command)) == (S.FAILED, CommandState.FAILED)
+        assert command.error.startswith(said)
+        assert instance.state_reason == command.error
         assert Event.objects.get(kind="instance.moved").severity == Severity.CRITICAL
-
-    def test_even_an_unexpected_one(self, make_instance, launcher, caplog):
-        launcher.error = RuntimeError("boom")
-        command = services.start(make_instance(state=S.PROVISIONING), "test", "x")
-        tasks.run_command(command.pk)
-        assert (now(command), command.error) == (CommandState.FAILED, "unexpected RuntimeError: boom")
-
-    def test_an_instance_whose_profile_is_gone(self, make_instance, launcher, profile):
-        command = services.start(make_instance(state=S.PROVISIONING), "test", "x")
-        profile.delete()
-        tasks.run_command(command.pk)
-        assert "no performance profile" in InstanceCommand.objects.get().error
 
     def test_an_emulator_that_is_not_up_yet_is_waited_for(self, make_instance, launcher, monkeypatch):
         monkeypatch.setattr(tasks, "EMULATOR_PATIENCE_S", 30.0)
@@ -268,18 +261,12 @@ class TestStop:
 
 
 class TestSleepAndWake:
-    def test_sleep_waits_for_running_requests(self, make_instance, client):
-        instance = make_instance()
-        tasks.run_command(services.sleep(instance, "test", "night").pk)
-        assert now(instance) == S.SLEEPING
-        assert client.calls == [("sleep", instance.url, 1, "wait")]
-
     def test_running_requests_are_waited_for_and_their_end_is_recorded(self, make_instance, client):
-        client.busy = [1, 2]
-        command = services.sleep(make_instance(), "test", "night")
+        client.busy, instance = [1, 2], make_instance()
+        command = services.sleep(instance, "test", "night")
         tasks.run_command(command.pk)
-        assert client.busy == []
-        command.refresh_from_db()
+        assert (client.busy, client.calls) == ([], [("sleep", instance.url, 1, "wait")])
+        assert (now(instance), now(command)) == (S.SLEEPING, CommandState.DONE)
         assert command.started_at < command.drained_at <= command.finished_at
 
     def test_running_for_too_long_is_a_failure(self, make_instance, client, monkeypatch):
@@ -352,9 +339,6 @@ class TestOrder:
         tasks.run_command(stop.pk)
         assert now(instance) == S.STOPPED
 
-    def test_an_unknown_command_is_nothing(self):
-        tasks.run_command(12345)
-
 
 class TestHousekeeping:
     def test_pending_commands_are_delivered_again(self, make_instance, delivered):
@@ -384,30 +368,28 @@ class TestHousekeeping:
 
 
 class TestSpec:
-    def test_an_emulated_instance_has_the_measured_profile_and_the_memory_of_its_gpus(self, make_instance, deployment):
-        spec = tasks.launch_spec(make_instance())
-        assert spec.kv_blocks == deployment.expected_kv_tokens // 16
-        assert spec.profile.decode_a_s == 0.00844396
-        assert (spec.model, spec.max_num_seqs, spec.max_model_len) == ("llama-3.1-8b", 256, 8192)
-        assert spec.scheduling_policy == "priority"
-
-    def test_a_process_has_its_source_flags_and_host(self, make_instance, deployment, node):
+    def test_it_is_of_the_deployment_and_its_profile_or_its_source(self, make_instance, deployment, node):
         deployment.vllm_args = "--enforce-eager --kv-cache-dtype 'fp8'"
         deployment.save()
         node.address = "127.0.0.9"
         node.save()
-        spec = tasks.launch_spec(make_instance(launcher=Launcher.PROCESS, node=node))
-        assert spec.extra_args == ("--enforce-eager", "--kv-cache-dtype", "fp8")
-        assert (spec.source, spec.host, spec.tensor_parallel) == ("meta-llama/Llama-3.1-8B", "127.0.0.9", 2)
+        emulated, process = (
+            tasks.launch_spec(make_instance(launcher=launcher, node=node))
+            for launcher in (Launcher.EMULATED, Launcher.PROCESS)
+        )
+        for spec in (emulated, process):
+            assert (spec.model, spec.max_num_seqs, spec.max_model_len) == ("llama-3.1-8b", 256, 8192)
+            assert (spec.scheduling_policy, spec.tensor_parallel) == ("priority", 2)
+        assert (emulated.kv_blocks, emulated.profile.decode_a_s) == (deployment.expected_kv_tokens // 16, 0.00844396)
+        assert process.extra_args == ("--enforce-eager", "--kv-cache-dtype", "fp8")
+        assert (process.source, process.host) == ("meta-llama/Llama-3.1-8B", "127.0.0.9")
 
-    def test_servers_started_elsewhere_are_never_started(self, make_instance):
-        with pytest.raises(LaunchError, match="started elsewhere"):
-            tasks.launcher_for(make_instance(launcher=Launcher.EXTERNAL))
-
-    def test_the_emulator_is_found_by_its_port(self, make_instance, settings, tmp_path):
+    def test_launchers(self, make_instance, settings, tmp_path):
         settings.VLLM_PYTHON, settings.STATE_DIR = "/usr/bin/python", tmp_path
         assert type(tasks.launcher_for(make_instance())).__name__ == "EmulatedLauncher"
         assert type(tasks.launcher_for(make_instance(launcher=Launcher.PROCESS))).__name__ == "ProcessLauncher"
+        with pytest.raises(LaunchError, match="started elsewhere"):
+            tasks.launcher_for(make_instance(launcher=Launcher.EXTERNAL))
 
 
 def test_the_tasks_are_registered_under_the_names_by_which_they_are_sent():
@@ -416,10 +398,4 @@ def test_the_tasks_are_registered_under_the_names_by_which_they_are_sent():
     celery_app.loader.import_default_modules()
     assert services.RUN_COMMAND_TASK in celery_app.tasks
     assert {services.TICK_TASK, tasks.WATCH_TASK} <= set(celery_app.tasks)
-
-
-def test_every_verb_can_be_carried_out():
-    from controlplane.fleet.models import CommandVerb
-
     assert set(tasks.VERBS) == set(CommandVerb)
-    assert Instance.objects.count() == 0

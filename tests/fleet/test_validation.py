@@ -2,6 +2,7 @@
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
 
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -10,7 +11,6 @@ from controlplane.fleet.models import (
     GpuType,
     Instance,
     Launcher,
-    Model,
     Node,
     PerformanceProfile,
     Region,
@@ -67,31 +67,29 @@ class TestDeployment:
             setattr(deployment, name, value)
         assert errors(deployment) == fields
 
-    def test_orderings_of_simulations_say_why_they_are_refused(self, deployment):
+    def test_orderings(self, deployment):
+        """Instances go by priority unless they go by arrival; those of simulations alone say why they are refused."""
+        for ordering in ("fcfs", "priority", "ssjf", "deadline", "slack"):
+            deployment.ordering_policy = ordering
+            assert deployment.scheduling_policy == ("fcfs" if ordering == "fcfs" else "priority")
         deployment.ordering_policy = "sjf"
         with pytest.raises(ValidationError, match="which only a simulation knows"):
             deployment.full_clean()
 
-    @pytest.mark.parametrize("ordering", ["fcfs", "priority", "ssjf", "deadline", "slack"])
-    def test_instances_go_by_priority_unless_they_go_by_arrival(self, ordering, deployment):
-        deployment.ordering_policy = ordering
-        assert deployment.scheduling_policy == ("fcfs" if ordering == "fcfs" else "priority")
-
     @pytest.mark.sql
     def test_a_second_one_of_the_same_kind(self, deployment):
+        with pytest.raises(IntegrityError), transaction.atomic():  # the database keeps bounds in order
+            Deployment.objects.update(min_instances=9)
         deployment.pk = None
         deployment._state.adding = True
         assert errors(deployment) == {"gpu_type"}
 
     def test_the_kv_cache_holds_one_request_of_full_context(self, deployment):
+        assert deployment.expected_kv_tokens == (2 * 80 * 2**30 * 0.9 - 16_060_000_000) // 131_072
         deployment.model.context_tokens = deployment.expected_kv_tokens
         assert errors(deployment) == set()
         deployment.model.context_tokens += 1
         assert errors(deployment) == {"tensor_parallel"}
-
-    def test_the_expected_kv_cache(self, deployment):
-        memory = 2 * 80 * 2**30 * 0.9
-        assert deployment.expected_kv_tokens == (memory - 16_060_000_000) // 131_072
 
     def test_without_nodes_hardware_is_not_judged(self, deployment, node):
         node.delete()
@@ -101,41 +99,28 @@ class TestDeployment:
 
 class TestInstance:
     @pytest.mark.parametrize(
-        "url",
+        ("good", "urls"),
         [
-            "http://10.0.0.7:8000",
-            "https://vllm.example.com",
-            "http://vllm-0:8000",
-            "http://[fd00::7]:8000",
-            "http://127.0.0.1:8100/instance-1",
+            (
+                True,
+                "http://10.0.0.7:8000 https://vllm.example.com http://vllm-0:8000 http://[fd00::7]:8000 http://h:1/instance-1",
+            ),
+            (
+                False,
+                "ftp://10.0.0.7 file:///etc/passwd 10.0.0.7:8000 http:// http://10.0.0.7:8000/ http://10.0.0.7:8000/v1",
+            ),
+            (
+                False,
+                "http://h:1/v1/models http://user:secret@h:1 http://h:1?x=1 http://h:1#x http://h:99999 http://h:0",
+            ),
+            (False, "http://a\tb http://-x http://x\\y "),
         ],
     )
-    def test_good_addresses(self, url, make_instance):
-        assert errors(make_instance(launcher=Launcher.EXTERNAL, url=url)) == set()
-
-    @pytest.mark.parametrize(
-        "url",
-        [
-            "ftp://10.0.0.7",
-            "file:///etc/passwd",
-            "10.0.0.7:8000",
-            "http://",
-            "http://10.0.0.7:8000/",
-            "http://10.0.0.7:8000/v1",
-            "http://10.0.0.7:8000/v1/models",
-            "http://user:secret@10.0.0.7:8000",
-            "http://10.0.0.7:8000?x=1",
-            "http://10.0.0.7:8000#x",
-            "http://10.0.0.7:99999",
-            "http://10.0.0.7:0",
-            "http://a b",
-            "http://-x",
-            "http://x\\y",
-            "",
-        ],
-    )
-    def test_bad_addresses(self, url, make_instance):
-        assert errors(make_instance(launcher=Launcher.EXTERNAL, url=url)) == {"url"}
+    def test_addresses(self, good, urls, make_instance):
+        instance = make_instance(launcher=Launcher.EXTERNAL)
+        for url in urls.split(" "):
+            instance.url = url
+            assert errors(instance) == (set() if good else {"url"}), url
 
     @pytest.mark.sql
     def test_one_living_instance_per_address(self, make_instance):
@@ -176,36 +161,26 @@ class TestInstance:
         assert node.free_gpus() == 0  # the fifth has them now
         assert Node.objects.with_gpus_used().get().gpus_used == 8
 
-    def test_emulated_instances_need_a_profile(self, make_instance, profile):
-        instance = make_instance()
+    def test_launchers_need_a_profile_or_something_to_load(self, make_instance, profile):
+        emulated, process = make_instance(), make_instance(launcher=Launcher.PROCESS)
         profile.delete()
-        assert errors(instance) == {"launcher"}
-
-    def test_processes_need_something_to_load(self, make_instance):
-        instance = make_instance(launcher=Launcher.PROCESS)
-        instance.deployment.model.source = ""
-        assert errors(instance) == {"launcher"}
+        process.deployment.model.source = ""
+        assert errors(emulated) == errors(process) == {"launcher"}
 
 
-class TestModel:
-    @pytest.mark.parametrize("name", ["llama-3.1-8b", "meta-llama/Llama-3.1-8B", "org/model:v1", "a"])
-    def test_good_names(self, name, language_model):
-        language_model.name = name
-        assert errors(language_model) == set()
-
-    @pytest.mark.parametrize("name", ["", "-x", "/x", "a b", "a\nb", 'a"b', "a,b", "ä"])
-    def test_bad_names(self, name, language_model):
-        language_model.name = name
-        assert errors(language_model) == {"name"}
-
-    @pytest.mark.parametrize("source", ["--trust-remote-code", " x", "a\nb"])
-    def test_a_source_is_no_flag(self, source, language_model):
-        language_model.source = source
-        assert errors(language_model) == {"source"}
-
-    def test_sizes_are_positive(self, language_model):
-        language_model.weights_bytes = language_model.kv_bytes_per_token = language_model.context_tokens = 0
-        assert errors(language_model) == {"weights_bytes", "kv_bytes_per_token", "context_tokens"}
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("name", ["llama-3.1-8b", "meta-llama/Llama-3.1-8B", "org/model:v1", "a"],
+         ["", "-x", "/x", "a b", "a\nb", 'a"b', "a,b", "ä"]),
+        ("source", ["org/model"], ["--trust-remote-code", " x", "a\nb"]),
+        ("weights_bytes", [1], [0]), ("kv_bytes_per_token", [1], [0]), ("context_tokens", [1], [0]),
+    ],
+)  # fmt: skip
+def test_fields_of_models(field, good, bad, language_model):
+    for value in (*good, *bad):
+        setattr(language_model, field, value)
+        assert errors(language_model) == ({field} if value in bad else set()), value
 
 
 class TestSloClass:
@@ -262,16 +237,6 @@ class TestOthers:
         )
         again.prefill_b_s_per_token = 0.0
         assert errors(again) == {"tensor_parallel"}
-
-    @pytest.mark.sql
-    def test_the_database_itself_keeps_the_bounds_in_order(self, deployment):
-        from django.db import IntegrityError, transaction
-
-        with pytest.raises(IntegrityError), transaction.atomic():
-            Deployment.objects.update(min_instances=9)
-
-    def test_models_have_names_in_errors(self, deployment):
-        assert Model.objects.get(pk=deployment.model_id).name in str(deployment)
 
 
 class TestFlagsAskedOfVllm:

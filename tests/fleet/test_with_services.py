@@ -6,23 +6,17 @@ import re
 import subprocess
 import sys
 import time
-import urllib.request
 
 import pytest
 import redis
-from django.utils import timezone
 
-from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle import launching
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher
-from controlplane.fleet.rollouts import services as rollouts
-from controlplane.planning.execution import executor
+from controlplane.fleet.models import CommandState, Launcher
 from tests.redis_server import RedisServer
 from workers.celery import app as celery_app
 from workers.tasks import fleet as tasks
-from workers.tasks.tick import advance_rollouts
 from workers.vllm.client import VllmClient
 from workers.vllm.launcher import EmulatedLauncher
 
@@ -132,63 +126,6 @@ def test_the_life_of_an_emulated_instance(redis_url, emulator, make_instance):
     run(services.start(instance, "test", "again"))
     assert instance.state == S.LOADING
     until(lambda: ask(VllmClient.health))
-
-
-def test_a_changed_deployment_is_rolled_out_over_emulated_instances(
-    redis_url, emulator, make_instance, deployment, node
-):
-    """Every part is real except the gateway, which makes answering servers ready."""
-
-    def health(row):
-        async def once():
-            async with VllmClient(row.url) as client:
-                return await client.health()
-
-        return asyncio.run(once())
-
-    def pass_once():
-        for command in InstanceCommand.objects.filter(state=CommandState.PENDING).order_by("pk"):
-            tasks.run_command(command.pk)
-        for row in Instance.objects.filter(state=S.LOADING):
-            until(lambda row=row: health(row))
-            services.move(row, S.READY, actor="gateway", reason="answers")
-        settled = timezone.now() - executor.DRAIN_SETTLE
-        Instance.objects.filter(state=S.DRAINING, state_changed_at__gt=settled).update(state_changed_at=settled)
-        for row in executor.drained():
-            executor.finish_drain(row, 0, executor.PLANNER)
-        ready.append(Instance.objects.filter(state=S.READY).count())
-
-    ready = []
-    for name in ("one", "two"):
-        services.start(make_instance(state=S.PROVISIONING, name=name, node=node), "test", "begin")
-    pass_once()
-    Deployment.objects.update(max_num_seqs=3, min_instances=2)
-    rollout = rollouts.start(deployment, "test", "three at once", bake_s=0)
-    for _ in range(30):
-        advance_rollouts()
-        pass_once()
-        rollout.refresh_from_db()
-        if rollout.ended_at:
-            break
-    assert (rollout.state, rollout.up_to_date, rollout.total) == ("succeeded", 2, 2), rollout.message
-    assert min(ready) == 2
-    serving = Instance.objects.filter(state=S.READY)
-    assert [row.max_num_seqs for row in serving] == [3, 3]
-    with urllib.request.urlopen(f"{emulator}/emulator/instances", timeout=5) as answer:
-        living = json.load(answer)
-    assert {row.name for row in serving} == {row["name"] for row in living["instances"]}
-
-
-def test_an_emulator_that_is_gone_fails_the_instance(redis_url, monkeypatch, make_instance):
-    monkeypatch.setattr(tasks, "launcher_for", lambda instance: EmulatedLauncher("http://127.0.0.1:1"))
-    monkeypatch.setattr(tasks, "EMULATOR_PATIENCE_S", 0.0)
-    instance = make_instance(state=S.PROVISIONING)
-    tasks.run_command(services.start(instance, "test", "x").pk)
-    instance.refresh_from_db()
-    assert instance.state == S.FAILED
-    assert "cannot be reached" in instance.state_reason
-    assert InstanceCommand.objects.get().state == CommandState.FAILED
-    assert Event.objects.filter(kind="instance.moved", severity="critical").exists()
 
 
 def test_a_process_that_ends_while_loading_is_noticed(redis_url, settings, tmp_path, make_instance):

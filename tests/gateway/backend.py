@@ -29,7 +29,6 @@ class Script:
     event. In any case, a body with "kill" ends the "server" or the "engine".
     """
     choices: int = 1
-    fingerprint: str = ""  # as vLLM's: on the last events of the choices, or on the closing usage
     metrics: bool = True
     metrics_status: int = 200
     metrics_s: float = 0.0  # delay of /metrics
@@ -203,7 +202,6 @@ class Backend:
             return response
 
         asked_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        stamp = {"system_fingerprint": script.fingerprint} if script.fingerprint else {}
         if script.die == "engine" and script.tokens == 0:
             return await engine_dies()
         base = {"id": "chatcmpl-" + request.headers["X-Request-Id"], "object": "chunk", "model": body["model"]}
@@ -219,13 +217,10 @@ class Backend:
                 return await engine_dies()
             piece = {"delta": {"content": f"t{index} "}} if chat else {"text": f"t{index} "}
             for choice in range(script.choices):
-                last = script.fingerprint and index == tokens - 1
-                ended = {"finish_reason": "length" if last else None}
-                stamped = stamp if last and not asked_usage else {}
-                await event(base | {"choices": [{"index": choice, **piece, **ended}]} | stamped)
+                await event(base | {"choices": [{"index": choice, **piece, "finish_reason": None}]})
             await asyncio.sleep(script.token_s)
         if asked_usage:
-            await event(base | {"choices": [], "usage": usage} | stamp)
+            await event(base | {"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")
         await asyncio.sleep(script.lingers_s)
         if script.die == "last":

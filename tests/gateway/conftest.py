@@ -77,7 +77,7 @@ class ServedGateway:
         return True
 
 
-_load, _bundled = answering.load, cache(partial(answering.load, "student", ""))
+_load, _bundled = answering.load, cache(partial(answering.load, "trees", ""))
 _warm_up = cache(global_scheduler.warm_up)
 
 
@@ -89,7 +89,6 @@ def do_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     if answering.load is _load:
         monkeypatch.setattr(answering, "load", lambda kind, file: _load(kind, file) if file else _bundled())
-    monkeypatch.setattr(answering, "fast_enough", lambda model, limit_s: True)
     monkeypatch.setattr(global_scheduler, "warm_up", _warm_up)
     monkeypatch.setattr(held_work, "COOLDOWN_S", 0.0)  # each test's instance is new
 

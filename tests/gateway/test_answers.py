@@ -219,7 +219,7 @@ async def test_an_error_about_the_call_is_the_tenant_s_in_openai_s_shape(served,
                         assert response.headers["x-should-retry"] == "false"
                 row = (await served.rows())[-1]
                 assert (row.outcome, row.error_code, row.status_code) == ("failed", "refused_by_instance", 400)
-                assert (row.error_message, row.attempts, row.slo_met) == ("too long", 1, None)
+                assert (row.attempts, row.slo_met, "too long" in row.error_message) == (1, None, False)
                 await nothing_is_left(served, caplog)
 
 
@@ -360,7 +360,7 @@ def test_events_are_the_same_wherever_they_are_cut(lines, end, mark, cuts):
 
 
 def test_an_event_without_an_end_is_held_within_bounds(monkeypatch):
-    monkeypatch.setattr("controlplane.gateway.upstream.sse.MOST_EVENT_BYTES", 100)
+    monkeypatch.setattr("controlplane.gateway.upstream.sse.MAX_EVENT_BYTES", 100)
     events = Events()
     for _ in range(25):
         assert events.feed(b"data") == []
@@ -388,7 +388,7 @@ async def test_a_stream_of_another_server_s_form_is_the_tenant_s_in_one_form(ser
 
 
 async def test_an_answer_without_end_is_cut_off(served, caplog, monkeypatch):
-    monkeypatch.setattr(answers, "MOST_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 1000)
     plays(served, http(200, b'{"choices":[],"x":"' + b"y" * 2000 + b'"}'))
     async with await served.chat() as response:
         assert response.status == 502
@@ -400,7 +400,7 @@ async def test_an_answer_without_end_is_cut_off(served, caplog, monkeypatch):
     "piece", [b"x: %b\r\n" % (b"y" * 1000), b"\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 100 Continue\r\n"]
 )
 async def test_headers_without_end_are_no_answer(served, caplog, monkeypatch, piece):
-    monkeypatch.setattr("controlplane.gateway.upstream.connections.MOST_HEAD_BYTES", 20_000)
+    monkeypatch.setattr("controlplane.gateway.upstream.connections.MAX_HEAD_BYTES", 20_000)
     plays(served, b"HTTP/1.1 100 Continue\r\n", *[piece * 50] * 40)
     async with await served.chat() as response:
         assert response.status == 502
@@ -561,7 +561,7 @@ async def test_a_response_that_fails_is_not_done(served, subtests):
 
 
 STEPS_THAT_RAISE = [
-    "requests.submit", "requests.leave", "requests.finished", "requests.began", "requests.headers_came",
+    "requests.submit", "requests.leave", "requests.finished", "requests.began", "requests.headers_received",
     "requests.place_again", "records.close", "records._measure", "records.lengths.prior.learn",
     "records.ledger.add", "upstream.carry", "upstream.connections.get", "upstream.connections.put_back",
     "upstream._streamed", "completions._placement", "completions._settle_usage",

@@ -66,7 +66,7 @@ async def connected(answer, connect_s=5.0):
 
 async def ask(connection, silence_s=None):
     connection.send(HEAD, (b"{}",), silence_s)
-    while not connection.headers_came:
+    while not connection.headers_received:
         connection.check()
         await connection.wait()
 

@@ -96,16 +96,16 @@ async def test_a_stream_that_fails_ends_with_an_error_of_its_api(served, surface
                 assert await served.becomes("failed")
 
 
-@pytest.mark.parametrize("surface", SURFACES)
-@pytest.mark.parametrize(("end", "size"), [(b"\r\n", 1), (b"\r", 5), (b"\n", 3)])
-async def test_oddly_spaced_and_cut_events_are_those_of_the_api(served, surface, end, size):
-    events = [named(event) for event in SURFACES[surface]]
-    whole = b"".join(event + b"\n\n" for event in events)
-    body = b"\xef\xbb\xbf: hello\n\n" + whole.replace(b"event: ", b"event:").replace(b"\n", end)
-    plays(served, stream(), *(body[at : at + size] for at in range(0, len(body), size)))
-    assert await ask(served, surface) == (200, whole)
-    row = await served.new_row()
-    assert (row.outcome, row.prompt_tokens, row.output_tokens) == ("done", 7, 2)
+async def test_oddly_spaced_and_cut_events_are_those_of_the_api(served, subtests):
+    for surface, events in SURFACES.items():
+        for end, size in ((b"\r\n", 1), (b"\r", 5), (b"\n", 3)):
+            with subtests.test(surface=surface, end=end):
+                whole = b"".join(named(event) + b"\n\n" for event in events)
+                body = b"\xef\xbb\xbf: hello\n\n" + whole.replace(b"event: ", b"event:").replace(b"\n", end)
+                plays(served, stream(), *(body[at : at + size] for at in range(0, len(body), size)))
+                assert await ask(served, surface) == (200, whole)
+                row = await served.new_row()
+                assert (row.outcome, row.prompt_tokens, row.output_tokens) == ("done", 7, 2)
 
 
 @pytest.mark.parametrize("surface", SURFACES)

@@ -9,14 +9,13 @@ import weakref
 
 import pytest
 import uvicorn
-import uvloop
 
 from controlplane.gateway.errors import STOPPING
 from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.listening import (
     ACCEPTED_PER_ITERATION,
     DIRECT,
-    MOST_HEAD_BYTES,
+    MAX_HEAD_BYTES,
     HttpProtocol,
     create_loop,
     keep_freed_memory,
@@ -67,14 +66,6 @@ def test_connections_are_accepted_many_at_a_time():
     with asyncio.Runner(loop_factory=create_loop) as runner:
         iterations = runner.run(iterations_until_accepted())
     assert iterations <= CLIENTS // ACCEPTED_PER_ITERATION + 5
-
-
-def test_what_the_loop_does_without_it():
-    """When this fails, libuv accepts more than one connection per iteration again and `controlplane.listening` can
-    go.
-    """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(iterations_until_accepted()) >= CLIENTS
 
 
 def protocol_of(answer, writes: list[bytes]) -> HttpProtocol:
@@ -136,7 +127,7 @@ async def test_a_head_that_does_not_end_closes_its_connection(begins, is_refused
     while b"closed" not in writes:
         protocol.data_received(piece)
         pieces += 1
-    assert pieces == MOST_HEAD_BYTES // len(piece) + 1
+    assert pieces == MAX_HEAD_BYTES // len(piece) + 1
     assert [write.partition(b"\r\n")[0] for write in writes] == [
         *([b"HTTP/1.1 431 Request Header Fields Too Large"] if is_refused else []),
         b"closed",

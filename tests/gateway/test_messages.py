@@ -7,7 +7,6 @@ import json
 import pytest
 
 from controlplane.gateway.admission.validation import Call, Kind, parse, with_prompt
-from controlplane.gateway.errors import ApiError
 from controlplane.gateway.upstream.answers import Usage
 from forecasting.lengths import LengthQuery
 from tests.gateway.test_responses import emulated  # noqa: F401 (a fixture)
@@ -97,11 +96,8 @@ async def test_tokens_of_a_message_are_counted(emulated):
     ("path", "headers", "body", "status", "kind", "code"),
     [
         ("/v1/messages", {"x-api-key": "wrong"}, {"max_tokens": 1}, 401, "authentication_error", "invalid_api_key"),
-        ("/v1/messages", {}, {}, 400, "invalid_request_error", "missing_required_parameter"),
-        ("/v1/messages", {}, {"max_tokens": 0}, 400, "invalid_request_error", "integer_out_of_range"),
         ("/v1/messages", {}, {"max_tokens": 1, "model": "none"}, 404, "not_found_error", "model_not_found"),
         ("/v1/messages", {}, {"max_tokens": 1, "model": "e"}, 404, "not_found_error", "unsupported_endpoint"),
-        ("/v1/messages/count_tokens", {}, {"messages": []}, 400, "invalid_request_error", "missing_required_parameter"),
     ],
 )
 async def test_errors_have_anthropics_shape(emulated, path, headers, body, status, kind, code):
@@ -109,11 +105,6 @@ async def test_errors_have_anthropics_shape(emulated, path, headers, body, statu
     error = json.loads(data)
     assert (answered, error["type"], error["error"]["type"], error["error"]["code"]) == (status, "error", kind, code)
     assert sent["x-should-retry"] == "false"
-
-
-async def test_an_instances_refusal_has_anthropics_shape(emulated):
-    status, _, data = await call(emulated, max_tokens=1_000_000, stop_sequences=["a"] * 9)
-    assert (status, json.loads(data)["type"]) == (400, "error")
 
 
 async def test_claude_codes_own_fields_and_query_are_taken(emulated):
@@ -125,12 +116,6 @@ async def test_claude_codes_own_fields_and_query_are_taken(emulated):
         status, _, data = await call(emulated, path, {"anthropic-beta": "x"}, system=system, tools=tools, **more)
         assert status == 200, data
     assert json.loads(data)["input_tokens"] > 0
-
-
-async def test_a_bearer_token_does_as_well(emulated):
-    headers = {"x-api-key": "", "Authorization": f"Bearer {emulated.secret}"}
-    status, _, _ = await call(emulated, headers=headers, max_tokens=2)
-    assert status == 200
 
 
 # What is read of a body, and of a stream
@@ -157,25 +142,9 @@ def test_all_that_a_message_says_counts_as_prompt():
     assert "hello" in query.text
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"messages": "hi"}, "messages"),
-        ({"messages": ["hi"]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
-        ({"system": 3}, "system"),
-        ({"stop_sequences": [1]}, "stop_sequences"),
-        ({"max_tokens": "x"}, "max_tokens"),
-        ({"temperature": 3}, "temperature"),
-    ],
-)
-def test_a_wrong_field_is_named(body, param):
-    with pytest.raises(ApiError) as refused:
-        read_call(**body)
-    assert (refused.value.status, refused.value.param) == (400, param)
-
-
 def test_cached_tokens_count_as_prompt():
     usage = Usage()
-    usage.take({"input_tokens": 3, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 2, "output_tokens": 7})
+    usage.update(
+        {"input_tokens": 3, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 2, "output_tokens": 7}
+    )
     assert (usage.prompt_tokens, usage.output_tokens) == (45, 7)

@@ -47,15 +47,18 @@ async def test_an_odd_usage_passes_and_tokens_are_counted(served, caplog, subtes
             await nothing_is_left(served, caplog)
 
 
-@pytest.mark.parametrize("path", SURFACES)
-@pytest.mark.parametrize(
-    "answer",
-    [b"", b"null", b"[1]", b'"x"', b"7", b"{}", b"all is well", b"\xff\xfe", b"<html>", b'{"choices":7}', b'{"output":7}',
-     b'{"content":{}}', b"[" * 5000],
-)  # fmt: skip
-async def test_what_is_no_answer_is_a_failure_that_leaves_nothing(served, caplog, path, answer):
-    plays(served, http(200, answer))
-    status, error = await ask(served, path, SURFACES[path][0])
-    assert (status, error["error"]["code"]) == (502, "upstream_failed")
-    assert (await served.new_row()).outcome == "failed"
-    await nothing_is_left(served, caplog)
+NO_ANSWERS = [
+    b"", b"null", b"[1]", b'"x"', b"7", b"{}", b"all is well", b"\xff\xfe", b"<html>", b'{"choices":7}', b'{"output":7}',
+    b'{"content":{}}', b"[" * 5000,
+]  # fmt: skip
+
+
+async def test_what_is_no_answer_is_a_failure_that_leaves_nothing(served, caplog, subtests):
+    for path, (body, _) in SURFACES.items():
+        for answer in NO_ANSWERS:
+            with subtests.test(path=path, answer=answer[:20]):
+                plays(served, http(200, answer))
+                status, error = await ask(served, path, body)
+                assert (status, error["error"]["code"]) == (502, "upstream_failed")
+                assert (await served.new_row()).outcome == "failed"
+                await nothing_is_left(served, caplog)

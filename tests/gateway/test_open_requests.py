@@ -42,11 +42,11 @@ class GatewaySide:
 
     def placed(self, ticket: Ticket, attempt=1) -> Placed:
         number = ticket.asked.number
-        self.requests.take(Moved(number, "east", 30))
+        self.requests.on_event(Moved(number, "east", 30))
         record = Placed(
             number, attempt, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {"instance": "m-0"}, 600.0
         )
-        self.requests.take(record)
+        self.requests.on_event(record)
         return record
 
 
@@ -71,16 +71,16 @@ async def test_a_stream_says_when_it_was_heard_of_last(side):
 async def test_a_request_hears_where_it_waits_and_where_it_runs(side):
     ticket = side.ticket()
     assert side.records == [ticket.asked]
-    side.requests.take(Moved(0, "east", 30))
+    side.requests.on_event(Moved(0, "east", 30))
     assert (ticket.state, ticket.region, ticket.predicted_tokens) == (
         TicketState.WAITING,
         "east",
         30,
     )
-    side.requests.take(Moved(0, "west", 30, came_from="east", pressure=1.5))
+    side.requests.on_event(Moved(0, "west", 30, came_from="east", pressure=1.5))
     assert ticket.region == "west"
     record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, {"instance": "m-0"}, 600.0)
-    side.requests.take(record)
+    side.requests.on_event(record)
     assert await ticket.placement is record
     assert (ticket.state, ticket.instance, ticket.attempts) == (TicketState.PLACED, "m-0", 1)
     assert ticket.steps == [{"moved": "east to west", "pressure": 1.5}, {"instance": "m-0"}]
@@ -93,7 +93,7 @@ async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_c
         side.placed(ticket)
     for ticket in tickets:
         side.requests.began(ticket)
-    side.requests.came_whole(whole, None)
+    side.requests.answered_whole(whole, None)
     side.records.clear()
     side.requests.report()
     for ticket in tickets[:3]:
@@ -103,7 +103,7 @@ async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_c
     first, second = side.records
     assert sorted(first.tokens) == [(number, 0) for number in range(100)], "that it began is said too"
     assert sorted(second.tokens) == [(0, 7), (1, 7), (2, 7)]
-    side.requests.headers_came(tickets[0])
+    side.requests.headers_received(tickets[0])
     assert side.records[-1] == Progress(headers=((0, 6.0),))
 
 
@@ -111,21 +111,21 @@ async def test_how_the_prompt_of_a_waiting_request_begins_is_said_when_it_is_wan
     ticket = side.ticket()
     body = {"prompt": list(range(2 * BLOCK_IDS + 5))}
     ticket.call = SimpleNamespace(kind=Kind.COMPLETION, model="m", body=body, prompt_characters=1)
-    side.requests.take(PrefixWanted(0))
+    side.requests.on_event(PrefixWanted(0))
     assert side.records[1:] == [Prefix(0, tuple(leading_hashes(ticket.call, 100)[0]), BLOCK_IDS)]
     assert len(side.records[1].hashes) == 2
 
 
 async def test_a_refusal_becomes_the_error_that_the_tenant_sees(side):
     ticket = side.ticket()
-    side.requests.take(Refused(0, 429, "queue_full", "Full.", 2.5, estimated_wait_s=5.0, region="west"))
+    side.requests.on_event(Refused(0, 429, "queue_full", "Full.", 2.5, estimated_wait_s=5.0, region="west"))
     with pytest.raises(ApiError, match="Full") as caught:
         await ticket.placement
     error = caught.value
     assert (error.status, error.type, error.code) == (429, "rate_limit_error", "queue_full")
     assert (error.retry_after_s, error.estimated_wait_s, ticket.region) == (2.5, 5.0, "west")
     other = side.ticket()
-    side.requests.take(Refused(1, 503, "model_unavailable", "None.", 15))
+    side.requests.on_event(Refused(1, 503, "model_unavailable", "None.", 15))
     with pytest.raises(ApiError) as caught:
         await other.placement
     assert (caught.value.status, caught.value.type) == (503, "server_error")
@@ -152,7 +152,7 @@ async def test_it_leaves_once_and_hears_nothing_afterwards(side):
     side.requests.leave(gone, failure=DEAD)
     side.requests.leave(gone)
     assert side.records == [Finished(0), Left(1, failure=DEAD)]
-    side.requests.take(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {}, 600.0))
+    side.requests.on_event(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {}, 600.0))
     assert gone.state is TicketState.ACCEPTED
     await asyncio.sleep(0)
     assert side.records[2:] == [Left(1)], "the place that it was given is free again"
@@ -163,6 +163,6 @@ async def test_the_task_of_a_request_whose_instance_is_lost_is_interrupted(side)
     cancelled = []
     ticket.task = SimpleNamespace(cancel=lambda: cancelled.append(True))
     side.placed(ticket)
-    side.requests.take(Lost(0))
+    side.requests.on_event(Lost(0))
     assert cancelled == [True]
     assert ticket.interrupted is Interrupt.INSTANCE_LOST

@@ -104,7 +104,7 @@ async def test_an_origin_that_is_named_may_call(origins, served):
             assert response.headers["access-control-allow-origin"] == "https://chat.example"
             assert "x-request-id" in response.headers["access-control-expose-headers"]
             await response.read()
-    async with await served.chat(n=0, headers={"Origin": "https://chat.example"}) as response:
+    async with await served.chat(model=None, headers={"Origin": "https://chat.example"}) as response:
         assert (response.status, response.headers["access-control-allow-origin"]) == (400, "https://chat.example")
     async with await served.chat(headers={"Origin": "https://other.example"}) as response:
         others = settings.CORS_ORIGINS == ["*"]

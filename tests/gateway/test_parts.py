@@ -20,10 +20,7 @@ from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.ledger.writer import minute_sums
 from controlplane.gateway.monitoring.windows import Count, Lately, Latency, Windows
 from controlplane.gateway.serving.open_requests import MOVES, IllegalTicketMove, Ticket, TicketState
-from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.client import upstream_priority
-from controlplane.gateway.upstream.sse import Events
-from controlplane.gateway.upstream.streams import DONE, Withheld
 from scheduling.queueing.ordering import ORDERINGS, queue_key
 
 
@@ -99,10 +96,9 @@ class TestTicket:
 
 def test_upstream_priority_stays_in_its_band():
     for ordering in (ORDERINGS["fcfs"], ORDERINGS["priority"]):
-        assert upstream_priority(ordering, -1, None, 1e9) == -1000
+        assert upstream_priority(ordering, -1, 0, 1e9) == -1000
         assert upstream_priority(ordering, 2, 10**9, 1e9) == 2499
         assert upstream_priority(ordering, 2, -5, 1e9) == 2000
-        assert upstream_priority(ordering, 0, "text", 1e9) == 0
 
 
 @given(
@@ -115,7 +111,7 @@ def test_upstream_priority_is_the_key_where_keys_are_more_than_classes(ordering,
         queue_key(code, came / 8, came / 8 + length / 8, priority, length / 16, 2.0)
         for priority, came, length in requests
     ]
-    sent = [upstream_priority(code, row[0], None, key) for row, key in zip(requests, keys, strict=True)]
+    sent = [upstream_priority(code, row[0], 0, key) for row, key in zip(requests, keys, strict=True)]
     order = sorted(range(len(keys)), key=lambda at: (keys[at], at))
     assert order == sorted(range(len(sent)), key=lambda at: (sent[at], at))
     assert all(-(2**63) <= each < 2**63 for each in sent)
@@ -240,13 +236,13 @@ def test_the_load_of_the_loop_follows_the_time_that_it_computes(monkeypatch):
     fake = SimpleNamespace(monotonic=lambda: clock.now_s, thread_time=lambda: clock.computed_s)
     monkeypatch.setattr(limits_module, "time", fake)
     load = LoopLoad()
-    load.look()
+    load.tick()
     assert load.share == 0.0
 
     def pass_s(seconds: float, share: float) -> None:
         for _ in range(round(seconds / 0.1)):
             clock.now_s, clock.computed_s = clock.now_s + 0.1, clock.computed_s + 0.1 * share
-            load.look()
+            load.tick()
 
     for seconds, share, busy in (
         (5.0, 0.5, False),
@@ -259,68 +255,6 @@ def test_the_load_of_the_loop_follows_the_time_that_it_computes(monkeypatch):
         assert (load.share > 0.6) is busy
     pass_s(20.0, 0.25)
     assert load.share == pytest.approx(0.25, abs=1e-6)
-
-
-class Withholding(Withheld):
-    """Return the tenant's pieces of a stream."""
-
-    def __init__(self, choices: int, fingerprint: str) -> None:
-        super().__init__(choices, fingerprint)
-        self.events = Events()
-
-    def passes(self, piece: bytes) -> bytes:
-        taken = (
-            self.take(event, None if event.data == DONE else answers.read(event.data))
-            for event in self.events.feed(piece)
-        )
-        return b"".join(taken)
-
-
-class TestWithheld:
-    """Return a stream for a tenant who asked for no usage: the bytes that vLLM would have sent without our request
-    for it.
-    """
-
-    TOKEN = b'data: {"id":"a","choices":[{"index":0,"text":"t","finish_reason":null}]}\n\n'
-    END = b'data: {"id":"a","choices":[{"index":0,"text":"t","finish_reason":"stop"}]'
-    USAGE = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":1},"system_fingerprint":"vllm-0.32.0-x"}\n\n'
-    STAMP = b',"system_fingerprint":"vllm-0.32.0-x"'
-    DONE = b"data: [DONE]\n\n"
-
-    @pytest.mark.parametrize("size", [1, 2, 3, 4])
-    def test_the_fingerprint_is_where_it_would_have_been(self, size):
-        events = [self.TOKEN, self.END + b"}\n\n", self.USAGE, self.DONE]
-        parts = [b"".join(events[at : at + size]) for at in range(0, 4, size)]
-        stream = Withholding(1, "")
-        assert b"".join(map(stream.passes, parts)) + stream.rest() == (
-            self.TOKEN + self.END + self.STAMP + b"}\n\n" + self.DONE
-        )
-        assert stream.fingerprint == "vllm-0.32.0-x"
-
-    def test_tokens_are_not_held_back(self):
-        stream = Withholding(1, "")
-        assert stream.passes(self.TOKEN) == self.TOKEN
-        assert stream.passes(self.END + b"}\n\n") == b""
-        assert stream.passes(self.USAGE) == b""
-        assert stream.passes(self.DONE).endswith(self.STAMP + b"}\n\n" + self.DONE)
-
-    def test_of_several_choices_only_the_last_waits(self):
-        stream = Withholding(2, "vllm-0.32.0-x")  # known from the stream before
-        first = stream.passes(self.END + b"}\n\n")
-        assert first == self.END + self.STAMP + b"}\n\n"
-        assert stream.passes(self.END + b"}\n\n") == b""
-        assert stream.passes(self.USAGE + self.DONE) == first + self.DONE
-
-    def test_a_server_without_one(self):
-        usage = self.USAGE.replace(self.STAMP, b"")
-        stream = Withholding(1, "")
-        assert stream.passes(self.END + b"}\n\n" + usage + self.DONE) == self.END + b"}\n\n" + self.DONE
-
-    def test_a_stream_that_breaks_off(self):
-        stream = Withholding(1, "")
-        assert stream.passes(self.END + b"}\n\n") == b""
-        assert stream.rest() == self.END + b"}\n\n"
-        assert stream.rest() == b""
 
 
 def test_rare_counts_are_forgotten_after_an_hour():

@@ -1,4 +1,4 @@
-"""Streams from an instance to the tenant: chunks pass unchanged; bytes and counts do not depend on chunking."""
+"""Streams from an instance to the tenant: bytes and counts do not depend on how they arrive, nor on what is parsed."""
 
 import asyncio
 import json
@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.admission.validation import Kind, parse
 from controlplane.gateway.serving.http import Responder
+from controlplane.gateway.upstream import streams
 from controlplane.gateway.upstream.answers import Usage
-from controlplane.gateway.upstream.connections import Connection, chunk_begin
-from controlplane.gateway.upstream.streams import MOST_SHAPES, Stream
+from controlplane.gateway.upstream.connections import Connection
+from controlplane.gateway.upstream.continuation import Kept
+from controlplane.gateway.upstream.streams import Stream
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -42,47 +44,31 @@ def framed(data: bytes) -> bytes:
 class Passage:
     """A stream from a connection without a socket to a tenant that may stop reading."""
 
-    def __init__(self, *, whole_chunks: bool = True, include_usage: bool = False, sequences: int = 1) -> None:
+    def __init__(self, *, include_usage: bool = False, sequences: int = 1) -> None:
         self.written: list[bytes] = []
         self.reads = True
-        self.taken = 0
         self.connection = Connection(lambda connection: None)
         self.connection.complete = False
         self.usage = Usage()
         call = SimpleNamespace(include_usage=include_usage, sequences=sequences, kind=Kind.CHAT)
         self.responder = Responder(None, "r-1", self)
         self.responder.started = True
-        self.ticket = SimpleNamespace(call=call, whole=None, output_tokens=0, first_token_s=0.0)
-        self.stream = Stream(self.ticket, self.responder, self.usage, "", self.began)
+        self.ticket = SimpleNamespace(call=call, output_tokens=0)
+        self.stream = Stream(self.ticket, self.responder, self.usage, lambda ticket: None)
         self.stream._connection = self.connection
         self.connection.data_received(HEAD)
-        self.connection.pass_to(self.take, self.stream._take_chunk if whole_chunks else None)
-
-    def began(self, ticket):
-        ticket.first_token_s = 1.0
-
-    def take(self, piece: bytes) -> bool:
-        self.taken += 1
-        return self.stream._take(piece)
-
-    # As `controlplane.listening.Direct`
+        self.connection.pass_to(self.stream._take)
 
     def write(self, data: bytes) -> bool:
-        return self.write_chunk(framed(data))
-
-    def write_chunk(self, chunk: bytes) -> bool:
+        """As `controlplane.listening.Direct`."""
         if self.reads:
-            self.written.append(chunk)
+            self.written.append(data)
         return self.reads
 
     @property
     def body(self) -> bytes:
         """Data that the tenant got or will get."""
-        body, left = b"", b"".join(self.written)
-        while left:
-            size, _, left = left.partition(b"\r\n")
-            body, left = body + left[: int(size, 16)], left[int(size, 16) + 2 :]
-        return body + b"".join(self.responder.held) + self.responder.last
+        return b"".join((*self.written, *self.responder.held, self.responder.last))
 
 
 @pytest.fixture
@@ -90,50 +76,27 @@ async def loop():
     """Connections ask for the running loop."""
 
 
-async def test_tokens_alone_pass_as_they_came(loop):
-    passage = Passage()
-    for data in (token(""), token("a"), token(" quick"), token(" fox"), token("\n\u00e9")):
+CLOSING = (token(".", finish="stop"), USAGE, DONE)
+
+
+@pytest.mark.parametrize(
+    ("events", "parsed", "output_tokens"),
+    [
+        ([token(""), token("a"), token(" quick"), token("\n\u00e9"), token('say "usage":{'), *CLOSING], 3, 5),
+        ([token(""), token("a", logprobs={"content": []}), token("hm", field="reasoning_content")], 1, 2),
+        ([token("", index=at) for at in range(3)] + 5 * [token("a", index=at) for at in (2, 0, 1)], 1, 17),
+        ([token(""), event({"choices": [{"finish_reason": None}], "usage": {"completion_tokens": 1}})], 2, 1),
+        ([token(""), token("a", finish="stop"), token("b", index=1)], 2, 2),
+    ],
+)
+async def test_events_of_a_token_alone_are_not_parsed(loop, monkeypatch, events, parsed, output_tokens):
+    passage, read = Passage(include_usage=True), []
+    decoder = streams.read
+    monkeypatch.setattr(streams, "read", lambda data: read.append(data) or decoder(data))
+    for data in events:
         passage.connection.data_received(framed(data))
-    assert passage.taken == 1  # the first, after which the others look alike
-    assert passage.written == [
-        framed(data) for data in (token(""), token("a"), token(" quick"), token(" fox"), token("\n\u00e9"))
-    ]
-    assert passage.ticket.output_tokens == 4  # the first is for the role
-    closing = (token(".", finish="stop"), USAGE, DONE)
-    for data in closing:
-        passage.connection.data_received(framed(data))
-    passage.connection.data_received(b"0\r\n\r\n")
-    assert passage.taken == 4
-    assert passage.connection.complete
-    assert (passage.usage.prompt_tokens, passage.usage.output_tokens, passage.usage.whole) == (7, 3, True)
-
-
-async def test_what_says_more_than_a_text_is_looked_at(loop):
-    passage = Passage(include_usage=True)
-    quoted, other = token('say "usage":{'), token("hm", field="reasoning_content")
-    for data in (token(""), token("a"), quoted, token("b", logprobs={"content": []}), other, token("c"), USAGE):
-        passage.connection.data_received(framed(data))
-    assert passage.taken == 5  # all but "a" and "c", which are like ones before them
-    assert passage.usage.output_tokens == 3
-
-
-async def test_several_choices_pass_unread(loop):
-    passage = Passage(sequences=3, include_usage=True)
-    for index in range(3):
-        passage.connection.data_received(framed(token("", index=index)))
-    for _ in range(20):
-        for index in (2, 0, 1):
-            passage.connection.data_received(framed(token("a", index=index)))
-    assert passage.taken == 3
-    assert passage.ticket.output_tokens == 60
-
-
-async def test_shapes_are_learnt_within_bounds(loop):
-    passage = Passage()
-    for index in range(3 * MOST_SHAPES):
-        passage.connection.data_received(framed(token("a", index=index)))
-        passage.connection.data_received(framed(token("b", index=index)))
-    assert passage.taken == MOST_SHAPES + 2 * 2 * MOST_SHAPES
+    assert (len(read), passage.ticket.output_tokens) == (parsed, output_tokens)
+    assert passage.body == b"".join(events)
 
 
 async def test_a_tenant_who_does_not_read_is_waited_for(loop):
@@ -144,38 +107,6 @@ async def test_a_tenant_who_does_not_read_is_waited_for(loop):
     assert passage.responder.held == [token("a")]
     passage.connection.data_received(framed(token("b")))
     assert passage.responder.held == [token("a"), token("b")]
-
-
-async def test_a_size_that_came_in_part_is_not_taken_for_a_chunk(loop):
-    """The rest of a larger chunk looks like a whole one."""
-    passage = Passage()
-    passage.connection.data_received(framed(token("")))
-    small = framed(token("a"))
-    large = token("b" * (256 + chunk_begin(small) - len(small) + len(token(""))))
-    assert b"%x" % len(large) == b"1" + b"%x" % (len(large) - 256)
-    data = framed(large)
-    passage.connection.data_received(data[:1])
-    passage.connection.data_received(data[1:])
-    assert passage.body == token("") + large
-
-
-@pytest.mark.parametrize(
-    ("data", "begin"),
-    [
-        (b"5\r\nhello\r\n", 3),
-        (b"5\r\nhell\r\n\r\n", 0),
-        (b"05\r\nhello\r\n", 0),
-        (b" 5\r\nhello\r\n", 0),
-        (b"5;a\r\nhello\r\n", 0),
-        (b"5\r\nhello\r\n1\r\na\r\n", 0),
-        (b"5\r\nhello", 0),
-        (b"0\r\n\r\n", 0),
-        (b"a\r\n", 0),
-        (b"", 0),
-    ],
-)
-def test_one_chunk_from_its_size_to_its_end(data, begin):
-    assert chunk_begin(data) == begin
 
 
 TEXTS = st.text(alphabet='ab" \\\n\u00e9{}:,', max_size=6) | st.sampled_from(['"usage":{', "data: [DONE]", '"}]}'])
@@ -205,18 +136,81 @@ def test_the_same_bytes_and_counts_however_it_comes(tokens, include_usage, seque
     seen = []
 
     async def pass_all() -> None:
-        for whole_chunks, pieces in cases:
-            passage = Passage(whole_chunks=whole_chunks, include_usage=include_usage, sequences=sequences)
-            for piece in pieces:
-                passage.connection.data_received(piece)
+        for unread, pieces in cases:
+            passage = Passage(include_usage=include_usage, sequences=sequences)
+            with pytest.MonkeyPatch.context() as patch:
+                if not unread:
+                    patch.setattr(streams, "tokens_of", lambda piece: 0)
+                for piece in pieces:
+                    passage.connection.data_received(piece)
             assert len(pieces) > 1 or not passage.written  # what came at once goes on at once, with the answer's end
-            withheld = passage.stream._withheld
-            rest = withheld.rest() if withheld is not None else b""
             usage, course = passage.usage, passage.ticket
             assert passage.connection.complete
-            seen.append(
-                (passage.body + rest, course.output_tokens, usage.prompt_tokens, usage.output_tokens, usage.whole)
-            )
+            seen.append((passage.body, course.output_tokens, usage.prompt_tokens, usage.output_tokens, usage.whole))
 
     asyncio.run(pass_all())
     assert seen[0] == seen[1] == seen[2] == seen[3]
+
+
+# Streams that may be evicted
+
+BODIES = {
+    Kind.CHAT: {"model": "m", "messages": [{"role": "user", "content": "say"}], "max_tokens": 50},
+    Kind.COMPLETION: {"model": "m", "prompt": "say", "max_tokens": 50},
+}
+
+
+def sent_by_instance(kind, tokens):
+    """Return the events of an answer of *tokens*, (text, ids)."""
+    chat, head = kind is Kind.CHAT, {"id": "x", "object": streams.EVENT_KIND[kind], "created": 1, "model": "m"}
+    events = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2]}]
+    events = events if chat else []
+    for at, (text, ids) in enumerate(tokens):
+        said = {"delta": {"content": text}} if chat else {"text": text}
+        ends = {"finish_reason": "stop" if at == len(tokens) - 1 else None}
+        prompt = {} if chat else {"prompt_token_ids": [1, 2] if not at else None}
+        events.append({"choices": [{"index": 0, **said, "logprobs": None, **ends, **prompt, "token_ids": ids}]})
+    events.append({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": len(tokens), "total_tokens": 3}})
+    written = [json.dumps(head | event, separators=(",", ":"), ensure_ascii=False).encode() for event in events]
+    return [b"data: " + event + b"\n\n" for event in (*written, b"[DONE]")]
+
+
+def carried(kind, pieces):
+    """Return what the tenant gets, what is kept, and how many events were parsed."""
+    call = parse(json.dumps(BODIES[kind] | {"stream": True}).encode(), kind, max_depth=64, most_bytes=10_000)
+    ticket = SimpleNamespace(call=call, kept=Kept(), output_tokens=0)
+    sent = []
+    responder = SimpleNamespace(held=[], write_now=lambda data: sent.append(data) or True)
+    stream = streams.KeptStream(ticket, responder, Usage(), lambda ticket: None)
+    parsed, event_of = [], stream._event
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams.KeptStream, "_event", lambda self, event: parsed.append(event) or event_of(event))
+        for piece in pieces:
+            stream._take(piece)
+    body = b"".join(sent)
+    return (body, ticket.kept.ids, ticket.kept.shown, ticket.kept.prompt_ids, ticket.output_tokens), len(parsed)
+
+
+@given(
+    st.sampled_from(list(BODIES)),
+    st.lists(
+        st.tuples(st.text('ab"\\\n\u00e9', max_size=3), st.lists(st.integers(0, 999), min_size=1, max_size=2)),
+        min_size=2,
+    ),
+    st.lists(st.integers(1, 400), max_size=5),
+)
+def test_events_that_are_not_parsed_are_as_those_that_are(kind, tokens, cuts):
+    events = sent_by_instance(kind, tokens)
+    joined, places = b"".join(events), sorted({0, *cuts})
+    cut_anywhere = [joined[begin:end] for begin, end in zip(places, [*places[1:], None], strict=True)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "tokens_of", lambda piece: 0)
+        expected, _ = carried(kind, events)
+    for pieces in (events, cut_anywhere, [events[0], events[1], b"".join(events[2:])]):
+        assert carried(kind, pieces)[0] == expected
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_most_events_are_not_parsed(kind):
+    events = sent_by_instance(kind, [("word ", [7 + number]) for number in range(40)])
+    assert carried(kind, events)[1] < 8

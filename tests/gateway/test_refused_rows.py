@@ -262,30 +262,28 @@ async def test_a_request_for_more_than_any_column_holds_is_a_row_like_others(ser
     assert served.gateway.ledger.held == served.gateway.ledger.refused == 0
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("chat/completions", {"max_tokens": 2**62, "n": 4, "ignore_eos": True}),
-        ("chat/completions", {"max_tokens": 2**64 - 1, "ignore_eos": True}),
-        ("chat/completions", {"max_completion_tokens": 2**64 - 1, "min_tokens": 2**64 - 1}),
-        ("chat/completions", {"max_tokens": 2**64 - 1, "n": 16_384, "ignore_eos": True, "stream": True}),
-        ("completions", {"prompt": ["a"] * 1000, "n": 16_384, "max_tokens": 2**64 - 1, "ignore_eos": True}),
-        ("responses", {"input": "hi", "max_output_tokens": 2**64 - 1}),
-        ("messages", {"max_tokens": 2**64 - 1}),
-    ],
-)
+HUGE = [
+    ("chat/completions", {"max_tokens": 2**62, "n": 4, "ignore_eos": True}),
+    ("chat/completions", {"max_tokens": 2**64 - 1, "ignore_eos": True}),
+    ("chat/completions", {"max_completion_tokens": 2**64 - 1, "min_tokens": 2**64 - 1}),
+    ("chat/completions", {"max_tokens": 2**64 - 1, "n": 16_384, "ignore_eos": True, "stream": True}),
+    ("completions", {"prompt": ["a"] * 1000, "n": 16_384, "max_tokens": 2**64 - 1, "ignore_eos": True}),
+    ("responses", {"input": "hi", "max_output_tokens": 2**64 - 1}),
+    ("messages", {"max_tokens": 2**64 - 1}),
+]
+
+
 @pytest.mark.parametrize("status", [200, 400])
-async def test_a_placed_request_for_more_than_64_bits_has_its_row(served, path, body, status):
+async def test_a_placed_request_for_more_than_64_bits_has_its_row(served, subtests, status):
     """C01: it was served and left no row."""
     served.backends[0].script.status = status
-    if "prompt" not in body and "input" not in body:
-        body = body | {"messages": [{"role": "user", "content": "hello"}]}
-    async with served.http.post(
-        f"{served.url}/v1/{path}", json={"model": "m"} | body, headers=served.headers
-    ) as response:
-        await response.read()
-    row = await served.new_row()
-    assert row.attempts >= 1, "it was placed"
+    for path, body in HUGE:
+        said = {} if "prompt" in body or "input" in body else {"messages": [{"role": "user", "content": "hello"}]}
+        asked = {"model": "m"} | body | said
+        with subtests.test(path=path, **body):
+            async with served.http.post(f"{served.url}/v1/{path}", json=asked, headers=served.headers) as response:
+                await response.read()
+            assert (await served.new_row()).attempts >= 1, "it was placed"
     assert served.gateway.ledger.refused == 0
     await served.gateway.lengths.flush()
 

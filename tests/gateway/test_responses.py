@@ -4,7 +4,6 @@ import json
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 
-import openai
 import pytest
 import pytest_asyncio
 from channels.db import database_sync_to_async
@@ -141,27 +140,6 @@ async def test_a_conversation_with_a_tool_through_responses(emulated, client):
     assert row.output_tokens == events[-1].response.usage.output_tokens == len(pieces) + 1
 
 
-async def test_a_conversation_with_a_tool_through_chat(emulated, client):
-    called = await client.chat.completions.create(model="m", messages=ASKED, tools=CHAT_TOOLS, tool_choice="required")
-    choice = called.choices[0]
-    assert choice.finish_reason == "tool_calls"
-    (call,) = choice.message.tool_calls
-    assert set(json.loads(call.function.arguments)) == {"city", "unit", "days"}
-    said = await client.chat.completions.create(
-        model="m",
-        tools=CHAT_TOOLS,
-        messages=[
-            *ASKED,
-            choice.message.model_dump(exclude_none=True),
-            {"role": "tool", "tool_call_id": call.id, "content": "9 m/s from the west"},
-        ],
-    )
-    assert said.choices[0].message.content
-    assert said.choices[0].finish_reason == "stop"
-    before, after = await emulated.rows()
-    assert after.predicted_prompt_tokens > before.predicted_prompt_tokens
-
-
 async def test_a_streamed_tool_call_counts_its_tokens(emulated, client):
     stream = await client.chat.completions.create(
         model="m", messages=ASKED, tools=CHAT_TOOLS, stream=True, stream_options={"include_usage": True},
@@ -176,28 +154,6 @@ async def test_a_streamed_tool_call_counts_its_tokens(emulated, client):
     assert "city" in json.loads("".join(call.function.arguments for call in calls))
     (row,) = await emulated.rows()
     assert row.output_tokens == chunks[-1].usage.completion_tokens == len(calls)
-
-
-async def test_free_choice_calls_a_tool_for_some_seeds_and_repeats_itself(client):
-    async def names(seed):
-        answer = await client.chat.completions.create(
-            model="m", messages=ASKED, tools=CHAT_TOOLS, seed=seed, max_tokens=40
-        )
-        return [call.function.name for call in answer.choices[0].message.tool_calls or ()]
-
-    called = [await names(seed) for seed in range(8)]
-    assert {len(each) for each in called} == {0, 1}
-    assert called == [await names(seed) for seed in range(8)]
-
-
-async def test_json_of_a_schema(client):
-    form = {"name": "wind", "schema": WEATHER}
-    chat = await client.chat.completions.create(
-        model="m", messages=ASKED, response_format={"type": "json_schema", "json_schema": form}
-    )
-    assert "city" in json.loads(chat.choices[0].message.content)
-    response = await client.responses.create(model="m", input="wind", text={"format": {"type": "json_schema", **form}})
-    assert "city" in json.loads(response.output_text)
 
 
 async def test_a_client_that_leaves_stops_the_response(emulated, client):
@@ -222,34 +178,12 @@ async def test_a_client_that_leaves_stops_the_response(emulated, client):
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
     ],
 )
 def test_what_needs_stored_responses_is_refused(fields, param):
     with pytest.raises(ApiError) as refused:
         parse(json.dumps({"model": "m", "input": "x", **fields}).encode(), Kind.RESPONSE, max_depth=20)
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, "unsupported_parameter", param)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": ...}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": ["x"]}, "input[0]"),
-        ({"input": [{"content": "x"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": [3]}]}, "input[0].content"),
-        ({"instructions": ["x"]}, "instructions"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"tools": {}}, "tools"),
-    ],
-)
-def test_a_wrong_field_of_a_response_is_named(fields, param):
-    body = {name: value for name, value in {"model": "m", "input": "x", **fields}.items() if value is not ...}
-    with pytest.raises(ApiError) as refused:
-        parse(json.dumps(body).encode(), Kind.RESPONSE, max_depth=20)
-    assert (refused.value.status, refused.value.param) == (400, param)
 
 
 def test_what_a_length_is_predicted_from():
@@ -268,46 +202,6 @@ def test_what_a_length_is_predicted_from():
     assert "wind" in query.text
     more = parse(json.dumps({**body, "tools": TOOLS}).encode(), Kind.RESPONSE, max_depth=20)
     assert more.prompt_characters - call.prompt_characters == len(json.dumps(TOOLS, separators=(",", ":")))
-
-
-async def test_input_tokens_of_a_response_are_counted_as_its_instance_counts_them(emulated, client):
-    """C62."""
-    asked = {"model": "m", "input": [*ASKED, *ASKED], "instructions": "Be brief."}
-    counted = await client.responses.input_tokens.count(**asked)
-    made = await client.responses.create(**asked, max_output_tokens=2)
-    assert (counted.object, counted.input_tokens) == ("response.input_tokens", made.usage.input_tokens)
-    counting, making = await emulated.rows()
-    assert (counting.surface, counting.prompt_tokens, counting.output_tokens) == ("responses/input_tokens", 0, 0)
-    assert making.prompt_tokens == counted.input_tokens
-    more = await client.responses.input_tokens.count(**asked, tools=TOOLS)
-    assert more.input_tokens > counted.input_tokens
-    with pytest.raises(openai.BadRequestError):
-        await client.responses.input_tokens.count(model="m", input=[])
-
-
-def test_a_response_becomes_the_chat_that_vllm_makes_of_it():
-    items = [
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
-        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c", "output": "wind"},
-    ]
-    body = {"model": "m", "instructions": "brief", "input": items, "tools": [*TOOLS, {"type": "web_search"}]}
-    call = parse(json.dumps(body).encode(), Kind.INPUT_TOKENS, max_depth=20)
-    function = {"name": "weather", "arguments": "{}"}
-    assert json.loads(call.raw) == {
-        "model": "m",
-        "messages": [
-            {"role": "system", "content": "brief"},
-            {"role": "user", "content": "a\nb"},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"id": "c", "type": "function", "function": function}],
-            },
-            {"role": "tool", "content": "wind", "tool_call_id": "c"},
-        ],
-        "tools": [{"type": "function", "function": {k: v for k, v in TOOLS[0].items() if k != "type"}}],
-    }
 
 
 async def test_the_bytes_of_a_response_are_the_tenant_s_own_with_our_priority(served):

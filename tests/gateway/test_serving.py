@@ -6,7 +6,7 @@ import openai
 import pytest
 from channels.db import database_sync_to_async
 
-from controlplane.accounts.models import ApiKey, Tenant
+from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.models import MinuteRow
@@ -31,13 +31,6 @@ async def test_plain_answer_usage_and_ledger_row(served):
     assert served.backends[0].headers[0]["X-Request-Id"] == "r-1"
     (minute,) = await database_sync_to_async(lambda: list(MinuteRow.objects.all()))()
     assert (minute.requests, minute.prompt_tokens, minute.output_tokens) == (1, 7, 3)
-
-
-async def test_unknown_fields_reach_the_instance_untouched(served):
-    body = b'{ "model":"m", "prompt":"hi", "guided_regex":"[a-z]+", "big":12345678901234567890, "nested":{"a":[1.50]} }'
-    async with served.http.post(f"{served.url}/v1/completions", data=body, headers=served.headers) as response:
-        assert response.status == 200
-    assert served.backends[0].raw[0] == b'{"priority":0,' + body[1:]
 
 
 async def test_priority_follows_the_class_and_only_steps_back(served):
@@ -239,16 +232,6 @@ async def test_draining_finishes_running_requests_and_accepts_none(served):
         assert response.status == 503
     backend.script.hold.set()
     assert (await running).status == 200
-
-
-async def test_a_revoked_key_stops_within_seconds(served):
-    assert (await served.chat()).status == 200
-    from django.utils import timezone
-
-    await database_sync_to_async(ApiKey.objects.update)(revoked_at=timezone.now())
-    async with asyncio.timeout(10):
-        while (await served.chat()).status != 401:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
 
 
 async def test_health_endpoints_answer(served):

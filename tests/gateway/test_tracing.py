@@ -121,7 +121,7 @@ async def test_a_request_is_one_trace_with_its_decision_and_its_own_times(collec
     assert resource == "pilothouse"
 
     sent = traced.backends[0].headers[-1]
-    assert sent["traceparent"] == f"00-{TRACE}-{spans['instance'].span_id.hex()}-01"
+    assert sent["traceparent"] == f"00-{TRACE}-{root.span_id.hex()}-01"
     assert sent["tracestate"] == "vendor=1"
 
 
@@ -132,7 +132,9 @@ async def test_without_a_context_it_begins_a_trace_and_an_unsampled_one_is_only_
     first, second = (headers["traceparent"] for headers in traced.backends[0].headers[-2:])
     assert first.startswith(f"00-{TRACE}-")
     assert first.endswith("-00")
-    assert second == f"00-{spans['instance'].trace_id.hex()}-{spans['instance'].span_id.hex()}-01"
+    parent, _, flags = second.rpartition("-")
+    assert parent == f"00-{spans['chat m'].trace_id.hex()}-{spans['chat m'].span_id.hex()}"
+    assert int(flags, 16) & 1
     assert not spans["chat m"].parent_span_id
     assert {span.trace_id for span in collector.all()} == {spans["chat m"].trace_id}
 
@@ -144,7 +146,7 @@ async def test_a_failure_is_an_error_and_a_refusal_of_the_tenants_own_is_none(co
     assert spans["chat m"].status.code == Status.STATUS_CODE_ERROR
     assert attributes(spans["chat m"])["error.type"] == (await traced.new_row()).error_code
     assert any(span.name == "placement" and span.status.code == Status.STATUS_CODE_ERROR for span in collector.all())
-    assert (await traced.chat(max_tokens=-1)).status == 400  # before there is a ticket
+    assert (await traced.chat(model=None)).status == 400  # before there is a ticket
 
 
 async def test_a_collector_that_is_away_costs_no_request_and_does_not_hold_the_end(served, monkeypatch):

@@ -17,15 +17,10 @@ OWN = {
     "alerts",
     "count-tokens",
     "sweep-queues",
-    "release-held-work",
     "queue-commands",
-    "refresh-budgets",
     "refresh-keys",
-    "note-key-use",
     "read-inventory",
-    "probe-writes",
     "heartbeats",
-    "follow-kv-events",
     "publish-summary",
     "scale",
     "renew-lease",
@@ -33,7 +28,7 @@ OWN = {
     "length-versions",
     "length-notes",
     "watch-jobs",
-    "probe-workers",
+    "probe-parts",
 }
 
 
@@ -43,8 +38,8 @@ async def ready(served) -> dict:
 
 
 async def test_every_job_of_the_process_is_known_and_runs(served):
-    of_redis = {"probe-workers", "publish-summary", "queue-commands"}  # which is not here
-    quick = OWN - {"note-key-use", "length-notes"} - of_redis
+    of_redis = {"probe-parts", "publish-summary", "queue-commands"}  # which is not here
+    quick = OWN - {"length-notes"} - of_redis
     await until(lambda: all(served.gateway.jobs[name].last_success_at for name in quick))
     body = await ready(served)
     assert body["status_code"] == 200

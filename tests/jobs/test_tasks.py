@@ -7,10 +7,10 @@ from django.conf import settings
 from controlplane.jobs import schedule, selectors
 from controlplane.jobs.models import JobRow
 from controlplane.jobs.task import note_lost
-from controlplane.planning import capacity
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.plans import services as plans
 from workers.tasks import planning as tasks
+from workers.tasks import tick as ticking
 from workers.tasks.tick import tick
 
 pytestmark = pytest.mark.django_db
@@ -26,29 +26,29 @@ def broken(*_):
 
 
 def test_a_run_is_noted_with_its_duration():
-    tick.apply(("record-capacity",))
-    row = JobRow.objects.get(pk="record-capacity")
+    tick.apply(("advance-swaps",))
+    row = JobRow.objects.get(pk="advance-swaps")
     assert row.last_success_at is not None
     assert row.last_duration_s > 0
     assert row.failures_total == 0
 
 
 def test_a_direct_call_is_only_a_call():
-    tasks.record_capacity()
+    ticking.advance_swaps()
     assert not JobRow.objects.exists()
 
 
 def test_failures_are_counted_logged_once_and_recovered_from(monkeypatch, caplog):
     with monkeypatch.context() as patch:
-        patch.setattr(capacity, "record_capacity", broken)
+        patch.setattr(ticking, "open_swaps", broken)
         for _ in range(3):
-            tick.apply(("record-capacity",))
-    row = JobRow.objects.get(pk="record-capacity")
+            tick.apply(("advance-swaps",))
+    row = JobRow.objects.get(pk="advance-swaps")
     assert (row.failures_in_a_row, row.failures_total) == (3, 3)
     assert row.last_error == "IndexError: index 12 is out of bounds"
     assert row.failing_since is not None
     assert caplog.text.count("Traceback") == 1
-    tick.apply(("record-capacity",))
+    tick.apply(("advance-swaps",))
     row.refresh_from_db()
     assert (row.failures_in_a_row, row.failing_since, row.failures_total) == (0, None, 3)
     assert "done again after 3 failures" in caplog.text

@@ -13,7 +13,7 @@ AROUND = (0.4, 0.7, 1.0, 1.5, 2.5)
 
 
 class Scripted:
-    """Says what *say* says, as a Student would."""
+    """Says what *say* says, as trees would."""
 
     name = "scripted"
 
@@ -26,9 +26,6 @@ class Scripted:
         tokens = self.say(query)
         return tokens, [max(1.0, tokens * each) if tokens >= 0 else tokens for each in AROUND]
 
-    def predict_and_embed(self, queries: Sequence[LengthQuery]) -> tuple[Predictions, np.ndarray | None]:
-        return self.predict(queries), None
-
     def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
         answers = [self.predict_one(query) for query in queries]
         return Predictions(
@@ -39,20 +36,6 @@ class Scripted:
 
 def constant(tokens: str) -> Scripted:
     return Scripted(lambda query: float(tokens))
-
-
-class Embedding(Scripted):
-    """Takes every answer for 50 tokens, and every prompt to mean the same."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda query: 50.0)
-
-    def predict_and_embed(self, queries: Sequence[LengthQuery]) -> tuple[Predictions, np.ndarray]:
-        return self.predict(queries), np.ones((len(queries), 4), np.float32)
-
-
-def embedding() -> Embedding:
-    return Embedding()
 
 
 def slow(seconds: str) -> Scripted:

@@ -1,4 +1,4 @@
-"""Online correction of predictions, and detection of drift."""
+"""Online correction of predictions."""
 
 import math
 import random
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.lengths.online import MOST_KEPT, MOST_SHIFT, Calibration, DriftAlarm, RecentlyUsed, log_ratio
+from forecasting.lengths.online import MOST_KEPT, MOST_SHIFT, Calibration, RecentlyUsed
 from forecasting.lengths.query import QUANTILES
 
 USUAL = (50.0, 70.0, 100.0, 140.0, 200.0)
@@ -73,41 +73,6 @@ def test_whatever_comes_it_stays_bounded_and_ascending(requests):
         assert list(served) == sorted(served)
         assert served[0] >= 1.0
         assert served[-1] <= max(1.0, quantiles[-1] * math.exp(MOST_SHIFT) * 1.001)
-
-
-@pytest.mark.parametrize(("factor", "what"), [(3.0, "longer"), (1 / 3, "shorter")])
-def test_a_shift_raises_the_alarm_and_is_said_by_name(factor, what):
-    dice, alarm = random.Random(6), DriftAlarm()
-    for _ in range(400):
-        assert not alarm.add(log_ratio(drawn(dice, 200), 200), 0.0)
-    after = next(request for request in range(200) if alarm.add(log_ratio(drawn(dice, 200 * factor), 200), 7.0))
-    assert after < 60
-    assert (alarm.raised, alarm.raised_at) == (what, 7.0)
-
-
-def test_wilder_errors_raise_the_alarm():
-    dice, alarm = random.Random(7), DriftAlarm()
-    for _ in range(400):
-        alarm.add(dice.gauss(0, 0.3), 0.0)
-    assert any(alarm.add(dice.gauss(0, 1.5), 1.0) for _ in range(200))
-
-
-def test_false_alarms_are_rare_and_a_wrong_but_steady_model_is_none():
-    alarms = 0
-    for seed in range(10):
-        dice, alarm = random.Random(seed), DriftAlarm()
-        alarms += sum(alarm.add(log_ratio(drawn(dice, 2000), 200), 0.0) for _ in range(2000))
-    assert alarms <= 5  # in 20,000 requests
-
-
-def test_an_alarm_goes_out_when_what_is_new_has_become_usual():
-    dice, alarm = random.Random(8), DriftAlarm()
-    for _ in range(400):
-        alarm.add(dice.gauss(0, 0.5), 0.0)
-    while not alarm.add(dice.gauss(2, 0.5), 0.0):
-        pass
-    assert not any(alarm.add(dice.gauss(2, 0.5), 0.0) for _ in range(401))
-    assert alarm.raised == ""
 
 
 def test_pairs_are_bounded():

@@ -11,14 +11,13 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import notes as notes_module
 from controlplane.lengths import services as versions
 from controlplane.lengths import training
 from controlplane.lengths.models import BUNDLED, LengthMinute, LengthSample, LengthVersion, VersionState
-from controlplane.lengths.notes import Drift, Notes
+from controlplane.lengths.notes import Notes
 from forecasting.files import write_state
-from forecasting.lengths import MODELS, LengthQuery, student_training
+from forecasting.lengths import Fitting, LengthQuery
 from forecasting.lengths.features import MEASURES, unpacked
 from forecasting.lengths.query import read_turns
 from forecasting.lengths.subprocess_server import load
@@ -31,19 +30,14 @@ STATES = VersionState
 
 
 @pytest.fixture(autouse=True)
-def few_steps(monkeypatch):
-    """Training is short: the two sorts of requests soon differ."""
-    monkeypatch.setattr(student_training, "LEAST_STEPS", 60)
-
-
-@pytest.fixture(autouse=True)
 def state_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(settings, "STATE_DIR", tmp_path)
+    monkeypatch.setattr(training, "FITTING", Fitting(trees=30))
     return tmp_path
 
 
 def made(number, state=STATES.SHADOW, file="", **more):
-    return LengthVersion.objects.create(number=number, kind="student", state=state, file=file, **more)
+    return LengthVersion.objects.create(number=number, kind="trees", state=state, file=file, **more)
 
 
 def states():
@@ -63,7 +57,7 @@ def samples(tenant, count, length=lambda number: 40 if number % 2 else 400, **mo
             timezone.now().timestamp(),
             tenant.pk,
             100,
-            "student 0",
+            "trees 0",
             length(number),
         )
         for number in range(count)
@@ -79,7 +73,6 @@ def measured(predictor, error, requests, minutes=3):
             model="m",
             tenant="acme",
             predictor=predictor,
-            bucket_tokens=64,
             requests=requests // minutes,
             output_tokens=100 * requests // minutes,
             absolute_error_tokens=error * requests // minutes,
@@ -94,7 +87,7 @@ def test_training_learns_from_features_alone_and_stays_in_the_shadow(acme, monke
     samples(acme, 400)
     assert not LengthSample.objects.exclude(text="").exists()
     version = training.train(timezone.now(), reason="a test")
-    assert (version.number, version.state, version.file) == (1, "shadow", "lengths/student-1.npz")
+    assert (version.number, version.state, version.file) == (1, "shadow", "lengths/trees-1.npz")
     assert version.samples + version.measures["held_out"] == 400
     assert version.measures["mae"] < version.measures["active_mae"]
     trained = load(version.kind, version.path)
@@ -103,21 +96,18 @@ def test_training_learns_from_features_alone_and_stays_in_the_shadow(acme, monke
         for text in ("Write a long and detailed essay about thing 9", "Say yes or no: is thing 8 a fruit?")
     )
     assert long > 2 * short
-    assert versions.assigned() == (BUNDLED, (version,), {})
+    assert versions.assigned() == (BUNDLED, version)
     assert kinds() == ["length_version.trained"]
-    monkeypatch.setattr(student_training, "LEAST_STEPS", 1)  # how good the next one is does not matter
     assert training.train(timezone.now()).number == 2
     assert states() in ({1: "rejected", 2: "shadow"}, {1: "shadow", 2: "rejected"})
 
 
-def test_the_error_next_to_a_students_is_the_active_versions(acme, monkeypatch):
-    """Also where another kind is active, and the student continues from the bundled one."""
+def test_held_out_errors_are_of_both_versions(acme, monkeypatch):
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
-    monkeypatch.setattr(student_training, "LEAST_STEPS", 1)
     samples(acme, 100)
     versions.promote(training.train(timezone.now(), kind="class-mean"), "olga")
     version = training.train(timezone.now())
-    held_out = [sample for sample in training.stored("student") if training._held_out(sample)]
+    held_out = [sample for sample in training.stored("trees") if training._held_out(sample)]
     active = load("class-mean", versions.in_use().path).predict([sample.query for sample in held_out]).tokens
     errors = [abs(tokens - sample.output_tokens) for tokens, sample in zip(active, held_out, strict=True)]
     assert version.measures["active"] == "class-mean 1"
@@ -127,9 +117,9 @@ def test_the_error_next_to_a_students_is_the_active_versions(acme, monkeypatch):
 def test_a_text_that_its_tenant_keeps_no_more_is_not_read_though_it_is_not_deleted_yet(acme, monkeypatch):
     Tenant.objects.filter(pk=acme.pk).update(keep_prompts=True)
     samples(acme, 1)
-    (kept,) = training.stored("student")
+    (kept,) = training.stored("trees")
     Tenant.objects.filter(pk=acme.pk).update(keep_prompts=False)
-    (blank,) = training.stored("student")
+    (blank,) = training.stored("trees")
     assert (bool(kept.query.text), blank.query.text) == (True, "")
     assert blank.query.features == kept.query.features
 
@@ -141,7 +131,7 @@ def test_too_few_samples_are_refused_and_cut_ones_do_not_count(acme, monkeypatch
         training.train(timezone.now())
 
 
-def test_features_of_another_vocabulary_are_left_out(acme, monkeypatch):
+def test_features_of_another_version_are_left_out(acme, monkeypatch):
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
     samples(acme, 60)
     LengthSample.objects.update(features=b"of an older release")
@@ -152,7 +142,7 @@ def test_features_of_another_vocabulary_are_left_out(acme, monkeypatch):
 def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch, settings):
     asked = []
 
-    def train(now, actor, reason, kind, file, fitting):
+    def train(now, actor, reason, kind, progress):
         asked.append((actor, reason, kind))
         return LengthVersion.objects.filter(number=7).first() or made(7, STATES.REJECTED)
 
@@ -162,8 +152,8 @@ def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch, setting
     samples(acme, 60)
     assert tasks.train_length_model() == 7
     assert tasks.train_length_model() == 0
-    assert tasks.train_length_model(training.queue("student", "olga", "now please").pk) == 7
-    assert asked == [(versions.ACTOR, "it is due", "student"), ("olga", "now please", "student")]
+    assert tasks.train_length_model(training.queue("trees", "olga", "now please").pk) == 7
+    assert asked == [(versions.ACTOR, "it is due", "trees"), ("olga", "now please", "trees")]
     LengthVersion.objects.update(trained_at=timezone.now() - timedelta(days=2))
     assert tasks.train_length_model() == 7
     settings.LENGTH_TRAIN_EVERY_S = 0.0
@@ -173,29 +163,16 @@ def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch, setting
 # Moves
 
 
-def test_a_rejected_version_is_put_in_shadow_again_and_judged_by_what_it_predicts_from_then_on():
-    first = made(1, trained_at=timezone.now() - timedelta(hours=1))
-    other = made(2, trained_at=timezone.now() - timedelta(hours=1))
-    with pytest.raises(ActionError, match="only a rejected one"):
-        versions.put_in_shadow(other, "olga", "why not")
-    versions.reject(first, "olga", "too late")
-    versions.put_in_shadow(first, "olga", "with more time")
-    assert states() == {1: "shadow", 2: "rejected"}, "one of a kind is in the shadow"
-    first.refresh_from_db()
-    assert first.shadow_since > first.trained_at
-    assert "length_version.shadow" in kinds()
-
-
 @pytest.mark.sql
 def test_promotion_retires_what_was_active_and_a_rollback_brings_it_back(operator):
     one, two = made(1, STATES.ACTIVE), made(2)
     assert versions.promote(two, operator, "better").state == STATES.ACTIVE
     assert states() == {1: "retired", 2: "active"}
-    assert str(versions.in_use()) == "student 2"
+    assert str(versions.in_use()) == "trees 2"
     assert versions.rollback(None, operator, "worse").number == 1
     assert states() == {1: "active", 2: "rejected"}
     assert versions.rollback(None, operator) is None
-    assert versions.assigned() == (BUNDLED, (), {})
+    assert versions.assigned() == (BUNDLED, None)
     with pytest.raises(ActionError):
         versions.rollback(None, operator)
     one.refresh_from_db()
@@ -241,14 +218,13 @@ def test_a_version_whose_file_cannot_be_used_is_not_promoted(operator, file, sta
 def test_a_file_of_an_older_format_is_refused_in_words(operator, acme, monkeypatch, state_folder):
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
     (state_folder / "lengths").mkdir()
-    write_state(state_folder / "lengths" / "student-1.npz", {"model": "student", "version": 1})
-    old = made(1, file="lengths/student-1.npz")
-    with pytest.raises(ActionError, match=r"cannot be used.*student of version 1, this version reads 2"):
+    write_state(state_folder / "lengths" / "trees-1.npz", {"model": "trees", "version": 1})
+    old = made(1, file="lengths/trees-1.npz")
+    with pytest.raises(ActionError, match=r"cannot be used.*trees of version 1, this version reads 2"):
         versions.promote(old, operator)
     LengthVersion.objects.update(state=STATES.ACTIVE)
-    assert training._student([])[1] == BUNDLED  # training continues from the bundled one
     with pytest.raises(ActionError, match="cannot be used"):
-        versions.promote(made(2, file="lengths/student-1.npz"), operator)
+        versions.promote(made(2, file="lengths/trees-1.npz"), operator)
 
 
 def test_samples_carry_the_conversation_to_the_next_training(acme):
@@ -259,13 +235,9 @@ def test_samples_carry_the_conversation_to_the_next_training(acme):
         LengthQuery("", 900, "m", "acme", "interactive"),
     ]
     now = timezone.now().timestamp()
-    notes_module.write(Notes(samples=[LengthSample.of(query, now, acme.pk, 100, "student 0", 40) for query in queries]))
+    notes_module.write(Notes(samples=[LengthSample.of(query, now, acme.pk, 100, "trees 0", 40) for query in queries]))
     read = [
-        dict(
-            zip(
-                MEASURES, unpacked(bytes(row.features), notes_module.reader().vocabulary).measures.tolist(), strict=True
-            )
-        )
+        dict(zip(MEASURES, unpacked(bytes(row.features), notes_module.reader().text)[:-1].tolist(), strict=True))
         for row in LengthSample.objects.order_by("pk")
     ]
     assert [row["has_text"] for row in read] == [1.0, 0.0]
@@ -286,13 +258,13 @@ def test_samples_carry_the_conversation_to_the_next_training(acme):
 )
 def test_a_shadow_is_judged_by_a_margin_over_enough_requests(shadow_error, requests, state):
     version = made(1, trained_at=timezone.now() - timedelta(hours=1))
-    measured("student 0", 100, 6000)
-    measured("shadow student 1", shadow_error, requests)
+    measured("trees 0", 100, 6000)
+    measured("shadow trees 1", shadow_error, requests)
     tasks.judge_length_versions()
     assert states() == {1: state}
     if state != "shadow":
         event = Event.objects.get(kind__in=["length_version.promoted", "length_version.rejected"])
-        assert f"{shadow_error}.0 tokens over {requests:,} requests, student 0 100.0 over 6,000" in event.reason
+        assert f"{shadow_error}.0 tokens over {requests:,} requests, trees 0 100.0 over 6,000" in event.reason
         why = {80: "20.0% better, at least 2%", 99: "1.0% better, less than the 2% wanted", 120: "20.0% worse"}
         assert why[shadow_error] in event.reason
         assert LengthVersion.objects.get(number=1).note == event.reason
@@ -303,9 +275,9 @@ def test_a_shadow_is_judged_by_a_margin_over_enough_requests(shadow_error, reque
 @pytest.mark.parametrize(("late", "state"), [(60, "active"), (600, "rejected")])
 def test_a_shadow_that_is_late_is_rejected_however_exact(late, state):
     made(1, trained_at=timezone.now() - timedelta(hours=1))
-    measured("student 0", 100, 6000)
-    measured("shadow student 1", 50, 3000)
-    LengthMinute.objects.filter(predictor="shadow student 1").update(late=late // 3)
+    measured("trees 0", 100, 6000)
+    measured("shadow trees 1", 50, 3000)
+    LengthMinute.objects.filter(predictor="shadow trees 1").update(late=late // 3)
     tasks.judge_length_versions()
     assert states() == {1: state}
     note = LengthVersion.objects.get(number=1).note
@@ -315,8 +287,8 @@ def test_a_shadow_that_is_late_is_rejected_however_exact(late, state):
 def test_nothing_is_judged_unless_requested(monkeypatch):
     monkeypatch.setattr(settings, "LENGTH_PROMOTE", False)
     made(1, trained_at=timezone.now() - timedelta(hours=1))
-    measured("student 0", 100, 6000)
-    measured("shadow student 1", 10, 6000)
+    measured("trees 0", 100, 6000)
+    measured("shadow trees 1", 10, 6000)
     assert tasks.judge_length_versions() == 0
     assert states() == {1: "shadow"}
 
@@ -334,16 +306,13 @@ def test_measures_of_several_batches_add_up(acme):
     for _ in range(3):
         notes = Notes()
         for _ in range(50):
-            notes.measure(now, "m", "acme", "student 0", (100.0, 90.0, 200.0), dice.choice([60, 100, 126, 300]))
+            notes.measure(now, "m", "acme", "trees 0", (100.0, 90.0, 200.0), dice.choice([60, 100, 126, 300]))
         notes_module.write(notes)
     rows = LengthMinute.objects.all()
     assert sum(row.requests for row in rows) == 150
-    assert {row.bucket_tokens for row in rows} == {32, 64, 256}
-    wide = rows.get(bucket_tokens=256)
-    assert wide.absolute_error_tokens == 200 * wide.requests
-    assert (wide.within_100, wide.below_upper) == (0, 0)
-    near = rows.get(bucket_tokens=32)
-    assert (near.within_25, near.within_50, near.below_median) == (0, near.requests, near.requests)
+    (row,) = rows
+    assert 0 < row.within_25 <= row.within_50 <= row.within_100 < 150
+    assert (row.predicted_tokens, row.late) == (150 * 100, 0)
 
 
 def test_what_could_not_be_written_adds_up_too():
@@ -351,11 +320,9 @@ def test_what_could_not_be_written_adds_up_too():
     for notes in (first, second):
         notes.measure(0.0, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
     first.samples.append("a sample")
-    first.drifts.append(Drift("m", "t", "longer", "student 0"))
     second.add(first)
     assert [sums.requests for sums in second.minutes.values()] == [2]
     assert second.samples == []
-    assert len(second.drifts) == 1
 
 
 def test_held_measures_are_bounded(monkeypatch):
@@ -366,7 +333,7 @@ def test_held_measures_are_bounded(monkeypatch):
     assert (len(notes.minutes), notes.given_up) == (5, 4)
 
 
-def test_a_student_that_is_gone_costs_samples_but_no_measures(acme, monkeypatch):
+def test_trees_that_are_gone_cost_samples_but_no_measures(acme, monkeypatch):
     def gone():
         raise OSError
 
@@ -402,7 +369,3 @@ def test_old_rows_go_and_texts_with_the_wish_to_keep_them(acme, monkeypatch):
     versions.prune(timezone.now())
     assert LengthSample.objects.count() == 4
     assert not LengthSample.objects.exclude(text="").exists()
-
-
-def test_models_of_the_fleet_name_kinds_that_there_are():
-    assert set(LengthModelKind.values) == set(MODELS)

@@ -23,15 +23,12 @@ def hashed(data: bytes) -> int:
     return code
 
 
-def read_bytes(
-    data: bytes,
-) -> tuple[list[int], list[int], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return (hashes, opening, counts, demands, categories) of UTF-8 *data*, as `kernels.read_bytes` fills them."""
+def read_bytes(data: bytes) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return (hashes, counts, demands, categories) of UTF-8 *data*, as `kernels.read_bytes` fills them."""
     counts, demands, categories = np.zeros(kernels.COUNTS), np.zeros(len(UNITS)), np.zeros(len(CATEGORIES))
     counts[kernels.LINES] = data.count(b"\n")
     known = {int(code): (int(kind), float(value)) for code, kind, value in zip(HASHES, KINDS, VALUES, strict=True)}
     hashes: list[int] = []
-    opening: list[int] = []
     codes = [kernels.SEED, kernels.SEED]
     number, number_at = 0.0, -100
     for token, match in enumerate(TOKEN.finditer(data)):
@@ -81,8 +78,8 @@ def read_bytes(
             hashes.append(mixed(hashed(word.lower()[: kernels.PREFIX_LETTERS]), kernels.ROLE_PREFIX))
         if token < kernels.OPENING:
             trigram = mixed(mixed(bigram, kernels.ROLE_TRIGRAM), codes[-2])
-            opening += [mixed(each, kernels.ROLE_OPENING) for each in (code, bigram, trigram)]
+            hashes += [mixed(each, kernels.ROLE_OPENING) for each in (code, bigram, trigram)]
         codes.append(code)
     last = data.rstrip(bytes(range(33)))[-1:]
     counts[kernels.ENDS_ASKING], counts[kernels.ENDS_COLON] = last == b"?", last == b":"
-    return hashes[: kernels.MOST_HASHES], opening, counts, demands, categories
+    return hashes[: kernels.MAX_HASHES], counts, demands, categories

@@ -63,14 +63,13 @@ def test_a_trace_is_judged_and_the_result_kept(tmp_path):
 @pytest.mark.nightly
 def test_the_table_says_what_the_rows_do(tmp_path):
     file = bins(tmp_path / "demand.csv")
-    text = run(file, *QUICK, "--fit-days", 3, "--horizon", 2, "--quantity", "output", "--no-store")
+    text = run(file, *QUICK, "--fit-days", 3, "--horizon", 2, "--no-store")
     assert Backtest.objects.count() == 0
-    answer = json.loads(run(file, *QUICK, "--fit-days", 3, "--horizon", 2, "--quantity", "output", "--json"))
-    assert {row["quantity"] for row in answer["rows"]} == {"output"}
+    answer = json.loads(run(file, *QUICK, "--fit-days", 3, "--horizon", 2, "--json"))
+    lines = [line for line in text.splitlines() if line.startswith("│ ")]
     for row in answer["rows"]:
-        (line,) = [line for line in text.splitlines() if line.startswith(f"│ {row['forecaster']} ")]
-        assert f"{100 * row['error']:.2f}%" in line
-        assert f"{100 * row['coverage_80']:.2f}%" in line
+        shares = [f"{100 * row[name]:.2f}%" for name in ("error", "coverage_80")]
+        assert any(row["forecaster"] in line and all(share in line for share in shares) for line in lines)
     assert "step 2" in text
     assert "step 6" not in text
 
@@ -84,13 +83,10 @@ def test_gaps_and_partly_collected_bins_are_not_judged(tmp_path):
         del rows[520:524]
 
     file = bins(tmp_path / "demand.csv", change=broken)
-    arguments = (*QUICK, "--fit-days", 3, "--quantity", "prompt", "--no-store", "--json")
+    arguments = (*QUICK, "--fit-days", 3, "--no-store", "--json")
     answer = json.loads(run(file, *arguments))
     assert answer["series"][0]["gaps"] == 15
     assert answer["rows"][0]["windows"] == 144 - 15
-    kept = json.loads(run(file, *arguments, "--keep-partial"))
-    assert kept["rows"][0]["windows"] == 144 - 14
-    assert kept["rows"][0]["max_ape"] > 100 * answer["rows"][0]["max_ape"]
 
 
 def test_wider_windows(tmp_path):
@@ -136,10 +132,8 @@ def test_the_ledger_is_judged_without_a_file(ledger):
     assert [(one["series"], one["quantity"], one["gaps"]) for one in answer["series"]] == [
         ("a eu", "prompt", 10), ("a eu", "output", 10), ("b eu", "prompt", 10), ("b eu", "output", 10),
     ]  # fmt: skip
-    by_class = json.loads(run(*QUICK, "--window", 60, "--json", "--no-store", "--by-class", "--model", "a"))
-    assert {one["series"] for one in by_class["series"]} == {"a eu x", "a eu y"}
-    with pytest.raises(CommandError, match="no minute of b us"):
-        run("--model", "b", "--region", "us")
+    with pytest.raises(CommandError, match="no minute of c"):
+        run("--model", "c")
 
 
 @pytest.mark.nightly
@@ -152,7 +146,7 @@ def test_a_result_that_rests_on_a_generated_past_says_so(ledger):
 class TestUnasked:
     """The backtest that a Celery worker makes of the ledger."""
 
-    def test_when_it_is_due(self, settings):
+    def test_when_it_is_due(self):
         now = datetime(2026, 11, 1, 12, tzinfo=UTC)
         assert not backtests.due(now)  # nothing was counted yet
         MinuteRow.objects.create(minute=now - timedelta(hours=2), model="a", region="eu", slo_class="x", generated=True)
@@ -161,11 +155,8 @@ class TestUnasked:
         assert backtests.due(now + timedelta(minutes=3))
         Backtest.objects.create(source="ledger, 1 largest of 2", window_s=60, made_at=now)
         Backtest.objects.create(source="a trace", window_s=60, made_at=now + timedelta(hours=13))
-        settings.BACKTEST_EVERY_S = 3600.0
-        assert not backtests.due(now + timedelta(minutes=59))
-        assert backtests.due(now + timedelta(minutes=60))
-        settings.BACKTEST_EVERY_S = 0.0
-        assert not backtests.due(now + timedelta(days=2))
+        assert not backtests.due(now + timedelta(hours=23))
+        assert backtests.due(now + timedelta(hours=24))
 
     @pytest.mark.nightly
     def test_the_largest_series_come_first(self, ledger, settings, monkeypatch):
@@ -270,9 +261,7 @@ def test_files_that_are_not_there_or_have_other_columns(tmp_path):
         (("--window", "90"), "a whole number of them"),
         (("--horizon", "0"), "--horizon"),
         (("--fit-days", "0"), "--fit-days"),
-        (("--test-days", "-1"), "--test-days"),
         (("--fit-days", "9"), "leave none to judge"),
-        (("--region", "eu"), "--region"),
         (("--model", "a"), "one model"),
         (("--forecasters", "oracle"), "oracle"),
     ],

@@ -6,7 +6,6 @@ from django.core.exceptions import ValidationError
 
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Model
-from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.planning import bundles, parts, services
 from controlplane.planning.execution import strategies
 from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
@@ -22,7 +21,6 @@ from tests.gateway.conftest import gateway_options, served, until  # noqa: F401 
 def test_every_value_of_a_bundle_is_one_that_there_is(bundle):
     strategies.make(bundle.strategy, bundle.parameters, Tunable())
     assert bundle.forecaster in FORECASTERS
-    assert not bundle.length_model or bundle.length_model in LengthModelKind.values
 
 
 @pytest.mark.django_db
@@ -51,11 +49,11 @@ class TestSwitching:
         )  # fmt: skip
         assert event.before == {
             "bundle": "preserve", "routing_policy": "preserve", "ordering_policy": "fcfs", "strategy": "preserve",
-            "length_model": "preserve", "FORECASTER": "mlstm",
+            "FORECASTER": "mlstm",
         }  # fmt: skip
         assert event.after == {
             "bundle": "ssjf", "routing_policy": "join_shortest_queue", "ordering_policy": "ssjf",
-            "strategy": "reactive", "length_model": "ssjf-reg-l1", "FORECASTER": "blend",
+            "strategy": "reactive", "FORECASTER": "blend",
         }  # fmt: skip
 
     def test_rows_settings_and_plans_follow(self, deployment, operator):
@@ -69,7 +67,6 @@ class TestSwitching:
         assert (policy.strategy, policy.mode, policy.parameters) == ("preserve", "auto", {})
         plan.refresh_from_db()
         assert plan.status == PlanStatus.SUPERSEDED
-        assert Model.objects.get().length_model == "preserve"
         assert tuned(model.name).FORECASTER == "mlstm"
         assert tuned().FORECASTER == ""
 
@@ -129,7 +126,7 @@ class TestParts:
         assert (event.kind, event.reason) == ("model.parts_switched", "less to explain")
         assert event.before == {"strategy": "lt_ua", "FORECASTER": "", "parameters": {"gap_out": 4}}
 
-    @pytest.mark.parametrize("name", ["routing_policy", "strategy", "FORECASTER", "length_model", "colour"])
+    @pytest.mark.parametrize("name", ["routing_policy", "strategy", "FORECASTER", "colour"])
     def test_what_there_is_not_names_the_part_and_changes_nothing(self, deployment, operator, name):
         with pytest.raises(ValidationError) as refused:
             services.switch_parts(deployment.model, {"routing_policy": "preserve", name: "best"}, operator)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from controlplane.fleet.models import Model, SloClass, SloKind
-from controlplane.gateway.models import CapacityStep, MinuteRow
-from controlplane.planning.capacity import capacity_over_time
+from controlplane.gateway.models import MinuteRow
 from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.planning.models import Quantity
@@ -51,23 +50,15 @@ class TestDemand:
         assert selectors.minutes_of(PLACE[0], "us-west")[0] == 2
 
     @pytest.mark.sql
-    def test_classes_are_added_up_or_kept_separate(self, make_minutes):
-        make_minutes(2)
-        make_minutes(2, prompt=6_000, slo_class="flexible")
-        since = NOW - timedelta(minutes=2)
-        series = demand.read(since, NOW, 60)
-        assert series.of(PLACE, Quantity.PROMPT).tolist() == [1100.0] * 2
-        assert series.of(PLACE, Quantity.PROMPT, "interactive").tolist() == [1000.0] * 2
-        assert series.of(PLACE, Quantity.PROMPT, "flexible").tolist() == [100.0] * 2
-        assert series.of(PLACE, Quantity.PROMPT, "nobody").tolist() == [0.0] * 2
-
-    def test_a_class_has_the_gaps_of_all_and_a_zero_where_others_have_rows(self, make_minutes):
+    def test_interactive_classes_are_added_up_and_deferred_ones_separately(self, make_minutes):
+        SloClass.objects.create(name="flexible", title="Flexible", kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
         make_minutes(3)
+        make_minutes(3, prompt=12_000, slo_class="chat")
         make_minutes(1, prompt=6_000, output=0, slo_class="flexible")
         MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=2)).delete()
         series = demand.read(NOW - timedelta(minutes=3), NOW, 60)
-        np.testing.assert_equal(series.of(PLACE, Quantity.PROMPT, "flexible"), [0.0, np.nan, 100.0])
-        np.testing.assert_equal(series.of(PLACE, Quantity.PROMPT, "nobody"), [0.0, np.nan, 0.0])
+        np.testing.assert_equal(series.of(PLACE, Quantity.PROMPT), [1200.0, np.nan, 1200.0])
+        np.testing.assert_equal(series.of(PLACE, Quantity.PROMPT, demand.DEFERRED), [0.0, np.nan, 100.0])
         assert series.known == 2
 
     def test_all_classes_are_read_at_once(self, make_minutes, django_assert_num_queries):
@@ -75,18 +66,7 @@ class TestDemand:
             make_minutes(2, slo_class=name)
         with django_assert_num_queries(3):  # the deployments, the other classes, and the rows
             series = demand.read(NOW - timedelta(minutes=2), NOW, 60)
-        assert {slo_class for _, _, slo_class in series.by_class()} == {"interactive", "flexible", "idle"}
-
-    def test_a_series_of_a_class_without_a_token_is_not_listed(self, make_minutes):
-        make_minutes(2)
-        make_minutes(2, output=0, slo_class="flexible")
-        make_minutes(2, slo_class="flexible", model="not deployed")
-        series = demand.read(NOW - timedelta(minutes=2), NOW, 60)
-        assert sorted(series.by_class(), key=str) == [
-            (PLACE, Quantity.OUTPUT, "interactive"),
-            (PLACE, Quantity.PROMPT, "flexible"),
-            (PLACE, Quantity.PROMPT, "interactive"),
-        ]
+        assert set(series.of(PLACE, Quantity.PROMPT)) == {3000.0}, "no class says otherwise"
 
     def test_an_uncounted_minute_is_a_gap_and_one_with_only_other_series_a_zero(self, make_minutes):
         make_minutes(3)
@@ -124,8 +104,7 @@ class TestDemand:
         since = NOW - timedelta(minutes=10)
         series = demand.read(since, NOW, 60)
         assert set(series.of(PLACE, Quantity.PROMPT)) == {1000.0}
-        assert set(series.of(PLACE, Quantity.PROMPT, "flexible")) == {100_000.0}
-        assert {slo_class for _, _, slo_class in series.by_class()} == {"interactive", "flexible", "idle"}
+        assert set(series.of(PLACE, Quantity.PROMPT, demand.DEFERRED)) == {100_000.0}
         starts = selectors.grid(since, NOW.replace(second=0), 60)
         assert set(selectors.demand(*PLACE, Quantity.PROMPT, starts, 60)) == {1000.0}
         assert selectors.demand_now(Quantity.PROMPT, NOW) == {PLACE: 1000.0}
@@ -153,11 +132,7 @@ def test_sums_over_the_fleet_leave_out_models_without_output_where_others_genera
     Model.objects.filter(name=PLACE[0]).update(active=generates)
     make_minutes(10)
     make_minutes(10, model="vectors", prompt=6_000_000, output=0)
-    for model, rate in ((PLACE[0], 1200.0), ("vectors", 100_000.0)):
-        CapacityStep.objects.create(at=NOW, model=model, region=PLACE[1], ready=1, tokens_per_s=10 * rate)
     starts = selectors.grid(NOW - timedelta(minutes=5), NOW.replace(second=0), 60)
     rates = {model: set(selectors.demand(model, "", TOKENS, starts, 60)) for model in ("", PLACE[0], "vectors")}
     both = 101_200.0  # what no longer serves was asked for, too
     assert rates == {"": {1200.0 if generates else both}, PLACE[0]: {1200.0}, "vectors": {100_000.0}}
-    able = capacity_over_time("", "", [NOW])
-    assert able == [12_000.0 if generates else 10 * both]

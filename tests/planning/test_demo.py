@@ -1,8 +1,8 @@
 """The demo's bundles: none is Custom, and an operator's own stay."""
 
 import pytest
-from django.core.management import call_command
 
+from controlplane.alerts.demo import seed_all
 from controlplane.fleet.models import Deployment
 from controlplane.planning import demo, services
 from controlplane.planning.bundles import present
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def seeded(db):
-    call_command("seed_demo", past_hours=0)
+    seed_all(past_hours=0)
 
 
 def test_every_model_has_a_bundle_and_there_is_something_to_approve(seeded):

@@ -105,13 +105,7 @@ class TestAdding:
         with pytest.raises(ActionError, match="cannot resume: a stop is pending"):
             fleet.resume(by_hand, operator, "not yet")
 
-    def test_one_that_an_operator_drains_is_left_alone(self, make_instance, operator):
-        instance = make_instance()
-        fleet.drain(instance, operator, "new driver")
-        assert executor.add(*PLACE, why()).inputs["how"] == "new"
-        assert states()[instance.name] == S.DRAINING
-
-    def test_nor_is_one_taken_back_that_an_operator_drained_after_us(self, make_instance, operator, deployment):
+    def test_one_that_an_operator_drained_after_us_is_left_alone(self, make_instance, operator, deployment):
         deployment.min_instances = 0
         deployment.save()
         instance = make_instance()
@@ -120,26 +114,24 @@ class TestAdding:
         ScalingMove.objects.update(at=timezone.now() - timedelta(minutes=1))
         fleet.drain(instance, operator, "but now")
         assert executor.drained() == []
-        assert executor.add(*PLACE, why()).instance != instance.name
+        assert executor.add(*PLACE, why()).inputs["how"] == "new"
+        assert states()[instance.name] == S.DRAINING
 
-    def test_not_past_the_maximum(self, make_instance):
-        for _ in range(3):
-            make_instance()
-        with pytest.raises(executor.Refused, match="a100-80gb: 3 instances are there, at most 3"):
+    @pytest.mark.parametrize(
+        ("states", "gpus", "words"),
+        [
+            ((S.READY, S.READY, S.READY), 8, "a100-80gb: 3 instances are there, at most 3"),
+            ((S.READY, S.LOADING, S.PROVISIONING), 8, "a100-80gb: 3 instances are there, at most 3"),
+            ((S.READY,), 3, "no node has 2 free GPUs, 1 at most"),
+        ],
+    )
+    def test_not_past_the_maximum_nor_without_free_gpus(self, make_instance, node, states, gpus, words):
+        Node.objects.update(gpu_count=gpus)
+        for state in states:
+            make_instance(state=state, node=node)
+        with pytest.raises(executor.Refused, match=words):
             executor.add(*PLACE, why())
         assert not ScalingMove.objects.exists()
-
-    def test_starting_instances_count(self, make_instance):
-        make_instance(), make_instance(state=S.LOADING), make_instance(state=S.PROVISIONING)
-        with pytest.raises(executor.Refused, match="at most 3"):
-            executor.add(*PLACE, why())
-
-    def test_not_without_free_gpus(self, make_instance, node):
-        Node.objects.update(gpu_count=3)
-        make_instance(node=node)
-        with pytest.raises(executor.Refused, match="no node has 2 free GPUs, 1 at most"):
-            executor.add(*PLACE, why())
-        assert Instance.objects.count() == 1
 
     def test_the_fullest_node_that_has_room_is_taken(self, make_instance, node, region, gpu_type):
         fuller = Node.objects.create(name="node-2", region=region, gpu_type=gpu_type, gpu_count=4)
@@ -195,20 +187,20 @@ class TestBelowTheMinimum:
         assert (move.instance, move.inputs["how"]) == (failed.name, "started again (failed)")
         assert Instance.objects.count() == 2
 
-    def test_a_second_one_missing_is_made(self, make_instance):
-        make_instance(state=S.FAILED, failures=1)
-        assert executor.add(*PLACE, why()).inputs["how"] == "new"
-        with pytest.raises(executor.Waits):
-            executor.add(*PLACE, why())
-
-    def test_a_stopped_one_need_not_be_waited_for(self, make_instance):
-        make_instance(), make_instance(state=S.FAILED, failures=1)
-        stopped = make_instance(state=S.STOPPED)
-        assert executor.add(*PLACE, why()).instance == stopped.name
-
-    def test_one_in_a_crash_loop_is_replaced(self, make_instance):
-        make_instance(), make_instance(state=S.FAILED, failures=3)
-        assert executor.add(*PLACE, why()).inputs["how"] == "new"
+    @pytest.mark.parametrize(
+        ("ready", "failures", "stopped", "how"),
+        [
+            (0, 1, 0, "new"),  # a second one is missing
+            (1, 1, 1, "started again (stopped)"),  # need not be waited for
+            (1, 3, 0, "new"),  # one in a crash loop is replaced
+            (2, 1, 0, "new"),  # above the minimum
+        ],
+    )
+    def test_what_is_not_waited_for(self, make_instance, ready, failures, stopped, how):
+        for state in [S.READY] * ready + [S.STOPPED] * stopped:
+            make_instance(state=state)
+        make_instance(state=S.FAILED, failures=failures)
+        assert executor.add(*PLACE, why()).inputs["how"] == how
 
     def test_but_not_without_end(self, make_instance):
         looping = [make_instance(state=S.FAILED, failures=5) for _ in range(3)]
@@ -217,27 +209,15 @@ class TestBelowTheMinimum:
         long_ago(looping[1], minutes=2)
         assert executor.add(*PLACE, why()).instance == looping[1].name
 
-    def test_above_it_nothing_is_waited_for(self, make_instance):
-        make_instance(), make_instance(), make_instance(state=S.FAILED, failures=1)
-        assert executor.add(*PLACE, why()).inputs["how"] == "new"
-
 
 class TestRemoving:
-    def test_the_least_loaded_drains(self, make_instance):
-        busy, idle = make_instance(), make_instance()
-        newest = make_instance()
+    def test_the_least_loaded_drains_else_the_newest(self, make_instance):
+        busy, idle, newest = (make_instance() for _ in range(3))
         move = executor.remove(*PLACE, why(), load={busy.name: 9, idle.name: 1, newest.name: 4})
         assert (move.instance, move.delta) == (idle.name, -1)
         assert states() == {busy.name: S.READY, idle.name: S.DRAINING, newest.name: S.READY}
         assert Event.objects.get(kind="scaling.removed").subject == idle.name
-
-    def test_without_a_load_the_newest(self, make_instance):
-        make_instance()
-        newest = make_instance()
         assert executor.remove(*PLACE, why()).instance == newest.name
-
-    def test_not_below_the_minimum(self, make_instance):
-        make_instance(), make_instance(state=S.DRAINING)
         with pytest.raises(executor.Refused, match="1 instances are there, at least 1"):
             executor.remove(*PLACE, why())
 
@@ -302,46 +282,33 @@ def live_inventory_has(row) -> bool:
 
 
 class TestFinishing:
-    def test_a_drained_one_is_stopped_when_nothing_runs_there(self, make_instance):
-        make_instance()
-        instance = make_instance()
-        executor.remove(*PLACE, why())
-        assert executor.drained() == []  # too early: the gateway may not know yet
-        instance.refresh_from_db()
-        ScalingMove.objects.update(at=timezone.now() - timedelta(seconds=9))
-        long_ago(instance, seconds=9)
-        (row,) = executor.drained()
-        assert not executor.finish_drain(row, 2, "a test")
-        assert not executor.finish_drain(row, None, "a test")
-        assert executor.finish_drain(row, 0, "a test")
-        assert InstanceCommand.objects.get().verb == "stop"
-        assert executor.drained() == []  # its stop is under way
-
-    def test_one_that_was_only_just_started_is_stopped_too(self, make_instance):
+    @pytest.fixture
+    def gone(self, make_instance):
+        """`gone(9)`: the instance that was removed so many seconds ago."""
         make_instance()
         instance = make_instance()
         InstanceCommand.objects.create(instance=instance, verb="start", state="done", finished_at=timezone.now())
         executor.remove(*PLACE, why())
-        ScalingMove.objects.update(at=timezone.now() - timedelta(seconds=9))
-        long_ago(instance, seconds=9)
-        assert [row.name for row in executor.drained()] == [instance.name]
 
-    def test_what_never_ends_is_stopped_in_the_end(self, make_instance):
-        make_instance()
-        instance = make_instance()
-        executor.remove(*PLACE, why())
-        ScalingMove.objects.update(at=timezone.now() - timedelta(minutes=11))
-        long_ago(instance, minutes=11)
-        (row,) = executor.drained()
+        def removed(seconds):
+            ScalingMove.objects.update(at=timezone.now() - timedelta(seconds=seconds))
+            long_ago(instance, seconds=seconds)
+            return executor.drained()
+
+        return removed
+
+    def test_a_drained_one_is_stopped_when_nothing_runs_there(self, gone):
+        assert executor.drained() == []  # too early: the gateway may not know yet
+        (row,) = gone(9)
+        assert not executor.finish_drain(row, 2, "a test")
+        assert not executor.finish_drain(row, None, "a test")
+        assert executor.finish_drain(row, 0, "a test")
+        assert InstanceCommand.objects.open().get().verb == "stop"
+        assert executor.drained() == []  # its stop is under way
+
+    def test_what_never_ends_is_stopped_in_the_end_and_again_where_that_fails(self, gone):
+        (row,) = gone(660)
         assert executor.finish_drain(row, 3, "a test")
-
-    def test_a_stop_that_failed_is_tried_again_later(self, make_instance):
-        make_instance()
-        instance = make_instance()
-        executor.remove(*PLACE, why())
-        ScalingMove.objects.update(at=timezone.now() - timedelta(minutes=2))
-        long_ago(instance, minutes=2)
-        executor.finish_drain(executor.drained()[0], 0, "a test")
         now = timezone.now()
         InstanceCommand.objects.update(state=CommandState.FAILED, finished_at=now)
         assert executor.drained() == []
@@ -349,19 +316,14 @@ class TestFinishing:
         assert len(executor.drained()) == 1
 
 
-class TestRefusals:
-    def test_a_repeated_refusal_is_one_event(self, make_instance):
-        make_instance()
+def test_a_repeated_refusal_is_one_event_and_a_different_one_another(make_instance):
+    make_instance()
+    for _ in range(2):
         assert executor.attempt(-1, *PLACE, why("use is low")) is None
-        assert executor.attempt(-1, *PLACE, why("use is low")) is None
-        event = Event.objects.get(kind="scaling.refused")
-        assert "1 instances are there, at least 1" in event.reason
-        assert event.after == {"delta": -1, "model": PLACE[0], "region": PLACE[1]}
-        assert event.inputs["asked"] == "use is low"
-
-    def test_a_different_one_is_said_at_once(self, make_instance, deployment):
-        make_instance()
-        executor.attempt(-1, *PLACE, why())
-        make_instance(), make_instance()
-        executor.attempt(1, *PLACE, why())
-        assert Event.objects.filter(kind="scaling.refused").count() == 2
+    event = Event.objects.get(kind="scaling.refused")
+    assert "1 instances are there, at least 1" in event.reason
+    assert event.after == {"delta": -1, "model": PLACE[0], "region": PLACE[1]}
+    assert event.inputs["asked"] == "use is low"
+    make_instance(), make_instance()
+    executor.attempt(1, *PLACE, why())
+    assert Event.objects.filter(kind="scaling.refused").count() == 2

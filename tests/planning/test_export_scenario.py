@@ -40,7 +40,6 @@ def export(folder: Path, *arguments: str) -> str:
 def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: Path) -> None:
     ScalingPolicy.objects.create(model=deployment.model, strategy="lt_u", mode="auto", parameters={"out_above": 0.6})
     tuning.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.9, "test", model=deployment.model)
-    tuning.change("CAPABILITY_INSTANCES", 4, "test")
     for name, value in {"SPILL_ABOVE": 0.6, "FORECASTER": "seasonal_naive"}.items():
         tuning.change(name, value, "test", model=deployment.model)
     folder = tmp_path / "live"
@@ -52,7 +51,6 @@ def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: 
     (endpoint,) = scenario.endpoints
     assert (endpoint.strategy, endpoint.parameters) == ("lt_u", strategies.marks("lt_u", tuned()) | {"out_above": 0.6})
     assert endpoint.look_ahead.overload_above == 0.9
-    assert scenario.planner.capability_instances == 4
     assert (endpoint.min_instances, endpoint.max_instances) == (deployment.min_instances, deployment.max_instances)
     assert endpoint.dispatch_round_trip_ms == pytest.approx(4.0)
     marks = endpoint.region_threshold, endpoint.floor_cooldown_s, endpoint.forecaster

@@ -1,13 +1,13 @@
 """Forecasts from rows: one for each series, whatever fails."""
 
-import hashlib
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 
 from controlplane.events.models import Event
-from controlplane.gateway.models import MinuteRow
+from controlplane.fleet.models import SloClass, SloKind
+from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, Quantity
 from controlplane.tuning.services import change
@@ -44,12 +44,13 @@ class TestForecasts:
         assert fitted == [40, 40]  # taken in, not fitted again
         assert rows[0].start_at == later.replace(second=0)
 
-    def test_slow_forecasters_are_never_fitted_for_a_single_class(self, make_minutes, settings):
+    def test_slow_forecasters_are_never_fitted_for_deferred_demand(self, make_minutes, settings):
+        SloClass.objects.create(name="batch", title="Batch", kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
         settings.FORECASTER = "arima"
         make_minutes(40)
         make_minutes(40, prompt=6_000, slo_class="batch")
         notes = {(row.slo_class, row.note) for row in forecasts.make_forecasts(NOW)}
-        assert ("batch", "arima is not fitted for single classes: blend stands in") in notes
+        assert ("+", "arima is not fitted for deferred demand: blend stands in") in notes
         assert ("", "arima is not fitted yet: blend stands in") in notes
 
     def test_slow_forecasters_are_fitted_by_a_separate_job(self, make_minutes, settings):
@@ -84,7 +85,7 @@ class TestForecasts:
         forecasts.make_forecasts(NOW)
         for file in (settings.STATE_DIR / "forecasters").rglob("*.npz"):
             file.write_bytes(b"not what it was")
-        assert len(forecasts.make_forecasts(NOW)) == 4
+        assert len(forecasts.make_forecasts(NOW)) == 2
 
     def test_one_series_that_fails_costs_no_other(self, make_minutes, monkeypatch, caplog):
         make_minutes(40)
@@ -96,52 +97,22 @@ class TestForecasts:
             return real(self, horizon)
 
         monkeypatch.setattr(forecasts._Learner, "predict", predict)
-        assert [row.quantity for row in forecasts.make_forecasts(NOW)] == ["output"] * 2  # of all classes, and of one
+        assert [row.quantity for row in forecasts.make_forecasts(NOW)] == ["output"]
         assert "no convergence" in caplog.text
 
-    def test_each_class_with_demand_has_separate_rows(self, make_minutes, settings):
+    def test_interactive_and_deferred_demand_have_rows_and_files(self, make_minutes, settings):
+        SloClass.objects.create(name="flexible", title="Flexible", kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
         make_minutes(40)
         make_minutes(40, prompt=6_000, output=0, slo_class="flexible")
-        MinuteRow.objects.create(
-            minute=NOW - timedelta(days=settings.FORECAST_HISTORY_DAYS + 1), model=PLACE[0], region=PLACE[1],
-            slo_class="of old", prompt_tokens=9,
-        )  # fmt: skip
         forecasts.make_forecasts(NOW)
         rows = {(row.slo_class, row.quantity): row for row in Forecast.objects.all()}
         assert {key: row.mean[0] for key, row in rows.items()} == {
-            ("", "prompt"): 1100.0,
+            ("", "prompt"): 1000.0,
             ("", "output"): 200.0,
-            ("interactive", "prompt"): 1000.0,
-            ("interactive", "output"): 200.0,
-            ("flexible", "prompt"): 100.0,
+            (demand.DEFERRED, "prompt"): 100.0,
         }
         assert {row.start_at for row in rows.values()} == {NOW.replace(second=0)}
-        # Interactive output is all there is of it: it goes without its own file.
-        assert len(list((settings.STATE_DIR / "forecasters").rglob("*.npz"))) == 4
-
-    def test_classes_have_separate_files_and_none_learned_from_served_demand(self, settings):
-        names = {
-            forecasts._file((PLACE, quantity, slo_class), 60, "blend").name
-            for quantity in Quantity
-            for slo_class in ("", "interactive", "flexible")
-        }
-        assert len(names) == 6
-        was = hashlib.sha256(b"llama-3.1-8b us-east prompt as asked 60").hexdigest()[:20]
-        assert forecasts._file((PLACE, Quantity.PROMPT, ""), 60, "blend").name == f"{was}.npz"
-
-    def test_a_class_that_fails_costs_no_other(self, make_minutes, monkeypatch, caplog):
-        make_minutes(40)
-        make_minutes(40, slo_class="flexible")
-        real = forecasts._Learner.predict
-
-        def predict(self, horizon):
-            if "flexible" in self.series.name:
-                raise ArithmeticError("no convergence")
-            return real(self, horizon)
-
-        monkeypatch.setattr(forecasts._Learner, "predict", predict)
-        assert sorted(row.slo_class for row in forecasts.make_forecasts(NOW)) == ["", "", "interactive", "interactive"]
-        assert "2 series have no forecast. llama-3.1-8b us-east prompt flexible" in caplog.text
+        assert len(list((settings.STATE_DIR / "forecasters").rglob("*.npz"))) == 3
 
     def test_a_failed_forecaster_is_replaced_by_a_simpler_one_and_the_row_says_so(
         self, make_minutes, monkeypatch, settings, caplog
@@ -158,7 +129,7 @@ class TestForecasts:
             now = NOW + timedelta(minutes=minute)
             rows = forecasts.make_forecasts(now)
             make_minutes(1, until=now + timedelta(minutes=1))
-            assert {(row.slo_class, row.forecaster) for row in rows} == {("", "ets"), ("interactive", "ets")}
+            assert {(row.slo_class, row.forecaster) for row in rows} == {("", "ets")}
             assert {row.note for row in rows} == {"blend failed (IndexError: index 20 is out of bounds): ets stands in"}
         # Once for all series and rounds: neither an event nor a traceback for each.
         event = Event.objects.get(kind="planning.forecaster_failed")
@@ -181,7 +152,7 @@ class TestForecasts:
         monkeypatch.setattr(Fallback, "refit", lambda self, series: fitted.append(series.name) or real(self, series))
         clock = iter(range(0, 100_000, int(forecasts.REFITS_SHARE * settings.FORECAST_EVERY_S) - 1))
         monkeypatch.setattr(forecasts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        assert len(forecasts.make_forecasts(NOW)) == 4
+        assert len(forecasts.make_forecasts(NOW)) == 2
         assert fitted == ["llama-3.1-8b us-east prompt"]
 
     def test_learned_errors_survive_a_fit(self, make_minutes, settings):
@@ -196,22 +167,6 @@ class TestForecasts:
         forecasts.make_forecasts(NOW + timedelta(minutes=2))
         assert load(file).since_fit == 0
         assert load(file).bands.written == before + 2
-
-    def test_when_their_time_is_over_the_classes_left_come_first_the_next_time(
-        self, make_minutes, settings, monkeypatch
-    ):
-        for slo_class in ("interactive", "flexible"):
-            make_minutes(40, slo_class=slo_class)
-        clock = iter(range(1000))
-        monkeypatch.setattr(forecasts, "time", SimpleNamespace(monotonic=lambda: next(clock) * 2.4))
-        settings.FORECAST_EVERY_S = 60.0  # a tenth of them is time for two series
-        first = forecasts.make_forecasts(NOW)
-        assert [row.slo_class for row in first[:2]] == ["", ""]
-        make_minutes(1, until=NOW + timedelta(minutes=1))
-        second = forecasts.make_forecasts(NOW + timedelta(minutes=1))
-        made = [{(row.slo_class, row.quantity) for row in rows if row.slo_class} for rows in (first, second)]
-        assert [len(some) for some in made] == [2, 2]
-        assert not made[0] & made[1]
 
     def test_a_model_may_override_the_forecaster(self, make_minutes, deployment):
         make_minutes(40)

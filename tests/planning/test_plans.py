@@ -36,12 +36,13 @@ class TestExpected:
         assert plans.ahead(forecast, start, 5).mean.tolist() == [3, 4, 5, 5, 5]
         assert plans.ahead(forecast, start + timedelta(minutes=3), 5) is None
 
-    def test_the_upper_end_may_be_planned_for_or_what_lies_between(self):
+    def test_the_upper_end_may_be_planned_for_or_what_lies_between(self, settings):
         start = NOW.replace(second=0)
         forecast = self.make(start, [1, 2], upper_95=[5, 10])
-        assert plans.ahead(forecast, start, 2, "upper_80").level(1.0).tolist() == [2, 4]
-        assert plans.ahead(forecast, start, 2, "upper_80").level(0.5).tolist() == [1.5, 3]
-        assert plans.ahead(forecast, start, 2, "upper_95").level(1.0).tolist() == [5, 10]
+        for band, level, values in (("upper_80", 1.0, [2, 4]), ("upper_80", 0.5, [1.5, 3]), ("upper_95", 1.0, [5, 10])):
+            assert plans.ahead(forecast, start, 2, band).level(level).tolist() == values
+        settings.FORECAST_WINDOW_S = 600  # windows of another length are not mixed in
+        assert plans.ahead(forecast, start, 2) is None
 
     @pytest.mark.parametrize(
         ("of", "strategy", "band", "soon", "kept"),
@@ -90,10 +91,6 @@ class TestExpected:
         expected = plans.expect(NOW, {PLACE[0]: "lt_ua"})
         assert sum(each.beta_tokens_per_s for each in expected.of.values()) == pytest.approx(600.0 * share)
 
-    def test_windows_of_another_length_are_not_mixed_in(self, settings):
-        settings.FORECAST_WINDOW_S = 600
-        assert plans.ahead(self.make(NOW, [1, 2]), NOW, 2) is None
-
     def test_forecasts_of_single_classes_are_not_planned_for(self, make_minutes):
         make_minutes(40)
         make_minutes(40, prompt=6_000, output=0, slo_class="flexible")
@@ -111,10 +108,8 @@ class TestExpected:
         assert "no forecast yet" in expected.notes[PLACE]
         assert expected.to_plan().prompt_share(PLACE[0]) == pytest.approx(1000 / 1200)
 
-    def test_nothing_known_is_not_no_demand(self, deployment):
+    def test_nothing_known_nor_a_minute_that_was_counted_in_part_is_no_demand(self, make_minutes, deployment):
         assert plans.expect(NOW, {}) is None
-
-    def test_nor_is_a_first_minute_that_was_not_counted_from_its_begin(self, make_minutes):
         make_minutes(1)
         make_minutes(1, until=NOW + timedelta(minutes=1))  # the running one
         assert plans.expect(NOW, {}) is None

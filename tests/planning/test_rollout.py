@@ -38,35 +38,23 @@ def apply(after=timedelta()):
     return plan_rollout.apply_plans(timezone.now() + after)
 
 
-def test_instances_are_added_up_to_the_target(approved, make_instance):
-    make_instance()
-    plan = approved(3)
+@pytest.mark.parametrize(
+    ("planned", "target", "ready", "deltas"),
+    [(1, 3, 1, [1, 1]), (3, 1, 3, [-1, -1]), (1, 2, 2, [])],  # the last: others moved meanwhile
+)
+def test_instances_are_moved_to_the_target(approved, make_instance, planned, target, ready, deltas):
+    for _ in range(ready):
+        make_instance()
+    plan = approved(target, present=planned)
     moves = apply()
-    assert [move.delta for move in moves] == [1, 1]
-    assert {(move.source, move.plan, move.reason) for move in moves} == {(MoveSource.PLAN, plan, "a peak")}
+    assert [move.delta for move in moves] == deltas
+    assert {(move.source, move.plan, move.reason) for move in moves} <= {(MoveSource.PLAN, plan, "a peak")}
     plan.refresh_from_db()
     assert plan.status == PlanStatus.CARRIED_OUT
     assert plan.carried_out_at is not None
-    event = Event.objects.get(kind="plan.carried_out")
-    assert event.after == {"status": "carried_out", "moves": 2}
+    assert Event.objects.get(kind="plan.carried_out").after == {"status": "carried_out", "moves": len(deltas)}
+    assert Instance.objects.filter(state=S.DRAINING).count() == deltas.count(-1)
     assert apply() == []  # once
-
-
-def test_or_taken_away_down_to_it(approved, make_instance):
-    make_instance(), make_instance(), make_instance()
-    plan = approved(1, present=3)
-    assert [move.delta for move in apply()] == [-1, -1]
-    assert Instance.objects.filter(state=S.DRAINING).count() == 2
-    plan.refresh_from_db()
-    assert plan.status == PlanStatus.CARRIED_OUT
-
-
-def test_what_others_moved_meanwhile_is_not_moved_again(approved, make_instance):
-    make_instance()
-    approved(2)
-    make_instance()
-    assert apply() == []
-    assert ScalingPlan.objects.get().status == PlanStatus.CARRIED_OUT
 
 
 def test_a_full_node_is_waited_for(approved, make_instance, node):

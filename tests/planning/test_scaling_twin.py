@@ -1,12 +1,11 @@
-"""Scaling under two clocks: the scaling loop and the planner live, and the simulator.
+"""Scaling under two clocks: the scaling loop live, and the simulator.
 
-Both have the same fleet, forecasts and trace with surges. Live, instances are rows; the simulator says how much each has to
-do and when what was decided of it is done, for that is physics. What is decided is each one's own: views, plans and moves
-must be the same at the same moments, for every strategy.
+Both have the same fleet and trace with surges. Live, instances are rows; the simulator says how much each has to
+do and when what was decided of it is done, for that is physics. What is decided is each one's own: views and moves
+must be the same at the same moments.
 """
 
 import re
-from bisect import bisect_right
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -22,19 +21,12 @@ from controlplane.dispatch.token_accounts import Outlook
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, GpuType, Instance, InstanceCommand, Model, PerformanceProfile, Region
-from controlplane.planning import selectors, services
+from controlplane.planning import services
 from controlplane.planning.execution import loop, rows, strategies
 from controlplane.planning.execution.loop import ScalingLoop
-from controlplane.planning.forecasts import demand
-from controlplane.planning.models import Forecast, PolicyMode, Quantity, ScalingMove
-from controlplane.planning.plans import capability, inventory
-from controlplane.planning.plans import services as plans
-from controlplane.planning.plans.expected import RECENT, expected_at, fresh_for, levels
-from controlplane.planning.plans.round import plan_settings
+from controlplane.planning.models import PolicyMode, ScalingMove
 from controlplane.tuning.selectors import tuned
 from scheduling.fleet.profile import Profile
-from scheduling.planning.advisor import Demand, SimulatedPlanner
-from scheduling.planning.capacity import Capability
 from scheduling.scaling import NO_STRATEGY, Floored, make_strategy
 from scheduling.scaling.endpoint import GRACE_S
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
@@ -48,8 +40,7 @@ from tests.planning.looping import LoopOverRows
 pytestmark = pytest.mark.django_db
 START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 MODEL, REGIONS, GPU = "llama", ("east", "west"), "a100"
-MOST, READY = 5, 2
-WINDOW_S, WINDOWS = 600, 6
+MAX, READY = 5, 4
 LOOK_S = 5.0
 TICK_S = 15.0
 ENGINE = EngineConfig(16, 2048, 16, 400, "fcfs", 2000, Profile(0.01, 0.0, 1e-4, 0.0, 0.02, 1e-3, 1e-6))
@@ -58,7 +49,7 @@ S = InstanceState
 
 
 def surges(at_s: np.ndarray, region: int) -> np.ndarray:
-    """Return requests per second: a daily swing, and surges that the forecast does not know."""
+    """Return requests per second: a daily swing, and surges."""
     swing = 3.0 + 2.0 * np.sin(2 * np.pi * at_s / 3000 + region)
     sudden = (at_s % 1500 > 400) & (at_s % 1500 < 640) if region == 0 else (at_s % 2400 > 1300) & (at_s % 2400 < 1500)
     return np.where(sudden, 16.0, swing)
@@ -86,29 +77,10 @@ def trace(until_s: float):
 
 
 def simulated_fleet() -> Cluster:
-    states = [State.READY] * READY + [State.EMPTY] * (MOST - READY)
+    states = [State.READY] * READY + [State.EMPTY] * (MAX - READY)
     specs = [InstanceSpec(MODEL, region, ENGINE, GPU, state=state) for region in REGIONS for state in states]
     delays = Delays(spot_median_s=45, spot_max_s=90, start_s=20.0, local_weights_s=40.0, remote_weights_s=40.0)
     return Cluster(specs, delays=delays, share_spot=False)
-
-
-def forecast_rows(requests, until_s: float) -> None:
-    """Write forecasts of the demand without its surges, every window for the coming ones."""
-    rows = []
-    for made_s in range(-WINDOW_S, int(until_s) + 1, WINDOW_S):
-        for at, region in enumerate(REGIONS):
-            middles = made_s + WINDOW_S * (np.arange(WINDOWS) + 0.5)
-            calm = 3.0 + 2.0 * np.sin(2 * np.pi * middles / 3000 + at)
-            for quantity, tokens in (("prompt", 225.0), ("output", 105.0)):
-                mean = (calm * tokens).tolist()
-                rows.append(
-                    Forecast(
-                        made_at=START + timedelta(seconds=made_s), start_at=START + timedelta(seconds=made_s), model=MODEL,
-                        region=region, quantity=quantity, forecaster="x", window_s=WINDOW_S, mean=mean, lower_80=mean,
-                        upper_80=[1.4 * each for each in mean], lower_95=mean, upper_95=mean,
-                    )
-                )  # fmt: skip
-    Forecast.objects.bulk_create(rows)
 
 
 class RulesOnly(LoopOverRows):
@@ -121,8 +93,8 @@ class RulesOnly(LoopOverRows):
 class Live:
     """The scaling loop over rows, at the time that the simulation has."""
 
-    def __init__(self, simulation: Simulation, control: Control, name: str, strategy, monkeypatch) -> None:
-        self.simulation, self.control, self.strategy = simulation, control, strategy
+    def __init__(self, simulation: Simulation, control: Control, name: str, monkeypatch) -> None:
+        self.simulation, self.control = simulation, control
         self.now_s, self.moves, self.seen = 0.0, [], 0
         self.requests, self.written = 0, True
         monkeypatch.setattr(timezone, "now", self.now)
@@ -137,10 +109,10 @@ class Live:
         for region in REGIONS:
             place = Region.objects.create(name=region, title=region)
             deployment = Deployment.objects.create(
-                model=model, region=place, gpu_type=gpu, min_instances=1, max_instances=MOST,
+                model=model, region=place, gpu_type=gpu, min_instances=1, max_instances=MAX,
                 max_num_seqs=ENGINE.max_num_seqs,
             )  # fmt: skip
-            for number in range(MOST):
+            for number in range(MAX):
                 row = Instance.objects.create(
                     name=f"{region}-{number}", deployment=deployment, launcher="emulated",
                     state=S.READY if number < READY else S.STOPPED, url=f"http://127.0.0.1:1/{region}{number}",
@@ -150,8 +122,7 @@ class Live:
         long_ago = START - timedelta(days=1)
         Instance.objects.update(state_changed_at=long_ago)
         self.now_s = -100.0
-        self.is_alone = name == NO_STRATEGY
-        if not self.is_alone:
+        if name != NO_STRATEGY:
             services.set_policy(model, name, PolicyMode.AUTO, {"tick_s": TICK_S}, "a test")
         self.now_s = 0.0
         self.topology = Topology()
@@ -244,15 +215,6 @@ class Live:
             for endpoint in topology.endpoints
         }
 
-    def check(self) -> list:
-        """Make plans that are due, then let the loop check."""
-        if self.strategy.uses_advice and self.now_s % TICK_S == 0 and (models := plans.due(self.now(), 0.0, 0.0)):
-            plans.make_plans(self.now(), models)
-        ScalingLoop.check(self.loop)
-        plan = selectors.plan_in_force(MODEL, self.now()) if self.strategy.uses_advice else None
-        plans_of = rows.endpoint_plans(plan) if plan else {}
-        return [plans_of[region].advice(self.now().timestamp()) if plan else None for region in REGIONS]
-
     def decided(self) -> dict[tuple[str, int, str], list[int]]:
         """Return the moves since the last call: instances' rows by region, direction and reason."""
         InstanceCommand.objects.all().delete()
@@ -300,79 +262,8 @@ def comparable(view):
     return view._replace(spot=0, changed_delta=0, **times)
 
 
-def relative(advice):
-    if advice is None:
-        return None
-    began_s = START.timestamp()
-    return (
-        advice.target_instances, advice.soon_instances, round(advice.forecast_tokens_per_s),
-        *(round(each - began_s, 3) for each in (advice.made_at_s, advice.valid_until_s, advice.next_plan_s)),
-    )  # fmt: skip
-
-
-def recorded_planner(
-    fleet: inventory.Fleet, from_at: datetime, to_at: datetime, strategy: str = ""
-) -> SimulatedPlanner:
-    """Return the planner of a simulation from *from_at* to *to_at*: live plans, from the forecasts of that time.
-
-    *strategy* follows the plans.
-    """
-    endpoints = dict.fromkeys(((model, region) for model, region, _ in fleet.deployments), strategy)
-    counted = demand.read(from_at - RECENT - timedelta(minutes=1), to_at, demand.MINUTE_S)
-    known: dict[tuple[str, str, str], tuple[list[float], list[Forecast]]] = {}
-    rows = Forecast.objects.filter(slo_class="", made_at__gte=from_at - fresh_for(), made_at__lt=to_at)
-    for row in rows.order_by("made_at"):
-        times, forecasts = known.setdefault((row.model, row.region, row.quantity), ([], []))
-        times.append(row.made_at.timestamp())
-        forecasts.append(row)
-
-    def demand_at(now_s: float) -> Demand:
-        at = from_at + timedelta(seconds=now_s)
-        until = int((at - counted.start).total_seconds() // demand.MINUTE_S)
-
-        def forecast_of(endpoint: demand.Endpoint, quantity: Quantity) -> Forecast | None:
-            times, forecasts = known.get((*endpoint, quantity), ([], []))
-            newest = bisect_right(times, at.timestamp()) - 1
-            return forecasts[newest] if newest >= 0 and at - forecasts[newest].made_at <= fresh_for() else None
-
-        def recent_of(endpoint: demand.Endpoint, quantity: Quantity) -> np.ndarray:
-            return counted.of(endpoint, quantity)[
-                max(0, until - int(RECENT.total_seconds()) // demand.MINUTE_S) : until
-            ]
-
-        return expected_at(at, endpoints, forecast_of, recent_of).to_plan(from_at.timestamp())
-
-    planned = fleet.to_plan()
-    return SimulatedPlanner(
-        demand_at=demand_at,
-        fleet_at=lambda _, views: planned.with_instances(views),
-        capability=capability.read(fleet, to_at),
-        follows={model: levels(model, strategy)[1] for model, _ in endpoints},
-        settings=plan_settings(),
-        due_shares={model: tuned(model).PLAN_NIW_BUFFER for model, _ in endpoints},
-    )
-
-
-class Plans:
-    """A planner that follows the stored forecasts and keeps what it advises."""
-
-    def __init__(self, strategy, until_s: float) -> None:
-        self.advisor = recorded_planner(
-            inventory.read({MODEL}), START, START + timedelta(seconds=until_s), strategy.name
-        )
-        self.advised: list = []
-
-    def advise(self, now_s, views):
-        self.advised = list(self.advisor.advise(now_s, views))
-        return self.advised
-
-
-def run(name: str, until_s: float, monkeypatch, settings) -> list[tuple]:
+def run(name: str, until_s: float, monkeypatch) -> list[tuple]:
     """Return the moves under both clocks."""
-    settings.FORECAST_WINDOW_S, settings.FORECAST_WINDOWS, settings.FORECAST_EVERY_S = WINDOW_S, WINDOWS, 600.0
-    settings.PLAN_EVERY_S = 0.0
-    able = Capability(900.0, 450.0, 1300.0, "measured")
-    monkeypatch.setattr(capability, "read", lambda fleet, now: {(MODEL, GPU): able})
     monkeypatch.setattr(
         start_times, "read", lambda: start_times.StartTimes({(MODEL, GPU): start_times.MedianTime(60.0, 9)})
     )
@@ -381,11 +272,8 @@ def run(name: str, until_s: float, monkeypatch, settings) -> list[tuple]:
     strategy = make_strategy(name, {"tick_s": LOOK_S if name == NO_STRATEGY else TICK_S})
     Model.objects.create(name=MODEL, weights_bytes=1, kv_bytes_per_token=1, context_tokens=2000)
     floor = replace(strategies.floor(tuned(MODEL)), period_s=LOOK_S)
-    control = Control(simulation, Floored(strategy, floor), bounds=Bounds(1, MOST), floor=floor)
-    live = Live(simulation, control, name, make_strategy(name), monkeypatch)
-    forecast_rows(requests, until_s)
-    planner = Plans(strategy, until_s) if strategy.uses_advice else None
-    control._advisor = planner
+    control = Control(simulation, Floored(strategy, floor), bounds=Bounds(1, MAX), floor=floor)
+    live = Live(simulation, control, name, monkeypatch)
     log = []
 
     def tick(at: Simulation) -> None:
@@ -400,12 +288,9 @@ def run(name: str, until_s: float, monkeypatch, settings) -> list[tuple]:
         for each, view in enumerate(seen):
             assert str(comparable(views[each])) == str(comparable(view)), f"at {at.now_s} s"
         before = len(control.moves)
-        advised = live.check()
+        ScalingLoop.check(live.loop)
         made = live.decided()
         control(at)
-        if planner and at.now_s % TICK_S == 0:
-            expected = [relative(shifted(each)) for each in planner.advised]
-            assert [relative(each) for each in advised] == expected, f"at {at.now_s} s"
         expected = {}
         for move in control.moves[before:]:
             if move.done:
@@ -420,24 +305,11 @@ def run(name: str, until_s: float, monkeypatch, settings) -> list[tuple]:
     return log
 
 
-def shifted(advice):
-    began_s = START.timestamp()
-    return advice and advice._replace(
-        made_at_s=advice.made_at_s + began_s, valid_until_s=advice.valid_until_s + began_s,
-        next_plan_s=advice.next_plan_s + began_s,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("name", "until_s"),
-    [
-        ("pilothouse", 660.0),
-        pytest.param("lt_ua", 660.0, marks=pytest.mark.nightly),
-        pytest.param(NO_STRATEGY, 1200.0, marks=pytest.mark.nightly),
-    ],
+    ("name", "until_s"), [("reactive", 500.0), pytest.param(NO_STRATEGY, 1200.0, marks=pytest.mark.nightly)]
 )
-def test_both_clocks_see_plan_and_move_alike(name, until_s, monkeypatch, settings):
-    log = run(name, until_s, monkeypatch, settings)
+def test_both_clocks_see_and_move_alike(name, until_s, monkeypatch):
+    log = run(name, until_s, monkeypatch)
     assert sum(count for *_, count in log) >= 4
     assert {sign for _, _, sign, _, _ in log} == {1, -1}
     if name == NO_STRATEGY:

@@ -102,29 +102,21 @@ def test_what_scaling_lets_go_is_donated_and_taken_back_first(make_instance, nod
     assert donation.reclaim_s == pytest.approx(0, abs=5)
 
 
-def test_without_the_setting_it_is_stopped(make_instance):
-    tuning.change("SPOT_DONATE", False, actor="test")
-    make_instance(), make_instance()
-    move = executor.remove(*PLACE, why())
-    row = Instance.objects.get(name=move.instance)
+@pytest.mark.parametrize("by", ["the setting is off", "an operator"])
+def test_what_is_not_donated_is_stopped(make_instance, by):
+    tuning.change("SPOT_DONATE", by == "an operator", actor="test")
+    make_instance()
+    row = make_instance()
+    if by == "an operator":
+        fleet.drain(row, by, "maintenance")
+        earlier(row, minutes=1)
+        assert executor.drained() == []
+    else:
+        assert executor.remove(*PLACE, why()).instance == row.name
+        row.refresh_from_db()
     assert executor.finish_drain(row, 0, "planner")
     assert InstanceCommand.objects.get().verb == "stop"
     assert not Donation.objects.exists()
-
-
-def test_one_that_an_operator_drains_is_not_donated(make_instance):
-    row = make_instance()
-    fleet.drain(row, "an operator", "maintenance")
-    earlier(row, minutes=1)
-    assert row.pk not in [each.pk for each in executor.drained()]
-    assert executor.finish_drain(row, 0, "rollout")
-    assert not Donation.objects.exists()
-
-
-def test_the_minimum_is_never_donated(make_instance):
-    make_instance()
-    with pytest.raises(executor.Refused, match="1 instances are there, at least 1"):
-        executor.remove(*PLACE, why())
 
 
 def test_another_model_gets_the_gpus_when_it_has_none(make_instance, node, other):
@@ -223,11 +215,14 @@ def test_redeployment_needs_the_same_gpus_and_the_setting(make_instance, other):
 
 def test_a_failed_or_stopped_donation_ends(make_instance):
     make_instance(), make_instance()
-    rows = [let_go(make_instance()), let_go(make_instance())]
-    fleet.move(rows[0], S.FAILED, actor="gateway", reason="silent")
-    fleet.stop(rows[1], "planner", "no longer")
-    fleet.move(rows[1], S.STOPPED, actor="a worker", reason="stopped")
-    assert [row.state for row in Donation.objects.order_by("pk")] == [DonationState.FAILED, DonationState.STOPPED]
+    failed, stopped = let_go(make_instance()), let_go(make_instance())
+    services.record_evicted(failed.pk, 2, 1)
+    services.record_evicted(failed.pk, 1, 0)
+    fleet.move(failed, S.FAILED, actor="gateway", reason="silent")
+    fleet.stop(stopped, "planner", "no longer")
+    fleet.move(stopped, S.STOPPED, actor="a worker", reason="stopped")
+    ended = Donation.objects.order_by("pk").values_list("state", "evicted_requests", "ended_requests")
+    assert list(ended) == [(DonationState.FAILED, 3, 1), (DonationState.STOPPED, 0, 0)]
     assert Event.objects.filter(kind__startswith="spot.").count() == 2
 
 
@@ -251,12 +246,3 @@ def test_hours_earnings_and_reclaims_are_counted(make_instance):
     times = selectors.reclaim_times(now + timedelta(minutes=5))
     assert (times.median_s, times.most_s, times.expected_s) == (60, 80, 60)
     assert selectors.reclaim_times(now + timedelta(days=9)).expected_s == selectors.RECLAIM_S
-
-
-def test_requests_are_counted_on_the_newest_donation(make_instance):
-    make_instance()
-    row = let_go(make_instance())
-    services.note_evicted(row.pk, 2, 1)
-    services.note_evicted(row.pk, 1, 0)
-    donation = Donation.objects.get()
-    assert (donation.evicted_requests, donation.ended_requests) == (3, 1)

@@ -181,7 +181,7 @@ class TestPruning:
 class TestRequestedWork:
     def test_periodic_work_ends_for_requested_work(self, deployment):
         assert not tasks.requested_work_waits()
-        row = LengthTraining.objects.create(kind="student")
+        row = LengthTraining.objects.create(kind="trees")
         assert not tasks.requested_work_waits()  # it is periodic itself
         LengthTraining.objects.filter(pk=row.pk).update(asked_by="operator")
         assert tasks.requested_work_waits()

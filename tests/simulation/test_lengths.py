@@ -14,7 +14,8 @@ from controlplane.lengths.models import LengthVersion
 from controlplane.simulation.lengths import predicted_by
 from forecasting.lengths import Fitting, LengthQuery
 from forecasting.lengths.baselines import PromptBuckets
-from forecasting.lengths.trees import Trees
+from forecasting.lengths.encoder import TINY
+from forecasting.lengths.papers import RegressionL1
 from scheduling.simulation.scenario import load_scenario
 from scheduling.simulation.staging import stage
 from tests.forecasting.lengths.made import samples
@@ -54,12 +55,12 @@ def test_a_version_that_reads_no_prompt_predicts_by_sizes(staged) -> None:
     queries = [LengthQuery("", int(tokens)) for tokens in staged.requests.prompt_tokens]
     assert expected.tolist() == np.rint(model.predict(queries).tokens).tolist()
     assert expected.dtype == np.int32
-    assert (predicted_by(0, staged).requests.predicted_tokens >= 1).all()  # the bundled student
+    assert (predicted_by(0, staged).requests.predicted_tokens >= 1).all()  # the bundled trees
 
 
 def test_a_version_that_reads_prompts_needs_them(staged) -> None:
-    version(2, Trees(Fitting(trees=5)).fit(samples(60)))
-    with pytest.raises(ValueError, match="trees 2 reads prompts, and the trace has none"):
+    version(2, RegressionL1(Fitting(TINY, tuned=16, read=30, head_epochs=1, most_tokens=16)).fit(samples(60)))
+    with pytest.raises(ValueError, match="ssjf-reg-l1 2 reads prompts, and the trace has none"):
         predicted_by(2, staged)
     with pytest.raises(ValueError, match="There are 1 prompts for 40 requests"):
         predicted_by(2, staged, ["one"])

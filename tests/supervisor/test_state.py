@@ -85,4 +85,6 @@ def test_a_wrong_variable_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PILOTHOUSE_STATE_DIRECTORY", "x")
     said = manage("up", "--help")
     assert said.returncode == 1
-    assert said.stderr == "Unknown environment variables: PILOTHOUSE_STATE_DIRECTORY. See docs/operate/configuration.md.\n"
+    assert (
+        said.stderr == "Unknown environment variables: PILOTHOUSE_STATE_DIRECTORY. See docs/operate/configuration.md.\n"
+    )

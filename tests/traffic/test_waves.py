@@ -8,12 +8,12 @@ from aiohttp import web
 
 from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.fleet.models import SloClass, SloKind
-from controlplane.planning.management.commands.demo_traffic import KEY_NAME, new_key
 from scheduling.applications.suite import SUITE
 from tests.supervisor.conftest import until
 from tests.traffic.conftest import FakeGateway
 from workers.emulator.text import count_tokens
 from workers.traffic import waves
+from workers.traffic.__main__ import KEY_NAME, new_key
 from workers.traffic.waves import BURST_FACTOR, DAY_S, KINDS, NIGHT, Kind, Stream, Waves, streams
 
 ENDPOINTS = [("llama", "us-west", 4096), ("llama", "us-east", 4096), ("bloom", "us-east", 2048)]

@@ -11,8 +11,6 @@ from controlplane.tunable import GROUPS, Tunable
 from controlplane.tuning import selectors, services
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import tuned
-from scheduling.planning.capacity import LEAST_WINDOWS
-from scheduling.planning.simulated_capability import MOST_ABOVE, SIZES, fleet_sizes
 from scheduling.scaling import FLOOR, STRATEGIES
 
 pytestmark = pytest.mark.django_db
@@ -29,17 +27,12 @@ def test_defaults_are_those_of_the_library():
     assert strategies.floor(declared) == FLOOR
     for name in strategies.names():
         assert strategies.make(name, {}, declared) == STRATEGIES[name]()
-    limits = declared.CAPABILITY_INSTANCES, declared.CAPABILITY_MOST_ABOVE, declared.CAPABILITY_WINDOWS
-    assert limits == (SIZES[-1], MOST_ABOVE, LEAST_WINDOWS)
-    assert tuple(fleet_sizes(SIZES[-1])) == SIZES
-    assert fleet_sizes(6) == [1, 2, 4, 6]
 
 
 def test_marks_are_those_of_the_model_unless_its_policy_says_otherwise(language_model):
     services.change("SCALE_OUT_ABOVE", 0.6, "test", model=language_model)
-    services.change("SCALE_GAP_OUT", 3.0, "test")
     given = strategies.make("lt_ua", {"in_below": 0.2}, tuned("llama-3.1-8b"))
-    assert (given.out_above, given.in_below, given.gap_out) == (0.6, 0.2, 3.0)
+    assert (given.out_above, given.in_below) == (0.6, 0.2)
     assert strategies.make("lt_ua", {"out_above": 0.8}, tuned("llama-3.1-8b")).out_above == 0.8
     assert strategies.make("pilothouse", {}, tuned("llama-3.1-8b")).out_above == 0.9
     assert strategies.pace("lt_u", tuned("llama-3.1-8b")).endswith("above 60%, and takes away only below 30%")
@@ -49,9 +42,9 @@ def test_a_mark_that_does_not_go_with_a_policy_is_refused(language_model):
     ScalingPolicy.objects.create(model=language_model, strategy="lt_u", parameters={"out_above": 0.4})
     with pytest.raises(ValidationError) as error:
         services.change("SCALE_IN_BELOW", 0.5, "test")
-    (said,) = error.value.messages
-    assert said.startswith("SCALE_IN_BELOW cannot be 0.5. llama-3.1-8b is scaled by ")
-    assert said.endswith("in_below (0.5) must be at least 0 and below out_above (0.4).")
+    (message,) = error.value.messages
+    assert message.startswith("SCALE_IN_BELOW cannot be 0.5. llama-3.1-8b is scaled by ")
+    assert message.endswith("in_below (0.5) must be at least 0 and below out_above (0.4).")
     services.change("SCALE_IN_BELOW", 0.35, "test")
     services.change("PLAN_EPSILON", 0.5, "test")
     policy = ScalingPolicy.objects.get()
@@ -110,12 +103,8 @@ def test_a_change_is_an_event_with_before_and_after(operator, language_model):
         ("PLAN_DEMAND", "median", "'strategy', 'mean', 'upper_80' or 'upper_95'"),
         ("SCALE_OUT_ABOVE", 0.2, "must be above SCALE_IN_BELOW, 0.3"),
         ("SCALE_IN_BELOW", 0.8, "SCALE_OUT_ABOVE must be above SCALE_IN_BELOW, 0.8"),
-        ("SCALE_GAP_IN", 6.0, "SCALE_GAP_OUT must be above SCALE_GAP_IN, 6"),
-        ("POOL_OUT_ABOVE", 0.7, "POOL_AIM must be below POOL_OUT_ABOVE, 0.7"),
-        ("PRESERVE_EASE_S", 600.0, "less than 600"),
         ("LOOKAHEAD_ITERATIONS", 4000, "less than or equal to 2048"),
         ("LOOKAHEAD_OVERLOAD_SHARE", 1.5, "less than or equal to 1"),
-        ("CAPABILITY_MOST_ABOVE", 0.5, "greater than or equal to 1"),
         ("NO_SUCH", 1, "There is no setting 'NO_SUCH'."),
     ],
 )

@@ -110,16 +110,18 @@ def stream(key: str) -> list[dict[str, Any]]:
 
 
 def test_the_page_names_every_step() -> None:
-    assert [command.split()[0] for command in commands()] == ["up", "make_tiny_model", "apply", "create_key"]
+    assert [command.split()[0] for command in commands()] == ["up", "apply", "create_key"]
     (text,) = blocks("toml")
     assert len(tomllib.loads(text)["instances"]) == 2
 
 
 @pytest.mark.vllm
-def test_the_first_token(here: Here) -> None:
+def test_the_first_token(here: Here, vllm_python: str) -> None:
     (here.folder / "FLEET.toml").write_text(blocks("toml")[0])
-    _, make_model, apply, create_key = commands()
-    here.manage(make_model)
+    _, apply, create_key = commands()
+    assert "-m workers.vllm.tiny_model var/tiny " in SECTION
+    model = [vllm_python, "-m", "workers.vllm.tiny_model", str(here.folder / "var/tiny")]
+    subprocess.run(model, cwd=ROOT, env=here.environment, check=True)
     assert "instance tiny-2" in here.manage(apply)
     assert "Nothing to change" in here.manage(apply)
     key = here.manage(create_key).split()[-1]

@@ -3,7 +3,7 @@
 The short form asserts what must hold: shortest predicted first, everything served, whatever was predicted. The measured one
 (`-m truth -s`) prints figures and keeps them in `test-results/jct.json`. Outputs are forced to their length (`max_tokens`
 with `ignore_eos`), so their prediction would be exact: the dispatcher gets another one, of a real predictor about real
-answers. `LENGTH_DATA_DIR` names the folder with the published sets (docs/papers/ordering.md); without it lengths and errors are
+answers. `LENGTH_DATA_DIR` names the folder of published sets (docs/papers/ordering.md); without it lengths and errors are
 drawn, and the report says so.
 """
 
@@ -176,10 +176,10 @@ def predictors() -> list[Predictor]:
     tokens = np.array([sample.output_tokens for sample in samples])
     said = bundled().predict([sample.query for sample in samples]).tokens
     kept = tokens <= LONGEST
-    student = np.maximum(np.rint(said[kept]), 1).astype(int)
+    trees = np.maximum(np.rint(said[kept]), 1).astype(int)
     return [
         Predictor("BERT of SSJF's authors, LMSYS-Chat-1M", bert.output, bert.predicted),
-        Predictor("our student, held-out prompts of arena_bench_v1 and gpteacher", tokens[kept], student),
+        Predictor("our trees, held-out prompts of arena_bench_v1 and gpteacher", tokens[kept], trees),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Calls besides chats through the gateway, on a real vLLM that renders prompts and stores responses."""
+"""Calls besides chats through the gateway, on a real vLLM that renders prompts."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import openai
 import pytest
 
 from tests.gateway.conftest import open_sdk
-from tests.gateway.test_responses import TOOLS
 from tests.vllm.conftest import MODEL, VllmFleet
 from tests.vllm.conftest import TOOLS as TOOL_FLAGS
 from tests.vllm.gateway import gateway_before
@@ -14,13 +13,6 @@ from tests.vllm.gateway import gateway_before
 pytestmark = pytest.mark.vllm
 
 HELLO = [{"role": "user", "content": "hello"}]
-CALLED = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Oslo"}'}
-ASKED: list[dict[str, Any]] = [
-    {"input": "Is it windy?"},
-    {"input": HELLO, "instructions": "Be brief."},
-    {"input": HELLO, "tools": TOOLS},
-    {"input": [*HELLO, CALLED, {"type": "function_call_output", "call_id": "c", "output": "9 m/s"}], "tools": TOOLS},
-]
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +24,9 @@ def rendering(vllm_fleet: VllmFleet) -> str:
 
 
 @pytest.mark.django_db(transaction=True)
-async def test_tokens_renders_and_batches(rendering: str) -> None:
+async def test_renders_and_batches(rendering: str) -> None:
     async with gateway_before({"rendering": rendering}, 4) as served, open_sdk(served, max_retries=0) as client:
-        for asked in ASKED:
-            counted = await client.responses.input_tokens.count(model=MODEL, **asked)
-            made = await client.responses.create(model=MODEL, max_output_tokens=4, **asked)
-            assert counted.input_tokens == made.usage.input_tokens, asked
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=4)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(made.id)
 

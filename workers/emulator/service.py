@@ -19,7 +19,7 @@ from workers.emulator.calls import ApiError, Asked, Prompt, Surface, bad, decode
 from workers.emulator.instance import EmulatedInstance, SleepMode
 from workers.emulator.shapes import SHAPES
 from workers.vllm.sound import seconds_of, sound_tokens
-from workers.vllm.tasks import INPUT_TOKENS, PATHS
+from workers.vllm.tasks import PATHS
 
 VERSION: Final = "0.32.0"
 JSON: Final = "application/json"
@@ -232,7 +232,7 @@ async def kv_event_sources(instance: EmulatedInstance, request: web.Request) -> 
 
 async def openapi(instance: EmulatedInstance, request: web.Request) -> web.Response:
     """Return the paths that a server of its task answers, which is all that is read of vLLM's document."""
-    paths: dict[str, object] = {path: {"post": {}} for path in PATHS[instance.spec.task] if path != INPUT_TOKENS}
+    paths: dict[str, object] = {path: {"post": {}} for path in PATHS[instance.spec.task]}
     paths |= {path: {"get": {}} for path in ("/health", "/load", "/metrics", "/v1/models", "/version")}
     return json_response({"openapi": "3.1.0", "info": {"title": "vLLM", "version": VERSION}, "paths": paths})
 

@@ -24,7 +24,6 @@ from controlplane.fleet.lifecycle.states import ActionError, InstanceState, chec
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.services import advance_swaps, deliver, free_for_taker, move, notify
-from controlplane.fleet.weights import services as weights
 from controlplane.jobs.broker import send_task
 from workers.celery import app
 from workers.vllm.client import VllmClient, VllmError
@@ -220,8 +219,6 @@ def _start(instance: Instance, command: InstanceCommand) -> None:
     """Move the instance from provisioning to loading. The gateway makes it ready when it answers."""
     if instance.state != InstanceState.PROVISIONING:
         return  # an earlier delivery of this command got that far
-    deployment = instance.deployment
-    weights.ask(deployment.model.name, deployment.region.name, ACTOR, f"{instance.name} starts there")
     launcher, spec = launcher_for(instance), launch_spec(instance)
     if isinstance(launcher, ProcessLauncher) and (how := launcher.how_it_ended(instance.name)):
         _say_ended(instance, how, "what is left of it is ended before the next start")

@@ -16,7 +16,6 @@ def train_length_model(pk: int = 0) -> int:
     with only_one(LONG_WORK) as free:
         if not free:
             if pk:
-                training.note_waiting(pk)
                 train_length_model.apply_async((pk,), countdown=AGAIN_S)
             return 0
         return training.run_requested(pk) if pk else training.run_due(timezone.now())

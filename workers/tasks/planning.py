@@ -19,7 +19,6 @@ from django.utils import timezone
 from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
 from controlplane.lengths import training
-from controlplane.planning import capacity
 from controlplane.planning.forecasts import backtests
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
@@ -63,7 +62,7 @@ def backtest_ledger() -> None:
     """Judge the forecasters on the ledger's demand, when that is due."""
     with only_one(LONG_WORK) as free:
         if free and backtests.due(timezone.now()):
-            backtests.backtest_ledger(tuned().BACKTEST_LIMIT_S, requested_work_waits=requested_work_waits)
+            backtests.backtest_ledger(backtests.LIMIT_S, requested_work_waits=requested_work_waits)
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
@@ -73,15 +72,9 @@ def fit_forecasters() -> int:
         return forecasts.fit_forecasters(timezone.now(), requested_work_waits) if free else 0
 
 
-def record_capacity() -> int:
-    """Record the present capacity of endpoints where it has changed; return for how many."""
-    with only_one("record_capacity") as free:
-        return capacity.record_capacity(timezone.now()) if free else 0
-
-
 def prune_planning() -> int:
     """Delete forecasts after `PILOTHOUSE_FORECAST_KEEP_HOURS`, never before two rounds or windows, and plans that were never
-    carried out and outdated capacity after `PILOTHOUSE_PLANNING_KEEP_DAYS`. Return how many rows were deleted.
+    carried out after `PILOTHOUSE_PLANNING_KEEP_DAYS`. Return how many rows were deleted.
     """
     values, now = tuned(), timezone.now()
     rounds = timedelta(seconds=2 * max(values.FORECAST_EVERY_S, values.FORECAST_WINDOW_S))
@@ -89,8 +82,9 @@ def prune_planning() -> int:
     gone = delete_in_batches(Forecast.objects.filter(made_at__lt=now - kept).order_by("made_at"))
     oldest = now - timedelta(days=values.PLANNING_KEEP_DAYS)
     never = [PlanStatus.SHADOW, PlanStatus.SUPERSEDED, PlanStatus.REJECTED]
-    gone += delete_in_batches(ScalingPlan.objects.filter(made_at__lt=oldest, status__in=never).order_by("made_at"))
-    return gone + delete_in_batches(capacity.out_of_date(oldest))
+    return gone + delete_in_batches(
+        ScalingPlan.objects.filter(made_at__lt=oldest, status__in=never).order_by("made_at")
+    )
 
 
 def due(newest: datetime | None, every_s: float, now: datetime) -> bool:

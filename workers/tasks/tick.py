@@ -9,10 +9,9 @@ from controlplane.fleet.swaps import services as swaps
 from controlplane.fleet.swaps.selectors import open_swaps
 from controlplane.jobs.services import recorded
 from workers.celery import app
-from workers.tasks import fleet, planning
+from workers.tasks import fleet
 from workers.tasks.observation import observe_instances
 from workers.tasks.rollouts import advance_rollouts
-from workers.tasks.weights import advance_pulls
 
 
 def advance_swaps() -> int:
@@ -26,8 +25,6 @@ STEPS: Final[dict[str, Callable[[], Any]]] = {
     "end-failed": fleet.end_failed,
     "advance-rollouts": advance_rollouts,
     "advance-swaps": advance_swaps,
-    "advance-pulls": advance_pulls,
-    "record-capacity": planning.record_capacity,
     "observe-instances": observe_instances,
 }
 """By the names of their jobs."""

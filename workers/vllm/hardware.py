@@ -1,63 +1,20 @@
-"""A machine's hardware for vLLM: GPUs as `nvidia-smi` lists them, or CPUs; and its use by processes."""
+"""Memory that the processes of a server use, on GPUs by `nvidia-smi`."""
 
 import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from workers.vllm import processes
 
 MIB = 2**20
 QUERY_LIMIT_S = 15.0
-GPU_QUERY = ("--query-gpu=index,name,memory.total,uuid", "--format=csv,noheader,nounits")
 PROCESS_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 
 
 class HardwareError(Exception):
-    """The machine could not be queried; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    index: int
-    name: str
-    memory_bytes: int
-    uuid: str
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """This machine's hardware; *gpus* is empty where it computes on its CPUs."""
-
-    gpus: tuple[Gpu, ...]
-    memory_bytes: int
-
-
-def machine() -> Machine:
-    """Return this machine. Raises HardwareError if it has `nvidia-smi` and that fails."""
-    return Machine(gpus(), _kib(Path("/proc/meminfo").read_text(), "MemTotal:"))
-
-
-def gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs of this machine; none without `nvidia-smi`. Raises HardwareError."""
-    text = _nvidia_smi(GPU_QUERY)
-    return parse_gpus(text) if text is not None else ()
-
-
-def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Parse `nvidia-smi --query-gpu=index,name,memory.total,uuid --format=csv,noheader,nounits`. Raises HardwareError."""
-    gpus = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != len(("index", "name", "memory", "uuid")):
-            continue
-        try:
-            gpus.append(Gpu(int(fields[0]), fields[1], int(float(fields[2]) * MIB), fields[3]))
-        except ValueError as error:  # "[N/A]" of a GPU that has fallen off the bus
-            raise HardwareError(f"nvidia-smi says of GPU {fields[0]} ({fields[1]}): memory {fields[2]}") from error
-    return tuple(gpus)
+    """`nvidia-smi` could not be queried; the text says why."""
 
 
 def parse_processes(text: str) -> dict[int, int]:

@@ -13,11 +13,9 @@ MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
 SPEECH = ("/v1/audio/transcriptions", "/v1/audio/translations")
 TOKENIZER = ("/tokenize", "/detokenize")
 RENDERING = tuple(f"{path}/render" for path in (*GENERATION, "/v1/messages"))
-INPUT_TOKENS = "/v1/responses/input_tokens"
-"""A path of OpenAI's, which no vLLM answers: `/tokenize` does for it."""
 PATHS: Mapping[Task, tuple[str, ...]] = MappingProxyType(
     {
-        Task.GENERATE: (*GENERATION, *MESSAGES, CHAT_BATCH, *RENDERING, INPUT_TOKENS, *TOKENIZER),
+        Task.GENERATE: (*GENERATION, *MESSAGES, CHAT_BATCH, *RENDERING, *TOKENIZER),
         Task.TRANSCRIPTION: (*SPEECH, *TOKENIZER),
         Task.EMBED: (EMBEDDINGS, COHERE_EMBED, POOLING, *SCORING, *TOKENIZER),
         Task.TOKEN_EMBED: (POOLING, *SCORING, *TOKENIZER),
@@ -27,7 +25,7 @@ PATHS: Mapping[Task, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Paths by task (`vllm/entrypoints/launchers/api_server/routers.py`)."""
-NOT_ALWAYS = frozenset({*MESSAGES, CHAT_BATCH, *RENDERING, INPUT_TOKENS, COHERE_EMBED})
+NOT_ALWAYS = frozenset({*MESSAGES, CHAT_BATCH, *RENDERING, COHERE_EMBED})
 """Paths of a task that older servers do not answer."""
 MAY_ANSWER: Mapping[Task, tuple[str, ...]] = MappingProxyType({Task.GENERATE: SPEECH})
 """Further paths that some models of a task serve: those that generate from sound too."""

@@ -1,7 +1,7 @@
-"""`/api`: tenants and their API keys."""
+"""`/api`: tenants, their API keys and budgets."""
 
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from django.shortcuts import get_object_or_404
 from django_stubs_ext import WithAnnotations
@@ -14,9 +14,10 @@ from controlplane.api import conditions
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest
 from controlplane.api.conditions import IfMatch
 from controlplane.api.errors import ApiError
-from controlplane.api.resources import add_list, schema_of
+from controlplane.api.resources import add_changes, add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, Strict
 from controlplane.fleet.selectors import allowed_models
+from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.keys import KEYS, TENANTS, visible_keys
 from controlplane.resources.resource import Column
 
@@ -39,9 +40,11 @@ class KeyIn(Strict):
     """Names that its requests may ask for: of models, adapters and weighted targets; none allows all."""
 
 
-class AllowedModelsIn(ActionIn):
-    allowed_models: list[str]
-    """Names of models, adapters and weighted targets; none allows all."""
+class KeyChange(ActionIn):
+    allowed_models: list[str] | None = None
+    """Names of models, adapters and weighted targets; an empty list allows all, null changes nothing."""
+    revoked: Literal[True] | None = None
+    """Revokes it permanently: requests with it are refused within seconds."""
 
 
 class MeOut(Described):
@@ -71,6 +74,9 @@ def get_me(request: ApiRequest) -> dict[str, Any]:
 
 add_list(router, TENANTS, TenantOut, "All tenants for the fleet's people, their own for others.", paged=False)
 add_list(router, KEYS, KeyOut, "API keys, newest first, without their secrets.", paged=False)
+BudgetOut = schema_of(BUDGETS, "BudgetOut")
+add_list(router, BUDGETS, BudgetOut, "Budgets: all for the fleet's people, their own for others.", paged=False)
+add_changes(router, BUDGETS, BudgetOut)
 
 
 @router.post("/keys", response={201: NewKey}, auth=PEOPLE)
@@ -92,18 +98,14 @@ def create_key(request: ApiRequest, body: KeyIn) -> Status[ApiKey]:
     return Status(201, key)
 
 
-@router.post("/keys/{int:key_id}/revoke", response=KeyOut, auth=PEOPLE)
-def revoke_key(request: ApiRequest, key_id: int, body: ActionIn) -> ApiKey:
-    """Revoke a key permanently. Requests with it are refused within seconds."""
-    return revoke_api_key(_managed(request, key_id), request.auth.person, body.reason)
-
-
-@router.put("/keys/{int:key_id}/allowed-models", response=KeyOut, auth=PEOPLE)
-def put_allowed_models(request: ApiRequest, key_id: int, body: AllowedModelsIn, if_match: str = IfMatch) -> ApiKey:
-    """Set the models that requests with a key may ask for. They follow within seconds."""
-    key = _managed(request, key_id)
+@router.patch("/keys/{int:key_id}", response=KeyOut, auth=PEOPLE)
+def change_key(request: ApiRequest, key_id: int, body: KeyChange, if_match: str = IfMatch) -> ApiKey:
+    """Revoke a key, or set the models that requests with it may ask for."""
+    key, person = _managed(request, key_id), request.auth.person
     conditions.check(if_match, key, fields=["allowed_models"])
-    return allow_models(key, allowed_models(body.allowed_models, key.tenant_id), request.auth.person, body.reason)
+    if body.allowed_models is not None:
+        key = allow_models(key, allowed_models(body.allowed_models, key.tenant_id), person, body.reason)
+    return revoke_api_key(key, person, body.reason) if body.revoked else key
 
 
 def _managed(request: ApiRequest, key_id: int) -> ApiKey:

@@ -4,26 +4,18 @@ from asgiref.sync import async_to_sync
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from ninja import Router, Schema
-from pydantic import AwareDatetime
 
 from controlplane.accounts.models import Role
-from controlplane.alerts import services, webhooks
-from controlplane.alerts.models import Alert, AlertRule
+from controlplane.alerts import webhooks
+from controlplane.alerts.models import AlertRule
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.errors import ApiError
-from controlplane.api.resources import add_list, add_operations, mount, schema_of
-from controlplane.api.schemas import ActionIn
+from controlplane.api.resources import add_changes, add_list, add_operations, schema_of
 from controlplane.resources.alerts import ALERT_RULES, ALERTS
 from controlplane.webhooks import call
 
 router = Router(auth=VIEWERS, tags=["Alerts"])
-
-AlertOut = schema_of(ALERTS, "AlertOut")
-
-
-class SilenceIn(ActionIn):
-    until: AwareDatetime | None
-    """Null ends a silence."""
+AlertOut, RuleOut = schema_of(ALERTS, "AlertOut"), schema_of(ALERT_RULES, "AlertRuleOut")
 
 
 class WebhookTestOut(Schema):
@@ -34,20 +26,9 @@ class WebhookTestOut(Schema):
 
 
 add_list(router, ALERTS, AlertOut, "Alerts, newest first.")
-add_operations(router, ALERTS, AlertOut, "/alerts/{int:pk}")
-mount(
-    router,
-    ALERT_RULES,
-    schema_of(ALERT_RULES, "AlertRuleOut"),
-    "Alert rules by name. Of a webhook only the host is shown.",
-)
-
-
-@router.post("/alerts/{int:alert_id}/silence", response=AlertOut)
-def silence_alert(request: ApiRequest, alert_id: int, body: SilenceIn) -> Alert:
-    """Send no message about the subject of an alert until a time, also if it opens again. Needs the role operator."""
-    user, row = request.auth.require(Role.OPERATOR), get_object_or_404(Alert, pk=alert_id)
-    return services.silence(row, body.until, user, body.reason)
+add_operations(router, ALERTS, AlertOut)
+add_list(router, ALERT_RULES, RuleOut, "Alert rules by name. Of a webhook only the host is shown.", paged=False)
+add_changes(router, ALERT_RULES, RuleOut)
 
 
 @router.post("/alert-rules/{int:rule_id}/test", response=WebhookTestOut)

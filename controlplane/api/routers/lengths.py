@@ -10,7 +10,6 @@ from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.resources import add_list, add_operations, schema_of
 from controlplane.api.schemas import DecisionIn, Items, RowSchema
-from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import selectors, training
 from controlplane.lengths.models import LengthTraining, TrainingState
 from controlplane.resources.lengths import LENGTH_SERIES, LENGTH_VERSIONS
@@ -34,7 +33,7 @@ LengthVersionOut = schema_of(LENGTH_VERSIONS, "LengthVersionOut")
 
 
 class TrainingIn(DecisionIn):
-    kind: LengthModelKind = LengthModelKind.STUDENT
+    kind: str = training.USUAL
     """Kind to train. Kinds that read prompts train only on each tenant's retained prompts."""
 
 
@@ -83,19 +82,13 @@ add_list(
     router,
     LENGTH_VERSIONS,
     LengthVersionOut,
-    "List versions of the length model, newest first. When none is active, the bundled student predicts.",
+    "List versions of the length model, newest first. When none is active, the bundled one predicts.",
     path="/lengths/versions",
     paged=False,
 )
 
 
 add_operations(router, LENGTH_VERSIONS, LengthVersionOut, "/lengths/versions/{int:number}")
-
-
-@router.get("/lengths/trainings", response=Items[TrainingOut])
-def list_length_trainings(request: ApiRequest) -> dict[str, Any]:
-    """List trainings, newest first, with the progress of running ones and the result of finished ones."""
-    return {"items": selectors.trainings()}
 
 
 @router.post("/lengths/train", response={202: TrainingOut})

@@ -13,13 +13,13 @@ from controlplane.accounts.models import Role
 from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.conditions import IfMatch
+from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, add_operations, schema_of
 from controlplane.api.schemas import Described, Items, NewestFirst, Page, RowSchema, Strict
 from controlplane.fleet.models import Model
 from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles, capacity, selectors, services
 from controlplane.planning.models import (
-    Backtest,
     Forecast,
     PolicyMode,
     Quantity,
@@ -30,7 +30,6 @@ from controlplane.planning.models import (
 from controlplane.resources.plans import MOVES, PLANS
 from controlplane.resources.resource import Column
 from controlplane.rows import narrowed
-from scheduling.bundles import BUNDLES
 
 router = Router(auth=VIEWERS, tags=["Scaling"])
 
@@ -79,15 +78,6 @@ class ForecastOut(RowSchema):
     upper_95: list[float | None]
 
 
-class BacktestOut(RowSchema):
-    class Meta:
-        model = Backtest
-        fields = ("id", "made_at", "source", "window_s", "horizon_windows")
-
-    rows: list[dict[str, Any]]
-    """One row per forecaster, series and quantity."""
-
-
 class PolicyOut(Described):
     model: str
     strategy: str | None
@@ -95,50 +85,28 @@ class PolicyOut(Described):
     mode: PolicyMode
     parameters: dict[str, Any]
     changed_at: datetime | None
-
-
-class PolicyIn(Strict):
-    strategy: str = Field(max_length=40)
-    mode: PolicyMode
-    parameters: dict[str, Any] = {}
-    """Strategy parameters by name; omitted ones have their defaults."""
-    reason: str = Field("", max_length=255)
-
-
-class BundleOut(Described):
-    """Router, order, strategy, forecaster and length model, applied to a model together."""
-
-    name: str
-    title: str
-    about: str
-    values: dict[str, Any]
-
-
-class ModelBundleOut(Described):
-    model: str
     bundle: str
-    """`custom` where the values match no bundle."""
+    """Policy bundle: router, order, strategy, forecaster and length model; `custom` where the values match none."""
     nearest: str
     """Bundle that differs in the fewest values."""
     values: dict[str, Any]
+    """All that a bundle sets."""
     differs: dict[str, Any]
     """Values of the nearest bundle that differ, by name."""
 
 
-class BundleIn(Strict):
-    bundle: str = Field(max_length=40)
-    reason: str = Field("", max_length=255)
+class PolicyIn(Strict):
+    """What is not given stays."""
 
-
-class PartsIn(Strict):
-    """Policy parts; omitted parts stay unchanged."""
-
+    bundle: str = Field("", max_length=40)
+    """Name of a bundle to apply whole; the mode stays."""
+    strategy: str | None = Field(None, max_length=40)
+    mode: PolicyMode | None = None
+    parameters: dict[str, Any] | None = None
+    """Strategy parameters by name; omitted ones have their defaults."""
     routing_policy: str | None = None
     ordering_policy: str | None = None
-    strategy: str | None = None
     FORECASTER: str | None = None
-    length_model: str | None = None
-    """Empty: the active version."""
     reason: str = Field("", max_length=255)
 
 
@@ -155,9 +123,7 @@ MoveOut = schema_of(MOVES, "MoveOut", "One instance added or taken away by scali
 class ForecastQuery(Schema):
     model: str = ""
     region: str = ""
-    slo_class: str = Field(
-        "", description="One class; empty: all interactive classes together; `+`: all deferred ones."
-    )
+    slo_class: str = Field("", description="Empty: all interactive classes together; `+`: all deferred ones.")
     quantity: Quantity | None = None
 
 
@@ -189,7 +155,7 @@ def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> di
 @router.get("/forecasts", response=Page[ForecastOut])
 @paginate(NewestFirst)
 def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet[Forecast]:
-    """List demand forecasts, newest first: of all interactive SLO classes together, or of `slo_class`.
+    """List demand forecasts, newest first: of all interactive SLO classes together, or all deferred ones.
 
     The two are never mixed, so sums over a list count no token twice. Forecasts are deleted after
     `PILOTHOUSE_FORECAST_KEEP_HOURS`.
@@ -198,71 +164,38 @@ def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet
     return narrowed(rows, model=query.model, region=query.region, quantity=query.quantity)
 
 
-@router.get("/backtests", response=Page[BacktestOut])
-@paginate(NewestFirst)
-def list_backtests(request: ApiRequest) -> QuerySet[Backtest]:
-    """List backtests of the forecasters, newest first."""
-    return Backtest.objects.all()
-
-
 @router.get("/scaling/policies", response=Items[PolicyOut])
-def list_policies(request: ApiRequest) -> dict[str, Any]:
-    """Return the scaling policy of each active model."""
-    return {"items": [_policy(model, policy) for model, policy in selectors.policies()]}
+def list_policies(request: ApiRequest, model: str = "") -> dict[str, Any]:
+    """Return the scaling policy and the bundle of each active model, or of one."""
+    conditions.tag(request)
+    known = [(row, policy) for row, policy in selectors.policies() if model in ("", row.name)]
+    present = bundles.presents([row for row, _ in known])
+    return {"items": [_policy(policy, present[row.pk]) for row, policy in known]}
 
 
-@router.get("/scaling/policies/{name:model}", response=PolicyOut)
-def get_policy(request: ApiRequest, model: str) -> dict[str, Any]:
-    """The scaling policy of *model*, with the `ETag` that its policy bundle has too."""
-    row = _model(model)
-    conditions.tag(request, *bundles.rows_of(row))
-    return _policy(row, ScalingPolicy.objects.filter(model=row).first())
-
-
-@router.put("/scaling/policies/{name:model}", response=PolicyOut)
-def set_policy(request: ApiRequest, model: str, body: PolicyIn, if_match: str = IfMatch) -> dict[str, Any]:
-    """Set the scaling policy of *model*. Plans awaiting approval under another strategy or mode are superseded.
+@router.patch("/scaling/policies/{name:model}", response=PolicyOut)
+def change_policy(request: ApiRequest, model: str, body: PolicyIn, if_match: str = IfMatch) -> dict[str, Any]:
+    """Change the policy of *model* from the next decision, without a restart. Plans awaiting approval under another strategy
+    or mode are superseded.
 
     In mode `auto`, instances move without approval; try `shadow` first to see the effect.
     """
-    user, row = request.auth.require(Role.OPERATOR), _model(model)
+    user = request.auth.require(Role.OPERATOR)
+    row = get_object_or_404(Model, name=model, active=True)
     conditions.check(if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
-    return _policy(row, services.set_policy(row, body.strategy, body.mode, body.parameters, user, body.reason))
-
-
-@router.get("/scaling/bundles", response=Items[BundleOut])
-def list_bundles(request: ApiRequest) -> dict[str, Any]:
-    """List the policy bundles."""
-    names = ("name", "title", "about")
-    of_all = [
-        {name: getattr(each, name) for name in names} | {"values": bundles.values_of(each)} for each in BUNDLES.values()
-    ]
-    return {"items": of_all}
-
-
-@router.get("/models/{name:model}/bundle", response=ModelBundleOut)
-def get_bundle(request: ApiRequest, model: str) -> dict[str, Any]:
-    """Return the bundle that *model* matches or is nearest to, and the differences; with their `ETag`."""
-    row = _model(model)
-    conditions.tag(request, *bundles.rows_of(row))
-    return _bundle(bundles.present(row))
-
-
-@router.put("/models/{name:model}/bundle", response=ModelBundleOut)
-def switch_bundle(request: ApiRequest, model: str, body: BundleIn, if_match: str = IfMatch) -> dict[str, Any]:
-    """Apply a bundle to *model* from the next decision, without a restart. The mode stays."""
-    user, row = request.auth.require(Role.OPERATOR), _model(model)
-    conditions.check(if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
-    return _bundle(services.switch_bundle(row, body.bundle, user, body.reason))
-
-
-@router.patch("/models/{name:model}/bundle", response=ModelBundleOut)
-def switch_parts(request: ApiRequest, model: str, body: PartsIn, if_match: str = IfMatch) -> dict[str, Any]:
-    """Change parts of the policy of *model*: router, order, strategy, forecaster or length model. One event; no restart."""
-    user, row = request.auth.require(Role.OPERATOR), _model(model)
-    conditions.check(if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
-    values = body.model_dump(exclude={"reason"}, exclude_none=True)
-    return _bundle(services.switch_parts(row, values, user, body.reason))
+    if body.bundle:
+        services.switch_bundle(row, body.bundle, user, body.reason)
+    parts = body.model_dump(exclude={"reason", "bundle", "mode", "parameters"}, exclude_none=True)
+    if parts:
+        services.switch_parts(row, parts, user, body.reason)
+    policy = ScalingPolicy.objects.filter(model=row).first()
+    if body.mode is not None or body.parameters is not None:
+        if policy is None:
+            raise ApiError(422, "invalid", f"{row} has no strategy yet.", "strategy")
+        parameters = policy.parameters if body.parameters is None else body.parameters
+        policy = services.set_policy(row, policy.strategy, body.mode or policy.mode, parameters, user, body.reason)
+    row.refresh_from_db()
+    return _policy(policy, bundles.present(row))
 
 
 add_list(
@@ -290,22 +223,14 @@ add_list(
 )
 
 
-def _model(name: str) -> Model:
-    return get_object_or_404(Model, name=name, active=True)
-
-
-def _bundle(present: bundles.Present) -> dict[str, Any]:
+def _policy(policy: ScalingPolicy | None, present: bundles.Present) -> dict[str, Any]:
+    names = ("strategy", "parameters", "changed_at")
     return {
         "model": present.model.name,
+        "mode": mode_of(policy),
+        **({name: getattr(policy, name) for name in names} if policy else dict.fromkeys(names) | {"parameters": {}}),
         "bundle": present.name,
         "nearest": present.nearest.name,
         "values": present.values,
         "differs": {each.what: each.bundled for each in present.differences(present.nearest)},
     }
-
-
-def _policy(model: Model, policy: ScalingPolicy | None) -> dict[str, Any]:
-    if policy is None:
-        return {"model": model.name, "strategy": None, "mode": mode_of(policy), "parameters": {}, "changed_at": None}
-    names = ("strategy", "mode", "parameters", "changed_at")
-    return {"model": model.name, **{name: getattr(policy, name) for name in names}}

@@ -18,12 +18,9 @@ from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, RowSchema
-from controlplane.applications.models import Application, ApplicationRun
 from controlplane.applications.reporting import act_on_run, acted_on_run
 from controlplane.applications.selectors import graph_of
 from controlplane.applications.services import calls_of, import_graph
-from controlplane.batches.models import Batch
-from controlplane.batches.services import speed_up, undo_speed_up
 from controlplane.dispatch.queues.operations import RunAction
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
@@ -93,24 +90,6 @@ BatchOut = schema_of(BATCHES, "BatchOut")
 add_list(router, BATCHES, BatchOut, "Batches, newest first; `/v1/batches` is what SDKs ask.", check=check_tenant)
 
 
-class SpeedUpIn(ActionIn):
-    within_s: float | None = Field(None, gt=0, description="Seconds until its last line is to be done; null undoes it.")
-
-
-@router.post("/batches/{public_id}/speed-up", response=BatchOut)
-def speed_up_batch(request: ApiRequest, public_id: str, body: SpeedUpIn) -> Batch:
-    """Release the lines of a batch above the marks of use, as fast as an earlier deadline needs, or undo that. 409 for one
-    that does not run.
-    """
-    user = request.auth.require(Role.OPERATOR)
-    batch = get_object_or_404(Batch.objects.select_related("tenant"), public_id=public_id)
-    if body.within_s is None:
-        undo_speed_up(batch, user, body.reason)
-    else:
-        speed_up(batch, body.within_s, user, body.reason)
-    return batch
-
-
 ApplicationOut = schema_of(APPLICATIONS, "ApplicationOut")
 add_list(router, APPLICATIONS, ApplicationOut, "Applications, newest first.", check=check_tenant)
 RunOut = schema_of(RUNS, "RunOut")
@@ -125,21 +104,10 @@ add_list(
 )
 
 
-def application_of(request: ApiRequest, pk: int, *, managed: bool = False) -> Application:
-    """Return an application that the caller sees, or *managed*: is an operator of, in its tenant or over the fleet."""
-    rows = visible_applications(request.auth).filter(pk=pk)
-    if managed:
-        rows = rows.filter(tenant__in=tenants_with_role(request.auth.person, Role.OPERATOR))
-    application: Application | None = rows.first()
-    if application is None:
-        raise ApiError(404, "not_found", "Not found, or no access.")
-    return application
-
-
 @router.get("/applications/{application_id}/graph")
 def get_application_graph(request: ApiRequest, application_id: int) -> HttpResponseBase:
     """Return the demand graph of an application: its units, and records of up to 1,000 runs."""
-    graph = graph_of(application_of(request, application_id))
+    graph = graph_of(get_object_or_404(visible_applications(request.auth), pk=application_id))
     return HttpResponse(graph.to_json(), content_type="application/json")
 
 
@@ -158,7 +126,7 @@ class ReportOut(Described):
 class RunDetailOut(Described):
     run: RunOut  # type: ignore[valid-type]
     calls: list[RequestOut]  # type: ignore[valid-type]
-    """The first 500, in the order in which they came."""
+    """The first 500, in the order of arrival."""
     units: list[ReportOut]
     """Reported ones."""
 
@@ -166,17 +134,11 @@ class RunDetailOut(Described):
 @router.get("/runs/{run_id}", response=RunDetailOut)
 def get_run(request: ApiRequest, run_id: int) -> dict[str, Any]:
     """Return one run with its calls and reported units."""
-    run = run_seen(request, run_id)
+    run = get_object_or_404(visible_runs(request.auth), pk=run_id)
     application = run.application
     calls = calls_of(application.tenant_id, application.name, run.run).select_related("tenant", "api_key")
-    return {"run": run, "calls": calls.order_by("arrived_at")[:CALLS], "units": run.reports.all()[:CALLS]}
-
-
-def run_seen(request: ApiRequest, run_id: int) -> ApplicationRun:
-    run: ApplicationRun | None = visible_runs(request.auth).filter(pk=run_id).first()
-    if run is None:
-        raise ApiError(404, "not_found", "Not found, or no access.")
-    return run
+    shown = calls.order_by("arrived_at")[:CALLS]
+    return {"run": run, "calls": shown, "units": run.reports.all()[:CALLS]}
 
 
 class RunActedOut(Described):
@@ -188,7 +150,7 @@ class RunActedOut(Described):
 @router.post("/runs/{run_id}/{action}", response={200: RunActedOut, 503: ErrorBody})
 def act_on_application_run(request: ApiRequest, run_id: int, action: RunAction, body: ActionIn) -> dict[str, Any]:
     """Move a run first, or stop it. 409 when not possible. Requires the role operator."""
-    user, run = request.auth.require(Role.OPERATOR), run_seen(request, run_id)
+    user, run = request.auth.require(Role.OPERATOR), get_object_or_404(visible_runs(request.auth), pk=run_id)
     calls = act_on_run(run, action, user, body.reason, timezone.now())
     return {"message": acted_on_run(run.run, action, calls), "open_calls": calls}
 

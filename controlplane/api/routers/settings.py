@@ -11,7 +11,7 @@ from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest, Caller
 from controlplane.api.conditions import IfMatch
 from controlplane.api.resources import add_list, schema_of
-from controlplane.api.schemas import Reason, Strict
+from controlplane.api.schemas import Strict
 from controlplane.fleet.models import Model
 from controlplane.resources.settings import SETTINGS
 from controlplane.tunable import Tunable
@@ -27,6 +27,7 @@ SettingOut = schema_of(SETTINGS, "SettingOut", "Setting with its effective value
 
 class SettingIn(Strict):
     value: Any
+    """Null resets it to the default, or for one model to the value for all."""
     model: str = ""
     """Empty: all models without an override."""
     reason: str = Field("", max_length=255)
@@ -39,37 +40,23 @@ def check_model(_caller: Caller, given: dict[str, Any]) -> None:
 add_list(router, SETTINGS, SettingOut, "List all runtime settings by group.", paged=False, check=check_model)
 
 
-@router.get("/settings/{name}", response=SettingOut)
-def get_setting(request: ApiRequest, name: str, model: str = "") -> Described:
-    """One setting of all models or of one, with its `ETag`."""
-    conditions.tag(request, Setting(name=_known(name), model=_model(model)))
-    return _one(name, model)
-
-
 @router.put("/settings/{name}", response=SettingOut)
 def change_setting(request: ApiRequest, name: str, body: SettingIn, if_match: str = IfMatch) -> Described:
-    """Set a value for all models or for one. It takes effect within seconds, without a restart.
+    """Set a value for all models or for one, or reset it. It takes effect within seconds, without a restart.
 
     422 names the limit that a value violates.
     """
     user, model = request.auth.require(Role.OPERATOR), _model(body.model)
-    Setting.objects.select_for_update(of=("self",)).filter(name=_known(name), model=model).first()
+    row = Setting.objects.select_for_update(of=("self",)).filter(name=_known(name), model=model).first()
     conditions.check(if_match, Setting(name=name, model=model), fields=[name])
-    services.change(name, body.value, user, body.reason, model)
-    return _one(name, body.model)
-
-
-@router.delete("/settings/{name}", response=SettingOut)
-def reset_setting(
-    request: ApiRequest, name: str, model: str = "", reason: str = Reason, if_match: str = IfMatch
-) -> Described:
-    """Reset to the default, or for one model to the value for all."""
-    user, of = request.auth.require(Role.OPERATOR), _model(model)
-    row = Setting.objects.select_for_update(of=("self",)).filter(name=_known(name), model=of).first()
-    conditions.check(if_match, Setting(name=name, model=of), fields=[name])
-    if row is not None:
-        services.reset(row, user, reason)
-    return _one(name, model)
+    if body.value is not None:
+        services.change(name, body.value, user, body.reason, model)
+    elif row is not None:
+        services.reset(row, user, body.reason)
+    each = next((each for each in described(body.model) if each.name == name), None)
+    if each is None:
+        raise Http404(name)
+    return each
 
 
 def _model(name: str) -> Model | None:
@@ -80,10 +67,3 @@ def _known(name: str) -> str:
     if name not in Tunable.model_fields:
         raise Http404(name)
     return name
-
-
-def _one(name: str, model: str) -> Described:
-    each = next((each for each in described(model) if each.name == name), None)
-    if each is None:
-        raise Http404(name)
-    return each

@@ -214,7 +214,7 @@ class PriceIn(Strict):
 class RepricedOut(Described):
     id: int
     until: datetime | None
-    """When the next entry begins; null: for all time to come."""
+    """When the next entry begins; null: never."""
     hours: int
     """Hours of usage that were repriced."""
     months: list[str]

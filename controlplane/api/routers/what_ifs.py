@@ -281,7 +281,7 @@ def upload_trace(
     trace_format: Annotated[str, Form(alias="format")] = "",
     unit: Annotated[str, Form()] = "",
 ) -> Status[TraceFile]:
-    """Upload a trace that what-ifs can start from; for formats see docs/plan/simulation.md. `unit` (ms or s) is that of times in
+    """Upload a trace for what-ifs to start from (formats: docs/plan/simulation.md). `unit` (ms or s) is that of times in
     Mooncake's format, where they may be either. 409 says what is wrong with it."""
     user = request.auth.require(Role.OPERATOR)
     if file is None:

@@ -78,7 +78,6 @@ def find(tables: Mapping[str, list[dict[str, Any]]], known: Known) -> dict[str, 
         *_instances(tables["instances"], known),
         *_endpoints(tables.get("endpoints", []), known),
         *_service(tables.get("tiles", [])),
-        *_lengths(tables.get("lengths", [])),
         *_rollouts(known),
         *_flapping(known),
         *_batches(known),
@@ -199,16 +198,6 @@ def _service(table: list[dict[str, Any]]) -> Iterator[Item]:
         if requests and (share := errors / requests) > ERRORS_WARNING:
             severity = "critical" if share > ERRORS_CRITICAL else "warning"
             yield Item(severity, 1, f"{model} has errors", f"{percent_fine(share)} of requests fail", href, model)
-
-
-def _lengths(table: list[dict[str, Any]]) -> Iterator[Item]:
-    """Answers that are longer or shorter than the learned lengths."""
-    for drift in (drift for row in table for drift in row["drift"] or ()):
-        model, tenant = drift["model"], drift["tenant"]
-        change = {True: "longer than", False: "shorter than"}.get(drift.get("longer"), "other than")
-        detail = f"answers are {change} the model learned; calibration corrects the mean meanwhile"
-        href = link("lengths", model=model, tenant=tenant)
-        yield Item("warning", 5, f"Lengths of {model} drift for {tenant}", detail, href, model)
 
 
 def _plans(models: tuple[str, ...]) -> Iterator[Item]:

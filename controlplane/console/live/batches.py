@@ -36,7 +36,7 @@ TILES = (
         "At risk or late",
         "of_running",
         in_danger,
-        "At risk: the 80% interval of the expected end crosses the deadline. Late: the expected end is after it",
+        "At risk: less slack than a tenth of the time left. Late: the expected end is after the deadline",
     ),
     Tile("lines_per_s", "Lines per second", "of_lines_left", empty="none measured"),
 )

@@ -8,14 +8,13 @@ from controlplane.console.live.tiles import Tile, beyond
 
 LATE_WARNING, LATE_CRITICAL = 0.01, 0.10  # of the answers
 MISCALIBRATED = 0.05  # of requests, more or fewer than 90% within the 0.9 quantile
-SOURCES = ("cache", "lexical", "embedding", "model", "prior")
+SOURCES = ("cache", "lexical", "model", "prior")
 
 TILES = (
     Tile("answered", "Answered", "quantity", empty="not reported"),
     Tile("model_ratio", "By the model", "percent", empty="none yet"),
     Tile("cache_ratio", "Exact cache", "percent", empty="none yet"),
     Tile("lexical_ratio", "Lexical cache", "percent", empty="none yet"),
-    Tile("embedding_ratio", "Embedding cache", "percent", empty="none yet"),
     Tile("prior_ratio", "By the prior", "percent", empty="none yet"),
     Tile("p50_ms", "Latency p50", "milliseconds", empty="none yet"),
     Tile("p99_ms", "Latency p99", "milliseconds", empty="none yet"),
@@ -44,22 +43,18 @@ def row_of(part: Mapping[str, Any]) -> dict[str, Any]:
         "answered": total if answered else None,
         "late_ratio": late / total if total and late is not None else None,
         "models": [model_of(model) for model in part.get("models") or ()],
-        "drift": list(part.get("drift") or ()),
     }
 
 
 def model_of(report: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of one length model that answers; the share in time is None before it was asked."""
     asked, in_time = report.get("asked") or 0, report.get("in_time") or 0
-    budget = ", ".join(f"{budget_ms:g}" for budget_ms in report.get("budgets_ms") or ())
-    return {**report, "budget": budget, "in_time_ratio": in_time / asked if asked else None}
+    return {**report, "in_time_ratio": in_time / asked if asked else None}
 
 
 def doubts(service: Mapping[str, Any] | None, coverage_upper: float | None) -> list[str]:
     """Why predictions are not good enough to route and plan by; empty where they are."""
     row, why = service or {}, []
-    if drifts := row.get("drift"):
-        why.append(f"{len(drifts)} series drift{'s' if len(drifts) == 1 else ''}")
     if (late := row.get("late_ratio") or 0.0) > LATE_CRITICAL:
         why.append(f"{percent(late)} of answers are late")
     if coverage_upper is not None and abs(coverage_upper - 0.9) > MISCALIBRATED:

@@ -28,7 +28,7 @@ from controlplane.events.services import record
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import SERVING, ActionError, InstanceState
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, Model
-from controlplane.fleet.spot.services import note_evicted
+from controlplane.fleet.spot.services import record_evicted
 from controlplane.jobs.record import Job
 from scheduling.model_task import Task
 from workers.vllm.metrics import VllmMetrics, parse
@@ -312,7 +312,7 @@ class Heartbeats:
         late = waited_s > self.topology.tuned.SPOT_RECLAIM_S
         evicted, ended = self.dispatcher.spot.reclaim(replica, late=late)
         if evicted or ended:
-            await database_sync_to_async(note_evicted)(replica.spec.instance_id, evicted, ended)
+            await database_sync_to_async(record_evicted)(replica.spec.instance_id, evicted, ended)
         if replica.spec.state == S.RECLAIMING and not replica.requests:
             await self._move(replica, S.READY, f"reclaimed from spot in {waited_s:.0f} s")
 

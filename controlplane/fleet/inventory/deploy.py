@@ -5,8 +5,7 @@ Existing rows are taken by name, missing ones are created. Without a measured pr
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -20,10 +19,9 @@ from controlplane.events.audit import record_creation
 from controlplane.events.services import record
 from controlplane.fleet import places
 from controlplane.fleet.inventory import services
-from controlplane.fleet.inventory.kinds import ADAPTER, DEPLOYMENT, GPU_TYPE, INSTANCE, MODEL, NODE, PROFILE, REGION
+from controlplane.fleet.inventory.kinds import DEPLOYMENT, GPU_TYPE, INSTANCE, MODEL, NODE, PROFILE, REGION
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import (
-    Adapter,
     Deployment,
     Device,
     GpuType,
@@ -54,7 +52,7 @@ FIELDS: Final = {
     "kv_bytes_per_token": "kv_kib_per_token",
     "gpu_count": "gpus",
     "node": "gpus",
-    "title": "model",
+    "name": "model",
     "memory_bytes": "gpu_type",
     "on_demand_usd_per_hour": "usd_per_gpu_hour",
     "swap_group": "share_gpus_with",
@@ -63,8 +61,8 @@ FIELDS: Final = {
 
 
 BITS: Final = {16: "16 bits (BF16, FP16)", 8: "8 bits (FP8, INT8)", 4: "4 bits (AWQ, GPTQ, FP4)"}
-MOST_OF_A_SIZE: Final = 1e6
-MOST: Final = 32_767
+MAX_SIZE: Final = 1e6
+MAX_COUNT: Final = 32_767
 
 
 class DeployRequest(BaseModel):
@@ -75,9 +73,9 @@ class DeployRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    region: str = Field(max_length=40, description="Existing region, or a name for a new one.")
+    region: str = Field(max_length=40, pattern=r"^[-\w]*$", description="Existing region, or a name for a new one.")
     gpu_type: str = Field(max_length=40, title="GPU type", description="Such as h100-80gb.")
-    gpus: int = Field(0, ge=0, le=MOST, title="GPUs of a new node", description="0 = use existing nodes.")
+    gpus: int = Field(0, ge=0, le=MAX_COUNT, title="GPUs of a new node", description="0 = use existing nodes.")
     address: str = Field(LOCAL, max_length=255, title="Address of the new node", description="Needs the role admin.")
     usd_per_gpu_hour: Decimal | None = Field(
         None, ge=0, max_digits=8, decimal_places=4, title="$ per GPU-hour", description="For a GPU type that is new."
@@ -87,30 +85,34 @@ class DeployRequest(BaseModel):
         "", max_length=255, description="Folder or repository that vLLM loads. Sizes left empty are read from it."
     )
     task: ModelTask | None = Field(None, description="Of a new model. Default: as its source says, else generate.")
-    weights_gb: float | None = Field(None, gt=0, le=MOST_OF_A_SIZE, title="or weights (GB)")
-    parameters_billion: float | None = Field(None, gt=0, le=MOST_OF_A_SIZE, title="Parameters (billions)")
+    weights_gb: float | None = Field(None, gt=0, le=MAX_SIZE, title="or weights (GB)")
+    parameters_billion: float | None = Field(None, gt=0, le=MAX_SIZE, title="Parameters (billions)")
     bits: int = Field(16, ge=1, le=32, title="Weight precision", description="Bits of a parameter.")
     active_parameters_billion: float | None = Field(
         None,
         gt=0,
-        le=MOST_OF_A_SIZE,
+        le=MAX_SIZE,
         title="Active parameters (billions)",
         description="Mixture of experts: those used per token.",
     )
     experts: int | None = Field(None, ge=1, le=100_000, description="Per layer.")
     experts_per_token: int | None = Field(None, ge=1, le=100_000, title="Experts per token")
-    kv_kib_per_token: float | None = Field(None, gt=0, le=MOST_OF_A_SIZE, title="or KV cache (KiB per token)")
+    kv_kib_per_token: float | None = Field(None, gt=0, le=MAX_SIZE, title="or KV cache (KiB per token)")
     layers: int | None = Field(None, ge=1, le=1_000)
     kv_heads: int | None = Field(None, ge=1, le=1_000, title="KV heads")
     head_dim: int | None = Field(None, ge=1, le=10_000, title="Head size")
     context_tokens: int | None = Field(
         None, ge=1, le=100_000_000, title="Context (tokens)", description="The longest prompt with its output."
     )
-    tensor_parallel: int = Field(1, ge=1, le=MOST, title="GPUs per instance", description="The tensor parallel degree.")
+    tensor_parallel: int = Field(
+        1, ge=1, le=MAX_COUNT, title="GPUs per instance", description="The tensor parallel degree."
+    )
     gpu_memory_utilization: float = Field(0.9, ge=0.1, le=1.0, title="GPU memory used")
-    max_num_seqs: int = Field(64, ge=1, le=MOST, title="Max concurrent requests", description="vLLM's --max-num-seqs.")
-    min_instances: int = Field(1, ge=0, le=MOST, title="Min instances")
-    max_instances: int = Field(4, ge=0, le=MOST, title="Max instances")
+    max_num_seqs: int = Field(
+        64, ge=1, le=MAX_COUNT, title="Max concurrent requests", description="vLLM's --max-num-seqs."
+    )
+    min_instances: int = Field(1, ge=0, le=MAX_COUNT, title="Min instances")
+    max_instances: int = Field(4, ge=0, le=MAX_COUNT, title="Max instances")
     launcher: Launcher | None = Field(None, description="Null: that of most instances that Pilothouse starts.")
     max_loras: int = Field(
         0,
@@ -125,9 +127,6 @@ class DeployRequest(BaseModel):
         le=MOST_ADAPTERS,
         title="Adapters in memory",
         description="Those on the GPU included; 0: as many as on the GPU.",
-    )
-    adapters: dict[str, str] = Field(
-        {}, max_length=100, description="Of the model: source by name. Adapters of the model that exist stay."
     )
     share_gpus_with: str = Field(
         "",
@@ -282,55 +281,52 @@ def deploy(wanted: DeployRequest, actor: User | str, reason: str = "") -> Deploy
     """
     if (row := out_of_use(wanted)) is not None:
         raise ValidationError({"model": row.out_of_use()})
-    with _naming("region"):
-        region = Region.objects.filter(name=wanted.region).first() or services.create(
-            REGION, {"name": wanted.region, "title": wanted.region.replace("-", " ").title()}, actor, reason
-        )
-    gpu_type = _gpu_type(wanted, actor, reason)
-    if wanted.gpus and not wanted.share_gpus_with:
-        values = {"region": region.name, "gpu_type": gpu_type.name, "gpu_count": wanted.gpus, "address": wanted.address}
-        with _naming("gpus"):
-            services.create(NODE, {"name": _node_name(wanted)} | values, actor, reason)
-    elif not _nodes(wanted):
-        text = f"{region} has no node with {gpu_type}: say how many GPUs a new one has."
-        raise ValidationError({"gpus": text})
-    with _naming("model"):
-        model = Model.objects.filter(name=wanted.model).first() or services.create(MODEL, _sizes(wanted), actor, reason)
-    with _naming("gpu_type"):
-        deployment = services.create(DEPLOYMENT, _deployment(wanted), actor, reason)
-    _add_adapters(wanted, actor, reason)
-    profile = _store_profile(wanted, model, gpu_type, actor, reason)
-    if wanted.share_gpus_with:
-        instances = _share(wanted, deployment, actor, reason)
-    else:
-        instances = _start(wanted, deployment, actor, reason)
+    try:
+        made = _create(wanted, actor, reason)
+    except ValidationError as error:
+        raise _of_request(error) from error
     record(
         "model.deployed",
-        model,
+        made.deployment.model,
         actor=actor,
         after={
-            "deployment": str(deployment),
-            "tensor_parallel": deployment.tensor_parallel,
-            "profile": "none" if profile is None else "estimated" if profile.estimated else "measured",
-            "instances": [instance.name for instance in instances],
+            "deployment": str(made.deployment),
+            "tensor_parallel": made.deployment.tensor_parallel,
+            "profile": "none" if made.profile is None else "estimated" if made.profile.estimated else "measured",
+            "instances": [instance.name for instance in made.instances],
         },
         reason=reason,
     )
-    return Deployed(deployment, profile, instances)
+    return made
 
 
-@contextmanager
-def _naming(field: str) -> Iterator[None]:
-    """Raise errors of rows as errors of `DeployRequest`: by its field names, others at *field*."""
-    try:
-        yield
-    except ValidationError as error:
-        messages = error.message_dict if hasattr(error, "error_dict") else {NON_FIELD_ERRORS: error.messages}
-        named: dict[str, list[str]] = {}
-        for name, texts in messages.items():
-            own = FIELDS.get(name, name)
-            named.setdefault(own if own in DeployRequest.model_fields else field, []).extend(texts)
-        raise ValidationError(named) from error
+def _create(wanted: DeployRequest, actor: User | str, reason: str) -> Deployed:
+    region = Region.objects.filter(name=wanted.region).first() or services.create(
+        REGION, {"name": wanted.region, "title": wanted.region.replace("-", " ").title()}, actor, reason
+    )
+    gpu_type = _gpu_type(wanted, actor, reason)
+    if wanted.gpus and not wanted.share_gpus_with:
+        name = places.first_free(Node, f"{wanted.region}-{wanted.gpu_type.partition('-')[0]}"[:56])
+        values = {"region": region.name, "gpu_type": gpu_type.name, "gpu_count": wanted.gpus, "address": wanted.address}
+        services.create(NODE, {"name": name} | values, actor, reason)
+    elif not _nodes(wanted):
+        text = f"{region} has no node with {gpu_type}: say how many GPUs a new one has."
+        raise ValidationError({"gpus": text})
+    model = Model.objects.filter(name=wanted.model).first() or services.create(MODEL, _sizes(wanted), actor, reason)
+    deployment = services.create(DEPLOYMENT, _deployment(wanted), actor, reason)
+    profile = _store_profile(wanted, model, gpu_type, actor, reason)
+    bring = _share if wanted.share_gpus_with else _start
+    return Deployed(deployment, profile, bring(wanted, deployment, actor, reason))
+
+
+def _of_request(error: ValidationError) -> ValidationError:
+    """Return *error* of a row with the field names of `DeployRequest`; what has none there is the model's."""
+    messages = error.message_dict if hasattr(error, "error_dict") else {NON_FIELD_ERRORS: error.messages}
+    named: dict[str, list[str]] = {}
+    for name, texts in messages.items():
+        own = FIELDS.get(name, name)
+        named.setdefault(own if own in DeployRequest.model_fields else "model", []).extend(texts)
+    return ValidationError(named)
 
 
 def _gpu_type(wanted: DeployRequest, actor: User | str, reason: str) -> GpuType:
@@ -350,18 +346,8 @@ def _gpu_type(wanted: DeployRequest, actor: User | str, reason: str) -> GpuType:
         "memory_bytes": facts.memory_bytes,
         "on_demand_usd_per_hour": wanted.usd_per_gpu_hour,
     }
-    with _naming("gpu_type"):
-        made: GpuType = services.create(GPU_TYPE, {"name": wanted.gpu_type} | values, actor, reason)
+    made: GpuType = services.create(GPU_TYPE, {"name": wanted.gpu_type} | values, actor, reason)
     return made
-
-
-def _node_name(wanted: DeployRequest) -> str:
-    """Return `<region>-<GPU>-<number>` with the first free number."""
-    base = f"{wanted.region}-{wanted.gpu_type.partition('-')[0]}"[:56]
-    taken, number = set(Node.objects.filter(name__startswith=f"{base}-").values_list("name", flat=True)), 1
-    while f"{base}-{number}" in taken:
-        number += 1
-    return f"{base}-{number}"
 
 
 def _sizes(wanted: DeployRequest) -> dict[str, Any]:
@@ -374,19 +360,6 @@ def _sizes(wanted: DeployRequest) -> dict[str, Any]:
         "kv_bytes_per_token": wanted.kv_bytes_per_token,
         "context_tokens": wanted.context_tokens,
     }
-
-
-def _add_adapters(wanted: DeployRequest, actor: User | str, reason: str) -> None:
-    if wanted.adapters and not wanted.max_loras:
-        raise ValidationError({"max_loras": "Say how many fit on the GPU: with 0 no adapter is served."})
-    known = set(Adapter.objects.filter(base__name=wanted.model).values_list("name", flat=True))
-    for name, source in wanted.adapters.items():
-        if name in known:
-            continue
-        try:
-            services.create(ADAPTER, {"name": name, "base": wanted.model, "source": source}, actor, reason)
-        except ValidationError as error:
-            raise ValidationError({"adapters": [f"{name}: {text}" for text in error.messages]}) from error
 
 
 def _deployment(wanted: DeployRequest) -> dict[str, Any]:
@@ -424,8 +397,7 @@ def _start(wanted: DeployRequest, deployment: Deployment, actor: User | str, rea
             raise ValidationError({"gpus": f"{str(error)[:1].upper()}{str(error)[1:]}."}) from error
         values = {"name": places.free_name(deployment), "launcher": launcher, "node": node.name if node else None}
         names = {"model": wanted.model, "region": wanted.region, "gpu_type": wanted.gpu_type}
-        with _naming("launcher"):
-            started.append(services.create(INSTANCE, names | values, actor, reason or "deployed"))
+        started.append(services.create(INSTANCE, names | values, actor, reason or "deployed"))
     return tuple(started)
 
 
@@ -443,8 +415,7 @@ def _share(wanted: DeployRequest, deployment: Deployment, actor: User | str, rea
         state=InstanceState.STOPPED,
         swap_group=group_of(other, actor, reason),
     )
-    with _naming("share_gpus_with"):
-        row.full_clean()
+    row.full_clean()
     row.save()
     record_creation(row, actor, reason=reason)
     transaction.on_commit(notify)

@@ -20,6 +20,7 @@ from pydantic import ValidationError as SchemaError
 
 from controlplane.accounts.models import User
 from controlplane.events.audit import mark
+from controlplane.events.since import Changed
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.kinds import BY_NAME, KINDS, MODEL, Kind
 from controlplane.fleet.lifecycle.states import ActionError
@@ -29,7 +30,11 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class FleetFileError(Exception):
-    """Error in the file; the text names file, table and key."""
+    """Error in the file; the text names file, table and key, and *key* that alone."""
+
+    def __init__(self, where: str, text: str = "", key: str = "") -> None:
+        super().__init__(": ".join(filter(None, (where, key, text))))
+        self.where, self.text, self.key = where, text, key
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +85,23 @@ def read(path: Path) -> list[Entry]:
     return entries
 
 
-def apply(entries: list[Entry], actor: User | str, *, prune: bool = False, dry_run: bool = False) -> list[Change]:
+def apply(
+    entries: list[Entry],
+    actor: User | str,
+    reason: str = "",
+    *,
+    prune: bool = False,
+    dry_run: bool = False,
+    read_at: str = "",
+) -> list[Change]:
     """Apply *entries* to the inventory, all or nothing, and return the changes.
 
     With *prune*, rows that the file does not name are deleted, of the kinds that it has tables of. With *dry_run*
-    everything is tried and checked, and then undone. Raises FleetFileError.
+    everything is tried and checked, and then undone. Raises FleetFileError, and Changed if another changed the same fields
+    after the event *read_at*.
     """
     with transaction.atomic():
-        changes = [change for entry in entries if (change := _reconcile(entry, actor)) is not None]
+        changes = [each for entry in entries if (each := _reconcile(entry, actor, reason, read_at)) is not None]
         if prune:
             changes += _prune(entries, actor)
         if dry_run:
@@ -104,7 +118,7 @@ def _entries(path: Path, kind: Kind, tables: Any) -> Iterator[Entry]:
         try:
             values = kind.entry.model_validate(table).model_dump(exclude_unset=True)
         except SchemaError as error:
-            raise FleetFileError(f"{where}: {_of_schema(error)}") from error
+            raise FleetFileError(where, *_of_schema(error)) from error
         if kind is MODEL and (folder := path.parent / (values.get("source") or "-")).is_dir():
             values["source"] = str(folder.resolve())  # servers are started elsewhere
         for name in kind.secret & values.keys():
@@ -125,25 +139,27 @@ def _filled(value: Any, where: str) -> Any:
     return VARIABLE.sub(variable, value) if isinstance(value, str) else value
 
 
-def _reconcile(entry: Entry, actor: User | str) -> Change | None:
+def _reconcile(entry: Entry, actor: User | str, reason: str, read_at: str) -> Change | None:
     kind, label = entry.kind, entry.kind.label(entry.key)
     row = kind.find(entry.key)
     try:
         if row is None:
-            row = services.create(kind, entry.of_new_row(), actor)
+            row = services.create(kind, entry.of_new_row(), actor, reason)
             held: dict[str, Any] = {}
         else:
             held = kind.values_of(row)
             wanted = {name: value for name, value in entry.values.items() if not _same(held.get(name), value)}
             if not wanted:
                 return None
-            services.change(kind, row, wanted, actor)
+            services.change(kind, row, wanted, actor, reason, read_at=read_at)
     except SchemaError as error:
-        raise FleetFileError(f"{entry.where}: {_of_schema(error)}") from error
+        raise FleetFileError(entry.where, *_of_schema(error)) from error
+    except Changed:
+        raise
     except ValidationError as error:
-        raise FleetFileError(f"{entry.where}: {_of_row(error)}") from error
+        raise FleetFileError(entry.where, *_of_row(error)) from error
     except ActionError as error:
-        raise FleetFileError(f"{entry.where}: {error}") from error
+        raise FleetFileError(entry.where, str(error)) from error
     now = kind.values_of(kind.model._default_manager.get(pk=row.pk))
     differing = {name: (held.get(name), now[name]) for name in now if not held or not _same(held[name], now[name])}
     if held and not differing:
@@ -164,7 +180,7 @@ def _prune(entries: list[Entry], actor: User | str) -> list[Change]:
             try:
                 services.delete(kind, row, actor, "not in the fleet file")
             except ValidationError as error:
-                raise FleetFileError(f"--prune: {kind.title} {label}: {_of_row(error)}") from error
+                raise FleetFileError(f"--prune: {kind.title} {label}", *_of_row(error)) from error
             changes.append(Change("delete", kind, label))
     return changes
 
@@ -186,14 +202,14 @@ def _shown(kind: Kind, values: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple
     }
 
 
-def _of_schema(error: SchemaError) -> str:
+def _of_schema(error: SchemaError) -> tuple[str, str]:
+    """Return what is wrong, and with which key."""
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
     text = {"extra_forbidden": "there is no such key", "missing": "this key is missing"}.get(first["type"])
-    return f"{place}: {text or first['msg']}"
+    return text or first["msg"], ".".join(str(part) for part in first["loc"])
 
 
-def _of_row(error: ValidationError) -> str:
+def _of_row(error: ValidationError) -> tuple[str, str]:
     messages = error.message_dict if hasattr(error, "error_dict") else {NON_FIELD_ERRORS: error.messages}
     name, (message, *_) = next(iter(messages.items()))
-    return message if name == NON_FIELD_ERRORS else f"{name}: {message}"
+    return message, "" if name == NON_FIELD_ERRORS else name

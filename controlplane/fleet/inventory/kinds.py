@@ -25,18 +25,18 @@ from controlplane.fleet.models import (
     Node,
     PerformanceProfile,
     Region,
-    RegionLatency,
     SloClass,
     SwapGroup,
     WeightedTarget,
-    Weights,
 )
+from controlplane.fleet.models.hardware import NumbersField
 
 TYPES: tuple[tuple[type[models.Field[Any, Any]], Any], ...] = (
     (models.BooleanField, bool),
     (models.DecimalField, Decimal),
     (models.FloatField, float),
     (models.IntegerField, int),
+    (NumbersField, dict[str, float]),
     (models.JSONField, dict[str, str]),
     (models.CharField, str),
 )
@@ -179,14 +179,12 @@ class Kind:
 
 
 REGION = Kind("regions", Region)
-REGION_LATENCY = Kind("region_latencies", RegionLatency, key=("origin", "target"))
 GPU_TYPE = Kind("gpu_types", GpuType)
 NODE = Kind("nodes", Node)
 MODEL = Kind("models", Model, optional=frozenset({"title", "weights_bytes", "kv_bytes_per_token", "context_tokens"}))
 ADAPTER = Kind("adapters", Adapter, fixed=("base",))
 WEIGHTED_TARGET = Kind("weighted_targets", WeightedTarget, key=("name", "target"))
 PROFILE = Kind("profiles", PerformanceProfile, key=("model", "gpu_type", "tensor_parallel"))
-WEIGHTS = Kind("weights", Weights, key=("model", "region"), only=("state",))
 SLO_CLASS = Kind("slo_classes", SloClass)
 TENANT = Kind("tenants", Tenant, deletable=False)  # its keys, members and ledger stay: make it inactive
 DEPLOYMENT = Kind(
@@ -254,7 +252,6 @@ INSTANCE = InstanceKind(
 
 KINDS: tuple[Kind, ...] = (
     REGION,
-    REGION_LATENCY,
     GPU_TYPE,
     NODE,
     MODEL,
@@ -263,7 +260,6 @@ KINDS: tuple[Kind, ...] = (
     ADAPTER,
     WEIGHTED_TARGET,
     PROFILE,
-    WEIGHTS,
     DEPLOYMENT,
     INSTANCE,
 )

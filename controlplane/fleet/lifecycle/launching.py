@@ -1,12 +1,13 @@
 """Launch specifications of a deployment's servers, and checks of its vLLM flags."""
 
 import shlex
+from typing import Any
 
 from django.conf import settings
 
 from controlplane.fleet.models import Deployment, Device, Instance, Launcher, PerformanceProfile, Tier
 from controlplane.fleet.swaps.times import usual_load_s, usual_sleep_s
-from controlplane.fleet.weights.selectors import pull_s
+from controlplane.fleet.weights import pull_s
 from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S
 from scheduling.model_task import Task
 from workers.vllm.launcher import CHECKED, LaunchError
@@ -34,32 +35,38 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
     kv_blocks = deployment.expected_kv_tokens // BLOCK_SIZE_TOKENS
     if kv_blocks < 1:
         raise LaunchError(f"the weights of {deployment.model} leave no room for a KV cache on {deployment.gpu_type}")
-    publishes = deployment.policy().follow_kv_events
     return LaunchSpec(
-        name=instance.name,
-        model=deployment.model.name,
-        task=Task(deployment.model.task),
-        max_num_seqs=deployment.max_num_seqs,
-        max_num_batched_tokens=deployment.max_num_batched_tokens,
-        max_model_len=deployment.model.context_tokens,
-        tensor_parallel=deployment.tensor_parallel,
-        scheduling_policy=deployment.scheduling_policy,
+        **_common(deployment, instance),
         profile=row.coefficients(),
         front_end=row.front_end(),
         block_size_tokens=BLOCK_SIZE_TOKENS,
         kv_blocks=kv_blocks,
-        enable_prefix_caching=publishes,
-        enable_kv_cache_events=publishes,
-        enable_prompt_tokens_details=publishes,
+        enable_prefix_caching=deployment.policy().follow_kv_events,
         startup_s=min(EMULATED_STARTUP_S + pull_s(deployment.model, deployment.region), LONGEST_STARTUP_S),
         sleep_s=usual_sleep_s(deployment, Tier.CPU),
         wake_s=usual_load_s(deployment, Tier.CPU),
         reload_s=usual_load_s(deployment, Tier.STORAGE),
-        max_loras=deployment.max_loras,
-        max_cpu_loras=deployment.max_cpu_loras,
         adapter_storage_s=FROM_STORAGE_S,
         adapter_memory_s=FROM_MEMORY_S,
     )
+
+
+def _common(deployment: Deployment, instance: Instance | None) -> dict[str, Any]:
+    publishes = deployment.policy().follow_kv_events
+    return {
+        "name": instance.name if instance else "any",
+        "model": deployment.model.name,
+        "task": Task(deployment.model.task),
+        "max_num_seqs": deployment.max_num_seqs,
+        "max_num_batched_tokens": deployment.max_num_batched_tokens,
+        "max_model_len": deployment.model.context_tokens,
+        "tensor_parallel": deployment.tensor_parallel,
+        "scheduling_policy": deployment.scheduling_policy,
+        "max_loras": deployment.max_loras,
+        "max_cpu_loras": deployment.max_cpu_loras,
+        "enable_kv_cache_events": publishes,
+        "enable_prompt_tokens_details": publishes,
+    }
 
 
 def process_spec(deployment: Deployment, instance: Instance | None = None) -> LaunchSpec:
@@ -67,23 +74,11 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
     node = instance.node if instance else None
     on_cpu = deployment.gpu_type.device == Device.CPU
     shares = instance is not None and instance.swap_group_id is not None
-    publishes = deployment.policy().follow_kv_events
     return LaunchSpec(
-        name=instance.name if instance else "any",
-        model=deployment.model.name,
-        task=Task(deployment.model.task),
-        max_num_seqs=deployment.max_num_seqs,
-        max_num_batched_tokens=deployment.max_num_batched_tokens,
-        max_model_len=deployment.model.context_tokens,
-        scheduling_policy=deployment.scheduling_policy,
-        max_loras=deployment.max_loras,
-        max_cpu_loras=deployment.max_cpu_loras,
+        **_common(deployment, instance),
         max_lora_rank=deployment.lora_rank,
-        enable_kv_cache_events=publishes,
-        enable_prompt_tokens_details=publishes,
         source=deployment.model.source,
         host=node.address if node else "127.0.0.1",
-        tensor_parallel=deployment.tensor_parallel,
         gpus=node.gpu_count if node and not on_cpu else 0,
         shares_gpus_with=_sharing(instance) if instance else (),
         sleep_mode=shares and not on_cpu,  # vLLM refuses it on CPUs

@@ -1,6 +1,6 @@
 """The inventory: hardware with prices, models, deployments and instances."""
 
-from controlplane.fleet.models.hardware import Device, GpuType, Region, RegionLatency
+from controlplane.fleet.models.hardware import Device, GpuType, Region
 from controlplane.fleet.models.instances import CommandState, CommandVerb, Instance, InstanceCommand, Launcher, Node
 from controlplane.fleet.models.owner import Owner
 from controlplane.fleet.models.prices import Price, PriceOf, Prices
@@ -9,7 +9,6 @@ from controlplane.fleet.models.serving import Adapter, Deployment, Model, ModelT
 from controlplane.fleet.models.slo import OnReclaim, SloClass, SloKind
 from controlplane.fleet.models.spot import Donation, DonationState
 from controlplane.fleet.models.swaps import Swap, SwapGroup, SwapState, Tier
-from controlplane.fleet.models.weights import Weights, WeightsState
 
 __all__ = [
     "Adapter",
@@ -33,7 +32,6 @@ __all__ = [
     "PriceOf",
     "Prices",
     "Region",
-    "RegionLatency",
     "Rollout",
     "RolloutState",
     "SloClass",
@@ -43,6 +41,4 @@ __all__ = [
     "SwapState",
     "Tier",
     "WeightedTarget",
-    "Weights",
-    "WeightsState",
 ]

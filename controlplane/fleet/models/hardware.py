@@ -3,10 +3,16 @@
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.core.validators import MaxValueValidator, MinValueValidator
+from django.core.validators import MinValueValidator
 from django.db import models
 
 from controlplane.fleet.models.prices import PriceOf, keep_price
+
+MAX_LATENCY_MS = 60_000
+
+
+class NumbersField(models.JSONField):
+    """Numbers by name."""
 
 
 class Region(models.Model):
@@ -21,6 +27,13 @@ class Region(models.Model):
         editable=False,
         help_text="Who cordoned it, and why: nothing is started there until an operator uncordons it. Empty: nobody.",
     )
+    latency_ms = NumbersField(
+        "latency (ms)",
+        default=dict,
+        blank=True,
+        help_text="One-way network latency in ms, by name of another region; the same back unless that gives it too.",
+    )
+    """A request whose own region is full goes to the nearest: `scheduling.routing.regions.by_preference`."""
 
     class Meta:
         ordering = ["name"]
@@ -28,32 +41,12 @@ class Region(models.Model):
     def __str__(self) -> str:
         return self.title
 
-
-class RegionLatency(models.Model):
-    """One-way network latency from *origin* to *target*; also for the way back unless that has a row.
-
-    A request whose own region is full goes to the nearest: `scheduling.routing.regions.by_preference`.
-    """
-
-    origin = models.ForeignKey(Region, verbose_name="from", on_delete=models.PROTECT, related_name="latencies_from")
-    target = models.ForeignKey(Region, verbose_name="to", on_delete=models.PROTECT, related_name="latencies_to")
-    latency_ms = models.FloatField(
-        "latency (ms)",
-        validators=[MinValueValidator(0.0), MaxValueValidator(60_000.0)],
-        help_text="One way; the same back unless that is given too.",
-    )
-
-    class Meta:
-        ordering = ["origin__name", "target__name"]
-        verbose_name_plural = "region latencies"
-        constraints = [models.UniqueConstraint(fields=["origin", "target"], name="one_latency_from_region_to_region")]
-
-    def __str__(self) -> str:
-        return f"{self.origin} to {self.target}"
-
     def clean(self) -> None:
-        if self.origin_id is not None and self.origin_id == self.target_id:
-            raise ValidationError({"target": "Name another region: within one, nothing is added."})
+        for target, ms in self.latency_ms.items():
+            if target == self.name:
+                raise ValidationError({"latency_ms": "Name another region: within one, nothing is added."})
+            if not isinstance(ms, int | float) or not 0 <= ms <= MAX_LATENCY_MS:
+                raise ValidationError({"latency_ms": f"{target}: from 0 to {MAX_LATENCY_MS:,} ms."})
 
 
 class Device(models.TextChoices):

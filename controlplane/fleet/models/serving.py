@@ -30,26 +30,6 @@ if TYPE_CHECKING:
 NO_LIMIT_KNOWN = "What the API server process of an instance carries. Empty: no limit is known."
 
 
-class LengthModelKind(models.TextChoices):
-    """Kinds of length models; names are those of `forecasting.lengths.MODELS`."""
-
-    STUDENT = "student", "Student"
-    OURS = "ours", "Network and trees on an encoder (ours)"
-    TREES = "trees", "Boosted trees"
-    CLASS_MEAN = "class-mean", "Mean by SLO class"
-    TENANT_HISTOGRAM = "tenant-histogram", "Histogram by tenant"
-    PROMPT_BUCKETS = "prompt-buckets", "Medians by prompt length"
-    SSJF_REG_L1 = "ssjf-reg-l1", "SSJF: regression, L1"
-    SSJF_REG_MSE = "ssjf-reg-mse", "SSJF: regression, MSE"
-    SSJF_CLS = "ssjf-cls", "SSJF: five classes"
-    SSJF_ORDINAL_L1 = "ssjf-ordinal-l1", "SSJF: ordered classes, L1"
-    SSJF_ORDINAL_MSE = "ssjf-ordinal-mse", "SSJF: ordered classes, MSE"
-    SSJF_BINARY = "ssjf-binary", "SSJF: two classes"
-    SSJF_PAIRWISE = "ssjf-pairwise", "SSJF: pairs"
-    SSJF_CLS_PAIRWISE = "ssjf-cls-pairwise", "SSJF: five classes, ties broken by pairs"
-    PRESERVE = "preserve", "PreServe: prompt tuning"
-
-
 class ModelTask(models.TextChoices):
     """Tasks of models: `scheduling.model_task.Task`."""
 
@@ -106,15 +86,6 @@ class Model(models.Model):
         help_text="What its servers do, by vLLM's names: it decides which calls it serves.",
         error_messages={"invalid_choice": f"%(value)r is no task; there are: {', '.join(Task)}."},
     )
-    length_model = models.CharField(
-        max_length=40,
-        blank=True,
-        choices=LengthModelKind.choices,
-        help_text="Kind of length model that predicts its output lengths; empty: the version in use.",
-        error_messages={
-            "invalid_choice": f"%(value)r is no length model; there are: {', '.join(LengthModelKind.values)}."
-        },
-    )
     fallback = models.ForeignKey(
         "self",
         verbose_name="fallback model",
@@ -132,6 +103,12 @@ class Model(models.Model):
         validators=[MinValueValidator(0.0)],
         help_text="The fallback also serves a request that would wait longer, in seconds; empty: however long it waits.",
     )
+    weights_in = models.ManyToManyField(
+        Region,
+        blank=True,
+        related_name="+",
+        help_text="Regions that have its weights; a start elsewhere takes the time of a pull. Empty: not known, near.",
+    )
     active = models.BooleanField(default=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
@@ -148,8 +125,8 @@ class Model(models.Model):
 
     def out_of_use(self) -> str:
         """Return that it is retired and how it is set active again; "" where it is not."""
-        how = f'Set it active again: `PATCH /api/models/{self.name}` with `{{"active": true}}`.'
-        return "" if self.active else f"{self} is retired. {how}"
+        how = f'`PATCH /api/inventory` with `{{"models": [{{"name": "{self.name}", "active": true}}]}}`'
+        return "" if self.active else f"{self} is retired. Set it active again: {how}."
 
     def clean(self) -> None:
         if Adapter.objects.filter(name=self.name).exists():
@@ -463,13 +440,11 @@ class Deployment(EndpointPolicyColumns):
     def out_of_use(self) -> str:
         """Return that it is undeployed or its model retired, and how it is set active again; "" where neither is so."""
         if not self.model.active:
-            more = "" if self.active else f", then `PATCH /api/deployments/{self.pk}` with the same"
+            more = "" if self.active else ", then its deployment"
             return f"{self.model.out_of_use().rstrip('.')}{more}."
         if self.active:
             return ""
-        return (
-            f'{self} is undeployed. Set it active again: `PATCH /api/deployments/{self.pk}` with `{{"active": true}}`.'
-        )
+        return f"{self} is undeployed. Set it active again in a fleet file or by `PATCH /api/inventory`."
 
     @property
     def longest_request_tokens(self) -> int:

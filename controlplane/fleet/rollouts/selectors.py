@@ -26,7 +26,7 @@ class Status:
     """Settings that differ, by instance; empty if the original settings are unknown."""
 
     @property
-    def is_worth_a_look(self) -> bool:
+    def needs_attention(self) -> bool:
         newest = self.rollout
         bad = newest is not None and newest.state in (RolloutState.FAILED, RolloutState.ROLLED_BACK)
         recent = newest is not None and newest.ended_at is not None and timezone.now() - newest.ended_at < SHOWN

@@ -63,7 +63,7 @@ class Fleet:
         return sum(row.state == S.READY and row.pk not in stale for row in self.present)
 
 
-def look(deployment: Deployment) -> Fleet:
+def read_fleet(deployment: Deployment) -> Fleet:
     """Read the instances. Raises LaunchError if the deployment's settings cannot be started."""
     rows = list(deployment.instances.select_related("deployment__model", "deployment__gpu_type", "node").order_by("pk"))
     own = [row for row in rows if row.launcher != Launcher.EXTERNAL]
@@ -98,7 +98,7 @@ def start(deployment: Deployment, actor: User | str, reason: str, **values: Any)
             f"A rollout of {deployment} is in progress since {running.started_at:%H:%M} UTC: cancel it first"
         )
     try:
-        seen = look(deployment)
+        seen = read_fleet(deployment)
     except LaunchError as error:
         raise ActionError(f"{deployment} cannot be started with its present settings: {error}") from error
     if not seen.stale:
@@ -175,10 +175,10 @@ def advance(rollout: Rollout, outcomes: Outcomes | None = None) -> Rollout:
 
 
 def _step(rollout: Rollout, outcomes: Outcomes | None) -> None:
-    seen, back = look(rollout.deployment), rollout.going_back
+    seen, back = read_fleet(rollout.deployment), rollout.going_back
     waits = _starting(rollout, seen, outcomes)
     if rollout.going_back != back:  # its settings are others now
-        seen = look(rollout.deployment)
+        seen = read_fleet(rollout.deployment)
     if not waits and rollout.state == RolloutState.IN_PROGRESS:
         waits = _draining(rollout, seen)
     if rollout.state != RolloutState.IN_PROGRESS:

@@ -13,7 +13,7 @@ from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Donation, DonationState, Instance, Launcher
 from controlplane.fleet.models.spot import OPEN
-from controlplane.fleet.weights.selectors import pull_s
+from controlplane.fleet.weights import pull_s
 from controlplane.tuning.selectors import tuned
 
 RECLAIM_S: Final = 60.0

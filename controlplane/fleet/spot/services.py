@@ -83,7 +83,7 @@ def redeploy(donated: Instance, deployment: Deployment, actor: User | str, reaso
     return taker
 
 
-def note_evicted(instance_id: int, evicted: int, ended: int) -> None:
+def record_evicted(instance_id: int, evicted: int, ended: int) -> None:
     """Count requests of an instance that were queued again, and those that were ended with an error."""
     newest = Donation.objects.filter(instance=instance_id).order_by("-pk").values("pk")[:1]
     Donation.objects.filter(pk__in=list(newest.values_list("pk", flat=True))).update(

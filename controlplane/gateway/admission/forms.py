@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 from controlplane.gateway.errors import invalid
 from workers.vllm.sound import seconds_of
 
-MOST_FIELDS: Final = 100
-MOST_FIELD_BYTES: Final = 2**16
+MAX_FIELDS: Final = 100
+MAX_FIELD_BYTES: Final = 2**16
 
 
 class Form(NamedTuple):
@@ -25,8 +25,8 @@ def read_form(raw: bytes, content_type: bytes) -> Form:
     parts = (b"\r\n" + raw).split(b"\r\n--" + boundary)[1:]
     if not parts or not parts[-1].startswith(b"--"):
         raise invalid("The form does not end with its boundary.", code="invalid_form")
-    if len(parts) > MOST_FIELDS:
-        raise invalid(f"The form has more than {MOST_FIELDS} fields.", code="invalid_form")
+    if len(parts) > MAX_FIELDS:
+        raise invalid(f"The form has more than {MAX_FIELDS} fields.", code="invalid_form")
     fields: dict[str, str] = {}
     seconds: float | None = None
     for part in parts[:-1]:
@@ -34,8 +34,8 @@ def read_form(raw: bytes, content_type: bytes) -> Form:
         name = _name(head)
         if name == "file":
             seconds = seconds_of(content)
-        elif len(content) > MOST_FIELD_BYTES:
-            raise invalid(f"`{name}` is longer than {MOST_FIELD_BYTES} bytes.", name)
+        elif len(content) > MAX_FIELD_BYTES:
+            raise invalid(f"`{name}` is longer than {MAX_FIELD_BYTES} bytes.", name)
         else:
             fields[name] = content.decode(errors="replace")
     if seconds is None:

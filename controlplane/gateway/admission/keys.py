@@ -41,8 +41,6 @@ class SloTerms:
     degrades_to: str = ""
     opportunistic: bool = False
     ends_on_reclaim: bool = False
-    urgent_s: float | None = None
-    """Seconds in which a line of a batch that was sped up is to be done. No promise: it is not judged."""
 
     @property
     def due_s(self) -> float | None:
@@ -53,7 +51,7 @@ class SloTerms:
     def end_s(self) -> float | None:
         """Return seconds from arrival until the last token is due, end to end or by the deadline; None for never."""
         e2e_s = self.e2e_target_ms / 1000 if self.e2e_target_ms else None
-        return min((each for each in (e2e_s, self.deadline_s, self.urgent_s) if each), default=None)
+        return min((each for each in (e2e_s, self.deadline_s) if each), default=None)
 
     @classmethod
     def of(cls, row: SloClass) -> "SloTerms":

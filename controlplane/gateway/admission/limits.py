@@ -84,7 +84,7 @@ class Limits:
         use.refilled_s = now_s
 
 
-MOST_PER_CYCLE = 16
+MAX_PER_CYCLE = 16
 
 
 class Pace:
@@ -94,7 +94,7 @@ class Pace:
     is ready in the same cycle waits behind all of them.
     """
 
-    def __init__(self, most: int = MOST_PER_CYCLE) -> None:
+    def __init__(self, most: int = MAX_PER_CYCLE) -> None:
         self.most = most
         self._begun = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -132,7 +132,7 @@ class LoopLoad:
         self.share = 0.0
         self._looked_s, self._computed_s = time.monotonic(), math.inf
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """Take in the time since the last look. Call it on the event loop, some ten times a second."""
         now_s, computed_s = time.monotonic(), time.thread_time()
         passed_s, used_s = now_s - self._looked_s, max(0.0, computed_s - self._computed_s)

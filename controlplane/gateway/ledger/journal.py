@@ -13,7 +13,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 PATTERN = "ledger-unsaved*.jsonl"
-MOST_FILES = 50
+MAX_FILES = 50
 """Most files of batches that the database did not take, each an open descriptor; then the last one grows instead."""
 
 
@@ -44,7 +44,7 @@ class Journal:
 
         In a long database outage, batches share a file. Duplicates in it are found by their request id.
         """
-        if self._current >= 0 and len(self._kept) < MOST_FILES:
+        if self._current >= 0 and len(self._kept) < MAX_FILES:
             self._kept.append((self._path, self._current))
             self._current = -1
 

@@ -32,7 +32,7 @@ from controlplane.gateway.monitoring.windows import (
 )
 from controlplane.jobs.record import Job
 
-MOST_WAITING = 500  # listed per queue
+MAX_WAITING = 500  # listed per queue
 AT_A_STRETCH = 100
 RATE_WINDOW_S = 10
 
@@ -219,12 +219,12 @@ def at_door(records: Records) -> dict[str, list[Any]]:
 
 
 async def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
-    """Return waiting and held requests for tenants: the first `MOST_WAITING` of each queue, counts by tenant and model.
+    """Return waiting and held requests for tenants: the first `MAX_WAITING` of each queue, counts by tenant and model.
 
     Other work of the loop runs after each `AT_A_STRETCH`: a wait takes 30 us to estimate.
     """
     rows = []
-    for at, (request, estimate) in enumerate(dispatcher.waiting_now(MOST_WAITING)):
+    for at, (request, estimate) in enumerate(dispatcher.waiting_now(MAX_WAITING)):
         if at % AT_A_STRETCH == AT_A_STRETCH - 1:
             await asyncio.sleep(0)
         asked, wait = request.asked, estimate.wait
@@ -242,7 +242,7 @@ async def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
                 "reason": "",
             }
         )
-    for held in dispatcher.held_now(MOST_WAITING):
+    for held in dispatcher.held_now(MAX_WAITING):
         asked = held.request.asked
         rows.append(
             {

@@ -15,7 +15,6 @@ from msgspec import structs
 
 from controlplane.dispatch.port import ERROR, Placed, ServedModel, ServedModels, Submit, WeightedTargets
 from controlplane.gateway.admission.budgets import Admission, Budgets
-from controlplane.gateway.admission.inputs import measure
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits, LoopLoad
 from controlplane.gateway.admission.marks import Marks, Sessions, marks_of
@@ -43,7 +42,7 @@ class Catalog:
         self._models: dict[str, ServedModel] = {}
         self._shared: dict[str, WeightedTargets] = {}
 
-    def take(self, record: ServedModels) -> None:
+    def update(self, record: ServedModels) -> None:
         self._models = {model.name: model for model in record.models}
         self._shared = {}
         for each in record.targets:
@@ -178,8 +177,6 @@ class Completions:
             # A first request of a conversation is not known to be of a run, and stays where the later ones will be.
             call.rename(target_of(weights, f"{asked_model}\0{grant.key_id}\0{marks.run or call.beginning}"))
         model = self.catalog.serving(call.model, kind, grant.tenant_id)
-        if not kind.generates:
-            measure(call, Task(model.task))
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
         ticket = await self._ticket(grant, terms, call, region, request, age_s, model, marks, arrived_at)
@@ -280,8 +277,7 @@ class Completions:
         arrived_s = self.clock()
         trace_context, span = request.trace_context(), None
         if self.records.tracing is not None:
-            span = self.records.tracing.begin(trace_context)
-            trace_context = span.headers()
+            span, trace_context = self.records.tracing.begin(trace_context, arrived_at)
         length, token_blocks = None, b""
         if call.kind.generates:
             predicted = self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
@@ -289,8 +285,7 @@ class Completions:
                 length = await predicted
             else:
                 length, token_blocks = await asyncio.gather(predicted, self.upstream.tokens.of(call, served))
-        if span is not None:
-            span.queued_s = self.clock()
+        queued_s = self.clock()
         # A sequence without output ends with its prefill, as one that has a single token of output does.
         predicted_tokens = length.tokens if length is not None else call.sequences
         session = marks.run if marks.session else ""
@@ -355,12 +350,13 @@ class Completions:
             session=session,
             trace_context=trace_context,
             span=span,
+            queued_s=queued_s,
             task=asyncio.current_task(),
         )
 
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and complete it."""
-        asked = ticket.call.body.get("priority")
+        asked = ticket.call.priority
         came = failure = ""
         try:
             self.requests.submit(ticket)
@@ -425,8 +421,8 @@ class Completions:
         placement = ticket.placement
         assert placement is not None
         while ticket.call.stream and not placement.done():
-            await asyncio.wait({placement}, timeout=responder.look_in_s)
-            await responder.look()
+            await asyncio.wait({placement}, timeout=responder.ping_in_s)
+            await responder.ping_if_silent()
         return await placement
 
     def _settle_usage(self, ticket: Ticket, usage: answers.Usage) -> None:

@@ -170,11 +170,11 @@ class Responder:
         """Called when the head of an answer other than an error is written."""
 
     @property
-    def look_in_s(self) -> float:
-        """Period of `look`: twice in `PING_S`."""
+    def ping_in_s(self) -> float:
+        """Time to the next `ping_if_silent`: twice in `PING_S`."""
         return max(0.0, self._looked_s + PING_S / 2 - asyncio.get_running_loop().time())
 
-    async def look(self) -> None:
+    async def ping_if_silent(self) -> None:
         """Write a comment line to a stream if a look is due and nothing was written since the last one."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._looked_s + PING_S / 2:
@@ -214,11 +214,6 @@ class Responder:
                 return True
         self.held.append(chunk)
         return False
-
-    def write_chunk(self, chunk: bytes) -> bool:
-        """Whether *chunk*, as `Direct.write_chunk` takes it, was written; nothing is held."""
-        self._spoke = True
-        return self._direct is not None and self.started and not self.held and self._direct.write_chunk(chunk)
 
     async def drain(self) -> None:
         """Write the held chunks, once the client has read enough."""

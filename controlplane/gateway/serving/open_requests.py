@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from enum import Enum, IntEnum
 from itertools import count
+from typing import TYPE_CHECKING
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from controlplane.dispatch import port
 from controlplane.gateway.admission.keys import Grant, SloTerms
@@ -25,6 +26,9 @@ from controlplane.gateway.upstream.connections import Connection
 from controlplane.gateway.upstream.continuation import Kept
 from controlplane.lengths.length_service import Prediction
 from forecasting.lengths import LengthQuery
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 
 class TicketState(IntEnum):
@@ -68,24 +72,6 @@ class Interrupt(Enum):
     KEY_ENDED = "its API key may no longer be used"
 
 
-class OpenSpan(Struct):
-    """Ids of the trace of a request (`gateway.monitoring.tracing`): its span and that of its instance, and of its caller's
-    span (0: none)."""
-
-    trace_id: int
-    span_id: int
-    instance_span_id: int
-    parent_id: int
-    state: str  # the caller's tracestate
-    sampled: bool
-    queued_s: float = 0.0  # when its length was predicted
-
-    def headers(self) -> tuple[tuple[str, str], ...]:
-        """Return the W3C trace context for the instance."""
-        parent = f"00-{self.trace_id:032x}-{self.instance_span_id:016x}-{int(self.sampled):02x}"
-        return (("traceparent", parent), *((("tracestate", self.state),) if self.state else ()))
-
-
 class Ticket(RequestRecord, eq=False, kw_only=True):
     """One request on the HTTP side, from its arrival to its ledger row. Times are seconds of the event loop's clock."""
 
@@ -97,7 +83,8 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     length: Prediction | None = None
     session: str = ""  # "" for none
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
-    span: OpenSpan | None = None  # None: it is not traced
+    span: Span | None = None  # None: it is not traced
+    queued_s: float = 0.0  # when its length was predicted
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
 
     state: TicketState = TicketState.ACCEPTED
@@ -286,7 +273,7 @@ class OpenRequests:
             if ticket.state in (TicketState.ACCEPTED, TicketState.WAITING):
                 ticket.interrupt(Interrupt.STANDING_BY)
 
-    def headers_came(self, ticket: Ticket) -> None:
+    def headers_received(self, ticket: Ticket) -> None:
         """Record that the instance of *ticket* begins to answer."""
         self._send(port.Progress(headers=((ticket.asked.number, self.clock() - ticket.placed_s),)))
 
@@ -297,7 +284,7 @@ class OpenRequests:
         ticket.first_token_heard = True
         self.streaming.add(ticket)
 
-    def came_whole(self, ticket: Ticket, first_token_s: float | None) -> None:
+    def answered_whole(self, ticket: Ticket, first_token_s: float | None) -> None:
         """Record a whole answer, with the time to its first token if the instance reported it."""
         now_s = self.clock()
         ticket.move(TicketState.STREAMING)
@@ -342,7 +329,7 @@ class OpenRequests:
 
     # From the dispatcher
 
-    def take(self, record: port.OfRequest) -> None:
+    def on_event(self, record: port.OfRequest) -> None:
         """Write a decision to its ticket. Ignored for a request that has left meanwhile, whose place is given back."""
         ticket = self._tickets.get(record.number)
         if ticket is None:

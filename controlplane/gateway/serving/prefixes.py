@@ -129,6 +129,11 @@ def _chain(model: str, prompt: Sequence[Any], block: int) -> list[int]:
             break
         piece = prompt[start * block : end * block]
         # JSON has ids of up to 64 bits, and may have lone surrogates
-        state.update(piece.encode(errors="surrogatepass") if isinstance(piece, str) else array("Q", piece).tobytes())
+        try:
+            state.update(
+                piece.encode(errors="surrogatepass") if isinstance(piece, str) else array("Q", piece).tobytes()
+            )
+        except (TypeError, OverflowError):  # no token ids: vLLM refuses them
+            break
         hashes.append(int.from_bytes(state.digest(), "little", signed=True))
     return hashes

@@ -17,7 +17,7 @@ from workers.vllm.client import VllmClient, VllmError
 
 LOAD_S = 60.0
 """Longest load of an adapter, from a slow storage or a repository."""
-MOST_SERVERS = 10_000
+MAX_SERVERS = 10_000
 LOADED_ALREADY = "already been loaded"
 
 ServerKey = tuple[str, float, str]
@@ -77,7 +77,7 @@ class Adapters:
     def _server(self, placed: Placed | Warm) -> _Server:
         key = (placed.instance, placed.ready_at, placed.url)
         if key not in self._servers:
-            if len(self._servers) >= MOST_SERVERS:  # instances come and go: bound the memory
+            if len(self._servers) >= MAX_SERVERS:  # instances come and go: bound the memory
                 self._servers.clear()
             self._servers[key] = _Server()
         return self._servers[key]

@@ -7,11 +7,10 @@ Nothing from an instance has a trusted type or size before it is read here. An a
 import json
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import orjson
 from msgspec import UNSET, Struct, UnsetType
 
 from controlplane.dispatch.port import BUSY
@@ -39,12 +38,12 @@ class InstanceLost(Exception):
 class InstanceBusy(InstanceLost):
     """The instance reported that it takes no more for a while. *error* is the tenant's answer if no other can take it."""
 
-    def __init__(self, reason: str, status: int, message: str, wait_s: float) -> None:
+    def __init__(self, reason: str, status: int, wait_s: float) -> None:
         super().__init__(reason, BUSY)
         self.wait_s = wait_s
         self.error = ApiError(
             status,
-            message or "Every instance that could take the request is busy.",
+            "Every instance that could take the request is busy.",
             type="rate_limit_error" if status == 429 else "server_error",
             code="instance_busy",
             retry_after_s=wait_s,
@@ -111,17 +110,23 @@ class Refusal(ApiError):
 
 
 class RefusedByInstance(Exception):
-    """The instance refused the request for good, and its answer has been passed on."""
+    """The instance refused the request for good, and its answer has been passed on.
 
-    def __init__(self, status: int, message: str) -> None:
+    Its words are for the tenant alone: they may quote the request.
+    """
+
+    def __init__(self, status: int, code: str = "") -> None:
         super().__init__(f"refused with {status}")
-        self.code, self.status, self.message = "refused_by_instance", status, message
+        self.code, self.status = "refused_by_instance", status
+        self.message = f"The instance refused the request with status {status}."
+        if code == CONTEXT_LENGTH:
+            self.message += " It has more tokens than the model's context."
 
 
-MOST_TOKENS = 2**31 - 1
-MOST_ANSWER_BYTES = 2**28
+MAX_TOKENS = 2**31 - 1
+MAX_ANSWER_BYTES = 2**28
 """Longest answer, all of which is held in memory."""
-MOST_CHARACTERS = 4000  # of an error's message
+MAX_CHARACTERS = 4000  # of an error's message
 JSON_KINDS = {
     dict: "a JSON object",
     list: "a JSON array",
@@ -132,6 +137,7 @@ JSON_KINDS = {
 OF_THE_REQUEST = frozenset({"badrequesterror", "invalid_request_error", "notfounderror", "unprocessableentityerror"})
 """Types of errors without a number that are about the request."""
 NOT_IMPLEMENTED = 501  # a part of the API that is disabled on this server
+CONTEXT_LENGTH = "context_length_exceeded"
 TOO_LONG = re.compile("maximum context length|cannot be greater than max_model_len")
 """vLLM's words for more tokens than a context has, which OpenAI and its clients know by a code."""
 NO_ROUTE = "Not Found"
@@ -148,7 +154,7 @@ class Choice(Struct, gc=False):
     finish_reason: Any = None
 
 
-class Said(Struct, gc=False):
+class InstanceMessage(Struct, gc=False):
     """A JSON object of an instance: a whole answer, a stream event or an error. `Any` fields are unchecked."""
 
     choices: list[Choice] | None = None
@@ -158,7 +164,6 @@ class Said(Struct, gc=False):
     duration: Any = None  # of a sound, in seconds
     meta: Any = None  # of Cohere's vectors
     usage: Any = None
-    system_fingerprint: Any = None
     metrics: Any = None
     # Events of the Responses API
     type: Any = None
@@ -193,12 +198,12 @@ class Said(Struct, gc=False):
         """Return seconds from its arrival to its first token, where the server reports them."""
         metrics = self.metrics if isinstance(self.metrics, dict) else {}
         first_ms = metrics.get("time_to_first_token_ms")
-        if isinstance(first_ms, bool) or not isinstance(first_ms, int | float) or not 0 <= first_ms < MOST_TOKENS:
+        if isinstance(first_ms, bool) or not isinstance(first_ms, int | float) or not 0 <= first_ms < MAX_TOKENS:
             return None
         return first_ms / 1000
 
     @property
-    def usage_said(self) -> Any:
+    def raw_usage(self) -> Any:
         """Return the raw usage, wherever it is."""
         return self.response.get("usage") if isinstance(self.response, dict) else self.usage
 
@@ -220,7 +225,7 @@ class Usage:
         --enable-prompt-tokens-details.
         """
 
-    def take(self, usage: Any) -> None:
+    def update(self, usage: Any) -> None:
         """Take in *usage*; changes nothing where it has no counts."""
         if isinstance(usage, dict):
             prompt = _tokens(usage, "prompt_tokens", "input_tokens")
@@ -238,33 +243,32 @@ class Usage:
 
 def _tokens(usage: dict[str, Any], *names: str) -> int | None:
     value = next((usage[name] for name in names if name in usage), None)
-    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None
 
 
 def ids_of(value: Any) -> list[int]:
     """Return *value* as token ids; empty if it is not a list of them."""
     ids = value if isinstance(value, list) else []
-    return ids if all(type(each) is int and 0 <= each <= MOST_TOKENS for each in ids) else []
+    return ids if all(type(each) is int and 0 <= each <= MAX_TOKENS for each in ids) else []
 
 
-_decoder = msgspec.json.Decoder(Said)
+_decoder = msgspec.json.Decoder(InstanceMessage)
 _fields_decoder = msgspec.json.Decoder(dict[str, Any])
-_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read(data: bytes) -> Said:
+def read(data: bytes) -> InstanceMessage:
     """Return *data* as the required JSON object."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass
     try:  # Python's own servers write NaN, which no standard allows and every client of theirs reads
-        return msgspec.convert(json.loads(data), Said)
+        return msgspec.convert(json.loads(data), InstanceMessage)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise EngineFailed(what(data)) from None
+        raise EngineFailed(describe_payload(data)) from None
 
 
-def what(data: bytes) -> str:
+def describe_payload(data: bytes) -> str:
     """Describe *data*, which should have been a certain JSON object, without its content."""
     text = data.strip()
     if not text:
@@ -278,7 +282,7 @@ def what(data: bytes) -> str:
     return JSON_KINDS.get(type(value), "a JSON number")
 
 
-def whole(data: bytes, kind: Kind) -> Said:
+def whole(data: bytes, kind: Kind) -> InstanceMessage:
     """Return the answer *data* to a call that was not streamed. Raises Refusal for an error about the call."""
     said = read(data)
     error = error_of(said)
@@ -293,55 +297,27 @@ def whole(data: bytes, kind: Kind) -> Said:
 
 
 PARTS = {Kind.RESPONSE: "output", Kind.MESSAGE: "content", Kind.TRANSCRIPTION: "text", Kind.TRANSLATION: "text"}
-ANSWERS = {
-    Kind.COUNT_TOKENS: "input_tokens",
-    Kind.INPUT_TOKENS: "count",
-    Kind.RENDER_CHAT: "token_ids",
-    Kind.RENDER_RESPONSE: "token_ids",
-    Kind.RENDER_MESSAGE: "token_ids",
-    Kind.EMBEDDING: "data",
-    Kind.COHERE_EMBED: "embeddings",
-    Kind.SCORE: "data",
-    Kind.POOLING: "data",
-    Kind.CLASSIFY: "data",
-    Kind.RERANK: "results",
-    Kind.TOKENIZE: "tokens",
-    Kind.DETOKENIZE: "prompt",
-}
-"""Field of the answer to a call without output."""
 
 
-def without_output(data: bytes, kind: Kind) -> Any:
+def usage_of(data: bytes) -> Any:
     """Return the raw usage of the answer *data* to a call without output. Raises Refusal for an error about the call."""
-    if kind is Kind.RENDER_COMPLETION and what(data) == "a JSON array":  # of requests, one for each prompt
+    if data.lstrip().startswith(b"["):  # what is rendered of several prompts
         return None
     said = read(data)
     error = error_of(said)
     if error is not None:
         raise error
-    if kind not in ANSWERS or ANSWERS[kind] not in _fields_of(data):
-        raise EngineFailed(f"a JSON object without {ANSWERS.get(kind, 'a list')}")
-    if kind is Kind.COHERE_EMBED:
-        return said.meta.get("billed_units") if isinstance(said.meta, dict) else None
-    return said.usage
+    return said.meta.get("billed_units") if isinstance(said.meta, dict) else said.usage
 
 
-def input_tokens(data: bytes) -> bytes:
-    """Return OpenAI's count of input tokens, of vLLM's answer *data* to a tokenized chat. Raises EngineFailed."""
-    count = _fields_decoder.decode(data)["count"]
-    if type(count) is not int:
-        raise EngineFailed("a count that is no number")
-    return orjson.dumps({"object": "response.input_tokens", "input_tokens": count})
-
-
-def sound_usage(said: Said, estimated: int) -> dict[str, int]:
+def sound_usage(said: InstanceMessage, estimated: int) -> dict[str, int]:
     """Return the usage of the transcription *said*, whose server counts no tokens: those of its seconds and its text.
 
     vLLM rounds seconds up: where they agree with the *estimated* prompt tokens, those stay.
     """
     seconds = said.usage.get("seconds") if isinstance(said.usage, dict) else said.duration
     usage = {"completion_tokens": round(len(said.text) / CHARACTERS_PER_TOKEN)}
-    if not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 <= seconds < MOST_TOKENS / TOKENS_PER_S:
+    if not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 <= seconds < MAX_TOKENS / TOKENS_PER_S:
         tokens = sound_tokens(seconds)
         usage["prompt_tokens"] = estimated if 0 <= tokens - estimated < TOKENS_PER_S else tokens
     return usage
@@ -379,14 +355,6 @@ def usage_in(metadata: bytes) -> Any:
         return None
 
 
-def _fields_of(data: bytes) -> Collection[str]:
-    """Return the names of the fields of *data*, an object that was read; their values stay as they are."""
-    try:
-        return _raw_fields.decode(data).keys()
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # NaN, as in `read`
-        return dict(json.loads(data)).keys()
-
-
 def refusal(status: int, data: bytes) -> Refusal | None:
     """Return the refusal in an answer with a *status* other than 200; None if it is not about the call."""
     if not (400 <= status < 500 or status == NOT_IMPLEMENTED) or status in NOT_OF_THE_REQUEST:
@@ -406,7 +374,7 @@ def refusal(status: int, data: bytes) -> Refusal | None:
     return _refusal(status, error)
 
 
-def error_of(said: Said, name: bytes = b"") -> Exception | None:
+def error_of(said: InstanceMessage, name: bytes = b"") -> Exception | None:
     """Return the error in *said*, an event of this *name* or an answer, in any form that vLLM has had; None without one.
 
     A `Refusal` is about the call, an `EngineFailed` about the instance.
@@ -427,7 +395,7 @@ def error_of(said: Said, name: bytes = b"") -> Exception | None:
     return EngineFailed(f"error {number}")
 
 
-def _fields(said: Said, name: bytes = b"") -> dict[str, Any] | None:
+def _fields(said: InstanceMessage, name: bytes = b"") -> dict[str, Any] | None:
     """Return message, type, param and code of the error *said*."""
     error = said.error
     if error is None or (not error and said.choices is not None):
@@ -444,16 +412,16 @@ def _fields(said: Said, name: bytes = b"") -> dict[str, Any] | None:
 
 def _refusal(status: int, error: dict[str, Any]) -> Refusal:
     """Return *error* in OpenAI's shape."""
-    code, message = error.get("code"), _text(error.get("message"))[:MOST_CHARACTERS]
+    code, message = error.get("code"), _text(error.get("message"))[:MAX_CHARACTERS]
     if status == 400 and TOO_LONG.search(message):
-        code = "context_length_exceeded"
+        code = CONTEXT_LENGTH
     return Refusal(
         status,
         message,
         type=_word(error.get("type")) or "invalid_request_error",
         param=_word(error.get("param")),
         code=_word(code) or str(status),
-        number=code if type(code) is int and 0 <= code <= MOST_TOKENS else None,
+        number=code if type(code) is int and 0 <= code <= MAX_TOKENS else None,
     )
 
 
@@ -469,80 +437,3 @@ def _text(value: Any) -> str:
 
 def _word(value: Any) -> str | None:
     return _text(value)[:100] if isinstance(value, str) else None
-
-
-LONGEST = 500  # characters kept of a message
-WINDOW = 16  # characters in a row also in the request that count as a quotation
-LEFT_OUT = "…"
-_QUOTES = re.compile(r"""['"]?input(?:_value)?['"]?\s*[:=].*""", re.DOTALL)
-_WORD = re.compile(r"\w[^\s'\"`,;:()\[\]{}<>=…]+\w")
-_OWN_WORDS = """
-about after again all allowed and any are argument array assistant background bad badrequesterror base64 been before
-body boolean but bytes call calls can cannot character characters chat choice choices completion completions contain
-contains content context conversation conversations could data decode default developer dict died does each either
-embedding embeddings empty encoding end engine error errors exceed exceeds expected expecting failed field fields file
-for format found from function got greater had has have here how however image images index input inputs instance
-integer internal into invalid item items its json key keys large larger last least length less letter limit line list
-log long longer many max maximum memory message messages missing model models more most must name need not null number
-object one only options out output parameter params parse parsing part parts please position processing prompt prompts
-provided reduce request requested requests required response role roles schema sequence server shape should size
-specified state status stop stream string such support supported system template text than that the them then there
-these this those too token tokenizer tokens tool tools total type unable unexpected unknown unsupported use used user
-using valid validation value values vllm was were what when which while will with without word worker would wrong you
-your zero
-"""
-OWN_WORDS = frozenset(_OWN_WORDS.split())
-"""Words of servers' messages. They stay where the request has them too: by themselves they say nothing of it."""
-_NAMES = frozenset({"model", "role", "type", "name", "id"})  # fields without words of the tenant's users
-
-
-def message_of(answer: bytes, body: dict[str, Any]) -> str:
-    """Return the message of *answer*, an OpenAI error body or plain text, without quotations of the request *body*."""
-    try:
-        error = orjson.loads(answer)
-        error = error.get("error", error)
-        message = error.get("message", "") if isinstance(error, dict) else error
-    except (orjson.JSONDecodeError, AttributeError):
-        message = answer.decode("utf-8", "replace")
-    return without_quotations(str(message), body)
-
-
-def without_quotations(message: str, body: dict[str, Any]) -> str:
-    """Return the beginning of *message*, with every word left out that the texts of *body* have too.
-
-    Words of servers (`OWN_WORDS`) stay; so do texts of one or two characters.
-    """
-    message = _QUOTES.sub(LEFT_OUT, message[: 4 * LONGEST])
-    texts = list(_texts(body))
-    for text in texts:
-        if 3 < len(text) <= len(message):
-            message = message.replace(text, LEFT_OUT)
-    whole = "\0".join(form for text in texts for form in dict.fromkeys((text, repr(text)[1:-1], ascii(text)[1:-1])))
-    pieces = [message[at : at + WINDOW] for at in range(0, len(message), WINDOW)]
-    quoted = [len(piece) == WINDOW and piece in whole for piece in pieces]
-    kept = [
-        LEFT_OUT if any(quoted[max(0, at - 1) : at + 2]) else piece  # a quotation extends into the neighbours
-        for at, piece in enumerate(pieces)
-    ]
-    lower = whole.lower()
-
-    def unless_quoted(word: re.Match[str]) -> str:
-        known = word[0].lower()
-        return LEFT_OUT if known not in OWN_WORDS and known in lower else word[0]
-
-    kept = [_WORD.sub(unless_quoted, "".join(kept))]
-    joined = re.sub(f"(?:{LEFT_OUT}\\s*){{2,}}", LEFT_OUT, "".join(kept))
-    return " ".join(joined.split())[:LONGEST]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in *value*, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts(part)
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            if key not in _NAMES or not isinstance(part, str):
-                yield from _texts(part)

@@ -17,7 +17,7 @@ from yarl import URL
 from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
 from controlplane.gateway.admission.forms import with_field
 from controlplane.gateway.admission.keys import TIERS
-from controlplane.gateway.admission.validation import RENDERING, SPEECH, Call, Kind
+from controlplane.gateway.admission.validation import SPEECH, Call, Kind
 from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, ApiError
 from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket
@@ -31,7 +31,7 @@ from scheduling.queueing.ordering import BY_CLASS, engine_priority
 
 ENGINE_ERROR = 500
 """Status of an answer of which the engine had begun the work; with any other than 200 it has not."""
-MOST_SERVERS = 10_000
+MAX_SERVERS = 10_000
 BYTES_TYPE = b"application/octet-stream"
 """vLLM's vectors with `encoding_format: "bytes"`, which the header `metadata` describes, or `"bytes_only"`."""
 
@@ -39,18 +39,16 @@ BYTES_TYPE = b"application/octet-stream"
 class Server:
     """One start of an instance's server."""
 
-    __slots__ = ("fingerprint", "heads", "origin")
+    __slots__ = ("heads", "origin")
 
     def __init__(self, address: str) -> None:
         url = URL(address)
         self.origin = Origin(url)
         path, name = url.raw_path.rstrip("/").encode(), self.origin.name
         self.heads = {
-            kind: b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: " % (path, kind.instance_path.encode(), name)
+            kind: b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: " % (path, kind.path.encode(), name)
             for kind in Kind
         }
-        self.fingerprint = ""
-        """As in `Withheld.fingerprint`."""
 
 
 def _head(ticket: Ticket, placed: Placed, begin: bytes, body_bytes: int) -> bytes:
@@ -101,7 +99,7 @@ class Upstream:
         key = (placed.instance, placed.ready_at, placed.url)  # an address may pass to another server
         server = self._servers.get(key)
         if server is None:
-            if len(self._servers) >= MOST_SERVERS:  # instances come and go: bound the cache
+            if len(self._servers) >= MAX_SERVERS:  # instances come and go: bound the cache
                 self._servers.clear()
             server = self._servers[key] = Server(placed.url)
         return server
@@ -133,11 +131,11 @@ class Upstream:
                         raise STANDING_BY
                     # The heartbeat watches an instance that is silent before a whole answer.
                     connection.send(head, body, placed.first_token_s if streamed else None)
-                    while not connection.headers_came:
+                    while not connection.headers_received:
                         connection.check()
-                        await connection.wait(responder.look_in_s if streamed else None)
+                        await connection.wait(responder.ping_in_s if streamed else None)
                         if streamed:
-                            await responder.look()
+                            await responder.ping_if_silent()
                 except AnswerCutOff:
                     if not connection.was_stale:
                         raise
@@ -153,10 +151,10 @@ class Upstream:
             else:
                 answer = await _whole(connection)
                 said = answers.whole(answer, kind)
-                usage.take(answers.sound_usage(said, ticket.prompt_tokens) if kind in SPEECH else said.usage)
+                usage.update(answers.sound_usage(said, ticket.prompt_tokens) if kind in SPEECH else said.usage)
                 if usage.output_tokens is None:
                     usage.output_tokens = answers.estimated_tokens(answer)
-                self.requests.came_whole(ticket, said.first_token_s)
+                self.requests.answered_whole(ticket, said.first_token_s)
                 await responder.whole(200, JSON_TYPE[1], answer)
         except AdapterUnavailable as error:
             ticket.adapter_failed = True
@@ -164,9 +162,7 @@ class Upstream:
             raise
         except answers.Refusal as refusal:  # vLLM's refusal of a bad request is the tenant's answer
             await responder.error(refusal)
-            raise answers.RefusedByInstance(
-                refusal.status, answers.without_quotations(refusal.message, ticket.call.body)
-            ) from None
+            raise answers.RefusedByInstance(refusal.status, refusal.code) from None
         except answers.EngineFailed as failure:
             if failure.dead:
                 raise _lost(ticket, placed, failure.reason, DEAD) from failure
@@ -214,18 +210,16 @@ class Upstream:
         self, ticket: Ticket, placed: Placed, connection: Connection, responder: Responder, usage: answers.Usage
     ) -> None:
         if connection.content_type and not connection.is_event_stream:
-            raise answers.EngineFailed(f"{answers.what(await _whole(connection))} and no stream")
-        self.requests.headers_came(ticket)
+            raise answers.EngineFailed(f"{answers.describe_payload(await _whole(connection))} and no stream")
+        self.requests.headers_received(ticket)
 
         def began(ticket: Ticket) -> None:
             connection.listen(self.silence_s)
             self.requests.began(ticket)
 
-        kept, server = ticket.kept, self._server(placed)
-        make = Stream if kept is None else KeptStream
-        stream = make(ticket, responder, usage, server.fingerprint, began)
+        make = Stream if ticket.kept is None else KeptStream
+        stream = make(ticket, responder, usage, began)
         await stream.carry(connection, ticket.placed_s + placed.first_token_s)
-        server.fingerprint = stream.fingerprint
 
     async def _without_output(
         self, ticket: Ticket, connection: Connection, responder: Responder, usage: answers.Usage
@@ -234,12 +228,10 @@ class Upstream:
         answer = await _whole(connection)
         is_json = connection.content_type.lower().startswith(JSON_TYPE[1])
         if is_json or (not connection.metadata and connection.content_type != BYTES_TYPE):
-            usage.take(answers.without_output(answer, ticket.call.kind))
+            usage.update(answers.usage_of(answer))
         else:
-            usage.take(answers.usage_in(connection.metadata))
-        self.requests.came_whole(ticket, self.requests.clock() - ticket.placed_s)
-        if ticket.call.kind is Kind.INPUT_TOKENS:
-            answer = answers.input_tokens(answer)
+            usage.update(answers.usage_in(connection.metadata))
+        self.requests.answered_whole(ticket, self.requests.clock() - ticket.placed_s)
         if is_json:
             await responder.whole(200, JSON_TYPE[1], answer)
             return
@@ -252,25 +244,21 @@ class Upstream:
         status, answer = connection.status, await _whole(connection)
         if answers.ENGINE_DEAD in answer:
             raise answers.EngineFailed(f"answered {status}: its engine died", dead=True)
-        message = answers.message_of(answer, ticket.call.body)
-        reason = f"{placed.instance}: answered {status}{message and f': {message}'}"
+        reason = f"{placed.instance}: answered {status}"
         if status == 429 or (status == 503 and connection.retry_after):
-            raise answers.InstanceBusy(reason, status, message, _seconds(connection.retry_after))
+            raise answers.InstanceBusy(reason, status, _seconds(connection.retry_after))
         if status == 404 and placed.adapter:  # its server has lost it
             self.adapters.forget(placed)
             raise answers.InstanceLost(reason, ERROR)
-        if status == 403 and ticket.call.kind in RENDERING:  # it was not started with --enable-scale-out
-            raise answers.Refusal(
-                404, message, type="not_found_error", param=None, code="unsupported_endpoint", number=None
-            )
-        error = answers.refusal(status, answer)
+        of_another_call = status == 403 and not ticket.call.kind.generates  # as rendering without --enable-scale-out
+        error = answers.refusal(404 if of_another_call else status, answer)
         if status == 404 and error is not None and error.param == "model":  # it was started again with another model
             raise answers.InstanceLost(reason, ERROR)
         if error is not None:
             raise error
         if status in answers.BUSY_STATUSES:
             raise answers.InstanceLost(reason, ERROR)
-        raise answers.EngineFailed(f"status {status} and {answers.what(answer)}")
+        raise answers.EngineFailed(f"status {status} and {answers.describe_payload(answer)}")
 
 
 async def _whole(connection: Connection) -> bytes:
@@ -281,8 +269,8 @@ async def _whole(connection: Connection) -> bytes:
     def take(piece: bytes) -> bool:
         nonlocal size
         size += len(piece)
-        if size > answers.MOST_ANSWER_BYTES:
-            raise answers.EngineFailed(f"more than {answers.MOST_ANSWER_BYTES} bytes")
+        if size > answers.MAX_ANSWER_BYTES:
+            raise answers.EngineFailed(f"more than {answers.MAX_ANSWER_BYTES} bytes")
         pieces.append(piece)
         return True
 
@@ -317,7 +305,7 @@ def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str =
 
 
 PRIORITY_BAND = 1000  # vLLM priorities per SLO class; a tenant may demote its own requests within the band
-MOST_BACK = 499
+MAX_BACK = 499
 
 
 def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids: bool = False) -> Pieces:
@@ -360,7 +348,7 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
             changed["return_token_ids"] = True
         if ask_usage:
             # vLLM ignores `continuous_usage_stats` alone: together with our request every event would have a usage.
-            options = body.get("stream_options") or {}
+            options = body["stream_options"] if isinstance(body.get("stream_options"), dict) else {}
             changed["stream_options"] = {"include_usage": True} | {
                 name: value
                 for name, value in options.items()
@@ -377,13 +365,13 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
     return front, memoryview(raw)[raw.index(b"{") + 1 :]
 
 
-def upstream_priority(ordering: int, class_priority: int, asked: object, queue_key_s: float) -> int:
+def upstream_priority(ordering: int, class_priority: int, asked: int, queue_key_s: float) -> int:
     """Return vLLM's priority by the endpoint's *ordering* (an index of `ordering.ORDERINGS`). *queue_key_s*: see `Placed`.
 
     By arrival or priority the SLO class decides, and a tenant's own `priority` only demotes a request within its class.
     Otherwise it is the request's queue key; a demotion by n counts as an arrival n seconds later.
     """
-    back = min(max(asked, 0), MOST_BACK) if isinstance(asked, int) else 0
+    back = min(max(asked, 0), MAX_BACK)
     if ordering in BY_CLASS:
         return class_priority * PRIORITY_BAND + back
     return engine_priority(ordering, class_priority, queue_key_s + back)

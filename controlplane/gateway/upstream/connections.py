@@ -16,7 +16,7 @@ from yarl import URL
 
 IDLE_S = 30.0
 """Idle time after which a connection is closed."""
-MOST_HEAD_BYTES = 2**20
+MAX_HEAD_BYTES = 2**20
 """Limit on the headers of an answer, larger than one read of a socket."""
 JOINED_BYTES = 2**16  # larger bodies are not joined with their heads, which would copy them
 
@@ -24,8 +24,6 @@ Pieces = Sequence[bytes | memoryview]
 """A body, in parts."""
 Take = Callable[[bytes], bool]
 """Takes a piece of a body as it comes; False if `Connection.wait` is to return before the next one."""
-TakeChunk = Callable[[bytes, int], bool]
-"""Takes one HTTP chunk unparsed, with its content from the index given; False leaves it to `Take`."""
 
 
 STALE_S = 1.0
@@ -57,11 +55,9 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._take: Take | None = None
-        self._take_chunk: TakeChunk | None = None
-        self._between_chunks = False  # next comes the size of a chunk
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.headers_came = False
+        self.headers_received = False
         self._head_bytes = 0
         self._framed = False  # the answer has a length: otherwise it ends with the connection
         self._keep = True
@@ -81,7 +77,7 @@ class Connection(asyncio.Protocol):
     @property
     def was_stale(self) -> bool:
         """Whether it broke because the server had closed it while idle: the request never reached the server."""
-        silent = not self.headers_came and self.heard_s <= self._asked_s
+        silent = not self.headers_received and self.heard_s <= self._asked_s
         return self._requests > 1 and silent and self._loop.time() - self._asked_s < STALE_S
 
     @property
@@ -100,12 +96,12 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         self._asked_s = self.heard_s = self._loop.time()
         self._requests += 1
-        self.headers_came = False
+        self.headers_received = False
         if transport is None or transport.is_closing():
             raise AnswerCutOff("the connection is closed")
         self.status, self.content_type, self.retry_after, self.complete = 0, b"", b"", False
         self.metadata = b""
-        self._framed = self._between_chunks = False
+        self._framed = False
         if silence_s:
             self.listen(silence_s)
         if len(body[-1]) < JOINED_BYTES:
@@ -118,12 +114,9 @@ class Connection(asyncio.Protocol):
         self._silence_s = silence_s
         self._look_at(self._loop.time() + silence_s)
 
-    def pass_to(self, take: Take, take_chunk: TakeChunk | None = None) -> None:
-        """Give the body to *take* from now on, received bytes immediately. An exception from it ends the answer.
-
-        A chunk that comes alone is first offered to *take_chunk*, unparsed: most of a stream's are of that kind.
-        """
-        self._take, self._take_chunk = take, take_chunk
+    def pass_to(self, take: Take) -> None:
+        """Give the body to *take* from now on, received bytes immediately. An exception from it ends the answer."""
+        self._take = take
         self._give()
 
     async def wait(self, at_most_s: float | None = None) -> None:
@@ -153,7 +146,7 @@ class Connection(asyncio.Protocol):
 
     def leave(self) -> None:
         """End the request. An incomplete answer is aborted: its instance sees a client that disconnected."""
-        self._take = self._take_chunk = None
+        self._take = None
         self._pieces = []
         self._silence_s = 0.0
         if not self.usable or self._error is not None:
@@ -182,19 +175,14 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         self.heard_s = self._loop.time()
-        if not self.headers_came:
+        if not self.headers_received:
             self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEAD_BYTES:
-                self._fail(NotHttp(f"no answer within {MOST_HEAD_BYTES} bytes of headers"))
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._fail(NotHttp(f"no answer within {MAX_HEAD_BYTES} bytes of headers"))
                 self.close()
-                return
-        if self._between_chunks and self._take_chunk is not None:
-            begin = chunk_begin(data)
-            if begin and self._take_chunk(data, begin):
                 return
         try:
             self._parser.feed_data(data)
-            self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # else a size has begun
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(NotHttp(f"not HTTP: {error}"))
         if self._take is not None:
@@ -209,7 +197,7 @@ class Connection(asyncio.Protocol):
         self._closed(self)
         if self.complete:
             return
-        if self.headers_came and not self._framed and error is None:
+        if self.headers_received and not self._framed and error is None:
             self.complete = True
             self._wake()
         else:
@@ -233,21 +221,15 @@ class Connection(asyncio.Protocol):
             return
         self.status = self._parser.get_status_code()
         if self.status >= 200:  # not "100 Continue"
-            self.headers_came = True
+            self.headers_received = True
             self._wake()
-
-    def on_chunk_header(self) -> None:
-        self._between_chunks = False
-
-    def on_chunk_complete(self) -> None:
-        self._between_chunks = True
 
     def on_body(self, body: bytes) -> None:
         if not self.complete:
             self._pieces.append(body)
 
     def on_message_complete(self) -> None:
-        if not self.headers_came:
+        if not self.headers_received:
             return
         self._keep = not self.complete and self._framed and self._parser.should_keep_alive()
         self.complete = True
@@ -277,7 +259,7 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, error: Exception) -> None:
         if self._error is None:
-            self._error, self._take_chunk = error, None
+            self._error = error
         self._wake()
 
     def _wake(self) -> None:
@@ -310,29 +292,6 @@ class Connection(asyncio.Protocol):
                 self._fail(TimeoutError(f"no byte for {self._silence_s:g} s"))
             else:
                 self._look_at(silent_until_s)
-
-
-MOST_ALONE_BYTES = 4096
-"""Longest chunk that can be a single token."""
-
-
-def _size_line(whole_bytes: int) -> bytes:
-    """Return the size line of an HTTP chunk of *whole_bytes* in total; empty if no chunk has that length."""
-    sizes = (whole_bytes - digits - 4 for digits in (1, 2, 3))
-    return next((b"%x\r\n" % size for size in sizes if size > 0 and len(b"%x" % size) == whole_bytes - size - 4), b"")
-
-
-SIZE_LINES = tuple(map(_size_line, range(MOST_ALONE_BYTES)))
-"""Size lines by the length of a chunk."""
-
-
-def chunk_begin(data: bytes) -> int:
-    """Return the index of the content of the HTTP chunk *data*.
-
-    Return 0 if *data* is not exactly one whole, non-empty chunk, or is longer than `MOST_ALONE_BYTES`.
-    """
-    line = SIZE_LINES[len(data)] if len(data) < MOST_ALONE_BYTES else b""
-    return len(line) if line and data.startswith(line) and data.endswith(b"\r\n") else 0
 
 
 class Origin:

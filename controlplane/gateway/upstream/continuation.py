@@ -50,7 +50,8 @@ def evictable(call: Call) -> bool:
         or call.max_tokens is None
     ):
         return False
-    if (body.get("stream_options") or {}).keys() - {"include_usage"}:
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict) or options.keys() - {"include_usage"}:
         return False
     if "return_token_ids" in body:
         return False

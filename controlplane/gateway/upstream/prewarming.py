@@ -19,10 +19,10 @@ from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.serving.prefixes import system_messages
 from workers.vllm.client import VllmClient, VllmError
 
-MOST_TEXTS: Final = 1_000
-MOST_BYTES: Final = 16 * 1024 * 1024
+MAX_TEXTS: Final = 1_000
+MAX_BYTES: Final = 16 * 1024 * 1024
 """Of all texts; the one that was used least lately goes first."""
-MOST_BYTES_OF_ONE: Final = 256 * 1024
+MAX_BYTES_OF_ONE: Final = 256 * 1024
 ANSWER_S: Final = 60.0
 LAST: Final = 2**31 - 1
 """vLLM's priority of what comes after all else."""
@@ -60,11 +60,11 @@ class Prefixes:
             self._texts.move_to_end(prefix)
             return
         text = msgspec.json.encode(one_token(call))
-        if len(text) > MOST_BYTES_OF_ONE:
+        if len(text) > MAX_BYTES_OF_ONE:
             return
         self._texts[prefix] = call.kind.path, text
         self._bytes += len(text)
-        while len(self._texts) > MOST_TEXTS or self._bytes > MOST_BYTES:
+        while len(self._texts) > MAX_TEXTS or self._bytes > MAX_BYTES:
             _, (_, gone) = self._texts.popitem(last=False)
             self._bytes -= len(gone)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from controlplane.gateway.upstream.answers import EngineFailed
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-MOST_EVENT_BYTES = 2**26
+MAX_EVENT_BYTES = 2**26
 """Longest event, since an incomplete one is held in memory."""
 
 
@@ -68,8 +68,8 @@ class Events:
         if rest:
             self._held.append(rest)
             self._held_bytes += len(rest)
-            if self._held_bytes > MOST_EVENT_BYTES:
-                raise EngineFailed(f"sent an event of more than {MOST_EVENT_BYTES} bytes")
+            if self._held_bytes > MAX_EVENT_BYTES:
+                raise EngineFailed(f"sent an event of more than {MAX_EVENT_BYTES} bytes")
         return [event for block in blocks if (event := _event(block)) is not None]
 
 

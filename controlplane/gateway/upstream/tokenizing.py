@@ -20,20 +20,20 @@ from controlplane.gateway.admission.validation import Call, Kind
 from scheduling.compiled import direct
 from scheduling.routing import cached_blocks
 
-MOST_AT_ONCE: Final = 16
+MAX_AT_ONCE: Final = 16
 WITHIN_S: Final = 0.25
 """Longest wait for an answer."""
-MOST_MISSED: Final = 3
+MAX_MISSED: Final = 3
 """Answers missed in a row after which none is asked for `PAUSE_S`."""
 PAUSE_S: Final = 10.0
-LEAST_BLOCKS: Final = 2
+MIN_BLOCKS: Final = 2
 """Prompts of fewer blocks are left to the estimate: there is little to win."""
 RETRY_EVERY: Final = 50
 """Of prompts left alone because it takes longer than their prefill, one in so many is tokenized, to see if that holds."""
 NEWEST: Final = 0.1
 """Weight of the latest time in the mean."""
-MOST_CHARACTERS: Final = 1_000_000
-MOST_KNOWN: Final = 1024
+MAX_CHARACTERS: Final = 1_000_000
+MAX_KNOWN: Final = 1024
 """Prompts whose blocks are kept: a request is often sent again."""
 OF_COMPLETIONS: Final = ("add_special_tokens",)
 OF_CHATS: Final = (
@@ -80,14 +80,14 @@ class TokenBlocks:
         if ids is not None:
             return self._cut(ids, tokenizer.block_size, space)
         asked = _asked(call, tokenizer)
-        if asked is None or call.prompt_characters < LEAST_BLOCKS * tokenizer.block_size:
+        if asked is None or call.prompt_characters < MIN_BLOCKS * tokenizer.block_size:
             return b""
         key = blake2b(asked, digest_size=16, salt=(space & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")).digest()
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             self.reused += 1
             return known
-        if self._at_once >= MOST_AT_ONCE or self._clock() < self._paused_until_s:
+        if self._at_once >= MAX_AT_ONCE or self._clock() < self._paused_until_s:
             return b""
         if not self._pays(tokenizer):
             return b""
@@ -95,7 +95,7 @@ class TokenBlocks:
         if ids is None:
             return b""
         self._known[key] = blocks = self._cut(ids, tokenizer.block_size, space)
-        if len(self._known) > MOST_KNOWN:
+        if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return blocks
 
@@ -109,13 +109,13 @@ class TokenBlocks:
 
     def _cut(self, ids: list[int], size: int, first: int) -> bytes:
         count = len(ids) // size
-        if count < LEAST_BLOCKS:
+        if count < MIN_BLOCKS:
             return b""
         if count > self._hashes.size:
             self._hashes = np.zeros(2 * count, np.int64)
         try:
             _chain(self._hashes, np.array(ids, np.int64), size, first)
-        except OverflowError:  # no id of any vocabulary: the instance will say so
+        except (OverflowError, TypeError, ValueError):  # no id of any vocabulary: the instance will say so
             return b""
         return self._hashes[:count].tobytes()
 
@@ -140,7 +140,7 @@ class TokenBlocks:
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError):
             self.failed += 1
             self._missed += 1
-            if self._missed >= MOST_MISSED:
+            if self._missed >= MAX_MISSED:
                 self._missed, self._paused_until_s = 0, self._clock() + PAUSE_S
             return None
         finally:
@@ -165,7 +165,7 @@ def _ids(call: Call) -> list[int] | None:
 def _asked(call: Call, tokenizer: Tokenizer) -> bytes | None:
     """Return the body of the question for the tokens of *call*; None where the answer would not be what vLLM computes."""
     body = call.body
-    if call.prompt_characters > MOST_CHARACTERS or any(body.get(name) is not None for name in NOT_TAKEN):
+    if call.prompt_characters > MAX_CHARACTERS or any(body.get(name) is not None for name in NOT_TAKEN):
         return None
     asked: dict[str, Any] = {"model": tokenizer.model}
     if call.kind is Kind.COMPLETION:
@@ -187,5 +187,6 @@ def _asked(call: Call, tokenizer: Tokenizer) -> bytes | None:
 
 
 def _parts(body: dict[str, Any]) -> list[Any]:
-    contents = [message.get("content") for message in body.get("messages", ()) if isinstance(message, dict)]
+    messages = body["messages"] if isinstance(body.get("messages"), list) else []
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
     return [part for content in contents if isinstance(content, list) for part in content]

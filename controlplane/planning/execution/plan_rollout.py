@@ -14,7 +14,6 @@ from django.db import transaction
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
-from controlplane.fleet.weights import services as weights
 from controlplane.planning.execution import executor, strategies
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 from controlplane.tuning.selectors import tuned
@@ -100,12 +99,6 @@ def end(plan: ScalingPlan, status: PlanStatus, now: datetime) -> None:
     changed = ScalingPlan.objects.filter(pk=plan.pk, status=was).update(status=status, note=note)
     if changed and was != PlanStatus.IN_FORCE:  # a strategy moves to the next plan each time; that is no event
         _ended(plan, was, note, short=was in TO_CARRY_OUT)
-
-
-def pull_weights(plan: ScalingPlan) -> None:
-    """Have the weights of the model of *plan* pulled into each region where it adds instances and they are missing."""
-    for region in {target["region"] for target in plan.targets if target["target"] > target["present"]}:
-        weights.ask(plan.model.name, region, ACTOR, f"plan {plan.pk} adds instances there")
 
 
 def wanted_by_region(plan: ScalingPlan) -> dict[str, int]:

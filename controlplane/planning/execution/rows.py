@@ -6,6 +6,7 @@ carried out here: claiming it is one update of its row, so a returning worker fi
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import wraps
@@ -167,20 +168,13 @@ def carry_out(
     step = 1 if wanted.delta > 0 else -1
     while len(made) < abs(wanted.delta):
         drained = sum(move.inputs["how"] == executor.DRAINED for move in made)
-        drains = drained < wanted.drains
+        options: dict[str, Any] = {"load": load, "to_minimum": to_minimum, "drains": drained < wanted.drains}
         move = None
         for gpu_type in gpu_types(rule.plan, view.region, step):
-            try:
-                move = executor.move(
-                    step, view.model, view.region, why, gpu_type, load=load, to_minimum=to_minimum, drains=drains
-                )
+            with suppress(executor.Refused):
+                move = executor.move(step, view.model, view.region, why, gpu_type, **options)
                 break
-            except executor.Refused:
-                continue
-        move = move or executor.attempt(
-            step, view.model, view.region, why, load=load, to_minimum=to_minimum, drains=drains
-        )
-        if move is None:
+        if (move := move or executor.attempt(step, view.model, view.region, why, **options)) is None:
             break
         made.append(move)
     return made

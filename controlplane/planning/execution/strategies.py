@@ -24,12 +24,8 @@ MARKS: Final = {
     "patience_s": "SCALE_EASE_S",
 }
 """Mark settings by strategy parameter, used where a policy gives no value."""
-OWN_MARKS: Final = {
-    "lt_ua": {"gap_out": "SCALE_GAP_OUT", "gap_in": "SCALE_GAP_IN", "gap_last_s": "SCALE_GAP_LAST_S"},
-    "preserve": {"ease_below": "PRESERVE_EASE_BELOW", "ease_after_s": "PRESERVE_EASE_S"},
-    "pilothouse": {"out_above": "POOL_OUT_ABOVE", "aim": "POOL_AIM", "confirm_above": "POOL_CONFIRM_ABOVE"},
-}
-"""Mark settings of single strategies."""
+WITHOUT: Final = {"pilothouse": ("out_above",)}
+"""Marks that a strategy does not read from the settings."""
 
 
 def names() -> list[str]:
@@ -57,14 +53,18 @@ def make(
 
 def marks(name: str, values: Tunable) -> dict[str, float]:
     """Return the parameters of strategy *name* that *values* have a mark for."""
-    return {parameter: getattr(values, setting) for parameter, setting in (MARKS | OWN_MARKS.get(name, {})).items()}
+    return {
+        parameter: getattr(values, setting)
+        for parameter, setting in MARKS.items()
+        if parameter not in WITHOUT.get(name, ())
+    }
 
 
 def check_marks(setting: str, values_of: Callable[[str], Tunable]) -> None:
     """Raise ValueError if *setting* is a mark that conflicts with the parameters of a model's policy."""
     from controlplane.planning.models import ScalingPolicy
 
-    if not any(setting in own.values() for own in (MARKS, *OWN_MARKS.values())):
+    if setting not in MARKS.values():
         return
     for model, name, parameters in ScalingPolicy.objects.values_list("model__name", "strategy", "parameters"):
         try:

@@ -30,6 +30,8 @@ LEAST_WINDOWS = 100
 LOOK_S = 1.0
 """Poll interval in seconds for waiting work."""
 SETTLED = timedelta(minutes=3)
+PERIOD = timedelta(days=1)
+LIMIT_S = 120.0  # after which a periodic backtest starts no further series
 """Counted demand required before the first periodic backtest, to keep start-up light."""
 
 
@@ -51,21 +53,21 @@ class Judgement:
     """One row per series and quantity: windows fitted, judged and missing."""
 
 
-def read_ledger(window_s: float, model: str = "", region: str = "", *, by_class: bool = False) -> BacktestSource:
-    """Read demand of every model and caller region (and SLO class) from the ledger's minute rows.
+def read_ledger(window_s: float, model: str = "") -> BacktestSource:
+    """Read demand of every model and caller region from the ledger's minute rows.
 
-    Raises ValueError if the ledger has no minute of *model* and *region* (empty: of any).
+    Raises ValueError if the ledger has no minute of *model* (empty: of any).
     """
     from forecasting.workload.series import aggregate, group_minutes
 
-    names = ("minute", "model", "region", "slo_class", "prompt_tokens", "output_tokens")
+    names = ("minute", "model", "region", "prompt_tokens", "output_tokens")
     asked = MinuteRow.objects.order_by().annotate(
         own=OWN_REGION, prompt=ASKED[Quantity.PROMPT], output=ASKED[Quantity.OUTPUT]
     )
-    columns = asked.values_list("minute", "model", "own", "slo_class", "prompt", "output")
+    columns = asked.values_list("minute", "model", "own", "prompt", "output")
     rows: Iterable[Mapping[str, Any]] = (dict(zip(names, values, strict=True)) for values in columns.iterator())
     source = "ledger with a generated past" if MinuteRow.objects.filter(generated=True).exists() else "ledger"
-    groups = group_minutes(rows, by=("model", "region", "slo_class") if by_class else ("model", "region"))
+    groups = group_minutes(rows, by=("model", "region"))
     if not groups:
         raise ValueError("The ledger holds no minute yet: name a file, or come back when requests were served.")
     series = {
@@ -73,16 +75,14 @@ def read_ledger(window_s: float, model: str = "", region: str = "", *, by_class:
             quantity: aggregate(one, window_s) for quantity, one in groups[key].items()
         }
         for key in sorted(groups)
-        if (not model or key[0] == model) and (not region or key[1] == region)
+        if not model or key[0] == model
     }
     if not series:
-        raise ValueError(f"The ledger holds no minute of {' '.join(filter(None, (model, region)))}.")
+        raise ValueError(f"The ledger holds no minute of {model}.")
     return BacktestSource(source, series)
 
 
-def split(
-    series: "Series", name: str, fit_days: float | None = None, test_days: float | None = None
-) -> tuple[int, int]:
+def split(series: "Series", name: str, fit_days: float | None = None) -> tuple[int, int]:
     """Return the windows to fit on and to judge. Raises ValueError if the series is too short."""
     from forecasting.workload.series import DAY_S
 
@@ -91,7 +91,7 @@ def split(
         fit = round(FIT_DAYS * day) if count > FIT_DAYS * day else int(FIT_SHARE * count)
     else:
         fit = round(fit_days * day)
-    test = count - fit if test_days is None else min(count - fit, round(test_days * day))
+    test = count - fit
     if fit < 1 or test < 1:
         raise ValueError(
             f"{name}: {count} windows of {series.window_s:g} s ({count / day:.2f} days) leave none to judge."
@@ -103,11 +103,8 @@ def judge(
     demand: BacktestSource,
     forecasters: Sequence[str],
     horizon: int,
-    quantities: Sequence[str],
     *,
     fit_days: float | None = None,
-    test_days: float | None = None,
-    keep_partial: bool = False,
     report: Callable[[str, int, int], None] = lambda step, done, total: None,
 ) -> Judgement:
     """Judge *forecasters* on every series of *demand*, *horizon* windows ahead.
@@ -120,9 +117,9 @@ def judge(
 
     made = Judgement()
     for name, pair in demand.series.items():
-        for quantity in quantities:
-            series = pair[quantity] if keep_partial else without_partial(pair[quantity])
-            fit, test = split(series, name, fit_days, test_days)
+        for quantity in Quantity.values:
+            series = without_partial(pair[quantity])
+            fit, test = split(series, name, fit_days)
             of_series = {"series": name, "quantity": quantity}
             gaps = int(np.count_nonzero(~series.known[: fit + test]))
             made.judged.append({**of_series, "fit_windows": fit, "test_windows": test, "gaps": gaps})
@@ -153,12 +150,9 @@ def store(source: str, window_s: int, horizon: int, rows: Sequence[Mapping[str, 
 
 def due(now: datetime) -> bool:
     """Return whether the next periodic backtest of the ledger is due."""
-    if tuned().BACKTEST_EVERY_S <= 0:
-        return False
     newest = Backtest.objects.filter(source__startswith="ledger").order_by("-made_at").first()
     if newest is not None:
-        every_s: float = tuned().BACKTEST_EVERY_S
-        return (now - newest.made_at).total_seconds() >= every_s
+        return bool(now - newest.made_at >= PERIOD)
     first = MinuteRow.objects.filter(generated=False).order_by("minute").values_list("minute", flat=True).first()
     return first is not None and now - first >= SETTLED
 
@@ -206,9 +200,7 @@ def backtest_ledger(
             break
         one = BacktestSource(demand.source, {name: demand.series[name]})
         try:
-            rows += judge(
-                one, [name for name in FORECASTERS if not rests(name)], HORIZON, Quantity.values, report=look
-            ).rows
+            rows += judge(one, [name for name in FORECASTERS if not rests(name)], HORIZON, report=look).rows
         except GivesWay:
             break
         except ValueError:

@@ -38,8 +38,8 @@ BURSTS_OVER = timedelta(hours=4)
 Endpoint = tuple[str, str]
 """(model, region) names."""
 Key = tuple[Endpoint, Quantity, str]
-"""Endpoint, quantity and SLO class name of a series; "" is all interactive classes together, which plans use, and
-`DEFERRED` all non-interactive ones."""
+"""Endpoint, quantity and SLO classes of a series: "" all interactive ones together, which plans use, `DEFERRED` all
+non-interactive ones."""
 Totals = tuple[list[int], list[int]]
 """Prompt and output tokens by window."""
 
@@ -51,7 +51,7 @@ class DemandSeries:
     start: datetime
     window_s: int
     tokens_per_s: dict[Key, NDArray[np.float64]]
-    """Series of all interactive and of all deferred classes together for every endpoint, and of each class with counts."""
+    """Series of all interactive and of all deferred classes together for every endpoint."""
     known: int
     """Number of windows with counts."""
 
@@ -59,11 +59,6 @@ class DemandSeries:
         """Return the series of *endpoint*; without requests, zeros with the common gaps."""
         series = self.tokens_per_s.get((endpoint, quantity, slo_class))
         return series if series is not None else 0.0 * self.tokens_per_s[endpoint, quantity, ""]
-
-    def by_class(self) -> list[Key]:
-        """Return every single-class series that has tokens."""
-        several = ("", DEFERRED)
-        return [key for key, series in self.tokens_per_s.items() if key[2] not in several and np.nansum(series) > 0]
 
 
 def endpoints() -> list[Endpoint]:
@@ -83,8 +78,8 @@ def last_complete(now: datetime, window_s: int) -> datetime:
 
 
 def read(since: datetime, until: datetime, window_s: int) -> DemandSeries:
-    """Read demand of every endpoint in the whole windows from *since* to *until*, for interactive and for deferred SLO
-    classes together, and each class.
+    """Read demand of every endpoint in the whole windows from *since* to *until*, of interactive and of deferred SLO
+    classes together.
 
     A window in which no minute has a row of any series is a gap: a quiet minute looks the same as one without a running
     gateway. A minute with rows of other series only is a measured zero. *window_s* is a multiple of 60.
@@ -100,9 +95,8 @@ def read(since: datetime, until: datetime, window_s: int) -> DemandSeries:
         name: DEFERRED if kind == SloKind.NON_INTERACTIVE else None
         for name, kind in SloClass.objects.exclude(kind=SloKind.INTERACTIVE).values_list("name", "kind")
     }
-    totals: dict[tuple[Endpoint, str], Totals] = {}
     indexes: dict[str, int] = {}
-    adds: dict[tuple[str, str, str], list[Totals]] = {}
+    adds: dict[tuple[str, str, str], Totals | None] = {}
     for minute, model, served_in, own_region, slo_class, prompt, output in _rows(
         start, start + timedelta(seconds=count * window_s)
     ):
@@ -113,21 +107,16 @@ def read(since: datetime, until: datetime, window_s: int) -> DemandSeries:
             counted[index] = True
         key = model, region, slo_class
         if key not in adds:
-            endpoint = model, region
-            adds[key] = []
-            if (endpoint, "") in together:
-                own, group = totals.setdefault((endpoint, slo_class), _nothing(count)), groups.get(slo_class, "")
-                adds[key] = [own] if group is None else [own, together[endpoint, group]]
-        at = index // width
-        for prompts, outputs in adds[key]:
-            prompts[at] += prompt
-            outputs[at] += output
-    totals |= together
+            group = groups.get(slo_class, "")
+            adds[key] = None if group is None else together.get(((model, region), group))
+        if (totals := adds[key]) is not None:
+            totals[0][index // width] += prompt
+            totals[1][index // width] += output
     known_s = MINUTE_S * counted.reshape(count, width).sum(axis=1, dtype=np.float64)
     known_s[known_s == 0] = np.nan
     series = {
         (endpoint, quantity, slo_class): np.array(tokens, np.float64) / known_s
-        for (endpoint, slo_class), total in totals.items()
+        for (endpoint, slo_class), total in together.items()
         for quantity, tokens in zip(Quantity, total, strict=True)
     }
     return DemandSeries(start, window_s, series, int(np.isfinite(known_s).sum()))

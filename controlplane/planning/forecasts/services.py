@@ -2,7 +2,7 @@
 
 Fitted forecasters are stored in the state folder, one file per series, refitted rarely and otherwise updated with new
 windows. Losing a file costs a fit. Plans use the series of all interactive SLO classes together; those of all deferred
-classes together, and of single classes, are for display.
+classes together are for display.
 
 Forecasters that are slow to fit (ARIMA, mLSTM) are fitted by a separate job, `fit_forecasters`: until then, and for
 other series, the best quick one is used, and the forecast notes it.
@@ -40,8 +40,6 @@ LEAST_WINDOWS = 2
 """Minimum windows for a forecast; with fewer, plans use recent demand."""
 GROWN = 1.5
 """Refit once the known windows have grown by this factor."""
-CLASSES_SHARE = 0.1
-"""Share of the forecast period available to single classes, which come last since plans do not need them."""
 REFITS_SHARE = 0.5
 """Share of the forecast period after which no more forecasters are refitted; the others wait for the next round."""
 FAILED_KIND = "planning.forecaster_failed"
@@ -52,10 +50,9 @@ SAY_AGAIN = timedelta(minutes=15)
 def make_forecasts(now: datetime) -> list[Forecast]:
     """Forecast prompt and output tokens of every endpoint for the next windows; return one row per series.
 
-    Series of all interactive and of all deferred SLO classes together are stored first, then each class with demand. A
-    failed forecaster is
-    replaced by a simpler one, which the row's note names; if all fail, only that series has no forecast. Raises the first
-    error if no series has a forecast.
+    The series are of all interactive, and of all deferred SLO classes together. A failed forecaster is replaced by a
+    simpler one, which the row's note names; if all fail, only that series has no forecast. Raises the first error if no
+    series has a forecast.
     """
     window_s = tuned().FORECAST_WINDOW_S
     until = demand.last_complete(now, window_s)
@@ -63,41 +60,15 @@ def make_forecasts(now: datetime) -> list[Forecast]:
     if known.known < LEAST_WINDOWS:
         return []
     making = _Making(known)
-    every = {}
+    rows = []
     for endpoint in demand.endpoints():
         for quantity in Quantity:
             for group in ("", demand.DEFERRED):
                 key = (endpoint, quantity, group)
                 if (not group or np.nansum(known.of(*key))) and (predicted := making.predicted(key)):
-                    every[key] = predicted
-    rows = Forecast.objects.bulk_create([_row(key, predicted, now) for key, predicted in every.items()])
-    rows += Forecast.objects.bulk_create(_of_classes(making, every, now))
+                    rows.append(_row(key, predicted, now))
+    Forecast.objects.bulk_create(rows)
     making.report(now)
-    return rows
-
-
-def _of_classes(making: "_Making", every: dict[demand.Key, "Predicted"], now: datetime) -> list[Forecast]:
-    """Forecast single classes until their time is used up; the remaining ones come first in the next round.
-
-    A class that makes up all interactive, or all deferred, demand of an endpoint reuses that forecast.
-    """
-    until_s = time.monotonic() + CLASSES_SHARE * tuned().FORECAST_EVERY_S
-    rows, keys, known = [], [], making.known
-    for key in known.by_class():
-        endpoint, quantity, _ = key
-        groups = [(endpoint, quantity, group) for group in ("", demand.DEFERRED)]
-        same = [each for each in groups if np.array_equal(known.of(*key), known.of(*each), equal_nan=True)]
-        if not same:
-            keys.append(key)
-        elif predicted := every.get(same[0]):
-            rows.append(_row(key, predicted, now))
-    keys.sort(key=lambda key: max(_kept_s(_file(key, known.window_s, name)) for name in _kept_by(key)))
-    for place, key in enumerate(keys):
-        if time.monotonic() > until_s:
-            logger.info("planning: %d series of single classes wait for the next forecasts", len(keys) - place)
-            break
-        if predicted := making.predicted(key):
-            rows.append(_row(key, predicted, now))
     return rows
 
 
@@ -210,7 +181,7 @@ class _Fitted:
 
 
 class NotFitted(Exception):
-    """A slow forecaster has not been fitted, or never is for a single class."""
+    """A slow forecaster has not been fitted, or never is for deferred demand."""
 
 
 class _Learner:
@@ -223,7 +194,7 @@ class _Learner:
 
         self.name = name or forecaster_name(key[0][0])
         self.series = Series(known.start.timestamp(), float(known.window_s), known.of(*key), _name(key))
-        self.of_class = bool(key[2])
+        self.deferred = bool(key[2])
         self.file = _file(key, known.window_s, self.name)
         self.note = self.file.with_suffix(".json")
         self.refit_until_s = refit_until_s
@@ -239,7 +210,7 @@ class _Learner:
         if pair is None:
             if slow:
                 self.note.unlink(missing_ok=True)  # the stored one is unusable
-                raise NotFitted(f"{self.name} is not fitted " + ("for single classes" if self.of_class else "yet"))
+                raise NotFitted(f"{self.name} is not fitted " + ("for deferred demand" if self.deferred else "yet"))
             pair = self._fitted()
         forecaster, fitted = pair
         failed = len(forecaster.failed)
@@ -336,19 +307,6 @@ def _file(key: demand.Key, window_s: int, forecaster: str) -> Path:
 
 def _folder() -> Path:
     return Path(settings.STATE_DIR) / "forecasters"
-
-
-def _kept_by(key: demand.Key) -> tuple[str, str]:
-    """Return the names of the stored forecasters of series *key*: its own and its fallback."""
-    return forecaster_name(key[0][0]), _quick()
-
-
-def _kept_s(file: Path) -> float:
-    """Return the Unix time of the last write to *file*; 0 if it does not exist."""
-    try:
-        return file.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def _row(key: demand.Key, predicted: "Predicted", now: datetime) -> Forecast:

@@ -19,7 +19,6 @@ from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts.demand import ASKED
 from controlplane.planning.plans import inventory
-from controlplane.tuning.selectors import tuned
 from scheduling.model_task import POOLING_TASKS
 
 if TYPE_CHECKING:
@@ -35,9 +34,11 @@ MISSED_SHARE = 0.05
 BLOCK_TOKENS = 16
 PAIRS = 2_000
 """Number of newest requests whose lengths are sampled."""
-MOST_KEPT = 256
+MAX_KEPT = 256
 POISSON_CV = 1.0
 USUAL_LENGTHS = (512.0, 128.0)
+LOOK_BACK = timedelta(hours=4)
+"""Of ledger windows: instances and their requests change over time."""
 """Default prompt and output tokens before any request was seen."""
 _simulated: dict[Any, "Capability"] = {}
 
@@ -66,7 +67,6 @@ def read(fleet: inventory.Fleet, now: datetime) -> dict[Key, "Capability"]:
             expected=by_profile(deployment, *lengths[model], cv, now),
             violations_allowed=allowed / np.maximum(requests, 1.0),
             cv=cv,
-            least_windows=tuned(model).CAPABILITY_WINDOWS,
         )
         if one.source != UNKNOWN and one.total_tokens_per_s > 0:
             capabilities[key] = one
@@ -82,21 +82,19 @@ def by_profile(
     Lengths are sampled from the newest requests, else all are *prompt_tokens* and *output_tokens*. Measured again when
     the mean lengths change by a tenth or *cv* by a quarter.
     """
-    from scheduling.planning.simulated_capability import fleet_sizes, simulated_capability
+    from scheduling.planning.simulated_capability import simulated_capability
 
     row = deployment.profile()
     if row is None:
         return None
     steps = round(10 * log(prompt_tokens)), round(10 * log(output_tokens)), max(1.0, round(4 * cv) / 4)
     engine, (promise, percentile) = engine_of(deployment, row), strictest()
-    values = tuned(deployment.model.name)
-    limits = values.CAPABILITY_INSTANCES, values.CAPABILITY_MOST_ABOVE
-    key = deployment.model.name, repr(engine), promise, percentile, steps, limits
+    key = deployment.model.name, repr(engine), promise, percentile, steps
     if key not in _simulated:
-        if len(_simulated) >= MOST_KEPT:
+        if len(_simulated) >= MAX_KEPT:
             _simulated.clear()
         done = LedgerRow.objects.filter(
-            model=deployment.model.name, outcome=Outcome.DONE, arrived_at__gte=now - looked_back(), prompt_tokens__gt=0
+            model=deployment.model.name, outcome=Outcome.DONE, arrived_at__gte=now - LOOK_BACK, prompt_tokens__gt=0
         )
         if not deployment.model.pools:
             done = done.filter(output_tokens__gt=0)
@@ -105,10 +103,7 @@ def by_profile(
         outputs = np.maximum(
             outputs, 1
         )  # a sequence without output ends with its prefill, as one of a single token does
-        _simulated[key] = simulated_capability(
-            engine, prompts, outputs, promise, percentile=percentile, cv=steps[2], sizes=fleet_sizes(limits[0]),
-            most_above=limits[1],
-        )  # fmt: skip
+        _simulated[key] = simulated_capability(engine, prompts, outputs, promise, percentile=percentile, cv=steps[2])
     return _simulated[key]
 
 
@@ -139,19 +134,14 @@ def strictest() -> tuple["Promise", float]:
 
 
 def mean_lengths(model: str, now: datetime) -> tuple[float, float]:
-    """Return mean prompt and output tokens of requests of *model* within `looked_back`; 1 of output where it pools."""
+    """Return mean prompt and output tokens of requests of *model* within `LOOK_BACK`; 1 of output where it pools."""
     pools = Model.objects.filter(name=model, task__in=POOLING_TASKS).exists()
-    rows = MinuteRow.objects.filter(model=model, minute__gte=now - looked_back(), minute__lt=now)
+    rows = MinuteRow.objects.filter(model=model, minute__gte=now - LOOK_BACK, minute__lt=now)
     asked = {quantity.name.lower(): Sum(tokens) for quantity, tokens in ASKED.items()}
     sums = rows.aggregate(requests=Sum("requests"), **asked)
     if not sums["requests"] or not sums["prompt"] or not (sums["output"] or pools):
         return USUAL_LENGTHS[0], 1.0 if pools else USUAL_LENGTHS[1]
     return sums["prompt"] / sums["requests"], max(1.0, sums["output"] / sums["requests"])
-
-
-def looked_back() -> timedelta:
-    """Return the look-back of ledger windows: instances and their requests change over time."""
-    return timedelta(hours=tuned().CAPABILITY_HOURS)
 
 
 def _windows(now: datetime) -> dict[Key, list[tuple[float, ...]]]:
@@ -166,7 +156,7 @@ def _windows(now: datetime) -> dict[Key, list[tuple[float, ...]]]:
     }
     may_break = {row.name: 1.0 - row.percentile / 100.0 for row in SloClass.objects.all()}
     until_s = int(now.timestamp()) // WINDOW_S * WINDOW_S
-    since_s = until_s - int(looked_back().total_seconds())
+    since_s = until_s - int(LOOK_BACK.total_seconds())
     rows = LedgerRow.objects.filter(
         arrived_at__gte=datetime.fromtimestamp(since_s, UTC),
         arrived_at__lt=datetime.fromtimestamp(until_s, UTC),

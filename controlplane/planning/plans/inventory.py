@@ -8,7 +8,7 @@ from controlplane.fleet import places
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Node
-from controlplane.fleet.weights.selectors import remote
+from controlplane.fleet.weights import remote
 
 if TYPE_CHECKING:
     from scheduling.planning.places import Fleet as PlannedFleet

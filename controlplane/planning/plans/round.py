@@ -30,33 +30,34 @@ def plan_settings() -> "PlanSettings":
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """Fleet and demand as known, and the plan made from them."""
+class PlanInputs:
+    """What a plan is made from: fleet, demand and capability, as known."""
 
     fleet: inventory.Fleet
     expected: Expected
     measured: Mapping[capability.Key, "Capability"]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The plan made from *inputs*."""
+
+    inputs: PlanInputs
     made: "FleetPlan"
     took_ms: float
     id: uuid.UUID = field(default_factory=uuid.uuid4)
 
     @classmethod
-    def solved(
-        cls,
-        fleet: inventory.Fleet,
-        expected: Expected,
-        measured: Mapping[capability.Key, "Capability"],
-        now: datetime,
-    ) -> "Round":
-        """Plan *fleet* from *now*. Raises what the solver raises."""
+    def solved(cls, inputs: PlanInputs, now: datetime) -> "Round":
+        """Plan from *now*. Raises what the solver raises."""
         from scheduling.planning import advisor, planner  # load the solver
 
-        began = time.perf_counter()
+        began, expected = time.perf_counter(), inputs.expected
         made = advisor.make_plan(
-            now.timestamp(), expected.to_plan(), fleet.to_plan(), measured, expected.follows,
+            now.timestamp(), expected.to_plan(), inputs.fleet.to_plan(), inputs.measured, expected.follows,
             replace(plan_settings(), exact_up_to=planner.EXACT_UP_TO),
         )  # fmt: skip
-        return cls(fleet, expected, measured, made, (time.perf_counter() - began) * 1000)
+        return cls(inputs, made, (time.perf_counter() - began) * 1000)
 
     def valid_until(self, model: str) -> datetime:
         return datetime.fromtimestamp(self._of(model).valid_until_s, UTC)
@@ -69,7 +70,7 @@ class Round:
         problem, plan, shortage = self.made.planned.problem, self.made.plan, self._shortage(model)
         idle = problem.shortage(problem.instances).total_tokens_per_s[problem.models.index(model)]
         usd = self._usd_per_hour(model)
-        notes = [shortage, self.out_of_reach(model), note, plan.note, *self.expected.notes_of(model)]
+        notes = [shortage, self.out_of_reach(model), note, plan.note, *self.inputs.expected.notes_of(model)]
         return {
             "round": self.id,
             "inputs": {
@@ -90,7 +91,9 @@ class Round:
 
     def out_of_reach(self, model: str) -> str:
         """Return that no number of instances keeps the promise to *model*'s requests; empty if one does."""
-        share = max((each.out_of_reach for (name, _), each in self.measured.items() if name == model), default=0.0)
+        share = max(
+            (each.out_of_reach for (name, _), each in self.inputs.measured.items() if name == model), default=0.0
+        )
         if not share:
             return ""
         return f"out of reach at any number of instances: {share:.0%} of requests miss their goal on an idle one"
@@ -102,9 +105,9 @@ class Round:
             i, j, k = self.made.planned.index(place)
             delta, present = int(plan.delta[i, j, k]), int(problem.instances[i, j, k])
             endpoint = self.made.endpoints[place[:2]]
-            demand = endpoint.forecast_tokens_per_s + self.expected.of[place[:2]].beta_tokens_per_s
+            demand = endpoint.forecast_tokens_per_s + self.inputs.expected.of[place[:2]].beta_tokens_per_s
             reason = plan.reasons.get((i, j, k), "")
-            if self.expected.follows[model].by_capability:
+            if self.inputs.expected.follows[model].by_capability:
                 reason = f"Algorithm 2: {demand:,.0f} tok/s need {endpoint.target_instances}"
             rows.append(
                 {
@@ -120,20 +123,20 @@ class Round:
         return rows
 
     def _places(self, model: str) -> list[inventory.Place]:
-        return sorted(place for place in self.fleet.deployments if place[0] == model)
+        return sorted(place for place in self.inputs.fleet.deployments if place[0] == model)
 
     def _usd_per_hour(self, model: str) -> dict[str, float]:
         """Return the hourly price of present and of planned instances."""
         usd = {"present": 0.0, "target": 0.0}
         for place, row in zip(self._places(model), self.targets(model), strict=True):
-            deployment = self.fleet.deployments[place]
+            deployment = self.inputs.fleet.deployments[place]
             each = float(deployment.gpu_type.on_demand_usd_per_hour) * deployment.tensor_parallel
             for name in usd:
                 usd[name] += each * row[name]
         return {name: round(value, 4) for name, value in usd.items()}
 
     def _inputs(self, model: str, strategy: str) -> dict[str, Any]:
-        fleet, expected = self.fleet, self.expected
+        fleet, expected = self.inputs.fleet, self.inputs.expected
         endpoints = {key[1]: plan for key, plan in self.made.endpoints.items() if key[0] == model}
         demand = {region: expected.of[model, region] for region in endpoints}
         deployments = {place: row for place, row in fleet.deployments.items() if place[0] == model}
@@ -170,7 +173,7 @@ class Round:
                         "reserve": round(each.reserve, 3),
                         "note": each.note,
                     }
-                    for (name, gpu_type), each in self.measured.items()
+                    for (name, gpu_type), each in self.inputs.measured.items()
                     if name == model
                 },
                 "start_times": {

@@ -6,7 +6,7 @@ what happens to a plan: kept for comparison (shadow), shown to an operator (ask)
 """
 
 import logging
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ from controlplane.planning.models import WHAT_IF, PlanStatus, PolicyMode, Scalin
 from controlplane.planning.plans import capability, inventory, load_now
 from controlplane.planning.plans.expected import expect
 from controlplane.planning.plans.load_now import LoadNow
-from controlplane.planning.plans.round import Round, plan_settings
+from controlplane.planning.plans.round import PlanInputs, Round, plan_settings
 
 logger = logging.getLogger(__name__)
 ACTOR = "planner"
@@ -58,31 +58,41 @@ def make_plans(now: datetime, models: Set[str] | None = None) -> list[ScalingPla
     Raises whatever the solver raises; plans in force then stay until they expire.
     """
     policies = {name: row for name, row in _policies().items() if models is None or name in models}
-    fleet = inventory.read(set(policies))
-    measured = capability.read(fleet, now)
-    unknown = {place[0] for place, count in fleet.present.items() if count and (place[0], place[2]) not in measured}
-    if unknown:  # a plan would remove instances whose capability is unknown
-        logger.warning("planning: no plan for %s: no capability from profile or ledger", unknown)
-        fleet = inventory.read(set(policies) - unknown)
-    if not fleet.deployments:
+    inputs = read_inputs(now, {name: row.strategy for name, row in policies.items()})
+    if inputs is None:
         return []
-    expected = expect(now, {name: row.strategy for name, row in policies.items()})
+    solved, loads = Round.solved(inputs, now), load_now.read(now)
+    with transaction.atomic():
+        return [_store(policies[model], solved, loads.get(model, LoadNow()), now) for model in inputs.fleet.models]
+
+
+def read_inputs(now: datetime, followers: Mapping[str, str]) -> PlanInputs | None:
+    """Return what *followers* (strategy by model) are planned from: fleet, capability and demand; None without any.
+
+    Left out are models with an instance whose capability is unknown, for a plan would remove it, and models with an
+    endpoint whose demand is unknown, which is not zero.
+    """
+    fleet = inventory.read(set(followers))
+    measured, expected = capability.read(fleet, now), expect(now, followers)
     if expected is None:
         logger.debug("planning: no plan yet: no demand has been counted")
-        return []
-    if expected.unknown & set(fleet.models):
-        logger.warning("planning: no plan for %s: neither a forecast nor counted minutes", expected.unknown)
-        fleet = inventory.read(set(fleet.models) - expected.unknown)
-        if not fleet.deployments:
-            return []
-    solved, loads = Round.solved(fleet, expected, measured, now), load_now.read(now)
-    with transaction.atomic():
-        return [_store(policies[model], solved, loads.get(model, LoadNow()), now) for model in fleet.models]
+        return None
+    not_measured = {name for (name, _, gpu), count in fleet.present.items() if count and (name, gpu) not in measured}
+    known = set(fleet.models) - not_measured - expected.unknown
+    for without, names in (
+        ("capability from profile or ledger", not_measured),
+        ("forecast or counted minutes", expected.unknown & set(fleet.models)),
+    ):
+        if names:
+            logger.warning("planning: no plan for %s: no %s", names, without)
+    if known != set(fleet.models):
+        fleet = inventory.read(known)
+    return PlanInputs(fleet, expected, measured) if fleet.deployments else None
 
 
 def _store(policy: ScalingPolicy, solved: Round, load: LoadNow, now: datetime) -> ScalingPlan:
     model = policy.model.name
-    _say_out_of_reach(policy, solved, now)
+    _record_out_of_reach(policy, solved, now)
     targets = solved.targets(model)
     status, note = _status(policy, any(row["target"] != row["present"] for row in targets))
     values = {
@@ -108,7 +118,6 @@ def _store(policy: ScalingPolicy, solved: Round, load: LoadNow, now: datetime) -
         carried_out_at=now if status == PlanStatus.CARRIED_OUT else None,
     )
     if status == PlanStatus.IN_FORCE:
-        plan_rollout.pull_weights(row)
         record(
             "plan.in_force",
             row,
@@ -119,7 +128,7 @@ def _store(policy: ScalingPolicy, solved: Round, load: LoadNow, now: datetime) -
     return row
 
 
-def _say_out_of_reach(policy: ScalingPolicy, solved: Round, now: datetime) -> None:
+def _record_out_of_reach(policy: ScalingPolicy, solved: Round, now: datetime) -> None:
     """Record once a day that no number of instances keeps the promise: an operator can change the goal."""
     kind, reason = "plan.goal_out_of_reach", solved.out_of_reach(policy.model.name)
     said = Event.objects.filter(kind=kind, subject=policy.model.name, at__gt=now - SAID_AGAIN)

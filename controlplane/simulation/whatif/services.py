@@ -32,7 +32,7 @@ from scheduling.simulation.workload.edits import Factor
 AS_NOW: Final = "As now"
 MOST_KEPT: Final = 200
 """Maximum stored what-ifs; older ended ones are deleted, except those that became a plan."""
-MOST_OPEN: Final = 10
+MAX_OPEN: Final = 10
 MOST_DRAFTS: Final = 50
 """Maximum form drafts stored until run or deleted."""
 MOST_SEEDS: Final = 100
@@ -210,8 +210,8 @@ def _queue(row: WhatIf, actor: User | str, reason: str = "") -> WhatIf:
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     if row.state != WhatIfState.DRAFT:
         raise ActionError(f"It is {row.state}.")
-    if WhatIf.objects.filter(state__in=working.OPEN).count() >= MOST_OPEN:
-        raise ActionError(f"{MOST_OPEN} what-ifs wait or run. Cancel one, or ask again later.")
+    if WhatIf.objects.filter(state__in=working.OPEN).count() >= MAX_OPEN:
+        raise ActionError(f"{MAX_OPEN} what-ifs wait or run. Cancel one, or ask again later.")
     row.state, row.submitted_at, row.requested_by = WhatIfState.QUEUED, timezone.now(), _user(actor)
     row.twin_error = fleet_error()
     row.save(update_fields=["state", "submitted_at", "requested_by", "twin_error"])

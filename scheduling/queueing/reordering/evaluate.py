@@ -1,6 +1,6 @@
 """Value of an order: the start and lateness of each group, the share of requests in time, the objective.
 
-The objective is equation 13 as it must be read (docs/papers/queueing.md): sum of n (max(0, L) + kappa 1(L > 0)) with L = start
+The objective is equation 13 as read in docs/papers/queueing.md: sum of n (max(0, L) + kappa 1(L > 0)) with L = start
 + own_s - due_s, so that earliness gains nothing and a group counts once per request.
 """
 

@@ -1,4 +1,4 @@
-"""Scenarios: simulations described as TOML files with the keys of docs/plan/simulation.md. `staging` prepares them to run."""
+"""Scenarios: simulations as TOML files with the keys of docs/plan/simulation.md. `staging` prepares them to run."""
 
 from scheduling.simulation.scenario.file import load_scenario
 from scheduling.simulation.scenario.scenario import Scenario

@@ -16,7 +16,7 @@ from tests.bench._soak.seen import End, Seen
 WITHOUT_ROW = frozenset(
     {
         "invalid_json", "json_too_deep", "missing_required_parameter", "invalid_type", "invalid_value",
-        "integer_out_of_range", "decimal_out_of_range", "unknown_slo_class", "invalid_api_key", "slo_class_not_allowed",
+        "unknown_slo_class", "invalid_api_key", "slo_class_not_allowed",
         "model_not_found", "unknown_url", "unsupported_endpoint", "method_not_allowed", "request_too_large",
         "unknown_region", "unsupported_encoding", "keys_unavailable", "standing_by", "stopping",
     }

@@ -44,12 +44,15 @@ async def bad_rollout(stack: Stack, session: aiohttp.ClientSession) -> dict[str,
     old = {str(row["id"]) for row in await asyncio.to_thread(stack.rows, INSTANCES, deployment) if row["seqs"]}
     began_s, injured = time.monotonic(), set[str]()
     url = f"{stack.url}/api/deployments/{deployment}"
-    change = {"max_num_seqs": NEW_SEQS, "reason": "soak"}
-    async with session.patch(url, json=change) as response:
+    async with session.get(f"{stack.url}/api/deployments") as response:
+        row = next(row for row in (await response.json())["items"] if row["id"] == deployment)
+    key = {name: row[name] for name in ("model", "region", "gpu_type")}
+    change = {"deployments": [key | {"max_num_seqs": NEW_SEQS}], "reason": "soak"}
+    async with session.patch(f"{stack.url}/api/inventory", json=change) as response:
         assert response.status == 200, await response.text()
     begin = {"reason": "a version that fails", "bake_s": BAKE_S}
-    async with session.post(f"{url}/rollout", json=begin) as response:
-        assert response.status == 202, await response.text()
+    async with session.post(f"{url}/roll-out", json=begin) as response:
+        assert response.status == 200, await response.text()
     rollout: dict[str, Any] = {}
     while rollout.get("ended_at") is None and time.monotonic() < began_s + ROLLOUT_ENDS_WITHIN_S:
         for row in await asyncio.to_thread(stack.rows, INSTANCES, deployment):
@@ -89,7 +92,8 @@ async def revoked_key(stack: Stack, session: aiohttp.ClientSession, clients: Mix
         tasks = [asyncio.create_task(_long(client, clients, sent, name)) for name in classes]
         was_open = await _wait_until_open(stack, session, sent, batch)
         was_open["unanswered"] = sum(not task.done() for task in tasks)
-        async with session.post(f"{stack.url}/api/keys/{key['id']}/revoke", json={"reason": "soak"}) as response:
+        end = {"revoked": True, "reason": "soak"}
+        async with session.patch(f"{stack.url}/api/keys/{key['id']}", json=end) as response:
             assert response.status == 200, await response.text()
             revoked_at = datetime.fromisoformat((await response.json())["revoked_at"]).timestamp()
         await asyncio.wait(tasks, timeout=WAITS_S)

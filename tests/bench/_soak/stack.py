@@ -14,7 +14,6 @@ from typing import Any
 from controlplane.supervisor.state import PARTS_FILE
 from tests.bench.gateway import free_port
 from tests.supervisor.running import ROOT, RunningStack
-from workers.traffic.waves import DAY_S
 
 PARTS = {  # words of a part's command line
     "redis": "redis-server",
@@ -22,7 +21,7 @@ PARTS = {  # words of a part's command line
     "celery": "celery -q -A workers.celery worker",
     "beat": "celery -q -A workers.celery beat",
     "emulator": "workers.emulator",
-    "traffic": "demo_traffic",
+    "traffic": "workers.traffic",
 }
 UP_WITHIN_S = 600.0
 CHILD = "celery child"  # a process of the worker's pool
@@ -39,9 +38,7 @@ print(json.dumps({tenant.name: create_api_key(tenant, "soak", "soak")[1] for ten
 class Stack(RunningStack):
     """`make run` in *folder* on its own ports; `stamped` has each line with its arrival time."""
 
-    def __init__(
-        self, folder: Path, *options: str, day_s: float = DAY_S, port: int = 0, emulator_port: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, *options: str, port: int = 0, emulator_port: int = 0) -> None:
         self.stamped: list[tuple[float, str]] = []
         self.folder = folder
         self.port = port or free_port()
@@ -50,7 +47,6 @@ class Stack(RunningStack):
         self.environment = {
             "PILOTHOUSE_STATE_DIR": str(folder),
             "PILOTHOUSE_EMULATOR_PORT": str(self.emulator_port),
-            "PILOTHOUSE_DEMO_DAY_S": str(day_s),
             "DATABASE_URL": "",
             "REDIS_URL": "",
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",

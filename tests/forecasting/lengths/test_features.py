@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from forecasting.lengths import kernels
 from forecasting.lengths.features import (  # fmt: skip
+    BUCKETS,
     CATEGORIES,
     FIRST,
     HASHES,
@@ -15,8 +16,9 @@ from forecasting.lengths.features import (  # fmt: skip
     MEASURES,
     UNITS,
     VALUES,
-    Vocabulary,
+    TextScore,
     extract,
+    features,
     packed,
     read,
     unpacked,
@@ -32,9 +34,6 @@ PIECES = st.one_of(
 )
 
 
-SOME_WORDS = st.sampled_from(["write", "read", "list", "a", "story", "about", "rome", "now"])
-
-
 def measure(text: str, name: str) -> float:
     return float(extract(LengthQuery(text, 10)).measures[MEASURES.index(name)])
 
@@ -42,9 +41,9 @@ def measure(text: str, name: str) -> float:
 @given(st.lists(PIECES, max_size=12).map("".join))
 def test_kernel_reads_as_its_plain_twin(text: str) -> None:
     data = text.encode("utf-8", "replace")
-    hashes, opening = np.empty(kernels.MOST_HASHES, np.int64), np.empty(kernels.MOST_OPENING_HASHES, np.int64)
+    hashes = np.empty(kernels.MAX_HASHES, np.int64)
     counts, demands, categories = np.zeros(kernels.COUNTS), np.zeros(len(UNITS)), np.zeros(len(CATEGORIES))
-    sizes = kernels.read_bytes(
+    size = kernels.read_bytes(
         np.frombuffer(data, np.uint8),
         HASHES,
         KINDS,
@@ -52,15 +51,13 @@ def test_kernel_reads_as_its_plain_twin(text: str) -> None:
         len(UNITS),
         len(CATEGORIES),
         hashes,
-        opening,
         counts,
         demands,
         categories,
     )
     expected = plain.read_bytes(data)
-    assert hashes[: sizes[0]].tolist() == expected[0]
-    assert opening[: sizes[1]].tolist() == expected[1]
-    for got, wanted in zip((counts, demands, categories), expected[2:], strict=True):
+    assert hashes[:size].tolist() == expected[0]
+    for got, wanted in zip((counts, demands, categories), expected[1:], strict=True):
         assert got.tolist() == wanted.tolist()
 
 
@@ -90,50 +87,32 @@ def test_a_long_conversation_is_read_at_its_end() -> None:
     )  # its whole length is known
 
 
-def test_a_vocabulary_knows_what_prompts_share() -> None:
-    prompts = [extract(LengthQuery(f"write about topic{number}", 4)) for number in range(6)]
-    vocabulary = Vocabulary.common(prompts, least=5, most=1000)
-    known = vocabulary.features(prompts[0])
-    assert len(known.ids)
-    assert plain.hashed(b"write") in vocabulary.hashes
-    assert plain.hashed(b"topic0") not in vocabulary.hashes
-    assert len(Vocabulary.common(prompts, least=5, most=3)) == 3
-    assert vocabulary.features(extract(LengthQuery("", 0))).ids.tolist() == []
+def score_of(texts: list[str], target: list[float]) -> tuple[TextScore, list[float]]:
+    prompts = [extract(LengthQuery(text, 5)) for text in texts]
+    score, others = TextScore.fit(prompts, np.array(target), np.arange(len(texts)) % 5)
+    return score, others.tolist()
 
 
-@given(st.lists(SOME_WORDS, max_size=40).map(" ".join))
-def test_look_up_finds_every_known_hash_once(text: str) -> None:
-    vocabulary = Vocabulary.common([extract(LengthQuery("write a story about rome now", 6))], least=1, most=1000)
-    prompt = extract(LengthQuery(text, 5))
-    wanted = sorted(
-        {vocabulary.hashes.tolist().index(code) for code in prompt.hashes.tolist() if code in vocabulary.hashes}
-    )
-    assert vocabulary.features(prompt).ids.tolist() == wanted
+def test_a_text_score_is_learned_from_n_grams_and_out_of_fold() -> None:
+    texts = [f"{('write', 'name')[number % 2]} something {number}" for number in range(60)]
+    score, others = score_of(texts, [1.0, -1.0] * 30)
+    long, short = (score(extract(LengthQuery(f"{verb} it", 5))) for verb in ("write", "name"))
+    assert long > 0.2 > -0.2 > short
+    assert all((other > 0) == (number % 2 == 0) for number, other in enumerate(others))
+    assert score(extract(LengthQuery("", 0))) == 0.0
 
 
 def test_kept_features_hold_no_text_and_come_back_whole() -> None:
-    texts = [f"please summarize the following report number {number}" for number in range(6)]
-    vocabulary = Vocabulary.common([extract(LengthQuery(text, 8)) for text in texts], least=5, most=1000)
+    score = TextScore(np.random.default_rng(1).standard_normal(BUCKETS).astype(np.float32))
     secret = "please summarize the salary of Hildegard Unterberger, 48 213 euros"
-    features = vocabulary.features(extract(LengthQuery(secret, 14)))
-    kept = packed(features, vocabulary.fingerprint)
+    row = features(extract(LengthQuery(secret, 14)), score)
+    kept = packed(row, score)
+    assert len(kept) == 6 + 2 * (len(MEASURES) + 1)
     for word in secret.split():
         assert word.encode() not in kept
-    again = unpacked(kept, vocabulary)
-    assert again.measures.tolist() == features.measures.tolist()
-    assert again.ids.tolist() == features.ids.tolist()
-    assert again.opening.tolist() == features.opening.tolist()
-    # Words that no other prompt had leave no trace but their number: another name gives the same n-grams.
-    other = vocabulary.features(extract(LengthQuery(secret.replace("Hildegard", "Kunigunde"), 14)))
-    assert other.ids.tolist() == features.ids.tolist()
-
-
-def test_foreign_bytes_are_refused() -> None:
-    vocabulary = Vocabulary.common([extract(LengthQuery("write a story", 3))], least=1, most=100)
-    kept = packed(vocabulary.features(extract(LengthQuery("a story", 2))), vocabulary.fingerprint)
+    assert unpacked(kept, score).tolist() == row.tolist()
     for broken in (b"", b"abc", kept[:20], b"\x63\x00" + kept[2:], kept + b"\xff\xff"):
         with pytest.raises(ValueError):
-            unpacked(broken, vocabulary)
-    other = Vocabulary.common([extract(LengthQuery("sing a song", 3))], least=1, most=100)
-    with pytest.raises(ValueError, match="vocabulary"):
-        unpacked(kept, other)
+            unpacked(broken, score)
+    with pytest.raises(ValueError, match="text score"):
+        unpacked(kept, TextScore(np.zeros(BUCKETS, np.float32)))

@@ -1,17 +1,20 @@
 """Every length model keeps the one interface; those on an encoder run on a tiny random one."""
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from forecasting.files import write_state
-from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, student_training
+from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, Trees, bundled, score
 from forecasting.lengths.baselines import ClassMean, PromptBuckets, TenantHistogram
 from forecasting.lengths.encoder import TINY
 from forecasting.lengths.proxy import Spread
 from forecasting.lengths.query import QUANTILES
-from forecasting.lengths.student import Student
+from forecasting.lengths.trees import BUNDLED
 from forecasting.trees import Ensemble
 from tests.examples import at_night_but
 from tests.forecasting.lengths.made import samples
@@ -23,9 +26,8 @@ def new(name: str) -> LengthModel:
     return MODELS[name](SMALL)
 
 
-@pytest.mark.parametrize("name", at_night_but(["student", "ssjf-cls", "preserve", "trees", "ours"], MODELS))
-def test_every_model_fits_predicts_and_comes_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(student_training, "LEAST_STEPS", 10)  # how well it predicts is another test's business
+@pytest.mark.parametrize("name", at_night_but(["ssjf-cls", "preserve", "trees", "ours"], MODELS))
+def test_every_model_fits_predicts_and_comes_back(name: str, tmp_path: Path) -> None:
     model = new(name).fit(samples(150))
     queries = [sample.query for sample in samples(30, seed=2)]
     queries += [
@@ -114,5 +116,67 @@ def test_an_unfitted_spread_says_nothing_more_than_the_figure() -> None:
     assert Spread().fit([], []).around([7.0], [LengthQuery("x", 1)]).quantiles.tolist() == [[7.0] * 5]
 
 
-def test_the_student_is_what_comes_first() -> None:
-    assert next(iter(MODELS.values())) is Student
+# Trees
+
+
+@pytest.fixture(scope="module")
+def trees() -> Trees:
+    return Trees(SMALL).fit(samples(600))
+
+
+def test_trees_learn_length_and_verbosity(trees: Trees) -> None:
+    essay, question = "Write a long essay about word1 word2 word3.", "Answer yes or no: word4 word5 word6?"
+    long, short = (trees.predict_one(LengthQuery(essay, 12, model=name))[0] for name in ("long", "short"))
+    assert long > 1.1 * short
+    assert trees.predict_one(LengthQuery(question, 10, model="long"))[0] < 0.7 * short
+    test = samples(200, seed=2)
+    predictions = trees.predict([sample.query for sample in test])
+    assert score([sample.output_tokens for sample in test], predictions.tokens)["rank_correlation"] > 0.85
+
+
+def test_trees_predict_and_learn_from_features_without_text(trees: Trees) -> None:
+    test = samples(80, seed=4)
+    queries = [sample.query for sample in test]
+    blank = [replace(each, text="", prompt_tokens=0, features=trees.features(each)) for each in queries]
+    direct = trees.predict(queries)
+    assert trees.predict(blank).quantiles.tolist() == direct.quantiles.tolist()
+    assert not trees.can_read(replace(blank[0], features=b"of another text score"))
+    longer = [Sample(query, 3 * sample.output_tokens) for query, sample in zip(blank, test, strict=True)]
+    after = Trees(SMALL, trees.text).fit(longer).predict(blank)
+    real = [sample.output_tokens for sample in longer]
+    assert score(real, after.tokens)["mae"] < score(real, direct.tokens)["mae"]
+
+
+def test_unknown_names_are_as_usual(trees: Trees) -> None:
+    known = [replace(samples(1)[0].query, model=name) for name in ("short", "long")]
+    low, high = sorted(trees.predict(known).tokens)
+    assert low <= trees.predict_one(replace(known[0], model="unknown", tenant="unknown"))[0] <= high
+
+
+def test_features_that_never_varied_are_scaled_to_nothing(trees: Trees) -> None:
+    query = samples(1)[0].query
+    more = trees.scaled(replace(query, turns=50, tools=100))
+    assert more.tolist() == trees.scaled(query).tolist()
+    assert np.abs(more).max() <= 4.0
+
+
+def test_the_bundled_trees_are_small_quick_to_load_and_know_long_from_short() -> None:
+    assert BUNDLED.stat().st_size < 1_000_000
+    model = bundled()
+    essay = model.predict_one(LengthQuery("Write a detailed 1000 word essay on the history of Rome.", 14))[0]
+    assert essay > 2 * model.predict_one(LengthQuery("Answer yes or no: is it raining?", 9))[0]
+    assert not any(name.startswith("tenant ") and name != "tenant " for name in model.habits.means)
+
+
+@pytest.mark.nightly
+def test_importing_and_asking_need_no_heavy_package() -> None:
+    code = (
+        "import sys; from forecasting.lengths import LengthQuery, bundled; bundled().predict_one(LengthQuery('hello', 1));"
+        "print([name for name in ('torch', 'transformers', 'sklearn') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_names_of_models_are_their_own() -> None:
+    assert all(model.name == name for name, model in MODELS.items())

@@ -1,15 +1,11 @@
-"""Whatever a request looks like, its prediction stays within a sane factor; what was never seen weighs nothing."""
+"""Whatever a request looks like, its prediction stays within a sane factor."""
 
 import dataclasses
 
-import numpy as np
 import pytest
 
-from forecasting.lengths import LengthQuery, Sample, Student, bundled, student_training
-from forecasting.lengths.features import MEASURES
+from forecasting.lengths import LengthQuery, Trees, bundled
 from forecasting.lengths.query import KEPT_HEAD, KEPT_TAIL, read_turns
-from forecasting.lengths.student import Scaling
-from tests.forecasting.lengths.made import samples
 
 CAPITAL = "What is the capital of France?"
 LANGUAGES = {
@@ -31,13 +27,13 @@ SANE = 3.0
 
 
 @pytest.fixture(scope="module")
-def student() -> Student:
+def model() -> Trees:
     return bundled()
 
 
 @pytest.fixture(scope="module")
-def alone(student: Student) -> float:
-    return student.predict_one(LengthQuery(CAPITAL, 8, "m", "t"))[0]
+def alone(model: Trees) -> float:
+    return model.predict_one(LengthQuery(CAPITAL, 8, "m", "t"))[0]
 
 
 def chat(turns: list[tuple[str, str]], **more: int) -> LengthQuery:
@@ -47,19 +43,19 @@ def chat(turns: list[tuple[str, str]], **more: int) -> LengthQuery:
 
 
 @pytest.mark.parametrize("messages", range(1, 21))
-def test_a_history_does_not_multiply(student: Student, alone: float, messages: int) -> None:
+def test_a_history_does_not_multiply(model: Trees, alone: float, messages: int) -> None:
     said = [("user", CAPITAL) if place % 2 == 0 else ("assistant", "Paris.") for place in range(messages - 1)]
     said.append(("user", CAPITAL))
     marked = chat(said)
     unmarked = dataclasses.replace(marked, conversation=None)
     repeated = LengthQuery("\n".join([CAPITAL] * messages), 8 * messages, "m", "t", turns=messages)
     for query in (marked, unmarked, repeated):
-        tokens, quantiles = student.predict_one(query)
+        tokens, quantiles = model.predict_one(query)
         assert alone / SANE < tokens < SANE * alone
         assert quantiles[-1] < 2000
 
 
-def test_the_context_of_a_question_does_not_multiply(student: Student, alone: float) -> None:
+def test_the_context_of_a_question_does_not_multiply(model: Trees, alone: float) -> None:
     asked = ("user", CAPITAL)
     for query in (
         chat([("system", "You are a helpful assistant."), asked]),
@@ -69,61 +65,24 @@ def test_the_context_of_a_question_does_not_multiply(student: Student, alone: fl
         chat([("user", "Write a story."), ("assistant", "Once upon a time. " * 4000), asked]),
         dataclasses.replace(chat([asked]), prompt_tokens=200_000),
     ):
-        assert alone / SANE < student.predict_one(query)[0] < 2 * SANE * alone
+        assert alone / SANE < model.predict_one(query)[0] < 2 * SANE * alone
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 20, 500, 8000, 128_000, 10**6])
-def test_prompts_without_text_are_of_usual_length(student: Student, tokens: int) -> None:
-    assert 5 < student.predict_one(LengthQuery("", tokens, "m", "t"))[0] < 1000
+def test_prompts_without_text_are_of_usual_length(model: Trees, tokens: int) -> None:
+    assert 5 < model.predict_one(LengthQuery("", tokens, "m", "t"))[0] < 1000
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_every_language_is_of_usual_length(student: Student, alone: float, language: str) -> None:
+def test_every_language_is_of_usual_length(model: Trees, alone: float, language: str) -> None:
     question = LANGUAGES[language]
     for text in (question, question * 40):
-        assert alone / SANE < student.predict_one(LengthQuery(text, len(text) // 2, "m", "t"))[0] < 2 * SANE * alone
+        assert alone / SANE < model.predict_one(LengthQuery(text, len(text) // 2, "m", "t"))[0] < 2 * SANE * alone
 
 
-def test_very_long_and_odd_prompts_are_of_usual_length(student: Student) -> None:
+def test_very_long_and_odd_prompts_are_of_usual_length(model: Trees) -> None:
     for text in ("word " * 100_000, "a" * 10**6, "```\n" * 2000, "1234567890 " * 3000, "?" * 5000, "\n" * 9000):
-        assert 5 < student.predict_one(LengthQuery(text, len(text) // 4, "m", "t"))[0] < 4000
-
-
-def test_a_measure_that_never_varied_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(student_training, "LEAST_STEPS", 10)
-    made = samples(300)  # all of one turn, none with tools
-    fitted = Student(networks=1, trees=10).fit(made)
-    query = made[0].query
-    usual = fitted.predict_one(query)[0]
-    for more in ({"turns": 50}, {"tools": 100}):
-        assert fitted.predict_one(dataclasses.replace(query, **more))[0] == usual
-
-
-@pytest.mark.nightly
-def test_refitting_rescales_and_keeps_what_was_learned() -> None:
-    made = samples(300)
-    fitted = Student(networks=1, trees=0).fit(made)
-    assert fitted.scaling is not None
-    place = MEASURES.index("log_turns")
-    assert fitted.scaling.scale[place] == 0.0
-    turns = [dataclasses.replace(each.query, turns=1 + number % 9) for number, each in enumerate(made)]
-    rows = np.stack([np.frombuffer(fitted.features(query)[10 : 10 + 2 * len(MEASURES)], "<f2") for query in turns])
-    wider = fitted.scaling.with_more(Scaling.of(rows.astype(np.float32)))
-    assert wider.scale[place] > 0
-    moved = Student.of_state(fitted.state())
-    moved.networks, moved.scaling = [fitted.scaling.moved(each, wider) for each in fitted.networks], wider
-    for query in turns[:40]:
-        assert moved.predict_one(query)[0] == pytest.approx(fitted.predict_one(query)[0], rel=0.01)
-
-    pairs = zip(turns, made, strict=True)
-    taught = [Sample(query, each.output_tokens * (4 if query.turns > 4 else 1)) for query, each in pairs]
-    fitted.fit(taught)
-    assert fitted.scaling.scale[place] > 0
-    few, many = (
-        np.mean([fitted.predict_one(dataclasses.replace(each.query, turns=count))[0] for each in made[:60]])
-        for count in (2, 8)
-    )
-    assert many > 1.1 * few
+        assert 5 < model.predict_one(LengthQuery(text, len(text) // 4, "m", "t"))[0] < 4000
 
 
 def test_the_last_message_is_what_is_asked_and_the_others_are_counted() -> None:

@@ -16,7 +16,7 @@ async def use(lengths, predictor):
     """Replace the predictor by *predictor*; version refreshes leave it alone."""
     for task in lengths._tasks:
         task.cancel()
-    await lengths.answering.active.replace(predictor)
+    lengths.answering.active.predictor = predictor
 
 
 def in_database(read):

@@ -5,16 +5,15 @@ import asyncio
 import pytest
 from django.conf import settings
 
-from controlplane.fleet.models import Model
 from controlplane.lengths import answering
-from controlplane.lengths.answering import Budgets, RunningVersion
+from controlplane.lengths.answering import RunningVersion
 from controlplane.lengths.length_service import LengthService
 from controlplane.lengths.models import BUNDLED, LengthMinute, LengthVersion
 from controlplane.lengths.services import Assigned
 from controlplane.tuning.selectors import Values
 from forecasting.files import write_state
 from forecasting.lengths import LengthPrior, LengthQuery
-from forecasting.lengths.predictor import InLine, SubprocessPredictor
+from forecasting.lengths.predictor import InLine
 from tests.examples import at_night_but
 from tests.gateway.conftest import until
 from tests.gateway.lengths.calls import LONG, in_database, prediction_of, say
@@ -23,7 +22,7 @@ from tests.lengths.bad_models import constant
 
 async def test_model_then_exact_cache_then_lexical_cache(served, service):
     await say(served, LONG, 40)
-    assert await prediction_of(served) == {"tokens": 50, "upper_tokens": 125, "source": "student 0"}
+    assert await prediction_of(served) == {"tokens": 50, "upper_tokens": 125, "source": "trees 0"}
     await say(served, LONG, 40)
     exact = await prediction_of(served)
     assert (exact["tokens"], exact["source"], exact["seen"]) == (40, "cache", 1)
@@ -35,51 +34,22 @@ async def test_model_then_exact_cache_then_lexical_cache(served, service):
     assert service.answered == {"model": 1, "cache": 1, "lexical": 1}
 
 
-async def test_the_embedding_cache_of_an_encoder_s_process(served, service, monkeypatch):
-    predictor = SubprocessPredictor("tests.lengths.bad_models:embedding", ())
-    service.answering.active.predictor = predictor
-    predictor.limits = service.answering.limits
-    monkeypatch.setattr(service, "budget_s", lambda model: 5.0)
-    predictor.start()
-    await until(predictor.up.is_set, 120)
-    await say(served, LONG, 40)
-    assert (await prediction_of(served))["source"] == "student 0"
-    await say(served, "Something quite unlike it, which means the same to this model.", 70)
-    assert await prediction_of(served) | {"upper_tokens": 0} == {
-        "tokens": 40, "upper_tokens": 0, "source": "embedding cache", "seen": 1,
-    }  # fmt: skip
-    service.tune(Values({"": {"LENGTH_EMBEDDING_ENTRIES": 0}}))
-    await say(served, "And a third one, when the cache is switched off.", 40)
-    assert (await prediction_of(served))["source"] == "student 0"
-    assert service.snapshot()["answered"] == {
-        "cache": 0, "lexical": 0, "embedding": 1, "model": 2, "prior": 0, "forced": 0,
-    }  # fmt: skip
-
-
-def test_each_model_has_separate_budgets_for_encoders_and_the_others():
+def test_each_model_has_its_budget():
     service = LengthService(LengthPrior())
-    service.tune(Values({"": {"LENGTH_BUDGET_MS": 20.0}, "m": {"LENGTH_ENCODER_BUDGET_MS": 70.0}}))
-    assert service.budget_s("m") == 0.02, "nobody answers yet"
-    assert (service.budgets("m").of("preserve"), service.budgets("m").of("student")) == (0.07, 0.02)
-    assert service.budgets("other").of("ours") == 0.05
-    service.tune(Values({"": {"LENGTH_BUDGET_MS": 20.0}, "m": {"LENGTH_BUDGET_MS": 50.0}}))
-    service.answering.active = RunningVersion(BUNDLED, InLine(constant("50")))
-    assert service.snapshot()["models"][0]["budgets_ms"] == [20.0, 50.0]
+    service.tune(Values({"": {"LENGTH_BUDGET_MS": 20.0}, "m": {"LENGTH_BUDGET_MS": 70.0}}))
+    assert (service.budget_s("m"), service.budget_s("other")) == (0.07, 0.02)
 
 
 async def test_a_late_shadow_is_measured_as_late(service):
-    predictor = SubprocessPredictor("tests.lengths.bad_models:slow", ("0.02",))
-    predictor.start()
-    await until(predictor.up.is_set, 120)
-    shadow = RunningVersion(LengthVersion(pk=2, number=2, kind="student"), predictor)
-    service.shadows._running[shadow.version] = shadow
+    shadow = RunningVersion(LengthVersion(pk=2, number=2, kind="trees"), InLine(constant("50")))
+    service.answering.shadow, active = shadow, service.answering.active
     query = LengthQuery("a question", 5, "m", "acme")
-    budgets = [Budgets(0.001, 10.0), Budgets(10.0, 0.001)]
-    for each in budgets:
-        service.shadows.see(query, 40.0, each, cut=False)
-    assert [late for *_, late in await service.shadows.measures()] == [True, False]
-    (report,) = service.shadows.reports(budgets)
-    assert (report["asked"], report["in_time"], report["budgets_ms"]) == (2, 1, [1.0, 10_000.0])
+    for budget_s in (0.0, 10.0):
+        service.answering.finished(active, query, 40.0, budget_s, cut=False)
+    service.answering.finished(shadow, query, 40.0, 10.0, cut=False)  # not by the active version
+    assert [late for *_, late in await service.answering.measures()] == [True, False]
+    (_, report) = service.snapshot()["models"]
+    assert (report["version"], report["shadow"], report["asked"]) == ("trees 2", True, 2)
 
 
 async def test_rules_of_the_request_bound_every_source(served, service):
@@ -101,13 +71,13 @@ async def test_forced_lengths_teach_nothing(served, service):
     await service.flush()
     assert await in_database(LengthMinute.objects.count) == 0
     await say(served, LONG, 40)
-    assert (await prediction_of(served))["source"] == "student 0"
+    assert (await prediction_of(served))["source"] == "trees 0"
 
 
 async def test_what_max_tokens_cut_is_not_taken_for_a_length(served, service):
     await say(served, LONG, 500, max_tokens=16)
     await say(served, LONG, 500)
-    assert (await prediction_of(served))["source"] == "student 0"
+    assert (await prediction_of(served))["source"] == "trees 0"
     await say(served, LONG, 500)
     assert (await prediction_of(served))["tokens"] == 500
 
@@ -139,7 +109,7 @@ class TestOff:
         assert await in_database(LengthMinute.objects.count) == 0
 
 
-class TestNoStudent:
+class TestNoModel:
     @pytest.fixture(autouse=True)
     def gone(self, monkeypatch):
         def lost(kind, file):
@@ -154,64 +124,59 @@ class TestNoStudent:
         assert (await prediction_of(served))["source"] == "cache"
 
 
+def in_this_process(models):
+    """Make predictors of shadows here, from *models* by the names of their files."""
+
+    def make(arguments):
+        predictor = InLine(models[arguments[1].rpartition("/")[2]])
+        predictor.start = lambda: None
+        return predictor
+
+    return make
+
+
 async def test_versions_are_taken_up_and_given_back_while_serving(served, tmp_path, monkeypatch):
     """A promoted version answers within a refresh, its shadow predicts alongside, and a rollback undoes it."""
     made = {"": constant("50"), "one.npz": constant("70"), "two.npz": constant("90")}
     monkeypatch.setattr(answering, "load", lambda kind, file: made[file.rpartition("/")[2]])
+    monkeypatch.setattr(answering, "SubprocessPredictor", in_this_process(made))
     lengths = served.gateway.lengths
 
     def version(number, state, file):
-        return LengthVersion.objects.create(number=number, kind="student", state=state, file=f"lengths/{file}")
+        return LengthVersion.objects.create(number=number, kind="trees", state=state, file=f"lengths/{file}")
 
     one = await in_database(lambda: version(1, "active", "one.npz"))
     await until(lambda: lengths.answering.active.version.number == 1)
     await say(served, "a first question", 40)
-    assert await prediction_of(served) == {"tokens": 70, "upper_tokens": 175, "source": "student 1"}
+    assert await prediction_of(served) == {"tokens": 70, "upper_tokens": 175, "source": "trees 1"}
 
     await in_database(lambda: version(2, "shadow", "two.npz"))
-    await until(lambda: lengths.shadows.names == ["student 2"])
+    await until(lambda: str(lengths.answering.shadow and lengths.answering.shadow.version) == "trees 2")
     await say(served, "quite another question", 40)
     await lengths.flush()
     rows = await in_database(lambda: {row.predictor: row for row in LengthMinute.objects.all()})
-    assert rows["shadow student 2"].predicted_tokens == 90
-    assert rows["shadow student 2"].output_tokens == 40
-    assert lengths.snapshot()["shadow"] == "student 2"
+    assert rows["shadow trees 2"].predicted_tokens == 90
+    assert rows["shadow trees 2"].output_tokens == 40
+    assert lengths.snapshot()["shadow"] == "trees 2"
 
     one.state = "retired"
     await in_database(one.save)
     await until(lambda: lengths.answering.active.version.number == 0)
-    await in_database(lambda: LengthVersion.objects.create(number=3, kind="student", state="active", file="lengths/no"))
+    await in_database(lambda: LengthVersion.objects.create(number=3, kind="trees", state="active", file="lengths/no"))
     await asyncio.sleep(0.5)
     await say(served, "a third question, of a broken version", 40)
-    assert (await prediction_of(served))["source"] == "student 0"
+    assert (await prediction_of(served))["source"] == "trees 0"
 
 
-async def test_a_model_is_served_by_the_kind_that_it_names(served, monkeypatch):
-    made = {"": constant("50"), "two.npz": constant("90")}
-    monkeypatch.setattr(answering, "load", lambda kind, file: made[file.rpartition("/")[2]])
-    lengths = served.gateway.lengths
-    monkeypatch.setattr(answering, "quick", lambda kind: True)
-    kind = "ssjf-cls"
-    await in_database(lambda: Model.objects.update(length_model=kind))
-    await asyncio.sleep(0.3)
-    await say(served, "before there is a version of that kind", 40)
-    assert (await prediction_of(served))["source"] == "student 0"
-    for number, state in ((2, "shadow"), (3, "rejected")):
-        row = LengthVersion(number=number, kind=kind, state=state, file="lengths/two.npz")
-        await in_database(row.save)
-    await until(lambda: len(lengths.answering.named) == 1)
-    await say(served, "a question of quite another sort", 40)
-    assert await prediction_of(served) == {"tokens": 90, "upper_tokens": 225, "source": "ssjf-cls 2"}
-    assert lengths.shadows.names == []  # the active version is no shadow
-    (_, model) = lengths.snapshot()["models"]
-    assert (model["version"], model["asked"], model["in_time"]) == ("ssjf-cls 2", 1, 1)
-
-    made["two.npz"].say = lambda query: float("nan")
-    await say(served, "a question that the named one has no answer to", 40)
-    assert (await prediction_of(served))["source"] == "student 0"
-    assert (await prediction_of(served))["why"] == "senseless"
-    await in_database(lambda: Model.objects.update(length_model=""))
-    await until(lambda: not lengths.answering.named)
+async def test_the_bundled_version_answers_where_the_active_one_does_not(served, service):
+    active = RunningVersion(LengthVersion(pk=1, number=1, kind="ssjf-cls"), InLine(constant("nan")))
+    service.answering.active = active
+    await say(served, "a question that the active one has no answer to", 40)
+    prediction = await prediction_of(served)
+    assert (prediction["source"], prediction["why"]) == ("trees 0", "senseless")
+    active.predictor.model.say = lambda query: 90.0
+    await say(served, "another, that it has one to", 40)
+    assert await prediction_of(served) == {"tokens": 90, "upper_tokens": 225, "source": "ssjf-cls 1"}
 
 
 async def test_an_active_version_of_an_older_format_leaves_the_bundled_one(served, caplog, tmp_path, monkeypatch):
@@ -220,15 +185,13 @@ async def test_an_active_version_of_an_older_format_leaves_the_bundled_one(serve
     lengths = served.gateway.lengths
     for task in lengths._tasks:
         task.cancel()
-    write_state(tmp_path / "lengths" / "student-1.npz", {"model": "student", "version": 1})
+    write_state(tmp_path / "lengths" / "trees-1.npz", {"model": "trees", "version": 1})
     before = lengths.answering.active
-    await lengths.answering.take(
-        Assigned(LengthVersion(pk=1, number=1, kind="student", file="lengths/student-1.npz"), (), {})
-    )
-    assert "student of version 1, this version reads 2" in caplog.text
+    await lengths.answering.run(Assigned(LengthVersion(pk=1, number=1, kind="trees", file="lengths/trees-1.npz"), None))
+    assert "trees of version 1, this version reads 2" in caplog.text
     assert (lengths.answering.active, before.version) == (before, BUNDLED)
     await say(served, LONG, 40)
-    assert (await prediction_of(served))["source"] == "student 0"
+    assert (await prediction_of(served))["source"] == "trees 0"
 
 
 async def test_a_message_of_history_does_not_multiply(served):
@@ -240,8 +203,8 @@ async def test_a_message_of_history_does_not_multiply(served):
         assert response.status == 200
         await response.read()
         said = await prediction_of(served)
-        assert said["source"] in {"student 0", "lexical cache", "cache"}
-        if said["source"] == "student 0":
+        assert said["source"] in {"trees 0", "lexical cache", "cache"}
+        if said["source"] == "trees 0":
             predicted.append(said["tokens"])
     assert len(predicted) >= 2
     assert max(predicted[1:]) < 3 * predicted[0]  # they fall as the tenant's answers are seen

@@ -1,17 +1,14 @@
 """Records and metrics of a gateway's length service: samples, measures by the minute, alarms."""
 
 import logging
-import random
 
 import pytest
 from django.db import connection
 
 from controlplane.accounts.models import Tenant
-from controlplane.events.models import Event
 from controlplane.lengths import length_service as module
 from controlplane.lengths.models import LengthMinute, LengthSample
-from controlplane.tuning.selectors import Values
-from tests.gateway.lengths.calls import LONG, asked, in_database, say
+from tests.gateway.lengths.calls import LONG, in_database, say
 
 
 def whole_database():
@@ -35,7 +32,7 @@ async def test_text_is_kept_only_of_tenants_that_want_it(served, service, keeps,
     await service.flush()
     sample = await in_database(LengthSample.objects.get)
     assert (sample.text == secret) is keeps
-    assert (sample.output_tokens, sample.predicted_tokens, sample.predicted_by) == (40, 50, "student 0")
+    assert (sample.output_tokens, sample.predicted_tokens, sample.predicted_by) == (40, 50, "trees 0")
     assert bytes(sample.features)
     assert ("hunter2" in await in_database(whole_database)) is keeps
     assert "hunter2" not in caplog.text
@@ -43,16 +40,13 @@ async def test_text_is_kept_only_of_tenants_that_want_it(served, service, keeps,
 
 
 @pytest.mark.sql
-async def test_measures_are_written_by_the_minute_and_bucket(served, service):
+async def test_measures_are_written_by_the_minute(served, service):
     for number, tokens in enumerate((40, 45, 300)):
         await say(served, f"quite another question, number {number * 77}, about {number}", tokens)
     await service.flush()
-    rows = await in_database(lambda: list(LengthMinute.objects.order_by("bucket_tokens")))
-    assert [(row.bucket_tokens, row.requests, row.output_tokens) for row in rows if row.bucket_tokens == 256] == [
-        (256, 1, 300)
-    ]
-    assert sum(row.requests for row in rows) == 3
-    assert {(row.model, row.tenant, row.predictor) for row in rows} == {("m", "acme", "student 0")}
+    rows = await in_database(lambda: list(LengthMinute.objects.all()))
+    assert (sum(row.requests for row in rows), sum(row.output_tokens for row in rows)) == (3, 385)
+    assert {(row.model, row.tenant, row.predictor) for row in rows} == {("m", "acme", "trees 0")}
 
 
 async def test_a_database_that_is_away_costs_samples_but_no_measures(served, service, monkeypatch):
@@ -71,33 +65,11 @@ async def test_a_database_that_is_away_costs_samples_but_no_measures(served, ser
     assert sum(row.requests for row in rows) == 2
 
 
-async def test_samples_are_an_even_share(served, service):
-    service.tune(Values({"": {"LENGTH_SAMPLES_PER_MIN": 36}}))  # three between two flushes
+async def test_samples_are_an_even_share(served, service, monkeypatch):
+    monkeypatch.setattr(module, "SAMPLES_PER_MIN", 36)  # three between two flushes
     for number in range(40):
         await say(served, f"question {number}")
     assert len(service.notes.samples) == 3
-    service.tune(Values({"": {"LENGTH_SAMPLES_PER_MIN": 0}}))
-    await service.flush()
-    await say(served, "one more")
-    assert service.notes.samples == []
-
-
-async def test_a_shift_raises_the_alarm_where_operators_see_it(served, service):
-    dice = random.Random(3)
-    for number in range(130):
-        prediction = await service.predict(*asked(f"{number} first"))
-        service.learn(prediction, 1, round(50 * dice.lognormvariate(0, 0.3)))
-    assert service.snapshot()["drift"] == []
-    for number in range(60):
-        prediction = await service.predict(*asked(f"{number} later"))
-        service.learn(prediction, 1, round(400 * dice.lognormvariate(0, 0.3)))
-    (alarm,) = service.snapshot()["drift"]
-    assert (alarm["model"], alarm["tenant"], alarm["longer"]) == ("m", "acme", True)
-    service.notes.samples.clear()
-    await service.flush()
-    event = await in_database(lambda: Event.objects.get(kind="length.drift"))
-    assert event.inputs["what"] == "longer"
-    assert b"pilothouse_length_drifts 1.0" in await metrics(served)
 
 
 async def metrics(served):
@@ -110,9 +82,7 @@ async def test_metrics_and_the_summary_have_it(served, service):
     page = await metrics(served)
     assert b'pilothouse_length_answers_total{source="model"} 1.0' in page
     assert b'pilothouse_length_seconds{quantile="0.99"}' in page
-    assert b'pilothouse_length_model_in_time_total{kind="student",version="student 0"} 1.0' in page
-    assert b'pilothouse_length_model_seconds{kind="student",quantile="0.99",version="student 0"}' in page
     summary = served.gateway.publisher.summary.snapshot()["lengths"]
-    assert summary["answered"] == {"cache": 0, "lexical": 0, "embedding": 0, "model": 1, "prior": 0, "forced": 0}
+    assert summary["answered"] == {"cache": 0, "lexical": 0, "model": 1, "prior": 0, "forced": 0}
     assert summary["p99_ms"] >= summary["p50_ms"] > 0
-    assert summary["version"] == "student 0"
+    assert summary["version"] == "trees 0"

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import time
 
 import pytest
@@ -13,7 +12,7 @@ from forecasting.lengths.predictor import InLine, SubprocessPredictor
 from tests.examples import at_night_but
 from tests.gateway.conftest import until
 from tests.gateway.lengths.calls import LONG, asked, prediction_of, say, use
-from tests.lengths.bad_models import Scripted, slow
+from tests.lengths.bad_models import Scripted
 
 BAD = "tests.lengths.bad_models"
 
@@ -73,27 +72,6 @@ async def test_a_hanging_process_costs_each_request_the_budget_at_most(served, s
     await until(lambda: service.snapshot()["restarts"] >= 1, 120)
 
 
-async def test_a_model_that_is_too_slow_in_line_is_moved_into_a_subprocess_and_comes_back(served, monkeypatch):
-    lengths = served.gateway.lengths
-    monkeypatch.setattr("controlplane.lengths.answering.fast_enough", lambda model, limit_s: fast)
-    fast = False
-    lengths.tune(Values({"": {"LENGTH_BUDGET_MS": 1.0}}))
-    active = lengths.answering.active
-    await active.replace(InLine(slow("0.002")))
-    for number in range(10):
-        await lengths.predict(*asked(f"question {number}"))
-    await until(lambda: isinstance(active.predictor, SubprocessPredictor), 60)
-    await say(served, "served meanwhile")
-    active.in_line_again_s = 0.0
-    await until(lambda: time.monotonic() < active.in_line_again_s < math.inf, 60)  # measured again, as slow as before
-    assert isinstance(active.predictor, SubprocessPredictor)
-    fast = True
-    active.in_line_again_s = 0.0
-    await until(lambda: isinstance(active.predictor, InLine), 60)
-    assert active.in_line_again_s == math.inf
-    await say(served, "served in line again")
-
-
 ADVERSARIAL = [
     "a" * 1_000_000,
     "\U0001f600" * 50_000,
@@ -113,7 +91,7 @@ async def test_adversarial_prompts_are_served(served):
         await lengths.flush()
         kept += bool(text.strip())
         assert len(lengths.cache) == kept, text[:9]
-        assert (await prediction_of(served))["source"] == ("cache" if text.strip() else "student 0"), text[:9]
+        assert (await prediction_of(served))["source"] == ("cache" if text.strip() else "trees 0"), text[:9]
     assert lengths.failed["failed"] == 0
 
 

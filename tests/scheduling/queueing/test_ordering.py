@@ -1,4 +1,4 @@
-"""Queue keys: kernels against their twins, aging against a queue that ages, and the bounds that docs/papers/ordering.md states."""
+"""Queue keys: kernels against their twins, aging against a queue that ages, and the bounds of docs/papers/ordering.md."""
 
 import math
 

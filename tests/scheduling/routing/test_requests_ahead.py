@@ -1,4 +1,4 @@
-"""How many requests an instance is given ahead: the kernels against their twins, and what docs/papers/ordering.md promises."""
+"""How many requests an instance is given ahead: kernels against their twins, and what docs/papers/ordering.md promises."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -43,10 +43,10 @@ def test_a_bundle_of_a_future_is_the_bundle_of_the_fleet(bundle, tuned, make_ins
     switch_bundle(model, before, operator, "before")
     change = {"kind": "policy", "part": "bundle", "value": bundle}
     if tuned:
-        for setting, value in (("SCALE_OUT_ABOVE", 0.83), ("POOL_OUT_ABOVE", 0.83), ("SCALE_IN_BELOW", 0.21)):
+        for setting, value in (("SCALE_OUT_ABOVE", 0.83), ("SCALE_IN_BELOW", 0.21)):
             put(setting, value, operator, model)
     [words] = in_words(selectors.present_scenario(), parsed([change]))
-    assert ("out above 0.83" in words) == tuned
+    assert ("in below 0.21" in words) == tuned
     future = applied(selectors.present_scenario(), parsed([change]), asks=False).scenario
     switch_bundle(model, bundle, operator, "after")
     fleet = check_scenario(selectors.present_scenario(), Path("fleet.toml"), asks=False)

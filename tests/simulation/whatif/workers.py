@@ -28,7 +28,6 @@ class Place:
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
             "PILOTHOUSE_STATE_DIR": str(folder),
             "PILOTHOUSE_DEBUG": "true",
-            "PILOTHOUSE_LOG_LEVEL": "WARNING",
             "DATABASE_URL": f"sqlite:///{folder / 'what-if.sqlite3'}",
             "REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
         }

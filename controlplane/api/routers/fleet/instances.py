@@ -3,15 +3,14 @@
 from typing import Any
 
 from django.shortcuts import get_object_or_404
-from ninja import Field, Router, Status
+from ninja import Router
 from ninja.params.functions import Query as QueryParam
 
 from controlplane.accounts.models import Role
-from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.resources import add_list, schema_of
-from controlplane.api.schemas import ActionIn, Described, Reason, RowSchema
-from controlplane.fleet import selectors, services
+from controlplane.api.resources import add_list, add_operations, schema_of
+from controlplane.api.schemas import Described, RowSchema
+from controlplane.fleet import selectors
 from controlplane.fleet.lifecycle import engine_logs
 from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import (
@@ -24,7 +23,6 @@ from controlplane.fleet.models import (
     RolloutState,
 )
 from controlplane.fleet.rollouts import selectors as rollout_selectors
-from controlplane.fleet.rollouts import services as rollouts
 from controlplane.resources.instances import INSTANCES, with_outdated
 from controlplane.resources.resource import Column
 
@@ -57,12 +55,6 @@ InstanceDetail = schema_of(
 )
 
 
-class ActionOut(Described):
-    message: str
-    """Result in one sentence."""
-    instance: InstanceOut  # type: ignore[valid-type]
-
-
 class LogOut(Described):
     lines: list[str]
     """Last lines, oldest first; empty if the log is on another machine."""
@@ -79,17 +71,6 @@ class RolloutOut(RowSchema):
                   "failure_budget", "min_requests", "auto_back", "going_back", "cause")  # fmt: skip
 
     state: RolloutState
-
-
-class RolloutIn(ActionIn):
-    bake_s: int = Field(60, ge=0, le=86_400)
-    """Seconds that a new instance serves before the next one is replaced; 0: it is not judged."""
-    failure_budget: float = Field(0.05, ge=0, le=1)
-    """Share of failed requests by which the new instances may exceed the others."""
-    min_requests: int = Field(20, ge=1, le=1_000_000)
-    """Requests by which they are judged; three failures are judged before. With fewer in its time, an instance is probed."""
-    auto_back: bool = True
-    """Go back to the settings before when the new instances are bad; else the rollout fails, and can be sent back."""
 
 
 class RolloutStatus(Described):
@@ -114,9 +95,8 @@ add_list(
 
 @router.get("/instances/{name}", response=InstanceDetail)
 def get_instance(request: ApiRequest, name: str) -> Instance:
-    """One instance with its newest commands, and its `ETag`."""
-    conditions.tag(request, get_object_or_404(Instance, name=name))
-    return selectors.instances().get(name=name)
+    """One instance with its newest commands."""
+    return get_object_or_404(selectors.instances(), name=name)
 
 
 @router.get("/instances/{name}/log", response=LogOut)
@@ -132,16 +112,7 @@ def get_instance_log(request: ApiRequest, name: str, lines: int = QueryParam(200
     }
 
 
-@router.post("/instances/{name}/{action}", response={202: ActionOut})
-def act_on_instance(request: ApiRequest, name: str, action: Action, body: ActionIn) -> Status[dict[str, Any]]:
-    """Drain, resume, start, stop, sleep or wake. 409 when the instance's state does not allow it.
-
-    Workers continue after this response: poll `state` or the instance's commands.
-    """
-    user = request.auth.require(Role.OPERATOR)
-    row = get_object_or_404(selectors.instances(), name=name)
-    message = services.act(action, row, user, body.reason)
-    return Status(202, {"message": message, "instance": row})
+add_operations(router, INSTANCES)
 
 
 @router.get("/deployments/{int:deployment_id}/rollout", response=RolloutStatus)
@@ -149,26 +120,3 @@ def get_rollout(request: ApiRequest, deployment_id: int) -> rollout_selectors.St
     """Return which instances have the deployment's current engine settings, and the newest rollout."""
     get_object_or_404(Deployment, pk=deployment_id)
     return rollout_selectors.statuses(pk=deployment_id)[0]
-
-
-@router.post("/deployments/{int:deployment_id}/rollout", response={202: RolloutOut})
-def start_rollout(request: ApiRequest, deployment_id: int, body: RolloutIn) -> Status[Rollout]:
-    """Restart its instances with the current settings, one by one. 409 when a rollout is in progress or all are up to
-    date.
-    """
-    user = request.auth.require(Role.OPERATOR)
-    return Status(202, rollouts.start(get_object_or_404(Deployment, pk=deployment_id), user, **body.model_dump()))
-
-
-@router.post("/deployments/{int:deployment_id}/rollout/back", response={202: RolloutOut})
-def send_rollout_back(request: ApiRequest, deployment_id: int, body: ActionIn) -> Status[Rollout]:
-    """Have the rollout in progress, or the last one if it failed, go back to the settings before. 409 where it cannot."""
-    user = request.auth.require(Role.OPERATOR)
-    return Status(202, rollouts.go_back(get_object_or_404(Deployment, pk=deployment_id), user, body.reason))
-
-
-@router.delete("/deployments/{int:deployment_id}/rollout", response=RolloutOut)
-def cancel_rollout(request: ApiRequest, deployment_id: int, reason: str = Reason) -> Rollout:
-    """Cancel the rollout in progress; instances that drain for it serve again. 409 when none is in progress."""
-    user = request.auth.require(Role.OPERATOR)
-    return rollouts.cancel(get_object_or_404(Deployment, pk=deployment_id), user, reason)

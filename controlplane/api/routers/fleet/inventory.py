@@ -1,117 +1,126 @@
-"""`/api`: the inventory. Rows are validated as in the admin and in fleet files.
+"""`/api`: the inventory, and `/api/inventory`: rows of any kind, as in a fleet file."""
 
-Bodies refer to other rows by name; deployments have no name and use their number.
-"""
+from typing import Any, Literal, cast
 
-from typing import TYPE_CHECKING, Any
-
-from ninja import Field, Router
+from django.db.models import QuerySet
+from django.http import Http404
+from ninja import Field, Router, Status
+from pydantic import create_model
 
 from controlplane.accounts.models import Role
 from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.conditions import IfMatch
+from controlplane.api.errors import ApiError
 from controlplane.api.names import NAME
-from controlplane.api.resources import add_list, mount, schema_of
-from controlplane.api.routers import accounts
-from controlplane.api.routers.fleet import instances
-from controlplane.api.schemas import Items, Strict
+from controlplane.api.resources import add_list, add_operations, schema_of
+from controlplane.api.schemas import Described, Items, Reason, Strict
+from controlplane.applications.services import UNIT_BACKEND
 from controlplane.fleet.inventory import services
-from controlplane.fleet.models import Adapter, Model, WeightedTarget
-from controlplane.resources.applications import UNIT_BACKENDS
-from controlplane.resources.instances import INSTANCES
-from controlplane.resources.inventory import (
-    ADAPTERS,
-    DEPLOYMENTS,
-    GPU_TYPES,
-    MODELS,
-    NODES,
-    REGION_LATENCIES,
-    REGIONS,
-    SLO_CLASSES,
-    TARGET_COMPARISONS,
-    WEIGHTED_TARGETS,
-)
-from controlplane.resources.keys import TENANTS
+from controlplane.fleet.inventory.fleet_file import Entry, FleetFileError, apply
+from controlplane.fleet.inventory.kinds import INSTANCE, KINDS, Kind
+from controlplane.resources.inventory import DEPLOYMENTS, MODELS, NODES, REGIONS, TARGET_COMPARISONS
 
 router = Router(auth=VIEWERS, tags=["Inventory"])
+BY_NAME = {kind.name: kind for kind in (*KINDS, UNIT_BACKEND)}
+KindName = Literal[tuple(BY_NAME)]  # type: ignore[valid-type]
 
 for resource, name, about in (
     (REGIONS, "RegionOut", "List regions."),
-    (GPU_TYPES, "GpuTypeOut", "List GPU types with their prices."),
     (NODES, "NodeOut", "Machines, and how many of their GPUs instances have."),
-    (
-        MODELS,
-        "ModelOut",
-        "Models of the inventory. Tenants find the models that they can ask for in `/v1/models`.",
-    ),
-    (ADAPTERS, "AdapterOut", "List LoRA adapters, which tenants ask for as for models."),
-    (SLO_CLASSES, "SloClassOut", "List SLO classes."),
-    (
-        UNIT_BACKENDS,
-        "UnitBackendOut",
-        "List backends of units that are no LLM, which their platforms warm by a webhook.",
-    ),
+    (MODELS, "ModelOut", "Models. Tenants find the models that they can ask for in `/v1/models`."),
     (DEPLOYMENTS, "DeploymentOut", "List deployments with their policy."),
     (
-        REGION_LATENCIES,
-        "RegionLatencyOut",
-        "List latencies between regions; requests whose own region is full spill to the nearest.",
+        TARGET_COMPARISONS,
+        "TargetComparisonOut",
+        "Weighted targets of each public name, compared over the last day: latencies, output lengths and errors.",
     ),
 ):
-    mount(router, resource, schema_of(resource, name), about)
-mount(accounts.router, TENANTS, accounts.TenantOut)
-mount(instances.router, INSTANCES, instances.InstanceOut, gets=False)
-TargetOut = schema_of(WEIGHTED_TARGETS, "WeightedTargetOut")
-add_list(
-    router,
-    WEIGHTED_TARGETS,
-    TargetOut,
-    "Public names whose requests are shared among models, and the weight of each.",
-    paged=False,
-)
-add_list(
-    router,
-    TARGET_COMPARISONS,
-    schema_of(TARGET_COMPARISONS, "TargetComparisonOut"),
-    "Weighted targets of each public name, compared over the last day: latencies, output lengths and errors.",
-    paged=False,
+    add_list(router, resource, schema_of(resource, name), about, paged=False)
+    if resource.operations:
+        add_operations(router, resource)
+
+
+class Applied(Strict):
+    reason: str = Field("", max_length=255, description="Kept with the events.")
+    dry_run: bool = Field(False, description="Only say what would change.")
+
+
+InventoryIn = create_model(
+    "InventoryIn", __base__=Applied, **cast(Any, {name: (list[kind.entry], []) for name, kind in BY_NAME.items()})
 )
 
 
-if TYPE_CHECKING:
-    TargetsOut = Items[Any]
-else:
-    TargetsOut = Items[TargetOut]
+class ChangeOut(Described):
+    verb: Literal["create", "change"]
+    kind: str
+    name: str
+    before: dict[str, Any]
+    after: dict[str, Any]
 
 
-def targets_of(name: str) -> list[WeightedTarget]:
-    """Every target that *name* may have, by its name: one that was added or taken away since is a change too."""
-    names = [*Model.objects.values_list("name", flat=True), *Adapter.objects.values_list("name", flat=True)]
-    return [WeightedTarget(name=name, target=target) for target in names]
+@router.get("/inventory/{kind}", response=Items[dict[str, Any]])
+def list_inventory(request: ApiRequest, kind: KindName) -> dict[str, Any]:
+    """Rows of one kind, in the form in which `PATCH /api/inventory` and fleet files take them; secrets are left out."""
+    conditions.tag(request)
+    of = BY_NAME[kind]
+    shown = of.entry.model_fields.keys() - of.secret
+    of_rows = [of.key_of(row) | of.values_of(row) for row in _rows(of)]
+    return {"items": [{name: value for name, value in row.items() if name in shown} for row in of_rows]}
 
 
-class WeightsIn(Strict):
-    targets: dict[str, float] = Field(
-        description="Weight of each model or adapter; those left out end, and without any the name does."
-    )
-    reason: str = Field("", max_length=255, description="Kept with the event.")
-
-
-@router.get(f"/weighted-targets/{NAME}", response=TargetsOut)
-def get_weighted_targets(request: ApiRequest, name: str) -> dict[str, Any]:
-    """The targets of one public name, with the `ETag` of all of them; none where it is not shared."""
-    conditions.tag(request, *targets_of(name))
-    return {"items": list(WeightedTarget.objects.filter(name=name))}
-
-
-@router.put(f"/weighted-targets/{NAME}", response=TargetsOut)
-def put_weighted_targets(request: ApiRequest, name: str, body: WeightsIn, if_match: str = IfMatch) -> dict[str, Any]:
-    """Share the requests that ask for a public name among models by weight. A conversation stays with its target as long as
-    that has its weight. The gateway follows within a second. Requires the role admin.
+@router.patch("/inventory", response=Items[ChangeOut])
+def apply_inventory(request: ApiRequest, body: InventoryIn, if_match: str = IfMatch) -> dict[str, Any]:  # type: ignore[valid-type]
+    """Create and change rows, all or nothing, as a fleet file does: those that are not named, and fields that are not given,
+    stay. Rows refer to others by name. Needs the role admin.
     """
     user = request.auth.require(Role.ADMIN)
-    list(WeightedTarget.objects.select_for_update().filter(name=name))
-    conditions.check(if_match, *targets_of(name), fields=("weight", "active", "name", "target"))
-    services.share(name, body.targets, user, body.reason)
-    return {"items": list(WeightedTarget.objects.filter(name=name))}
+    given: Any = body
+    entries = [
+        _entry(kind, number, values.model_dump(exclude_unset=True))
+        for name, kind in BY_NAME.items()
+        for number, values in enumerate(getattr(given, name))
+    ]
+    read_at = conditions.event_of(if_match)
+    try:
+        changes = apply(entries, user, given.reason, dry_run=given.dry_run, read_at=read_at)
+    except FleetFileError as error:
+        field = ".".join(filter(None, (error.where, error.key)))
+        raise ApiError(422, "invalid", error.text, field) from error
+    return {
+        "items": [
+            {
+                "verb": change.verb,
+                "kind": change.kind.name,
+                "name": change.label,
+                "before": {name: before for name, (before, _) in change.values.items()},
+                "after": {name: after for name, (_, after) in change.values.items()},
+            }
+            for change in changes
+        ]
+    }
+
+
+@router.delete(f"/inventory/{{kind}}/{NAME}", response={204: None})
+def delete_from_inventory(
+    request: ApiRequest, kind: KindName, name: str, reason: str = Reason, if_match: str = IfMatch
+) -> Status[None]:
+    """Delete a row; *name* joins the parts of its key with slashes, as in `deployments/llama-3.1-8b/us-east/a100-80gb`.
+
+    Refused while other rows refer to it. Needs the role admin.
+    """
+    user, of = request.auth.require(Role.ADMIN), BY_NAME[kind]
+    row = next((row for row in _rows(of) if of.label(of.key_of(row)) == name), None)
+    if row is None:
+        raise Http404(name)
+    services.delete(of, row, user, reason, read_at=conditions.event_of(if_match))
+    return Status(204, None)
+
+
+def _entry(kind: Kind, number: int, values: dict[str, Any]) -> Entry:
+    return Entry(kind, f"{kind.name}[{number}]", {name: values.pop(name) for name in kind.key}, values)
+
+
+def _rows(kind: Kind) -> QuerySet[Any]:
+    related = ["deployment"] if kind is INSTANCE else [name for name in kind.named if not kind.is_many(name)]
+    return kind.model._default_manager.select_related(*related).order_by("pk")

@@ -1,27 +1,32 @@
-"""`/api`: the spot pool, and weights by region."""
+"""`/api`: the spot pool."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from ninja import Field, Query, Router, Status
+from ninja import Router
+from ninja.params.functions import Query as QueryParam
 
-from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.resources import add_list, schema_of
-from controlplane.api.schemas import ActionIn, Described, Strict
-from controlplane.fleet.models import Model, Region
+from controlplane.api.schemas import Described
 from controlplane.fleet.spot import selectors as spot
-from controlplane.fleet.spot import services as spot_services
-from controlplane.fleet.weights import selectors as weights
-from controlplane.fleet.weights import services as weights_services
-from controlplane.resources.spot import DONATIONS, WEIGHTS
 from controlplane.usage.by_use import dollars_by_use, last_hours
 
-Hours = Annotated[int, Field(ge=1, le=8784)]
 router = Router(auth=VIEWERS, tags=["Spot pool"])
-DonationOut = schema_of(DONATIONS, "DonationOut", "The time that an instance spends in the spot pool.")
-WeightsOut = schema_of(WEIGHTS, "WeightsOut", "The weights of a model in a region.")
+
+
+class DollarsOut(Described):
+    interactive_usd: float
+    non_interactive_usd: float
+    spot_usd: float
+    """Of opportunistic requests, and of donated instances while nothing ran there."""
+    idle_usd: float
+    total_usd: float
+    donated_hours: float
+    """Instance-hours donated to the spot pool."""
+    earned_usd: float | None
+    """That these earned at the spot price; null where none is known. The dollars above are what instances cost."""
+    unpriced_hours: float
+    """Of those donated, instance-hours of GPU types without a spot price."""
 
 
 class PoolOut(Described):
@@ -45,53 +50,20 @@ class PoolOut(Described):
     """Reclaims of the last seven days."""
     reclaim_median_s: float | None
     reclaim_max_s: float | None
-
-
-class DollarsOut(Described):
-    interactive_usd: float
-    non_interactive_usd: float
-    spot_usd: float
-    """Of opportunistic requests, and of donated instances while nothing ran there."""
-    idle_usd: float
-    total_usd: float
-    donated_hours: float
-    """Instance-hours donated to the spot pool."""
-    earned_usd: float | None
-    """That these earned at the spot price; null where none is known. The dollars above are what instances cost."""
-    unpriced_hours: float
-    """Of those donated, instance-hours of GPU types without a spot price."""
-
-
-class PullIn(Strict):
-    model: str = Field(max_length=160)
-    region: str = Field(max_length=40)
-    reason: str = Field(min_length=1, max_length=255)
-
-
-class PullOut(Described):
-    gigabytes: float
-    expected_s: float
-    """By size and `WEIGHTS_GB_PER_S`."""
-    usd: float
-    """By size and `WEIGHTS_USD_PER_GB`."""
-    weights: WeightsOut  # type: ignore[valid-type]
-
-
-class StoppedOut(Described):
-    message: str
-    """Result in one sentence."""
-
-
-add_list(router, DONATIONS, DonationOut, "List donated instances, newest first: earnings, reclaims, evicted requests.")
-add_list(router, WEIGHTS, WeightsOut, "List which model's weights are in which region.", paged=False)
+    dollars: DollarsOut
+    """What the instances cost in the last hours at the on-demand price, by their use; hours are those of the clock."""
+    dollars: DollarsOut
+    """What the instances cost in the last hours at the on-demand price, by their use; hours are those of the clock."""
 
 
 @router.get("/spot", response=PoolOut)
-def get_spot_pool(request: ApiRequest) -> dict[str, Any]:
-    """Return the spot pool in numbers."""
+def get_spot_pool(request: ApiRequest, hours: int = QueryParam(24, ge=1, le=8784)) -> dict[str, Any]:
+    """Return the spot pool in numbers, and the dollars of the last *hours* by use."""
     now = timezone.now()
     today, times = spot.totals(spot.start_of_day(now), now), spot.reclaim_times(now)
     rows = list(spot.open_donations())
+    since, until = last_hours(hours, now)
+    dollars, pool = dollars_by_use(since, until), spot.totals(since, until)
     return {
         "donated": len(rows),
         "usd_per_hour": spot.earned_per_hour(rows),
@@ -105,39 +77,11 @@ def get_spot_pool(request: ApiRequest) -> dict[str, Any]:
         "reclaims_measured": len(times.seconds),
         "reclaim_median_s": times.median_s,
         "reclaim_max_s": times.most_s,
+        "dollars": dollars._asdict()
+        | {
+            "total_usd": dollars.total_usd,
+            "donated_hours": pool.donated_hours,
+            "earned_usd": pool.earned_usd,
+            "unpriced_hours": pool.unpriced_hours,
+        },
     }
-
-
-@router.get("/dollars-by-use", response=DollarsOut)
-def get_dollars_by_use(request: ApiRequest, hours: Query[Hours] = 24) -> dict[str, Any]:
-    """Return what the instances cost in the last hours, at the on-demand price, by the use that they were put to.
-
-    Hours are those of the clock; the running one counts as far as usage is counted. What donated instances earned in that
-    time is given next to it, at the spot price.
-    """
-    since, until = last_hours(hours, timezone.now())
-    dollars, pool = dollars_by_use(since, until), spot.totals(since, until)
-    return dollars._asdict() | {
-        "total_usd": dollars.total_usd,
-        "donated_hours": pool.donated_hours,
-        "earned_usd": pool.earned_usd,
-        "unpriced_hours": pool.unpriced_hours,
-    }
-
-
-@router.post("/spot/stop", response=StoppedOut)
-def stop_donating(request: ApiRequest, body: ActionIn) -> dict[str, str]:
-    """Switch `SPOT_DONATE` off for all models and stop what is donated. To reclaim one, use its action `reclaim`."""
-    return {"message": spot_services.stop_donating(request.auth.require(Role.OPERATOR), body.reason)}
-
-
-@router.post("/weights/pulls", response={202: PullOut})
-def pull_weights(request: ApiRequest, body: PullIn) -> Status[dict[str, Any]]:
-    """Pull the weights of a model into a region. 409 where they are, or are being pulled."""
-    user = request.auth.require(Role.OPERATOR)
-    model, region = get_object_or_404(Model, name=body.model), get_object_or_404(Region, name=body.region)
-    row = weights_services.pull(model, region, user, body.reason)
-    expected = weights.estimate(model)
-    return Status(
-        202, {"gigabytes": expected.gigabytes, "expected_s": expected.seconds, "usd": expected.usd, "weights": row}
-    )

@@ -1,14 +1,11 @@
 """`/api/swap-groups`: models that share GPUs, the awake instance, and swaps."""
 
-from django.shortcuts import get_object_or_404
-from ninja import Field, Router, Status
+from ninja import Field, Router
 
-from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.schemas import Described, Items, RowSchema, Strict
+from controlplane.api.schemas import Described, Items, RowSchema
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Instance, Swap, SwapState, Tier
-from controlplane.fleet.swaps import services as swaps
+from controlplane.fleet.models import Swap, SwapState, Tier
 from controlplane.fleet.swaps.selectors import GroupStatus, statuses
 
 router = Router(auth=VIEWERS, tags=["Instances"])
@@ -57,23 +54,7 @@ class SwapGroupOut(Described):
         return status.awake.name if status.awake else None
 
 
-class SwapIn(Strict):
-    to: str = Field(max_length=80)
-    """Name of the instance to wake."""
-    reason: str = Field(min_length=1, max_length=255)
-
-
 @router.get("/swap-groups", response=Items[SwapGroupOut])
 def list_swap_groups(request: ApiRequest, model: str = "", region: str = "") -> dict[str, list[GroupStatus]]:
     """List swap groups: instances of several models that share the same GPUs, at most one of them awake."""
     return {"items": statuses(model, region)}
-
-
-@router.post("/swaps", response={202: SwapOut})
-def start_swap(request: ApiRequest, body: SwapIn) -> Status[Swap]:
-    """Drain and put to sleep the awake instance, then wake or start the other. 409 when it is already awake, shares no GPUs,
-    or another swap of its group is in progress.
-    """
-    user = request.auth.require(Role.OPERATOR)
-    instance = get_object_or_404(Instance, name=body.to)
-    return Status(202, swaps.request(instance, user, body.reason))

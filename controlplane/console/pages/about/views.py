@@ -105,8 +105,6 @@ def about(request: HttpRequest) -> HttpResponse:
         "poll_lag_s": poll_lag_s(reachable, state.ts),
         "commands_waiting": waiting,
         "settings_shown": [
-            ("Heartbeat interval", f"{settings.HEARTBEAT_S:g} s", "PILOTHOUSE_HEARTBEAT_S"),
-            ("Summary interval", f"{settings.SUMMARY_S:g} s", "PILOTHOUSE_SUMMARY_S"),
             ("Ledger kept", f"{settings.LEDGER_KEEP_DAYS} days", "PILOTHOUSE_LEDGER_KEEP_DAYS"),
             ("Time zone of pages", settings.TIME_ZONE, "PILOTHOUSE_TIME_ZONE"),
         ],

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
@@ -10,14 +10,12 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.accounts.selectors import tenants_with_role
-from controlplane.batches import services
 from controlplane.batches.api import content_of
 from controlplane.batches.budgets import spent_budgets
 from controlplane.batches.models import ENDED, Batch, BatchStatus
 from controlplane.batches.selectors import running
-from controlplane.batches.services import cancel_batch, undo_speed_up
-from controlplane.batches.speed_up import InstanceLoad, choices, refusal
-from controlplane.console.access.roles import fleet_role, may, signed_in
+from controlplane.batches.services import cancel_batch
+from controlplane.console.access.roles import fleet_role, signed_in
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import batches as live
@@ -29,11 +27,9 @@ from controlplane.console.live.views import live_context
 from controlplane.console.pages.keys.examples import model_to_try
 from controlplane.console.pages.spot.selectors import pool
 from controlplane.events.services import record
-from controlplane.fleet.lifecycle.states import ActionError, InstanceState
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.batches import BATCHES, visible_batches
-from controlplane.usage.budgets import usd_per_token
-from controlplane.usage.models import Work
 
 ENDED_SHOWN = 6
 """Ended batches on the page of all sections; the list has them all."""
@@ -76,9 +72,6 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
         brief=ended_shown is not None,
         model=model_to_try(),
         spent=spent_budgets(viewer.tenants()),
-        speeds={one.pk: speed_of(one, state) for one in reading.running if one.risk or one.urgent_by}
-        if may(request, Role.OPERATOR)
-        else {},
         sections=sections(state) if viewer.sees_fleet else None,
         **live.verdict(reading),
         **(below(state) if viewer.sees_fleet and ended_shown is not None else {}),
@@ -114,7 +107,6 @@ def batch(request: HttpRequest, public_id: str) -> HttpResponseBase:
     moments = sorted((moment, STATES[name]) for name, moment in row.moments.items())
     context: dict[str, Any] = {
         "row": row,
-        "speeds": {row.pk: speed_of(row, feed.state())} if may(request, Role.OPERATOR) else {},
         "moments": moments,
         "managed": set(tenants_with_role(request.user, Role.OPERATOR).values_list("pk", flat=True)),
     }
@@ -132,39 +124,6 @@ def file(request: HttpRequest, public_id: str, kind: str) -> HttpResponseBase:
         return content_of(row)
     except ApiError as error:
         raise Http404(error.message) from error
-
-
-def speed_of(batch: Batch, state: LiveState) -> dict[str, Any]:
-    """Return what the button *Speed up* of *batch* shows: deadlines with their price, or why there is none."""
-    loads = [
-        InstanceLoad(row["id"], row["running"] or 0, row["max_num_seqs"] or 0, row["kv_ratio"] or 0.0)
-        for row in state.tables["instances"]
-        if row["model"] == batch.model and row["state"] == InstanceState.READY
-    ]
-    return {"refusal": refusal(batch), "choices": choices(batch, loads), "usd_left": usd_left(batch)}
-
-
-def usd_left(batch: Batch) -> float | None:
-    """Return the charge for the lines that are left, at that of a token of batch lines lately; None if unknown."""
-    if not batch.completed:
-        return None
-    price = usd_per_token(Q(model=batch.model, work=Work.BATCH), timezone.now())
-    return price * (batch.input_tokens + batch.output_tokens) / batch.completed * batch.lines_left or None
-
-
-@action(Role.OPERATOR, Batch, page="console:batches", unchanged="{row} is as it was")
-def speed_up(form: ActionForm, batch: Batch) -> str:
-    """Bring the deadline of a batch forward by the field `within_s`; without it undo that."""
-    given = form.fields.get("within_s", "")
-    if not given:
-        undo_speed_up(batch, form.user, form.reason)
-        return f"{batch} is no longer sped up."
-    try:
-        within_s = float(given)
-    except ValueError:
-        raise ActionError(f"within_s is a number of seconds, not {given[:40]!r}") from None
-    services.speed_up(batch, within_s, form.user, form.reason)
-    return f"{batch} is sped up: its lines leave as fast as the end of {timezone.localtime(batch.due_at):%H:%M} needs"
 
 
 @action(

@@ -19,17 +19,6 @@ SMALLEST = 1e-6
 """Stands in for a limit that is excluded, which forms do not have."""
 
 
-class AdaptersField(forms.CharField):
-    """Sources of adapters by their names, one a line."""
-
-    def clean(self, value: Any) -> dict[str, str]:
-        lines = [line.partition("=") for line in super().clean(value).splitlines() if line.strip()]
-        adapters = {name.strip(): source.strip() for name, _, source in lines}
-        if wrong := [name for name, source in adapters.items() if not (name and source)]:
-            raise forms.ValidationError(f"{wrong[0] or 'A line'} has no source: write name = source.")
-        return adapters
-
-
 def form_field(name: str, declared: FieldInfo) -> forms.Field:
     """The field of the form for one of `DeployRequest`."""
     kind = next((one for one in get_args(declared.annotation) if one in WIDGETS), declared.annotation)
@@ -44,11 +33,6 @@ def form_field(name: str, declared: FieldInfo) -> forms.Field:
         return forms.TypedChoiceField(choices=BITS.items(), coerce=int, **options)
     if name == "task":
         return forms.ChoiceField(choices=[("", "As its source says"), *ModelTask.choices], **options)
-    if name == "adapters":
-        options |= {"initial": "", "required": False, "help_text": "One a line: name = folder or repository."}
-        return AdaptersField(
-            widget=forms.Textarea({"rows": 2, "placeholder": "llama-sql = acme/llama-sql-lora"}), **options
-        )
     if name in ("launcher", "share_gpus_with"):
         return forms.ChoiceField(choices=(), **options | {"required": name == "launcher"})
     for limit in declared.metadata:
@@ -81,7 +65,7 @@ class DeployForm(forms.Form):
         (
             "Deployment",
             ("tensor_parallel", "gpu_memory_utilization", "max_num_seqs", "min_instances", "max_instances", "launcher",
-             "share_gpus_with", "max_loras", "max_cpu_loras", "adapters", "reason"),
+             "share_gpus_with", "max_loras", "max_cpu_loras", "reason"),
         ),
     )  # fmt: skip
 

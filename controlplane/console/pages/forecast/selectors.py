@@ -1,14 +1,14 @@
 """The forecast page's data: one series, all series, and the backtests."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from controlplane.console.charts.spec import last
-from controlplane.planning import capacity
 from controlplane.planning import selectors as planning
+from controlplane.planning.capacity import EndpointLoad, Place, capabilities, capacity_over_time, endpoint_loads
 from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.forecasts.selectors import Accuracy, ForecastWindow, NotServedHere, Series
 from controlplane.planning.models import Backtest, Forecast, PlanStatus, Quantity, ScalingPlan
@@ -138,7 +138,8 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
     judged = selectors.accuracy(expected, counted)
     stride = -(-len(starts) // POINTS)
     shown = slice((len(starts) - 1) % stride, None, stride)
-    capacity = _capacity(starts[shown], window_s, now, asked)
+    loads = endpoint_loads(now) if asked.whole else {}
+    capacity = _capacity(starts[shown], window_s, now, asked, loads)
     interactive: Series = []
     interactive_at: dict[datetime, ForecastWindow] = {}
     if asked.slo_class == demand.EVERY_CLASS:
@@ -153,7 +154,7 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
         generated=generated[shown],
         expected=[by_start.get(start) for start in starts[shown]],
         capacity=capacity,
-        planned=_planned(asked, now) if last(capacity) is not None else None,
+        planned=_planned(asked, now, loads) if last(capacity) is not None else None,
         unit=asked.quantity,
         slo_class=asked.slo_class,
         interactive=interactive[shown],
@@ -205,22 +206,24 @@ def _split(known: Series, starts: Sequence[datetime], past: selectors.GeneratedP
     return actual, generated
 
 
-def _capacity(starts: Sequence[datetime], window_s: int, now: datetime, asked: OutlookFilter) -> Series:
-    """Return the recorded capacity at the start of each window up to *now*."""
+def _capacity(
+    starts: Sequence[datetime], window_s: int, now: datetime, asked: OutlookFilter, loads: Mapping[Place, EndpointLoad]
+) -> Series:
+    """Return the capacity at the start of each window up to *now*."""
     if not asked.whole:
         return [None] * len(starts)
     # The window that runs now has what there is now.
     moments = [now if start + timedelta(seconds=window_s) > now else start for start in starts if start <= now]
-    known = capacity.capacity_over_time(asked.model, asked.region, moments)
+    known = capacity_over_time(asked.model, asked.region, moments, loads)
     return known + [None] * (len(starts) - len(known))
 
 
-def _planned(asked: OutlookFilter, now: datetime) -> float:
+def _planned(asked: OutlookFilter, now: datetime, loads: Mapping[Place, EndpointLoad]) -> float:
     """Return the capacity once every open plan is carried out."""
-    plans, able = planning.current_plans(), capacity.capabilities()
+    plans, able = planning.current_plans(), capabilities()
     there: dict[str, float] = defaultdict(float)
     omitted = set() if asked.model else selectors.omitted_from_sums()
-    for load in capacity.endpoint_loads(now).values():
+    for load in loads.values():
         if asked.model in ("", load.model) and load.model not in omitted and asked.region in ("", load.region):
             there[load.model] += load.capacity_tokens_per_s or 0.0
     return sum(
@@ -253,7 +256,7 @@ def series_rows(
     now_by_series = selectors.demand_now(quantity, now, slo_class)
     not_here = selectors.not_served_here(quantity, now, slo_class=slo_class)
     forecasts = selectors.forecasts_in_force(quantity, now - timedelta(days=1), slo_class)
-    loads = capacity.endpoint_loads(now)
+    loads = endpoint_loads(now)
     whole = OutlookFilter("", "", quantity, 0.0, slo_class).whole
     rows = []
     for model, region in sorted({*loads, *forecasts}):

@@ -206,7 +206,6 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         "region_title": regions.get(asked.region, asked.region) if asked else "",
         "rows": rows,
         "backtests": backtests,
-        "backtest_every_s": tuned().BACKTEST_EVERY_S,
         "backtest": backtest,
         "backtest_series": series_of(backtest) if backtest else [],
         "series": series,

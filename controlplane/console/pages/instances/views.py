@@ -68,7 +68,7 @@ def instances(request: HttpRequest) -> HttpResponseBase:
         request,
         INSTANCES,
         lambda rows: worst_first(instance_rows(state, rows)),
-        rollouts=[status for status in statuses(*place) if status.is_worth_a_look],
+        rollouts=[status for status in statuses(*place) if status.needs_attention],
         swap_groups=swap_statuses(*place),
     )
 

@@ -23,10 +23,10 @@ from controlplane.console.charts.spec import (
     last,
     styles,
 )
-from controlplane.console.formats import count, percent, percent_fine, quantity, signed
+from controlplane.console.formats import count, percent, percent_fine, quantity
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthSample, Measures
-from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW
+from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR, SHADOW
 from controlplane.resources.tables import Columns, table
 
 TICKS = (1, 10, 100, 1_000, 10_000, 100_000)
@@ -47,23 +47,13 @@ CALIBRATION: Columns = {
     "At most the 0.9 quantile (ratio)": lambda row: row[1].coverage_upper,
     "Requests": lambda row: row[1].requests,
 }
-BUCKETS: Columns = {
-    "Length (tokens)": lambda row: bucket_title(row[0]),
-    "Requests": lambda row: row[1].requests,
-    "MAE (tokens)": lambda row: row[1].mae,
-    "Bias (tokens)": lambda row: row[1].bias,
-    "Error of length (ratio)": lambda row: row[1].relative_error,
-    "Within 25 (ratio)": lambda row: row[1].acc_25,
-    "Within 50 (ratio)": lambda row: row[1].acc_50,
-    "Within 100 (ratio)": lambda row: row[1].acc_100,
-}
 
 
 def source_order(name: str) -> tuple[int, str]:
     """Caches first, then versions, then the prior; shadows last."""
     if name.startswith(SHADOW):
         return 4, name
-    return {CACHE: 0, LEXICAL: 1, EMBEDDING: 2, PRIOR: 4}.get(name, 3), name
+    return {CACHE: 0, LEXICAL: 1, PRIOR: 4}.get(name, 3), name
 
 
 def _tick(tokens: int) -> str:
@@ -171,63 +161,6 @@ def calibration(by_predictor: dict[str, Measures]) -> Chart:
         table=table(CALIBRATION, [(name, by_predictor[name]) for name in names]),
         empty="" if names else NO_MEASURES,
         size="large",
-        hover="closest",
-    )
-
-
-def bucket_title(tokens: int) -> str:
-    """Return the range of the bucket that starts at *tokens*: `64 to 127`."""
-    last = max(1, 2 * tokens - 1)
-    return f"{tokens}" if last <= tokens else f"{tokens:,} to {last:,}"
-
-
-def error_by_length(by_bucket: dict[int, Measures]) -> Chart:
-    """Return absolute error and bias by actual length, in tokens."""
-    buckets = [tokens for tokens, measures in by_bucket.items() if measures.requests]
-    names = [bucket_title(tokens) for tokens in buckets]
-    errors = {tokens: max(0.5, by_bucket[tokens].mae or 0.0) for tokens in buckets}  # zero has no logarithm
-    hover = (
-        "%{x} tokens: error %{y:,.0f}, bias %{customdata[1]:+,.0f}<br>of %{customdata[0]:,d} requests<extra></extra>"
-    )
-
-    def points(label: str, style: tuple[str, str], shape: str, members: list[int]) -> Series:
-        numbers = [[by_bucket[tokens].requests, by_bucket[tokens].bias] for tokens in members]
-        more = {"customdata": numbers, "hovertemplate": hover}
-        x, y = [bucket_title(tokens) for tokens in members], [errors[tokens] for tokens in members]
-        return Series(label, y, style, x, shape=shape, size=9, more=more)
-
-    long = [tokens for tokens in buckets if (by_bucket[tokens].bias or 0.0) >= 0]
-    statement = "nothing was predicted in this range"
-    if buckets:
-        worst = max(buckets, key=lambda tokens: by_bucket[tokens].mae or 0.0)
-        statement = (
-            f"the largest is {quantity(by_bucket[worst].mae)} tokens, for answers of "
-            f"{bucket_title(worst)} tokens, with a bias of {signed(by_bucket[worst].bias)}"
-        )
-    return Chart(
-        key="buckets",
-        title="Error by length",
-        caption="Mean absolute error in tokens by the length that came, on a logarithmic axis",
-        sentence=f"Error by length: {statement}.",
-        x=names,
-        across=Axis(
-            {
-                "type": "category",
-                "categoryorder": "array",
-                "categoryarray": names,
-                "tickvals": names,
-                "ticktext": [_tick(tokens) for tokens in buckets],
-                "title": axis_title("length that came, from (tokens)"),
-            }
-        ),
-        up=_logarithmic(min(errors.values(), default=1.0) * 0.7, max(errors.values(), default=1.0) * 1.4),
-        series=[
-            Series("mean absolute error", list(errors.values()), width=2, more={"hoverinfo": "skip"}),
-            points("predicted too long on the whole", ("s2", "solid"), "circle", long),
-            points("too short", ("s4", "solid"), "diamond", [tokens for tokens in buckets if tokens not in long]),
-        ],
-        table=table(BUCKETS, [(tokens, by_bucket[tokens]) for tokens in buckets]),
-        empty="" if buckets else NO_MEASURES,
         hover="closest",
     )
 

@@ -1,6 +1,5 @@
 """Tables of output lengths: measures by model and tenant, by what predicted, and versions side by side."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,17 +9,15 @@ from django.utils import timezone
 
 from controlplane.console.formats import percent
 from controlplane.console.pages.lengths.charts import source_order
-from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthTraining, LengthVersion, Measures, VersionState
-from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Duel, Scope
+from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR, SHADOW, Scope
 from forecasting.lengths import TEXTLESS, rests
 
 VERSIONS_SHOWN = 12
 MEANINGS = {
     CACHE: "a prompt seen before, word for word",
     LEXICAL: "a prompt much like one seen before",
-    EMBEDDING: "a prompt that means much the same to the encoder",
     PRIOR: "the moving mean of its tenant and class",
 }
 
@@ -32,15 +29,11 @@ class Line:
     model: str
     tenant: str
     measures: Measures
-    drifting: bool = False
 
 
-def lines(by_series: Mapping[tuple[str, str], Measures], drifting: set[tuple[str, str]]) -> list[Line]:
+def lines(by_series: Mapping[tuple[str, str], Measures]) -> list[Line]:
     """Return rows of *by_series*, which is by model and tenant."""
-    return [
-        Line(model, tenant, measures, (model, tenant) in drifting)
-        for (model, tenant), measures in sorted(by_series.items(), key=lambda item: item[0])
-    ]
+    return [Line(*names, measures) for names, measures in sorted(by_series.items(), key=lambda item: item[0])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,37 +65,27 @@ def sources(by_predictor: Mapping[str, Measures]) -> list[Source]:
     ]
 
 
-def version_rows(by_predictor: Mapping[str, Measures], duels: Mapping[int, Duel]) -> list[LengthVersion]:
-    """Return the newest versions with how they fare live, and the models that they answer for.
+def version_rows(by_predictor: Mapping[str, Measures], scope: Scope | None = None) -> list[LengthVersion]:
+    """Return the newest versions with how they fare live.
 
-    *gain* is a shadow's, as a share of the active version's error.
+    *gain* is the shadow's, as a share of the active version's error in *scope*.
     """
-    models: dict[int, list[str]] = defaultdict(list)
-    for model, version_in_use in services.assigned().of_model.items():
-        models[version_in_use.number].append(model)
+    assigned = services.assigned()
     rows = list(selectors.versions(VERSIONS_SHOWN))
     for row in rows:
         own = [by_predictor[name] for name in (str(row), f"{SHADOW} {row}") if name in by_predictor]
         measured = selectors.total(own)
-        duel = duels.get(row.number)
+        shadowing = scope is not None and row == assigned.shadow
+        both = selectors.compared(str(assigned.active), f"{SHADOW} {row}", scope) if shadowing else None
+        gain = selectors.gain(*both) if both else None
         vars(row).update(
             measured={"requests": measured.requests or None, "mae": measured.mae, "acc_100": measured.acc_100},
-            gain=duel.gain if duel else None,
-            gain_percent=percent(abs(duel.gain or 0.0)) if duel else "",
-            models=sorted(models[row.number]),
+            gain=gain,
+            gain_percent=percent(abs(gain or 0.0)) if both else "",
             rests=rests(row.kind),
             chosen=row.state == VersionState.ACTIVE,
         )
     return rows
-
-
-def compare(scope: Scope) -> dict[int, Duel]:
-    """Compare each shadow with the active version on requests that both predicted; by number, newest first."""
-    assigned = services.assigned()
-    duels = {
-        shadow.number: selectors.duel(str(assigned.active), f"{SHADOW} {shadow}", scope) for shadow in assigned.shadows
-    }
-    return {number: duel for number, duel in duels.items() if duel is not None}
 
 
 # Trainings
@@ -124,7 +107,6 @@ class Kind:
     """A kind that can be trained; *missing* is the number of samples it still needs."""
 
     name: str
-    title: str
     samples: int
     missing: int
     text: bool
@@ -135,9 +117,7 @@ class Kind:
 
 def kinds() -> list[Kind]:
     """The kinds of model that can be trained, with the samples available for each."""
-    titles = dict(LengthModelKind.choices)
     return [
-        Kind(kind, titles[kind], samples, max(0, wanted - samples), kind not in TEXTLESS, rests(kind))
+        Kind(kind, samples, max(0, wanted - samples), kind not in TEXTLESS, rests(kind))
         for kind, samples, wanted in training.ready()
-        if kind in titles
     ]

@@ -20,7 +20,6 @@ from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.lengths import tables
 from controlplane.console.pages.lengths.charts import (
     calibration,
-    error_by_length,
     error_over_time,
     predicted_against_actual,
 )
@@ -29,7 +28,6 @@ from controlplane.lengths.models import LengthVersion, Measures
 from controlplane.lengths.selectors import Scope
 from controlplane.resources.filters import Filters, Select, every, last_hours, model_select, sort_by
 from controlplane.resources.lengths import LENGTH_SERIES, LENGTH_SOURCES, LENGTH_VERSIONS
-from controlplane.tuning.selectors import tuned
 from forecasting import models_extra
 
 CHARTS_EVERY_S = 15
@@ -80,7 +78,6 @@ def charts_of(asked: Asked, now: datetime) -> list[Chart]:
         return [
             predicted_against_actual(pairs, of),
             calibration(selectors.by(scope, "predictor", shadows=True)),
-            error_by_length(selectors.by(scope, "bucket_tokens")),
             error_over_time(selectors.series(scope, now)),
         ]
 
@@ -95,12 +92,9 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
     scope = asked.scope(now)
     state = feed.state()
     service = state.lengths() if asked.everything else None
-    drifts = (service or {}).get("drift") or []
-    drifting = {(drift["model"], drift["tenant"]) for drift in drifts}
-    lines = tables.lines(selectors.by(scope, "model", "tenant"), drifting)
+    lines = tables.lines(selectors.by(scope, "model", "tenant"))
     lines = LENGTH_SERIES.arranged(lines, asked.filters)
     by_predictor = selectors.by(scope, "predictor", shadows=True)
-    duels = tables.compare(scope) if asked.everything else {}
     charts = {chart.key: chart for chart in charts_of(asked, now)}
     if request.GET.get("format") == "csv":
         return _csv(request, charts, lines, by_predictor, asked)
@@ -118,16 +112,13 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "sources": tables.sources(by_predictor),
         "service": service,
         "service_tiles": tiles.readings(length_service.TILES, service, "lengths") if service else [],
-        "drifts": drifts,
         "doubts": length_service.doubts(service, whole.coverage_upper),
-        "versions": tables.version_rows(by_predictor, duels) if asked.everything else [],
+        "versions": tables.version_rows(by_predictor, scope) if asked.everything else [],
         "version_columns": LENGTH_VERSIONS.named(*LENGTH_VERSIONS.page),
         "version_actions": LENGTH_VERSIONS.actions if may(request, Role.OPERATOR) else "",
-        "duel": next(iter(duels.values()), None),
         "trainings": tables.training_rows() if asked.everything else [],
         "kinds": tables.kinds() if asked.everything else [],
         "models_extra": models_extra.missing_for("An encoder"),
-        "encoder_budget": f"{tuned().LENGTH_ENCODER_BUDGET_MS:g}",
         "can_roll_back": asked.everything and selectors.active_version() is not None,
     }
     return render(request, "console/lengths/lengths.html", context)
@@ -146,7 +137,7 @@ def _csv(
     if name == "sources":
         return LENGTH_SOURCES.csv(tables.sources(by_predictor))
     if name == "versions" and asked.everything:
-        return LENGTH_VERSIONS.csv(tables.version_rows(by_predictor, {}))
+        return LENGTH_VERSIONS.csv(tables.version_rows(by_predictor))
     return LENGTH_SERIES.csv(lines)
 
 
@@ -164,15 +155,13 @@ def charts(request: HttpRequest) -> HttpResponse:
 UNCHANGED = "Nothing was changed"
 DECISIONS = {
     "promote": (services.promote, "predicts from now on; gateways take it up within seconds"),
-    "reject": (services.reject, "is rejected; the active version predicts as before"),
-    "shadow": (services.put_in_shadow, "predicts in shadow again, and is judged from now on"),
 }
 """By name in the address: the service, and what becomes of the version."""
 
 
 @action(Role.OPERATOR, LengthVersion, key="number", among=DECISIONS, page="console:lengths", unchanged=UNCHANGED)
 def decide(form: ActionForm, version: LengthVersion, decision: str) -> str:
-    """Promote or reject a shadow, or put a rejected version back in shadow."""
+    """Promote a shadow."""
     service, outcome = DECISIONS[decision]
     service(version, form.user, form.reason)
     return f"{version} {outcome}."
@@ -182,12 +171,12 @@ def decide(form: ActionForm, version: LengthVersion, decision: str) -> str:
 def roll_back(form: ActionForm) -> str:
     """Return to the version that was active before."""
     version = services.rollback(None, form.user, form.reason)
-    return f"{version or 'The bundled student'} predicts again; gateways take it up within seconds."
+    return f"{version or 'The bundled version'} predicts again; gateways take it up within seconds."
 
 
 @action(Role.OPERATOR, page="console:lengths", unchanged=UNCHANGED)
 def train(form: ActionForm) -> str:
     """Train a new version of a kind from the samples there are, now."""
-    kind = form.fields.get("kind", training.STUDENT)
+    kind = form.fields.get("kind", training.USUAL)
     training.ask(form.user, form.reason, kind)
     return f"A worker is training a new version of {kind}; its progress is below. It predicts in shadow first."

@@ -14,7 +14,6 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, SloClass
 from controlplane.gateway.models import MinuteRow
 from controlplane.gateway.selectors import PrefixHits, attainments, prefix_hits
-from controlplane.lengths.selectors import active_version
 from controlplane.planning import selectors as planning
 from controlplane.planning.models import PolicyMode, Quantity, ScalingPolicy
 from controlplane.planning.parts import PARTS, PolicyChoice, PolicyPart
@@ -88,7 +87,7 @@ class PartNow:
 
 
 def parts_of(row: ModelRow, now: datetime) -> list[PartNow]:
-    """Return the five parts of an open model."""
+    """Return the parts of an open model."""
     hour, minute = _last_hour(row.name, now), now.replace(second=0, microsecond=0)
     hits = once(("prefix hits", row.name, minute), lambda: prefix_hits(minute - SLO_OVER, model=row.name))
     health = {
@@ -96,7 +95,6 @@ def parts_of(row: ModelRow, now: datetime) -> list[PartNow]:
         "ordering_policy": _order_health(row, hour),
         "strategy": _plan_health(row.model, now),
         "FORECASTER": _forecast_health(row.name, now),
-        "length_model": _length_health(row.model),
     }
     values = row.present.values
     return [PartNow(part, part.choice(values[part.name]), health.get(part.name, "")) for part in PARTS]
@@ -167,10 +165,3 @@ def _forecast_health(model: str, now: datetime) -> str:
         if error is not None
         else f"{by}, not judged yet"
     )
-
-
-def _length_health(model: Model) -> str:
-    if model.length_model:
-        return ""
-    version = active_version()
-    return f"{version} is active" if version else "The bundled student"

@@ -11,7 +11,7 @@ from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import bundles, selectors
 from controlplane.planning.models import ScalingPlan
-from controlplane.planning.parts import resting
+from controlplane.planning.parts import unavailable_reasons
 from scheduling.bundles import BUNDLES, Bundle
 from scheduling.policy import SETTINGS
 
@@ -167,7 +167,6 @@ WORDS = {
     "ordering_policy": "order",
     "strategy": "strategy",
     "parameters": "parameters",
-    "length_model": "length model",
     "FORECASTER": "forecaster",
     "PLAN_DEMAND": "demand planned for",
     "NIW_RELEASE": "release of held requests",
@@ -191,7 +190,7 @@ def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
                     "title": each.title,
                     "about": each.about,
                     "changes": _changes(present, each),
-                    "rests": resting(bundles.values_of(each)),
+                    "rests": unavailable_reasons(bundles.values_of(each)),
                 }
                 for each in BUNDLES.values()
             ],

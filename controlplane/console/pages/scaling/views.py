@@ -131,12 +131,9 @@ def charts(request: HttpRequest) -> HttpResponse:
     unchanged="The plan for {row.model} still waits",
 )
 def decide(form: ActionForm, plan: ScalingPlan, decision: str) -> str:
-    """Approve or reject a plan, or the newer one that repeats it."""
-    decided = DECISIONS[decision](plan, form.user, form.reason)
-    which = "The plan" if decided.pk == plan.pk else f"Plan {decided.pk}, which repeats plan {plan.pk},"
-    if decided.status == PlanStatus.REJECTED:
-        return f"{which} for {decided.model} is rejected; instances stay as they are."
-    return f"{which} for {decided.model} is approved; its moves begin within seconds."
+    if DECISIONS[decision](plan, form.user, form.reason).status == PlanStatus.REJECTED:
+        return f"The plan for {plan.model} is rejected; instances stay as they are."
+    return f"The plan for {plan.model} is approved; its moves begin within seconds."
 
 
 @action(Role.OPERATOR, Model, page="console:scaling", unchanged="{row} keeps its policy")

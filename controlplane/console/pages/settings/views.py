@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
+from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
@@ -16,12 +17,24 @@ from controlplane.console.lists import viewer_of
 from controlplane.events import since
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
-from controlplane.planning.parts import resting
+from controlplane.planning.parts import unavailable_reasons
 from controlplane.resources.settings import SETTINGS
 from controlplane.tunable import Tunable
 from controlplane.tuning import services
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import Described
+
+PAGES: Final = {
+    "Forecasts of demand": "forecast",
+    "Scaling plans": "plans",
+    "Strategies and nightly simulations": "what-ifs",
+    "Scaling thresholds": "scaling",
+    "Routing and holding": "queues",
+    "Endpoint policies": "models",
+    "Spot pool and weights": "spot",
+    "Output lengths": "lengths",
+}
+"""Page that shows what the settings of a group do, by its title."""
 
 
 def words(value: Any) -> str:
@@ -33,7 +46,7 @@ def words(value: Any) -> str:
 
 def _choice(name: str, choice: str) -> str:
     """Return the title of *choice* of the setting *name*; it says so where the choice rests."""
-    return f"{choice} (rests: not installed)" if resting({name: choice}) else choice or "automatic"
+    return f"{choice} (not installed)" if unavailable_reasons({name: choice}) else choice or "automatic"
 
 
 def line(each: Described) -> dict[str, Any]:
@@ -49,7 +62,7 @@ def line(each: Described) -> dict[str, Any]:
         "given": given,
         "purpose": each.purpose.replace("`", ""),
         "limits": each.limits.replace("`", ""),
-        "rests": resting({each.name: str(each.value)}),
+        "rests": unavailable_reasons({each.name: str(each.value)}),
         "choices": [(choice, _choice(each.name, choice)) for choice in choices],
         "anchor": each.name.lower().replace("_", "-"),
         "chosen": each.row is not None,
@@ -74,11 +87,7 @@ def settings(request: HttpRequest) -> HttpResponseBase:
             for column in SETTINGS.named(*SETTINGS.page)
         ],
         "groups": [
-            (
-                title,
-                f"group-{number}",
-                [line(each) for each in members],
-            )
+            (title, f"group-{number}", reverse(f"console:{PAGES[title]}"), [line(each) for each in members])
             for number, (title, members) in enumerate(groupby(described, key=lambda each: each.group))
         ],
         "changed": [line(each) for each in described if each.row],

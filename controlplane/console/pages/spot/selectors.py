@@ -1,4 +1,4 @@
-"""The spot pool and weights by region, as their panels show them."""
+"""The spot pool, as its panel shows it."""
 
 import math
 from dataclasses import dataclass
@@ -6,11 +6,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from controlplane.console.live.state import LiveState
-from controlplane.fleet.models import Donation, Model, Region, Weights, WeightsState
+from controlplane.fleet.models import Donation, Model
 from controlplane.fleet.spot import selectors as spot
 from controlplane.fleet.spot.selectors import ReclaimTimes
-from controlplane.fleet.weights import selectors as weights
-from controlplane.fleet.weights.selectors import Pull
 from controlplane.tuning.selectors import tuned
 from controlplane.usage.by_use import dollars_by_use, last_hours
 
@@ -68,32 +66,6 @@ def histogram(times: ReclaimTimes, limit_s: float) -> Histogram:
     return Histogram(bars, round(WIDTH * limit_s / (count * BIN_S), 1), limit_s, last_s)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsCell:
-    """The weights of a model in a region."""
-
-    model: Model
-    region: Region
-    row: Weights | None
-    left_s: float
-    """Seconds until they are there."""
-
-    @property
-    def dialog(self) -> str:
-        return f"pull-{self.model.pk}-{self.region.pk}"
-
-    @property
-    def may_be_pulled(self) -> bool:
-        return self.row is None or self.row.state == WeightsState.FAILED
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsRow:
-    model: Model
-    pull: Pull
-    cells: list[WeightsCell]
-
-
 def pool(state: LiveState, now: datetime) -> dict[str, Any]:
     """Return the context of `console/batches/spot.html`."""
     times, live = spot.reclaim_times(now), state.instance_rows()
@@ -121,8 +93,6 @@ def pool(state: LiveState, now: datetime) -> dict[str, Any]:
         "let_go_at": spot.last_let_go_at(),
         "donating": donating,
         "least": minimum_kept(),
-        "weights_regions": list(Region.objects.filter(active=True)),
-        "weights_rows": weights_rows(now),
         **works_for(now),
     }
 
@@ -150,20 +120,3 @@ def minimum_kept() -> str:
     if not counts:
         return ""
     return f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
-
-
-def weights_rows(now: datetime) -> list[WeightsRow]:
-    """Return where the weights of each active model are, by region."""
-    regions = list(Region.objects.filter(active=True))
-    of = {(row.model_id, row.region_id): row for row in weights.weights()}
-    return [
-        WeightsRow(
-            model,
-            weights.estimate(model),
-            [
-                WeightsCell(model, region, of.get((model.pk, region.pk)), weights.pull_s(model, region, now))
-                for region in regions
-            ],
-        )
-        for model in Model.objects.filter(active=True).prefetch_related("weights")
-    ]

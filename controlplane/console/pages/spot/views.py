@@ -1,7 +1,7 @@
-"""The spot pool: who let what go, what it earns, and taking it back; and weights by region."""
+"""The spot pool: who let what go, what it earns, and taking it back."""
 
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
@@ -12,9 +12,7 @@ from controlplane.console.live.feed import feed
 from controlplane.console.live.sections import sections
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.spot.selectors import pool
-from controlplane.fleet.models import Model, Region
 from controlplane.fleet.spot import services as spot_services
-from controlplane.fleet.weights import services as weights_services
 
 
 @require_safe
@@ -30,11 +28,3 @@ def spot(request: HttpRequest) -> HttpResponse:
 def stop(form: ActionForm) -> str:
     """Donate nothing more, and stop what is donated."""
     return spot_services.stop_donating(form.user, form.reason)
-
-
-@action(Role.OPERATOR, Model, page="console:spot", unchanged="The weights of {row} were not pulled")
-def pull(form: ActionForm, of: Model, region: int) -> str:
-    """Pull the weights of a model into a region."""
-    to = get_object_or_404(Region, pk=region)
-    row = weights_services.pull(of, to, form.user, form.reason)
-    return f"The weights of {of} are being pulled to {to}, {row.gigabytes:,.0f} GB"

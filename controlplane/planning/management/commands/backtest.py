@@ -45,20 +45,10 @@ class Command(BaseCommand):
             help=f"days to fit on (default {FIT_DAYS:g}, or 70%% of a shorter series)",
         )
         parser.add_argument(
-            "--test-days", type=float, metavar="D", help="days to judge after them (default all there are)"
-        )
-        parser.add_argument(
             "--forecasters", nargs="+", choices=list(FORECASTERS), metavar="NAME",
             help=f"of {', '.join(FORECASTERS)} (default all that can be fitted here)",
         )  # fmt: skip
-        parser.add_argument("--quantity", choices=QUANTITIES, help="tokens of that kind only (default both)")
         parser.add_argument("--model", default="", help="of this model only, where the source names models")
-        parser.add_argument("--region", default="", help="of this region only (ledger)")
-        parser.add_argument("--by-class", action="store_true", help="a series for each SLO class (ledger)")
-        parser.add_argument(
-            "--keep-partial", action="store_true",
-            help="judge windows next to a gap that hold under 5%% of the usual rate too; else they are gaps",
-        )  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         parser.add_argument("--no-store", action="store_true", help="do not keep the result for the console")
 
@@ -68,9 +58,8 @@ class Command(BaseCommand):
             raise CommandError("--window is from 1 s to a day.")
         if horizon < 1:
             raise CommandError("--horizon is at least 1.")
-        for name in ("fit_days", "test_days"):
-            if options[name] is not None and not 0 < options[name] < math.inf:
-                raise CommandError(f"--{name.replace('_', '-')} is above 0.")
+        if options["fit_days"] is not None and not 0 < options["fit_days"] < math.inf:
+            raise CommandError("--fit-days is above 0.")
         resting = {name: reason for name in options["forecasters"] or FORECASTERS if (reason := rests(name))}
         if options["forecasters"] and resting:
             raise CommandError(" ".join(resting.values()), returncode=2)
@@ -79,17 +68,13 @@ class Command(BaseCommand):
             demand = read(options)
         except TraceError as error:
             raise CommandError(str(error)) from error
-        quantities = [options["quantity"]] if options["quantity"] else list(QUANTITIES)
         with progress(quiet=options["json"]) as report:
             try:
                 made = backtests.judge(
                     demand,
                     list(dict.fromkeys(forecasters)),
                     horizon,
-                    quantities,
                     fit_days=options["fit_days"],
-                    test_days=options["test_days"],
-                    keep_partial=options["keep_partial"],
                     report=report,
                 )
             except ValueError as error:
@@ -122,11 +107,9 @@ def read(options: dict[str, Any]) -> BacktestSource:
         if window_s % 60:
             raise CommandError("--window: the ledger has minutes; windows are a whole number of them.")
         try:
-            return backtests.read_ledger(window_s, options["model"], options["region"], by_class=options["by_class"])
+            return backtests.read_ledger(window_s, options["model"])
         except ValueError as error:
             raise CommandError(str(error)) from error
-    if options["region"] or options["by_class"]:
-        raise CommandError("--region and --by-class are for the ledger: a trace has one region and no classes here.")
     if options["format"] == "servegen":
         if options["model"]:
             raise CommandError("--model: a servegen file is one model.")

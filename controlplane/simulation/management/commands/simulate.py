@@ -43,7 +43,7 @@ class Command(BaseCommand):
             "--length-version",
             type=int,
             metavar="N",
-            help="expect output lengths as this version of the length model predicts them (0: the bundled student)",
+            help="expect output lengths as this version of the length model predicts them (0: the bundled trees)",
         )
         parser.add_argument("--texts", type=Path, help="the trace's prompts, one a line, for a version that reads them")
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from controlplane.planning.bundles import values_of
-from controlplane.planning.parts import resting
+from controlplane.planning.parts import unavailable_reasons
 from scheduling.bundles import BUNDLES
 
 
@@ -20,7 +20,11 @@ class Preset:
     @property
     def rests(self) -> list[str]:
         """Return why parts of its bundle are unavailable; simulations use the fallback too."""
-        return resting({"FORECASTER": values_of(BUNDLES[self.name])["FORECASTER"]}) if self.name in BUNDLES else []
+        return (
+            unavailable_reasons({"FORECASTER": values_of(BUNDLES[self.name])["FORECASTER"]})
+            if self.name in BUNDLES
+            else []
+        )
 
 
 def _policy(part: str, value: str, **more: Any) -> dict[str, Any]:

@@ -10,13 +10,9 @@ registers with it, and the names in `BY_FRAMEWORK`.
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-import pytest
+from tests.lint.source import ROOT, imports, modules
 
-from tests.test_layers import imported_from, sources
-
-ROOT = Path(__file__).parent.parent
 SCRIPTS = ("Makefile", "pyproject.toml", "templates/**/*.html")
 LONGEST_ANNOTATION = 100  # characters of a string that may be an annotation in quotes
 
@@ -35,9 +31,6 @@ REGISTER_NOTHING = {"cache", "compiled", "compiled_inline", "compiled_internal",
                     "asynccontextmanager", "dataclass", "lru_cache", "overload", "runtime_checkable",
                     "total_ordering", "cached_property", "classmethod", "property", "staticmethod"}  # fmt: skip
 """Decorators that leave it to others to use what they decorate; every other one registers it."""
-
-Modules = dict[str, tuple[str, bool]]
-"""(source, whether it is a package) by name."""
 
 
 def defined(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
@@ -106,84 +99,35 @@ def attribute_path(node: ast.expr) -> list[str]:
     return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
 
 
-def imports_of(name: str, is_package: bool, nodes: Sequence[ast.AST]) -> dict[str, str]:
-    """What the module *name* imports, in dotted names, by local name."""
-    imports = {}
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            base = imported_from(node, name, is_package)
-            imports |= {alias.asname or alias.name: f"{base}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            imports |= {alias.asname or alias.name: alias.name for alias in node.names}
-    return imports
-
-
 def dotted(text: str) -> list[str]:
     return [word.replace(":", ".") for word in re.findall(r"\w+(?:[.:]\w+)+", text)]
 
 
-def unused(modules: Modules, scripts: str = "") -> list[str]:
-    """Dotted names that *modules* define or packages re-export, and that no module uses, nor a string in *scripts*."""
-    uses, names, reexports = set(dotted(scripts)), list[str](), dict[str, str]()
-    in_classes, words = list[str](), set(re.findall(r"\w+", scripts))
-    for name, (source, is_package) in modules.items():
-        tree = ast.parse(source)
-        nodes = list(ast.walk(tree))
-        imports = imports_of(name, is_package, nodes)
-        uses |= {*read_inside(name, tree), *read_outside(nodes, imports)}
-        names += [f"{name}.{each}" for each, _ in defined(tree) if not is_by_framework(name, each)]
-        in_classes += [f"{name}.{each}" for each in methods(tree) if not is_by_framework(name, each)]
+def faults() -> Iterator[str]:
+    """Return the names that nothing uses, and those that a package hands on to nobody."""
+    known = dict(modules())
+    scripts = "\n".join(path.read_text(encoding="utf-8") for name in SCRIPTS for path in sorted(ROOT.glob(name)))
+    names, in_classes, reexports = list[str](), list[str](), dict[str, str]()
+    uses, words = set[str](), set(re.findall(r"\w+", scripts))
+    for name, module in known.items():
+        nodes = list(ast.walk(module.tree))
+        local = {each.local: each.target for each in imports(name)}
+        uses |= {*read_inside(name, module.tree), *read_outside(nodes, local)}
+        names += [f"{name}.{each}" for each, _ in defined(module.tree) if not is_by_framework(name, each)]
+        in_classes += [f"{name}.{each}" for each in methods(module.tree) if not is_by_framework(name, each)]
         words |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         strings = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
         words |= {word for text in strings for word in re.findall(r"\w+", text)}
-        if is_package:  # what it imports is used if another module imports it from there; modules are there to register
-            handed_on = {local: target for local, target in imports.items() if target not in modules}
-            reexports |= {f"{name}.{local}": target for local, target in handed_on.items()}
+        if module.is_package:  # what it imports is used if another module imports it from there
+            reexports |= {f"{name}.{each}": target for each, target in local.items() if target not in known}
         else:
-            uses |= set(imports.values())
+            uses |= set(local.values())
     while more := {target for name, target in reexports.items() if name in uses} - uses:
         uses |= more
     unread = [name for name in in_classes if name.rpartition(".")[2] not in words]
-    return [name for name in (*names, *reexports) if name not in uses] + unread
+    yield from (f"{name} is used by tests at most" for name in [*names, *reexports] if name not in uses)
+    yield from (f"{name} is used by tests at most" for name in unread)
 
 
 def is_by_framework(module: str, name: str) -> bool:
     return any(re.fullmatch(where, module) and re.fullmatch(what, name) for where, what in BY_FRAMEWORK.items())
-
-
-def test_every_name_is_used_by_what_is_shipped():
-    modules = sources() | {"manage": ((ROOT / "manage.py").read_text(encoding="utf-8"), False)}
-    shipped = {name: module for name, module in modules.items() if ".migrations" not in name}
-    scripts = "\n".join(path.read_text(encoding="utf-8") for name in SCRIPTS for path in sorted(ROOT.glob(name)))
-    assert unused(shipped, scripts) == [], "used by tests at most: remove it, or move it into tests"
-
-
-@pytest.mark.parametrize(
-    ("one", "two", "names"),
-    [
-        ("def f(): pass", "", ["one.f"]),
-        ("def f(): f()", "", ["one.f"]),
-        ("def f(): pass\nx = f()", "", ["one.x"]),
-        ("A = B = 1\nclass C:\n    x = A", "", ["one.B", "one.C"]),
-        ("@dataclass\nclass C: pass", "from three import C", ["one.C"]),
-        ("@router.get('/')\ndef page(): pass", "", []),
-        ("@compiled\ndef f(): pass", "from one import f as g", []),
-        ("def f(): pass", "import one\none.f()", []),
-        ("def f(): pass", "def late():\n    from one import f\nlate()", []),
-        ("def f(): pass", "late('one:f')", []),
-        ("class C: pass\ndef f(c: 'list[C]'): pass", "from one import f", []),
-        ("class C:\n    def m(self): pass\n    def n(self): self.n\nC()", "", ["one.C.m"]),
-        ("class C(Base):\n    def m(self): pass\nC()", "", []),
-    ],
-)
-def test_what_counts_as_used(one, two, names):
-    assert unused({"one": (one, False), "two": (two, False)}) == names
-
-
-def test_a_package_hands_names_on():
-    modules = {
-        "package": ("from package.one import f, g\n__all__ = ['f', 'g']", True),
-        "package.one": ("def f(): pass\ndef g(): pass", False),
-        "two": ("from package import f", False),
-    }
-    assert unused(modules) == ["package.one.g", "package.g"]

@@ -1,1 +1,0 @@
-"""Weights by region: where they are, and pulling them."""
