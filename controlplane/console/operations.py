@@ -28,7 +28,7 @@ from controlplane.batches.models import Batch
 from controlplane.batches.services import cancel_batch
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import carried_out
-from controlplane.dispatch.queues.runs import RunAction, sentence
+from controlplane.dispatch.queues.operations import RunAction
 from controlplane.events.services import record
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import Action, ActionError
@@ -94,7 +94,7 @@ def test_webhook(rule: AlertRule, actor: User, reason: str) -> str:
 
 
 def act_on_run(action: RunAction, run: ApplicationRun, actor: User, reason: str) -> str:
-    return sentence(run.run, action, reporting.act_on_run(run, action, actor, reason, timezone.now()))
+    return reporting.acted_on_run(run.run, action, reporting.act_on_run(run, action, actor, reason, timezone.now()))
 
 
 CORDONS = (
@@ -176,7 +176,6 @@ OFFERS = {
             "first", partial(act_on_run, RunAction.FIRST), "Its calls are served before all others of their class."
         ),
         Operation("stop", partial(act_on_run, RunAction.STOP), "Its open calls end, and later ones are refused."),
-        Operation("undo", partial(act_on_run, RunAction.UNDO), "What was done last is taken back."),
     ),
 }
 """By the name in the address."""
@@ -184,12 +183,11 @@ LABELS = {
     ("deployments", "cancel"): "Cancel the rollout",
     ("instances", "swap"): "Swap to",
     ("length-versions", "rollback"): "Roll back",
-    ("length-versions", "shadow"): "Shadow again",
     ("runs", "first"): "Move first",
     ("runs", "stop"): "Stop run",
 }
 DONE = {
-    "rollback": "is rolled back", "shadow": "predicts in shadow", "cancel": "is cancelled", "go-back": "goes back",
+    "rollback": "is rolled back", "cancel": "is cancelled", "go-back": "goes back",
 }  # fmt: skip
 GRAVE = {"cancel", "cordon", "reject", "retire", "revoke", "rollback", "stop", "undeploy"}
 """Verbs of what is hard to undo."""
@@ -217,7 +215,7 @@ def operate(request: HttpRequest, name: str, pk: int, verb: str) -> HttpResponse
     if not offer.of_tenants and not may(request, operation.least):
         raise PermissionDenied(f"Needs the role {operation.least}.")
     row = get_object_or_404(offer.rows(request), pk=pk)
-    carry_out, asks = operation.carry_out, verb not in ("test", "undo")
+    carry_out, asks = operation.carry_out, verb != "test"
     return carried_out(
         request,
         lambda form: sentence_of(verb, carry_out(row, form.user, form.reason)),

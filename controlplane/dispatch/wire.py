@@ -90,8 +90,6 @@ class QueuedGroup(PublishedRow):
     slack_s: float | None
     """Time until its last request's first token would be late; negative: it will be late."""
     pinned: bool
-    hold_s: float
-    """Remaining hold time."""
     risk: str
     """`late`, `risk` below 15 s of slack, or empty."""
 
@@ -150,8 +148,6 @@ class QueueChange:
     """Mean per request."""
     after_late_s: float | None = None
     took_ms: float | None = None
-    undo: int | None = None
-    """Group that an operator changed, while that can be undone."""
 
 
 GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS = (

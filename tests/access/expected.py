@@ -183,7 +183,6 @@ REST = {
     "change_policy": Reach(OPERATOR, {"model": "MODEL"}, {"strategy": "reactive", "mode": "off"} | REASON),
     "list_forecasts": Reach(VIEWER),
     "list_queues": Reach(VIEWER),
-    "get_queue_group": Reach(VIEWER, {"number": 7}),
     "act_on_queue_group": Reach(OPERATOR, {"number": 7, "action": "pin"}, REASON),
     "list_plans": Reach(VIEWER),
     "get_plan": Reach(VIEWER, {"plan_id": "PLAN"}),

@@ -126,7 +126,7 @@ class Live:
 
     def looks(self):
         """Do the check of the queues that runs once a second."""
-        self.dispatcher.reorder()
+        self.dispatcher.reordering.sweep()
 
     def change_s(self) -> float:
         """Return when the state of an instance changes next."""
@@ -280,7 +280,7 @@ class Live:
             if self.sweep_s < next_s:
                 self.now_s, self.sweep_s = self.sweep_s, NEVER
                 self.dispatcher.queue.keep_order()
-                self.dispatcher.sweep_queues()
+                self.dispatcher.sweeping.sweep()
                 self.give()
                 continue
             self.now_s = next_s

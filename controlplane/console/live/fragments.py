@@ -150,10 +150,7 @@ def _drawn_batches(state: LiveState, _: str) -> Any:
 
 
 def _drawn_queues(state: LiveState, region: str) -> Any:
-    groups = [
-        (row["number"], row["instance"], row["risk"], row["pinned"], row["hold_s"] > 0)
-        for row in state.of_region("groups", region)
-    ]
+    groups = [(row["number"], row["instance"], row["risk"], row["pinned"]) for row in state.of_region("groups", region)]
     lanes = [(row["instance"], row["order"], row["state"]) for row in state.of_region("lanes", region)]
     return groups, lanes, [round(row["at"]) for row in state.tables["reorders"][:1]]
 

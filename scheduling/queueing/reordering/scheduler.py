@@ -272,6 +272,17 @@ def reorder(
     return _by_programme(problem, answer, kappa_s) if by == PROGRAMME and is_small(problem) else answer
 
 
+def judged(problem: Problem, previous: Order, order: Order) -> Answer:
+    """Return *order*, which another process found, as an answer, with its worth and that of *previous*."""
+    problem = contiguous(problem)
+    search = _Search(problem, None, Budget(0.0, 0, time.perf_counter), 0)
+    before = evaluate(problem, search.finish(search.complete(previous)), search.kappa_s)
+    after = evaluate(problem, order, search.kappa_s)
+    lacking = shortage(problem) if before.objective > 0.0 else nothing_missing(problem)
+    changed = order.queues() != previous.queues()
+    return Answer(order, changed, before, after, 0, lacking, _reason(before, after, lacking))
+
+
 def is_small(problem: Problem) -> bool:
     """Whether the programme can be expected to solve *problem* within `programme.TIME_LIMIT_S`."""
     return 0 < problem.requests.size <= PROGRAMME_GROUPS and not np.any(problem.hold_s > 0.0)

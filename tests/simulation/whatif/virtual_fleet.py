@@ -163,7 +163,7 @@ class VirtualFleet:
     def reclaim(self, name: str) -> None:
         """Take the donated instance *name* back."""
         self._set(name, InstanceState.RECLAIMING)
-        self.dispatcher.reclaim(self._replica(name), late=False)
+        self.dispatcher.spot.reclaim(self._replica(name), late=False)
 
     def _replica(self, name: str) -> Replica:
         return next(one for one in self.topology.replicas.values() if one.name == name)

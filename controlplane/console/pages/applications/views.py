@@ -34,7 +34,6 @@ from controlplane.console.live.feed import feed
 from controlplane.console.pages.applications import timeline
 from controlplane.console.pages.applications.drawing import edges_of, layout
 from controlplane.console.pages.keys.examples import model_to_try
-from controlplane.dispatch.queues.commands import ask_of_run
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning.parts import PARTS, PolicyPart
 from controlplane.resources.applications import APPLICATIONS, RANGE, orders_of, visible_applications, visible_runs
@@ -275,18 +274,8 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "sentence": sentence,
         "standing": standing,
         "more_calls": max(0, row.calls - CALLS_SHOWN),
-        "price": _price(row)
-        if may(request, Role.OPERATOR) and (running or row.outcome == RunOutcome.STOPPED)
-        else None,
+        "may_act": running and may(request, Role.OPERATOR),
         "replays": ORDERS,
         "ordering": ORDERING,
     }
     return render(request, "console/applications/run.html", context)
-
-
-def _price(run: ApplicationRun) -> dict[str, Any]:
-    """Return what actions on *run* cost, or why that is not known."""
-    try:
-        return {"of": ask_of_run(run.application.tenant_id, run.application.name, run.run)}
-    except ActionError as refusal:
-        return {"unknown": str(refusal)}
