@@ -54,9 +54,10 @@ EVERYTHING_OF = {"stranger", "fleet_admin"}
 NOBODY = {"anonymous", "newcomer"}
 PEOPLE_ALONE = {"create_key", "change_key", "import_application_graph"}
 """Operations that take no key."""
+IN_THE_GATE = (pytest.mark.nightly, pytest.mark.gate)
 CHOICES = [
     pytest.param(("stranger", "fleet_admin"), False, id="all-and-least"),
-    pytest.param(("anonymous", "newcomer", "member", "viewer"), False, id="at-their-edge"),
+    pytest.param(("anonymous", "newcomer", "member", "viewer"), False, id="at-their-edge", marks=IN_THE_GATE),
     pytest.param(
         ("anonymous", "member", "stranger", "viewer", "fleet_admin"), True, id="most", marks=pytest.mark.nightly
     ),
@@ -342,7 +343,7 @@ def test_rights_in_the_admin(world, sign_in, rf):
     ("roles", "everything"),
     [
         pytest.param(("fleet_admin",), False, id="all"),
-        pytest.param(("anonymous", "member", "stranger", "viewer"), False, id="less"),
+        pytest.param(("anonymous", "member", "stranger", "viewer"), False, id="less", marks=IN_THE_GATE),
         *CHOICES[2:],
     ],
 )

@@ -1,8 +1,4 @@
-"""A server behind the gateway: what its queue is expected to take, and streams that are evicted from it.
-
-`pytest -m 'truth or nightly' -s tests/vllm/test_waiting.py` prints how well waits were estimated, of a real server on a
-quiet machine, and of an emulated one, whose pace is its own.
-"""
+"""Streams of a real server behind the gateway that are evicted: what they say, and what others gain."""
 
 import asyncio
 import json
@@ -19,15 +15,12 @@ from controlplane.fleet.models import Deployment
 from controlplane.tuning.services import change
 from tests.gateway.conftest import ServedGateway, until
 from tests.gateway.test_eviction import events_of, evict_when, request_of, shape, text_of
-from tests.vllm.conftest import MODEL, emulated, profile, slow_server
+from tests.vllm.conftest import MODEL, slow_server
 from tests.vllm.gateway import gateway_before
 
-SLOTS, GROUP_BATCHES = 16, 4
-GROUPS = 5
+SLOTS = 16
 BACKLOG, INTERACTIVE = 3 * SLOTS, 20
 SLOWED = ("--hidden-size", "512", "--layers", "6")
-STOPS = list(range(100, 150))  # of 1,024 tokens: a model with random weights meets one in about twenty
-UNKNOWN_LENGTH = {"min_tokens": 20, "max_tokens": 200, "stop_token_ids": STOPS, "temperature": 1.0, "top_p": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +29,6 @@ def server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("waiting")
     with slow_server(vllm_python, folder, *SLOWED, max_num_seqs=SLOTS, max_model_len=1024) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def emulated_server() -> Iterator[str]:
-    options = {"output_median_tokens": 40, "output_sigma": 0.45, "max_num_queued_reqs": None}
-    process, url = emulated(max_num_seqs=SLOTS, profile=profile(0.004, 0.001, 0.01, 1e-4), **options)
-    with process:
-        yield url
-        process.terminate()
 
 
 @pytest.fixture
@@ -61,50 +45,6 @@ async def ask(served: ServedGateway, path: str, **body: object) -> aiohttp.Clien
     )
     asked = {"model": MODEL, "stream": True, **prompt, **body}
     return await served.http.post(f"{served.url}/v1/{path}", json=asked, headers=served.headers)
-
-
-async def burst(served: ServedGateway, requests: int) -> None:
-    async def one() -> None:
-        async with await ask(served, "completions", **UNKNOWN_LENGTH) as response:
-            assert response.status == 200
-            await response.read()
-
-    await asyncio.gather(*(one() for _ in range(requests)))
-
-
-@pytest.mark.parametrize(
-    ("served", "least"),
-    [
-        pytest.param("emulated_server", 0.97, marks=pytest.mark.nightly),
-        pytest.param("server", 0.9, marks=pytest.mark.truth),
-    ],
-    indirect=["served"],
-)
-async def test_waits_are_estimated_as_they_come(served, least):
-    """Outputs of unknown length: two bursts to learn from, one of five groups to judge."""
-    burst_size = GROUPS * GROUP_BATCHES * SLOTS + SLOTS
-    await burst(served, burst_size)  # what is learned of waits holds for the mean length known then
-    await burst(served, burst_size)
-    before = len(await served.rows())
-    await burst(served, burst_size)
-    rows = [row for row in (await served.rows())[before:] if row.queue_position]
-    assert len(rows) >= burst_size - 2 * SLOTS
-    estimated = np.array([row.estimated_wait_s for row in rows])
-    p99 = np.array([row.estimated_wait_p99_s for row in rows])
-    actual = np.array([row.queue_ms / 1000 for row in rows])
-    r2 = 1 - ((actual - estimated) ** 2).sum() / ((actual - actual.mean()) ** 2).sum()
-    result = {
-        "groups": GROUPS,
-        "requests": len(rows),
-        "r2": round(float(r2), 4),
-        "below_p99": round(float((actual <= p99).mean()), 4),
-        "mean_excess": round(float(estimated.mean() / actual.mean() - 1), 4),
-        "longest_wait_s": round(float(actual.max()), 2),
-        "output_tokens": [round(float(f([row.output_tokens for row in rows])), 1) for f in (np.mean, np.std)],
-    }
-    print(json.dumps(result))
-    assert r2 > least
-    assert result["below_p99"] > 0.9
 
 
 @pytest.mark.vllm
@@ -137,12 +77,6 @@ async def test_an_evicted_answer_is_the_one_that_was_not_evicted(served, path):
 @pytest.mark.vllm
 @pytest.mark.parametrize("served", ["server"], indirect=True)
 async def test_interactive_requests_behind_a_backlog_are_evicted_for(served):
-    await first_tokens_behind_a_backlog(served)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("served", ["emulated_server"], indirect=True)
-async def test_the_same_on_an_emulated_server(served):
     await first_tokens_behind_a_backlog(served)
 
 

@@ -95,17 +95,6 @@ def test_all_is_taken_back_by_an_end_whenever_it_comes(prompt, predicted, produc
     assert ahead.base_sum[0] == ahead.active[0] == 0
 
 
-def test_an_overrun_is_extended_by_a_fifth_of_what_was_produced():
-    ahead = allocate(1, 1, 64)
-    add(ahead, 0, 100, 10, 0)
-    advance(ahead, 0, 9)
-    assert projected_tokens(ahead, 0, 30)[:3].tolist() == [109, 0, 0]
-    advance(ahead, 0, 1)  # the eleventh token: two more are expected
-    assert projected_tokens(ahead, 0, 30)[:4].tolist() == [110, 111, 0, 0]
-    advance(ahead, 0, 2)  # and again, a fifth of 12 rounded up
-    assert projected_tokens(ahead, 0, 30)[:5].tolist() == [112, 113, 114, 0, 0]
-
-
 def test_live_the_clock_follows_the_request_that_is_furthest_ahead():
     ahead = allocate(1, 2, 64)
     first = add(ahead, 0, 10, 50, 0)
