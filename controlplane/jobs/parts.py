@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from controlplane.supervisor.guard import MARK
+from controlplane.supervisor.child import MARK
 from controlplane.supervisor.state import read_parts
 
 
@@ -43,7 +43,7 @@ def supervised(folder: Path) -> dict[str, Part]:
     """Return the parts that `manage.py up` supervises, if this process is one of them."""
     return {
         row["name"]: Part(**row | {"state": STATES.get(row["state"], PartState.DOWN)})
-        for row in read_parts(folder, os.environ.get(MARK, ""))
+        for row in (read_parts(folder) if os.environ.get(MARK) == str(folder) else [])
     }
 
 
