@@ -18,7 +18,7 @@ from controlplane.events.services import record
 from controlplane.jobs import selectors
 from controlplane.jobs.models import JobRow
 from controlplane.jobs.parts import Part, PartState, Since
-from controlplane.jobs.record import Job, Jobs, JobState, Record
+from controlplane.jobs.record import Job, Jobs, JobState, Record, trouble_of
 
 ACTOR = "monitor"
 LOOK_S = 2.0
@@ -96,7 +96,7 @@ class Monitor:
             if state == JobState.OK:
                 self._change(job.name, "", "")
             elif state.bad and not down.intersection(job.needs):
-                self._change(job.name, state.value, why(job, now))
+                self._change(job.name, state.value, trouble_of(job.as_dict(now, self.started_at)))
 
     def _down(self, parts: list[Part], now: float) -> set[str]:
         """Names of the parts that are down, or came back so lately that what needs them may not have run yet."""
@@ -114,16 +114,6 @@ class Monitor:
             self._noticed[what] = trouble
         else:
             self._noticed.pop(what, None)
-
-
-def why(job: Record, now: float) -> str:
-    """In one sentence what is wrong with *job*."""
-    times = f"{job.failures_in_a_row} times in a row" if job.failures_in_a_row > 1 else "once"
-    if job.failures_in_a_row:
-        return f"It failed {times}: {job.last_error}"
-    if job.last_success_at is None:
-        return f"It has not run yet; it is due every {job.period_s:g} s."
-    return f"It was last done {now - job.last_success_at:.0f} s ago; it is due every {job.period_s:g} s."
 
 
 @transaction.atomic

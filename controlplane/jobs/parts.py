@@ -36,7 +36,23 @@ class Part:
         return asdict(self) | {"state": self.state.value}
 
 
+PART_TITLES = {
+    "web": "Gateway and web",
+    "redis": "Redis",
+    "database": "Database",
+    "celery": "Celery workers",
+    "beat": "Celery beat",
+    "instances": "Instances",
+    "lengths": "Length service",
+    "kernels": "Compiled kernels",
+    "emulator": "Emulated fleet",
+    "traffic": "Demo traffic",
+}
 STATES = {"running": PartState.OK, "starting": PartState.STARTING, "restarting": PartState.DOWN}
+
+
+def part_title(name: str) -> str:
+    return PART_TITLES.get(name, name.capitalize())
 
 
 def supervised(folder: Path) -> dict[str, Part]:
