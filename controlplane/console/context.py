@@ -47,7 +47,7 @@ PLAN = (
 )
 TENANTS = (
     Entry("usage", "Usage", "usage", "u"),
-    Entry("keys", "API keys", "keys", "k", ("key-created",)),
+    Entry("keys", "API keys", "keys", "k"),
 )
 API = Entry("api-docs", "API", "api", "c")
 SYSTEM = (

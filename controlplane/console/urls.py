@@ -101,7 +101,6 @@ urlpatterns = [
     path("usage/prices/", usage.prices, name="prices"),
     path("console/api/usage-charts", usage.charts, name="usage-charts"),
     path("keys/", keys.keys, name="keys"),
-    path("keys/<int:pk>/created/", keys.created, name="key-created"),
     path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
     path("keys/<int:pk>/models/", keys.models, name="key-models"),
     path("system/", system.system, name="system"),

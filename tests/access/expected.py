@@ -97,7 +97,6 @@ CONSOLE = {
     "usage-charts": Reach(TENANT),
     "budgets": Reach(TENANT),
     "keys": Reach(TENANT),
-    "key-created": Reach(MANAGER, {"pk": "KEY"}, owned=True),
     "revoke-key": Reach(MANAGER, {"pk": "KEY"}, REASON, owned=True),
     "targets": Reach(VIEWER),
     "share": Reach(ADMIN, {}, {"name": "chat", "targets": "llama-3.1-8b 1"} | REASON),
@@ -274,8 +273,6 @@ ADMIN_PAGES = {
     "jsi18n": VIEWER,
     "view_on_site": VIEWER,
     "app_list": VIEWER,
-    "accounts_user_link": ADMIN,
-    "accounts_apikey_created": ADMIN,
     "auth_user_password_change": ADMIN,
 }
 
