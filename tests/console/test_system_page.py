@@ -11,8 +11,6 @@ from django.utils import timezone
 from controlplane.alerts.problems import Problem, find, read_known
 from controlplane.console.live.state import Source, tables_of
 from controlplane.jobs import monitor
-from controlplane.jobs.models import JobRow
-from controlplane.jobs.monitor import write_notice
 from controlplane.planning.models import PlanStatus, ScalingPlan
 from tests.console.feed import Feed
 
@@ -70,13 +68,6 @@ class TestPage:
         assert "ConnectionError: refused" in html
         assert live.feed.latest().problems.found[0].title == "Redis: down"
         assert "Redis: down" in html_of(acting, "overview")
-
-    def test_an_event_about_a_job_leads_here(self, acting, live):
-        write_notice(("forecasts", "failing", "It failed once: IndexError"))
-        write_notice(("forecasts", "failing", "It failed twice: IndexError"))  # another process came second
-        html = html_of(acting, "events")
-        assert html.count("forecasts: failing") == 1
-        assert JobRow.objects.get(pk="forecasts").noticed == "failing"
 
 
 class TestAttention:
