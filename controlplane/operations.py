@@ -163,7 +163,7 @@ class GatewayCollector:
         yield counter("unreachable", about, (*SERIES, "decision"), counted(records.at_door))
         about = "Requests that another model served than they asked for: weighted targets and fallbacks, by rule."
         yield counter("other_model_requests", about, ("asked", "model", "rule"), counted(records.other_models))
-        adapters = [((was,), dispatcher.placement.adapters[was]) for was in TIERS]
+        adapters = [((was,), dispatcher.adapters.tiers[was]) for was in TIERS]
         yield counter("adapter_requests", "Requests with a LoRA adapter, by where it was.", ("was",), adapters)
         warmed = [((kind,), counts) for kind, counts in dispatcher.prewarming.counts.items()]
         about = "Backends warmed early, by kind."
@@ -192,7 +192,7 @@ class GatewayCollector:
         endpoints = {(endpoint.model, endpoint.region): endpoint for endpoint in topology.own_endpoints}
         running = [(key, int(topology.fleet.running[its].sum())) for key, its in slots.items()]
         ready = [(key, int(topology.fleet.accepting[its].sum())) for key, its in slots.items()]
-        waiting = [(key, dispatcher.waiting(endpoint)) for key, endpoint in endpoints.items()]
+        waiting = [(key, dispatcher.queue.count(endpoint)) for key, endpoint in endpoints.items()]
         oldest = [(key, dispatcher.oldest_wait_s(endpoint)) for key, endpoint in endpoints.items()]
         held = Counter(dict.fromkeys(topology.models, 0))
         for (_, model), count in dispatcher.holding.by_tenant.items():

@@ -33,9 +33,9 @@ from scheduling.queueing.waiting_set import (
     remove,
 )
 from scheduling.routing import adapters, predictive, requests_ahead
-from scheduling.routing.adapters import pass_over, pass_over_none
+from scheduling.routing.adapters import allow_all, exclude_without_adapter
 from scheduling.routing.candidates import COLUMNS, write_loads
-from scheduling.routing.regions import ask, better_home, choose_region, pressure
+from scheduling.routing.regions import add_prefill, better_home, choose_region, pressure
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import (
     POLICIES,
@@ -56,17 +56,18 @@ def dispatch(
     waiting: WaitingArrays,
     endpoint: int,
     policy: int,
-    rows: NDArray[np.float64] | None = None,
+    rows: NDArray[np.float64],
 ) -> tuple[int, int]:
     """Dispatch the first request in the queue of *endpoint*, if an instance has room for it.
 
     - Consider only the head of the heap: a request that needs more room than there is blocks those behind it; otherwise
       it could wait forever behind small ones.
     - Route it by the policy with code *policy* (`routing.POLICY_CODES`): to an instance with room, or, if there is
-      none, to one that may hold it ahead (`allowance`). A LoRA adapter that it uses rules some out (`adapters.pass_over`).
+      none, to one that may hold it ahead (`allowance`). A LoRA adapter that it uses rules some out
+      (`adapters.exclude_without_adapter`).
     - Remove it from the heap, write its instance, and place its load.
 
-    Writes the inputs of the decision into *rows* (`routing.candidates`), if given. Return (slot, instance), or (-1,
+    Writes the inputs of the decision into *rows* (`routing.candidates`), if there are any. Return (slot, instance), or (-1,
     -1) if no request waits or the head has no room. The slot stays taken: free it once nothing more is read from
     it. Call repeatedly until (-1, -1).
     """
@@ -76,19 +77,19 @@ def dispatch(
     prompt_tokens, output_tokens = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
     adapter = int(waiting.adapter[slot])
     if adapter >= 0:
-        pass_over(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
+        exclude_without_adapter(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
     instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
     opened = instance < 0 and open_ahead(fleet, endpoints, endpoint)
     if opened:
         if adapter >= 0:
-            pass_over(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
+            exclude_without_adapter(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
         instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
-    if rows is not None and instance >= 0:
+    if rows.shape[0] > 0 and instance >= 0:
         write_loads(fleet, endpoints, endpoint, int(prompt_tokens), int(output_tokens), instance, rows)
     if opened:
         close_ahead(fleet, endpoints, endpoint)
     if adapter >= 0:
-        pass_over_none(fleet, endpoints, endpoint)
+        allow_all(fleet, endpoints, endpoint)
     if instance < 0:
         return -1, -1
     send(fleet, endpoints, waiting, slot, instance)
@@ -145,7 +146,7 @@ def warm_up() -> None:
     choose_region(fleet, endpoints, np.zeros(1, np.int32), waiting.size, 0.7, 0.0)
     better_home(fleet, endpoints, np.zeros(1, np.int32), waiting.size, 0, 0.7, 0.0)
     pressure(fleet, endpoints, 0, 0, 0.0)
-    ask(fleet, endpoints, 0, 1, 1, 0.0)
+    add_prefill(fleet, endpoints, 0, 1, 1, 0.0)
     index_members(fleet, endpoints)
     place(fleet, endpoints, 0, 1, 1)
     advance_many(fleet, *(np.zeros(0, np.int64) for _ in range(4)))

@@ -8,8 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply")
 COMPUTING = (
-    "simulation.simulate", "experiments.reproduce", "simulation.fit_profiles", "simulation.export_ledger",
-    "planning.backtest", "planning.export_scenario", "simulation.replay", "gateway.up",
+    "simulation.whatif.simulate", "experiments.reproduce", "planning.backtest", "simulation.replay", "gateway.up",
 )  # fmt: skip
 HEAVY = {"numba", "torch", "plotly", "pandas", "ninja", "sklearn", "statsmodels", "highspy"}
 
@@ -20,7 +19,7 @@ import django
 django.setup()
 from django.core.management import CommandParser
 for name in sys.argv[1:]:
-    app, command = name.split(".")
+    app, _, command = name.rpartition(".")
     made = import_module(f"controlplane.{app}.management.commands.{command}").Command()
     assert made.requires_system_checks == [], f"{name} checks all URLs first, which reads everything"
     made.create_parser("manage.py", command)

@@ -15,7 +15,7 @@ from controlplane.accounts.models import Tenant, User
 from controlplane.applications.models import ApplicationRun, RunOutcome, UnitReport
 from controlplane.applications.services import IDLE, MAX_APPLICATIONS, application_of
 from controlplane.dispatch.queues.commands import ask_of_run
-from controlplane.dispatch.queues.runs import RunAction, RunPrice
+from controlplane.dispatch.queues.operations import RunAction
 from controlplane.dispatch.runs import ApplicationRuns, RunReport
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
@@ -88,32 +88,27 @@ def close_run(run: ApplicationRun, outcome: RunOutcome, now: datetime) -> Applic
     return row
 
 
-def act_on_run(run: ApplicationRun, action: RunAction, actor: User, reason: str, now: datetime) -> RunPrice:
-    """Move a run first, stop it, or undo that; return the price as before it.
+def act_on_run(run: ApplicationRun, action: RunAction, actor: User, reason: str, now: datetime) -> int:
+    """Move a run first, or stop it; return how many open calls it had.
 
     Raises ActionError for a run that has ended and when the gateway objects, GatewaySilent (an ActionError) when none
     answers; then nothing is recorded.
     """
-    if action != RunAction.UNDO and run.state != "running":
+    if run.state != "running":
         raise ActionError(f"Run {run.run} has ended")
-    stopped = run.outcome == RunOutcome.STOPPED
-    price = ask_of_run(run.application.tenant_id, run.application.name, run.run, action)
-    rows = ApplicationRun.objects.filter(pk=run.pk)
+    calls = ask_of_run(run.application.tenant_id, run.application.name, run.run, action)
     if action == RunAction.STOP:
-        rows.update(closed_at=now, outcome=RunOutcome.STOPPED)
-    elif action == RunAction.UNDO and stopped:
-        rows.update(closed_at=None, ended_at=None, outcome="", steps=[])
-    kind = {RunAction.FIRST: "run.moved_first", RunAction.STOP: "run.stopped", RunAction.UNDO: "run.restored"}[action]
-    record(
-        kind,
-        run.application,
-        actor=actor,
-        reason=reason,
-        before={"first": price.first, "stopped": stopped},
-        after={"first": action == RunAction.FIRST, "stopped": action == RunAction.STOP},
-        inputs={"run": run.run, "waiting": price.waiting, "running": price.running, "overtaken": price.overtaken},
-    )
-    return price
+        ApplicationRun.objects.filter(pk=run.pk).update(closed_at=now, outcome=RunOutcome.STOPPED)
+    kind = {RunAction.FIRST: "run.moved_first", RunAction.STOP: "run.stopped"}[action]
+    record(kind, run.application, actor=actor, reason=reason, inputs={"run": run.run, "open_calls": calls})
+    return calls
+
+
+def acted_on_run(run: str, action: RunAction, calls: int) -> str:
+    """Return what was done as a sentence."""
+    if action == RunAction.FIRST:
+        return f"Run {run} goes first: its calls overtake waiting requests of others."
+    return f"Run {run} is stopped: {calls:,} open call{'s' * (calls != 1)} ended, and later ones are refused."
 
 
 @dataclass(frozen=True)

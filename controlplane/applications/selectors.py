@@ -22,7 +22,6 @@ from scheduling.applications.demand_graph import (
 from scheduling.applications.gittins import buckets, gittins_ranks
 from scheduling.applications.recording import record_of
 from scheduling.applications.remaining import (
-    DEMAND_BUCKETS,
     Position,
     build,
     rate_rows,
@@ -139,59 +138,6 @@ def _after(graph: DemandGraph, step: Step, visits: np.ndarray) -> Position:
         known=np.array([demand(step, graph.units[step.unit])]),
         known_before=np.zeros((1, 3)),
         visits=visits,
-    )
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """How often a demand of a unit fell into each of ten equal buckets."""
-
-    title: str
-    counts: list[int]
-    low: float
-    high: float
-    mean: float
-
-    @property
-    def bars(self) -> list[tuple[float, float, float]]:
-        """Return (x, y, height) of each bar on an axis of 100 by 40."""
-        top = max(self.counts)
-        width = 100 / len(self.counts)
-        return [(width * at, 40 - 38 * count / top, 38 * count / top) for at, count in enumerate(self.counts)]
-
-    @property
-    def bar_width(self) -> float:
-        return 100 / len(self.counts) - 0.6
-
-
-def histograms(graph: DemandGraph, unit: str) -> list[Histogram]:
-    """Return the distributions of the demands of *unit*; none without an execution of it."""
-    backend = graph.units[unit]
-    drawn = [demand(step, backend) for record in graph.records for step in record.steps if step.unit == unit]
-    titles = ("Input tokens", "Output tokens", "Parallel requests")
-    if backend.kind != "llm":
-        titles = ("", "Duration (s)", "Parallel executions")
-    return (
-        [
-            Histogram(title, counts.tolist(), float(edges[0]), float(edges[-1]), float(np.mean(values)))
-            for title, values in zip(titles, zip(*drawn, strict=True), strict=True)
-            if title
-            for counts, edges in [np.histogram(values, DEMAND_BUCKETS)]
-        ]
-        if drawn
-        else []
-    )
-
-
-def service_histogram(graph: DemandGraph) -> Histogram | None:
-    """Return the distribution of the service of whole runs; None without a record."""
-    if not graph.records:
-        return None
-    rates = rates_of(graph.units)
-    values = [graph.service_s(record, rates) for record in graph.records]
-    counts, edges = np.histogram(values, 2 * DEMAND_BUCKETS)
-    return Histogram(
-        "Service of a whole run (s)", counts.tolist(), float(edges[0]), float(edges[-1]), float(np.mean(values))
     )
 
 

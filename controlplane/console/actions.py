@@ -65,21 +65,36 @@ def action(
             known: Any = rows(request) if callable(rows) and not isinstance(rows, type) else rows
             row = None if known is None else get_object_or_404(known, **{key: address.pop(key)})
             subject = () if row is None else (row,)
-            form = ActionForm(user_of(request), " ".join(request.POST.get("reason", "").split())[:255], request.POST)
-            try:
-                if needs_reason and not form.reason:
-                    text = unchanged.format(row=row, **address)
-                    raise ActionError(f"{text}: give a reason, which is kept with the event")
-                messages.success(request, carry_out(form, *subject, **address))
-            except ValidationError as refusal:
-                messages.error(request, f"{' '.join(refusal.messages).rstrip('.')}.")
-            except ActionError as refusal:
-                messages.error(request, f"{str(refusal).rstrip('.')}.")
-            return back(request, page if isinstance(page, str) else page(row))
+            return carried_out(
+                request,
+                lambda form: carry_out(form, *subject, **address),
+                lambda: page if isinstance(page, str) else page(row),
+                unchanged.format(row=row, **address) if needs_reason else "",
+            )
 
         return view
 
     return decorate
+
+
+def carried_out(
+    request: HttpRequest, carry_out: Callable[[ActionForm], str], page: Callable[[], str], unchanged: str
+) -> HttpResponse:
+    """Carry out what the form posts and redirect to its page with a message: the result, or why it was refused.
+
+    *page* names the page after it, as it is then. *unchanged* begins the message if the reason is missing; if it is empty,
+    no reason is needed.
+    """
+    form = ActionForm(user_of(request), " ".join(request.POST.get("reason", "").split())[:255], request.POST)
+    try:
+        if unchanged and not form.reason:
+            raise ActionError(f"{unchanged}: give a reason, which is kept with the event")
+        messages.success(request, carry_out(form))
+    except ValidationError as refusal:
+        messages.error(request, f"{' '.join(refusal.messages).rstrip('.')}.")
+    except ActionError as refusal:
+        messages.error(request, f"{str(refusal).rstrip('.')}.")
+    return back(request, page())
 
 
 def back(request: HttpRequest, page: str) -> HttpResponse:

@@ -36,8 +36,8 @@ FLEET = (
 SERVE = (
     Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("queues", "Queues", "queues", "q"),
-    Entry("batches", "Batches", "batches", "b", ("batch", "batch-list", "held-work", "spot", "donations", "weights")),
-    Entry("applications", "Applications", "applications", "a", ("application", "run", "compare-graphs")),
+    Entry("batches", "Batches", "batches", "b", ("batch", "spot")),
+    Entry("applications", "Applications", "applications", "a", ("application", "run")),
 )
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),
@@ -56,7 +56,6 @@ SYSTEM = (
     Entry("settings", "Settings", "settings", "t"),
     Entry("events", "Events", "events", "e", ("event",)),
     API,
-    Entry("about", "About", "about", "v"),
 )
 
 

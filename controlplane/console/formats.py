@@ -254,12 +254,13 @@ def _of_class(text: str, row: "Row") -> str:
 
 
 Row = Mapping[str, Any]
+PLAIN: tuple[Callable[[Any], str], ...] = (
+    *(count, quantity, milliseconds, percent, percent_fine, duration, period, seconds_fine, correlation, usd, usd_fine),
+    *(signed, share, clock, bar),
+)
+"""Formats of a value alone, by their names."""
 FORMATS: dict[str, Callable[[Any, Row], str]] = {
-    "count": lambda value, row: count(value),
-    "quantity": lambda value, row: quantity(value),
-    "milliseconds": lambda value, row: milliseconds(value),
-    "percent": lambda value, row: percent(value),
-    "percent_fine": lambda value, row: percent_fine(value),
+    **{plain.__name__: lambda value, row, plain=plain: plain(value) for plain in PLAIN},
     "waiting_and_held": lambda value, row: _unit(
         count(value), f"req, {count(row['held'])} held" if row.get("held") else "req"
     ),
@@ -267,15 +268,6 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
         f"{count(value)} + {count(row['held'])} held" if row.get("held") else count(value)
     ),
     "requests": lambda value, row: _unit(count(value), "req"),
-    "duration": lambda value, row: duration(value),
-    "period": lambda value, row: period(value),
-    "seconds_fine": lambda value, row: seconds_fine(value),
-    "correlation": lambda value, row: correlation(value),
-    "usd": lambda value, row: usd(value),
-    "usd_fine": lambda value, row: usd_fine(value),
-    "signed": lambda value, row: signed(value),
-    "share": lambda value, row: share(value),
-    "clock": lambda value, row: clock(value),
     "per_second": lambda value, row: _unit(quantity(value), "/s"),
     "tokens_per_second": lambda value, row: _unit(quantity(value), "tok/s"),
     "running_of": lambda value, row: NONE if value is None else f"{count(value)} / {count(row.get('max_num_seqs'))}",
@@ -290,6 +282,5 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "of_cost": lambda value, row: NONE if value is None else _unit(usd(value), f"of {usd(row['cost_usd'])} today"),
     "of_lines_left": lambda value, row: _unit(quantity(value), f"{count(row['lines_left'])} lines left"),
     "mark": lambda value, row: mark(value or ""),
-    "bar": lambda value, row: bar(value),
     "age": lambda value, row: ticking("age", value),
 }

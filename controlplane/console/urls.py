@@ -6,9 +6,8 @@ from django.contrib.auth.decorators import login_required
 from django.urls import path, re_path
 from django.views.generic import TemplateView
 
-from controlplane.console.lists import list_view
 from controlplane.console.live.consumers import LiveConsumer
-from controlplane.console.pages.about import views as about
+from controlplane.console.operations import operate
 from controlplane.console.pages.alerts import views as alerts
 from controlplane.console.pages.applications import views as applications
 from controlplane.console.pages.batches import views as batches
@@ -20,6 +19,7 @@ from controlplane.console.pages.instances import views as instances
 from controlplane.console.pages.keys import views as keys
 from controlplane.console.pages.lengths import views as lengths
 from controlplane.console.pages.models import views as models
+from controlplane.console.pages.models.forms import change
 from controlplane.console.pages.overview import views as overview
 from controlplane.console.pages.plans import views as plans
 from controlplane.console.pages.queues import views as queues
@@ -32,35 +32,24 @@ from controlplane.console.pages.system import views as system
 from controlplane.console.pages.usage import views as usage
 from controlplane.console.pages.what_if import building
 from controlplane.console.pages.what_if import views as what_if
-from controlplane.resources.spot import DONATIONS
 
 app_name = "console"
 urlpatterns = [
+    path("operations/<slug:name>/<int:pk>/<slug:verb>/", operate, name="operate"),
     path("", overview.overview, name="overview"),
-    path("console/api/charts", overview.charts, name="charts"),
     path("instances/", instances.instances, name="instances"),
     path("instances/<slug:name>/", instances.instance, name="instance"),
-    path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
-    path("swaps/<slug:name>/", actions.swap, name="swap"),
     path("places/", actions.places, name="places"),
-    path("places/<slug:kind>/<int:pk>/<slug:action>/", actions.act_on_place, name="place"),
-    path("rollouts/<int:pk>/<slug:action>/", actions.act_on_rollout, name="rollout"),
+    path("rollouts/<int:pk>/", actions.roll_out, name="rollout"),
     path("models/", models.models, name="models"),
     path("models/deploy/", deploy.deploy, name="deploy"),
     path("models/deployed/<int:pk>/", deploy.deployed, name="deployed"),
+    path("models/<int:pk>/<slug:form>/", change, name="change-model"),
     path("models/targets/", models.targets, name="targets"),
     path("models/targets/share/", models.share, name="share"),
-    path("models/<int:pk>/parts/", models.parts, name="parts"),
-    path("models/<int:pk>/fallback/", models.fallback, name="fallback"),
-    path("models/<int:pk>/bounds/", models.bounds, name="bounds"),
-    path("console/api/model-charts", models.charts, name="model-charts"),
     path("queues/", queues.queues, name="queues"),
     path("queues/groups/<int:number>/<slug:action>/", queues.act, name="queue-act"),
-    path("console/api/queue-charts", queues.charts, name="queue-charts"),
     path("batches/", batches.batches, name="batches"),
-    path("batches/held/", batches.held, name="held-work"),
-    path("batches/list/", batches.batch_list, name="batch-list"),
-    path("batches/<int:pk>/cancel/", batches.cancel, name="cancel-batch"),
     path("batches/<str:public_id>/", batches.batch, name="batch"),
     path("batches/<str:public_id>/<slug:kind>.jsonl", batches.file, name="batch-file"),
     path("applications/", applications.applications, name="applications"),
@@ -69,22 +58,15 @@ urlpatterns = [
     path("applications/<int:pk>/replay/", applications.replay, name="replay-application"),
     path("applications/import/", applications.import_graph, name="import-graph"),
     path("applications/runs/<int:pk>/", applications.run, name="run"),
-    path("applications/runs/<int:pk>/<str:action>/", applications.act_on_run, name="run-act"),
     path("spot/", spot.spot, name="spot"),
-    path("spot/donations/", list_view(DONATIONS), name="donations"),
     path("spot/stop/", spot.stop, name="spot-stop"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("forecast/", forecast.forecast, name="forecast"),
-    path("console/api/forecast-charts", forecast.charts, name="forecast-charts"),
     path("scaling/", scaling.scaling, name="scaling"),
     path("scaling/plans/", plans.plans, name="plans"),
     path("scaling/plans/<int:pk>/", plans.plan, name="plan"),
-    path("scaling/plans/<int:pk>/<slug:decision>/", scaling.decide, name="decide"),
     path("scaling/moves/", plans.moves, name="moves"),
-    path("scaling/policies/<int:pk>/", scaling.policy, name="policy"),
-    path("scaling/bundles/<int:pk>/", scaling.bundle, name="bundle"),
-    path("console/api/scaling-charts", scaling.charts, name="scaling-charts"),
     path("what-if/", what_if.what_ifs, name="what-ifs"),
     path("what-if/new", building.build, name="new-what-if"),
     path("what-if/traces/", building.upload, name="upload-trace"),
@@ -92,27 +74,20 @@ urlpatterns = [
     path("what-if/<int:pk>/<slug:action>/", what_if.act, name="what-if-act"),
     path("console/api/what-if-charts/<int:pk>", what_if.charts, name="what-if-charts"),
     path("lengths/", lengths.lengths, name="lengths"),
-    path("lengths/roll-back/", lengths.roll_back, name="roll-back-lengths"),
     path("lengths/train/", lengths.train, name="train-lengths"),
-    path("lengths/versions/<int:number>/<slug:decision>/", lengths.decide, name="decide-length-version"),
-    path("console/api/length-charts", lengths.charts, name="length-charts"),
     path("usage/", usage.usage_page, name="usage"),
     path("usage/budgets/", usage.budgets, name="budgets"),
     path("usage/prices/", usage.prices, name="prices"),
-    path("console/api/usage-charts", usage.charts, name="usage-charts"),
     path("keys/", keys.keys, name="keys"),
-    path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
     path("keys/<int:pk>/models/", keys.models, name="key-models"),
     path("system/", system.system, name="system"),
     path("alerts/", alerts.alerts, name="alerts"),
-    path("alerts/<int:pk>/<slug:action>/", alerts.act, name="alert-act"),
-    path("alerts/rules/<int:pk>/test/", alerts.test_webhook, name="test-webhook"),
+    path("alerts/<int:pk>/silence/", alerts.silence, name="silence"),
     path("settings/", settings.settings, name="settings"),
     path("settings/<str:name>/", settings.change, name="setting"),
     path("events/", events.events, name="events"),
     path("events/<int:pk>/", events.event, name="event"),
     path("api/docs", login_required(TemplateView.as_view(template_name="console/api_docs.html")), name="api-docs"),
-    path("about/", about.about, name="about"),
     path("sign-in/", sign_in.sign_in, name="sign-in"),
     path("sign-in/<str:token>/", sign_in.sign_in_by_link, name="sign-in-link"),
     path("sign-out/", sign_in.sign_out, name="sign-out"),

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from controlplane.dispatch import port
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
+from controlplane.dispatch.stages import Arrival, Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.fleet.carried import mean_given
 from scheduling.fleet.profile import USUAL
@@ -37,7 +38,7 @@ class HeldEstimate(NamedTuple):
     reason: str
 
 
-class Holding:
+class Holding(Stage):
     """*spot_with_room*: donated instances a request may go to; *enqueue* queues a released one, *expire* ends one
     whose hold is over, or holds it again."""
 
@@ -120,9 +121,14 @@ class Holding:
         self._requests[asked.number] = request
         self.by_tenant[asked.tenant_id, asked.model] += 1
 
-    def drop(self, number: int) -> bool:
-        """Forget a request that left; False if it is not held."""
-        return self.work.drop(number) and self._forget(number) is not None
+    def admit(self, arrival: Arrival) -> None:
+        if not arrival.on_spot and arrival.own is not None and self.holds(arrival.asked):
+            arrival.endpoint, arrival.held = arrival.own, True
+
+    def withdrawn(self, request: Request) -> None:
+        """Forget a request that is held."""
+        if self._requests and self.work.drop(request.asked.number):
+            self._forget(request.asked.number)
 
     def _forget(self, number: int) -> Request:
         request = self._requests.pop(number)

@@ -18,7 +18,7 @@ from scheduling.routing import (
 
 choose_region = direct(regions.choose_region)
 first_with_room = direct(regions.first_with_room)
-ask = direct(regions.ask)
+add_prefill = direct(regions.add_prefill)
 enqueue = direct(waiting_set.enqueue)
 dispatch = direct(decisions.dispatch)
 dispatch_ahead = direct(predictive.dispatch_ahead)

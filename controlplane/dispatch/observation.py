@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from controlplane.dispatch import stages
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.token_accounts import Outlook
 from controlplane.fleet.lifecycle.stages import stage_of
@@ -19,6 +20,17 @@ from scheduling.scaling.view import (
     endpoint_view,
     use_now,
 )
+
+
+class Demand(stages.Stage):
+    """Counts what is asked of endpoints, served or not: scaling follows it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+
+    def admit(self, arrival: stages.Arrival) -> None:
+        if arrival.own is not None:
+            arrival.own.count_demand(arrival.asked, self.clock())
 
 
 @dataclass(slots=True)

@@ -1,7 +1,6 @@
 """The endpoint of a request, and its instance: each decision is one compiled call. Also the trace that explains it."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,23 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.dispatch import kernels
-from controlplane.dispatch.live_fleet.health import Breaker
+from controlplane.dispatch.adapters import trace_of_adapter
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Deliver, Placed, Submit
-from controlplane.dispatch.prewarming import Prewarming
+from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Deliver, Placed, Refused, Submit
+from controlplane.dispatch.prompt_blocks import PromptBlocks
 from controlplane.dispatch.runs import trace_of
 from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
-from controlplane.dispatch.waits import Waits
 from scheduling.compiled import uncompiled
 from scheduling.queueing.running import prefill_s
 from scheduling.routing import candidates as columns
 from scheduling.routing import routers
-from scheduling.routing.adapters import TIERS
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, POLICY_CODES
-
-NONE_LENT = np.zeros(0, np.int32)
-NO_BLOCKS = np.zeros(0, np.int64)
 
 
 @dataclass(eq=False)
@@ -33,17 +27,16 @@ class Placement:
     topology: Topology
     queue: WaitingQueue
     accounts: TokenAccounts
-    waits: Waits
+    blocks: PromptBlocks
     clock: Callable[[], float]
     deliver: Deliver
-    prewarming: Prewarming
+    placed: Sequence[Callable[[Request, Replica], None]] = ()
+    """Stages that act when an instance gets a request."""
 
     owns: Callable[[], bool] = lambda: True  # whether this process may place
 
     def __post_init__(self) -> None:
         self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
-        self.adapters: Counter[str] = Counter()
-        """Requests with an adapter, by where it was: a name of `routing.adapters.TIERS`."""
 
     def serving(self, candidates: NDArray[np.int32]) -> Endpoint | None:
         """Return the endpoint of *candidates* for a new request, one that serves now; None without."""
@@ -65,19 +58,6 @@ class Placement:
         startable = (endpoint for endpoint in endpoints if endpoint.can_start)
         return next(filter(topology.coming, endpoints), None) or next(startable, None)
 
-    def spot_with_room(self, asked: Submit) -> Endpoint | None:
-        """Return the nearest donated instances with room for *asked*; None for none.
-
-        What is not opportunistic has to be evictable: it was promised an answer.
-        """
-        may_go = asked.opportunistic or asked.evictable
-        lent = self.topology.lent(asked.model, asked.region) if may_go else NONE_LENT
-        if not lent.size:
-            return None
-        topology = self.topology
-        index = kernels.first_with_room(topology.fleet, topology.arrays, lent, self.queue.arrays.size)
-        return topology.endpoints[int(index)] if index >= 0 else None
-
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
         if not self.owns():
@@ -97,17 +77,12 @@ class Placement:
             prompt, output = int(queue.arrays.prompt_tokens[slot]), int(queue.arrays.output_tokens[slot])
             request, replica = queue.take_out(slot), topology.by_slot[instance]
             request.placed_s = self.clock()
-            kernels.ask(topology.fleet, topology.arrays, instance, prompt, output, request.placed_s)
+            kernels.add_prefill(topology.fleet, topology.arrays, instance, prompt, output, request.placed_s)
             request.attempts += 1
-            self.waits.placed(request, replica)
-            unload = self._use_adapter(request, instance)
+            for placed in self.placed:
+                placed(request, replica)
             why = self._explain(request, endpoint, replica, pulled)
             request.cached_tokens = int(self._cached_tokens(instance)) if policy == LEAST_DELAY else 0
-            self.prewarming.placed(request, replica)
-            self.accounts.open(request, replica)
-            if replica.health.breaker is not Breaker.CLOSED:  # it takes one at a time
-                topology.settle(replica)
-            self._hold(request, instance)
             if policy == LEAST_DELAY:
                 kernels.learn(topology.fleet, queue.affinity, endpoint.index, slot, instance)
             self.deliver(
@@ -128,22 +103,12 @@ class Placement:
                     priority=request.asked.priority,
                     adapter=request.asked.adapter,
                     adapter_source=topology.adapter_source(request.asked.adapter),
-                    unload=unload,
+                    unload=request.unload,
                 )
             )
 
         if grouped and queue.count(endpoint):
             kernels.insert_loose(topology.fleet, topology.arrays, queue.arrays, endpoint.index)
-
-    def _use_adapter(self, request: Request, instance: int) -> tuple[str, ...]:
-        """Let *request* use its adapter at *instance*; return the adapters to unload there."""
-        fleet, adapter = self.topology.fleet, request.adapter
-        if adapter < 0:
-            return ()
-        request.adapter_tier = kernels.tier_of(fleet, instance, adapter)
-        leaves = kernels.use_adapter(fleet, instance, adapter, 1)
-        self.adapters[TIERS[request.adapter_tier]] += 1
-        return (self.topology.adapter_names[leaves],) if leaves >= 0 else ()
 
     def _cached_tokens(self, instance: int) -> float:
         """Return how many tokens of the prompt that was routed last *instance* has by the prefix index."""
@@ -157,7 +122,7 @@ class Placement:
             return kernels.dispatch(
                 topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates
             )
-        known = policy == LEAST_DELAY and endpoint.spec.policy.exact_prefixes and self._know(endpoint)
+        known = policy == LEAST_DELAY and endpoint.spec.policy.exact_prefixes and self.blocks.know(endpoint)
         slot, instance = kernels.dispatch_ahead(
             topology.fleet,
             topology.arrays,
@@ -169,35 +134,8 @@ class Placement:
             self._candidates,
         )
         if known:
-            kernels.forget_known(topology.arrays, queue.affinity, endpoint.index)
+            self.blocks.forget(endpoint)
         return slot, instance
-
-    def _know(self, endpoint: Endpoint) -> bool:
-        """Write how much of the first prompt that waits for *endpoint* its instances have cached, by their KV events.
-
-        Return whether that is known of any.
-        """
-        request = self.queue.at(kernels.peek(self.queue.arrays, endpoint.index))
-        hashes, size = _blocks_of(request), request.asked.token_block_size
-        topology, affinity = self.topology, self.queue.affinity
-        return hashes.size > 0 and bool(
-            kernels.know(topology.arrays, affinity, endpoint.index, hashes, 0, hashes.size, size)
-        )
-
-    def _hold(self, request: Request, instance: int) -> None:
-        """Count the blocks of *request* as cached on *instance* until it leaves, if that is known of others there."""
-        hashes, blocks = _blocks_of(request), self.queue.affinity.blocks
-        if hashes.size and blocks.block_tokens[instance] == request.asked.token_block_size:
-            self.queue.fit_blocks(hashes.size)
-            kernels.hold_blocks(self.queue.affinity.blocks, instance, hashes, 0, hashes.size)
-            request.blocks = hashes
-
-    def release(self, request: Request) -> None:
-        """Drop what `_hold` counted. Call before *request* leaves its instance."""
-        if request.replica is not None and request.blocks is not None:
-            blocks, slot = self.queue.affinity.blocks, request.replica.slot
-            kernels.drop_blocks(blocks, slot, request.blocks, 0, request.blocks.size)
-            request.blocks = None
 
     def _pull(self, endpoint: Endpoint) -> tuple[int, int, str]:
         """Return the slot that an instance of *endpoint* pulls from its virtual queue, the instance, and the reason."""
@@ -238,26 +176,12 @@ class Placement:
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
             "waiting": self.queue.count(endpoint),
             **trace_of(request),
-            **adapter_of(request),
+            **trace_of_adapter(request),
             **explain(self.topology, endpoint, replica, self._candidates, request.asked.prompt_tokens, pulled),
         }
 
 
 CANDIDATES = 8  # shown in a trace
-
-
-def _blocks_of(request: Request) -> NDArray[np.int64]:
-    """Return the hashes of the full blocks of its prompt, where its tokens are known."""
-    known = request.asked.token_blocks
-    return np.frombuffer(bytearray(known), np.int64) if known else NO_BLOCKS  # writable, as kernels expect
-
-
-def adapter_of(request: Request) -> dict[str, object]:
-    """Return what the decision trace says of the adapter of *request*; nothing without one."""
-    if request.adapter < 0:
-        return {}
-    was = TIERS[request.adapter_tier]
-    return {"adapter": {"name": request.asked.adapter, "was": was, "words": f"Adapter {request.asked.adapter}: {was}."}}
 
 
 Row = list[float]
@@ -303,7 +227,7 @@ def explain(
                 "parts": parts,
             }
         )
-    if policy not in LOOK_AHEAD:
+    if policy not in LOOK_AHEAD and len(seen) > 1:
         seen.sort(key=lambda each: (each["score"] is None, each["score"] or 0.0))
     because = pulled or _because(
         endpoint.spec.policy.routing, chosen.spec.name, seen, in_seconds=bool(rows[0][columns.IN_SECONDS])
@@ -402,3 +326,13 @@ def _because(name: str, chosen: str, seen: list[dict[str, object]], *, in_second
     others = [(score, other) for other, score in by_name.items() if score is not None]
     next_score, next_name = min(others)
     return f"{what}, {form.format(mine)}; next is {next_name} with {form.format(next_score)}."
+
+
+def none_serves(asked: Submit) -> Refused:
+    return Refused(
+        asked.number,
+        503,
+        "model_unavailable",
+        f"No instance of {asked.model!r} is serving or being started.",
+        retry_after_s=15,
+    )

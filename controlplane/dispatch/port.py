@@ -95,7 +95,7 @@ class Submit(Record, frozen=True):
     @property
     def allowed_s(self) -> float:
         """Return seconds from its arrival until its first promise is due, infinity without any."""
-        return min((each for each in (self.due_s, self.end_s) if each is not None), default=math.inf)
+        return min(math.inf if self.due_s is None else self.due_s, math.inf if self.end_s is None else self.end_s)
 
 
 class Progress(Record, frozen=True):

@@ -15,6 +15,7 @@ from typing import Final, cast
 from controlplane.dispatch import port
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.runs import ApplicationRuns
+from controlplane.dispatch.stages import Arrival, Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from scheduling.applications.demand_graph import Backend
@@ -55,7 +56,7 @@ class Woken:
     """No request has used it, and one may."""
 
 
-class Prewarming:
+class Prewarming(Stage):
     """*backends* are the names of backends of other units that are kept warm."""
 
     def __init__(
@@ -91,8 +92,8 @@ class Prewarming:
 
     # What is likely
 
-    def look(self) -> None:
-        """Warm what waiting requests and likely calls need. Call every second."""
+    def sweep(self) -> None:
+        """Warm what waiting requests and likely calls need."""
         self._wakes_s = self._sleeping()
         self.prompts.begin()
         if not (self.topology.adapter_names or self.prompts.any_known or self.backends or self._wakes_s):
@@ -197,8 +198,9 @@ class Prewarming:
 
     # System prompts
 
-    def come(self, asked: port.Submit) -> None:
-        """Take in the system prompt of a request, and that its unit has it."""
+    def admit(self, arrival: Arrival) -> None:
+        """Note the system prompt of a request, and that its unit has it."""
+        asked = arrival.asked
         if not asked.system_blocks:
             return
         adapter = self.topology.adapter_number(asked.adapter)

@@ -16,6 +16,7 @@ import numpy as np
 
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.placement import Placement
+from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.wire import QueueChange
 from scheduling.fleet.profile import Profile
@@ -89,8 +90,8 @@ class Evicted:
         )
 
 
-class Reordering:
-    """The global scheduler of the live queues, on the dispatcher's *clock*."""
+class Reordering(Stage):
+    """The global scheduler of the live queues, on the dispatcher's *clock*. *evict* has a request leave its instance."""
 
     def __init__(
         self,
@@ -98,13 +99,14 @@ class Reordering:
         queue: WaitingQueue,
         placement: Placement,
         clock: Callable[[], float],
+        evict: Callable[[int], object],
         ask: Ask | None = None,
     ) -> None:
         self.topology = topology
         self.queue = queue
         self.placement = placement
         self.clock = clock
-        self.ask = ask
+        self.evict, self.ask = evict, ask
         self.scheduler = GlobalScheduler()
         self.recent: deque[Reordered] = deque(maxlen=KEPT)
         self.changes: deque[QueueChange] = deque(maxlen=KEPT)  # those, missing answers, and operators' actions
@@ -121,10 +123,11 @@ class Reordering:
         """Return the number of instances missing for what waits for *endpoint* to be in time in any order."""
         return self.scheduler.short_instances.get(endpoint.index, 0)
 
-    def look(self) -> list[int]:
-        """Reorder the queues if a group will be late; return the numbers of requests to evict so that one is in time."""
+    def sweep(self) -> None:
+        """Reorder the queues if a group will be late, and evict requests so that one is in time."""
         self._reorder()
-        return self._evict_for_heads()
+        for number in self._evict_for_heads():
+            self.evict(number)
 
     def _reorder(self) -> None:
         if self._asked_s is not None and abs(self.clock() - self._asked_s) > PATIENCE_S:  # clocks may jump back

@@ -13,7 +13,8 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Refused, Submit
+from controlplane.dispatch.stages import Arrival, Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.demand_graph import ServiceRate
 from scheduling.applications.prewarming import LikelyCall, Needs, likely_calls_of
@@ -75,11 +76,17 @@ class RunReport(NamedTuple):
     """Of the unit."""
 
 
-class ApplicationRuns:
-    """*produced* gives the output tokens so far of the request with a number."""
+class ApplicationRuns(Stage):
+    """*produced* gives the output tokens so far of the request with a number; *pump* gives out requests of an endpoint."""
 
-    def __init__(self, topology: Topology, queue: WaitingQueue, produced: Callable[[int], int]) -> None:
-        self.topology, self.queue = topology, queue
+    def __init__(
+        self,
+        topology: Topology,
+        queue: WaitingQueue,
+        produced: Callable[[int], int],
+        pump: Callable[[Endpoint], None],
+    ) -> None:
+        self.topology, self.queue, self._pump = topology, queue, pump
         self.graphs: dict[Any, KnownGraph] = {}
         """By (tenant id, application)."""
         self.standings = Standings(self.graphs, self._reading())
@@ -123,35 +130,34 @@ class ApplicationRuns:
         """Return the backends of reported units that run."""
         return {backend for _, backend in self._units.values()}
 
-    def move_first(self, application: Any, name: str, *, first: bool) -> bool:
-        """Serve the waiting and later calls of a run before all others of their class, or by its order again; return
-        whether it is followed."""
+    def move_first(self, application: Any, name: str) -> bool:
+        """Serve the waiting and later calls of a run before all others of their class; return whether it is followed."""
         run = self.standings.runs.get((application, name))
         if run is not None:
-            run.first = first
+            run.first = True
             self._rekey(run.number)
         return run is not None
 
-    def stop(self, application: Any, name: str, *, stopped: bool = True) -> None:
-        """Refuse later calls of a run, or take them again."""
-        self._stopped.pop((application, name), None)
-        if stopped:
-            self._stopped[application, name] = None
-            if len(self._stopped) > MAX_OPENED:
-                self._stopped.popitem(last=False)
+    def stop(self, application: Any, name: str) -> None:
+        """Refuse later calls of a run."""
+        self._stopped[application, name] = None
+        if len(self._stopped) > MAX_OPENED:
+            self._stopped.popitem(last=False)
 
-    def is_stopped(self, asked: Submit) -> bool:
-        return bool(self._stopped) and self.is_stopped_run((asked.tenant_id, asked.application), asked.run)
+    def admit(self, arrival: Arrival) -> Refused | None:
+        asked = arrival.asked
+        stopped = self._stopped and self.is_stopped((asked.tenant_id, asked.application), asked.run)
+        return run_stopped(asked) if stopped else None
 
-    def is_stopped_run(self, application: Any, name: str) -> bool:
+    def is_stopped(self, application: Any, name: str) -> bool:
         return (application, name) in self._stopped
 
     def _due_in_s(self, application: Any, run: str, now_s: float) -> float:
         """Return seconds to the deadline that *run* was opened with, infinity without one."""
         return self._opened.get((application, run), math.inf) - now_s
 
-    def come(self, request: Request) -> None:
-        """Take in *request*, which is about to be queued, if it is a call of a run."""
+    def queued(self, request: Request) -> None:
+        """Follow *request* if it is a call of a run."""
         asked = request.asked
         if not (asked.application and asked.run):
             return
@@ -223,12 +229,11 @@ class ApplicationRuns:
         """Whether an endpoint of *model* orders by run."""
         return any(self.queue.follows_runs(endpoint) for endpoint in self.topology.endpoints if endpoint.model == model)
 
-    def end(self, number: int, output_tokens: int | None) -> None:
-        """End the call with that *number*; without *output_tokens* it failed or was given up."""
-        self.standings.end(number, output_tokens, self.queue.moment_s)
+    def ended(self, request: Request, output_tokens: int | None) -> None:
+        self.standings.end(request.asked.number, output_tokens, self.queue.moment_s)
 
-    def look(self) -> list[Endpoint]:
-        """Refresh the ranks of runs that wait; return the endpoints to give out again."""
+    def sweep(self) -> None:
+        """Refresh the ranks of runs that wait."""
         queue = self.queue
         while self._units and next(iter(self._units.values()))[0] < queue.moment_s - MAX_UNIT_S:
             self.standings.end(self._units.popitem(last=False)[0], None, queue.moment_s)
@@ -243,11 +248,9 @@ class ApplicationRuns:
             run = self.standings.by_number.get(number)
             if run is not None and (read_anew or self.standings.is_stale(run, queue.moment_s, self._produced)):
                 changed |= self._rekey(number) > 0
-        return [
-            endpoint
-            for endpoint in self.topology.endpoints
-            if changed and by_run[endpoint.index] and queue.count(endpoint)
-        ]
+        for endpoint in self.topology.endpoints if changed else ():
+            if by_run[endpoint.index] and queue.count(endpoint):
+                self._pump(endpoint)
 
     def _rekey(self, number: int, request: Request | None = None) -> int:
         """Give the waiting requests of run *number* keys by its standing, that of *request* if given; return how many."""
@@ -261,6 +264,10 @@ class ApplicationRuns:
             codes[endpoint.index], stretches[endpoint.index] = ORDERINGS[policy.ordering], policy.ordering_stretch
         queue.note_standing(number, standing)
         return rekey_run(queue.arrays, number, standing, codes, stretches)
+
+
+def run_stopped(asked: Submit) -> Refused:
+    return Refused(asked.number, 409, "run_stopped", "An operator has stopped this run.", None)
 
 
 def trace_of(request: Request) -> dict[str, object]:

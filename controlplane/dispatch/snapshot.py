@@ -100,7 +100,7 @@ class Snapshot:
                 self._endpoint(each, numbers, now_s) for each in sorted(topology.endpoints, key=lambda one: one.is_spot)
             ],
             groups=self._groups(numbers, places, now_s),
-            swept_s=dispatcher.swept_s - now_s,
+            swept_s=dispatcher.outcomes.swept_s - now_s,
             held=[
                 HeldRequest(
                     **self._request(one, now_s),

@@ -1,10 +1,10 @@
-"""Suspects: requests that ran when an engine died. Each is tried alone; success clears it, a second death refuses it.
+"""Suspects: requests that ran when an engine died, known by their fingerprints. After two deaths a request is refused.
 
-The evidence is in docs/operate/health.md. A request is known by its fingerprint, so a resent one is recognized.
+The evidence is in docs/operate/health.md.
 """
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,55 +12,47 @@ from typing import Final
 
 from controlplane.dispatch.live_fleet.health import Notice
 from controlplane.dispatch.live_fleet.topology import Replica, Request, Topology
-from controlplane.dispatch.port import Refused, Submit
+from controlplane.dispatch.port import CUT, Left, Refused, Submit
+from controlplane.dispatch.stages import Arrival, Retry, Stage
 from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import InstanceState
 
-TRIAL_S: Final = 10.0
-"""Longest trial; one suspect per model is tried at a time."""
-CHECK_S: Final = 5.0
-"""Longest time that a cut-off request is held while its server is checked."""
-MOST_ENDS: Final = 1000
-MOST: Final = 10_000
-"""Fingerprints remembered; beyond that the oldest are dropped."""
+OUTAGE_S: Final = 30.0
+"""Time within which the deaths of all instances of an endpoint are one outage, of which no request is guilty."""
+MAX_FINGERPRINTS: Final = 10_000
+"""Beyond that the oldest are dropped."""
+
+End = tuple[str, float]
+"""An instance, and the start of the service that ended."""
 
 
 @dataclass(slots=True)
 class Deaths:
     """Engine deaths under one fingerprint."""
 
-    instances: list[str] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
     last_s: float = -math.inf
     refused_until_s: float = -math.inf
 
 
-class Suspects:
-    """Suspect requests and their trials; *enqueue* places a request again on another instance."""
-
-    def __init__(self, topology: Topology, clock: Callable[[], float], enqueue: Callable[[Request], None]) -> None:
-        self.topology = topology
-        self.clock = clock
-        self.enqueue = enqueue
+class Suspects(Stage):
+    def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
+        self.topology, self.clock = topology, clock
         self._deaths: OrderedDict[int, Deaths] = OrderedDict()
-        self._ends: OrderedDict[tuple[str, float], set[int]] = OrderedDict()
-        """By instance and the start of its service: requests that have already been notified of its death."""
-        self._line: dict[str, deque[Request]] = {}  # by model
-        self._on_trial: dict[str, tuple[Request, float]] = {}  # by model: request, end of its trial
-        self._cut: dict[int, tuple[float, set[int], list[Request]]] = {}
-        """By id of the instance that cut requests off: since when, fingerprints of all that ran there, and requests held."""
+        self._cut: dict[int, tuple[float, End, set[int]]] = {}
+        """By id of an instance that broke connections off: since when, and what ran there, until a heartbeat shows whether
+        it has ended."""
 
     def is_suspect(self, asked: Submit) -> bool:
-        """Whether an engine died while running *asked* and nothing has cleared it since."""
-        if not asked.fingerprint or not self._deaths:
-            return False
-        deaths = self._deaths.get(asked.fingerprint)
+        """Whether an engine died while running *asked*, and it has not been answered since."""
+        deaths = self._deaths.get(asked.fingerprint) if self._deaths and asked.fingerprint else None
         if deaths is None:
             return False
         now_s = self.clock()
         if now_s - deaths.last_s > self._refused_s and now_s >= deaths.refused_until_s:
             del self._deaths[asked.fingerprint]
             return False
-        return bool(deaths.instances)
+        return True
 
     def refusal(self, asked: Submit) -> Refused | None:
         """Return the refusal of a request under which two engines died; None for any other."""
@@ -74,139 +66,96 @@ class Suspects:
             asked.number,
             422,
             "request_ends_engines",
-            f"This request ran each time when {len(deaths.instances)} instances ended, so it is refused for "
-            f"{left_s:.0f} s. Sent again as it is, it stays refused: change it.",
+            f"This request ran each time when {len(deaths.ends)} instances ended, so it is refused for {left_s:.0f} s. Sent "
+            "again as it is, it stays refused: change it.",
             retry_after_s=None,
         )
 
-    @property
-    def trying(self) -> bool:
-        """Whether any suspect is on trial."""
-        return bool(self._on_trial)
+    def admit(self, arrival: Arrival) -> Refused | None:
+        return self.refusal(arrival.asked)
 
-    def tries(self, request: Request) -> bool:
-        """Whether *request* is on trial."""
-        trial = self._on_trial.get(request.asked.model)
-        return trial is not None and trial[0] is request
+    def again(self, request: Request, retry: Retry) -> Refused | None:
+        """Avoid instances with other suspects: whose death one of them caused could not be seen."""
+        if self.is_suspect(request.asked):
+            retry.avoid += self.instances()
+        return self.refusal(request.asked)
 
-    def waiting(self) -> list[Request]:
-        """Return the suspects that wait for their trial."""
-        return [request for line in self._line.values() for request in line]
+    def ended(self, request: Request, output_tokens: int | None) -> None:
+        """Forget the deaths under *request* if it was answered completely."""
+        if self._deaths and output_tokens is not None:
+            self._deaths.pop(request.asked.fingerprint, None)
 
-    def wait_for_trial(self, request: Request) -> None:
-        """Queue the suspect *request* for trial, after any other suspect of its model."""
-        self._line.setdefault(request.asked.model, deque()).append(request)
-        self._next(request.asked.model)
+    def instances(self) -> set[Replica]:
+        """Return the instances on which suspects run."""
+        replicas = self.topology.replicas.values() if self._deaths else ()
+        return {one for one in replicas if any(self.is_suspect(each.asked) for each in one.requests)}
 
-    def tried(self, request: Request, *, cleared: bool) -> None:
-        """End the trial of *request*: it got a token, or leaves. *cleared*: it was answered completely."""
-        fingerprint, model = request.asked.fingerprint, request.asked.model
-        if cleared and self._deaths and fingerprint in self._deaths:
-            del self._deaths[fingerprint]
-        if self.tries(request):
-            del self._on_trial[model]
-            self._next(model)
+    def died(self, replica: Replica) -> None:
+        """Record that the engine of *replica* died under its requests."""
+        end = (replica.name, replica.spec.state_changed_at)
+        self._count(replica, end, (each.asked.fingerprint for each in replica.requests))
 
-    def gone(self, request: Request) -> None:
-        """Forget *request*, which has ended."""
-        self.tried(request, cleared=False)
-        for line in (*self._line.values(), *(held for _, _, held in self._cut.values())):
-            if request in line:
-                line.remove(request)
+    def failed(self, request: Request, replica: Replica, left: Left) -> None:
+        """Record that *replica* broke off the connection of *request*. One that is being stopped proves nothing."""
+        if left.failure == CUT and replica.spec.state == InstanceState.READY:
+            end = (replica.name, replica.spec.state_changed_at)
+            _, _, ran = self._cut.setdefault(replica.spec.instance_id, (self.clock(), end, set()))
+            ran.update((request.asked.fingerprint, *(each.asked.fingerprint for each in replica.requests)))
 
-    def died(self, replica: Replica, fingerprints: Iterable[int]) -> None:
-        """Record that the engine of *replica* died while the requests of *fingerprints* ran there."""
-        now_s = self.clock()
-        known = self._ends.setdefault((replica.name, replica.spec.state_changed_at), set())
-        ran = {each for each in fingerprints if each} - known
-        known.update(ran)
-        if len(self._ends) > MOST_ENDS:
-            self._ends.popitem(last=False)
-        for fingerprint in ran:
-            deaths = self._deaths.setdefault(fingerprint, Deaths())
-            if now_s - deaths.last_s > self._refused_s:
-                deaths.instances = []
-            deaths.instances.append(replica.name)
-            deaths.last_s = now_s
-            self._deaths.move_to_end(fingerprint)
-        while len(self._deaths) > MOST:
-            self._deaths.popitem(last=False)
-        again = {each for each in ran if len(self._deaths[each].instances) > 1}
-        trial = self._on_trial.get(replica.spec.model)
-        if trial is not None and trial[0].asked.fingerprint in again:
-            alone = trial[0].asked.fingerprint
-            for each in again - {alone}:  # the others merely ran at the same time
-                self._deaths[each].instances.pop()
-            again = {alone}
-        elif len(again) > 1:  # which of them it was is not known yet
-            again = {each for each in again if len(self._deaths[each].instances) > 2}
-        for fingerprint in again:
-            self._refuse(replica.spec.model, self._deaths[fingerprint], now_s)
-
-    def was_cut(self, request: Request, replica: Replica, again: bool) -> bool:
-        """Record that *replica* cut *request* off. True if it is held until the server there is known to be alive or dead.
-
-        An instance that is being stopped proves nothing.
-        """
-        if replica.spec.state != InstanceState.READY:
-            return False
-        _, fingerprints, held = self._cut.setdefault(replica.spec.instance_id, (self.clock(), set(), []))
-        fingerprints.update(each.asked.fingerprint for each in replica.requests)
-        fingerprints.add(request.asked.fingerprint)
-        self.topology.doubt(replica)
-        if again:
-            held.append(request)
-        return again
-
-    def looked(self, replica: Replica, began_s: float, *, ended: bool) -> None:
+    def checked(self, replica: Replica, began_s: float, *, ended: bool) -> None:
         """Record that a heartbeat begun at *began_s* showed whether the server of *replica* has *ended*."""
         cut = self._cut.get(replica.spec.instance_id)
-        if cut is None or (began_s < cut[0] and not ended):
-            return
-        _, fingerprints, held = self._cut.pop(replica.spec.instance_id)
-        if ended:
-            self.died(replica, fingerprints)
-        for request in held:
-            self.enqueue(request)
+        if cut is not None and (began_s >= cut[0] or ended):
+            del self._cut[replica.spec.instance_id]
+            if ended:
+                self._count(replica, *cut[1:])
 
-    def sweep(self) -> None:
-        """End trials and holds that have lasted long enough. Call once a second."""
-        now_s = self.clock()
-        for model, (_, until_s) in list(self._on_trial.items()):
-            if now_s >= until_s:
-                del self._on_trial[model]
-                self._next(model)
-        for instance_id, (since_s, _, held) in list(self._cut.items()):
-            if now_s - since_s >= CHECK_S:
-                del self._cut[instance_id]
-                for request in held:
-                    self.enqueue(request)
+    def _count(self, replica: Replica, end: End, fingerprints: Iterable[int]) -> None:
+        """Count the *end* of *replica* for each of *fingerprints*, unless the whole endpoint is down."""
+        now_s, ran = self.clock(), set[int]()
+        others = [one for one in self.topology.members(replica.endpoint) if one is not replica]
+        if others and not any(map(_is_up, others)):
+            for deaths in self._deaths.values():
+                if now_s - deaths.last_s < OUTAGE_S:
+                    deaths.ends, deaths.refused_until_s = deaths.ends[:1], -math.inf
+            return
+        for fingerprint in {each for each in fingerprints if each}:
+            deaths = self._deaths.setdefault(fingerprint, Deaths())
+            if now_s - deaths.last_s > self._refused_s:
+                deaths.ends = []
+            if end not in deaths.ends:
+                deaths.ends.append(end)
+                deaths.last_s = now_s
+                self._deaths.move_to_end(fingerprint)
+                ran.add(fingerprint)
+        while len(self._deaths) > MAX_FINGERPRINTS:
+            self._deaths.popitem(last=False)
+        again = [self._deaths[each] for each in ran if len(self._deaths[each].ends) > 1]
+        for deaths in again:
+            if len(again) == 1 or len(deaths.ends) > 2:  # which of several it was is not known before the third
+                self._refuse(replica.spec.model, deaths, now_s)
 
     @property
     def _refused_s(self) -> float:
         return self.topology.tuned.QUARANTINE_S
 
-    def _next(self, model: str) -> None:
-        line = self._line.get(model)
-        while line and model not in self._on_trial:
-            request = line.popleft()
-            self._on_trial[model] = request, self.clock() + TRIAL_S
-            self.enqueue(request)  # may end it immediately
-        if not line:
-            self._line.pop(model, None)
-
     def _refuse(self, model: str, deaths: Deaths, now_s: float) -> None:
-        if not self._refused_s:
+        if not self._refused_s or deaths.refused_until_s > now_s:
             return
         deaths.refused_until_s = now_s + self._refused_s
         until = datetime.fromtimestamp(datetime.now(UTC).timestamp() + self._refused_s, UTC)
+        instances = [name for name, _ in deaths.ends]
         self.topology.notices.append(
             Notice(
                 "model.request_quarantined",
                 model,
-                f"One request ran each time when {' and '.join(deaths.instances)} ended; it is refused until "
-                f"{until:%H:%M:%S} UTC. Others run.",
+                f"One request ran each time when {' and '.join(instances)} ended; it is refused until {until:%H:%M:%S} UTC. "
+                "Others run.",
                 Severity.CRITICAL,
-                inputs={"instances": [*deaths.instances], "refused_s": self._refused_s},
+                inputs={"instances": instances, "refused_s": self._refused_s},
             )
         )
+
+
+def _is_up(one: Replica) -> bool:
+    return one.reachable and not one.lost and one.spec.state == InstanceState.READY

@@ -5,13 +5,14 @@ tokens (ten times a second) and leaves at its end. One whose answer is not strea
 when it starts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from controlplane.dispatch.kernels import advance_many, end_use, enter_map, leave_map, move_in_map, prefilled, release
+from controlplane.dispatch.kernels import advance_many, enter_map, leave_map, move_in_map, prefilled, release
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
+from controlplane.dispatch.stages import Stage
 from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead import outlook
 from scheduling.lookahead.rule import ITERATIONS
@@ -29,7 +30,7 @@ class Outlook(NamedTuple):
     peak_kv_most: float
 
 
-class TokenAccounts:
+class TokenAccounts(Stage):
     """Token counts from placement on; the kernels that choose an instance reserve a request's tokens there."""
 
     def __init__(self, topology: Topology) -> None:
@@ -38,7 +39,7 @@ class TokenAccounts:
         self._tokens = np.zeros(0, np.int64)  # scratch
         topology.on_growth.append(self._grow)
 
-    def open(self, request: Request, replica: Replica) -> None:
+    def placed(self, request: Request, replica: Replica) -> None:
         """Register *request* on *replica*, where its first sequence and its tokens are reserved."""
         request.replica = replica
         request.queued_tokens = request.expected_prompt
@@ -50,12 +51,13 @@ class TokenAccounts:
             self._prefilled(request)
             self.enter(request, replica.slot)
 
-    def advance(self, came: Iterable[tuple[Request, int]]) -> None:
+    def progress(self, tokens: Sequence[tuple[Request, int]]) -> None:
         """Count the output tokens so far of streaming requests."""
         streams, moved = [], []
-        for request, output_tokens in came:
+        for request, count in tokens:
             if request.replica is None:
                 continue
+            output_tokens = count - request.kept_tokens
             streams.append(request)
             request.replica.endpoint.running_output_tokens += output_tokens - request.output_tokens
             request.output_tokens = output_tokens
@@ -71,22 +73,19 @@ class TokenAccounts:
             slots, expected, before, done_tokens = np.ascontiguousarray(np.array(moved, np.int64).T)
             advance_many(self.topology.fleet, slots, expected, before, done_tokens - before)
 
-    def close(self, request: Request) -> Replica | None:
-        """Take *request* off its instance and return that instance; None if it had none."""
+    def withdrawn(self, request: Request) -> None:
+        """Take *request* off its instance, if it has one."""
         self._prefilled(request)
         self.leave(request)
         replica, request.replica = request.replica, None
         if replica is not None:
             fleet = self.topology.fleet
             release(fleet, replica.slot, request.expected_tokens, request.counted_tokens)
-            if request.adapter >= 0:
-                end_use(fleet, replica.slot, request.adapter)
             if request.asked.sequences > 1:
                 fleet.running[replica.slot] -= request.asked.sequences - 1
             replica.endpoint.running_sequences -= request.asked.sequences
             replica.endpoint.running_output_tokens -= request.output_tokens
             replica.requests.discard(request)
-        return replica
 
     def _prefilled(self, request: Request) -> None:
         if request.queued_tokens and request.replica is not None:

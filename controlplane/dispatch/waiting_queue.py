@@ -6,7 +6,7 @@ It is the only owner of the waiting set. A request carries its prefix hashes, wh
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiti
 from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
 from controlplane.dispatch.port import Submit
+from controlplane.dispatch.stages import Stage
 from controlplane.fleet.lifecycle.states import AWAKE, COMING
 from controlplane.tunable import weights_of
 from scheduling.applications.standings import follows_runs, key_in_run
@@ -59,7 +60,7 @@ from scheduling.routing.cached_blocks import with_room
 from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
 
 
-class WaitingQueue:
+class WaitingQueue(Stage):
     """All held requests. *clock* is the dispatcher's; the clock of the waiting set starts with it."""
 
     def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
@@ -92,6 +93,9 @@ class WaitingQueue:
         """Return the number of waiting request groups."""
         groups = self.arrays.groups
         return int(groups.groups.size - groups.counters[FREE_GROUPS])
+
+    def sweep(self) -> None:
+        self.keep_order()
 
     def keep_order(self) -> None:
         """Put waiting requests in their endpoint's current order, and in groups whose instances still pull.
@@ -291,7 +295,7 @@ class WaitingQueue:
         return self._held[slot]
 
     def is_lost(self, slot: int) -> bool:
-        """Whether the request in *slot* can no longer be in time, and was put off (`virtual_queues.put_off`)."""
+        """Whether the request in *slot* can no longer be in time, and was deferred (`virtual_queues.defer_late`)."""
         arrays = self.arrays
         return bool(arrays.deadline_s[slot] - arrays.arrival_s[slot] > self._held[slot].asked.allowed_s + 1e-3)
 
@@ -307,6 +311,12 @@ class WaitingQueue:
         if not self.count(endpoint):
             return []
         return [self._held[slot] for slot in in_order(self.arrays, endpoint.index).tolist()]
+
+    def still_waiting(self, endpoint: Endpoint) -> Iterator[Request]:
+        """Yield those, without what has left or moved before it is yielded."""
+        for request in self.in_order(endpoint):
+            if request.slot >= 0 and request.endpoint is endpoint:
+                yield request
 
     def first(self, endpoint: Endpoint, most: int) -> list[Request]:
         """Return the first *most* of those, without sorting all."""

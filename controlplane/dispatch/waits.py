@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from controlplane.dispatch.kernels import ahead, ahead_in_queue
 from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
+from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.stages import COMING_LIMIT_S
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -206,7 +207,7 @@ class Paces:
         return Pace(now_s, together, recent, lengths, by_memory)
 
 
-class Waits:
+class Waits(Stage):
     """Estimates the wait of queued requests and of the next one to come, and learns from the waits that follow."""
 
     def __init__(self, topology: Topology, queue: WaitingQueue, clock: Callable[[], float]) -> None:
@@ -220,7 +221,7 @@ class Waits:
         """Return what waits of a class at *endpoint* teach about their estimated 99th percentiles."""
         return self._calibrations.setdefault((endpoint.index, slo_class), Calibration())
 
-    def add(self, request: Request) -> None:
+    def waiting(self, request: Request) -> bool:
         """Count the expected output of *request*, which begins to wait."""
         asked, slots = request.asked, self.queue.arrays.key.size
         if self._expected.shape[0] < slots:
@@ -232,6 +233,13 @@ class Waits:
             mean = min(mean, float(asked.max_tokens * asked.sequences))
         weight = self.paces.weight(request.endpoint, asked.prompt_tokens)
         self._expected[request.slot] = weight * mean, weight * weight * variance, weight * error
+        return False
+
+    def estimated(self, request: Request) -> Estimate | None:
+        """Return the wait of *request* as it was first estimated; None if it waits no longer."""
+        if request.slot >= 0 and request.estimate is None:
+            request.estimate = self.of(request)
+        return request.estimate if request.slot >= 0 else None
 
     def of(self, request: Request) -> Estimate:
         """Return the remaining wait of *request*, which is queued."""
@@ -279,8 +287,8 @@ class Waits:
             if name or estimate.says_throughput:
                 self.paces.learned(request.endpoint, name).learn(estimate.uncorrected_s, waited_s, estimate.batch)
 
-    def finished(self, request: Request, output_tokens: int) -> None:
-        """Learn the length of *request*, answered with *output_tokens*."""
+    def ended(self, request: Request, output_tokens: int | None) -> None:
+        """Learn the length of *request* if it was answered."""
         if output_tokens:
             asked, kept = request.asked, request.kept_tokens
             for key in (asked.model, (asked.model, asked.slo_class)):

@@ -90,8 +90,6 @@ class QueuedGroup(PublishedRow):
     slack_s: float | None
     """Time until its last request's first token would be late; negative: it will be late."""
     pinned: bool
-    hold_s: float
-    """Remaining hold time."""
     risk: str
     """`late`, `risk` below 15 s of slack, or empty."""
 
@@ -150,8 +148,6 @@ class QueueChange:
     """Mean per request."""
     after_late_s: float | None = None
     took_ms: float | None = None
-    undo: int | None = None
-    """Group that an operator changed, while that can be undone."""
 
 
 GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS = (
@@ -165,30 +161,20 @@ HELD_COLUMNS = (
     "count",  # held requests
     "announced",  # lines of batches that are not held yet
     "opportunistic",  # of those held
-    "under_1h",  # of those held, by age of their work
-    "under_4h",
-    "under_10h",
-    "over_10h",
     "oldest_s",  # age of the oldest of those held
     "due_s",  # from now, the earliest deadline of those held; null where none has one
     "slack_s",  # the least until one has to start; null where no deadline releases them
     "last",  # its last release: at, region, why and use_ratio (`held_work.Release`); null while none is known
     "next_s",  # until the next release, expected; null while unknown
     "reason",
-    "rule",  # `scheduling.queueing.release_rule.RELEASES`
 )
 """Columns of models with held or announced work."""
-RELEASE_COLUMNS = ("at", "model", "region", "count", "why", "use_ratio", "priority", "held_s")
-"""Columns of the last releases, newest first: those of one look, endpoint and reason together (`held_work.Release`)."""
 SIGNAL_COLUMNS = (
     "model",
     "region",
     "use_ratio",  # of KV memory or of sequences by interactive requests; null where no instance accepts work
-    "other_ratio",  # of KV memory by released work
     "one_below",
     "two_below",
-    "quiet_s",  # cooldown after scaling that is left
-    "gate",  # two, one, closed, cooldown or no_signal
 )
 """Columns of endpoints as the queue manager sees them."""
 

@@ -1,18 +1,17 @@
 """Promises under bursts, ours: days of even and uneven arrivals under each strategy, with and without a reserve."""
 
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 
 from controlplane.experiments import experiment, sageserve
 from controlplane.experiments.shared.scenes import INTERACTIVE, JUDGED, two_models
-from controlplane.terminal import Column, table
+from controlplane.terminal import table
 from forecasting.workload import FORECASTERS, rests
 
 STRATEGIES: Final = tuple(name for name in sageserve.STRATEGIES if name not in sageserve.PAPERS)
-CAPABILITIES: Final = ("smooth", "bursts")
-"""Measured under Poisson arrivals on four instances, or under bursts on fleets of several sizes."""
+DATA: Final = experiment.read_data("bursts")
 DAYS: Final = {"two-models": two_models, **JUDGED}
 KEPT: Final = 0.95
 """Share of the interactive requests that are promised to be in time."""
@@ -24,7 +23,7 @@ def run(settings: experiment.Settings, progress: experiment.Progress) -> experim
     days, seed, runs = settings["days"], settings["seed"], []
     for demand in settings["demands"]:
         scene = DAYS[demand](settings["scale"])
-        for capability in settings["capabilities"]:
+        for capability in settings["capabilities"]:  # under Poisson arrivals on four instances, or bursts on several
             made = sageserve.prepare(scene, days, seed, False, settings["forecaster"], progress, capability == "smooth")
             runs.append(
                 {
@@ -47,49 +46,18 @@ def show(console: Console, result: experiment.Result) -> None:
             f" {each['requests']:,} requests, seed {result['seed']}, scale {result['scale']:g}; arrivals of CV"
             f" {min(each['cv']):.1f} to {max(each['cv']):.1f} by endpoint."
         )
-        keeping = [
-            row["instance_hours"]
-            for row in each["rows"]
-            if row["slo_met"] >= KEPT and row["strategy"] not in NOT_COMPARED
-        ]
-        rows = [{**row, "cheapest": min(keeping, default=None)} for row in each["rows"]]
-        console.print(table(f"TTFT within {each['ttft_s']:g} s is promised to {KEPT:.0%}", COLUMNS, rows))
+        rows = each["rows"]
+        keeping = [row for row in rows if row["slo_met"] >= KEPT and row["strategy"] not in NOT_COMPARED]
+        cheapest = min((row["instance_hours"] for row in keeping), default=None)
+        rows = [row | {"over_cheapest": experiment.change(row["instance_hours"], cheapest)} for row in rows]
+        shown = experiment.columns(DATA["columns"]["strategies"])
+        console.print(table(f"TTFT within {each['ttft_s']:g} s is promised to {KEPT:.0%}", shown, rows))
 
 
-def _over_cheapest(row: dict[str, Any]) -> float | None:
-    """Return the hours over those of the cheapest strategy that keeps the promise without knowing the future."""
-    return float(row["instance_hours"] / row["cheapest"] - 1) if row["cheapest"] else None
-
-
-COLUMNS: Final = (
-    Column("Strategy", "strategy"),
-    Column("hours", "instance_hours", "{:,.1f}"),
-    Column("over cheapest", _over_cheapest, experiment.percent),
-    Column("USD", "usd", "{:,.0f}"),
-    Column("in time", "slo_met", experiment.share),
-    Column("TTFT p95", "ttft_p95_s", experiment.seconds),
-    Column("TTFT p99", "ttft_p99_s", experiment.seconds),
-    Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),
-)
-BURSTS: Final = experiment.Experiment(
-    name="bursts",
-    paper="ours",
-    section="own",
-    measures="requests in time and hours by strategy over days of uneven arrivals, with and without a reserve",
-    results="sageserve.md#promises-under-bursts",
-    options=(
-        experiment.Option("days", "days simulated", 1.0, float, above=0.0, at_most=7.0),
-        experiment.SCALE,
-        experiment.SEED,
-        experiment.Option(
-            "demands", "days of demand, separated by commas", "two-models", among=tuple(DAYS), several=True
-        ),
-        experiment.Option("capabilities", "separated by commas (default all)", among=CAPABILITIES, several=True),
-        experiment.Option(
-            "strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True
-        ),
-        experiment.Option("forecaster", "of all strategies", "ets", among=tuple(FORECASTERS), rests=rests),
-    ),
+BURSTS: Final = experiment.Experiment.read(
+    "bursts",
+    among={"demands": tuple(DAYS), "strategies": STRATEGIES, "forecaster": tuple(FORECASTERS)},
+    missing={"forecaster": rests},
     run=run,
     show=show,
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 
 from controlplane.simulation.running import Simulated, simulate
+from controlplane.terminal import Column
 from forecasting.models_extra import ModelsExtraMissing
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import stage
@@ -41,13 +43,30 @@ class Option:
     at_most: float = math.inf
     group: str = ""
     """At most one option of a group may be given."""
-    rests: Callable[[str], str] | None = None
+    missing: Callable[[str], str] | None = None
     """Returns why a value of `among` is not installed; empty if it is."""
 
     @property
     def key(self) -> str:
         """Name in `Settings`."""
         return self.name.replace("-", "_")
+
+    @classmethod
+    def read(
+        cls,
+        name: str,
+        table: Mapping[str, Any],
+        among: Sequence[str] = (),
+        missing: Callable[[str], str] | None = None,
+    ) -> "Option":
+        """Return the option *name* of an experiment's `[options]`: one of `COMMON` if *table* is empty, of the type of its
+        default. *among* and *missing* as `among` and `missing`, where the code knows them.
+        """
+        if not table:
+            return COMMON[name]
+        default = table.get("default")
+        table = {"type": str if default is None else type(default), "flag": default is False, "among": among, **table}
+        return cls(name, missing=missing, **table)
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
         """Declare the option on an argparse parser or group."""
@@ -77,6 +96,7 @@ class Option:
 SEED = Option("seed", "seed of all random draws", 1, int, at_least=0)
 SCALE = Option("scale", "factor on the demand", 1.0, float, above=0.0, at_most=100.0)
 DATA = Option("data", "folder of traces and lengths", Path("data"), Path)
+COMMON = {"seed": SEED, "scale": SCALE, "data": DATA}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +181,11 @@ def change(value: float | None, base: float | None, least: float = 0.0) -> float
     return None if value is None or base is None or base <= least else round(value / base - 1, 4)
 
 
+def read_data(name: str) -> dict[str, Any]:
+    """Return what the TOML file of the experiment *name* says: what it is, its options, parts, columns and figures."""
+    return tomllib.loads((Path(__file__).parent / "data" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """A paper's evaluation, or our own, that `manage.py reproduce NAME` runs."""
@@ -180,6 +205,25 @@ class Experiment:
     compare: Callable[[Result], list[Comparison]] = lambda result: []
     """Returns the paper's figures with those of a result."""
 
+    @classmethod
+    def read(
+        cls,
+        name: str,
+        *,
+        among: Mapping[str, Sequence[str]] = {},
+        missing: Mapping[str, Callable[[str], str]] = {},
+        **functions: Any,
+    ) -> "Experiment":
+        """Return the experiment that its file describes; *among* and *missing* are by option, *functions* `run`, `show` and
+        `compare`.
+        """
+        data = read_data(name)
+        options = [
+            Option.read(each, table, among.get(each, ()), missing.get(each)) for each, table in data["options"].items()
+        ]
+        about = {each: data[each] for each in ("paper", "section", "measures", "results")}
+        return cls(name=name, options=options, **about, **functions)
+
     def settings(self, values: Mapping[str, Any]) -> Settings:
         """Check *values* by option and add defaults. Raise ValueError for a value that is not allowed."""
         return {option.key: option.parse(values.get(option.key, option.default)) for option in self.options}
@@ -189,7 +233,7 @@ class Experiment:
         for option in self.options:
             value = settings[option.key]
             for name in value if option.several else [value]:
-                if option.rests is not None and (reason := option.rests(name)):
+                if option.missing is not None and (reason := option.missing(name)):
                     raise ModelsExtraMissing(reason)
 
 
@@ -223,3 +267,39 @@ def figure(value: float | None, unit: str) -> str:
     if unit == "tokens":
         return f"{value:,.1f}"
     return percent(value, sign=unit == "change")
+
+
+def milliseconds(value: float) -> str:
+    return f"{1000 * value:.1f} ms"
+
+
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "change": percent,
+    "percent": partial(percent, sign=False),
+    "share": share,
+    "seconds": seconds,
+    "ms": milliseconds,
+    "whole ms": lambda value: f"{1000 * value:.0f} ms",
+    "whole percent": lambda value: f"{100 * value:.0f} %",
+    "reduction": lambda value: percent(-value),
+}
+
+
+def columns(table: Iterable[Sequence[str]], **names: Any) -> list[Column]:
+    """Return the columns of an experiment's file: lists of head, key and, for numbers, a template or one of `FORMATS`.
+
+    A key such as `changes/usd` is one in a mapping within the row, "-" if it has none; without a key the template is that of
+    the whole row. Heads and keys have *names* filled in.
+    """
+    return [_column(head.format(**names), key.format(**names), *format) for head, key, *format in table]
+
+
+def _column(head: str, key: str, format: str = "") -> Column:
+    def value(row: Any) -> Any:
+        if not key:
+            return format.format(**row)
+        for part in key.split("/"):
+            row = None if row is None else row.get(part)
+        return row
+
+    return Column(head, value, FORMATS.get(format, format) if key else "{}")

@@ -13,140 +13,72 @@ Runs of the workload suite come to Llama-2-7B on one A100, as in `hermes`. Parts
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
 
 from controlplane.experiments import experiment
-from controlplane.experiments.hermes import LLAMA_7B, MOONCAKE, OWN_CV, against, changed
-from controlplane.experiments.shared.scenes import HERE, INTERACTIVE, scenario_of
+from controlplane.experiments.hermes import LLAMA_7B, against, changed, runs_of
+from controlplane.experiments.shared.scenes import HERE, scenario_of
 from controlplane.simulation.running import Simulated
-from controlplane.terminal import Column, table
-from scheduling.applications.prewarming import EAGER, EPWQ, HERMES, LATEST, LRU, USUAL_SHARE, Prewarming
+from controlplane.terminal import table
+from scheduling.applications.prewarming import USUAL_SHARE
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.applications import MIXED
 from scheduling.simulation.workload.columns import Workload
 
+DATA: Final = experiment.read_data("hermes-prewarming")
 ADAPTERS: Final = 200
 ON_GPU: Final = 10
 IN_MEMORY: Final = 20
 KV_BYTES: Final = 524_288
 """Of a token of Llama-2-7B."""
-MEMORIES_GB: Final = (8, 16, 32)
-K_SWEEP: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
-SHORT_S: Final = 10.0
-"""Keep-alive of idle containers and models."""
-LONG_S: Final = 600.0
-BACKENDS: Final[Mapping[str, Any]] = {
-    "container": {"start_s": 2.0, "capacity": 16},
-    "dnn": {"start_s": 5.0, "starts_s": {"diffusion": 20.0, "text-to-video": 40.0}, "capacity": 4},
-}
+KEEP_ALIVE_S: Final = 10.0
+"""Of idle containers and models."""
 RARE: Final = "text-to-video"
 """The paper leaves runs that use it out (figure 14)."""
+Setting = Mapping[str, Any]
+"""Of the experiment's file: runs of a suite, and what can be cold."""
 
 
-@dataclass(frozen=True, slots=True)
-class System:
-    prewarming: Prewarming
-    k: float = 0.5
-    keep_alive_s: float = SHORT_S
-    share: float = USUAL_SHARE
-    """Most of an instance's time for system prompts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Runs of *suite*, and what can be cold."""
-
-    suite: str
-    runs: int
-    window_min: float
-    cold: str
-    memory_gb: float | None = None
-    """For keys and values; None: all that the card has."""
-
-
-SYSTEMS: Final[Mapping[str, System]] = {
-    "LRU": System(LRU),
-    "EPWQ": System(EPWQ),
-    "Hermes": System(HERMES),
-    "at once": System(EAGER),
-}
-PROMPTED: Final[Mapping[str, System]] = {**SYSTEMS, "Hermes, any time": System(HERMES, share=1.0)}
-SWEEP: Final[Mapping[str, System]] = {
-    "LRU": System(LRU),
-    "LRU, kept for 10 min": System(LRU, keep_alive_s=LONG_S),
-    "at once": System(EAGER),
-    **{f"K = {k:g}": System(HERMES, k) for k in K_SWEEP},
-    **{f"as printed, K = {k:g}": System(LATEST, k) for k in K_SWEEP},
-}
-LORA: Final = Setting(MIXED, 1_000, 25.0, "adapter")
-PARTS: Final[dict[str, tuple[Mapping[str, Setting], Mapping[str, System]]]] = {
-    "lora": ({"adapters": LORA}, SYSTEMS),
-    "kv": ({f"{gb} GB": Setting(MIXED, 500, 15.0, "prefix", gb) for gb in MEMORIES_GB}, PROMPTED),
-    "k": (
-        {
-            "containers (CG)": Setting("CG", 60, 60.0, "container"),
-            "DNN models (PE)": Setting("PE", 120, 60.0, "dnn"),
-            "adapters": replace(LORA, runs=300, window_min=30.0),
-        },
-        SWEEP,
-    ),
-}
-
-
-def scenario(setting: Setting, system: System, settings: experiment.Settings, data: Path, seed: int) -> Scenario:
+def scenario(
+    setting: Setting, system: Mapping[str, Any], settings: experiment.Settings, seed: int
+) -> tuple[Scenario, Workload | None]:
     """Return *setting* under *system*, with `scale` times as many runs in a window as much longer."""
-    count = max(1, round(setting.runs * settings["scale"]))
-    trace = data / MOONCAKE
-    runs = {
-        "suite": setting.suite,
-        "model": LLAMA_7B.name,
-        "slo_class": INTERACTIVE,
-        "runs": count,
-        "tenants": count,
-        "window_h": setting.window_min * settings["scale"] / 60,
-        **({"arrivals": {"file": str(trace), "format": "mooncake"}} if trace.exists() else {"cv": OWN_CV}),
-        **({"prompts": settings["prompts"]} if setting.cold == "prefix" else {}),
-    }
+    suite = setting.get("suite", MIXED)
+    runs = runs_of(suite, LLAMA_7B, setting["runs"], setting["window_min"], settings["scale"], settings["data"])
     group = LLAMA_7B.group(instances=settings["instances"], regions=[HERE])
     model: dict[str, Any] = {"context_tokens": LLAMA_7B.context_tokens}
-    if setting.cold == "adapter":
+    policies = {"ordering": "hermes", "prewarm_k": 0.5, "prewarm_share": USUAL_SHARE, **system}
+    keep_alive_s = policies.pop("keep_alive_s", KEEP_ALIVE_S)
+    if setting["cold"] == "adapter":
         group |= {"max_loras": ON_GPU, "max_cpu_loras": IN_MEMORY}
         model["adapters"] = {"count": ADAPTERS}
-    if setting.memory_gb is not None:
-        group |= {"prefix_caching": True, "kv_tokens": int(setting.memory_gb * 1e9 / KV_BYTES)}
-    cold = {kind: table | {"keep_alive_s": system.keep_alive_s} for kind, table in BACKENDS.items()}
-    return scenario_of(
+    if setting["cold"] == "prefix":
+        runs["prompts"] = settings["prompts"]
+        group |= {"prefix_caching": True, "kv_tokens": int(setting["memory_gb"] * 1e9 / KV_BYTES)}
+        policies["routing"] = "least_delay"  # prompts are warmed by its index
+    backends = DATA["backends"].items()
+    made = scenario_of(
         [group],
-        policies={
-            "ordering": "hermes",
-            "prewarming": system.prewarming,
-            "prewarm_k": system.k,
-            "prewarm_share": system.share,
-            **({"routing": "least_delay"} if setting.cold == "prefix" else {}),  # prompts are warmed by its index
-        },
+        policies=policies,
         models={LLAMA_7B.name: model},
         applications=[runs],
-        backends={kind: table for kind, table in cold.items() if kind == setting.cold},
+        backends={kind: each | {"keep_alive_s": keep_alive_s} for kind, each in backends if kind == setting["cold"]},
         demand={"too_long": "clip"},
         seed=seed,
     )
+    return made, None
 
 
 def cases(part: str, settings: experiment.Settings) -> Iterator[tuple[Setting, experiment.Case]]:
-    def draw(setting: Setting, system: System, seed: int) -> tuple[Scenario, Workload | None]:
-        return scenario(setting, system, settings, settings["data"], seed), None
-
-    of, systems = PARTS[part]
-    for title, setting in of.items():
-        for name, system in systems.items():
+    """Yield each setting of *part* under each of its systems."""
+    for title, setting in DATA["parts"][part]["settings"].items():
+        for name, system in DATA[DATA["parts"][part]["systems"]].items():
             about = {"part": part, "setting": title, "system": name}
-            yield setting, experiment.Case(about, partial(draw, setting, system))
+            yield setting, experiment.Case(about, partial(scenario, setting, system, settings))
 
 
 def measured(setting: Setting, run: Simulated) -> experiment.Row:
@@ -157,7 +89,7 @@ def measured(setting: Setting, run: Simulated) -> experiment.Row:
     usual = np.array([all(step.unit != RARE for step in each.record.steps) for each in to_come.runs])
     taken_s = runs.completion_s[usual & np.isfinite(runs.completion_s)]
     row: experiment.Row = {"mean_s": float(taken_s.mean()), "p95_s": float(np.percentile(taken_s, 95))}
-    kind, count = setting.cold, len(to_come.runs)
+    kind, count = setting["cold"], len(to_come.runs)
     if kind == "adapter":
         tiers = ("not_loaded", "in_memory", "on_gpu")
         calls = sum(counters[f"adapter_{name}"] for name in tiers)
@@ -200,38 +132,6 @@ def run(settings: experiment.Settings, progress: experiment.Progress) -> experim
     }
 
 
-TITLES: Final[Mapping[str, str]] = {
-    "lora": f"{ADAPTERS} adapters, {ON_GPU} on the GPU and {IN_MEMORY} in memory (figure 13b)",
-    "kv": "System prompts in the prefix cache (figure 13a)",
-    "k": "The knob K (figure 14)",
-}
-
-
-def columns(rows: list[experiment.Row]) -> list[Column]:
-    """Return the columns of *rows*, those that any of them has."""
-    share, seconds = partial(experiment.percent, sign=False), "{:,.1f}"
-    known = [
-        Column("", "setting"),
-        Column("System", "system"),
-        Column("warm when it comes", "came_hits", share),
-        Column("warm when it begins", "hits", share),
-        Column("in memory", "in_memory", share),
-        Column("not loaded", "not_loaded", share),
-        Column("of prompt tokens", "hit_tokens", share),
-        Column("waited a run (s)", "waited_s", seconds),
-        Column("idle a run (s)", "idle_s", seconds),
-        Column("prewarmed", "warmed", "{:,.0f}"),
-        Column("used", "used", share),
-        Column("wasted", "wasted", share),
-        Column("mean (s)", "mean_s", seconds),
-        Column("p95 (s)", "p95_s", seconds),
-    ]
-    shown = [each for each in known if any(each.value in row for row in rows)]
-    if len(rows[0].get("means_s", ())) > 1:
-        shown.append(Column(f"against {rows[0]['system']}", lambda row: against(row, rows[0], "means_s"), changed))
-    return shown
-
-
 def show(console: Console, result: experiment.Result) -> None:
     console.print(
         f"[bold]Hermes, section 5.4[/]: scale {result['scale']:g}, {result['instances']} instance(s), {result['prompts']}"
@@ -240,57 +140,27 @@ def show(console: Console, result: experiment.Result) -> None:
     for part in result["parts"]:
         for setting in dict.fromkeys(row["setting"] for row in result["rows"] if row["part"] == part):
             rows = [row for row in result["rows"] if (row["part"], row["setting"]) == (part, setting)]
-            console.print(table(f"{TITLES[part]}: {setting}", columns(rows)[1:], rows))
+            first = rows[0]
+            if len(first.get("means_s", ())) > 1:
+                rows = [row | {"change": changed(against(row, first, "means_s"))} for row in rows]
+            known = [each for each in DATA["columns"]["all"] if any(each[1] in row for row in rows)]
+            shown = experiment.columns(known, first=first["system"])
+            console.print(table(f"{DATA['parts'][part]['title']}: {setting}", shown, rows))
 
 
 def compare(result: experiment.Result) -> list[experiment.Comparison]:
     """Return the changes from the baselines to Hermes, of those that the paper gives as numbers."""
     of = {(row["part"], row["setting"], row["system"]): row for row in result["rows"]}
-
-    def change_of(part: str, setting: str, base: str, name: str) -> float | None:
-        ours, other = of.get((part, setting, "Hermes")), of.get((part, setting, base))
-        return ours[name] / other[name] - 1 if ours and other and other[name] else None
-
     kept = []
-    if "lora" in result["parts"]:
-        ours = change_of("lora", "adapters", "EPWQ", "came_hits")
-        kept.append(experiment.Comparison("hits of adapters, Hermes against EPWQ", "5.4", 0.211, ours))
-    if "kv" in result["parts"]:
-        for base, hits, time in (("LRU", 1.11, -0.18), ("EPWQ", 0.33, -0.06)):
-            for measure, name, paper, pick in (
-                ("hits", "came_hits", hits, max),
-                ("mean completion", "mean_s", time, min),
-            ):
-                changes = [change_of("kv", f"{gb} GB", base, name) for gb in MEMORIES_GB]
-                known = [each for each in changes if each is not None]
-                what = f"{measure} of system prompts" if name == "came_hits" else f"{measure} with system prompts"
-                kept.append(
-                    experiment.Comparison(
-                        f"{what}, Hermes against {base}, at most", "5.4", paper, pick(known) if known else None
-                    )
-                )
+    for measure, part, base, name, paper, pick in DATA["reported"]["changes"]:
+        pairs = [
+            (of.get((part, each, "Hermes")), of.get((part, each, base))) for each in DATA["parts"][part]["settings"]
+        ]
+        changes = [ours[name] / other[name] - 1 for ours, other in pairs if ours and other and other[name]]
+        ours = (max if pick == "max" else min)(changes, default=None)
+        if part in result["parts"]:
+            kept.append(experiment.Comparison(measure, "5.4", paper, ours))
     return kept
 
 
-HERMES_PREWARMING: Final = experiment.Experiment(
-    name="hermes-prewarming",
-    paper="Hermes",
-    section="5.4",
-    measures="hits of adapters and system prompts without prewarming, by the waiting queue, and by demand graphs; the knob K"
-    " for adapters, containers and DNN models",
-    results="hermes.md#prewarming",
-    options=(
-        experiment.Option(
-            "parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True
-        ),
-        experiment.DATA,
-        experiment.Option("scale", "factor on runs and window alike", 1.0, float, above=0.0, at_most=4.0),
-        experiment.Option("instances", "instances of the model", 1, int, at_least=1),
-        experiment.Option("prompts", "versions of each system prompt", 10, int, at_least=1),
-        experiment.SEED,
-        experiment.Option("seeds", "seeds from the first one on", 3, int, at_least=1),
-    ),
-    run=run,
-    show=show,
-    compare=compare,
-)
+HERMES_PREWARMING: Final = experiment.Experiment.read("hermes-prewarming", run=run, show=show, compare=compare)

@@ -5,18 +5,25 @@ for the same ones. Encoders are fine-tuned on a part of the samples (`Fitting`):
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
 
-from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Option, Progress, Result, Settings
-from controlplane.terminal import Column, table
+from controlplane.experiments.experiment import (
+    Comparison,
+    Experiment,
+    Progress,
+    Result,
+    Settings,
+    columns,
+    read_data,
+)
+from controlplane.terminal import table
 from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, Trees, rests
 from forecasting.lengths.datasets import SETS, normalised, proxy_predictions, read_sets, temperature_lengths
-from forecasting.lengths.encoder import MINILM
 from forecasting.lengths.proxy import Proxy
 from forecasting.lengths.scoring import class_edges, full_score, score
 
@@ -34,20 +41,8 @@ ENCODERS: Final = tuple(name for name in ORDER if issubclass(MODELS[name], Proxy
 ASKED_ALONE: Final = 40
 """Queries that are asked one by one, for the time that one takes."""
 
-SSJF_TABLE_2: Final = {  # five-class accuracy, on LMSYS-Chat-1M cut to 1-512 tokens
-    "ssjf-ordinal-mse": 0.477,
-    "ssjf-ordinal-l1": 0.580,
-    "ssjf-cls": 0.592,
-    "ssjf-reg-mse": 0.601,
-    "ssjf-reg-l1": 0.615,
-}
-PRESERVE_TABLE_2: Final = {  # on ShareGPT
-    "mu-Serve": {"mae": 355.59, "acc_25": 0.3231, "acc_50": 0.4935, "acc_100": 0.6525},
-    "PiA (Vicuna-13B)": {"mae": 283.86, "acc_25": 0.3927, "acc_50": 0.5418, "acc_100": 0.6856},
-    "PiA (ChatGPT)": {"mae": 127.41, "acc_25": 0.5042, "acc_50": 0.6125, "acc_100": 0.7034},
-    "PreServe": {"mae": 78.25, "acc_25": 0.5677, "acc_50": 0.6879, "acc_100": 0.7795},
-}
-PAPER: Final = {"ssjf": SSJF_TABLE_2, "preserve": PRESERVE_TABLE_2}
+DATA: Final = read_data("lengths")
+PAPER: Final[Mapping[str, Any]] = DATA["reported"]
 CAPPED_AT: Final = 512  # of the lengths at several temperatures
 
 
@@ -180,26 +175,6 @@ def _verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _figure(head: str, key: str, template: str, factor: float = 1.0) -> Column:
-    """Return a column for a measure that not all papers report."""
-    return Column(head, lambda row: None if row.get(key) is None else factor * row[key], template)
-
-
-COLUMNS: Final = (
-    Column("Length model", "model"),
-    _figure("MAE", "mae", "{:.1f}"),
-    _figure("Acc-25", "acc_25", "{:.1f} %", 100),
-    _figure("Acc-50", "acc_50", "{:.1f} %", 100),
-    _figure("Acc-100", "acc_100", "{:.1f} %", 100),
-    _figure("rank", "rank_correlation", "{:.3f}"),
-    _figure("5 classes", "five_class_accuracy", "{:.3f}"),
-    _figure("paper", "paper", "{:.3f}"),
-    _figure("pinball", "pinball", "{:.1f}"),
-    _figure("fit, core s", "fit_s", "{:.0f}"),
-    _figure("ms each", "predict_ms", "{:.2f}"),
-)
-
-
 def run(settings: Settings, progress: Progress) -> Result:
     """Fit and test every model. Raise DataMissing without the data sets, ValueError for an unknown encoder."""
     quick, seed = settings["quick"], settings["seed"]
@@ -246,7 +221,7 @@ def show(console: Console, result: Result) -> None:
     reported = result["reported"]
     rows = [{**row, "paper": reported["ssjf"].get(row["model"])} for row in result["rows"]]
     rows += [{**row, "model": f"PreServe's Table 2: {name}"} for name, row in reported["preserve"].items()]
-    console.print(table(title, COLUMNS, rows, lambda row: "" if "pinball" in row else "dim"))
+    console.print(table(title, columns(DATA["columns"]["models"]), rows, lambda row: "" if "pinball" in row else "dim"))
     floor = result["floor"]
     console.print(
         f"Noise floor, {floor['prompts']:,.0f} prompts at three temperatures: median variation within a prompt"
@@ -279,7 +254,7 @@ def compare(result: Result) -> list[Comparison]:
         Comparison(
             f"{name}: five-class accuracy", "SSJF, Table 2", figure, _of(rows, name, "five_class_accuracy"), "share"
         )
-        for name, figure in SSJF_TABLE_2.items()
+        for name, figure in PAPER["ssjf"].items()
     ]
     return compared + [
         Comparison(
@@ -289,7 +264,7 @@ def compare(result: Result) -> list[Comparison]:
             _of(rows, "preserve", measure),
             "tokens" if measure == "mae" else "share",
         )
-        for measure, figure in PRESERVE_TABLE_2["PreServe"].items()
+        for measure, figure in PAPER["preserve"]["PreServe"].items()
     ]
 
 
@@ -297,21 +272,6 @@ def _of(rows: dict[str, dict[str, Any]], model: str, measure: str) -> float | No
     return rows[model][measure] if model in rows else None
 
 
-LENGTH_MODELS: Final = Experiment(
-    name="lengths",
-    paper="SSJF, PreServe",
-    section="Table 2 of each",
-    measures="error, accuracy, cost of every length model on the same prompts, and the noise floor",
-    results="length-models.md#the-table",
-    options=(
-        DATA,
-        SEED,
-        Option("strategies", "models, separated by commas (default all)", among=ORDER, several=True, rests=rests),
-        Option("encoder", "minilm, a folder or a name on the Hugging Face hub", MINILM),
-        Option("quick", "fewer samples for encoders, smaller test", flag=True, default=False, group="effort"),
-        Option("thorough", "encoders read all prompts; takes hours", flag=True, default=False, group="effort"),
-    ),
-    run=run,
-    show=show,
-    compare=compare,
+LENGTH_MODELS: Final = Experiment.read(
+    "lengths", among={"strategies": ORDER}, missing={"strategies": rests}, run=run, show=show, compare=compare
 )

@@ -11,7 +11,7 @@ and `shallow`, as it runs live.
 The second scene measures what prefix caches are worth: Mooncake's conversations, whose prompt blocks are known.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from controlplane.experiments import experiment
-from controlplane.experiments.experiment import share
 from controlplane.experiments.shared.scenes import LLAMA_2_7B, ServedModel, requests_of, scenario_of
 from controlplane.simulation.running import Simulated
-from controlplane.terminal import Column, table
+from controlplane.terminal import table
 from forecasting.lengths.datasets import DataMissing, proxy_predictions
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.workload.columns import Workload
@@ -60,10 +59,8 @@ NEAR_ATTAINMENT: Final = 0.888
 CONTEXT_TOKENS: Final = 4096
 AZURE: Final = "azure_llm_2023/AzureLLMInferenceTrace_conv.csv"
 
-# As LLAMA_2_7B of the scaling scenes, for the 13B on two A40 of 40 GB: Vidur's products for one of 7B by 13/7, halved, and
-# a tenth more for the exchange between the two; 800 KiB a token, read at twice 696 GB/s; 90 % of the memory less 26 GB.
-LLAMA_2_13B = ServedModel("llama-2-13b", Profile(0.0272, 0.0, 1.25e-4, 0.0, 0.0272, 1.25e-4, 5.9e-7), 56_000, 256, 4096)
-MODELS: Final = (LLAMA_2_7B, LLAMA_2_13B)
+DATA: Final = experiment.read_data("preserve-routing")
+MODELS: Final = (LLAMA_2_7B, *(ServedModel.read(name, each) for name, each in DATA["models"].items()))
 LOADS: Final = (0.7, 0.8, 0.9, 0.95, 0.98, 1.0, 1.05)
 """Times the rate at which instances are full in the long run."""
 BUSY: Final = 12_000
@@ -75,11 +72,7 @@ MOONCAKE_MODEL: Final = ServedModel(
     batched_tokens=8192, block_tokens=MOONCAKE_BLOCK_TOKENS, queue="fcfs", prefix_caching=True,
 )  # fmt: skip
 """On four A100, as in the scaling scenes."""
-PAPER: Final = {
-    "llama-2-7b": {"ttft_mean": -0.711, "normalised_p99": -0.591, "violations": -0.893},
-    "llama-2-13b": {"normalised_p99": -0.458, "violations": -0.618},
-}
-"""PreServe against the second best baseline (least request), at the load where that one keeps 88.8 % of the promises."""
+PAPER: Final[Mapping[str, Mapping[str, float]]] = DATA["reported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,19 +228,6 @@ CHANGED: Final[dict[str, Callable[[experiment.Row], float]]] = {
 }
 
 
-COLUMNS: Final = (
-    Column("requests/s", "requests_per_s", "{:g}"),
-    Column("router", "router"),
-    Column("TTFT mean", "ttft_mean_s", "{:.3f} s"),
-    Column("p99", "ttft_p99_s", "{:.3f} s"),
-    Column("normalised mean", lambda row: 1000 * row["normalised_mean_s"], "{:.1f} ms"),
-    Column("p99", lambda row: 1000 * row["normalised_p99_s"], "{:.1f} ms"),
-    Column("SLO met", "slo_met", share),
-    Column("preempted", "preemptions", "{:.0f}"),
-    Column("cached", lambda row: 100 * row["cached"], "{:.1f} %"),
-)
-
-
 def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     """Run both scenes. Raise ValueError where the data is missing."""
     lengths = AzureLengths.read(settings["data"])
@@ -275,7 +255,7 @@ def show(console: Console, result: experiment.Result) -> None:
     for key in dict.fromkeys((row["scene"], row["depth"], row["predictions"]) for row in rows):
         title = f"{key[0]}: {key[1]} queues at instances, lengths {key[2]}"
         here = [row for row in rows if (row["scene"], row["depth"], row["predictions"]) == key]
-        console.print(table(title, COLUMNS, here))
+        console.print(table(title, experiment.columns(DATA["columns"]["routers"]), here))
     for key, here in result["found"].items():
         console.print(
             f"[bold]{key}[/], at {here['requests_per_s']:g}/s (least request: {here['least_request_slo_met']:.1%})"
@@ -298,14 +278,4 @@ def compare(result: experiment.Result) -> list[experiment.Comparison]:
     ]
 
 
-PRESERVE_ROUTING: Final = experiment.Experiment(
-    name="preserve-routing",
-    paper="PreServe",
-    section="5.4",
-    measures="TTFT, normalised latency and SLO attainment by router and load; what prefix caches are worth",
-    results="routing.md#against-the-paper",
-    options=(experiment.DATA, experiment.SCALE, experiment.SEED),
-    run=run,
-    show=show,
-    compare=compare,
-)
+PRESERVE_ROUTING: Final = experiment.Experiment.read("preserve-routing", run=run, show=show, compare=compare)

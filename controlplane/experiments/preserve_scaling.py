@@ -6,7 +6,7 @@ In the paper an instance takes every request at once and queues by itself; the r
 peak is the highest of those.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from controlplane.experiments.shared.measures import percentiles
 from controlplane.experiments.shared.scenes import DAY_S, preserve
 from controlplane.experiments.shared.setting import Setting, prepare
 from controlplane.simulation.running import Simulated
-from controlplane.terminal import Column, table
+from controlplane.terminal import table
 from forecasting.workload import FORECASTERS, rests
 from scheduling.scaling import Advice, ByEndpoint, EndpointView, Hybrid, make_strategy
 from scheduling.scaling.endpoint import Wish
@@ -33,10 +33,8 @@ from scheduling.simulation.workload.generator import random_bursts
 
 Floats = NDArray[np.float64]
 SERVICES: Final = ("code-like", "chat-like")
-STRATEGIES: Final = ("static", "reactive", "proactive", "hybrid", "hybrid_mean", "preserve", "lt_ua", "pilothouse")
-"""`hybrid` looks at the fullest instance, `hybrid_mean` at all together."""
-NOT_AT: Final = {"deep": ("lt_ua", "pilothouse"), "shallow": ("hybrid_mean",)}
-"""By depth: `deep` has only the paper's strategies, `shallow` only those that run live."""
+DATA: Final = experiment.read_data("preserve-scaling")
+NOT_AT: Final[Mapping[str, Sequence[str]]] = DATA["not_at"]
 DEPTHS: Final = tuple(NOT_AT)
 PEAK_S: Final = 300.0
 SLO_S: Final = 0.2
@@ -50,12 +48,7 @@ SURGE_S: Final = 900.0
 SURGE_FACTOR: Final = 1.7
 """Surges that are in no history, as the paper's code service has them."""
 
-PAPER: Final = {
-    "peak_normalised_against_hybrid": -0.786,
-    "peak_normalised_against_hybrid_mean": -0.786,
-    "instance_hours_against_static": -0.4447,
-}
-"""The peaks are the mean of both services': 0.92 s and 0.197 s."""
+PAPER: Final[Mapping[str, float]] = DATA["reported"]
 MEASURES: Final = {"peak_normalised": "peak_normalised_s", "instance_hours": "instance_hours"}
 
 
@@ -239,23 +232,9 @@ def run(settings: experiment.Settings, progress: experiment.Progress) -> experim
     }
 
 
-COLUMNS: Final = (
-    Column("Service", "service"),
-    Column("Queues", "depth"),
-    Column("Strategy", "strategy"),
-    Column("instance-hours", "instance_hours", "{:,.1f}"),
-    Column("peak 5 min", "peak_normalised_s", experiment.seconds),
-    Column("peak minute", "peak_minute_normalised_s", experiment.seconds),
-    Column("mean", "normalised_mean_s", experiment.seconds),
-    Column(f"within {SLO_S} s", "slo_met", experiment.share),
-    Column("TTFT p95", "ttft_p95_s", experiment.seconds),
-    Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),
-)
-
-
 def show(console: Console, result: experiment.Result) -> None:
     title = f"PreServe, section 5.3: {result['days']:g} day(s), seed {result['seed']}"
-    console.print(table(title, COLUMNS, result["rows"]))
+    console.print(table(title, experiment.columns(DATA["columns"]["strategies"]), result["rows"]))
     for name, by_service in result["found"].items():
         if by_service:
             values = ", ".join(f"{service} {experiment.percent(value)}" for service, value in by_service.items())
@@ -274,27 +253,10 @@ def compare(result: experiment.Result) -> list[experiment.Comparison]:
     ]
 
 
-PRESERVE_SCALING: Final = experiment.Experiment(
-    name="preserve-scaling",
-    paper="PreServe",
-    section="5.3",
-    measures="peak of normalised latency and instance-hours by scaling strategy",
-    results="preserve.md#preserves-day",
-    options=(
-        experiment.Option("days", "days simulated", 1.0, float, above=0.0, at_most=7.0),
-        experiment.SCALE,
-        experiment.SEED,
-        experiment.Option(
-            "strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True
-        ),
-        experiment.Option(
-            "forecaster",
-            "of prompt and output tokens; mlstm is the paper's",
-            "mlstm",
-            among=tuple(FORECASTERS),
-            rests=rests,
-        ),
-    ),
+PRESERVE_SCALING: Final = experiment.Experiment.read(
+    "preserve-scaling",
+    among={"forecaster": tuple(FORECASTERS)},
+    missing={"forecaster": rests},
     run=run,
     show=show,
     compare=compare,

@@ -1,6 +1,6 @@
 """SageServe's evaluation (section 7): a week of four models in three regions under each strategy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -12,8 +12,8 @@ from controlplane.experiments.shared import scenes, setting
 from controlplane.experiments.shared.measures import of_run
 from controlplane.experiments.shared.scenes import INTERACTIVE, OTHER, Scene
 from controlplane.experiments.shared.setting import Setting
-from controlplane.terminal import Column, table
-from forecasting.workload import BEST, FORECASTERS, rests
+from controlplane.terminal import table
+from forecasting.workload import FORECASTERS, rests
 from scheduling.scaling import make_strategy
 from scheduling.scaling.view import Instances, Load, endpoint_view
 from scheduling.simulation.scenario import Scenario
@@ -32,12 +32,8 @@ BURSTS_A_DAY: Final = 2
 BURST_S: Final = 600.0
 BURST_FACTOR: Final = 8.0
 
-PAPER: Final = {
-    "lt_i": {"instance_hours": -0.248},
-    "lt_u": {"instance_hours": -0.182},
-    "lt_ua": {"instance_hours": -0.228, "waste_hours": -0.70},
-}
-"""Change against reactive that the paper reports: figures 11 and 15, Llama-2 on a peak day."""
+DATA: Final = experiment.read_data("sageserve")
+PAPER: Final[Mapping[str, Mapping[str, float]]] = DATA["reported"]
 
 
 def prepare(
@@ -164,28 +160,8 @@ def show(console: Console, result: experiment.Result) -> None:
             f" {result['seed']}. Error of the forecasts: {errors}."
         )
         rows = [{**row, "changes": each["against_reactive"].get(row["strategy"], {})} for row in each["rows"]]
-        console.print(table(f"Interactive latencies; {over} the reactive floor", _columns(busiest), rows))
-
-
-def _columns(busiest: str) -> Sequence[Column]:
-    def changed(measure: str) -> Column:
-        return Column("change", lambda row: row["changes"].get(measure), experiment.percent)
-
-    return (
-        Column("Strategy", "strategy"),
-        Column("hours", "instance_hours", "{:,.0f}"),
-        changed("instance_hours"),
-        Column(f"{busiest} hours", lambda row: row["hours_by_model"][busiest], "{:,.0f}"),
-        changed("busiest_hours"),
-        Column("waste (h)", "waste_hours", "{:,.1f}"),
-        changed("waste_hours"),
-        Column("USD", "usd", "{:,.0f}"),
-        Column("TTFT p95", "ttft_p95_s", experiment.seconds),
-        Column("TTFT p99", "ttft_p99_s", experiment.seconds),
-        Column("E2E p95", "e2e_p95_s", experiment.seconds),
-        Column("SLO met", "slo_met", experiment.share),
-        Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),
-    )
+        shown = experiment.columns(DATA["columns"]["strategies"], busiest=busiest)
+        console.print(table(f"Interactive latencies; {over} the reactive floor", shown, rows))
 
 
 SECTIONS: Final = {
@@ -210,27 +186,10 @@ def compare(result: experiment.Result) -> list[experiment.Comparison]:
     ]
 
 
-SAGESERVE: Final = experiment.Experiment(
-    name="sageserve",
-    paper="SageServe",
-    section="7.3",
-    measures="instance-hours, waste by scaling, latencies by strategy, over a week of four models in three regions",
-    results="sageserve.md#sageserves-week",
-    options=(
-        experiment.Option("days", "days simulated", 7.0, float, above=0.0, at_most=7.0),
-        experiment.SCALE,
-        experiment.SEED,
-        experiment.Option(
-            "strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True
-        ),
-        experiment.Option("demand", "plain, bursts or both", "both", among=("plain", "bursts", "both")),
-        experiment.Option(
-            "no-floor", "plans alone, without the reactive floor, as in the paper", flag=True, default=False
-        ),
-        experiment.Option(
-            "forecaster", "of prompt and output tokens, for all strategies", BEST, among=tuple(FORECASTERS), rests=rests
-        ),
-    ),
+SAGESERVE: Final = experiment.Experiment.read(
+    "sageserve",
+    among={"strategies": STRATEGIES, "forecaster": tuple(FORECASTERS)},
+    missing={"forecaster": rests},
     run=run,
     show=show,
     compare=compare,

@@ -6,7 +6,7 @@ floor, with ours, `bursts` likewise with two bursts of eight times the load, `we
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -23,41 +23,30 @@ from controlplane.experiments.shared.setting import Setting
 from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
 from forecasting.workload import BEST
-from scheduling.queueing.release_rule import AT_ONCE, SLACK, USE
+from scheduling.queueing.release_rule import SLACK, USE
 from scheduling.scaling import make_strategy
 from scheduling.simulation.cluster.world import UNPAID, Outcome, State
 from scheduling.simulation.measures.results import PROVISIONING, latency_s
 from scheduling.simulation.workload.columns import Floats, Workload
 
-PARTS: Final = ("pools", "plans", "bursts", "week")
+DATA: Final = experiment.read_data("sageserve-mixed")
+PARTS: Final[Mapping[str, Mapping[str, Any]]] = DATA["parts"]
 SILOED: Final = "silos"
-POOLS: Final = {
-    SILOED: AT_ONCE,
-    "one pool, by use": USE,
-    "one pool, at once": AT_ONCE,
-    "one pool, by slack (ours)": SLACK,
-}
-"""Release rule by name of the row; the second is the paper's unified pool."""
 UNIFIED: Final = "one pool, by use"
 REACTIVE: Final = "Reactive"
 PAPERS: Final = {REACTIVE: "reactive", "LT-I": "lt_i", "LT-U": "lt_u", "LT-UA": "lt_ua"}
 OURS: Final = "Pilothouse (ours)"
 BETA: Final = 0.1
 """Share of the last hour's non-interactive load that the paper's plans keep free (section 6.4)."""
-SAMPLE_S: Final = {"pools": 900.0, "plans": 900.0, "bursts": 150.0, "week": 10_800.0}
-"""Step of the series by part: as in figures 5, 6 and 14; a quarter of a burst; and that of figure 17."""
 BIN_S: Final = 10_800.0
 """Of the latencies of figure 17."""
 SHOWN_REGION: Final = "us-west"
 """Of figure 6."""
-PAPER_DONATED_H: Final = 52.0
-PAPER_TTFT_CHANGE: Final = 0.12
-"""Section 4: the largest change of a model's p95 TTFT from silos to one pool."""
 
 
 def pools(scene: Scene, drawn: Workload, seed: int) -> Iterator[experiment.Case]:
     """Yield the silos and the one pool under each release rule."""
-    for name, release in POOLS.items():
+    for name, release in DATA["pools"].items():
         siloed = name == SILOED
         scaling = {
             "strategy": "reactive", "min_instances": scene.min_instances, "max_instances": scene.max_instances,
@@ -66,7 +55,7 @@ def pools(scene: Scene, drawn: Workload, seed: int) -> Iterator[experiment.Case]
         scenario = scene.scenario(siloed, release=release, scaling=scaling)
         requests = scene.requests(drawn, seed, siloed)
         yield experiment.Case.of(
-            {"strategy": name}, scenario, requests, until_s=DAY_S, seed=seed, sample_s=SAMPLE_S["pools"]
+            {"strategy": name}, scenario, requests, until_s=DAY_S, seed=seed, sample_s=PARTS["pools"]["sample_s"]
         )
 
 
@@ -231,7 +220,7 @@ def arrivals(made: Setting, step_s: float) -> dict[str, list[float]]:
 
 def followed(part: str, scene: Scene, seed: int, progress: experiment.Progress) -> experiment.Result:
     """Return the result of the *part* `plans`, `bursts` or `week`: a row for each strategy, and the forecasts' errors."""
-    days, bursty, sample_s = 7.0 if part == "week" else 1.0, part == "bursts", SAMPLE_S[part]
+    days, bursty, sample_s = 7.0 if part == "week" else 1.0, part == "bursts", PARTS[part]["sample_s"]
     prepared = partial(sageserve.prepare, scene, days, seed, bursty)
     paper = prepared("arima", progress, smooth=True)
     ours = replace(prepared(BEST, progress), workload=paper.workload)
@@ -261,7 +250,7 @@ def run(settings: experiment.Settings, progress: experiment.Progress) -> experim
         result["pools"] = experiment.rounded(
             experiment.run_cases("silos and one pool", pools(scene, drawn, seed), measure, progress)
         )
-    for part in PARTS[1:]:
+    for part in list(PARTS)[1:]:
         if part in settings["parts"]:
             result |= {"forecast_error": {}} | result
             made = followed(part, scene, seed, progress)
@@ -270,82 +259,36 @@ def run(settings: experiment.Settings, progress: experiment.Progress) -> experim
     return result
 
 
-TITLES: Final = {
-    "pools": "Silos and one pool, scaled on every arrival",
-    "plans": "Long-term strategies",
-    "bursts": "Long-term strategies, two bursts of eight times the load",
-    "week": "Long-term strategies, a week",
-}
-"""Of the tables, by part."""
-
-
 def show(console: Console, result: experiment.Result) -> None:
     if "interactive" in result:
         console.print(
             f"[bold]SageServe, section 4[/]: {result['interactive']:,} interactive and {result['other']:,} other requests"
             f" in a day, seed {result['seed']}."
         )
-    for part, title in TITLES.items():
+    names, shown = result["models"], DATA["columns"]
+    by_model = [Column("Strategy", "strategy")]
+    for name in names:
+        by_model += experiment.columns(shown["by_model"], model=name)
+    for part, table_of in PARTS.items():
         if part in result:
-            base = result[part][0]
-            rows = [{**row, "base": base} for row in result[part]]
-            more = _against_reactive(result["models"][0]) if part != "pools" else []
-            console.print(table(title, [*_COLUMNS, *more], rows))
-            console.print(table(f"{title}: interactive p95 and KV use by model", _by_model(result["models"]), rows))
+            base, title = result[part][0], table_of["title"]
+            rows = [row | {"changes": _changes(row, base, names[0])} for row in result[part]]
+            more = shown["against_reactive"] if part != "pools" else []
+            console.print(table(title, experiment.columns([*shown["strategies"], *more], busiest=names[0]), rows))
+            console.print(table(f"{title}: interactive p95 and KV use by model", by_model, rows))
     for part, errors in result.get("forecast_error", {}).items():
         said = ", ".join(f"{name}: {experiment.percent(error, sign=False)}" for name, error in errors.items())
-        console.print(f"{TITLES[part]}: error of the forecasts of prompt tokens: {said}.")
+        console.print(f"{PARTS[part]['title']}: error of the forecasts of prompt tokens: {said}.")
 
 
-_COLUMNS: Final = (
-    Column("Strategy", "strategy"),
-    Column("hours", "instance_hours", "{:,.0f}"),
-    Column("donated (h)", "donated_hours", "{:,.0f}"),
-    Column("KV use", "kv_use", experiment.share),
-    Column("TTFT p95", "ttft_p95_s", experiment.seconds),
-    Column("E2E p95", "e2e_p95_s", experiment.seconds),
-    Column("TTFT in 2 s", "interactive_in_2_s", experiment.share),
-    Column("other done", "other_done", "{:,}"),
-    Column("left", "other_left", "{:,}"),
-    Column("p95 (h)", "other_p95_h", "{:,.2f}"),
-    Column("deadlines met", "deadlines_met", experiment.share),
-    Column("out/in", "moves", "{}"),
-)
-
-
-def _against_reactive(busiest: str) -> list[Column]:
-    def hours(row: experiment.Row) -> float:
-        return float(row["hours_by_model"][busiest])
-
-    return [
-        Column(f"{busiest} hours", hours, "{:,.0f}"),
-        Column("change", lambda row: experiment.change(hours(row), hours(row["base"])), experiment.percent),
-        Column("waste (h)", "waste_hours", "{:,.1f}"),
-        Column(
-            "change", lambda row: experiment.change(row["waste_hours"], row["base"]["waste_hours"]), experiment.percent
-        ),
-    ]
-
-
-def _by_model(models: list[str]) -> list[Column]:
-    def of(name: str, measure: str) -> Any:
-        return lambda row: row[measure][name]
-
-    def use(name: str) -> Any:
-        return lambda row: row["series"]["kv_use"][name]
-
-    def changed(name: str) -> Any:
-        return lambda row: experiment.change(row["ttft_p95_by_model_s"][name], row["base"]["ttft_p95_by_model_s"][name])
-
-    columns = [Column("Strategy", "strategy")]
-    for name in models:
-        columns += [
-            Column(f"{name} TTFT", of(name, "ttft_p95_by_model_s"), experiment.seconds),
-            Column("change", changed(name), experiment.percent),
-            Column("E2E", of(name, "e2e_p95_by_model_s"), experiment.seconds),
-            Column("KV use", use(name), partial(experiment.percent, sign=False)),
-        ]
-    return columns
+def _changes(row: experiment.Row, base: experiment.Row, busiest: str) -> dict[str, float | None]:
+    """Return the changes from *base* to *row*: paid hours of the busiest model, waste, and p95 TTFT by model."""
+    ttft_s = row["ttft_p95_by_model_s"]
+    return {
+        "busiest_hours": experiment.change(row["hours_by_model"][busiest], base["hours_by_model"][busiest]),
+        "waste_hours": experiment.change(row["waste_hours"], base["waste_hours"]),
+        **{name: experiment.change(ttft_s[name], base["ttft_p95_by_model_s"][name]) for name in ttft_s},
+    }
 
 
 def compare(result: experiment.Result) -> list[experiment.Comparison]:
@@ -364,13 +307,16 @@ def compare(result: experiment.Result) -> list[experiment.Comparison]:
                 for name, before in siloed["ttft_p95_by_model_s"].items()
             ]
             most = max((each for each in changes if each is not None), default=None)
+        reported, about = DATA["reported"], "largest change of a model's p95 TTFT, one pool against silos"
         compared = [
             experiment.Comparison(
-                "instance-hours donated more by one pool than by silos", "4", PAPER_DONATED_H, donated, "hours"
+                "instance-hours donated more by one pool than by silos",
+                "4",
+                reported["donated_hours"],
+                donated,
+                "hours",
             ),
-            experiment.Comparison(
-                "largest change of a model's p95 TTFT, one pool against silos", "4", PAPER_TTFT_CHANGE, most
-            ),
+            experiment.Comparison(about, "4", reported["ttft_change"], most),
         ]
     for name, strategy in PAPERS.items() if planned else ():
         for measure, figure in sageserve.PAPER.get(strategy, {}).items():
@@ -389,18 +335,4 @@ def _of_paper(measure: str, row: experiment.Row, busiest: str) -> float:
     return float(row["hours_by_model"][busiest] if measure == "instance_hours" else row[measure])
 
 
-SAGESERVE_MIXED: Final = experiment.Experiment(
-    name="sageserve-mixed",
-    paper="SageServe",
-    section="4, 7.3",
-    measures="interactive and other work in silos or one pool, by release rule; the paper's LT strategies and ours",
-    results="sageserve.md#sageserves-day",
-    options=(
-        experiment.SCALE,
-        experiment.SEED,
-        experiment.Option("parts", "parts, separated by commas (default all)", among=PARTS, several=True),
-    ),
-    run=run,
-    show=show,
-    compare=compare,
-)
+SAGESERVE_MIXED: Final = experiment.Experiment.read("sageserve-mixed", run=run, show=show, compare=compare)

@@ -13,7 +13,7 @@ from controlplane.experiments import experiment
 from controlplane.experiments.preserve_routing import INSTANCES, MOONCAKE, MOONCAKE_MODEL, MOONCAKE_SPEEDS
 from controlplane.experiments.shared.scenes import requests_of, scenario_of
 from controlplane.simulation.running import Simulated
-from controlplane.terminal import Column, table
+from controlplane.terminal import table
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.traces import TraceError, load_trace
 
@@ -104,27 +104,9 @@ def show(console: Console, result: experiment.Result) -> None:
     title = (
         f"{about['requests']:,} requests of {about['sessions']:,} sessions, {about['continued']:.0%} of them continued"
     )
-    console.print(table(title, COLUMNS, result["rows"]))
+    console.print(
+        table(title, experiment.columns(experiment.read_data("sessions")["columns"]["routers"]), result["rows"])
+    )
 
 
-COLUMNS: Final = (
-    Column("requests/s", "requests_per_s", "{:g}"),
-    Column("router", "router"),
-    Column("TTFT mean", "ttft_mean_s", "{:.2f} s"),
-    Column("p50", "ttft_p50_s", "{:.2f} s"),
-    Column("p95", "ttft_p95_s", "{:.2f} s"),
-    Column("p99", "ttft_p99_s", "{:.1f} s"),
-    Column("normalised mean", lambda row: 1000 * row["normalised_mean_s"], "{:.0f} ms"),
-    Column("cached", lambda row: 100 * row["cached"], "{:.1f} %"),
-    Column("busiest instance", "busiest", "{:.2f} of its share"),
-)
-SESSIONS: Final = experiment.Experiment(
-    name="sessions",
-    paper="ours",
-    section="own",
-    measures="latency of conversations that stay with one instance, against routing by load and cached prefixes",
-    results="routing.md#sessions",
-    options=(experiment.DATA, experiment.SCALE, experiment.SEED),
-    run=run,
-    show=show,
-)
+SESSIONS: Final = experiment.Experiment.read("sessions", run=run, show=show)

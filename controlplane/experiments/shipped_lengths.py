@@ -9,7 +9,7 @@ known.
 import gzip
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from controlplane.experiments.experiment import DATA, SEED, Case, Experiment, Progress, Result, Settings
+from controlplane.experiments.experiment import Case, Experiment, Progress, Result, Settings, columns, read_data
 from controlplane.experiments.length_models import TEST_PROMPTS, thinned
 from controlplane.experiments.ssjf import BATCH, CONTEXT, requests, scenario
-from controlplane.terminal import Column, table
+from controlplane.terminal import table
 from forecasting.lengths import LengthQuery, Sample, Trees, bundled
 from forecasting.lengths.baselines import TenantHistogram
 from forecasting.lengths.datasets import (
@@ -41,6 +41,7 @@ ASSISTANT: Final = {"gpt": "assistant", "human": "user", "system": "system"}
 LOAD: Final = 0.8
 REMEMBERED: Final = 1000
 """Lengths of each (model, tenant) in the histogram."""
+SHOWN: Final = read_data("lengths-shipped")["columns"]
 METHODS: Final = ("raw", "calibrated", "histogram")
 Values = NDArray[np.float64]
 
@@ -180,26 +181,6 @@ def _job_completion(samples: Sequence[Sample], said: dict[str, Values], seed: in
     return {name: float(times.mean()) for name, times in jct_s.items()}
 
 
-def _of_set(name: str) -> Column:
-    return Column(name, lambda row: row["sets"][name], "{:.1f}")
-
-
-def _blank(template: str) -> Callable[[float | None], str]:
-    """Return a format that is empty for None, where lengths were not predicted."""
-    return lambda value: "" if value is None else template.format(value)
-
-
-ERRORS: Final = (
-    Column("", "method"),
-    Column("MAE", lambda row: row.get("mae"), _blank("{:.1f}")),
-    Column("median ratio", lambda row: row.get("median_ratio"), _blank("{:.2f}")),
-)
-GAINS: Final = (
-    Column(f"mean JCT at load {LOAD:g} (s)", "jct_s", "{:,.1f}"),
-    Column("share of the possible gain", lambda row: 100 * row["gain_share"], "{:.0f} %"),
-)
-
-
 def run(settings: Settings, progress: Progress) -> Result:
     """Return {"unseen", "conversations"}: measures of each, or {"skipped": why}."""
     folder, seed, model = settings["data"], settings["seed"], bundled()
@@ -217,12 +198,12 @@ def show(console: Console, result: Result) -> None:
         console.print(f"Prompts never seen: skipped. {unseen['skipped']}")
     else:
         title = f"{unseen['samples']:,} answers to {unseen['prompts']:,} prompts never seen by the shipped file"
-        sets = [_of_set(name) for name in unseen["mae_by_set"]]
+        sets = [(name, f"sets/{name}", "{:.1f}") for name in unseen["mae_by_set"]]
         rows = [
             {**row, "method": method, "sets": {name: each[method] for name, each in unseen["mae_by_set"].items()}}
             for method, row in unseen["rows"].items()
         ]
-        console.print(table(title, [*ERRORS, *sets], rows))
+        console.print(table(title, columns([*SHOWN["errors"], *sets]), rows))
     if "skipped" in conversations:
         console.print(f"Conversations: skipped. {conversations['skipped']}")
         return
@@ -233,16 +214,7 @@ def show(console: Console, result: Result) -> None:
         *({**row, "method": name, "jct_s": jct_s[name]} for name, row in conversations["rows"].items()),
         {"method": "lengths known", "jct_s": jct_s["known"], "gain_share": 1.0},
     ]
-    console.print(table(title, [*ERRORS, *GAINS], gains))
+    console.print(table(title, columns([*SHOWN["errors"], *SHOWN["gains"]]), gains))
 
 
-SHIPPED_LENGTHS: Final = Experiment(
-    name="lengths-shipped",
-    paper="none",
-    section="our own measurement",
-    measures="error of the shipped length model on unseen prompts and conversations, and what SJF gains by it",
-    results="length-models.md#what-the-shipped-file-is-worth",
-    options=(DATA, SEED),
-    run=run,
-    show=show,
-)
+SHIPPED_LENGTHS: Final = Experiment.read("lengths-shipped", run=run, show=show)

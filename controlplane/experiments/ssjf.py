@@ -8,7 +8,7 @@ Two things differ from the published simulator on purpose: throughput is that of
 the last token, and every ordering has the same batching rules.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from rich.console import Console
 from controlplane.experiments import experiment
 from controlplane.experiments.shared.scenes import ServedModel, requests_of, scenario_of
 from controlplane.simulation.running import Simulated
-from controlplane.terminal import Column, table
+from controlplane.terminal import table
 from forecasting.lengths import bundled
 from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, DataMissing, proxy_predictions, read_sets
 from scheduling.fleet.profile import Profile
@@ -52,19 +52,8 @@ PROFILE: Final = Profile(0.012, 0.008, 3e-5, 0.0, 4.4e-3, 5e-5, 1e-7)
 CONTEXT: Final = 8192
 TREES: Final = "trees"
 
-PAPER: Final[dict[str, dict[str, dict[str, tuple[float, float | None]]]]] = {
-    "jct_reduction": {
-        "rate": {"none": (0.345, 0.437), "dynamic": (0.396, 0.582), "continuous": (0.332, 0.430)},
-        "burstiness": {"none": (0.305, 0.376), "dynamic": (0.390, 0.529), "continuous": (0.350, 0.415)},
-        "rounds": {"continuous": (0.331, None)},
-    },
-    "throughput_factor": {
-        "rate": {"none": (3.6, 4.7), "dynamic": (3.0, 4.1), "continuous": (2.8, 3.2)},
-        "burstiness": {"none": (2.6, 3.4), "dynamic": (2.6, 3.8), "continuous": (2.2, 2.7)},
-        "rounds": {"continuous": (1.67, None)},
-    },
-}
-"""Of SSJF and of the oracle, by what varies and by mode of batching (section 4.2); of rounds that of the fifth."""
+DATA: Final = experiment.read_data("ssjf")
+PAPER: Final[Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]] = DATA["reported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,44 +178,6 @@ def against_fcfs(rows: Sequence[experiment.Row]) -> dict[str, dict[str, dict[str
     return changes
 
 
-def _change(ordering: str) -> Column:
-    """Return a column of the mean job completion time by *ordering* against FCFS."""
-    return Column(ordering, lambda by: 100 * (by[ordering]["jct_mean_s"] / by["fcfs"]["jct_mean_s"] - 1), "{:+.1f} %")
-
-
-def _factor(ordering: str) -> Column:
-    """Return a column of the throughput by *ordering* against FCFS."""
-    return Column(ordering, lambda by: by[ordering]["throughput"] / by["fcfs"]["throughput"], "x {:.2f}")
-
-
-RUNS: Final = (
-    Column("Varied", lambda by: by["fcfs"]["varied"]),
-    Column("Batching", lambda by: by["fcfs"]["mode"]),
-    Column("value", lambda by: by["fcfs"]["value"], "{}"),
-    Column("FCFS (s)", lambda by: by["fcfs"]["jct_mean_s"], "{:,.2f}"),
-    *map(_change, ORDERINGS[1:]),
-    Column("FCFS (1/s)", lambda by: by["fcfs"]["throughput"], "{:.2f}"),
-    *map(_factor, ("ssjf", "sjf")),
-    Column("p99 ssjf / FCFS", lambda by: by["ssjf"]["jct_p99_s"] / by["fcfs"]["jct_p99_s"], "{:.2f}"),
-)
-"""Of one value, by ordering."""
-AGING: Final = (
-    Column("stretch", lambda row: f"{row['stretch']:g}" if row["ordering"] == "ssjf" else row["ordering"], "{}"),
-    Column("mean JCT (s)", "jct_mean_s", "{:,.2f}"),
-    Column("p50", "jct_p50_s", "{:,.2f}"),
-    Column("p99", "jct_p99_s", "{:,.2f}"),
-    Column("longest wait", "wait_most_s", "{:,.2f}"),
-)
-TOTALS: Final = (
-    Column("Varied", "varied"),
-    Column("Batching", "mode"),
-    Column("JCT ssjf", lambda by: 100 * by["ssjf"]["jct_reduction"], "-{:.1f} %"),
-    Column("JCT sjf", lambda by: 100 * by["sjf"]["jct_reduction"], "-{:.1f} %"),
-    Column("throughput ssjf", lambda by: by["ssjf"]["throughput_factor"], "x {:.2f}"),
-    Column("arriving", lambda by: by["ssjf"]["throughput_arriving_factor_most"], "x {:.2f}"),
-)
-
-
 def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
     """Run every variation with `scale` times 4,000 requests each. Raise ValueError as `read_lengths`."""
     folder, seed = settings["data"], settings["seed"]
@@ -270,20 +221,31 @@ def show(console: Console, result: experiment.Result) -> None:
         f"[bold]SSJF[/], section 4.2: {result['requests']:,} requests a run, seed {result['seed']}, outputs of"
         f" {result['mean_output_tokens']} tokens predicted to {result['prediction_error_tokens']} on average."
     )
-    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    runs: dict[tuple[Any, ...], dict[str, experiment.Row]] = {}
+    stretched, shown = [], DATA["columns"]
     for row in result["rows"]:
-        groups.setdefault((row["varied"], row["mode"], row["value"]), {})[row["ordering"]] = row
-    runs = [by for (varied, _, _), by in groups.items() if varied != "stretch"]
-    console.print(table("Mean job completion time against FCFS, and throughput of the whole run", RUNS, runs))
-    stretched = [row for row in result["rows"] if row["varied"] == "stretch"]
-    console.print(table("Aging: ssjf by its stretch, continuous batching", AGING, stretched))
+        if row["varied"] == "stretch":
+            name = f"{row['stretch']:g}" if row["ordering"] == "ssjf" else row["ordering"]
+            stretched.append(row | {"shown": name})
+            continue
+        by = runs.setdefault((row["varied"], row["mode"], row["value"]), {})
+        before = by.get("fcfs", row)  # the first of the orderings
+        by[row["ordering"]] = row | {
+            "jct_change": row["jct_mean_s"] / before["jct_mean_s"] - 1,
+            "throughput_factor": row["throughput"] / before["throughput"],
+            "p99_factor": row["jct_p99_s"] / before["jct_p99_s"],
+        }
+    title = "Mean job completion time against FCFS, and throughput of the whole run"
+    console.print(table(title, experiment.columns(shown["runs"]), runs.values()))
+    title = "Aging: ssjf by its stretch, continuous batching"
+    console.print(table(title, experiment.columns(shown["aging"]), stretched))
     totals = [
         {"varied": varied, "mode": mode, **by}
         for varied, modes in result["found"].items()
         if varied != "predictor"  # two sets of lengths, which the first table has line by line
         for mode, by in modes.items()
     ]
-    console.print(table("Against FCFS, over all values", TOTALS, totals))
+    console.print(table("Against FCFS, over all values", experiment.columns(shown["totals"]), totals))
 
 
 def compare(result: experiment.Result) -> list[experiment.Comparison]:
@@ -294,8 +256,7 @@ def compare(result: experiment.Result) -> list[experiment.Comparison]:
         for measure, by_varied in PAPER.items()
         for varied, modes in by_varied.items()
         for mode, figures in modes.items()
-        for ordering, figure in zip(("ssjf", "sjf"), figures, strict=True)
-        if figure is not None
+        for ordering, figure in zip(("ssjf", "sjf"), figures, strict=False)
     ]:
         ours = result["found"].get(varied, {}).get(mode, {}).get(ordering, {}).get(measure)
         about = f"{varied}, {mode}, {ordering}"
@@ -384,18 +345,4 @@ def trace_gaps(trace: tuple[Path, str], count: int) -> NDArray[np.float64]:
     return np.asarray(gaps / gaps.mean(), np.float64)
 
 
-SSJF: Final = experiment.Experiment(
-    name="ssjf",
-    paper="SSJF",
-    section="4.2, 4.3",
-    measures="mean job completion time and throughput by ordering: rate, burstiness, traces, batch size, rounds, aging",
-    results="ordering.md#measured",
-    options=(
-        experiment.Option("data", "folder with proxy_lengths, and traces", Path("data"), Path),
-        experiment.Option("scale", "factor on the 4,000 requests of a run", 1.0, float, above=0.0, at_most=100.0),
-        experiment.SEED,
-    ),
-    run=run,
-    show=show,
-    compare=compare,
-)
+SSJF: Final = experiment.Experiment.read("ssjf", run=run, show=show, compare=compare)

@@ -309,7 +309,7 @@ class Gateway:
         self.requests.report()
         if not self.owns():
             self.requests.stand_by()
-        self.dispatcher.prewarm_on()
+        self.dispatcher.prewarming.look_on()
         if self.topology.changed.is_set():
             self.topology.changed.clear()
             self.dispatcher.pump_all()
@@ -330,7 +330,7 @@ class Gateway:
         """Release held work; every other time, sweep the queues and look for instances that publish KV events."""
         self._sweeps = not self._sweeps
         steps: list[Callable[[], object]] = [self.dispatcher.holding.look]
-        await all_of([*steps, *self.dispatcher.sweep_steps(), self.kv_caches.look] if self._sweeps else steps)
+        await all_of([*steps, *self.dispatcher.sweep_steps, self.kv_caches.look] if self._sweeps else steps)
 
     def owns(self) -> bool:
         """Whether this process has the regions."""

@@ -17,7 +17,6 @@ from django.db.models.functions import TruncHour
 
 from controlplane.lengths.models import (
     LengthMinute,
-    LengthSample,
     LengthTraining,
     LengthVersion,
     Measures,
@@ -26,7 +25,6 @@ from controlplane.lengths.models import (
 
 CACHE, LEXICAL, PRIOR, SHADOW = "cache", "lexical cache", "prior", "shadow"
 """Values of `LengthMinute.predictor`; a version appears as its `str`, and in shadow as that after SHADOW."""
-PAIRS = 800
 POINTS = 72  # of a line over a range of at most MINUTES_H
 MINUTES_H = 6.0  # up to here series are counted by minutes, beyond by hours
 
@@ -98,21 +96,6 @@ def series(scope: Scope, now: datetime) -> Series:
         int(step_s),
         {name: tuple(line.get(place, none) for place in places) for name, line in sorted(windows.items())},
     )
-
-
-def samples(scope: Scope) -> QuerySet[LengthSample]:
-    return scope.narrow(LengthSample.objects.order_by(), "at", "tenant__name")
-
-
-def pairs(scope: Scope, most: int = PAIRS) -> tuple[list[LengthSample], int]:
-    """Return up to *most* samples of *scope* without text, oldest first and evenly spread, and their full number."""
-    rows = samples(scope)
-    count = rows.count()
-    if count > most:
-        rows = rows.annotate(rest=F("pk") % -(-count // most)).filter(rest=0)
-    # Numbers of rows may have gaps, so that a step takes more than its share: cut there, newest first.
-    newest_first = list(rows.select_related("tenant").defer("text", "features").order_by("-pk")[:most])
-    return newest_first[::-1], count
 
 
 def known_series(tenants: Collection[str] | None = None) -> tuple[list[str], list[str]]:

@@ -58,7 +58,6 @@ MEASURED = (
         "Share at or below the predicted 0.9 quantile; ideally 0.9.",
     ),
 )
-NAMES = tuple(column.name for column in MEASURED)
 LENGTH_SERIES = Resource(
     name="lengths",
     noun="series",
@@ -74,20 +73,7 @@ LENGTH_SERIES = Resource(
         ),
         *MEASURED,
     ),
-    page=("model", "tenant", *NAMES),
-)
-LENGTH_SOURCES = Resource(
-    name="lengths-sources",
-    noun="predictor",
-    title="What predicted",
-    model=None,
-    columns=(
-        Column("name", "Predicted by", draw="console/lengths/source_cell.html"),
-        Column("meaning", label="Which is", kind="muted"),
-        Column("share", "Share of requests (ratio)", draw="share"),
-        *MEASURED,
-    ),
-    page=("name", "meaning", "share", *(name for name in NAMES if name != "mean_output_tokens")),
+    page=("model", "tenant", *(column.name for column in MEASURED)),
 )
 
 

@@ -7,8 +7,6 @@ likely to follow a unit and when it ends. What was used least recently leaves fo
 - `epwq`: what the first waiting requests use is warmed, and kept (CachedAttention's eviction and prefetching by the
   waiting queue, the paper's baseline).
 - `hermes`: this, and what the calls use that runs will probably make next.
-- `latest` and `eager`, for simulations: as `hermes`, by equation 3 as it is printed, and for every call that a demand graph
-  has next as soon as the unit before it begins, which is the simplest rule that knows runs.
 
 `likely_calls` with `start_in_s` is the rule for every kind and under both clocks; `AdapterPrewarming` carries it out for
 adapters, `system_prompts.PromptPrewarming` for prompts, and `warm_pool.WarmPool` for what is warm in a number of places:
@@ -19,7 +17,7 @@ call comes and finds its backend warm falls as the start t_s is put off: with a 
 may be no start with p_e = K although p_s >= K. By the text a smaller K is to prewarm more aggressively, for more significant
 tenants, prewarming is not triggered if p_s < K and otherwise "at the time such that p_e = K", and figure 14 has faster
 completion and more waste for it. All of this holds if the inequality is turned, p_e = p_s P(t_c <= t_s + t_p): we start at
-the first moment with that p_e >= K. `latest` is the formula as it is printed; docs/tenants/applications.md compares the two.
+the first moment with that p_e >= K.
 """
 
 import math
@@ -36,14 +34,9 @@ from scheduling.fleet.arrays import MEMORY_SLOTS, EndpointArrays, FleetArrays
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.adapters import NOT_LOADED, ON_GPU, takes_adapter, tier_of, use_adapter
 
-Prewarming = Literal["lru", "epwq", "hermes", "latest", "eager"]
+Prewarming = Literal["lru", "epwq", "hermes"]
 LRU: Final = "lru"
-EPWQ: Final = "epwq"
 HERMES: Final = "hermes"
-LATEST: Final = "latest"
-EAGER: Final = "eager"
-BY_GRAPH: Final = (HERMES, LATEST, EAGER)
-"""Those that know what runs will do."""
 WarmKind = Literal["adapter", "prefix", "model", "container", "dnn"]
 USUAL_K: Final = 0.5
 """The paper's default."""
@@ -69,16 +62,6 @@ def start_in_s(ends_in_s: NDArray[np.float64], probability: float, warm_s: float
         return None
     enough = max(1, math.ceil(k / probability * ends_in_s.size - 1e-9))
     return max(0.0, float(ends_in_s[enough - 1]) - warm_s)
-
-
-def latest_start_in_s(ends_in_s: NDArray[np.float64], probability: float, warm_s: float, k: float) -> float | None:
-    """Return what `start_in_s` returns by equation 3 as it is printed: the latest moment for which the call comes with a
-    probability of at least *k* once its backend is warm; at once if there is none.
-    """
-    if not probability or probability < k or not ends_in_s.size:
-        return None
-    enough = max(1, math.ceil(k / probability * ends_in_s.size - 1e-9))
-    return max(0.0, float(ends_in_s[ends_in_s.size - enough]) - warm_s)
 
 
 class Warmable(NamedTuple):
@@ -143,13 +126,12 @@ def likely_calls(
     needs: Needs,
     k: float,
     now_s: float,
-    by: Prewarming = HERMES,
 ) -> list[LikelyCall]:
     """Return the calls that runs will probably make next, of each run as `likely_calls_of` has them."""
     return [
         call
         for run in standings.runs.values()
-        for call in likely_calls_of(run, standings.graphs.get(run.application), produced, needs, k, now_s, by)
+        for call in likely_calls_of(run, standings.graphs.get(run.application), produced, needs, k, now_s)
     ]
 
 
@@ -160,7 +142,6 @@ def likely_calls_of(
     needs: Needs,
     k: float,
     now_s: float,
-    by: Prewarming = HERMES,
 ) -> list[LikelyCall]:
     """Return the calls that *run* will probably make next by the *graph* of its application, one for each backend needed.
 
@@ -168,11 +149,11 @@ def likely_calls_of(
     *produced* gives the output tokens so far of an open call, *needs* what is needed and how long it takes to warm; *k* is
     divided by the weight of its tenant. A step is taken to end with its call that has produced least, and a call to
     run alone: under load it ends later, and what the next one needs waits. When it ends is counted from its beginning, so
-    that a start is not put off while it runs. *by* is one of `BY_GRAPH`.
+    that a start is not put off while it runs.
     """
     if graph is None:
         return []
-    start, least = latest_start_in_s if by == LATEST else start_in_s, 0.0 if by == EAGER else min(1.0, k / run.weight)
+    least = min(1.0, k / run.weight)
     starts: dict[Warmable, tuple[float, str, float]] = {}
     for before, unit, ends_in_s, there in _unfinished(run, graph, produced, now_s):
         outlook = graph.outlooks[unit]
@@ -185,8 +166,7 @@ def likely_calls_of(
             follows = np.isfinite(comes_s)
             may_be = comes_s >= 0.0 if there is None else there
             probability = float(follows[may_be].mean()) if may_be.any() else 0.0
-            start_s = start(np.sort(comes_s[follows]), probability, warm_s, least)
-            start_s = 0.0 if by == EAGER and start_s is not None else start_s
+            start_s = start_in_s(np.sort(comes_s[follows]), probability, warm_s, least)
             if start_s is not None and (target not in starts or start_s < starts[target][0]):
                 starts[target] = start_s, outlook.next_units[of[0]], probability
     return [
@@ -285,7 +265,7 @@ class AdapterPrewarming:
         warmed: list[Warmed] = []
         of: dict[int, list[int]] = {}
         for call in due(likely, "adapter"):
-            if by(call.target.endpoint) in BY_GRAPH and isinstance(call.target.name, int):
+            if by(call.target.endpoint) == HERMES and isinstance(call.target.name, int):
                 of.setdefault(call.target.endpoint, []).append(call.target.name)
         for endpoint in range(endpoints.cursor.size):
             if by(endpoint) == LRU or endpoint >= waiting.size.size:

@@ -121,7 +121,7 @@ class WaitingRequest(RequestState, kw_only=True):
     virtual_start: float | None = None
     """Its queue key, where tenants have shares of its queue."""
     put_off_s: float | None = None
-    """Seconds after its arrival when it counts as due, where it can no longer be in time (`virtual_queues.put_off`)."""
+    """Seconds after its arrival when it counts as due, where it can no longer be in time (`virtual_queues.defer_late`)."""
     spot: bool = False
     """For a donated instance."""
     expected_wait_s: float = 0.0

@@ -172,7 +172,7 @@ def leave(ahead: LookAhead, slot: int) -> None:
 
 
 @compiled
-def add(ahead: LookAhead, instance: int, prompt_tokens: int, predicted_tokens: int, produced_tokens: int = 0) -> int:
+def add(ahead: LookAhead, instance: int, prompt_tokens: int, predicted_tokens: int, produced_tokens: int) -> int:
     """Enter a request in a free slot and return the slot, or NONE if all are taken (then `grow` and try again)."""
     if ahead.counters[FREE] == 0:
         return NONE
@@ -240,11 +240,9 @@ def tokens_now(ahead: LookAhead, instance: int) -> int:
     return int(ahead.base_sum[instance] + ahead.active[instance] * ahead.clock[instance])
 
 
-@compiled
-def peak_tokens(
-    ahead: LookAhead, instance: int, iterations: int, prompt_tokens: int = 0, predicted_tokens: int = 0
-) -> int:
-    """Return the highest KV tokens of *instance* in its next *iterations*, optionally with one more request.
+@compiled_internal
+def peak_tokens(ahead: LookAhead, instance: int, iterations: int, prompt_tokens: int, predicted_tokens: int) -> int:
+    """Return the highest KV tokens of *instance* in its next *iterations* with one more request.
 
     Routers use this (PreServe 4.3.3).
     """
@@ -282,6 +280,4 @@ def warm_up() -> None:
     slot = add(ahead, 0, 1, 1, 0)
     token_many(ahead, np.array([slot]), np.array([1]))
     project(ahead, 0, np.zeros(1, np.int64))
-    peak_tokens(ahead, 0, 1)
-    peak_tokens(ahead, 0, 1, 1, 1)
     finish(ahead, slot)

@@ -19,7 +19,8 @@ from scheduling.planning.bursts import POISSON_CV, UNEVEN_CV, pooled_reserve, un
 from scheduling.planning.capacity import Capability, instances_needed, must_run
 from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
 from scheduling.planning.plan import Plan
-from scheduling.planning.planner import QUICK_UP_TO, solve
+from scheduling.planning.planner import solve
+from scheduling.planning.programme import SolverLost
 from scheduling.planning.soon import STARTS_AHEAD, Soon, SoonAt
 from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor
 
@@ -153,8 +154,8 @@ class PlanSettings:
     epsilon: float = 0.8
     """Share of its own demand that a region must be able to serve."""
     time_limit_s: float = 20.0
-    exact_up_to: int = QUICK_UP_TO
-    """See `planner.solve`. A simulation makes hundreds of plans, and has no time for large exact models."""
+    gap: float = 0.02
+    """See `planner.solve`. A simulation makes hundreds of plans, each a tenth as long in the making as one within `GAP`."""
 
     def period_of(self, plans_for: PlansFor) -> float:
         return plans_for.period_s if self.period_s is None else self.period_s
@@ -245,7 +246,7 @@ def make_plan(
 
     horizon_s = max(max(horizon_ends_s.values(), default=0.0) - now_s, demand.window_s)
     planned = problem_of(fleet, kept, beta, theta, horizon_s, settings.epsilon, fixed)
-    plan = solve(planned.problem, time_limit_s=settings.time_limit_s, exact_up_to=settings.exact_up_to)
+    plan = solve(planned.problem, gap=settings.gap, time_limit_s=settings.time_limit_s)
     targets = plan.by_endpoint
     two_plans = {model for model in fleet.models if model in follows and follows[model].two_plans}
     last_s = max((ends_s[model] for model in two_plans & set(ends_s)), default=now_s)
@@ -255,7 +256,7 @@ def make_plan(
         added = _with_reserve(lambda each: each.soon, demand, capability, shares)
         asked = {endpoint: added[endpoint] if endpoint[0] in two_plans else each for endpoint, each in kept.items()}
         after = {model: ceil(STARTS_AHEAD * fleet.slowest_start_s(model) / demand.window_s) for model in two_plans}
-        soon = Soon(asked, planned, fixed, targets, after, steps, settings.time_limit_s / steps, settings.exact_up_to)
+        soon = Soon(asked, planned, fixed, targets, after, steps, settings.gap, settings.time_limit_s / steps)
     models, regions = fleet.models, fleet.regions
     endpoints = {}
     for (model, region), each in demand.of.items():
@@ -395,5 +396,9 @@ class SimulatedPlanner:
                 if view.model in shares
             }
             demand = self.demand_at(now_s).only(models).with_due(held, now_s)
-            self.made.append(self.make(now_s, demand, fleet, self.capability, self.follows, self.settings))
-            self.plans |= self.made[-1].endpoints
+            try:
+                made = self.make(now_s, demand, fleet, self.capability, self.follows, self.settings)
+            except SolverLost:  # as live, the plan before stays in force
+                return
+            self.made.append(made)
+            self.plans |= made.endpoints

@@ -276,17 +276,6 @@ class Problem:
         """
         return float((self.instance_cost_usd[:, None, :] * targets).sum()) + self.start_usd(targets)
 
-    def shortage_usd(self, shortage: "Shortage") -> float:
-        """Return the weight of *shortage*: at least the cost of GPUs for it. Lower is better, before any cost."""
-
-        def weighed(missing: NDArray[np.float64], need: NDArray[np.float64]) -> NDArray[np.float64]:
-            return np.asarray(missing + (SECOND_HALF_WEIGHT - 1.0) * np.maximum(missing - need / 2.0, 0.0))
-
-        own_region = weighed(shortage.own_region_tokens_per_s, self.need_tokens_per_s).sum(axis=1)
-        total = weighed(shortage.total_tokens_per_s, self.need_total_tokens_per_s)
-        tokens = (self.shortage_weight_usd * (OWN_REGION_SHARE * own_region + total)).sum()
-        return float(tokens + (self.instance_weight_usd * shortage.instances.sum(axis=1)).sum())
-
     def used_units(self, targets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (r, g): units of capacity that *targets* take."""
         return np.asarray((self.gpus[:, None, :] * targets).sum(axis=0))

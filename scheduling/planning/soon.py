@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from scheduling.planning.places import Endpoint, Planned
 from scheduling.planning.planner import solve
+from scheduling.planning.programme import SolverLost
 
 Floats = NDArray[np.float64]
 STARTS_AHEAD = 2.0
@@ -31,8 +32,8 @@ class Soon:
     after: Mapping[str, int]
     """Windows beyond the first, by model; only models with two plans."""
     steps: int
+    gap: float
     time_limit_s: float
-    exact_up_to: int
     _by_need: dict[bytes, NDArray[np.int64]] = field(default_factory=dict, init=False)
     _by_window: dict[int, NDArray[np.int64]] = field(default_factory=dict, init=False)
 
@@ -53,9 +54,10 @@ class Soon:
         # Of the same fleet, problems with the same needs are one.
         need = problem.need_tokens_per_s.tobytes() + problem.need_total_tokens_per_s.tobytes()
         if need not in self._by_need:
-            self._by_need[need] = solve(
-                problem, time_limit_s=self.time_limit_s, exact_up_to=self.exact_up_to
-            ).by_endpoint
+            try:
+                self._by_need[need] = solve(problem, gap=self.gap, time_limit_s=self.time_limit_s).by_endpoint
+            except SolverLost:  # add what is kept
+                self._by_need[need] = self.targets
         return self._by_need[need]
 
 

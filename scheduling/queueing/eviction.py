@@ -119,8 +119,12 @@ def _most(fleet: FleetArrays, instance: int) -> int:
 
 
 @compiled_internal
-def _for_those_ahead(fleet: FleetArrays, given: Given, limit: int, instance: int, now_s: float, chosen: Chosen) -> int:
-    """Evict for requests that *instance* holds beyond its sequences, in the order of their keys; return the evictions."""
+def _make_room_for_assigned(
+    fleet: FleetArrays, given: Given, limit: int, instance: int, now_s: float, chosen: Chosen
+) -> int:
+    """Evict running requests so that requests already assigned to *instance* can start, in the order of their keys; return
+    the number evicted.
+    """
     running, ends, removed = given.running, given.ends, chosen.removed
     first, last = given.first[instance], given.first[instance + 1]
     mine, waiting = 0, 0
@@ -282,7 +286,7 @@ def _choose_all(
             if fleet.accepting[instance] == 0:
                 continue
             most = int(limit[endpoint])
-            if _for_those_ahead(fleet, given, most, instance, now_s, chosen):
+            if _make_room_for_assigned(fleet, given, most, instance, now_s, chosen):
                 continue
             # Requests marked as yielding to a waiting one are available again.
             for place in range(given.first[instance], given.first[instance + 1]):

@@ -101,7 +101,7 @@ class Release(Struct, frozen=True):
 
 
 class Signal(Struct, frozen=True, kw_only=True):
-    """What an endpoint has and what is there: KV tokens that requests hold or will need, running or waiting there."""
+    """Load signal of an endpoint: KV tokens in use or promised, running and queued."""
 
     model: str
     region: str
@@ -128,7 +128,9 @@ class Signal(Struct, frozen=True, kw_only=True):
 
     @property
     def use(self) -> float:
-        """Return the share of memory, or of sequences if that is more, in use by interactive requests; infinity of none."""
+        """Return the share of memory, or of sequences if that is more, in use by interactive requests; infinity if it has no
+        capacity.
+        """
         if not self.capacity_tokens or not self.sequences:
             return math.inf
         return max(self.interactive_tokens / self.capacity_tokens, self.interactive_requests / self.sequences)

@@ -36,7 +36,7 @@ def worth(seen: Snapshot) -> Score:
 def attainment(seen: Snapshot, score: Score, lost: NDArray[np.bool_]) -> float:
     """Return the share of requests in time by *score*; 1 if none waits.
 
-    Groups that are *lost* count as late, whatever their current due time (`virtual_queues.put_off`).
+    Groups that are *lost* count as late, whatever their current due time (`virtual_queues.defer_late`).
     """
     requests = seen.problem.requests
     return float(requests[(score.late_s <= 0.0) & ~lost].sum()) / float(requests.sum()) if requests.size else 1.0

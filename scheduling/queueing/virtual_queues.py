@@ -100,9 +100,10 @@ def pull(
 
     It is the instance with room whose head is due first; if none has room, one that may have a request ahead
     (`requests_ahead`). Nothing is dispatched: `dispatch.send` does that. If none pulls, the request that is due first may
-    still go to any instance (`may_balance`), by `dispatch.dispatch`. Lost requests are put off first (`put_off`).
+    still go to any instance (`may_balance`), by `dispatch.dispatch`. Requests that are
+    late already are deferred first (`defer_late`).
     """
-    put_off(fleet, endpoints, waiting, endpoint, now_s)
+    defer_late(fleet, endpoints, waiting, endpoint, now_s)
     slot, instance = _first_pulled(fleet, endpoints, waiting, endpoint, now_s)
     if slot < 0 and open_ahead(fleet, endpoints, endpoint):
         slot, instance = _first_pulled(fleet, endpoints, waiting, endpoint, now_s)
@@ -194,7 +195,9 @@ def insert(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays
 
 
 @compiled_internal
-def put_off(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float) -> None:
+def defer_late(
+    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float
+) -> None:
     """Move requests of *endpoint* that are already late behind those that can be in time.
 
     They join a group with a later due time, `SECOND_DUE` times as long after arrival, and so on. Otherwise each late

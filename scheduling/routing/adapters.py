@@ -154,10 +154,10 @@ def _delay_s(fleet: FleetArrays, instance: int, tier: int, prompt_tokens: int, o
 
 
 @compiled_internal
-def pass_over(
+def exclude_without_adapter(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, adapter: int, prompt_tokens: int, output_tokens: int
 ) -> None:
-    """Mark the instances of *endpoint* that are passed over for a request with *adapter*, until `pass_over_none`."""
+    """Exclude the instances of *endpoint* that cannot serve a request with *adapter*, until `allow_all`."""
     on_gpu_s = in_memory_s = np.inf
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]
@@ -181,8 +181,8 @@ def pass_over(
 
 
 @compiled_internal
-def pass_over_none(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> None:
-    """End `pass_over`."""
+def allow_all(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> None:
+    """End `exclude_without_adapter`."""
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         fleet.passed_over[endpoints.members[at]] = 0
 

@@ -1,7 +1,7 @@
 """Inputs of a decision: rows that routing kernels write for readers of the decision.
 
-A caller that wants them passes an array of rows with `COLUMNS` columns. Rows beyond the candidates have INSTANCE -1. A
-caller that passes None gets a kernel compiled without the writes.
+A caller that wants them passes an array of rows with `COLUMNS` columns, and otherwise `NO_ROWS`. Rows beyond the candidates
+have INSTANCE -1.
 """
 
 from typing import Final
@@ -36,6 +36,7 @@ PEAK: Final = 16  # peak KV tokens in the coming iterations
 CACHED: Final = 17  # prompt tokens expected in the cache
 KNOWN: Final = 18  # whether that is by its KV events: 1 or 0
 COLUMNS: Final = 19
+NO_ROWS: Final = np.empty((0, COLUMNS))
 
 
 @compiled_internal

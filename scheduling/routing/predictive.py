@@ -38,7 +38,7 @@ from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead.maps import LookAhead, peak_tokens, tokens_now
 from scheduling.lookahead.rule import BETA, ITERATIONS, MEMORY_ABOVE
 from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue, free_slot, leave, peek
-from scheduling.routing.adapters import pass_over, pass_over_none
+from scheduling.routing.adapters import allow_all, exclude_without_adapter
 from scheduling.routing.cached_blocks import chain, drop, hold, leading
 from scheduling.routing.candidates import (
     CACHED,
@@ -229,9 +229,9 @@ def _least(
     slot: int,
     prompt_tokens: int,
     output_tokens: int,
-    rows: NDArray[np.float64] | None,
+    rows: NDArray[np.float64],
 ) -> int:
-    """Return the instance with room and the lowest score; write the inputs into *rows*, if given."""
+    """Return the instance with room and the lowest score; write the inputs into *rows*, if there are any."""
     first, last, weighed = endpoints.first[endpoint], endpoints.first[endpoint + 1], affinity.weighed
     best, lowest = -1, np.inf
     for at in range(first, last):
@@ -260,7 +260,7 @@ def _least(
         score += weighed[instance, 2] * _excess(fleet, ahead, instance, prompt_tokens, output_tokens)
         if score < least or (score == least and instance < best):
             best, least = instance, score
-    if rows is not None:
+    if rows.shape[0] > 0:
         _write_candidates(
             fleet, endpoints, ahead, affinity, in_seconds, endpoint, slot, prompt_tokens, output_tokens, best, rows
         )
@@ -289,7 +289,7 @@ def preserve(
     slot: int,
     prompt_tokens: int,
     output_tokens: int,
-    rows: NDArray[np.float64] | None = None,
+    rows: NDArray[np.float64],
 ) -> int:
     """Return the instance with room and the lowest load in tokens (PreServe 4.3.3). *slot* is unused."""
     return _least(fleet, endpoints, ahead, affinity, False, endpoint, -1, prompt_tokens, output_tokens, rows)
@@ -305,7 +305,7 @@ def least_delay(
     slot: int,
     prompt_tokens: int,
     output_tokens: int,
-    rows: NDArray[np.float64] | None = None,
+    rows: NDArray[np.float64],
 ) -> int:
     """Return the instance with room on which the request delays itself and others the least."""
     in_seconds = _in_seconds(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
@@ -326,7 +326,7 @@ def route_ahead(
     slot: int,
     prompt_tokens: int,
     output_tokens: int,
-    rows: NDArray[np.float64] | None = None,
+    rows: NDArray[np.float64],
 ) -> int:
     """Return the decision of the look-ahead policy with code *policy*. Raise ValueError for another."""
     if policy == PRESERVE:
@@ -345,7 +345,7 @@ def dispatch_ahead(
     affinity: Affinity,
     endpoint: int,
     policy: int,
-    rows: NDArray[np.float64] | None = None,
+    rows: NDArray[np.float64],
 ) -> tuple[int, int]:
     """`dispatch.dispatch` with a policy that looks ahead. `prefix_affinity.learn` follows one by `least_delay`."""
     slot = peek(waiting, endpoint)
@@ -354,19 +354,19 @@ def dispatch_ahead(
     prompt_tokens, output_tokens = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
     adapter = int(waiting.adapter[slot])
     if adapter >= 0:
-        pass_over(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
+        exclude_without_adapter(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
     instance = route_ahead(
         fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens), rows
     )
     if instance < 0 and open_ahead(fleet, endpoints, endpoint):
         if adapter >= 0:
-            pass_over(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
+            exclude_without_adapter(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
         instance = route_ahead(
             fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens), rows
         )
         close_ahead(fleet, endpoints, endpoint)
     if adapter >= 0:
-        pass_over_none(fleet, endpoints, endpoint)
+        allow_all(fleet, endpoints, endpoint)
     if instance < 0:
         return -1, -1
     leave(waiting, slot)

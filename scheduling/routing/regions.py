@@ -57,7 +57,7 @@ def asked_work_s(endpoints: EndpointArrays, endpoint: int, now_s: float) -> floa
 
 
 @compiled
-def ask(
+def add_prefill(
     fleet: FleetArrays, endpoints: EndpointArrays, instance: int, prompt_tokens: int, output_tokens: int, now_s: float
 ) -> None:
     """Count the engine time of a request given to *instance*; none if its profile is unknown."""

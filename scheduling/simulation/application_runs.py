@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from scheduling.applications.demand_graph import Backend, ServiceRate, step_service_s
-from scheduling.applications.prewarming import LikelyCall, Prewarming, Warmable, due, likely_calls, load_time_s
+from scheduling.applications.prewarming import LikelyCall, Warmable, due, likely_calls, load_time_s
 from scheduling.applications.standings import KnownGraph, RunCall, Standings, follows_runs, rekey_run, runs_waiting
 from scheduling.applications.system_prompts import Prompt, PromptPrewarming
 from scheduling.applications.warm_pool import WarmBackend, WarmPool
@@ -28,7 +28,7 @@ LOOK_S: Final = 1.0
 
 
 class ApplicationRuns:
-    """Call `come` at `next_s`, `note_ends` when requests have ended, and `look` every `LOOK_S`."""
+    """Call `release_next` at `next_s`, `record_completions` when requests have ended, and `refresh_ranks` every `LOOK_S`."""
 
     def __init__(self, cluster: Cluster, requests: Requests, runs: RunsToCome, world: World) -> None:
         self._cluster, self._requests, self._runs = cluster, requests, runs
@@ -64,7 +64,7 @@ class ApplicationRuns:
             kind: WarmPool(terms.capacity, terms.keep_alive_s, shared=kind == "dnn")
             for kind, terms in cluster.backends.items()
         }
-        """Backends of units that are no LLM, by kind; those of a kind without a pool are always warm."""
+        """Non-LLM backends (containers, DNN models), by kind; those of a kind without a pool are always warm."""
         self.prompts: dict[tuple[str, int], int] = {}
         """A request with each system prompt that calls share, by the prompt and its version."""
         self._block_tokens = min(cluster.cached_block_sizes(), default=0)
@@ -115,8 +115,8 @@ class ApplicationRuns:
             heapq.heappush(self._due, (now_s, self._pushed, run, at))
             self._pushed += 1
 
-    def come(self, world: World, now_s: float, arrive: Callable[[int], None]) -> None:
-        """Let one request come that is due, or begin or end one other unit."""
+    def release_next(self, world: World, now_s: float, arrive: Callable[[int], None]) -> None:
+        """Release one request that is due, or begin or end one other unit."""
         if not self._coming:
             _, _, run, at = heapq.heappop(self._due)
             if at not in self._rows[run]:
@@ -130,7 +130,7 @@ class ApplicationRuns:
         request = self._coming.pop()
         self._note_warm(world, request)
         self._note_prompt(request)
-        self._stand(world, request, now_s)
+        self._update_standing(world, request, now_s)
         arrive(request)
 
     def _note_warm(self, world: World, request: int) -> None:
@@ -227,8 +227,8 @@ class ApplicationRuns:
         """Return the endpoint that the caller of *request* prefers."""
         return int(self._usual[self._requests.model[request]][self._requests.region[request]])
 
-    def _stand(self, world: World, request: int, now_s: float) -> None:
-        """Write where the run of *request*, which comes now, stands; its other waiting requests follow."""
+    def _update_standing(self, world: World, request: int, now_s: float) -> None:
+        """Write the progress of the run of *request*, which arrives now; its other waiting requests follow."""
         requests, (number, at) = self._requests, self._step_of[request]
         to_come, endpoint = self._runs.runs[number], self._endpoint(request)
         call = RunCall(
@@ -249,8 +249,8 @@ class ApplicationRuns:
         world.standings[request] = standing[:5]
         rekey_run(world.waiting, number, standing, self._orderings, self._stretches)
 
-    def note_ends(self, world: World, now_s: float) -> int:
-        """Take in the requests that ended; return how many requests will never come, of runs that are abandoned by it."""
+    def record_completions(self, world: World, now_s: float) -> int:
+        """Record the requests that ended; return how many requests will never arrive, of runs that are abandoned by it."""
         run_state: Any = world.run_state[0]
         ended = world.ended_in_runs[run_state.seen_in_runs : run_state.ended_in_runs].tolist()
         run_state.seen_in_runs = run_state.ended_in_runs
@@ -284,7 +284,7 @@ class ApplicationRuns:
         world.outcomes["state"][later] = Outcome.REFUSED
         return len(later)
 
-    def look(self, world: World, now_s: float) -> list[int]:
+    def refresh_ranks(self, world: World, now_s: float) -> list[int]:
         """Refresh the ranks of runs that wait; return the endpoints whose order may have changed."""
         self._standings.forget(now_s)
         if not self.by_run:
@@ -311,9 +311,7 @@ class ApplicationRuns:
         region = self._cluster.regions.index(self._cluster.endpoints[own][1])
         return self._usual[self._cluster.models.index(model)][region]
 
-    def likely_calls(
-        self, world: World, now_s: float, by: Prewarming, sleeping: Mapping[int, float]
-    ) -> list[LikelyCall]:
+    def likely_calls(self, world: World, now_s: float, sleeping: Mapping[int, float]) -> list[LikelyCall]:
         """Return likely next calls (`prewarming.likely_calls`); *sleeping*: seconds to wake endpoints without one."""
 
         def needs(before: RunCall, unit: str, backend: Backend) -> Iterator[tuple[Warmable, float]]:
@@ -338,7 +336,7 @@ class ApplicationRuns:
 
         prompts, fleet, endpoints = self.known_prompts, world.fleet, world.endpoints
         k, produced = self._cluster.prewarm_k, _produced(world).__getitem__
-        return likely_calls(self._standings, produced, needs, k, now_s, by)
+        return likely_calls(self._standings, produced, needs, k, now_s)
 
     def prewarm(self, likely: Iterable[LikelyCall], now_s: float) -> None:
         """Warm as many containers and DNN models as *likely* calls need."""
@@ -350,7 +348,7 @@ class ApplicationRuns:
                 pool.warm(name, self._cluster.backends[kind].warm_s(name), now_s, count)
 
     def counters(self, now_s: float) -> dict[str, int]:
-        """Return what calls had warm when they came, and of containers and DNN models what became of those warmed early."""
+        """Return warm hits of calls, and outcomes of prewarmed containers and DNN models."""
         counts = dict(self.came)
         for kind, pool in self.pools.items():
             pool.look(now_s)

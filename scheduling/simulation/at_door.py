@@ -19,7 +19,7 @@ CHANGED: Final = ("priority", "deadline_s", "end_s", "hold_s", "judged", "held",
 
 
 class Door:
-    """Decides on arriving requests that wait and whose class does not simply admit them (`Requests.judged`)."""
+    """Admission control: admit, degrade or refuse a queued request whose SLO class checks its promise."""
 
     def __init__(self, waits: SimulatedWaits) -> None:
         self.waits, self.simulation = waits, waits.simulation

@@ -22,7 +22,7 @@ CHANGED: Final = ("model", "output_tokens", "predicted_tokens", "asked", "judged
 
 
 class Fallbacks:
-    """Asks of requests that come, wait or were failed whether the fallback of their model serves them.
+    """Decides whether an arriving, waiting or failed request is served by its model's fallback.
 
     A request becomes one of that model (`Requests.model`), and `Requests.asked` has the model that it named.
     """
@@ -34,10 +34,10 @@ class Fallbacks:
         self._failed_before: Counter[int] = Counter()
         """Attempts of a request that failed at its own model."""
         self._demand: list[tuple[int, int, int]] = []
-        """Tokens asked of fallbacks because nothing served the model that was named: (second, endpoint, tokens)."""
+        """Tokens redirected to fallbacks because the requested model had no instance: (second, endpoint, tokens)."""
 
-    def come(self, request: int) -> None:
-        """Decide on *request*, which comes, and which its own model does not take now."""
+    def decide(self, request: int) -> None:
+        """Decide on *request*, which arrives, and which its own model does not take now."""
         fallback = self._fallback(request, full=True)
         if fallback is not None:
             there, rule = fallback

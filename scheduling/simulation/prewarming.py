@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from scheduling.applications.prewarming import (
     AGAIN_S,
-    BY_GRAPH,
+    HERMES,
     LOOK_S,
     LRU,
     OPEN_S,
@@ -54,9 +54,9 @@ class SimulatedPrewarming:
         by, likely = self._cluster.prewarming, list[LikelyCall]()
         if self._runs is not None:
             self._runs.known_prompts.begin()
-        if by in BY_GRAPH and self._runs is not None:
+        if by == HERMES and self._runs is not None:
             sleeping = self._models.sleeping() if self._models is not None else {}
-            likely = self._runs.likely_calls(world, now_s, by, sleeping)
+            likely = self._runs.likely_calls(world, now_s, sleeping)
             self._runs.prewarm(likely, now_s)
         if self._has_adapters:
             placed = world.outcomes["attempts"][self._unseen] > 0

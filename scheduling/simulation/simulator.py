@@ -207,13 +207,13 @@ class Simulation:
             elif reason == loop.SCALE:
                 self._reach_out(int(self._run_state.called_endpoint))
             elif reason == loop.STEP and self.runs is not None:
-                self._run_state.ended += self.runs.note_ends(self.world, self.now_s)
+                self._run_state.ended += self.runs.record_completions(self.world, self.now_s)
             elif reason == loop.UNTIL and self.runs is not None and comes_s < np.inf and stop_s == comes_s:
                 self.control()
-                self.runs.come(self.world, self.now_s, self._arrive)
+                self.runs.release_next(self.world, self.now_s, self._arrive)
             elif reason == loop.UNTIL and self.runs is not None and rank_s < np.inf and stop_s == rank_s:
                 self.control()
-                for endpoint in self.runs.look(self.world, self.now_s):
+                for endpoint in self.runs.refresh_ranks(self.world, self.now_s):
                     self.control(endpoint)
             elif reason == loop.UNTIL and self.prewarming is not None and warm_s < np.inf and stop_s == warm_s:
                 self.control()
@@ -259,7 +259,7 @@ class Simulation:
             self.fallbacks.sweep(int(self._run_state.sweeping))
             return
         self.control()
-        self.fallbacks.come(request)
+        self.fallbacks.decide(request)
         self._run_state.asked_fallback = request
         self._arrive(request)
 

@@ -188,12 +188,11 @@ class Control:
     def _may_be_full(self, simulation: Simulation) -> bool:
         """Whether the floor could act now: it runs often, and views are costly to build."""
         world = simulation.world
-        since_s = simulation.now_s - self._changed_s
+        serving = np.ascontiguousarray(world.policies["serving"][: self._use.size])
         return bool(
             self._any_below_floor(
-                world.fleet, world.endpoints, world.waiting.size, world.policies["serving"][: self._use.size], self._least,
-                self._most,
-                since_s, self._above, self._cooldown_s, simulation.now_s,
+                world.fleet, world.endpoints, world.waiting.size, serving, self._least, self._most,
+                simulation.now_s - self._changed_s, self._above, self._cooldown_s, simulation.now_s,
             )
         )  # fmt: skip
 

@@ -31,7 +31,7 @@ def group_is_gone(command, **values):
     raise ActionError("Group 7 has left the queue")
 
 
-def run_is_gone(tenant_id, application, run, action=None):
+def run_is_gone(tenant_id, application, run, action):
     raise ActionError(f"Run {run} has no call in progress, and none lately")
 
 
@@ -44,10 +44,8 @@ def world(inventory, live, monkeypatch):
     monkeypatch.setattr(
         system, "read_published", lambda key: orjson.dumps(waiting_of_all() if key == WAITING_KEY else summary)
     )
-    for module in ("api.routers.queues", "dispatch.queues.services"):
-        monkeypatch.setattr(f"controlplane.{module}.ask", group_is_gone)
-    for module in ("api.routers.records", "applications.reporting", "console.pages.applications.views"):
-        monkeypatch.setattr(f"controlplane.{module}.ask_of_run", run_is_gone)
+    monkeypatch.setattr("controlplane.dispatch.queues.services.ask", group_is_gone)
+    monkeypatch.setattr("controlplane.applications.reporting.ask_of_run", run_is_gone)
     monkeypatch.setattr(lengths, "_obstacle", lambda row: "")  # reads the files of versions: there are none
     return world
 

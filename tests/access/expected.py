@@ -7,6 +7,8 @@ MANAGER is an operator or admin of the tenant, or of the fleet. The fleet's peop
 from dataclasses import dataclass, field
 from typing import Any
 
+from controlplane.fleet.lifecycle.states import Action
+
 ANYBODY, SIGNED_IN, TENANT, MANAGER, VIEWER, OPERATOR, ADMIN = range(7)
 
 # What each role reaches at most.
@@ -42,17 +44,16 @@ CONSOLE = {
     "overview": Reach(VIEWER),
     "instances": Reach(VIEWER),
     "instance": Reach(VIEWER, {"name": "INSTANCE"}),
-    "act": Reach(OPERATOR, {"name": "INSTANCE", "action": "drain"}, REASON),
-    "rollout": Reach(OPERATOR, {"pk": "DEPLOYMENT", "action": "start"}, REASON),
+    "rollout": Reach(OPERATOR, {"pk": "DEPLOYMENT"}, REASON),
     "places": Reach(VIEWER),
-    "place": Reach(OPERATOR, {"kind": "region", "pk": "REGION_ID", "action": "cordon"}, REASON),
-    "swap": Reach(OPERATOR, {"name": "SHARING"}, REASON),
     "models": Reach(VIEWER),
     "deploy": Reach(OPERATOR),
     "deployed": Reach(VIEWER, {"pk": "DEPLOYMENT"}),
-    "fallback": Reach(ADMIN, {"pk": "MODEL_ID"}, {"fallback": ""} | REASON),
-    "bounds": Reach(ADMIN, {"pk": "MODEL_ID"}, {"max_instances-1": "6"} | REASON),
-    "parts": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"routing_policy": "round_robin"} | REASON),
+    "change-model fallback": Reach(ADMIN, {"pk": "MODEL_ID", "form": "fallback"}, {"fallback": ""} | REASON),
+    "change-model bounds": Reach(ADMIN, {"pk": "MODEL_ID", "form": "bounds"}, {"max_instances-1": "6"} | REASON),
+    "change-model parts": Reach(
+        OPERATOR, {"pk": "MODEL_ID", "form": "parts"}, {"routing_policy": "round_robin"} | REASON
+    ),
     "what-ifs": Reach(VIEWER),
     "what-if": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "new-what-if": Reach(VIEWER),
@@ -61,15 +62,10 @@ CONSOLE = {
     "upload-trace": Reach(OPERATOR, {}, REASON),
     "queues": Reach(VIEWER),
     "batches": Reach(TENANT),
-    "batch-list": Reach(TENANT),
     "batch": Reach(TENANT, {"public_id": "BATCH_ID"}, owned=True),
     "batch-file": Reach(TENANT, {"public_id": "BATCH_ID", "kind": "input"}, owned=True),
-    "cancel-batch": Reach(MANAGER, {"pk": "BATCH"}, REASON, owned=True),
     "queue-act": Reach(OPERATOR, {"number": 7, "action": "pin"}, REASON),
-    "queue-charts": Reach(VIEWER),
-    "held-work": Reach(VIEWER),
     "spot": Reach(VIEWER),
-    "donations": Reach(VIEWER),
     "spot-stop": Reach(OPERATOR, {}, REASON),
     "applications": Reach(TENANT),
     "application": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
@@ -77,49 +73,59 @@ CONSOLE = {
     "replay-application": Reach(OPERATOR, {"pk": "APPLICATION"}, {"order": "fcfs"}),
     "import-graph": Reach(MANAGER, {}, {"tenant": "acme"}, owned=True),
     "run": Reach(TENANT, {"pk": "RUN"}, owned=True),
-    "run-act": Reach(OPERATOR, {"pk": "RUN", "action": "first"}, REASON),
     "requests": Reach(TENANT),
     "request": Reach(TENANT, {"pk": "REQUEST"}, owned=True),
     "forecast": Reach(VIEWER),
     "scaling": Reach(VIEWER),
     "plans": Reach(VIEWER),
     "plan": Reach(VIEWER, {"pk": "PLAN"}),
-    "decide": Reach(OPERATOR, {"pk": "PLAN", "decision": "reject"}, REASON),
     "moves": Reach(VIEWER),
-    "policy": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"strategy": "reactive", "mode": "off"} | REASON),
-    "bundle": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"bundle": "ssjf"} | REASON),
+    "change-model policy": Reach(
+        OPERATOR, {"pk": "MODEL_ID", "form": "policy"}, {"strategy": "reactive", "mode": "off"} | REASON
+    ),
+    "change-model bundle": Reach(OPERATOR, {"pk": "MODEL_ID", "form": "bundle"}, {"bundle": "ssjf"} | REASON),
     "lengths": Reach(TENANT),
-    "roll-back-lengths": Reach(OPERATOR, {}, REASON),
     "train-lengths": Reach(OPERATOR, {}, REASON),
-    "decide-length-version": Reach(OPERATOR, {"number": 3, "decision": "promote"}, REASON),
     "usage": Reach(TENANT),
     "prices": Reach(VIEWER),
-    "usage-charts": Reach(TENANT),
     "budgets": Reach(TENANT),
     "keys": Reach(TENANT),
-    "revoke-key": Reach(MANAGER, {"pk": "KEY"}, REASON, owned=True),
     "targets": Reach(VIEWER),
     "share": Reach(ADMIN, {}, {"name": "chat", "targets": "llama-3.1-8b 1"} | REASON),
     "key-models": Reach(MANAGER, {"pk": "KEY"}, {"allowed_models": "llama-3.1-8b"} | REASON, owned=True),
     "system": Reach(OPERATOR),
     "alerts": Reach(VIEWER),
-    "alert-act": Reach(OPERATOR, {"pk": "ALERT", "action": "acknowledge"}, REASON),
-    "test-webhook": Reach(ADMIN, {"pk": "ALERT_RULE"}, {}),
+    "silence": Reach(OPERATOR, {"pk": "ALERT"}, {"hours": "4"} | REASON),
     "settings": Reach(VIEWER),
     "setting": Reach(OPERATOR, {"name": "PLAN_EPSILON"}, {"value": "0.5"} | REASON),
     "events": Reach(VIEWER),
     "event": Reach(VIEWER, {"pk": "EVENT"}),
     "api-docs": Reach(SIGNED_IN),
-    "about": Reach(VIEWER),
     "sign-in": Reach(ANYBODY),
     "sign-in-link": Reach(ANYBODY, {"token": "no-such-token"}),
     "sign-out": Reach(ANYBODY, {}, {}),
-    "charts": Reach(VIEWER),
-    "forecast-charts": Reach(VIEWER),
-    "length-charts": Reach(TENANT),
-    "model-charts": Reach(VIEWER),
-    "scaling-charts": Reach(VIEWER),
+    **{
+        f"operate {name} {verb}": Reach(least, {"name": name, "pk": pk, "verb": verb}, REASON, owned=owned)
+        for name, pk, verbs, least, owned in (
+            ("alert-rules", "ALERT_RULE", ("test",), ADMIN, False),
+            ("alerts", "ALERT", ("acknowledge",), OPERATOR, False),
+            ("batches", "BATCH", ("cancel",), MANAGER, True),
+            ("deployments", "DEPLOYMENT", ("undeploy", "activate"), ADMIN, False),
+            ("deployments", "DEPLOYMENT", ("cancel-rollout", "roll-back"), OPERATOR, False),
+            ("instances", "INSTANCE_ID", tuple(Action.values), OPERATOR, False),
+            ("instances", "SHARING_ID", ("swap",), OPERATOR, False),
+            ("keys", "KEY", ("revoke",), MANAGER, True),
+            ("length-versions", "VERSION", ("promote", "rollback"), OPERATOR, False),
+            ("models", "MODEL_ID", ("retire", "activate"), ADMIN, False),
+            ("nodes", "NODE_ID", ("cordon", "uncordon"), OPERATOR, False),
+            ("plans", "PLAN", ("approve", "reject"), OPERATOR, False),
+            ("regions", "REGION_ID", ("cordon", "uncordon"), OPERATOR, False),
+            ("runs", "RUN", ("first", "stop"), OPERATOR, False),
+        )
+        for verb in verbs
+    },
 }
+"""Addresses by name; of one with several, the name and a word more."""
 
 DECISION = {"reason": "a test"}
 
@@ -176,12 +182,12 @@ REST = {
     "change_policy": Reach(OPERATOR, {"model": "MODEL"}, {"strategy": "reactive", "mode": "off"} | REASON),
     "list_forecasts": Reach(VIEWER),
     "list_queues": Reach(VIEWER),
-    "get_queue_group": Reach(VIEWER, {"number": 7}),
     "act_on_queue_group": Reach(OPERATOR, {"number": 7, "action": "pin"}, REASON),
     "list_plans": Reach(VIEWER),
     "get_plan": Reach(VIEWER, {"plan_id": "PLAN"}),
     "act_on_scaling_plan": Reach(OPERATOR, {"pk": "PLAN", "action": "approve"}, DECISION),
     "list_moves": Reach(VIEWER),
+    "list_donations": Reach(VIEWER),
     "list_lengths": Reach(VIEWER),
     "list_length_versions": Reach(VIEWER),
     "act_on_length_version": Reach(OPERATOR, {"number": 3, "action": "promote"}, DECISION),
@@ -278,7 +284,7 @@ ADMIN_PAGES = {
 
 SOCKETS = {"^ws/live/$"}
 # By the topics of the live connection.
-TOPICS = {"overview:": VIEWER, "batches": VIEWER, "held": VIEWER,
+TOPICS = {"overview:": VIEWER, "batches": VIEWER,
           "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
           "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}  # fmt: skip
 

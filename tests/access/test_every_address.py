@@ -28,6 +28,7 @@ from controlplane.accounts.services import create_api_key
 from controlplane.api.urls import api
 from controlplane.asgi import application
 from controlplane.console.live.fragments import TOPICS
+from controlplane.console.operations import OFFERS
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.operations import Operations
 from tests.access import expected
@@ -163,7 +164,9 @@ def sent(reach: Reach, world: World) -> dict | None:
 
 def test_every_address_has_an_expectation():
     assert set(NAMES) == {"console", "admin", "api", "v1"}  # v1: a tenant sees nothing of another, in tests/batches
-    assert NAMES["console"] == set(expected.CONSOLE)
+    assert NAMES["console"] == {name.partition(" ")[0] for name in expected.CONSOLE}
+    offered = {f"operate {name} {each.verb}" for name, offer in OFFERS.items() for each in offer.operations}
+    assert offered == {name for name in expected.CONSOLE if name.startswith("operate ")}
     assert set(OPERATIONS) == set(expected.REST)
     assert NAMES["api"] - set(OPERATIONS) == set(expected.REST_OTHERS)
     labels = {model._meta.label_lower for model in admin.site._registry}
@@ -184,7 +187,7 @@ def test_the_console_and_its_exports(world, sign_in, roles, everything):
     """Return every page, every CSV that an admin's pages link to, and every page with `format=csv`."""
     clients, wrong, files = {role: sign_in(role) for role in roles}, [], Counter()
     for name, reach in expected.CONSOLE.items():
-        path, links = reverse(f"console:{name}", kwargs=filled(reach, world)), {}
+        path, links = reverse(f"console:{name.partition(' ')[0]}", kwargs=filled(reach, world)), {}
         asking = [role for role in roles if asks(role, reach, everything)]
         for role in asking:
             answer, text = ask(clients[role], "", path, reach.send)

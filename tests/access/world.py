@@ -19,6 +19,7 @@ from controlplane.fleet.models import (
     Deployment,
     Donation,
     InstanceCommand,
+    Node,
     Region,
     Rollout,
     Swap,
@@ -26,6 +27,8 @@ from controlplane.fleet.models import (
     WeightedTarget,
 )
 from controlplane.lengths import training
+from controlplane.lengths.models import LengthVersion
+from controlplane.planning.models import Backtest
 from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
 from controlplane.usage.models import InstanceHour, UsageHour
@@ -163,6 +166,7 @@ class World:
             donated_at=now - timedelta(hours=1), ended_at=now,
         )  # fmt: skip
         planning_rows.furnish(now, hours=2)
+        Backtest.objects.create(source="servegen", window_s=600, horizon_windows=6, rows=[])
         length_rows.minutes(now, 12, ("acme",), models=("llama-3.1-8b",), each=4)
         length_rows.minutes(now, 12, ("globex",), models=("globex-tuned-7b",), each=4)
         for tenant in (acme, globex):
@@ -192,7 +196,11 @@ class World:
         """Return the values of the words in capitals in `expected.py`."""
         return {
             "INSTANCE": self.instances[0].name,
+            "INSTANCE_ID": self.instances[0].pk,
+            "SHARING_ID": self.sharing.pk,
             "SHARING": self.sharing.name,
+            "VERSION": LengthVersion.objects.get(number=3).pk,
+            "NODE_ID": Node.objects.get().pk,
             "REQUEST": self.request.pk,
             "PLAN": self.plan.pk,
             "SIMULATION": self.simulation.pk,

@@ -41,7 +41,7 @@ def test_the_list_is_narrowed_to_a_region_and_a_range(client, operator, applicat
     (run, *_) = [row for row in client.get("/api/runs").json()["items"] if row["run"] == "run-1"]
     assert run["region"] == "east"
     for hours, ended in (("24", 40), ("1", 2)):
-        page = client.get(f"/applications/{application.pk}/?hours={hours}&unit=write").content.decode()
+        page = client.get(f"/applications/{application.pk}/?hours={hours}").content.decode()
         assert f"running, {ended} ended" in page
 
 

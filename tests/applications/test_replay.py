@@ -80,11 +80,12 @@ def test_the_pages_begin_a_replay_and_a_what_if_with_the_graph(client, operator,
     client.force_login(operator)
     page = client.get(f"/applications/{recorded_runs.pk}/").content.decode()
     assert "Replay with another order…" in page
-    assert "Switch…" in page
     answer = client.post(f"/applications/{recorded_runs.pk}/replay/", {"order": ["fcfs"], "hours": "6"})
     assert answer.url == f"/what-if/{WhatIf.objects.get().pk}/"
-    fields = {"suite": f"application:{recorded_runs.pk}", "model": "llama-3.1-8b", "class": "interactive", "rate": "60"}
-    asked = {f"application-{name}": value for name, value in fields.items()}
+    asked = {
+        "application-application.suite": f"application:{recorded_runs.pk}",
+        "application-application.runs_per_h": "60",
+    }
     form = client.get(reverse("console:new-what-if"), asked).content.decode()
     assert "review, as recorded" in form
     assert len(graph_of(recorded_runs).records) == 20
@@ -93,10 +94,11 @@ def test_the_pages_begin_a_replay_and_a_what_if_with_the_graph(client, operator,
 @pytest.mark.parametrize(("suite", "records"), [("application", 20), ("application:0", None), ("EV", None)])
 def test_a_what_if_has_runs_of_a_recorded_graph(recorded_runs, suite, records):
     named = f"application:{recorded_runs.pk}" if suite == "application" else suite
-    row = {"suite": named, "model": "m", "class": "interactive", "rate": "60", "cv": "", "due": "", "region": ""}
+    row = {"suite": named, "model": "m", "slo_class": "interactive", "runs_per_h": "60"}
+    row = {f"application.{name}": text for name, text in row.items()}
     if suite == "application:0":
         with pytest.raises(ChangeError, match="is not known"):
-            APPLICATION.change(row)
+            APPLICATION.change(row, {})
         return
-    made = APPLICATION.change(row)["application"]
+    made = APPLICATION.change(row, {})["application"]
     assert (len(made["graph"]["records"]) if records else made["suite"]) == (records or suite)

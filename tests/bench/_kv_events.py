@@ -1,12 +1,15 @@
 """What `tests.bench.kv_events` measures, in a process that Django is set up in."""
 
 import argparse
+import csv
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.dispatch import kernels
 from controlplane.dispatch.dispatcher import Dispatcher
@@ -25,14 +28,15 @@ from scheduling.fleet.profile import USUAL
 from scheduling.policy import EndpointPolicy
 from scheduling.routing.cached_blocks import with_room
 from scheduling.routing.prefix_affinity import allocate_affinity, recorded
+from scheduling.simulation.workload.columns import Workload
 from tests.bench.routing import median_us
 from workers.vllm.kv_events import Stream
 
 BLOCK = 16
 INSTANCES = 8
-SESSIONS, SESSION_BLOCKS, BLOCK_TOKENS = 40, 8, MOONCAKE_MODEL.block_tokens
-KV_TOKENS = 100_000
-NEW_TOKENS, OUTPUT_TOKENS = 200, 100
+INSTRUCTIONS = 2_500
+SCENES = ((60_000, 0.25), (60_000, 0.5), (120_000, 0.5), (120_000, 1.0))
+"""Tokens of KV memory an instance, and runs a second."""
 FORKED, FORKED_INSTANCES, PROMPT_BLOCKS = 1200, 20, 125
 
 
@@ -122,24 +126,40 @@ def costs(options: argparse.Namespace) -> dict[str, float]:
     return result
 
 
-def sessions(requests: int, per_s: float, *, kv_events: bool) -> dict[str, float]:
-    """Simulate requests of random sessions, by estimate or by KV events."""
-    random = np.random.default_rng(5)
-    of = random.integers(0, SESSIONS, requests)
-    hashes = (of[:, None] * 1000 + np.arange(SESSION_BLOCKS)).ravel()
-    trace = requests_of(
-        np.cumsum(random.exponential(1 / per_s, requests)),
-        np.full(requests, SESSION_BLOCKS * BLOCK_TOKENS + NEW_TOKENS),
-        np.full(requests, OUTPUT_TOKENS),
+def agents(data: Path, runs_per_s: float, runs: int) -> Workload:
+    """Return calls of agents (tau-bench, airline): each prompt has the one before, its answer and what followed.
+
+    All begin with the same instructions. Between two calls pass the time of an answer and 8 s in the mean.
+    """
+    recorded_runs: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    with (data / "taubench_gpt4o_airline" / "calls.csv").open() as file:
+        for row in csv.DictReader(file):
+            call = int(row["prompt_tokens_approx"]) + INSTRUCTIONS, max(1, int(row["completion_tokens_approx"]))
+            recorded_runs.setdefault((row["task_id"], row["trial"]), []).append(call)
+    random, calls = np.random.default_rng(1), list[tuple[float, int, int, NDArray[np.int64]]]()
+    for number, began_s in enumerate(np.cumsum(random.exponential(1 / runs_per_s, runs)), 1):
+        at_s = float(began_s)
+        for prompt, output in random.choice(np.array([*recorded_runs.values()], object)):
+            hashes = np.arange(prompt // BLOCK) + (np.arange(prompt // BLOCK) >= INSTRUCTIONS // BLOCK) * 10**6 * number
+            calls.append((at_s, prompt, output, hashes))
+            at_s += 1.0 + 0.02 * output + random.exponential(8.0)
+    arrival_s, prompts, outputs, blocks = zip(*sorted(calls, key=lambda call: call[0]), strict=True)
+    return requests_of(
+        np.array(arrival_s),
+        np.array(prompts),
+        np.array(outputs),
         models=[MOONCAKE_MODEL.name],
-        prefix_first=np.arange(requests + 1) * SESSION_BLOCKS,
-        prefix_hashes=hashes,
-        prefix_block_tokens=BLOCK_TOKENS,
+        prefix_first=np.cumsum([0, *map(len, blocks)]),
+        prefix_hashes=np.concatenate(blocks),
+        prefix_block_tokens=BLOCK,
     )
-    small = replace(MOONCAKE_MODEL, kv_tokens=KV_TOKENS, context_tokens=8192)
+
+
+def simulated(trace: Workload, kv_tokens: int, *, kv_events: bool) -> dict[str, float]:
+    """Simulate *trace* on four instances of short memory, by estimate or by KV events."""
+    small = replace(MOONCAKE_MODEL, kv_tokens=kv_tokens, context_tokens=32_768, block_tokens=BLOCK)
     policies = {"routing": "least_delay", "follow_kv_events": kv_events}
-    scenario = scenario_of([small.group(instances=2)], policies=policies)
-    run = Case({}, lambda seed: (scenario, trace)).simulate(0)
+    run = Case({}, lambda seed: (scenario_of([small.group(instances=4)], policies=policies), trace)).simulate(0)
     outcomes = run.result.outcomes
     ttft_ms = 1000 * outcomes["ttft_s"]
     return {
@@ -189,8 +209,9 @@ def fork(known: str) -> dict[str, float]:
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"cost": costs(options)}
     result["fork"] = {known: fork(known) for known in ("nothing", "text", "tokens")}
-    for per_s in (4.0, 8.0):
+    for kv_tokens, per_s in SCENES if options.data else ():
+        trace = agents(options.data, per_s, options.runs)
         for kv_events in (False, True):
-            name = f"sessions_{per_s:g}_per_s_{'kv_events' if kv_events else 'estimate'}"
-            result[name] = sessions(options.requests, per_s, kv_events=kv_events)
+            name = f"agents_{kv_tokens}_tokens_{per_s:g}_per_s_{'kv_events' if kv_events else 'estimate'}"
+            result[name] = simulated(trace, kv_tokens, kv_events=kv_events)
     return result

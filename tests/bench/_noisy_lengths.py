@@ -23,6 +23,6 @@ async def predict(self, query, read, characters):
 
 LengthService.predict = predict
 # An answer of a given length has its length as the limit too, which would correct every prediction that is too long.
-Dispatcher._possible = lambda self, asked: int(max(1, asked.predicted_tokens))
+Dispatcher.possible = lambda self, asked: int(max(1, asked.predicted_tokens))
 
 __all__ = ["application"]

@@ -7,20 +7,22 @@ is stored (256 blocks) and removed; `decode`, eight requests each fill a block. 
 `fork`: the state of 1,200 requests with prompts of 125 blocks at 20 instances, in milliseconds of the gateway and kilobytes
 of JSON, where routers know nothing of prompts, their text, or their tokens too.
 
-`sessions` are simulated: two instances whose caches together have room for forty sessions of 4,096 tokens, alone for half of
-them, and requests of random sessions.
+`agents` are simulated, where there are data: runs of tau-bench on four instances whose caches together have room for some of
+those that are open, or all.
 """
 
 import argparse
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, default=30, help="batches timed; the median of their means is reported")
     parser.add_argument("--calls", type=int, default=20, help="calls in a batch")
-    parser.add_argument("--requests", type=int, default=4000, help="requests of the simulated sessions")
+    parser.add_argument("--data", type=Path, help="folder of the data sets, for the simulated agents")
+    parser.add_argument("--runs", type=int, default=600, help="runs of the simulated agents")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

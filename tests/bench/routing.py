@@ -20,6 +20,7 @@ from scheduling.dispatch import dispatch, warm_up
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
 from scheduling.lookahead import maps as lookahead
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot
+from scheduling.routing.candidates import NO_ROWS
 from scheduling.routing.predictive import least_delay, preserve
 from scheduling.routing.prefix_affinity import HOLDERS, MOST_NOTED, Affinity, allocate_affinity, covered, learn, note
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, POLICIES, advance, place, release
@@ -61,7 +62,7 @@ def busy_maps(fleet: FleetArrays, seed: int = 1, least_use: float = 0.6) -> look
         count = int(random.integers(20, 60))
         each = int(random.uniform(least_use, 0.95) * KV_CAPACITY_TOKENS / count)
         for _ in range(count):
-            lookahead.add(ahead, instance, each, int(random.integers(1, 500)))
+            lookahead.add(ahead, instance, each, int(random.integers(1, 500)), 0)
     fleet.profile[:] = (0.0263, 0.0, 1.2e-4, 1e-9, 0.0263, 1.2e-4, 7.5e-7)
     fleet.profile[::2] *= 0.6
     fleet.queued_prompt_tokens[:] = np.minimum(fleet.remaining_tokens, random.integers(0, 4000, instances))
@@ -122,7 +123,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ahead, affinity = busy_maps(fleet, least_use=least_use), known_prefix(fleet)
         return {
             name: median_us(
-                lambda r=router: r(fleet, endpoints, ahead, affinity, 0, 0, PROMPT_TOKENS, OUTPUT_TOKENS, None),
+                lambda r=router: r(fleet, endpoints, ahead, affinity, 0, 0, PROMPT_TOKENS, OUTPUT_TOKENS, NO_ROWS),
                 batches,
                 calls,
             )
@@ -160,7 +161,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     def queue_dispatch_release() -> None:
         queued(waiting, 0, 0.0, 0.0, 60.0, 0, PROMPT_TOKENS, OUTPUT_TOKENS, 1, -1, -1, -1)
-        slot, instance = decided(fleet, endpoints, waiting, 0, JOIN_SHORTEST_QUEUE, None)
+        slot, instance = decided(fleet, endpoints, waiting, 0, JOIN_SHORTEST_QUEUE, NO_ROWS)
         freed(waiting, slot)
         released(fleet, instance, expected_tokens, 0)
 

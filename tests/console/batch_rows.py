@@ -74,14 +74,12 @@ def spot() -> list[Instance]:
 
 def held(now_s: float) -> dict[str, Any]:
     """Return the part of the gateway's summary that says of held work: every gate, every age and every rule."""
-    gates = ("two", "closed", "one", "two", "closed", "cooldown", "closed", "closed", "one", "no_signal", "two", "one")
     uses = (0.43, 0.68, 0.57, 0.38, 0.61, 0.44, 0.66, 0.88, 0.54, None, 0.47, 0.49)
     return {
         "models": {
             "model": list(MODELS[:3]), "count": [5_730, 6_610, 40_120], "announced": [52, 6_880, 18_600],
-            "opportunistic": [0, 0, 120], "under_1h": [600, 3_400, 22_000], "under_4h": [1_100, 3_210, 18_120],
-            "under_10h": [3_900, 0, 0], "over_10h": [130, 0, 0], "slack_s": [45.0, 5_220.0, 15_540.0],
-            "next_s": [0.4, 8.0, 0.1], "rule": ["slack", "use", "slack"], "oldest_s": [38_460.0, 9_200.0, 12_000.0],
+            "opportunistic": [0, 0, 120], "slack_s": [45.0, 5_220.0, 15_540.0],
+            "next_s": [0.4, 8.0, 0.1], "oldest_s": [38_460.0, 9_200.0, 12_000.0],
             "due_s": [165.0, 5_400.0, 15_900.0],
             "last": [
                 {"at": now_s - 3, "region": REGIONS[1], "why": held_work.DUE, "use_ratio": 0.72},
@@ -93,17 +91,9 @@ def held(now_s: float) -> dict[str, Any]:
                 "US Central takes as many as fit below 60%",
             ],
         },
-        "releases": {
-            "at": [now_s - 3 * number for number in range(8)], "model": [MODELS[number % 3] for number in range(8)],
-            "region": [REGIONS[number % 3] for number in range(8)], "count": [2, 1, 24, 1, 2, 1, 12, 2],
-            "why": [held_work.USED, held_work.DUE, held_work.TROUGH, held_work.PACE] * 2,
-            "use_ratio": [0.43, 0.72, 0.38, 0.54, 0.57, 0.88, 0.44, 0.47], "priority": [1, 0, 1, 1, 1, 0, 1, 1],
-            "held_s": [75.0, 36_400.0, 640.0, 12.0, 5_400.0, 36_900.0, 88.0, 4.0],
-        },
         "signals": {
             "model": [model for model in MODELS for _ in REGIONS], "region": list(REGIONS) * len(MODELS),
-            "use_ratio": list(uses), "other_ratio": [0.1] * 12, "one_below": [0.6] * 12, "two_below": [0.5] * 12,
-            "quiet_s": [9.0] * 12, "gate": list(gates),
+            "use_ratio": list(uses), "one_below": [0.6] * 12, "two_below": [0.5] * 12,
         },
     }  # fmt: skip
 

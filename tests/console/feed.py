@@ -1,49 +1,16 @@
-"""A stand-in for the gateway: summaries and history as `gateway.monitoring.summary` publishes them, with loads that move.
+"""A stand-in for the gateway: summaries and history as `gateway.monitoring.summary` publishes them, with loads that move."""
 
-For tests, and to look at the console without a fleet:
-`python -m tests.console.feed --redis redis://127.0.0.1:6390/0 --instances 27`.
-"""
-
-import argparse
 import json
 import math
-import os
 import random
 import time
 from typing import Any
 
 import redis
 
-if __name__ == "__main__":  # by hand: the gateway's modules need Django
-    import django
-
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
-    django.setup()
-
 from controlplane.dispatch.wire import HISTORY_KEY, HISTORY_LENGTH, SUMMARY_KEY
 
-MODELS = ("bloom-176b", "llama-2-70b", "llama-3.1-8b", "llama-3.2-3b")
-REGIONS = ("us-central", "us-east", "us-west")
 Row = dict[str, Any]
-
-
-def demo_rows(count: int) -> list[Row]:
-    """Return instances as the inventory would list them."""
-    rows = []
-    for number in range(count):
-        model, region = MODELS[number % len(MODELS)], REGIONS[number // len(MODELS) % len(REGIONS)]
-        name = f"{model.replace('.', '-')}-{region}-{number // 12 + 1}"
-        rows.append(
-            {
-                "id": number + 1,
-                "name": name,
-                "model": model,
-                "region": region,
-                "gpu_type": "h100-80gb",
-                "state": "ready",
-            }
-        )
-    return rows
 
 
 def columns(rows: list[Row]) -> dict[str, list[Any]]:
@@ -288,32 +255,3 @@ def fill_history(client: redis.Redis, feed: Feed, samples: int = HISTORY_LENGTH)
     lines = [json.dumps(sample) for sample in feed.history(time.time(), samples)]
     if lines:
         client.rpush(HISTORY_KEY, *lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--redis", required=True)
-    parser.add_argument("--instances", type=int, default=27)
-    parser.add_argument(
-        "--rows", help="JSON file with a list of instances: id, name, model, region, gpu_type, state, …"
-    )
-    given = parser.parse_args()
-    rows = demo_rows(given.instances)
-    if given.rows:
-        with open(given.rows) as file:
-            rows = json.load(file)
-    feed = Feed(rows)
-    client = redis.Redis.from_url(given.redis)
-    fill_history(client, feed)
-    sampled = time.time()
-    while True:
-        publish(client, feed)
-        if time.time() - sampled >= 5:
-            sampled = time.time()
-            client.rpush(HISTORY_KEY, json.dumps(feed.sample(sampled)))
-            client.ltrim(HISTORY_KEY, -HISTORY_LENGTH, -1)
-        time.sleep(0.5)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from controlplane.fleet.models import Deployment, Instance, Model
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning.models import (
-    Backtest,
     Forecast,
     MoveSource,
     PlanStatus,
@@ -27,7 +26,6 @@ WINDOW_S = 600
 AHEAD = 24  # windows of a forecast
 CAPABILITY = {"a100-80gb": 3_100.0, "h100-80gb": 5_400.0}
 PROMPT_TO_OUTPUT = 2.6
-FORECASTERS = ("seasonal_naive", "arima", "seasonal_arima", "ets", "mlstm", "blend")
 
 
 def level(model: str, region: str, at: datetime) -> float:
@@ -107,29 +105,6 @@ def forecast(model: str, region: str, quantity: str, start: datetime, note: str 
         upper_95=times(1, 1.96),
         note=note,
     )
-
-
-def backtest(source: str = "servegen", names: tuple[str, ...] = ("m-small", "m-mid")) -> Backtest:
-    rows = []
-    for place, forecaster in enumerate(reversed(FORECASTERS)):
-        for name in names:
-            for quantity in Quantity:
-                mean_ape = 0.061 + 0.019 * place + (0.008 if quantity == Quantity.OUTPUT else 0)
-                rows.append(
-                    {
-                        "forecaster": forecaster,
-                        "series": name,
-                        "quantity": quantity.value,
-                        "error": mean_ape,
-                        "max_ape": mean_ape * 4.2,
-                        "pinball": 0.018 + 0.0075 * place,
-                        "coverage_80": 0.81 - 0.02 * place,
-                        "coverage_95": 0.953 - 0.015 * place,
-                        "fit_s": 0.02 * 9**place % 40,
-                        "error_by_horizon": [mean_ape * (0.8 + 0.07 * at) for at in range(6)],
-                    }
-                )
-    return Backtest.objects.create(source=source, window_s=WINDOW_S, horizon_windows=6, rows=rows)
 
 
 def policies() -> None:
@@ -264,8 +239,6 @@ def furnish(now: datetime, hours: float = 8) -> None:
     """Create everything."""
     minutes(now, hours)
     forecasts(now, hours)
-    backtest("the ledger", ("llama-3.1-8b us-east",))
-    backtest()
     policies()
     plans(now)
     moves(now)

@@ -4,7 +4,6 @@ import time
 from datetime import timedelta
 
 import pytest
-from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils import timezone
 
@@ -14,10 +13,9 @@ from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchStatus, StoredFile
 from controlplane.console.formats import MINUS
 from controlplane.console.live import batches as live_batches
-from controlplane.console.live import fragments, held_work
-from controlplane.console.live.state import LiveState, tables_of
+from controlplane.console.live import fragments
+from controlplane.console.live.state import LiveState
 from controlplane.events.models import Event
-from controlplane.usage.models import UsageHour, Work
 
 pytestmark = pytest.mark.django_db
 URL = "/batches/"
@@ -123,7 +121,10 @@ def test_canceling_says_what_it_costs_and_keeps_a_reason(client, operator, make_
     batch = make_batch(done=6_000)
     client.force_login(operator)
     assert "6,000 of 12,000 lines will get no answer" in client.get(URL).content.decode()
-    client.post(reverse("console:cancel-batch", args=[batch.pk]), {"reason": "wrong prompt", "next": "/batches/list/"})
+    client.post(
+        reverse("console:operate", args=["batches", batch.pk, "cancel"]),
+        {"reason": "wrong prompt", "next": "/batches/"},
+    )
     batch.refresh_from_db()
     assert batch.status == BatchStatus.CANCELLING
     assert Event.objects.get(kind="batch.canceled").reason == "wrong prompt"
@@ -159,9 +160,6 @@ def test_a_fragment_is_what_the_page_draws(client, viewer, make_batch):
     client.force_login(viewer)
     page = client.get(URL).content.decode()
     html = fragments.html_of(LiveState(batches=live_batches.read()), "batches")
-    held = html.pop("batches/held-work")
-    assert held in page
-    assert "Nothing waits" in held or "No live numbers" in held
     assert "Held work" in html["batches/held"]
     assert {f"batch/{batch.pk}/{name}" for name in live_batches.CELLS} <= html.keys()
     assert html.pop("drawn/batches")
@@ -182,69 +180,12 @@ def test_batches_at_risk_are_on_the_attention_list(make_batch):
     assert problem.title.startswith(f"{late.short_id} will be late by ")
 
 
-def summary_of(gate):
-    return {
-        "held": {
-            "models": {
-                "model": ["llama-3.1-8b"], "count": [120], "announced": [900], "opportunistic": [0], "under_1h": [90],
-                "under_4h": [20], "under_10h": [0], "over_10h": [10], "slack_s": [20.0], "next_s": [0.5],
-                "reason": ["Use 72%, releases below 60%"], "rule": ["use"],
-            },
-            "releases": {
-                "at": [time.time()], "model": ["llama-3.1-8b"], "region": ["us-east"], "count": [2], "why": ["use"],
-                "use_ratio": [0.43], "priority": [1], "held_s": [75.0],
-            },
-            "signals": {
-                "model": ["llama-3.1-8b", "m"], "region": ["us-east", "us-east"], "use_ratio": [0.43, 0.2],
-                "other_ratio": [0.1, 0.0], "one_below": [0.6, 0.6], "two_below": [0.5, 0.5], "quiet_s": [9.0, 0.0],
-                "gate": [gate, "two"],
-            },
-        },
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("gate", "words"),
-    [
-        ("two", "pulls 2"),
-        ("one", "pulls 1"),
-        ("closed", "closed"),
-        ("cooldown", "cooldown, 9 s"),
-        ("no_signal", "no signal, closed"),
-    ],
-)
-def test_held_work_says_what_each_endpoint_does(gate, words):
-    tables = tables_of(summary_of(gate))
-    shown = held_work.panel(tables, {"us-east": "US East"}, reported=True)
-    (row, other) = shown["use"]
-    assert row["cells"][0]["words"] == words
-    assert (other["cells"][0]["words"], other["reason"]) == ("room, no work", "Nothing waits")
-    assert [band["width"] for band in shown["held"][0]["bands"]] == [75.0, 16.67, 8.33]
-    assert (shown["releases"][0]["reason"], shown["releases"][0]["where"]) == ("Use 43%, below 50%", "US East")
-    assert shown["pulling"] == (gate in ("one", "two"))
-    assert "10 h and more" in render_to_string("console/batches/held.html", shown)
-
-
 def test_sections_are_pages_for_those_who_see_the_fleet(client, viewer, member):
     client.force_login(viewer)
-    for name in ("batches", "batch-list", "held-work"):
-        page = client.get(reverse(f"console:{name}")).content.decode()
-        assert page.count('aria-current="page"') == 2 if name == "batches" else 1
+    for name in ("batches", "spot"):
+        assert 'aria-current="page">' in client.get(reverse(f"console:{name}")).content.decode()
     client.force_login(member)
-    assert client.get(reverse("console:held-work")).status_code == 403
-
-
-def test_all_sections_show_what_the_dollars_worked_for(client, viewer, acme):
-    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
-    used = {"hour": hour, "model": "llama-3.1-8b"}
-    UsageHour.objects.create(**used, tenant=acme, slo_class="interactive", work=Work.INTERACTIVE, cost_usd=30.0)
-    UsageHour.objects.create(**used, work=Work.IDLE, cost_usd=10.0)
-    client.force_login(viewer)
-    page = client.get(URL).content.decode()
-    assert "What $40.00 worked for" in page
-    assert "of $40.00 today" in page
-    assert 'id="spot-pool"' in page
-    assert 'id="works-for"' not in client.get(reverse("console:batch-list")).content.decode()
+    assert "Spot pool" not in client.get(reverse("console:batches")).content.decode()
 
 
 @pytest.mark.parametrize(("spent", "words"), [(10.0, "Free"), (60.0, "Above the alert"), (100.0, "Spent")])

@@ -132,8 +132,8 @@ def test_a_retired_model_is_set_active_again_from_the_page(client, fleet_admin, 
         client.force_login(user)
         html = client.post(reverse("console:deploy"), FORM).content.decode()
         assert "qwen-8b is retired. Set it active again: <code>PATCH /api/inventory</code>" in html
-        assert ("Set qwen-8b active again…" in html) is offered
-    client.post(reverse("console:place", args=("model", model.pk, "activate")), {"reason": "it is wanted again"})
+        assert ("Activate…" in html) is offered
+    client.post(reverse("console:operate", args=("models", model.pk, "activate")), {"reason": "it is wanted again"})
     model.refresh_from_db()
     assert model.active
     assert Event.objects.get(kind="model.activated").reason == "it is wanted again"

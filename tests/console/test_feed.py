@@ -10,11 +10,13 @@ from controlplane.console.live.feed import LiveFeed
 from controlplane.console.live.state import Source
 from controlplane.dispatch.wire import SUMMARY_KEY
 from tests.console.conftest import REAL_START
-from tests.console.feed import Feed, demo_rows, fill_history, publish
+from tests.console.feed import Feed, fill_history, publish
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.django_db(transaction=True)
-FEED = Feed(demo_rows(6))
+FEED = Feed(
+    [{"id": at, "name": f"i-{at}", "model": "m", "region": "r", "gpu_type": "g", "state": "ready"} for at in range(6)]
+)
 
 
 def until(condition, timeout_s: float = 15) -> None:

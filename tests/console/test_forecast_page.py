@@ -1,6 +1,5 @@
-"""The forecast page: past and expected demand, capacity alongside, backtests, and its empty state."""
+"""The forecast page: past and expected demand, capacity alongside, and why there is no forecast."""
 
-import copy
 import csv
 import functools
 import io
@@ -12,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.urls import reverse
 
-from controlplane.console.charts.sparklines import sparkline
 from controlplane.console.pages.forecast import charts
 from controlplane.console.pages.forecast import selectors as outlooks
 from controlplane.console.pages.forecast.selectors import OutlookFilter
@@ -167,29 +165,133 @@ def test_an_outlook_ends_actual_demand_now_and_capacity_too(make_instance, langu
 # The page
 
 
-def test_all_numbers_are_there_before_any_script(reader, make_instance, language_model):
+@pytest.fixture
+def furnished(make_instance):
+    """Demand, forecasts and plans; deferred demand is a ninth of the interactive one, and expected as such."""
     make_instance()
-    database.write(furnish)
+    database.write(furnish_both)
+
+
+def furnish_both() -> None:
+    SloClass.objects.create(name="flexible", title="Flexible", kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
+    furnish()
+    rows = list(MinuteRow.objects.all())
+    for row in rows:
+        row.pk, row.slo_class = None, "flexible"
+        row.prompt_tokens, row.output_tokens = row.prompt_tokens // 9, row.output_tokens // 9
+    MinuteRow.objects.bulk_create(rows)
+    made = list(Forecast.objects.all())
+    for row in made:
+        row.pk, row.slo_class = None, DEFERRED
+        for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95"):
+            setattr(row, name, [value / 9 for value in getattr(row, name)])
+    Forecast.objects.bulk_create(sorted(made, key=lambda row: row.made_at))
+
+
+def test_all_numbers_are_there_before_any_script(reader, furnished):
     html = page(reader)
-    for word in ("Demand, last 10 min", "Peak ahead", "Peak load", "Within 80% band", "All series", "Backtest"):
+    for word in ("Demand, last 10 min", "Peak ahead", "Peak load", "Mean error", "All series"):
         assert word in html
-    assert html.count(" data-plot>") == 3
-    assert "Seasonal ARIMA" in html
-    assert "best" in html
-    assert "No forecast" not in html
     figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', html, re.S).group(1))["figure"]
     assert [trace["name"] for trace in figure["data"]] == [
-        "interactive",
-        "95%",
-        "95%",
-        "80%",
-        "80%",
-        "forecast, interactive",
-        "forecast",
-        "interactive and deferred",
-        "capacity",
-        "as planned",
+        *("95%", "95%", "80%", "80%", "forecast", "actual", "capacity", "as planned")
     ]
+    redrawn = reader.get(reverse("console:forecast"), {"charts": "forecast"})
+    assert redrawn.json()["charts"]["forecast"]["sentence"].startswith(
+        "Demand of interactive and deferred classes: the newest full window had"
+    )
+    etag = {"If-None-Match": redrawn["ETag"]}
+    assert reader.get(reverse("console:forecast"), {"charts": "forecast"}, headers=etag).status_code == 304
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ({"model": "nobody", "region": "nowhere", "quantity": "words", "hours": "7", "class": "mistyped"}, "6"),
+        ({"quantity": "prompt"}, "prompt"),
+        ({"hours": "72"}, "72"),
+        ({"class": "+"}, "+"),
+        ({"class": "all-interactive"}, "all-interactive"),
+    ],
+)
+def test_filters_choose_the_series_and_mistyped_ones_show_a_page(reader, furnished, query, shown):
+    html = page(reader, **query)
+    assert f'<option value="{shown}" selected>' in html
+    assert ("serves all classes" in html) == any(
+        query.get(name) in ("prompt", "+", shown) for name in ("quantity", "class")
+    )
+
+
+def test_an_outlook_of_a_group_of_classes_reads_its_own_rows_alone(furnished):
+    whole, one = (outlooks.see(OutlookFilter(*SERIES, "output", 6, group), NOW) for group in ("", DEFERRED))
+    assert (whole.forecast.slo_class, one.forecast.slo_class) == ("", DEFERRED)
+    pairs = zip(one.outlook.actual, one.outlook.expected, strict=True)
+    at = next(place for place, (actual, expected) in enumerate(pairs) if actual and expected)
+    assert one.outlook.actual[at] == pytest.approx(whole.outlook.actual[at] / 9, rel=1e-2)
+    assert one.outlook.expected[at].mean == pytest.approx(whole.outlook.expected[at].mean / 9)
+    assert one.accuracy.windows == whole.accuracy.windows > 0
+    assert set(one.outlook.capacity) == {None}
+    assert one.outlook.planned is None
+    tiles, row, both = (
+        next(row for row in outlooks.series_rows("output", {}, NOW, name) if (row["model"], row["region"]) == SERIES)
+        for name in (DEFERRED, "", "*")
+    )
+    assert both["demand"] == pytest.approx(row["demand"] + tiles["demand"])
+    assert both["peak"] == pytest.approx(row["peak"] + tiles["peak"], rel=0.02)
+    assert (both["capacity"], tiles["capacity"]) == (None, None)  # it is counted in all tokens
+    assert tiles["peak_at"] == row["peak_at"]
+
+
+def test_a_small_demand_is_written_without_a_unit_of_measure(furnished):
+    seen = outlooks.see(OutlookFilter(*SERIES, "output", 6), NOW).outlook
+    for level, ticks in ((0.0, "~g"), (0.4, "~g"), (400.0, "~s")):
+        windows = [None if row is None else replace(row, mean=level) for row in seen.expected]
+        drawn = charts.demand_and_forecast(replace(seen, actual=[level] * len(seen.starts), expected=windows), "")
+        assert drawn.figure["layout"]["yaxis"]["tickformat"] == ticks, level
+
+
+# Without a forecast
+
+
+def test_what_is_missing_is_said_with_what_to_do(reader, language_model):
+    assert "Nothing is deployed" in page(reader)
+
+
+def failed(kind: str, reason: str) -> None:
+    record(f"planning.{kind}", actor="planner", reason=reason, severity="critical")
+
+
+@pytest.mark.parametrize(
+    ("minutes_ago", "failure", "words"),
+    [
+        (None, "", ["No request for llama-3.1-8b in US East yet", "Nothing is known of this series yet."]),
+        # In the window from 14:20: over, and counted, at 14:30:30.
+        (2, "", ["It has 1 minute of demand so far", "the first comes in about 7 min"]),
+        (120, "", ["the first is due", "Celery and its beat"]),
+        (120, "IndexError: index 20", ["The forecaster failed", "IndexError: index 20"]),
+    ],
+)
+def test_why_a_series_has_no_forecast_yet(reader, deployment, minutes_ago, failure, words):
+    if minutes_ago is not None:
+        minute(NOW - timedelta(minutes=minutes_ago), 600)
+    if failure:
+        failed("forecaster_failed", failure)
+    html = page(reader)
+    for each in words:
+        assert each in html, each
+    assert ("Celery" in html) == ("Celery and its beat" in words)
+
+
+def test_forecasts_that_stopped_are_overdue_and_say_why(reader, furnished):
+    assert "overdue" not in page(reader)
+    Forecast.objects.filter(made_at__gt=NOW - timedelta(hours=3)).delete()
+    html = page(reader)
+    assert "overdue" in html
+    assert "check that Celery" in html
+    failed("forecasts_failed", "MemoryError: none left")
+    html = page(reader)
+    assert "MemoryError: none left" in html
+    assert "check that Celery" not in html
 
 
 def test_the_chart_is_its_table_and_its_file(reader, make_instance):
@@ -204,174 +306,6 @@ def test_the_chart_is_its_table_and_its_file(reader, make_instance):
     outlook = outlooks.see(asked, NOW).outlook
     assert [row[1] for row in rows[1:]] == [cell(value) for value in outlook.actual]
     assert [row[2] for row in rows[1:]] == [cell(seen and seen.mean) for seen in outlook.expected]
-
-
-def test_filters_choose_the_series_and_mistyped_ones_show_a_page(reader, make_instance):
-    make_instance()
-    database.write(furnish)
-    html = page(reader, model="nobody", region="nowhere", quantity="words", hours="7")
-    assert '<option value="6" selected>' in html
-    assert '<option value="tokens" selected>' in html
-    assert '<option value="prompt" selected>' in page(reader, quantity="prompt")
-    assert "in windows of 10 min" in page(reader, hours="72")
-
-
-# One SLO class
-
-
-def furnish_two_classes() -> None:
-    """Two classes with demand and forecasts, and a third with neither; the flexible one has a tenth."""
-    for name in ("flexible", "idle"):
-        SloClass.objects.create(name=name, title=name.title(), kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
-    furnish()
-    rows = list(MinuteRow.objects.all())
-    for row in rows:
-        row.pk, row.slo_class = None, "flexible"
-        row.prompt_tokens, row.output_tokens = row.prompt_tokens // 9, row.output_tokens // 9
-    MinuteRow.objects.bulk_create(rows)
-    made = list(Forecast.objects.all())
-    for row in copy.deepcopy(made):
-        row.slo_class = "flexible"
-        for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95"):
-            setattr(row, name, [value / 9 for value in getattr(row, name)])
-        made += [row, copy.copy(row)]
-        made[-1].slo_class = DEFERRED
-    Forecast.objects.all().delete()
-    for row in made:
-        row.pk = None
-    Forecast.objects.bulk_create(sorted(made, key=lambda row: row.made_at))
-
-
-@pytest.fixture
-def flexible(reader, make_instance):
-    make_instance()
-    database.write(furnish_two_classes)
-
-
-def test_the_class_filter_chooses_chart_tiles_and_accuracy(reader, flexible):
-    whole, one = page(reader), page(reader, **{"class": "flexible"})
-    assert '<option value="*" selected>Interactive and deferred</option><option value="all-interactive">' in whole
-    assert '<option value="flexible" selected>' in one
-    assert "Mean error</span>" in one
-    assert '<option value="flexible" selected>' not in page(reader, **{"class": "mistyped"})
-    assert "Prompt and output tokens of the class flexible per second" in one
-    assert "Capacity is counted in prompt and output tokens together and serves all classes" in one
-    assert '<span class="label">Capacity</span>' in whole
-    assert '<span class="label">Capacity</span>' not in one
-    assert "by model and region, class flexible; select a row for its chart" in one
-    figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', one, re.S).group(1))["figure"]
-    assert [trace["name"] for trace in figure["data"]] == ["95%", "95%", "80%", "80%", "forecast", "actual"]
-
-
-def test_an_outlook_of_a_class_reads_its_own_rows_alone(flexible):
-    whole, one = (outlooks.see(OutlookFilter(*SERIES, "output", 6, name), NOW) for name in ("", "flexible"))
-    assert (whole.forecast.slo_class, one.forecast.slo_class) == ("", "flexible")
-    pairs = zip(one.outlook.actual, one.outlook.expected, strict=True)
-    at = next(place for place, (actual, expected) in enumerate(pairs) if actual and expected)
-    assert one.outlook.actual[at] == pytest.approx(whole.outlook.actual[at] / 9, rel=1e-2)
-    assert one.outlook.expected[at].mean == pytest.approx(whole.outlook.expected[at].mean / 9)
-    assert one.accuracy.windows == whole.accuracy.windows > 0
-    assert one.accuracy.error < 0.1
-    assert set(one.outlook.capacity) == {None}
-    assert one.outlook.planned is None
-    tiles, row, both = (
-        next(row for row in outlooks.series_rows("output", {}, NOW, name) if (row["model"], row["region"]) == SERIES)
-        for name in ("flexible", "", "*")
-    )
-    assert both["demand"] == pytest.approx(row["demand"] + tiles["demand"])
-    assert both["peak"] == pytest.approx(row["peak"] + tiles["peak"], rel=0.02)
-    assert (both["capacity"], tiles["capacity"]) == (None, None)  # it is counted in all tokens
-    assert tiles["demand"] == pytest.approx(row["demand"] / 9, rel=1e-2)
-    assert tiles["peak"] == pytest.approx(row["peak"] / 9)
-    assert tiles["peak_at"] == row["peak_at"]
-
-
-def test_the_file_and_the_redrawn_chart_are_of_the_class_too(reader, flexible):
-    query = {"table": "forecast", "class": "flexible"}
-    rows = table(reader.get(reverse("console:forecast"), query | {"format": "csv"}))
-    outlook = outlooks.see(OutlookFilter(*SERIES, "tokens", 6, "flexible"), NOW).outlook
-    assert [row[2] for row in rows[1:]] == [cell(seen and seen.mean) for seen in outlook.expected]
-    assert {row[-1] for row in rows[1:]} == {""}  # capacity
-    answer = reader.get(reverse("console:forecast-charts"), {"charts": "forecast", "class": "flexible"})
-    assert answer.json()["charts"]["forecast"]["sentence"].startswith("Demand of the class flexible: ")
-    header, line = table(reader.get(reverse("console:forecast"), query | {"table": "series", "format": "csv"}))
-    assert line[header.index("Capacity (tok/s)")] == ""
-
-
-def test_a_class_without_demand_says_so(reader, flexible):
-    html = page(reader, **{"class": "idle"})
-    assert "No request of the class idle for llama-3.1-8b in US East in the last 14 days" in html
-    assert "No request of the class idle was counted in the time shown." in html
-    assert html.count("data-plot>") == 2  # of the backtest: no axis of thousandths of a token
-    assert "Mean error</span>" not in html
-    assert "Nothing is known of this series yet." not in html  # others were counted: its demand is a measured zero
-    minute(NOW - timedelta(days=15), 600, slo_class="idle")
-    assert "No request of the class idle" in page(reader, **{"class": "idle"})
-    minute(NOW - timedelta(minutes=2), 600, slo_class="idle")
-    assert "It has 1 minute of demand so far" in page(reader, **{"class": "idle"})
-
-
-def test_a_small_demand_is_written_without_a_unit_of_measure(reader, flexible):
-    seen = outlooks.see(OutlookFilter(*SERIES, "output", 6, "flexible"), NOW).outlook
-    for level, ticks in ((0.0, "~g"), (0.4, "~g"), (400.0, "~s")):
-        windows = [None if row is None else replace(row, mean=level) for row in seen.expected]
-        drawn = charts.demand_and_forecast(replace(seen, actual=[level] * len(seen.starts), expected=windows), "")
-        assert drawn.figure["layout"]["yaxis"]["tickformat"] == ticks, level
-
-
-def test_forecasts_of_a_class_that_ended_are_not_called_overdue(reader, flexible):
-    Forecast.objects.filter(slo_class="flexible", made_at__gt=NOW - timedelta(hours=3)).delete()
-    assert "overdue" not in page(reader, **{"class": "flexible"})
-    Forecast.objects.filter(made_at__gt=NOW - timedelta(hours=3)).delete()
-    assert "overdue" in page(reader, **{"class": "flexible"})
-
-
-# Before there is anything
-
-
-def test_nothing_deployed(reader):
-    assert "Nothing is deployed" in page(reader)
-
-
-def test_no_request_yet(reader, deployment):
-    html = page(reader)
-    assert "No request for llama-3.1-8b in US East yet" in html
-    assert "Nothing is known of this series yet." in html
-    assert "manage.py backtest" in html
-
-
-def test_how_long_until_the_first_forecast(reader, deployment):
-    minute(NOW - timedelta(minutes=2), 600)  # 14:21:20, in the window from 14:20: over, and counted, at 14:30:30
-    html = page(reader)
-    assert "It has 1 minute of demand so far" in html
-    assert "the first comes in about 7 min" in html
-
-
-def test_a_first_forecast_that_is_due_points_at_celery(reader, deployment):
-    minute(NOW - timedelta(hours=2), 600)
-    html = page(reader)
-    assert "the first is due" in html
-    assert "Celery" in html
-
-
-def test_but_not_when_the_forecaster_failed(reader, deployment):
-    minute(NOW - timedelta(hours=2), 600)
-    why = "2 series have no forecast. llama-3.1-8b us-east output: IndexError: index 20"
-    record("planning.forecaster_failed", actor="planner", reason=why, severity="critical")
-    html = page(reader)
-    assert "The forecaster failed" in html
-    assert why in html
-    assert "Celery" not in html
-    assert page(reader, kind="planning.forecaster_failed")
-
-
-def test_nor_is_celery_blamed_when_old_forecasts_are_not_followed_by_new_ones_for_that(reader, flexible):
-    Forecast.objects.filter(made_at__gt=NOW - timedelta(hours=3)).delete()
-    assert "check that Celery" in page(reader)
-    record("planning.forecasts_failed", actor="planner", reason="MemoryError: none left", severity="critical")
-    html = page(reader)
-    assert "MemoryError: none left" in html
-    assert "check that Celery" not in html
 
 
 def test_a_note_of_a_simpler_forecaster_is_shown(reader, deployment):
@@ -397,21 +331,6 @@ def test_a_peak_above_the_capacity_is_critical(reader, make_instance, language_m
     assert 'data-level="critical"' not in page(reader)
 
 
-def test_charts_are_redrawn_alone(reader, make_instance):
-    make_instance()
-    database.write(furnish)
-    answer = reader.get(reverse("console:forecast-charts"), {"charts": "forecast,coverage"})
-    charts = answer.json()["charts"]
-    assert set(charts) == {"forecast", "coverage"}
-    assert charts["forecast"]["sentence"].startswith(
-        "Demand of interactive and deferred classes: the newest full window had"
-    )
-    again = reader.get(
-        reverse("console:forecast-charts"), {"charts": "forecast,coverage"}, headers={"If-None-Match": answer["ETag"]}
-    )
-    assert again.status_code == 304
-
-
 def test_queries_do_not_grow_with_rows(reader, make_instance, django_assert_max_num_queries):
     make_instance()
     database.write(furnish)
@@ -419,66 +338,7 @@ def test_queries_do_not_grow_with_rows(reader, make_instance, django_assert_max_
         page(reader)
 
 
-# Backtests
-
-
-def test_scores_over_all_series_are_means_and_the_worst(db):
-    backtest = planning_rows.backtest()
-    for row in backtest.rows:
-        if (row["forecaster"], row["series"], row["quantity"]) == ("ets", "m-mid", "output"):
-            row |= {"error": 0.9, "max_ape": 7.0, "error_by_horizon": [0.5]}
-    by_forecaster = {score.forecaster: score for score in outlooks.scores(backtest, "output")}
-    small = next(score for score in outlooks.scores(backtest, "output", "m-small") if score.forecaster == "ets")
-    assert by_forecaster["ets"].error == pytest.approx((small.error + 0.9) / 2)
-    assert by_forecaster["ets"].max_ape == 7.0
-    assert by_forecaster["ets"].by_horizon[0] == pytest.approx((small.by_horizon[0] + 0.5) / 2)
-    assert by_forecaster["ets"].by_horizon[1:] == small.by_horizon[1:]
-    assert outlooks.scores(backtest, "output")[0].forecaster == "blend"
-    board = outlooks.leader_board(backtest)
-    assert board[0]["forecaster"] == "blend"
-    assert [score["best"] for score in board[0]["scores"]] == [True, True]
-    assert not any(score["best"] for row in board[1:] for score in row["scores"])
-
-
-def test_a_backtest_without_a_quantity_or_numbers_still_has_a_board(db):
-    backtest = planning_rows.backtest(names=("one",))
-    backtest.rows = [
-        {"forecaster": "ets", "series": "one", "quantity": "prompt"},
-        {"forecaster": "arima", "series": "one", "quantity": "prompt", "error": 0.2, "coverage_80": 0.7},
-    ]
-    board = outlooks.leader_board(backtest)
-    assert [row["forecaster"] for row in board] == ["arima", "ets"]
-    assert board[0]["scores"][1] is None
-    scores = outlooks.scores(backtest, "prompt")
-    assert charts.error_by_horizon(scores, 600, "").figure is None
-    assert charts.coverage(scores, "").rows == [["ARIMA", 0.7, None]]
-
-
-# In rows of tables
-
-
-def test_a_sparkline_puts_points_where_their_times_are():
-    figure = {
-        "data": [
-            {
-                "type": "scatter",
-                "x": ["2026-11-20 10:00:00", "2026-11-20 11:00:00"],
-                "y": [0, 10],
-                "mode": "lines",
-                "line": {"color": "var(--s1)", "width": 2},
-            },
-            {
-                "type": "scatter",
-                "x": ["2026-11-20 11:00:00", "2026-11-20 14:00:00"],
-                "y": [5, 10],
-                "mode": "lines",
-                "line": {"color": "var(--s2)", "width": 2, "shape": "hv"},
-            },
-        ],
-    }
-    svg = sparkline(figure)
-    assert 'points="0.0,100.0 100.0,7.4"' in svg
-    assert 'points="100.0,53.7 400.0,53.7 400.0,7.4"' in svg
+# Drawing
 
 
 def test_the_chart_begins_where_anything_is_known(db):

@@ -11,7 +11,7 @@ from tests.console.feed import Feed
 
 PAGES = (
     "/", "/instances/", "/instances/?sort=-kv_ratio", "/instances/?format=csv", "/places/", "/queues/", "/models/",
-    "/models/?open=llama-3.1-8b", "/models/deploy/", "/batches/", "/spot/", "/spot/weights/", "/scaling/", "/forecast/",
+    "/models/?open=llama-3.1-8b", "/models/deploy/", "/batches/", "/spot/", "/scaling/", "/forecast/",
     "/settings/", "/usage/", "/system/", "/events/", "/alerts/", "/api/instances", "/api/deployments", "/api/endpoints",
 )  # fmt: skip
 MOST_S = 1.0

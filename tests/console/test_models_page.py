@@ -8,13 +8,11 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console.formats import percent
-from controlplane.console.pages.models.details import classes_of, parts_of, promise_of
 from controlplane.console.pages.models.selectors import TIMES, model_rows
 from controlplane.events.models import Event
 from controlplane.fleet.inventory.kinds import DEPLOYMENT, MODEL
 from controlplane.fleet.inventory.services import change
-from controlplane.fleet.models import Adapter, Deployment, Model, Region, SloClass
+from controlplane.fleet.models import Adapter, Deployment, Model, Region
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import services
 from scheduling.bundles import BUNDLES
@@ -54,13 +52,14 @@ def test_a_row_has_its_endpoints_its_limit_and_its_cost(two_regions, live, reade
     assert "1 starting" in html
     assert "$10.80" in html
     assert f"2 {TIMES} A100 80 GB" in html
-
-
-def test_a_model_without_a_deployment_in_a_region_has_a_dash_there(two_regions, reader):
     Model.objects.create(name="lonely", title="Lonely", weights_bytes=1, kv_bytes_per_token=1, context_tokens=1)
+    assert page(reader).count('<span class="unseen">not deployed</span>') == 2
+
+
+def test_on_the_first_day_it_says_how_to_begin(reader):
     html = page(reader)
-    assert html.count('<span class="unseen">not deployed</span>') == 2
-    assert "No traffic" in html
+    assert "No models yet." in html
+    assert "manage.py up" in html
 
 
 @pytest.mark.parametrize(
@@ -82,21 +81,6 @@ def test_the_mark_of_an_endpoint_is_the_worst_that_can_be_said(
     assert (endpoint.status, endpoint.said) == (status, said)
 
 
-def test_demand_and_forecast_are_summed_over_regions(two_regions, live):
-    now = timezone.now()
-    planning_rows.furnish(now, hours=4)
-    chart = model_rows(live.feed.latest(), now)[0].chart
-    by_region = planning_rows.level
-    minute = now - timedelta(minutes=15)
-    both = by_region("llama-3.1-8b", "us-east", minute) + by_region("llama-3.1-8b", "us-west", minute)
-    both *= 1 + planning_rows.PROMPT_TO_OUTPUT
-    known = [row[1] for row in chart.rows if row[1] is not None]
-    assert known[-1] == pytest.approx(both, rel=0.15)
-    ahead = chart.rows[-1]
-    assert ahead[1] is None
-    assert ahead[5] < ahead[3] < ahead[2] < ahead[4] < ahead[6]  # the bands of 95 and 80% around the mean
-
-
 def test_an_open_row_has_classes_parts_and_a_chart(two_regions, live, reader):
     now = timezone.now()
     planning_rows.furnish(now, hours=2)
@@ -109,17 +93,11 @@ def test_an_open_row_has_classes_parts_and_a_chart(two_regions, live, reader):
     assert "75.0%" in html
     assert 'title="6 of 8 judged"' in html
     assert f'<td class="num warn-text">5.0{TIMES}</td>' in html  # misses: a quarter where a twentieth is allowed
-    for words in ("Router", "Join shortest queue", "The instance with the fewest tokens left to do.", "Mode "):
+    for words in ("Router", "Join shortest queue", "The instance with the fewest tokens left to do."):
         assert words in html
     assert 'data-chart="model"' in html
     assert "Switch the bundle" not in html  # a viewer reads
     assert 'aria-expanded="false"' in page(reader, open="no-such-model")
-
-
-def test_a_promise_in_words():
-    assert promise_of(SloClass(ttft_target_ms=1000, itl_target_ms=200)) == "TTFT 1.00 s, ITL 200 ms"
-    assert promise_of(SloClass(deadline_s=86_400)) == "done in 1 d"
-    assert promise_of(SloClass()) == "nothing promised"
 
 
 def test_as_many_queries_for_any_number_of_instances(
@@ -135,20 +113,24 @@ def test_as_many_queries_for_any_number_of_instances(
 def test_parts_are_given_with_a_reason_and_one_event(two_regions, acting):
     model = Model.objects.get()
     values = {"routing_policy": "round_robin", "ordering_policy": "priority", "FORECASTER": "arima"}
-    answer = acting.post(reverse("console:parts", args=[model.pk]), values | {"reason": "to compare"}, follow=True)
+    answer = acting.post(
+        reverse("console:change-model", args=[model.pk, "parts"]), values | {"reason": "to compare"}, follow=True
+    )
     assert re.search("The policy of llama-3.1-8b: Custom; the next decisions", answer.content.decode())
     event = Event.objects.get(kind="model.parts_switched")
     assert event.before == {"routing_policy": "join_shortest_queue", "FORECASTER": ""}
     assert event.after == {"routing_policy": "round_robin", "FORECASTER": "arima"}
     assert set(Deployment.objects.values_list("routing_policy", flat=True)) == {"round_robin"}
-    acting.post(reverse("console:parts", args=[model.pk]), {"routing_policy": "best", "reason": "a typo"})
+    acting.post(
+        reverse("console:change-model", args=[model.pk, "parts"]), {"routing_policy": "best", "reason": "a typo"}
+    )
     assert Event.objects.filter(kind="model.parts_switched").count() == 1
 
 
 def test_bounds_are_changed_together_or_not_at_all(two_regions, client, fleet_admin, operator):
     model = Model.objects.get()
     east, west = Deployment.objects.order_by("pk")
-    url, reason = reverse("console:bounds", args=[model.pk]), {"reason": "the evening"}
+    url, reason = reverse("console:change-model", args=[model.pk, "bounds"]), {"reason": "the evening"}
     values = {f"min_instances-{east.pk}": "2", f"max_instances-{east.pk}": "3", f"max_instances-{west.pk}": "5"}
     client.force_login(operator)
     assert client.post(url, values | reason).status_code == 403  # as over REST
@@ -191,7 +173,7 @@ def test_no_dialog_overwrites_unseen(two_regions, client, fleet_admin, form, val
     if form == "parts":
         values["ordering_policy"] = "priority"
     client.force_login(fleet_admin)
-    address = reverse(f"console:{form}", args=[model.pk])
+    address = reverse("console:change-model", args=[model.pk, form])
     shown = "console:scaling" if form == "policy" else "console:models"
 
     def save(page):
@@ -217,7 +199,10 @@ def test_no_dialog_overwrites_unseen(two_regions, client, fleet_admin, form, val
 def test_a_fallback_is_given_and_taken_away(two_regions, client, fleet_admin, operator):
     model = Model.objects.get()
     Model.objects.create(name="small", title="Small", weights_bytes=1, kv_bytes_per_token=1, context_tokens=9)
-    url, values = reverse("console:fallback", args=[model.pk]), {"fallback": "small", "fallback_wait_s": "2.5"}
+    url, values = (
+        reverse("console:change-model", args=[model.pk, "fallback"]),
+        {"fallback": "small", "fallback_wait_s": "2.5"},
+    )
     client.force_login(operator)
     assert client.post(url, values | {"reason": "an outage"}).status_code == 403
     client.force_login(fleet_admin)
@@ -255,30 +240,6 @@ def test_names_are_shared_and_compared(two_regions, client, fleet_admin, reader)
     assert "a canary of a new version" in reader.get(reverse("console:targets")).content.decode()
 
 
-def test_router_and_order_say_how_they_do(two_regions, live, reader):
-    now = timezone.now()
-    feed = rows_of(two_regions)
-    live.show(Feed(feed))
-    at = {"minute": now - timedelta(minutes=5), "model": "llama-3.1-8b", "slo_class": "interactive"}
-    MinuteRow.objects.create(**at, region="us-east", requests=30)
-    MinuteRow.objects.create(**at, region="us-west", own_region="us-east", requests=10, unserved=4)
-    (row,) = model_rows(live.feed.latest(), now)
-    health = {part.part.name: part.health for part in parts_of(row, now)}
-    uses = [use for endpoint in row.there for use in endpoint.uses]
-    assert health["routing_policy"] == f"Use {percent(min(uses))} to {percent(max(uses))}; 25% to other regions in 1 h"
-    waiting = sum(endpoint.live["waiting"] for endpoint in row.there)
-    assert health["ordering_policy"].startswith(f"{waiting} wait" if waiting else "Nothing waits")
-    assert health["ordering_policy"].endswith("4 of 40 unserved in 1 h")
-
-
-def test_a_class_that_promises_nothing_is_not_judged(two_regions, live, reader):
-    SloClass.objects.create(name="left-over", title="Left over", kind="opportunistic")
-    now = timezone.now()
-    MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="left-over", slo_judged=3)
-    (row,) = (row for row in classes_of("llama-3.1-8b", now) if row.title == "Left over")
-    assert (row.promise, row.hour.ratio, row.hour.judged) == ("nothing promised", None, 0)
-
-
 def test_a_bundle_is_named_with_what_differs(two_regions, live, operator):
     model = Model.objects.get()
     services.switch_bundle(model, "pilothouse", operator)
@@ -287,12 +248,6 @@ def test_a_bundle_is_named_with_what_differs(two_regions, live, operator):
     Deployment.objects.update(routing_policy="round_robin")
     (row,) = model_rows(live.feed.latest(), timezone.now())
     assert (row.policy, row.about) == ("Custom", "Based on Pilothouse, with its own router.")
-
-
-def test_on_the_first_day_it_says_how_to_begin(reader):
-    html = page(reader)
-    assert "No models yet." in html
-    assert "manage.py up" in html
 
 
 def test_an_open_row_lists_the_adapters_of_its_model(two_regions, reader, deployment):

@@ -3,10 +3,8 @@ rows.
 """
 
 import gzip
-import itertools
 import re
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -107,11 +105,6 @@ def test_instances_by_live_state_and_numbers(reader, live, fleet_feed):
     assert "No instance fits these filters" in page(reader, "instances", q="zzz")
 
 
-def test_the_sorted_column_says_so(reader, fleet):
-    html = page(reader, "instances", sort="-running")
-    assert re.search(r'aria-sort="descending"><a class="sort" href="\?sort=running">Running', html)
-
-
 def test_an_instances_page(reader, live, fleet, fleet_feed, make_request, operator):
     live.show(fleet_feed)
     record(
@@ -126,8 +119,10 @@ def test_an_instances_page(reader, live, fleet, fleet_feed, make_request, operat
     html = page(reader, "instance", "instance-1")
     assert "health check passed" in html
     assert row.request_id[:12] in html
-    assert "Running and waiting" in html
-    assert 'id="dialog-' not in html  # a viewer has no actions
+    for title in ("Running and waiting", "Time to first token", "KV cache"):
+        assert title in html
+    assert re.search(r"Throughput: [\d,.k]+ output tokens a second", html)
+    assert "Drain…" not in html  # a viewer has no actions
     assert reader.get(reverse("console:instance", args=["nobody"])).status_code == 404
 
 
@@ -148,7 +143,7 @@ def process(make_instance, settings, tmp_path):
     return row
 
 
-def test_an_instances_page_has_its_start_engine_error_and_log(acting, process):
+def test_an_instances_page_has_its_start_engine_error_and_log(acting, viewer, process):
     html = page(acting, "instance", "p")
     assert "Loading weights, 50%" in html
     assert "0.32.0" in html
@@ -157,44 +152,10 @@ def test_an_instances_page_has_its_start_engine_error_and_log(acting, process):
     assert "ValidationError: User-specified max_model_len (40960)" in html
     assert "Resolved architecture: LlamaForCausalLM" in html
     assert "Loading weights, 50%" in page(acting, "instances")
-
-
-def test_a_log_is_for_operators(reader, process):
-    html = page(reader, "instance", "p")
+    acting.force_login(viewer)
+    html = page(acting, "instance", "p")
     assert "0.32.0" in html
-    assert "Resolved architecture" not in html
-
-
-@pytest.mark.parametrize(
-    ("action", "before", "after"), [("drain", "ready", "draining"), ("resume", "draining", "ready")]
-)
-def test_an_action_moves_the_instance_and_is_an_event(client, operator, make_instance, action, before, after):
-    row = make_instance(state=before)
-    client.force_login(operator)
-    answer = client.post(reverse("console:act", args=[row.name, action]), {"reason": "driver  update"}, follow=True)
-    row.refresh_from_db()
-    event = Event.objects.get(kind="instance.moved")
-    assert row.state == after
-    assert (event.actor, event.reason, event.before["state"]) == ("operator", "driver update", before)
-    assert f"{row.name} is {after}" in text_of(answer)
-
-
-def test_an_instances_latencies_and_throughput_over_time(reader, live, fleet, fleet_feed):
-    live.show(fleet_feed)
-    html = page(reader, "instance", "instance-1")
-    for title in ("Time to first token", "Time between tokens", "Throughput"):
-        assert title in html
-    assert re.search(r"Throughput: [\d,.k]+ output tokens a second", html)
-
-
-def test_an_action_needs_a_reason_and_a_fitting_state(client, operator, make_instance):
-    row = make_instance()
-    client.force_login(operator)
-    assert "give a reason" in text_of(client.post(reverse("console:act", args=[row.name, "drain"]), {}, follow=True))
-    refused = client.post(reverse("console:act", args=[row.name, "resume"]), {"reason": "x"}, follow=True)
-    assert "instance-1 is ready" in text_of(refused)
-    assert client.post(reverse("console:act", args=[row.name, "explode"]), {"reason": "x"}).status_code == 404
-    assert not Event.objects.exists()
+    assert "Resolved architecture" not in html, "a log may hold prompts: it is for operators"
 
 
 def test_pages_are_compressed(reader, make_request):
@@ -202,19 +163,6 @@ def test_pages_are_compressed(reader, make_request):
     answer = reader.get(reverse("console:requests"), headers={"Accept-Encoding": "gzip"})
     assert answer["Content-Encoding"] == "gzip"
     assert len(answer.content) < len(gzip.decompress(answer.content)) / 3
-
-
-def test_a_requests_page_says_why_this_instance(reader, make_request):
-    html = page(reader, "request", make_request().pk)
-    assert "Why this instance" in html
-    assert "the fewest tokens still to process" in html
-    assert html.count(">chosen<") == 1
-    assert "4,200" in html
-    never_placed = make_request(
-        outcome="rejected", status_code=429, error_code="queue_full", trace=[], instance="", ttft_ms=None
-    )
-    html = page(reader, "request", never_placed.pk)
-    assert "never placed: queue_full" in html
 
 
 def test_events_filter_page_and_permalink(reader, fleet, operator):
@@ -238,10 +186,6 @@ def test_events_filter_page_and_permalink(reader, fleet, operator):
     assert "No event fits" in page(reader, "events", q="nothing says this")
 
 
-def test_events_say_what_they_are_before_there_are_any(reader, live):
-    assert "No events yet" in page(reader, "events")
-
-
 def test_a_key_is_shown_once_then_revoked(client, key_manager, acme):
     client.force_login(key_manager)
     url = reverse("console:keys")
@@ -253,7 +197,7 @@ def test_a_key_is_shown_once_then_revoked(client, key_manager, acme):
     assert secret not in f"{made.headers} {made.cookies} {dict(client.session)}"
     assert secret not in text_of(client.get(url))
     assert key.prefix in text_of(client.get(url))
-    revoke = reverse("console:revoke-key", args=[key.pk])
+    revoke = reverse("console:operate", args=["keys", key.pk, "revoke"])
     assert "give a reason" in text_of(client.post(revoke, {}, follow=True))
     assert "is revoked" in text_of(client.post(revoke, {"reason": "leaked"}, follow=True))
     key.refresh_from_db()
@@ -310,20 +254,6 @@ def test_a_key_needs_a_name_and_the_right(client, key_manager, member, acme, glo
     assert client.post(url, {"name": "x", "tenant": acme.pk}).status_code == 403
 
 
-def test_about_shows_the_state_of_the_watcher(reader, live, fleet_feed):
-    live.show(fleet_feed)
-    html = page(reader, "about")
-    for word in ("feed:1", "SQLite" if "SQLite" in html else "PostgreSQL", "Open pages", "does not answer"):
-        assert word in html
-
-
-def test_the_events_page_follows_the_clock_of_the_numbers(reader, live, fleet_feed):
-    """A page without numbers also shows the connection's freshness: it follows the fleet's ticks."""
-    live.show(fleet_feed)
-    for name in ("overview", "instances", "events"):
-        assert re.search(r'data-live data-topics="', page(reader, name))
-
-
 @pytest.mark.parametrize(
     ("times", "names"),
     [
@@ -363,7 +293,7 @@ def test_plotly_finds_an_element_for_each_style_it_would_add(reader, live, fleet
 
 
 # With the two of session and user.
-PINNED = {"overview": 10, "instances": 10, "requests": 9, "keys": 7, "events": 6, "about": 5}
+PINNED = {"overview": 10, "instances": 10, "requests": 9, "keys": 7, "events": 6}
 
 
 @pytest.mark.parametrize("name", sorted(PINNED))
@@ -394,28 +324,3 @@ def test_queries_do_not_grow_with_rows(
     reader.get(url)
     with django_assert_num_queries(PINNED[name]):
         reader.get(url)
-
-
-def test_the_timeline_has_no_gaps(make_instance):
-    from controlplane.console.pages.instances.charts import WIDTH, timeline
-
-    now = timezone.now()
-    row = make_instance()
-    row.created_at = now - timedelta(hours=9)
-    for hours, before, after in ((8, "provisioning", "loading"), (5, "loading", "ready"), (1, "ready", "failed")):
-        Event.objects.create(
-            kind="instance.moved",
-            at=now - timedelta(hours=hours),
-            actor="x",
-            subject_type="instance",
-            subject_id=str(row.pk),
-            before={"state": before},
-            after={"state": after},
-        )
-    segments = timeline(row, now)
-    assert [segment.state for segment in segments] == ["loading", "ready", "failed"]
-    assert [round(segment.seconds / 3600) for segment in segments] == [1, 4, 1]
-    for one, other in itertools.pairwise(segments):
-        assert one.until == other.since
-    assert segments[0].x == 0
-    assert segments[-1].x + segments[-1].width == pytest.approx(WIDTH, abs=0.1)

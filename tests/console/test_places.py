@@ -7,7 +7,7 @@ from django.utils import timezone
 from controlplane.alerts.problems import find, read_known
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Model, Region
+from controlplane.fleet.models import Deployment, Instance, Region
 from tests.console.test_pages import text_of
 
 pytestmark = pytest.mark.django_db
@@ -36,33 +36,6 @@ def test_the_list_of_what_needs_an_eye_names_who_holds_it(held):
     [problem] = find({"endpoints": [row | {"waiting": 0}]}, read_known(timezone.now())).found
     assert "held by" in problem.words
     assert "kernel update" in problem.words
-
-
-@pytest.mark.parametrize("kind", ["node", "region"])
-def test_an_operator_cordons_and_uncordons(client, operator, node, kind):
-    client.force_login(operator)
-    place = node if kind == "node" else node.region
-    for action, by in (("cordon", operator.get_username()), ("uncordon", "")):
-        url = reverse("console:place", args=[kind, place.pk, action])
-        client.post(url, {"reason": ""})
-        place.refresh_from_db()
-        assert bool(place.cordoned) is (action == "uncordon"), "without a reason nothing is done"
-        client.post(url, {"reason": "cooling"})
-        place.refresh_from_db()
-        assert by in place.cordoned
-        assert bool(place.cordoned) is (action == "cordon")
-
-
-def test_an_admin_undeploys_and_retires(client, fleet_admin, deployment, make_instance):
-    row = make_instance(state=InstanceState.READY)
-    client.force_login(fleet_admin)
-    html = client.get(f"{reverse('console:models')}?open={deployment.model.name}").content.decode()
-    assert f'commandfor="undeploy-{deployment.pk}"' in html
-    client.post(reverse("console:place", args=["deployment", deployment.pk, "undeploy"]), {"reason": "no demand"})
-    row.refresh_from_db()
-    assert (Deployment.objects.get().active, row.state) == (False, InstanceState.DRAINING)
-    client.post(reverse("console:place", args=["model", deployment.model.pk, "retire"]), {"reason": "replaced"})
-    assert not Model.objects.get(pk=deployment.model.pk).active
 
 
 def test_rest_says_and_does_the_same(acting, held, node):

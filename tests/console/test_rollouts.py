@@ -35,7 +35,10 @@ def html_of(client, name, *args, **query):
 
 
 def post(client, deployment, action, **values):
-    return client.post(reverse("console:rollout", args=[deployment.pk, action]), values, follow=True)
+    start = reverse("console:rollout", args=[deployment.pk])
+    other = reverse("console:operate", args=["deployments", deployment.pk, action])
+    page = {"next": reverse("console:instances")}
+    return client.post(start if action == "start" else other, page | values, follow=True)
 
 
 def test_nothing_is_said_while_all_are_up_to_date(acting, started):
@@ -65,12 +68,11 @@ def test_an_operator_rolls_out_and_cancels(acting, outdated, deployment):
     assert "Begins within seconds." in page
     assert 'id="rollouts" data-region data-refresh-s="5"' in page
     assert "in progress" in post(acting, deployment, "start", reason="again").content.decode()
-    page = post(acting, deployment, "cancel", reason="not today").content.decode()
+    page = post(acting, deployment, "cancel-rollout", reason="not today").content.decode()
     assert "is cancelled" in page
-    assert acting.post(reverse("console:rollout", args=[deployment.pk, "undo"])).status_code == 404
     event = Event.objects.get(kind="rollout.started")
     assert reverse("console:instances") in html_of(acting, "event", event.pk)
-    assert "rollout of changed settings begins" in html_of(acting, "events")
+    assert "rollout started" in html_of(acting, "events")
 
 
 def test_a_failed_one_needs_attention_until_the_settings_are_changed_back(outdated, deployment):
@@ -91,7 +93,7 @@ def test_the_form_says_how_a_version_proves_itself_and_the_page_why_it_went_back
     rollout = Rollout.objects.get()
     assert (rollout.bake_s, rollout.auto_back) == (5, False)  # a box that is not ticked is not sent
     assert "Go back" in html_of(acting, "instances")
-    assert "the settings before are not known" in post(acting, deployment, "back", reason="x").content.decode()
+    assert "the settings before are not known" in post(acting, deployment, "roll-back", reason="x").content.decode()
     Rollout.objects.update(state="rolled_back", message="3 of 10 requests failed", ended_at=timezone.now())
     Deployment.objects.update(max_num_seqs=256)
     assert "The last rollout went back" in html_of(acting, "instances")

@@ -1,10 +1,9 @@
 """Shared GPUs on the instances page, on an instance's page, in `/api` and in the deploy form."""
 
 import pytest
-from django.urls import reverse
 
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Model, Swap, SwapGroup
+from controlplane.fleet.models import Deployment, Instance, Model, SwapGroup
 from tests.console.test_rollouts import html_of
 
 pytestmark = pytest.mark.django_db
@@ -45,21 +44,6 @@ def test_members_of_a_group_their_state_and_the_duration_of_a_swap(acting, share
     assert "first finishes what it runs and is given nothing new, then sleeps (0.3 s, by size)" in page
     assert page.count("Swap to…") == 1
     assert "first is awake. Its weights: CPU memory" in html_of(acting, "instance", "second")
-
-
-def test_an_operator_swaps_for_a_reason(client, operator, shared):
-    client.force_login(operator)
-    address = reverse("console:swap", args=["second"])
-    assert "reason" in client.post(address, {}, follow=True).content.decode()
-    assert not Swap.objects.exists()
-    page = client.post(address, {"reason": "more asked for"}, follow=True).content.decode()
-    assert "us-east-1 swaps to second, when first is idle." in page
-    assert "<strong>Swaps to second</strong>" in page
-    assert "Swap to…" not in page
-    swap = Swap.objects.get()
-    assert (swap.instance.name, swap.actor, swap.reason) == ("second", "operator", "more asked for")
-    page = client.post(reverse("console:swap", args=["first"]), {"reason": "back"}, follow=True).content.decode()
-    assert "first has to wait for it" in page
 
 
 def test_the_same_by_rest(acting, shared):

@@ -5,7 +5,6 @@ import io
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.accounts.services import create_api_key
@@ -136,6 +135,6 @@ def test_the_chart_stacks_the_greatest_and_joins_the_rest(acme):
 
 
 def test_the_chart_is_redrawn_alone(reader, hours):
-    answer = reader.get(reverse("console:usage-charts"), {"charts": "usage", "show": "tokens", "by": "class"})
+    answer = reader.get(URL, {"charts": "usage", "show": "tokens", "by": "class"})
     traces = answer.json()["charts"]["usage"]["figure"]["data"]
     assert [(trace["name"], sum(trace["y"])) for trace in traces] == [("interactive", 2_200.0)]

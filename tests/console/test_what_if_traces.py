@@ -3,7 +3,7 @@
 import pytest
 from django.core.exceptions import ValidationError
 
-from controlplane.console.pages.what_if.forms import asked, start_of
+from controlplane.console.pages.what_if.forms import start_of
 from controlplane.fleet.models import Deployment, PerformanceProfile
 from controlplane.simulation.whatif import selectors, services
 from controlplane.simulation.whatif.models import FutureSeed, WhatIf, WhatIfState
@@ -50,9 +50,7 @@ def trace(operator, two_models):
 
 def posted(client, user, trace, **fields):
     client.force_login(user)
-    return client.post(
-        NEW, FORM | {"trace": trace.pk} | {name.replace("_", "-"): text for name, text in fields.items()}
-    )
+    return client.post(NEW, FORM | {"trace": trace.pk} | {f"trace-{name}": text for name, text in fields.items()})
 
 
 def ran(what_if):
@@ -63,24 +61,21 @@ def ran(what_if):
 
 
 @pytest.mark.django_db
-def test_what_the_trace_does_not_say_is_asked_at_its_field(client, operator, trace):
+def test_what_the_trace_does_not_say_is_asked(client, operator, trace):
     answer = posted(client, operator, trace)
     text = answer.content.decode()
     assert answer.status_code == 422
-    what = f"is missing: a model, which the trace does not name, is none of llama-3.1-8b, {OTHER}"
-    assert f'id="trace-model-error">{what}<' in text
-    assert f"Trace, Model: {what}" in text
-    assert "300 requests over 9 min. It names no models; no regions; no SLO classes. Where it names none:" in text
+    what = f"Trace, Model: is missing: a model, which the trace does not name, is none of llama-3.1-8b, {OTHER}"
+    assert what in text
+    assert "300 requests over 9 min. It names no models; no regions; no SLO classes." in text
     assert not WhatIf.objects.exists()
-    assert f'id="trace-model-error">{what}<' in page(client, operator, f"{NEW}?start=trace")  # the newest trace
-    text = page(client, operator, f"{NEW}?start=trace&trace-model={OTHER}")
-    assert 'id="trace-model-error"><' in text
-    assert "crit-text" not in text
+    assert what in page(client, operator, f"{NEW}?start=trace")  # the newest trace
+    assert "crit-text" not in page(client, operator, f"{NEW}?start=trace&trace-model={OTHER}")
 
 
 @pytest.mark.django_db
 def test_it_runs_to_its_end_from_the_page(client, operator, trace):
-    answer = posted(client, operator, trace, trace_model=OTHER, trace_speed="2", trace_slo_class="interactive")
+    answer = posted(client, operator, trace, model=OTHER, speed="2", slo_class="interactive")
     assert answer.status_code == 302, answer.content.decode()
     row = WhatIf.objects.get()
     said = {"model": OTHER, "speed": 2.0, "slo_class": "interactive"}
@@ -93,31 +88,14 @@ def test_it_runs_to_its_end_from_the_page(client, operator, trace):
 @pytest.mark.django_db
 def test_names_of_the_trace_are_given_those_of_the_fleet(client, operator, two_models):
     trace = traces.upload("burst.csv", "burstgpt", BURSTGPT.encode(), operator)
-    answer = posted(client, operator, trace, trace_name_theirs="GPT-4", trace_name_model=OTHER)
+    answer = posted(client, operator, trace, models=f"GPT-4={OTHER}")
     assert "the trace&#x27;s model &#x27;ChatGPT&#x27; is none of" in answer.content.decode()
     assert "It names models ChatGPT, GPT-4;" in answer.content.decode()
-    answer = posted(
-        client, operator, trace, trace_name_theirs=["GPT-4", "ChatGPT"], trace_name_model=[OTHER, "llama-3.1-8b"]
-    )
+    answer = posted(client, operator, trace, models=f"GPT-4={OTHER}, ChatGPT=llama-3.1-8b")
     assert answer.status_code == 302, answer.content.decode()
     row = WhatIf.objects.get()
     assert row.start["arrivals"]["models"] == {"GPT-4": OTHER, "ChatGPT": "llama-3.1-8b"}
     assert ran(row)[0]["requests"]["mean"] == 150
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("field", "text", "where", "what"),
-    [
-        ("trace-speed", "fast", "Trace, Speed", "'fast' is no number"),
-        ("trace-limit", "1e999", "Trace, At most", "'1e999' is no number"),
-        ("trace-name-theirs", "x", "Models by other names 1, Model", "is missing"),
-    ],
-)
-def test_a_wrong_field_is_named(field, text, where, what):
-    data = entered(start="trace")
-    data[field] = text
-    assert asked(data, {}).errors == {where: what}
 
 
 @pytest.mark.django_db
@@ -127,6 +105,7 @@ def test_a_wrong_field_is_named(field, text, where, what):
         ({}, "model", "is missing"),
         ({"model": "gpt"}, "model", "no instance of the fleet serves gpt"),
         ({"model": OTHER, "speed": -1}, "speed", "should be greater than 0"),
+        ({"model": OTHER, "speed": "fast"}, "speed", "valid number"),
         ({"model": OTHER, "region": "mars"}, "region", "mars"),
         ({"model": OTHER, "hope": 1}, "hope", "is no key; there is speed, limit"),
     ],
@@ -157,4 +136,4 @@ def test_the_estimate_follows_speed_and_limit(trace):
     assert requests() == 30
     assert requests(speed=2.0) == 60
     assert requests(limit=7) == 7
-    assert start_of(entered(start="trace"), {})["trace"] == trace.pk
+    assert start_of(entered(start="trace"))["trace"] == str(trace.pk)

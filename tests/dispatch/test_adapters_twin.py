@@ -56,7 +56,7 @@ async def test_both_clocks_place_adapters_alike(routing, ordering, round_trip_s)
     np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
     assert (result.outcomes["state"] == Outcome.DONE).sum() + len(live.refused) == REQUESTS
     counted = [result.counters[f"adapter_{name}"] for name in ("not_loaded", "in_memory", "on_gpu")]
-    assert counted == [live.dispatcher.placement.adapters[tier] for tier in TIERS]
+    assert counted == [live.dispatcher.adapters.tiers[tier] for tier in TIERS]
     assert min(counted) > 0
     assert sum(counted) == sum(1 for row in decided if adapter[row[0]] >= 0)
 

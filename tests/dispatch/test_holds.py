@@ -100,11 +100,3 @@ def test_where_instances_serve_each_model_holds_as_long_as_it_says():
     assert world.refused == {short: "hold_expired"}
     world.pass_time(540.0)
     assert world.refused == {short: "hold_expired", long: "hold_expired"}
-
-
-def test_what_waits_for_the_trial_of_another_is_held_no_longer_either():
-    world = World()
-    world.dispatcher.suspects.died(next(iter(world.topology.replicas.values())), [7])
-    numbers = [world.submit(fingerprint=7, max_wait_s=5.0) for _ in range(3)]
-    world.pass_time(6.0)
-    assert world.refused == dict.fromkeys(numbers[1:], "max_wait_expired")

@@ -10,7 +10,7 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import AdapterSpec, EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.queues.runs import RunAction, RunOperations
+from controlplane.dispatch.queues.operations import QueueOperations, RunAction
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.gateway.process import all_of
 from scheduling.lookahead.maps import FREE
@@ -150,8 +150,6 @@ class World:
             "groups": queue.group_count,
             "held": len(it.holding) + len(it.holding.work) + it.holding.by_tenant.total(),
             "held by model": it.holding.work.waiting.total(),
-            "for a trial": sum(map(len, it.suspects._line.values())) + len(it.suspects._on_trial),
-            "for a check": sum(len(held) for _, _, held in it.suspects._cut.values()),
             "calls of runs": len(it.runs.standings._of_call),
             "blocks": int(queue.affinity.blocks.counters[USED]),
         }
@@ -178,25 +176,6 @@ def opportunistic_held(world):
     world.submit(interactive=False, opportunistic=True)  # on the donated instance
     world.fill()
     return world.submit(interactive=False, opportunistic=True, priority=2)
-
-
-def on_trial(world):
-    world.dispatcher.suspects.died(next(iter(world.topology.replicas.values())), [SUSPECT])
-    return world.submit(fingerprint=SUSPECT)
-
-
-def for_a_trial(world):
-    on_trial(world)
-    number = world.submit(fingerprint=SUSPECT)
-    assert number not in world.placed
-    return number
-
-
-def for_a_check(world):
-    number = placed(world)
-    world.send(port.Left(number, again=True, failure=port.CUT))
-    assert world.dispatcher.suspects._cut
-    return number
 
 
 def placed(world):
@@ -262,7 +241,7 @@ def known_blocks(world):
 
 
 STATES = [
-    queued, held, opportunistic_held, on_trial, for_a_trial, for_a_check, placed, with_tokens,
+    queued, held, opportunistic_held, placed, with_tokens,
     whole, evicted, on_spot, with_adapter, for_an_adapter, in_a_fallback, known_blocks,
 ]  # fmt: skip
 
@@ -314,7 +293,7 @@ def instances_lost(world, number):
 def engine_died(world, number):
     replica = world.dispatcher._requests[number].replica
     if replica is not None:
-        world.dispatcher.died(replica)
+        world.dispatcher.suspects.died(replica)
         world.dispatcher.lose(replica)
         world.answer()
     world.pass_time(11.0)
@@ -322,8 +301,7 @@ def engine_died(world, number):
 
 def run_stopped(world, number):
     calls = world.dispatcher.calls_of(*RUN)
-    price = RunOperations(world.dispatcher).act(*RUN, RunAction.STOP)
-    assert price.waiting + price.running == len(calls)
+    assert QueueOperations(world.dispatcher).act_on_run(*RUN, RunAction.STOP) == len(calls)
     world.answer()
     assert number not in world.open
     later = world.submit()
@@ -354,9 +332,9 @@ def asked_back(world, number):
 def reclaimed(world, number):
     for replica in world.topology.replicas.values():
         if replica.endpoint.is_spot:
-            world.dispatcher.reclaim(replica, late=False)
+            world.dispatcher.spot.reclaim(replica, late=False)
             world.answer()
-            world.dispatcher.reclaim(replica, late=True)
+            world.dispatcher.spot.reclaim(replica, late=True)
             world.answer()
 
 
@@ -389,19 +367,40 @@ def test_nothing_of_a_request_is_left_behind(state, ordering, subtests):
             assert world.left_behind() == {}
 
 
+# Stages
+
+
+@pytest.mark.parametrize("at", range(16))
+def test_without_a_stage_the_others_serve(at):
+    world = World()
+    dispatcher = world.dispatcher
+    stage = dispatcher.stages[at]
+    if stage is dispatcher.accounts:
+        return  # the core's own: it counts what runs where
+    dispatcher.stages = tuple(each for each in dispatcher.stages if each is not stage)
+    dispatcher.connect()
+    numbers = [world.submit() for _ in range(3)]
+    dispatcher.sweep()
+    assert numbers[2] not in world.placed, "it waits for room"
+    for number in numbers:
+        assert number in world.placed
+        world.send(port.Finished(number, 9))
+    assert world.left_behind() == {}
+
+
 # Errors of one request
 
 
 def enqueue_fails(world, monkeypatch, number):
     """As a request is queued for an endpoint, for one request."""
-    come = world.dispatcher.runs.come
+    add = world.dispatcher.queue.add
 
-    def fails(request):
+    def fails(request, endpoint):
         if request.asked.number == number:
             raise KeyError(number)
-        come(request)
+        add(request, endpoint)
 
-    monkeypatch.setattr(world.dispatcher.runs, "come", fails)
+    monkeypatch.setattr(world.dispatcher.queue, "add", fails)
 
 
 def test_an_error_of_one_held_request_ends_it_alone(monkeypatch):
@@ -418,30 +417,20 @@ def test_an_error_of_one_held_request_ends_it_alone(monkeypatch):
     assert world.left_behind() == {}
 
 
-def test_an_error_of_one_request_on_trial_ends_it_alone(monkeypatch):
-    world = World()
-    first = on_trial(world)
-    numbers = [world.submit(fingerprint=SUSPECT) for _ in range(2)]
-    enqueue_fails(world, monkeypatch, numbers[0])
-    world.send(port.Left(first))
-    assert world.refused == {numbers[0]: "internal_error"}
-    assert numbers[1] in world.placed
-
-
 def test_an_error_of_one_waiting_request_ends_it_alone(monkeypatch):
     world = World()
     world.fill()
     numbers = [world.submit() for _ in range(3)]
-    drop = world.dispatcher.runs.end
+    end = world.dispatcher.runs.standings.end
     failed = []
 
-    def fails(number, output_tokens):
+    def fails(number, output_tokens, now_s):
         if number == numbers[0] and not failed:
             failed.append(number)
             raise KeyError(number)
-        drop(number, output_tokens)
+        end(number, output_tokens, now_s)
 
-    monkeypatch.setattr(world.dispatcher.runs, "end", fails)
+    monkeypatch.setattr(world.dispatcher.runs.standings, "end", fails)
     world.pass_time(20_000.0)
     assert failed
     assert set(world.refused) == set(numbers)
@@ -507,10 +496,10 @@ CALLS = {
     "left": lambda world: world.send(port.Left(0)),
     "again": lambda world: world.send(port.Left(0, again=True)),
     "sweep": lambda world: world.pass_time(),
-    "prewarm_on": lambda world: world.dispatcher.prewarm_on(),
+    "prewarm_on": lambda world: world.dispatcher.prewarming.look_on(),
     "pump": lambda world: world.dispatcher.pump_all(),
-    "rank": lambda world: world.dispatcher.rank_runs(),
-    "move first": lambda world: world.dispatcher.runs.move_first(*RUN, first=True),
+    "rank": lambda world: world.dispatcher.runs.sweep(),
+    "move first": lambda world: world.dispatcher.runs.move_first(*RUN),
     "waiting": lambda world: list(world.dispatcher.waiting_now(9)),
     "queues": lambda world: QueuesView(world.dispatcher)(),
     "outlook": lambda world: [world.dispatcher.outlook(one) for one in world.topology.endpoints],

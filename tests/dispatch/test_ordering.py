@@ -131,7 +131,7 @@ def asked(predicted, *, max_tokens=None, prompt=100, sequences=1) -> Submit:
     st.integers(1, 4),
 )
 def test_planned_numbers_are_possible(predicted, max_tokens, prompt, sequences):
-    possible = dispatcher()._possible(asked(predicted, max_tokens=max_tokens, prompt=prompt, sequences=sequences))
+    possible = dispatcher().possible(asked(predicted, max_tokens=max_tokens, prompt=prompt, sequences=sequences))
     assert isinstance(possible, int)
     room = 1000 - prompt if prompt < 1000 else 1000  # a guessed prompt that leaves no room says nothing of the answer
     most = sequences * min(max_tokens or 1000, room)
@@ -148,7 +148,7 @@ async def test_a_request_that_moves_gets_its_key_by_the_ordering_there(monkeypat
     moving = Request(asked(40), 40, one)
     held.queue.add(moving, one)
     assert held.queue.arrays.key[moving.slot] == 0.0
-    monkeypatch.setattr("controlplane.dispatch.dispatcher.better_home", lambda *_: other.index)
-    held.rehome(one, 0.0)
+    monkeypatch.setattr("controlplane.dispatch.sweeping.better_home", lambda *_: other.index)
+    held.sweeping.sweep()
     assert moving.endpoint is other
     assert held.queue.arrays.key[moving.slot] == 3.0 * PROFILE.service_time_s(100, 40)

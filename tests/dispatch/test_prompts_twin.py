@@ -67,7 +67,7 @@ class PromptedLive(RunsLive):
     def __init__(self, fleet):
         super().__init__(fleet)
         self.engines = [Warmer(spec.engine) for spec in fleet.instances]
-        self.asked, prewarm = [], self.dispatcher.prewarm
+        self.asked, prewarm = [], self.dispatcher.prewarming.sweep
 
         def look():
             prewarm()
@@ -80,7 +80,7 @@ class PromptedLive(RunsLive):
                     self.asked.remove(record)
                     self.dispatcher.take(PrefixWarmed(record.instance, record.ready_at, record.prefix))
 
-        self.dispatcher.prewarm = look
+        self.dispatcher.prewarming.sweep = look
 
     @staticmethod
     def name_of(run):

@@ -1,13 +1,12 @@
-"""What operators see of the queues and do to a group: prices, actions, their way back, and commands from elsewhere."""
+"""What operators see of the queues and do to a group, and their commands from elsewhere."""
 
-import math
 from unittest.mock import Mock
 
 import pytest
 
 from controlplane.dispatch.queues.commands import Commands
 from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
-from controlplane.dispatch.queues.view import UNDO_S, QueuesView
+from controlplane.dispatch.queues.view import QueuesView
 from controlplane.dispatch.wire import GROUP_COLUMNS
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.record import Job
@@ -68,98 +67,25 @@ def test_another_order_has_counts_and_no_groups():
     assert tables["queues"]["attainment_ratio"] == [None]
 
 
-def test_a_price_changes_nothing(served):
-    operations = QueueOperations(served.dispatcher)
-    before = order(served)
-    for number, _ in before:
-        for action in operations.possible(number):
-            operations.price(number, action, 60.0)
-    assert order(served) == before
-    groups = served.dispatcher.queue.arrays.groups.groups
-    assert not groups["pinned"].any()
-    assert not (groups["hold_until_s"] > 0).any()
-
-
-def test_a_bump_stays_first_and_its_price_is_the_outcome(served):
+def test_a_bump_stays_first_until_it_is_unpinned(served):
     operations = QueueOperations(served.dispatcher)
     first, second, last = order(served)
-    price = operations.price(last[0], GroupAction.BUMP)
-    assert price.later_groups == 2
-    assert price.before.start_s > price.after.start_s == 1.0  # what runs ends first
-    done = operations.act(last[0], GroupAction.BUMP, "olga")
-    assert done["price"]["after"]["start_s"] == 1.0
+    row = operations.act(last[0], GroupAction.BUMP, "olga")
+    assert (row["number"], row["place"], row["pinned"]) == (last[0], 3, False)
     assert order(served) == [last, first, second]
     served.ask(1.0)  # due before all others
     served.dispatcher.sweep()
     assert order(served)[0] == last
     change = served.dispatcher.reordering.changes[-1]
-    assert (change.by, change.undo) == ("olga", last[0])
+    assert (change.by, change.what) == ("olga", f"Bumped group {last[0]}: 4 standard of m")
+    operations.act(last[0], GroupAction.UNPIN, "olga")
+    assert not QueuesView(served.dispatcher)()["groups"]["pinned"][0]
     assert served.drain()[1:5] == [7, 8, 9, 10]
-
-
-def test_a_held_group_lets_others_go_first_and_begins_again_by_itself(served):
-    operations = QueueOperations(served.dispatcher)
-    first, *_ = order(served)
-    price = operations.price(first[0], GroupAction.HOLD, 600.0)
-    assert price.after.start_s >= 600.0
-    assert price.later_groups == 0
-    operations.act(first[0], GroupAction.HOLD, "olga", 600.0)
-    served.finish()
-    assert served.placed[-1].number == 4
-    with pytest.raises(ActionError, match="cannot be held"):
-        operations.act(first[0], GroupAction.HOLD, "olga", 60.0)
-    operations.act(first[0], GroupAction.RELEASE, "olga")
-    served.finish()
-    assert served.placed[-1].number == 2
-
-
-def test_a_hold_has_an_end(served):
-    operations = QueueOperations(served.dispatcher)
-    for hold_s in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ActionError, match="held for up to 60 min"):
-            operations.act(order(served)[0][0], GroupAction.HOLD, "olga", hold_s)
-
-
-def test_undo_sets_a_group_back_for_half_a_minute(served):
-    operations = QueueOperations(served.dispatcher)
-    before = order(served)
-    operations.act(before[2][0], GroupAction.BUMP, "olga")
-    operations.act(before[2][0], GroupAction.UNDO, "olga")
-    assert order(served) == before
-    assert [change.undo for change in served.dispatcher.reordering.changes] == [None, None]
-    with pytest.raises(ActionError, match="Nothing was done"):
-        operations.act(before[2][0], GroupAction.UNDO, "olga")
-    operations.act(before[1][0], GroupAction.PIN, "olga")
-    served.now_s += UNDO_S + 1
-    with pytest.raises(ActionError, match="Nothing was done"):
-        operations.act(before[1][0], GroupAction.UNDO, "olga")
-
-
-def test_evicting_removes_the_groups_running_requests_and_puts_it_last(served):
-    operations = QueueOperations(served.dispatcher)
-    first = order(served)[0]
-    assert GroupAction.EVICT not in operations.possible(first[0])
-    served.finish()  # one of the first group runs now
-    assert GroupAction.EVICT in operations.possible(first[0])
-    evicted = []
-    served.dispatcher.evict = evicted.append
-    done = operations.act(first[0], GroupAction.EVICT, "olga")
-    assert done["price"]["evicted"] == 1
-    assert evicted == [2]
-    assert order(served)[-1][0] == first[0]
 
 
 def test_a_group_that_left_is_refused_in_words(served):
     with pytest.raises(ActionError, match="has left the queue"):
         QueueOperations(served.dispatcher).act(12345, GroupAction.PIN, "olga")
-
-
-def test_a_detail_says_whose_requests_wait_and_what_each_action_costs(served):
-    operations = QueueOperations(served.dispatcher)
-    detail = operations.detail(order(served)[1][0])
-    assert detail["tenants"] == [[1, 3]]
-    assert (detail["place"], detail["of"]) == (2, 3)
-    assert set(detail["prices"]) == {"pin", "bump", "hold"}
 
 
 def test_a_command_is_answered_or_refused_in_words(served):
@@ -168,7 +94,7 @@ def test_a_command_is_answered_or_refused_in_words(served):
     )
     number = order(served)[2][0]
     values = {"number": number, "action": "pin", "operator": "olga"}
-    assert commands.answer({"command": "act", "values": values}).answer["group"]["number"] == number
-    assert "cannot be pinned" in commands.answer({"command": "act", "values": values}).refused
-    assert commands.answer({"command": "detail", "values": {"number": number}}).answer["pinned"]
+    assert commands.answer({"command": "act", "values": values}).answer["number"] == number
+    assert QueuesView(served.dispatcher)()["groups"]["pinned"] == [False, False, True]
+    assert "has left the queue" in commands.answer({"command": "act", "values": values | {"number": 99}}).refused
     assert "could not do it" in commands.answer({"command": "act", "values": {}}).refused

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,14 +13,7 @@ from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpe
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Submit
 from controlplane.dispatch.queues.view import QueuesView
-from controlplane.dispatch.solving import (
-    CelerySolver,
-    pack_answer,
-    pack_problem,
-    read_answer,
-    unpack_answer,
-    unpack_problem,
-)
+from controlplane.dispatch.solving import CelerySolver, pack_problem, read_order, unpack_problem
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.planning.execution import rows
@@ -253,13 +247,10 @@ def test_what_goes_to_a_worker_comes_back_as_it_was(late):
     for mine, theirs in zip((*seen.problem, *seen.previous), (*problem, *previous), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     answer = reorder(problem, previous, moves=5_000)
-    back = unpack_answer(pack_answer(answer))
-    for mine, theirs in zip(answer, back, strict=True):
-        if isinstance(mine, tuple):
-            for one, other in zip(mine, theirs, strict=True):
-                np.testing.assert_array_equal(one, other)
-        else:
-            assert mine == theirs
+    judged = read_order(msgspec.json.encode(answer.order.queues()), seen)
+    for mine, theirs in ((answer.before, judged.before), (answer.after, judged.after)):
+        assert (mine.objective, mine.attainment) == (theirs.objective, theirs.attainment)
+    assert (judged.changed, judged.shortage.seconds) == (answer.changed, answer.shortage.seconds)
 
 
 async def test_a_broker_that_is_away_is_an_answer_that_does_not_come(late, monkeypatch):
@@ -316,7 +307,7 @@ def answering(late):
     def ask(seen, by, answered):
         asked.append((seen, by))
         answer = reorder(*unpack_problem(pack_problem(seen.problem, seen.previous)), 0.05, by=by)
-        answered(read_answer(pack_answer(answer), seen.problem))
+        answered(read_order(msgspec.json.encode(answer.order.queues()), seen))
 
     late.dispatcher.reordering.ask = ask
     return asked

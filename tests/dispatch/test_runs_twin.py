@@ -111,9 +111,9 @@ class RunsLive(Live):
             look_s = self.now_s // 1.0 + 1.0
             if look_s < come_s and look_s <= event_s:
                 self.now_s = look_s
-                self.dispatcher.rank_runs()
-                self.dispatcher.prewarm()
-                self.dispatcher.reorder()
+                self.dispatcher.runs.sweep()
+                self.dispatcher.prewarming.sweep()
+                self.dispatcher.reordering.sweep()
                 self.give()
                 continue
             if come_s <= event_s:

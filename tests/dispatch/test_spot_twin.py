@@ -72,7 +72,7 @@ class Lending(Live):
         self.specs[held] = replace(spec, instance_id=held, model=model, state=STATES[State(after)])
         self.apply()
         if before == State.SPOT:
-            self.dispatcher.reclaim(replica, late=False)
+            self.dispatcher.spot.reclaim(replica, late=False)
 
     def take(self, record):
         super().take(record)

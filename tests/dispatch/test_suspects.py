@@ -1,117 +1,108 @@
-"""Which of the requests that ran where an engine ended is refused: by ends, trials and answers, on a clock of the test."""
+"""Which of the requests that ran where an engine ended is refused: by ends and answers, on a clock of the test."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from controlplane.dispatch.live_fleet.topology import Request
-from controlplane.dispatch.port import Submit
-from controlplane.dispatch.suspects import CHECK_S, TRIAL_S, Suspects
+from controlplane.dispatch.port import CUT, Left, Submit
+from controlplane.dispatch.suspects import Suspects
 from controlplane.fleet.lifecycle.states import InstanceState
 
 KILLER, BESIDE = 7, 8
+CUT_OFF = Left(0, again=True, failure=CUT)
 
 
-def asked(fingerprint: int, number: int = 0) -> Submit:
-    return Submit(number, "r", "m", "east", 1, 0, None, 0.0, 0.0, 10, 10.0, None, 1, True, fingerprint=fingerprint)
+def request(fingerprint: int) -> SimpleNamespace:
+    submit = Submit(0, "r", "m", "east", 1, 0, None, 0.0, 0.0, 10, 10.0, None, 1, True, fingerprint=fingerprint)
+    return SimpleNamespace(asked=submit)
+
+
+class Instance(SimpleNamespace):
+    __hash__ = object.__hash__
 
 
 class World:
-    def __init__(self):
-        self.now_s = 0.0
-        self.notices, self.placed = [], []
-        tuned = SimpleNamespace(QUARANTINE_S=300.0)
-        topology = SimpleNamespace(tuned=tuned, notices=self.notices, doubt=lambda replica: None)
-        self.suspects = Suspects(topology, lambda: self.now_s, self.placed.append)
-        self.instances = {}
+    def __init__(self, instances: str = "abcdef"):
+        self.now_s, self.notices = 0.0, []
+        self.replicas = {name: self._replica(name) for name in instances}
+        topology = SimpleNamespace(
+            tuned=SimpleNamespace(QUARANTINE_S=300.0), notices=self.notices, replicas=self.replicas,
+            members=lambda endpoint: self.replicas.values(),
+        )  # fmt: skip
+        self.suspects = Suspects(topology, lambda: self.now_s)
 
-    def instance(self, name, since=0.0, requests=()):
-        spec = SimpleNamespace(model="m", instance_id=name, state_changed_at=since, state=InstanceState.READY)
-        return SimpleNamespace(name=name, spec=spec, requests=set(requests))
+    @staticmethod
+    def _replica(name):
+        spec = SimpleNamespace(model="m", instance_id=name, state_changed_at=0.0, state=InstanceState.READY)
+        return Instance(name=name, spec=spec, requests=[], reachable=True, lost="", endpoint=None)
 
-    def request(self, fingerprint):
-        return Request(asked(fingerprint), 10, None)
+    def die(self, name: str, *fingerprints: int) -> None:
+        replica = self.replicas[name]
+        replica.lost, replica.requests = "its engine died", [request(each) for each in fingerprints]
+        self.suspects.died(replica)
 
-    def refused(self, fingerprint) -> bool:
-        return self.suspects.refusal(asked(fingerprint)) is not None
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
+    def refused(self, fingerprint: int) -> bool:
+        return self.suspects.refusal(request(fingerprint).asked) is not None
 
 
-def test_the_one_on_trial_is_refused_and_those_that_ran_with_it_are_not(world):
-    killer, beside = world.request(KILLER), world.request(BESIDE)
-    world.suspects.died(world.instance("a"), [KILLER, BESIDE])
-    assert not world.refused(KILLER)
-    world.suspects.wait_for_trial(beside)
-    world.suspects.wait_for_trial(killer)
-    assert world.placed == [beside], "one by one"
-    world.suspects.tried(beside, cleared=False)  # its first token came; it runs on
-    assert world.placed == [beside, killer]
-    b = world.instance("b")
-    world.suspects.died(b, [KILLER, BESIDE])
-    world.suspects.died(b, [BESIDE])  # which hears of the same end a moment later, by its own broken connection
-    assert (world.refused(KILLER), world.refused(BESIDE)) == (True, False)
-    assert world.notices[0].inputs["instances"] == ["a", "b"]
+@pytest.mark.parametrize(
+    ("instances", "ends", "refused"),
+    [
+        ("abcdef", {"a": [KILLER]}, set()),
+        ("abcdef", {"a": [KILLER, BESIDE], "b": [KILLER, 9]}, {KILLER}),
+        ("abcdef", {"a": [KILLER, BESIDE], "b": [KILLER, BESIDE]}, set()),
+        ("abcdef", {"a": [KILLER, BESIDE], "b": [KILLER, BESIDE], "c": [KILLER, 9]}, {KILLER}),
+        ("abcdef", {"a": [0], "b": [0], "c": [0]}, set()),
+        ("abc", {"a": [KILLER], "b": [KILLER, BESIDE], "c": [KILLER, BESIDE]}, set()),
+        ("ab", {"a": [KILLER], "b": [KILLER]}, set()),
+    ],
+    ids=[
+        "one end", "it alone ran both times", "several ran both times", "the third tells", "no fingerprint",
+        "all are down: an outage", "both are down",
+    ],
+)  # fmt: skip
+def test_who_is_refused(instances, ends, refused):
+    world = World(instances)
+    for name, fingerprints in ends.items():
+        world.die(name, *fingerprints)
+    assert {each for each in (KILLER, BESIDE, 9) if world.refused(each)} == refused
     world.now_s = 301.0
     assert not world.refused(KILLER)
 
 
-def test_an_answer_clears(world):
-    request = world.request(KILLER)
-    world.suspects.died(world.instance("a"), [KILLER])
-    world.suspects.wait_for_trial(request)
-    world.suspects.tried(request, cleared=True)
-    world.suspects.died(world.instance("b"), [KILLER])
+def test_the_only_instance_counts_once_for_each_of_its_starts():
+    world = World("a")
+    for _ in range(2):
+        world.die("a", KILLER)
+    assert not world.refused(KILLER), "one end, heard of twice"
+    world.replicas["a"].spec.state_changed_at = 60.0
+    world.die("a", KILLER)
+    assert world.refused(KILLER)
+    assert world.notices[0].inputs["instances"] == ["a", "a"]
+
+
+def test_an_answer_clears():
+    world = World()
+    world.die("a", KILLER)
+    world.suspects.ended(request(KILLER), 9)
+    world.die("b", KILLER)
     assert not world.refused(KILLER), "identical requests run everywhere, and any two machines may end"
 
 
-def test_where_none_was_on_trial_several_with_two_ends_are_not_refused_before_the_third(world):
-    for name, refused in (("a", False), ("b", False), ("c", True)):
-        world.suspects.died(world.instance(name), [KILLER, BESIDE])
-        assert world.refused(KILLER) is refused
-    world.suspects.died(world.instance("d"), [9])
-    world.suspects.died(world.instance("e"), [9])
-    assert world.refused(9), "it alone was there both times"
+def test_a_connection_that_broke_proves_nothing_before_a_heartbeat_says_that_its_server_ended():
+    world, cut = World(), request(KILLER)
+    a = world.replicas["a"]
+    for began_s, ended, suspected in ((0.0, False, False), (-1.0, False, False), (0.0, True, True)):
+        world.suspects.failed(cut, a, CUT_OFF)
+        world.suspects.checked(a, began_s, ended=ended)
+        assert world.suspects.is_suspect(cut.asked) is suspected
+    a.requests.append(cut)
+    assert world.suspects.instances() == {a}
 
 
-def test_a_trial_lasts_no_longer_than_it_may(world):
-    first, second = world.request(KILLER), world.request(BESIDE)
-    world.suspects.died(world.instance("a"), [KILLER, BESIDE])
-    world.suspects.wait_for_trial(first)
-    world.suspects.wait_for_trial(second)
-    world.now_s = TRIAL_S
-    world.suspects.sweep()
-    assert world.placed == [first, second]
-
-
-def test_a_connection_that_broke_proves_nothing_by_itself(world):
-    request = world.request(KILLER)
-    a = world.instance("a", requests=[request])
-    for _ in range(3):
-        assert world.suspects.was_cut(request, a, again=True)
-        world.suspects.looked(a, world.now_s - 1.0, ended=False)  # a look that had begun before
-        assert not world.placed
-        world.suspects.looked(a, world.now_s, ended=False)
-        assert world.placed.pop() is request
-    assert not world.suspects.is_suspect(request.asked)
-    assert world.suspects.was_cut(request, a, again=True)
-    world.suspects.looked(a, world.now_s, ended=True)
-    assert world.placed.pop() is request
-    assert world.suspects.is_suspect(request.asked)
-
-
-def test_it_waits_for_that_look_no_longer_than_it_may(world):
-    request = world.request(KILLER)
-    world.suspects.was_cut(request, world.instance("a"), again=True)
-    world.now_s = CHECK_S
-    world.suspects.sweep()
-    assert world.placed == [request]
-
-
-def test_one_that_is_being_stopped_proves_nothing(world):
-    a = world.instance("a")
-    a.spec.state = InstanceState.DRAINING
-    assert not world.suspects.was_cut(world.request(KILLER), a, again=True)
+def test_one_that_is_being_stopped_proves_nothing():
+    world, cut = World(), request(KILLER)
+    world.replicas["a"].spec.state = InstanceState.DRAINING
+    world.suspects.failed(cut, world.replicas["a"], CUT_OFF)
+    world.suspects.checked(world.replicas["a"], 0.0, ended=True)
+    assert not world.suspects.is_suspect(cut.asked)

@@ -126,7 +126,7 @@ class Live:
 
     def looks(self):
         """Do the check of the queues that runs once a second."""
-        self.dispatcher.reorder()
+        self.dispatcher.reordering.sweep()
 
     def change_s(self) -> float:
         """Return when the state of an instance changes next."""
@@ -205,7 +205,7 @@ class Live:
         for _, decided, _, slot in self.dispatcher.decided[self.given :]:
             asked = decided.asked
             placed = self.placed[asked.number]
-            priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, None, placed.queue_key_s)
+            priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, 0, placed.queue_key_s)
             output = self.output[asked.number] - decided.kept_tokens
             hashes = self.hashes.get(asked.number, ())
             load = load_s(self.topology.fleet, slot, decided.adapter_tier) if decided.adapter >= 0 else 0.0
@@ -280,7 +280,7 @@ class Live:
             if self.sweep_s < next_s:
                 self.now_s, self.sweep_s = self.sweep_s, NEVER
                 self.dispatcher.queue.keep_order()
-                self.dispatcher.sweep_queues()
+                self.dispatcher.sweeping.sweep()
                 self.give()
                 continue
             self.now_s = next_s

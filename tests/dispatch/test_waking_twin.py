@@ -31,7 +31,7 @@ class WakingLive(RunsLive):
 
     def __init__(self, fleet):
         super().__init__(fleet)
-        self.models, self.woken_s, prewarm = {}, [], self.dispatcher.prewarm
+        self.models, self.woken_s, prewarm = {}, [], self.dispatcher.prewarming.sweep
         self.rows = inventory_of(fleet)
         self.put(InstanceState.SLEEPING)
 
@@ -45,7 +45,7 @@ class WakingLive(RunsLive):
                 self.put(InstanceState.LOADING)
                 self.events_s[SLEEPER] = self.now_s + WAKE_S
 
-        self.dispatcher.prewarm = look
+        self.dispatcher.prewarming.sweep = look
 
     def put(self, state):
         tuned = self.topology.tuned

@@ -13,9 +13,10 @@ import numpy as np
 
 from controlplane.experiments.experiment import Result, Row
 from controlplane.experiments.hermes import QUANTILES
-from controlplane.experiments.sageserve_mixed import BIN_S, SAMPLE_S
+from controlplane.experiments.sageserve_mixed import BIN_S, PARTS
 from tests.docs.results import KEPT
 
+SAMPLE_S = {name: part["sample_s"] for name, part in PARTS.items()}
 COLOURS: Final = ("#6e7781", "#0969da", "#bf8700", "#1a7f37", "#8250df", "#bc4c00")
 LOAD_COLOUR: Final = "#cf222e"
 WIDTH, HEIGHT, LEFT, TOP, GAP = 210, 120, 34, 46, 30
@@ -279,7 +280,13 @@ def draw(name: str) -> str:
             f' stroke-width="2"/><text x="{x + 24}" y="{TOP + HEIGHT + 34}" fill="#1f2328">{escape(text)}</text>'
         )
     for at, panel in enumerate(panels):
-        lines += _panel(LEFT + at * (wide + GAP), wide, panel, panel.step_s or SAMPLE_S.get(plot.part, 0.0), colours)
+        lines += _panel(
+            LEFT + at * (wide + GAP),
+            wide,
+            panel,
+            panel.step_s or SAMPLE_S.get(plot.part, 0.0),
+            colours,
+        )
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 

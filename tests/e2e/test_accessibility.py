@@ -29,7 +29,6 @@ PAGES = {
     "event": "/events/{event}/",
     "system": "/system/",
     "settings": "/settings/",
-    "about": "/about/",
     "not-violated": "/no/such/page/",
 }
 PLANNING = {

@@ -279,7 +279,7 @@ def test_charts_follow_the_theme(console, open_page):
 
 
 def test_everything_by_keyboard(console, open_page):
-    page = open_page(console, "/about/")
+    page = open_page(console, "/events/")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
@@ -355,28 +355,6 @@ def test_shortcuts_are_listed_and_can_be_switched_off(console, open_page):
 
 
 # The first day
-
-
-def test_events_come_folded_and_opened_steps_stay_open(console, open_page):
-    """The page is redrawn at each event, but what a reader has open stays open."""
-    from controlplane.events.services import record
-
-    row = Instance.objects.get(name="llama-3-2-3b-us-east-1")
-
-    def step(before, after):
-        record("instance.moved", row, actor="worker", before={"state": before}, after={"state": after}, reason="a step")
-
-    page = open_page(console, "/events/")
-    expect_live(page)
-    step("stopped", "provisioning")
-    step("provisioning", "loading")
-    first = page.locator(".events-table tbody tr").first
-    expect(first).to_contain_text(f"{row.name}: stopped to loading")
-    first.locator("summary").click()
-    step("loading", "ready")
-    expect(first).to_contain_text(f"{row.name}: stopped to ready")
-    expect(first.locator("details")).to_have_attribute("open", "")
-    expect(first.locator("details li")).to_have_count(3)
 
 
 # The API

@@ -13,8 +13,6 @@ from tests.console.test_placements import DELAY
 from tests.e2e.conftest import DESKTOP, PHONE, keep
 from tests.e2e.test_accessibility import settle, violations
 
-CHARTS = ("pairs", "calibration", "trend")
-
 
 @pytest.fixture(scope="module")
 def furnished(console):
@@ -41,8 +39,8 @@ def explained(console):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(furnished, explained, open_page, theme):
-    page = open_page(furnished, "/about/", theme=theme)
-    paths = {"lengths": "/lengths/", "lengths-tables": "/lengths/?table=pairs", "why": f"/requests/{explained.pk}/"}
+    page = open_page(furnished, "/events/", theme=theme)
+    paths = {"lengths": "/lengths/", "lengths-tables": "/lengths/?table=trend", "why": f"/requests/{explained.pk}/"}
     violations_of = {}
     for name, path in paths.items():
         page.set_viewport_size(DESKTOP)
@@ -63,7 +61,7 @@ def test_the_first_day(empty_console, open_page, theme):
     page = open_page(empty_console, "/lengths/", theme=theme)
     assert violations(page) == []
     keep(page, f"lengths-empty-{theme}-1440")
-    for words in ("No request with a predicted length ended", "No version has been trained yet", "kept as a sample"):
+    for words in ("No request with a predicted length ended", "No version has been trained yet"):
         expect(page.locator("main")).to_contain_text(words)
 
 
@@ -77,20 +75,13 @@ def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
         page.keyboard.press("Escape")
 
 
-def test_charts_are_drawn_and_shown_as_tables(furnished, open_page):
+def test_the_chart_is_drawn_and_shown_as_a_table(furnished, open_page):
     page = open_page(furnished, "/lengths/")
-    for key in CHARTS:
-        plot = page.locator(f"#chart-{key} [data-plot]")
-        plot.scroll_into_view_if_needed()
-        expect(plot.locator(".main-svg").first).to_be_visible()
-    drawn = page.evaluate(
-        "(({data, layout}) => [layout.xaxis.type, layout.yaxis.type, data[0].name, data.length])"
-        "(document.querySelector('#chart-pairs [data-plot]'))"
-    )
-    assert drawn == ["log", "log", "right", 5]
-    page.locator("#chart-calibration").get_by_role("link", name="Show as table").click()
-    expect(page.locator("#chart-calibration tbody tr")).to_have_count(5)
-    expect(page).to_have_url(re.compile("table=calibration"))
+    page.locator("#chart-trend").scroll_into_view_if_needed()
+    expect(page.locator("#chart-trend .main-svg").first).to_be_visible()
+    page.locator("#chart-trend").get_by_role("link", name="Show as table").click()
+    expect(page.locator("#chart-trend table")).to_be_visible()
+    expect(page).to_have_url(re.compile("table=trend"))
 
 
 @pytest.mark.gate
@@ -112,7 +103,7 @@ def test_numbers_of_the_service_move_and_new_rows_appear(furnished, open_page):
 
 def test_a_tenants_page_has_charts_without_a_live_connection(furnished, open_page):
     page = open_page(furnished, "/lengths/", user="tenant")
-    expect(page.locator("#chart-pairs .main-svg").first).to_be_visible()
+    expect(page.locator("#chart-trend .main-svg").first).to_be_visible()
     for hidden in ("[data-live]", "#versions", "[data-table=lengths]"):
         expect(page.locator(hidden)).to_have_count(0)
     assert violations(page) == []

@@ -32,11 +32,6 @@ def test_the_forecast_is_drawn_with_its_bands_and_redrawn(furnished, open_page):
     assert traces[-2:] == ["capacity", "as planned"]
     assert "forecast" in traces
     assert traces.count("80%") == traces.count("95%") == 2
-    page.locator("#chart-horizon").scroll_into_view_if_needed()
-    expect(page.locator("#chart-horizon .main-svg").first).to_be_visible()
-    expect(page.locator("#chart-coverage .main-svg").first).to_be_visible()
-    page.locator("#chart-coverage").get_by_role("link", name="Show as table").click()
-    expect(page.locator("#chart-coverage table")).to_be_visible()
     page.get_by_role("combobox", name="Tokens").select_option("prompt")
     expect(page).to_have_url(re.compile("quantity=prompt"))
     expect(page.locator("#chart-forecast .caption")).to_have_text(re.compile("Prompt tokens"))

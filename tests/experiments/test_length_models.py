@@ -126,6 +126,7 @@ def test_thoroughly_an_encoder_reads_every_prompt(tmp_path: Path, monkeypatch: p
         call_command("reproduce", "lengths", *options, "--thorough", "--quick")
 
 
+@pytest.mark.nightly
 def test_missing_data_and_unknown_models_are_said(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="is not there"):
         run(tmp_path)

@@ -54,6 +54,7 @@ def run(*arguments: str) -> str:
     return out.getvalue()
 
 
+@pytest.mark.nightly
 def test_every_line_is_measured_and_shown(data):
     result = json.loads(run("--data", str(data), "--json"))
     rows = result["rows"]

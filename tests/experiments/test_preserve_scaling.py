@@ -106,7 +106,10 @@ def _kept_and_written(folder, result):
 def test_preserve_is_measured_and_shown():
     answer = json.loads(run("preserve-scaling", *SMALL, "--json"))
     rows = {(row["depth"], row["service"], row["strategy"]): row for row in answer["rows"]}
-    of_depth = {depth: set(preserve.STRATEGIES) - set(left_out) for depth, left_out in preserve.NOT_AT.items()}
+    of_depth = {
+        depth: set(preserve.DATA["options"]["strategies"]["among"]) - set(left_out)
+        for depth, left_out in preserve.NOT_AT.items()
+    }
     assert set(rows) == {(at, each, name) for at in of_depth for each in preserve.SERVICES for name in of_depth[at]}
     for depth, names in of_depth.items():
         for service in preserve.SERVICES:

@@ -1,7 +1,6 @@
 """`manage.py reproduce qlm` on a small fleet: every part is run, and what is compared is what was measured."""
 
 import json
-from dataclasses import replace
 from io import StringIO
 
 import numpy as np
@@ -15,7 +14,7 @@ from controlplane.experiments.qlm.systems import (
     BATCH_2,
     INTERACTIVE,
     MEGA_TOKENS,
-    VICUNA_A100,
+    MODELS,
     Stream,
     draw,
     measured,
@@ -33,7 +32,7 @@ def small(monkeypatch):
         "single": (0.5, 1.5), "multi": (0.2,), "few": (0.2,), "mega": (0.2,), "gpus": (0.5,), "size": (0.0, 60.0),
         "delta": (0.25,), "mixes": (1.3,),
     }.items():  # fmt: skip
-        monkeypatch.setitem(PARTS, name, replace(PARTS[name], values=values))
+        monkeypatch.setitem(PARTS, name, PARTS[name] | {"values": values})
     systems.full_per_s.cache_clear()
     monkeypatch.setattr(systems, "AT_ONCE", 200)
     monkeypatch.setattr(systems, "MIX_AT_ONCE", 200)
@@ -61,7 +60,7 @@ def test_every_part_is_run_and_compared(small):
     assert compared["requests in time over EDF, one model, points, at the most"] == pytest.approx(max(gains))
     console = Console(file=StringIO(), width=250)
     QLM.show(console, result)
-    assert all(part.title in console.file.getvalue() for part in PARTS.values())
+    assert all(part["title"] in console.file.getvalue() for part in PARTS.values())
 
 
 def test_the_workload_is_what_it_says():
@@ -78,9 +77,13 @@ def test_the_workload_is_what_it_says():
 
 def test_systems_differ_in_what_they_are_named_for():
     requests = draw([Stream(INTERACTIVE, 10.0)], ["m"], 10.0, 1)
-    fleet = [(VICUNA_A100, "A100")] * 3
-    scenarios = {name: one_model(fleet, name, requests)[0] for name in (*systems.SYSTEMS, *systems.WITHOUT)}
-    policies = {name: policies_of(name, [VICUNA_A100], requests) for name in scenarios}
+    vicuna = MODELS["vicuna_a100"]
+    fleet = [(vicuna, "A100")] * 3
+    scenarios = {
+        name: one_model(fleet, name, requests)[0]
+        for name in {*PARTS["single"]["systems"], *PARTS["without"]["systems"]}
+    }
+    policies = {name: policies_of(name, [vicuna], requests) for name in scenarios}
     assert policies["qlm"] == {"ordering": "qlm", "eviction_limit": systems.EVICTIONS}
     assert policies["without-eviction"]["eviction_limit"] == 0
     assert policies["shepherd"]["batching"]["mode"] == "dynamic"

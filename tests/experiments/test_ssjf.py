@@ -73,6 +73,7 @@ def test_it_is_measured_twice_alike_and_shown(data):
         assert words in text
 
 
+@pytest.mark.nightly
 def test_a_batch_of_one_is_no_batching(data):
     rows = {
         (row["mode"], row["ordering"]): row["jct_mean_s"]

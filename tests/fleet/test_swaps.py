@@ -364,7 +364,7 @@ class TestGateway:
 
     def test_a_model_that_will_probably_be_called_is_woken_while_the_gpus_are_idle(self, world, topology):
         queue = queue_of(topology, lambda one: 0)
-        runs = ApplicationRuns(topology, queue, lambda number: 0)
+        runs = ApplicationRuns(topology, queue, lambda number: 0, lambda endpoint: None)
         prewarming = Prewarming(topology, queue, runs, lambda: 0.0, lambda record: None)
         swapping = Swapping(topology, queue, lambda endpoint: None, prewarming)
         awake, target = (topology.endpoint(name, "us-east") for name in ("llama-3.1-8b", "model-b"))
@@ -375,7 +375,7 @@ class TestGateway:
         )
         plan = RunCall(0, (1, "review"), "run-1", "plan", 10, 5, RATE, endpoint=awake.index)
         runs.standings.come(plan, 0.0)
-        prewarming.look()
+        prewarming.sweep()
         (call,) = prewarming.likely
         assert (call.target.kind, call.target.name, call.target.endpoint) == ("model", "model-b", target.index)
         assert list(swapping.wanted(0.0, time.time())) == [

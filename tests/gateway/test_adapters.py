@@ -177,7 +177,7 @@ async def test_a_waiting_one_does_not_hold_up_others_when_the_last_server_with_a
     second = asyncio.create_task(status_of(adapted, "poet"))
     await until(lambda: len(adapted.gateway.dispatcher.queue) == 1)
     adapted.gateway.topology.fleet.adapter_slots[:, GPU_SLOTS] = 0
-    adapted.gateway.dispatcher.sweep_queues()
+    adapted.gateway.dispatcher.sweeping.sweep()
     status, answer = await second
     assert (status, answer["error"]["code"]) == (503, "adapters_unavailable")
     backend.script.hold.set()
@@ -206,7 +206,7 @@ async def test_adapters_of_waiting_requests_are_loaded_meanwhile(adapted):
     await until(lambda: backend.running == 1)
     second = asyncio.create_task(status_of(adapted, "poet"))
     await until(lambda: len(adapted.gateway.dispatcher.queue) == 1)
-    adapted.gateway.dispatcher.prewarm()
+    adapted.gateway.dispatcher.prewarming.sweep()
     await until(lambda: backend.lora_calls == ["+sql", "+poet"])
     backend.script.hold.set()
     assert [status for status, _ in await asyncio.gather(first, second)] == [200] * 2
@@ -226,7 +226,7 @@ async def test_one_that_cannot_be_prewarmed_is_tried_again_by_its_request(adapte
     second = asyncio.create_task(status_of(adapted, "poet"))
     await until(lambda: len(adapted.gateway.dispatcher.queue) == 1)
     backend.script.lora_status = 500
-    adapted.gateway.dispatcher.prewarm()
+    adapted.gateway.dispatcher.prewarming.sweep()
     await asyncio.sleep(0.2)
     backend.script.lora_status = 200
     backend.script.hold.set()

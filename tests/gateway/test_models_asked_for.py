@@ -182,7 +182,7 @@ async def test_one_that_would_wait_too_long_falls_back(two, monkeypatch):
     assert (await asked(two))[:2] == (200, "n")
     # The second one has been waiting too long by now.
     (request,) = dispatcher.queue.of(two.gateway.topology.endpoint("m", "east"))
-    dispatcher._waits_too_long(request, 10.5)
+    dispatcher.fallbacks.serves_late(request, 10.5)
     assert (await second)[:2] == (200, "n")
     rows = await two.rows()
     assert [(row.model, row.model_rule, row.outcome) for row in rows] == [("n", "wait", "done")] * 2

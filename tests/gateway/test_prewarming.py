@@ -84,13 +84,13 @@ async def planned(served):
 
 async def test_a_prompt_that_will_follow_is_computed_before_its_call(prompted):
     plan = await planned(prompted)
-    prompted.gateway.dispatcher.prewarm()
+    prompted.gateway.dispatcher.prewarming.sweep()
     await until(lambda: bodies_of(prompted) and not prompted.gateway.dispatcher.prewarming.prompts.warming)
     (body,) = bodies_of(prompted)
     (warmed,) = [backend for backend in prompted.backends if body in backend.bodies]
     assert body["messages"] == [SYSTEM, {"role": "user", "content": "."}]
     assert (body["model"], body["priority"], "stream" in body) == ("m", 2**31 - 1, False)
-    prompted.gateway.dispatcher.prewarm()  # it is there now
+    prompted.gateway.dispatcher.prewarming.sweep()  # it is there now
     assert len(bodies_of(prompted)) == 1
     assert (await plan)[0] == 200
     assert (await call(prompted, "c", "write", **WRITE))[0] == 200
@@ -106,7 +106,7 @@ async def test_a_salt_is_passed_on_and_separates_prompts(prompted):
         assert (await call(prompted, run, "write", **salted))[0] == 200
     drop_caches(prompted)
     plan = await planned(prompted)
-    prompted.gateway.dispatcher.prewarm()
+    prompted.gateway.dispatcher.prewarming.sweep()
     await until(lambda: bodies_of(prompted))
     assert bodies_of(prompted)[0]["cache_salt"] == "acme-1"
     await plan
@@ -116,7 +116,7 @@ async def test_a_salt_is_passed_on_and_separates_prompts(prompted):
 
 async def test_one_that_nothing_used_is_waste(prompted):
     plan = await planned(prompted)
-    prompted.gateway.dispatcher.prewarm()
+    prompted.gateway.dispatcher.prewarming.sweep()
     await until(lambda: bodies_of(prompted) and not prompted.gateway.dispatcher.prewarming.prompts.warming)
     await plan
     drop_caches(prompted)
@@ -128,7 +128,7 @@ async def test_none_is_computed_where_it_is_switched_off(prompted):
     for endpoint in prompted.gateway.topology.endpoints:
         object.__setattr__(endpoint.spec, "tuned", endpoint.spec.tuned.model_copy(update={"PREWARM_SHARE": 0.0}))
     plan = await planned(prompted)
-    prompted.gateway.dispatcher.prewarm()
+    prompted.gateway.dispatcher.prewarming.sweep()
     await plan
     assert not bodies_of(prompted)
 
@@ -138,7 +138,7 @@ async def test_an_instance_that_dies_while_it_warms(prompted):
     plan = await planned(prompted)
     (idle,) = [backend for backend in prompted.backends if not backend.running]
     idle.script.first_token_s, idle.script.token_s = 0.0, 60.0
-    prompted.gateway.dispatcher.prewarm()
+    prompted.gateway.dispatcher.prewarming.sweep()
     await until(lambda: idle.running == 1)
     await idle.stop()
     await until(lambda: counts_of(prompted)["wasted"] == 1)

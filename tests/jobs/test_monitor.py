@@ -18,7 +18,7 @@ class Watched:
     """A monitor over jobs and parts that a test moves, and a clock that it sets."""
 
     def __init__(self, monkeypatch) -> None:
-        self.jobs, self.now = Jobs(), time.time()
+        self.jobs, self.now = Jobs(), float(int(time.time()))  # rows have microseconds
         self.own = self.jobs.add("floor", 1.0)
         self.states = {"redis": PartState.OK, "celery": PartState.OK, "database": PartState.OK, "beat": PartState.OK}
         clock = type("Clock", (), {"time": lambda _: self.now, "perf_counter": staticmethod(time.perf_counter)})()
@@ -35,6 +35,7 @@ class Watched:
         """Names of the jobs that are late or failing, by their own fault or, if *quiet*, by that of a part."""
         with self.monitor.job:
             await self.monitor.read()
+        assert self.monitor.job.ok, self.monitor.job.last_error
         jobs = self.monitor.report()["jobs"]
         return {job["name"] for job in jobs if job["state"] in ("late", "failing") and job["quiet"] == quiet}
 

@@ -92,7 +92,7 @@ def wanted(
             may = running.evictable & ~running.leaving & (running.evictions < limit[endpoint])
             may &= running.instance == instance
             soon_s = float(steps_s[instance])
-            if ahead := _for_those_ahead(fleet, running, may, ends_s, instance, now_s, soon_s):
+            if ahead := _make_room_for_assigned(fleet, running, may, ends_s, instance, now_s, soon_s):
                 chosen += ahead
                 continue
             group = head(waiting.groups, int(waiting.groups.queue_of[instance]), now_s)
@@ -107,7 +107,7 @@ def _most(fleet: FleetArrays, instance: int) -> int:
     return max(1, int(MOST_SHARE * float(fleet.max_num_seqs[instance])))
 
 
-def _for_those_ahead(
+def _make_room_for_assigned(
     fleet: FleetArrays,
     running: Running,
     may: NDArray[np.bool_],

@@ -1,4 +1,4 @@
-"""`manage.py export_scenario`: the live fleet and its ledger as a scenario that `simulate` runs."""
+"""`manage.py simulate --export`: the live fleet and its ledger as a scenario that `simulate` runs."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -33,7 +33,7 @@ def requests(acme, deployment, profile):
 
 def export(folder: Path, *arguments: str) -> str:
     out = StringIO()
-    call_command("export_scenario", str(folder), *arguments, stdout=out)
+    call_command("simulate", "--export", str(folder), *arguments, stdout=out)
     return out.getvalue()
 
 

@@ -4,7 +4,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from django.core.management import call_command
 from django.utils import timezone
 
 from controlplane.fleet.models import Deployment, Model, PerformanceProfile
@@ -12,6 +11,7 @@ from controlplane.gateway.models import LedgerRow
 from controlplane.planning.execution import executor
 from controlplane.planning.execution.executor import Why
 from controlplane.planning.models import MoveSource
+from controlplane.simulation.whatif.exporting import export
 from controlplane.simulation.whatif.fork import fork_of
 from controlplane.simulation.whatif.start import stage_start
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
@@ -49,7 +49,7 @@ def clusters(two_models, make_request, tmp_path: Path):  # noqa: F811
         make_request(arrived_at=now - timedelta(seconds=100 - number), prompt_tokens=200, output_tokens=60)
     seen = FleetState([], [], [], [], at=now.timestamp())
     start = start_of(Begin(kind="ledger", since=now - timedelta(seconds=200), until=now), 200.0)
-    call_command("export_scenario", str(tmp_path / "live"))
+    export(tmp_path / "live")
     return {
         "fork": cluster_of(Scenario.model_validate(fork_of(seen, 60.0).scenario)),
         "ledger": stage_start(start, Scenario.model_validate(start.scenario), 1, (), 200.0).cluster,

@@ -10,6 +10,7 @@ from scheduling.compiled import compiled, direct
 from scheduling.dispatch import dispatch
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, grow_waiting
+from scheduling.routing.candidates import NO_ROWS
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, release
 
 
@@ -50,7 +51,7 @@ def played(steps, enqueue, dispatch, release, free_slot):
         enqueue(waiting, endpoint, float(number), 0.0, 1.0, 0, prompt, output, 1, -1, -1, -1)
         for at in (0, 1):
             while True:
-                slot, instance = dispatch(fleet, endpoints, waiting, at, JOIN_SHORTEST_QUEUE)
+                slot, instance = dispatch(fleet, endpoints, waiting, at, JOIN_SHORTEST_QUEUE, NO_ROWS)
                 seen.append((slot, instance))
                 if slot < 0:
                     break

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduling.dispatch import dispatch
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, in_order
-from scheduling.routing.candidates import COLUMNS, INSTANCE, KV, REMAINING, ROOM, RUNNING
+from scheduling.routing.candidates import COLUMNS, INSTANCE, KV, NO_ROWS, REMAINING, ROOM, RUNNING
 from scheduling.routing.routers import POLICIES, POLICY_CODES
 from tests.oracles import dispatch as reference
 from tests.scheduling.fleets import ENDPOINTS, as_arrays, plain_fleets
@@ -73,9 +73,9 @@ def test_a_long_request_at_the_head_is_not_overtaken():
     waiting = allocate_waiting(1, 2)
     long = arrive(waiting, 0, 0.0, prompt_tokens=8)
     arrive(waiting, 0, 1.0, prompt_tokens=1)
-    assert dispatch(fleet, endpoints, waiting, 0, 0) == (-1, -1)
+    assert dispatch(fleet, endpoints, waiting, 0, 0, NO_ROWS) == (-1, -1)
     fleet.kv_tokens[0] = 0
-    assert dispatch(fleet, endpoints, waiting, 0, 0) == (long, 0)
+    assert dispatch(fleet, endpoints, waiting, 0, 0, NO_ROWS) == (long, 0)
 
 
 AFTER_WARM_UP = """

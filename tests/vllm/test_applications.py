@@ -126,9 +126,9 @@ async def one_round(served: ServedGateway, name: str) -> dict[str, list[float]]:
 
 def counted(served: ServedGateway) -> Counter[str]:
     """Return the calls by where their adapter was, and the adapters that were loaded before their calls."""
-    placement = served.gateway.dispatcher.placement
-    return Counter(placement.adapters) + Counter(
-        {f"prewarmed: {key}": n for key, n in placement.prewarming.adapters.counts.items()}
+    dispatcher = served.gateway.dispatcher
+    return Counter(dispatcher.adapters.tiers) + Counter(
+        {f"prewarmed: {key}": n for key, n in dispatcher.prewarming.adapters.counts.items()}
     )
 
 

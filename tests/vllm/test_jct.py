@@ -57,7 +57,7 @@ async def order_by(served: ServedGateway, ordering: str) -> None:
 
 def foretell(served: ServedGateway, predicted: dict[str, Any]) -> None:
     """Let the dispatcher take *predicted*, by request id, in place of its predictions."""
-    served.gateway.dispatcher._possible = lambda asked: predicted[asked.request_id]
+    served.gateway.dispatcher.possible = lambda asked: predicted[asked.request_id]
 
 
 async def ask(served: ServedGateway, request_id: str, tokens: int) -> float:
@@ -118,12 +118,12 @@ async def test_the_shortest_predicted_is_served_first_by_ssjf_and_the_first_come
 
 async def test_whatever_is_predicted_everything_is_served(served):
     sick = [math.nan, math.inf, -math.inf, 0, -5, 10**12, 0.3, 1]
-    possible = served.gateway.dispatcher._possible
+    possible = served.gateway.dispatcher.possible
 
     def say(asked: Submit) -> int:
         return possible(replace(asked, predicted_tokens=sick[int(asked.request_id)]))
 
-    served.gateway.dispatcher._possible = say
+    served.gateway.dispatcher.possible = say
     await order_by(served, "ssjf")
     order = await order_of_service(served, {str(number): 10 + number for number in range(len(sick))})
     assert sorted(order) == [str(number) for number in range(len(sick))]

@@ -11,8 +11,7 @@ from controlplane.api.errors import ErrorBody
 from controlplane.api.routers import system
 from controlplane.api.schemas import Described, Strict
 from controlplane.dispatch.queues import services
-from controlplane.dispatch.queues.commands import ask
-from controlplane.dispatch.queues.operations import GroupAction, Price
+from controlplane.dispatch.queues.operations import GroupAction
 from controlplane.dispatch.wire import SUMMARY_KEY, QueueChange, QueuedGroup, QueueInstance, QueueRegion
 
 router = Router(auth=VIEWERS, tags=["Queues"])
@@ -27,33 +26,14 @@ class QueuesOut(Described):
     """Newest first."""
 
 
-class GroupDetail(QueuedGroup):
-    of: int
-    """Groups in its virtual queue."""
-    prompt_tokens: int
-    output_tokens: int
-    running: int
-    """Its running requests, which could be evicted."""
-    oldest_at: float
-    first_wait_s: float | None
-    first_wait_p90_s: float | None
-    can_undo: bool
-    prices: dict[str, Price]
-    """Price of each possible action; for `hold`, of one minute."""
-
-
 class ActedOut(Described):
     message: str
     group: QueuedGroup
     """The group before the action."""
-    price: Price
 
 
 class GroupActionIn(Strict):
     reason: str = Field("", max_length=255)
-    """Required for `evict`."""
-    hold_s: float = Field(60.0, gt=0, le=3600)
-    """For `hold`."""
 
 
 @router.get("/queues", response={200: QueuesOut, 503: ErrorBody})
@@ -80,15 +60,8 @@ def list_queues(request: ApiRequest, region: str = "", model: str = "") -> dict[
     }
 
 
-@router.get("/queues/groups/{int:number}", response={200: GroupDetail, 503: ErrorBody})
-def get_queue_group(request: ApiRequest, number: int) -> dict[str, Any]:
-    """Return one waiting group and the cost of each action on it. 409 when it has left the queue."""
-    return ask("detail", number=number)
-
-
 @router.post("/queues/groups/{int:number}/{action}", response={200: ActedOut, 503: ErrorBody})
 def act_on_queue_group(request: ApiRequest, number: int, action: GroupAction, body: GroupActionIn) -> dict[str, Any]:
-    """Pin, unpin, bump, hold, release or evict a group, or undo that within 30 s. 409 when not possible."""
-    user = request.auth.require(Role.OPERATOR)
-    done = services.act(number, action, user, body.reason, body.hold_s)
-    return done | {"message": services.sentence(done, action)}
+    """Pin, unpin or bump a group. 409 when it has left the queue."""
+    group = services.act(number, action, request.auth.require(Role.OPERATOR), body.reason)
+    return {"message": services.sentence(group, action), "group": group}

@@ -1,6 +1,5 @@
 """`/api`: history: events, requests, usage."""
 
-import contextlib
 import json
 from collections.abc import Iterator
 from datetime import timedelta
@@ -19,12 +18,10 @@ from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, RowSchema
-from controlplane.applications.reporting import act_on_run
+from controlplane.applications.reporting import act_on_run, acted_on_run
 from controlplane.applications.selectors import graph_of
 from controlplane.applications.services import calls_of, import_graph
-from controlplane.dispatch.queues.commands import ask_of_run
-from controlplane.dispatch.queues.runs import RunAction, RunPrice, sentence
-from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.dispatch.queues.operations import RunAction
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
 from controlplane.resources.applications import (
@@ -132,35 +129,30 @@ class RunDetailOut(Described):
     """The first 500, in the order of arrival."""
     units: list[ReportOut]
     """Reported ones."""
-    price: RunPrice | None
-    """Where its open calls are, and what moving it first or stopping it costs; null below the role operator, of a run that
-    has ended, and while no gateway answers."""
 
 
 @router.get("/runs/{run_id}", response=RunDetailOut)
 def get_run(request: ApiRequest, run_id: int) -> dict[str, Any]:
-    """Return one run with its calls and reported units, and for operators what to act on it costs."""
-    run, price = get_object_or_404(visible_runs(request.auth), pk=run_id), None
+    """Return one run with its calls and reported units."""
+    run = get_object_or_404(visible_runs(request.auth), pk=run_id)
     application = run.application
-    if run.state == "running" and request.auth.fleet_role in (Role.OPERATOR, Role.ADMIN):
-        with contextlib.suppress(ActionError):  # no gateway, or none of its calls is open
-            price = ask_of_run(application.tenant_id, application.name, run.run)
     calls = calls_of(application.tenant_id, application.name, run.run).select_related("tenant", "api_key")
     shown = calls.order_by("arrived_at")[:CALLS]
-    return {"run": run, "calls": shown, "units": run.reports.all()[:CALLS], "price": price}
+    return {"run": run, "calls": shown, "units": run.reports.all()[:CALLS]}
 
 
 class RunActedOut(Described):
     message: str
-    price: RunPrice
+    open_calls: int
+    """Those that it had."""
 
 
 @router.post("/runs/{run_id}/{action}", response={200: RunActedOut, 503: ErrorBody})
 def act_on_application_run(request: ApiRequest, run_id: int, action: RunAction, body: ActionIn) -> dict[str, Any]:
-    """Move a run first, stop it, or undo that within 30 s. 409 when not possible. Requires the role operator."""
+    """Move a run first, or stop it. 409 when not possible. Requires the role operator."""
     user, run = request.auth.require(Role.OPERATOR), get_object_or_404(visible_runs(request.auth), pk=run_id)
-    price = act_on_run(run, action, user, body.reason, timezone.now())
-    return {"message": sentence(run.run, action, price), "price": price}
+    calls = act_on_run(run, action, user, body.reason, timezone.now())
+    return {"message": acted_on_run(run.run, action, calls), "open_calls": calls}
 
 
 class ImportIn(Schema):

@@ -60,7 +60,6 @@ DAYS = Axis(
     heading="Window from",
     time_format="%d %b %H:%M",
 )
-NAMES = Axis({"type": "category", "tickangle": None, "automargin": True, "nticks": 0})
 NUMBERS = Axis({"type": "linear"})
 PLAIN = Axis()
 AMOUNT = Axis({"tickformat": "~s"})
@@ -328,17 +327,8 @@ def _shown(value: Any, time_format: str) -> str:
     return str(value)
 
 
-POINT_SHAPES = ("circle", "diamond", "square", "triangle-up")
-
-
 def axis_title(text: str) -> dict[str, Any]:
     return {"text": text, "font": {"size": 11}, "standoff": 4}
-
-
-def diagonal(low: float, high: float) -> Series:
-    """Return the line on which a prediction is what came."""
-    more = {"hoverinfo": "skip"}
-    return Series("right", [low, high], ("text", "dash"), [low, high], width=1.25, layer=-1, more=more)
 
 
 def styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -20,27 +20,25 @@ from controlplane.console.live import (
     held_work,
     length_service,
     queues,
-    sections,
     tiles,
     what_ifs,
 )
 from controlplane.console.live.state import LiveState
 from controlplane.console.selectors.events import latest_events, newest_event_id
 from controlplane.fleet.spot import selectors as spot
+from controlplane.resources.instances import INSTANCES
 from controlplane.resources.names import place_titles
 from controlplane.usage.by_use import dollars_by_use
 
 Html = dict[str, str]
 EVENTS_SHOWN = 5
 OPERATORS_TOPICS = frozenset({"system"})
-INSTANCE_CELLS: Final = (
-    ("status", "mark"), ("use_ratio", "percent"), ("waiting", "count"), ("kv_ratio", "percent"),
-    ("output_tokens_per_s", "quantity"), ("ttft_p95_ms", "milliseconds"), ("itl_p95_ms", "milliseconds"),
-    ("preemptions_per_min", "count"), ("heartbeat_at", "age"),
-)  # fmt: skip
-TABLE_CELLS: Final = (*INSTANCE_CELLS, ("use_ratio", "bar"), ("running", "running_of"), ("prefix_hit_ratio", "percent"))
+TABLE_CELLS: Final = (
+    *((column.name, column.live) for column in INSTANCES.columns if column.live),
+    ("use_ratio", "bar"),
+)
 PAGE_CELLS: Final = (
-    *INSTANCE_CELLS, ("running", "count"), ("requests_ahead", "count"), ("round_trip_ms", "milliseconds"),
+    *TABLE_CELLS, ("running", "count"), ("requests_ahead", "count"), ("round_trip_ms", "milliseconds"),
 )  # fmt: skip
 ENDPOINT_CELLS: Final = (("kv_ratio", "percent"), ("output_tokens_per_s", "quantity"))
 MODEL_CELLS: Final = (
@@ -72,9 +70,8 @@ def attention_list(problems: Problems, model: str, instances: int, known: bool) 
     return render_to_string("console/overview/attention.html", shown)
 
 
-def event_list(model: str) -> str:
-    context = {"events": latest_events(EVENTS_SHOWN, model), "of_model": model}
-    return render_to_string("console/overview/events.html", context)
+def event_list() -> str:
+    return render_to_string("console/overview/events.html", {"events": latest_events(EVENTS_SHOWN)})
 
 
 def _cells(rows: Iterable[dict[str, Any]], cells: Iterable[tuple[str, str]]) -> Html:
@@ -100,7 +97,7 @@ def _overview(state: LiveState, model: str) -> Html:
     if state.known:
         html["attention"] = attention_list(state.problems, model, len(state.tables["instances"]), True)
     if state.newest_event_id is not None:
-        html["events"] = event_list(model)
+        html["events"] = event_list()
     return html
 
 
@@ -119,7 +116,7 @@ def _queues(state: LiveState, region: str) -> Html:
     for group in state.of_region("groups", region):
         html |= {f"group/{group['number']}/{line}": text for line, text in queues.block(group).items()}
     html[f"at-door/{region}"] = render_to_string("console/parts/at_door.html", at_door.panel(state, region=region))
-    return html | {"queues/held": render_to_string("console/queues/held_table.html", held_panel(state))}
+    return html | {"queues/held": render_to_string("console/queues/held_table.html", {"held": held_panel(state)})}
 
 
 def _lengths(state: LiveState, _: str) -> Html:
@@ -143,19 +140,12 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
     }
 
 
-def held_panel(state: LiveState) -> dict[str, Any]:
-    return held_work.panel(state.tables, place_titles(), reported=state.known)
+def held_panel(state: LiveState) -> list[dict[str, Any]]:
+    return held_work.panel(state.tables, place_titles())
 
 
 def _batches(state: LiveState, _: str) -> Html:
-    html = _held(state, _)
-    return html | batches.html(state.batches, fleet_figures(state)) if state.batches else html
-
-
-def _held(state: LiveState, _: str) -> Html:
-    return sections.html(state) | {
-        "batches/held-work": render_to_string("console/batches/held.html", held_panel(state))
-    }
+    return batches.html(state.batches, fleet_figures(state)) if state.batches else {}
 
 
 def _drawn_batches(state: LiveState, _: str) -> Any:
@@ -163,10 +153,7 @@ def _drawn_batches(state: LiveState, _: str) -> Any:
 
 
 def _drawn_queues(state: LiveState, region: str) -> Any:
-    groups = [
-        (row["number"], row["instance"], row["risk"], row["pinned"], row["hold_s"] > 0)
-        for row in state.of_region("groups", region)
-    ]
+    groups = [(row["number"], row["instance"], row["risk"], row["pinned"]) for row in state.of_region("groups", region)]
     lanes = [(row["instance"], row["order"], row["state"]) for row in state.of_region("lanes", region)]
     return groups, lanes, [round(row["at"]) for row in state.tables["reorders"][:1]]
 
@@ -190,7 +177,6 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
     ),
     "queues": (_queues, _drawn_queues),
     "batches": (_batches, _drawn_batches),
-    "held": (_held, _nothing),
     "lengths": (_lengths, _nothing),
     "system": (
         lambda state, _: {},

@@ -1,57 +1,21 @@
-"""Held work as the Batches page shows it: by model with ages, the last releases, and use by model and region."""
+"""Held work as the Queues page shows it: by model, with what released the last of it."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from django.utils import timezone
 
-from controlplane.console.formats import duration, percent
+from controlplane.console.formats import percent
 from scheduling.queueing import held_work
 
-AGES: Final = {
-    "under_1h": "under 1 h",
-    "under_4h": "1 to 4 h",
-    "under_10h": "4 to 10 h",
-    "over_10h": "10 h and more: first",
-}
 Row = dict[str, Any]
 
 
-def panel(tables: Mapping[str, list[Row]], titles: Mapping[str, str], *, reported: bool) -> dict[str, Any]:
-    """Return the context of `console/batches/held.html`; *titles* are those of regions, by name."""
-    held = {row["model"]: row for row in tables["held"]}
-    signals = tables["signals"]
-    gates = [_gate(row, held) for row in signals]
-    regions = sorted({row["region"] for row in signals})
-    longest = max((row["count"] for row in held.values()), default=0)
-    by_place = {(row["model"], row["region"]): {**row, **gate} for row, gate in zip(signals, gates, strict=True)}
-    return {
-        "reported": reported,
-        "ages": AGES,
-        "held": [{**row, "bands": _bands(row, longest), "last": _last(row, by_place, titles)} for row in held.values()],
-        "releases": [
-            {
-                **row,
-                "time": _time(row["at"]),
-                "where": titles.get(row["region"], row["region"]),
-                "reason": _reason(row, by_place),
-            }
-            for row in tables["releases"]
-        ],
-        "regions": [titles.get(name, name) for name in regions],
-        "use": [
-            {
-                "model": model,
-                "cells": [by_place.get((model, region)) for region in regions],
-                "reason": held[model]["reason"] if model in held else "Nothing waits",
-            }
-            for model in sorted({row["model"] for row in signals})
-        ],
-        "pulling": sum(gate["look"] in ("one", "two") for gate in gates),
-        "idle": sum(gate["look"] == "idle" for gate in gates),
-        "endpoints": len(signals),
-    }
+def panel(tables: Mapping[str, list[Row]], titles: Mapping[str, str]) -> list[Row]:
+    """Return the rows of `console/queues/held_table.html`; *titles* are those of regions, by name."""
+    by_place = {(row["model"], row["region"]): row for row in tables["signals"]}
+    return [row | {"last": _last(row, by_place, titles)} for row in tables["held"]]
 
 
 def totals(tables: Mapping[str, list[Row]]) -> dict[str, Any]:
@@ -70,35 +34,6 @@ def _last(row: Row, by_place: Mapping[tuple[str, str], Row], titles: Mapping[str
 
 def _time(at_s: float) -> str:
     return f"{timezone.localtime(datetime.fromtimestamp(at_s, UTC)):%H:%M:%S}"
-
-
-def _bands(row: Row, longest: int) -> list[dict[str, Any]]:
-    """Return the bar of a model by age, in percent of the longest one."""
-    bands, left = [], 0.0
-    for name in AGES:
-        width = 100 * row[name] / longest if longest else 0.0
-        bands.append({"age": name, "x": round(left, 2), "width": round(width, 2)})
-        left += width
-    return [band for band in bands if band["width"]]
-
-
-def _gate(row: Row, held: Mapping[str, Row]) -> dict[str, Any]:
-    """Return what an endpoint does now: how its bar looks, and the words with it."""
-    waits = row["model"] in held
-    match row["gate"]:
-        case "no_signal":
-            look, words = "silent", "no signal, closed"
-        case "cooldown":
-            look, words = "closed", f"cooldown, {duration(row['quiet_s'])}"
-        case "closed":
-            look, words = "closed", "closed"
-        case _ if not waits:
-            look, words = "idle", "room, no work"
-        case gate:
-            look, words = gate, "pulls" if held[row["model"]]["rule"] != "use" else f"pulls {1 + (gate == 'two')}"
-    marks = [round(100 * row[name], 1) for name in ("two_below", "one_below")]
-    width = round(100 * min(1.0, row["use_ratio"] or 0.0), 1)
-    return {"look": look, "words": words, "marks": marks, "width": width}
 
 
 def _reason(row: Row, by_place: Mapping[tuple[str, str], Row]) -> str:

@@ -57,7 +57,7 @@ def said(row: dict[str, Any]) -> str:
             return f"late {clock(-row['slack_s'])}"
         case "risk":
             return f"slack {clock(row['slack_s'])}"
-    return f"held {clock(row['hold_s'])}" if row["hold_s"] else clock(row["service_s"])
+    return clock(row["service_s"])
 
 
 def block(row: dict[str, Any]) -> dict[str, str]:

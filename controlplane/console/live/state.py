@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from controlplane.alerts.problems import Known, Problems, find
-from controlplane.console.live import jobs, length_service
+from controlplane.console.live import jobs, length_service, tiles
 from controlplane.console.live.batches import Reading as BatchReading
 from controlplane.dispatch.wire import (
     AT_DOOR_COLUMNS,
@@ -19,7 +19,6 @@ from controlplane.dispatch.wire import (
     INSTANCE_COLUMNS,
     LANE_COLUMNS,
     QUEUE_COLUMNS,
-    RELEASE_COLUMNS,
     REORDER_COLUMNS,
     SIGNAL_COLUMNS,
 )
@@ -27,11 +26,11 @@ from controlplane.dispatch.wire import (
 SATURATED = 0.95  # of its sequences or of its KV cache, whichever is fuller
 SILENT_S = 15.0  # a summary older than this says nothing about now
 
-TILE_FIELDS = (
-    "requests_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "slo_class", "slo_met_ratio", "slo_objective_ratio",
-    "slo_burn", "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p95_ms", "e2e_p95_ms", "waiting", "running",
-    "held", "kv_max_ratio", "instances_ready", "instances", "errors_per_s", "ttft_slo_ms", "ttft_class",
-)  # fmt: skip
+TILE_FIELDS = frozenset(tile.field for tile in tiles.TILES) | {
+    "slo_class", "slo_objective_ratio", "slo_burn", "ttft_slo_ms", "ttft_class", "prompt_tokens_per_s", "running", "held",
+    "instances", "errors_per_s",
+}  # fmt: skip
+"""Of a tile that is published: what tiles show, and what their words and warnings are of."""
 
 Row = dict[str, Any]
 
@@ -89,7 +88,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
     """Rows of *summary*, by table; of the tiles, the first is the fleet."""
     scopes: dict[str, Mapping[str, Any]] = {"": summary.get("fleet") or {}}
     scopes.update(sorted((summary.get("models") or {}).items()))
-    tiles = [
+    shown = [
         {"scope": scope, "live": f"tile/{scope}", **{name: tile.get(name) for name in TILE_FIELDS}}
         for scope, tile in scopes.items()
     ]
@@ -107,7 +106,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
         row["live"] = f"queue/{row['region']}"
     holding = summary.get("held") or {}
     return {
-        "tiles": tiles,
+        "tiles": shown,
         "instances": instances,
         "endpoints": endpoints,
         "lengths": [length_service.row_of(lengths)] if lengths else [],
@@ -115,7 +114,6 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
         "groups": rows_of(published.get("groups") or {}, GROUP_COLUMNS, "number"),
         "lanes": rows_of(published.get("lanes") or {}, LANE_COLUMNS, "instance"),
         "held": rows_of(holding.get("models") or {}, HELD_COLUMNS, "model"),
-        "releases": rows_of(holding.get("releases") or {}, RELEASE_COLUMNS, "at"),
         "signals": rows_of(holding.get("signals") or {}, SIGNAL_COLUMNS, "model"),
         "at_door": rows_of(summary.get("at_door") or {}, AT_DOOR_COLUMNS, "model"),
         "prewarmed": [

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import orjson
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 
 from controlplane.console.charts.spec import Chart
 from controlplane.console.context import freshness
@@ -37,3 +37,16 @@ def redrawn(request: HttpRequest, charts: Iterable[Chart], **more: Any) -> HttpR
     """Those of *charts* that `?charts=KEY,KEY` names, as JSON."""
     wanted = set(request.GET.get("charts", "").split(","))
     return json_response(request, {"charts": {one.key: one.payload() for one in charts if one.key in wanted}, **more})
+
+
+def of_charts(
+    request: HttpRequest, charts: Iterable[Chart], file: str = "{}", **more: Any
+) -> HttpResponse | StreamingHttpResponse | None:
+    """The answer where the address of a page asks for *charts* alone: as they are now (`?charts=KEY,KEY`), or the data of
+    one as a file (`?format=csv&table=KEY`), its name by *file*.
+    """
+    if "charts" in request.GET:
+        return redrawn(request, charts, **more)
+    if request.GET.get("format") == "csv":
+        return next((one.csv(file.format(one.key)) for one in charts if one.key == request.GET.get("table")), None)
+    return None

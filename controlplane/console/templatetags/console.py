@@ -7,12 +7,12 @@ from typing import Any
 
 from django import template
 from django.template.loader import render_to_string
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from controlplane.console import formats
-from controlplane.console.charts.sparklines import sparkline
 from controlplane.console.finders import guarded_style_ids
 from controlplane.console.formats import FORMATS
 from controlplane.planning.titles import title_of
@@ -27,7 +27,6 @@ for written in (
 ):
     register.filter(written.__name__, written)
 register.filter("title_of", title_of)
-register.filter("sparkline", sparkline)
 
 
 @register.filter
@@ -226,6 +225,40 @@ def reason_dialog(
     shown = {"name": name, "action": action, "title": title.format(*of), "content": content, "cancel": "Cancel", **more}
     shown["page_address"] = context.get("page_address")  # where only a part of the page is asked for
     return render_to_string("console/parts/reason_dialog.html", shown, context["request"])
+
+
+@register.simple_block_tag(takes_context=True)
+def operation(
+    context: template.Context,
+    content: SafeString,
+    name: str,
+    row: Any,
+    verb: str,
+    subject: str = "{}",
+    *of: Any,
+    **more: Any,
+) -> SafeString:
+    """The button and the dialog of an operation of `OFFERS` on *row*, with more words and fields in the dialog: *content*.
+
+    *subject* is a format of *of*, by default the row, which follows the operation's name in both. More may be `main`, for
+    the button that is expected; `small`; `key`; and the words `button` and `cancel` of the dialog's buttons.
+    """
+    from controlplane.console.operations import GRAVE, OFFERS, label_of  # they import pages' parts
+
+    declared = OFFERS[name].operation(verb)
+    shown = {
+        "dialog": f"{verb}-{name}-{row.pk}",
+        "action": reverse("console:operate", args=[name, row.pk, verb]),
+        "label": label_of(name, verb),
+        "button": label_of(name, verb),
+        "about": declared.about if declared else "",
+        "subject": subject.format(*(of or (row,))),
+        "content": content.strip(),
+        "grave": verb in GRAVE,
+        "page_address": context.get("page_address"),
+        **more,
+    }
+    return render_to_string("console/parts/operation.html", shown, context["request"])
 
 
 @register.inclusion_tag("console/parts/sort_header.html", takes_context=True)

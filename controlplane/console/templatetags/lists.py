@@ -39,9 +39,9 @@ def value_of(row: Any, column: Column) -> Any:
 
 
 @register.filter
-def kind_of(row: Model) -> str:
-    """The name of the row's model: `node`."""
-    return str(row._meta.model_name)
+def places_of(row: Model) -> str:
+    """The name of its resource: `nodes`."""
+    return f"{row._meta.model_name}s"
 
 
 @register.filter

@@ -153,7 +153,7 @@ class Heartbeats:
         now_s = self.clock()
         replica.round_trip.heartbeat_came(self.topology.fleet, replica.slot, now_s - began_s, metrics, now_s)
         started_anew = before is not None and metrics.generation_tokens_total < before.generation_tokens_total
-        self.dispatcher.suspects.looked(replica, began_s, ended=started_anew)
+        self.dispatcher.suspects.checked(replica, began_s, ended=started_anew)
         await self._look_at_work(replica, metrics, now_s)
         if replica.lost:
             await self._give_up(replica, replica.lost)
@@ -188,7 +188,7 @@ class Heartbeats:
             await self._silent(replica, str(error) or type(error).__name__, gone=gone)
         if not healthy:
             await self._say_what_is_missing(replica, f"no answer as of vLLM: {str(error) or type(error).__name__}")
-        self.dispatcher.suspects.looked(replica, began_s, ended=gone)
+        self.dispatcher.suspects.checked(replica, began_s, ended=gone)
 
     async def _is_healthy(self, replica: Replica) -> bool:
         try:
@@ -241,7 +241,7 @@ class Heartbeats:
             )
             replica.health.wedge(now_s)
             if expected_s is not None:
-                self.dispatcher.died(replica)
+                self.dispatcher.suspects.died(replica)
         elif replica.wedged and replica.lost == replica.wedged and replica.health.progresses(metrics, now_s):
             replica.lost = ""
 
@@ -310,7 +310,7 @@ class Heartbeats:
         """
         waited_s = time.time() - replica.spec.state_changed_at
         late = waited_s > self.topology.tuned.SPOT_RECLAIM_S
-        evicted, ended = self.dispatcher.reclaim(replica, late=late)
+        evicted, ended = self.dispatcher.spot.reclaim(replica, late=late)
         if evicted or ended:
             await database_sync_to_async(record_evicted)(replica.spec.instance_id, evicted, ended)
         if replica.spec.state == S.RECLAIMING and not replica.requests:
@@ -352,7 +352,7 @@ class Heartbeats:
         replica.silent_count += 1
         if replica.silent_count >= settings.HEARTBEAT_FAILURES:
             if gone and replica.spec.state == S.READY:
-                self.dispatcher.died(replica)
+                self.dispatcher.suspects.died(replica)
             await self._give_up(
                 replica,
                 f"no answer to {replica.silent_count} heartbeats: {why}",

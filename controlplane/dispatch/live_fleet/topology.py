@@ -78,6 +78,7 @@ class Request(Struct, eq=False):
     adapter: int = -1  # number of its LoRA adapter, -1 for none
     blocks: NDArray[np.int64] | None = None  # `Submit.token_blocks`, while an instance holds a copy of each for it
     adapter_tier: int = 0  # where that was when it was placed last: `routing.adapters`
+    unload: tuple[str, ...] = ()  # adapters that leave its instance for that
     standing: Standing | None = None  # of its run, as of when it was queued or the run's rank was refreshed
     queue_key_s: float = 0.0  # there, on the clock of `Submit.arrived_at`
     replica: Replica | None = None

@@ -19,8 +19,7 @@ import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import RedisError
 
-from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
-from controlplane.dispatch.queues.runs import RunAction, RunOperations, RunPrice, run_of
+from controlplane.dispatch.queues.operations import GroupAction, QueueOperations, RunAction
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.record import Job
 from scheduling.fleet.state import FleetState
@@ -45,17 +44,17 @@ class Reply(msgspec.Struct, Generic[Answer]):
 
 
 def ask(command: str, **values: Any) -> dict[str, Any]:
-    """Send *command*, `detail` or `act`, to the owner of the queues with the arguments of `QueueOperations`.
+    """Send *command* to the owner of the queues with the arguments of `QueueOperations.act`; return its answer.
 
     Raises ActionError with the owner's objection, GatewaySilent when none answers within PATIENCE_S.
     """
     return _exchange(command, values, dict[str, Any])
 
 
-def ask_of_run(tenant_id: int, application: str, run: str, action: RunAction | None = None) -> RunPrice:
-    """Do *action* on a run, or nothing; return its price. Raises as `ask` does."""
-    values = {"tenant_id": tenant_id, "application": application, "run": run, "action": action and action.value}
-    return _exchange("run", values, RunPrice)
+def ask_of_run(tenant_id: int, application: str, run: str, action: RunAction) -> int:
+    """Do *action* on a run; return how many open calls it had. Raises as `ask` does."""
+    values = {"tenant_id": tenant_id, "application": application, "run": run, "action": action.value}
+    return _exchange("run", values, int)
 
 
 def fleet_state() -> FleetState:
@@ -94,7 +93,7 @@ class Commands:
         job: Job,
         snapshot: Callable[[], FleetState],
     ) -> None:
-        self.operations, self.runs = operations, RunOperations(operations.dispatcher)
+        self.operations = operations
         self.snapshot = snapshot
         self.owns = owns
         self.job = job
@@ -132,15 +131,11 @@ class Commands:
         try:
             if asked["command"] == "snapshot":
                 return Reply(self.snapshot())
-            if asked["command"] == "detail":
-                return Reply(self.operations.detail(int(values["number"])))
             if asked["command"] == "run":
-                run = run_of(values)
-                acts = RunAction(values["action"]) if values["action"] else None
-                return Reply(self.runs.act(*run, acts) if acts else self.runs.price(*run))
-            action = GroupAction(values["action"])
-            hold_s, reason = float(values.get("hold_s") or 0.0), str(values.get("reason") or "")
-            return Reply(self.operations.act(int(values["number"]), action, str(values["operator"]), hold_s, reason))
+                application = int(values["tenant_id"]), str(values["application"])
+                return Reply(self.operations.act_on_run(application, str(values["run"]), RunAction(values["action"])))
+            number, action = int(values["number"]), GroupAction(values["action"])
+            return Reply(self.operations.act(number, action, str(values["operator"]), str(values.get("reason") or "")))
         except ActionError as refusal:
             return Reply(refused=str(refusal))
         except Exception as error:

@@ -1,19 +1,15 @@
-"""Held work as published: by model with ages and slack, the last releases, and what each endpoint signals."""
+"""Held work as published: by model with age, slack and the last release, and what each endpoint signals."""
 
 import math
 import time
 from typing import Any, Final
 
 from controlplane.dispatch.holding import Holding
-from controlplane.dispatch.wire import HELD_COLUMNS, RELEASE_COLUMNS, SIGNAL_COLUMNS
+from controlplane.dispatch.wire import HELD_COLUMNS, SIGNAL_COLUMNS
 from scheduling.queueing.held_work import LOOK_S, Release, Signal
 from scheduling.queueing.release_rule import USE
 
 EVERY_S: Final = 1.0
-SHOWN_RELEASES: Final = 12
-LAST: Final = ("at", "region", "why", "use_ratio")
-"""Columns of a model's last release."""
-AGES_H: Final = (("under_1h", 1), ("under_4h", 4), ("under_10h", 10), ("over_10h", math.inf))
 
 Row = dict[str, Any]
 Tables = dict[str, dict[str, list[Any]]]
@@ -28,31 +24,30 @@ class HeldView:
         self._read_s = -math.inf
 
     def __call__(self) -> Tables:
-        """Return the columns of `models`, `releases` and `signals` (`dispatch.wire`)."""
+        """Return the columns of `models` and `signals` (`dispatch.wire`)."""
         now_s = self.holding.clock()
         if now_s - self._read_s >= EVERY_S:
             self.holding.read_signals()
-            rows = (self._models(now_s), HELD_COLUMNS), (self._together(now_s)[:SHOWN_RELEASES], RELEASE_COLUMNS)
-            tables = (*rows, (self._signals(now_s), SIGNAL_COLUMNS))
+            tables = {"models": (self._models(now_s), HELD_COLUMNS), "signals": (self._signals(), SIGNAL_COLUMNS)}
             self._tables = {
                 table: {name: [row[name] for row in listed] for name in names}
-                for table, (listed, names) in zip(("models", "releases", "signals"), tables, strict=True)
+                for table, (listed, names) in tables.items()
             }
             self._read_s = now_s
         return self._tables
 
     def _models(self, now_s: float) -> list[Row]:
         work, rows = self.holding.work, []
-        last = {row["model"]: row for row in reversed(self._together(now_s))}
+        last = {one.model: (at_s, one) for at_s, one in self.holding.released}
         for model in sorted({endpoint.model for endpoint in self.holding.topology.endpoints}):
             held, announced = work.all_of(model), work.expected(model)
             if not held and not announced:
                 continue
-            ages_h = [(now_s - one.arrived_s) / 3600 for one in held]
+            oldest_s = max((now_s - one.arrived_s for one in held), default=0.0)
             start_s = min((one.start_by_s for one in held), default=math.inf)
             first = next(iter(work.first(model, 1)), None)
             next_s = work.wait_s(first, 1, now_s)[0] if first is not None else None
-            if any(self._gate(one, now_s) in ("one", "two") for one in self.holding.signals if one.model == model):
+            if any(self._pulls(one, now_s) for one in self.holding.signals if one.model == model):
                 next_s = LOOK_S if first is not None and work.rule(model).by == USE else next_s
             rows.append(
                 {
@@ -60,70 +55,40 @@ class HeldView:
                     "count": len(held),
                     "announced": announced,
                     "opportunistic": sum(one.opportunistic for one in held),
-                    **_by_age(ages_h),
-                    "oldest_s": round(3600 * max(ages_h, default=0.0), 1),
+                    "oldest_s": round(oldest_s, 1),
                     "due_s": _finite(
                         min((one.due_s for one in held if not one.opportunistic), default=math.inf) - now_s
                     ),
-                    "last": {name: last[model][name] for name in LAST} if model in last else None,
+                    "last": _release(now_s, *last[model]) if model in last else None,
                     "slack_s": None if math.isinf(start_s) else round(start_s - now_s, 1),
                     "next_s": None if next_s is None else round(next_s, 1),
                     "reason": self.holding.reason(model) if held else "",
-                    "rule": work.rule(model).by,
                 }
             )
         return rows
 
-    def _together(self, now_s: float) -> list[Row]:
-        """Return the last releases, newest first: those of one look, endpoint and reason in one row."""
-        together: dict[tuple[float, str, str, str, int], list[Release]] = {}
-        for at_s, one in self.holding.released:
-            together.setdefault((at_s, one.model, one.region, one.why, one.priority), []).append(one)
-        wall_s = time.time()
-        return [
-            {
-                "at": round(wall_s - (now_s - at_s), 3),
-                "model": model,
-                "region": region,
-                "count": len(releases),
-                "why": why,
-                "use_ratio": _finite(releases[0].use),
-                "priority": priority,
-                "held_s": round(max(one.held_s for one in releases), 1),
-            }
-            for (at_s, model, region, why, priority), releases in reversed(together.items())
-        ]
-
-    def _signals(self, now_s: float) -> list[Row]:
+    def _signals(self) -> list[Row]:
         work = self.holding.work
         return [
             {
                 "model": one.model,
                 "region": one.region,
                 "use_ratio": _finite(one.use),
-                "other_ratio": _finite(one.other_tokens / one.capacity_tokens) if one.capacity_tokens else None,
                 "one_below": work.rule(one.model).one_below,
                 "two_below": work.rule(one.model).two_below,
-                "quiet_s": round(work.quiet_s(one.model, one.region, now_s), 1),
-                "gate": self._gate(one, now_s),
             }
             for one in sorted(self.holding.signals, key=lambda each: (each.model, each.region))
         ]
 
-    def _gate(self, signal: Signal, now_s: float) -> str:
-        rule = self.holding.work.rule(signal.model)
-        if math.isinf(signal.use):
-            return "no_signal"
-        if self.holding.work.quiet_s(signal.model, signal.region, now_s):
-            return "cooldown"
-        return "closed" if signal.use >= rule.one_below else "one" if signal.use >= rule.two_below else "two"
+    def _pulls(self, signal: Signal, now_s: float) -> bool:
+        """Return whether an endpoint has room for held work now."""
+        work = self.holding.work
+        return signal.use < work.rule(signal.model).one_below and not work.quiet_s(signal.model, signal.region, now_s)
 
 
-def _by_age(ages_h: list[float]) -> dict[str, int]:
-    counts = dict.fromkeys((name for name, _ in AGES_H), 0)
-    for age_h in ages_h:
-        counts[next(name for name, below_h in AGES_H if age_h < below_h)] += 1
-    return counts
+def _release(now_s: float, at_s: float, one: Release) -> Row:
+    at = round(time.time() - (now_s - at_s), 3)
+    return {"at": at, "region": one.region, "why": one.why, "use_ratio": _finite(one.use)}
 
 
 def _finite(value: float) -> float | None:

@@ -1,7 +1,7 @@
 """The queues of every region as published: groups in order, instances, totals, recent changes."""
 
 import math
-import time
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +17,6 @@ from scheduling.queueing.snapshot import Snapshot, snapshot
 EVERY_S: Final = 1.0
 RISK_S: Final = 15.0
 """Slack below which a group is at risk."""
-UNDO_S: Final = 30.0
 SHOWN_CHANGES: Final = 12
 FCFS_GROUPS: Final = 256
 """Most groups for which the FCFS attainment is computed: it takes time on the event loop."""
@@ -118,7 +117,7 @@ class QueuesView:
             rows.append(
                 {
                     "region": region,
-                    "waiting": sum(map(dispatcher.waiting, endpoints)),
+                    "waiting": sum(map(dispatcher.queue.count, endpoints)),
                     "groups": len(here),
                     "queues": len({row["instance"] for row in here}),
                     "at_risk": sum(row["risk"] == "risk" for row in here),
@@ -136,13 +135,10 @@ class QueuesView:
         return rows
 
     def _reorders(self) -> list[Row]:
-        now, rows = time.time(), []
-        for change in list(self.dispatcher.reordering.changes)[: -SHOWN_CHANGES - 1 : -1]:
-            row = {name: getattr(change, name) for name in REORDER_COLUMNS}
-            if now - change.at > UNDO_S:
-                row["undo"] = None
-            rows.append({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()})
-        return rows
+        return [
+            {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(change).items()}
+            for change in list(self.dispatcher.reordering.changes)[: -SHOWN_CHANGES - 1 : -1]
+        ]
 
 
 def group_rows(dispatcher: Dispatcher, seen: Snapshot, score: Score) -> list[Row]:
@@ -179,7 +175,6 @@ def group_rows(dispatcher: Dispatcher, seen: Snapshot, score: Score) -> list[Row
                     "due_s": _finite(float(problem.due_s[at])),
                     "slack_s": round(slack_s, 1) if slack_known else None,
                     "pinned": bool(pinned[at]),
-                    "hold_s": round(float(problem.hold_s[at]), 1),
                     "risk": risk_of(slack_s) if slack_known else "",
                 }
             )

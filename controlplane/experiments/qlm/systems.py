@@ -11,17 +11,16 @@ queue by deadline, and `edf-swapping` the paper's: it swaps to the model of the 
 another's.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
 
-from controlplane.experiments.experiment import Case, Row
+from controlplane.experiments.experiment import Case, Row, read_data
 from controlplane.experiments.shared.scenes import ServedModel, requests_of, scenario_of
 from controlplane.simulation.running import Simulated
-from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.simulator import Simulation
@@ -32,30 +31,11 @@ SLO_S: Final = (20.0, 60.0, 3600.0)
 """To the first token, by class; the paper's are of the 99th percentile."""
 INTERACTIVE, BATCH_1, BATCH_2 = range(3)
 
-# One GPU. Vidur's matrix products of Llama-2-7B (A100: 9.3 ms, 0.064 ms a token; A40: 26.3 ms, 0.12 ms a token), by
-# parameters, and the keys and values of all tokens read at the GPU's bandwidth (A100 2.0 TB/s; A10 0.6 TB/s). The A10
-# was not measured: the A40's, by bandwidth (696 to 600 GB/s) and by dense half precision (150 to 125 TFLOP/s). KV: 90 %
-# of the memory less the weights; 128 KiB a token (Mistral, grouped queries) and 800 KiB (Vicuna).
-VICUNA_A100: Final = ServedModel(
-    "vicuna-13b", Profile(0.0179, 0.0, 1.23e-4, 0.0, 0.0179, 1.23e-4, 4.1e-7), 62_600, 256, 4096
-)
-MISTRAL_A100: Final = ServedModel(
-    "mistral-7b", Profile(0.0100, 0.0, 6.9e-5, 0.0, 0.0100, 6.9e-5, 6.6e-8), 479_000, 256, 4096
-)
-MISTRAL_A10: Final = ServedModel(
-    "mistral-7b", Profile(0.0329, 0.0, 1.55e-4, 0.0, 0.0329, 1.55e-4, 2.2e-7), 66_000, 256, 4096
-)
-# Four A100 as one instance: Llama-2-70B as measured (Splitwise), Mistral as Llama-3.1-8B was measured, Vicuna by its size
-# from that.
-LLAMA_NODE: Final = ServedModel(
-    "llama-70b", Profile(0.0637, 0.0323, 1.791e-4, 1.15e-8, 0.0441, 1.63e-4, 2.32e-7), 522_000, 256, 4096
-)
-MISTRAL_NODE: Final = ServedModel(
-    "mistral-7b", Profile(0.0303, 0.0184, 5.573e-5, 7.87e-10, 0.0069, 2.03e-4, 6.6e-9), 2_200_000, 256, 4096
-)
-VICUNA_NODE: Final = ServedModel(
-    "vicuna-13b", Profile(0.0303, 0.0184, 9.06e-5, 7.87e-10, 0.0112, 2.03e-4, 1.0e-7), 345_000, 256, 4096
-)
+DATA: Final = read_data("qlm")
+MODELS: Final = {
+    key: ServedModel.read(each["name"], {"max_num_seqs": 256, "context_tokens": 4096, **each})
+    for key, each in DATA["models"].items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +46,10 @@ class Tuned:
     base: ServedModel
     slo_class: int
     weights_gb: float
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> "Tuned":
+        return cls(**{**table, "base": MODELS[table["base"]]})
 
     @property
     def wake_s(self) -> float:
@@ -81,14 +65,8 @@ class Tuned:
 SLEEP_S: Final = 2.0
 CPU_GB: Final = 320.0
 """Of a node, for sleeping models: the paper reserves it for Llama-70B (section 8.3)."""
-TUNED: Final = (
-    Tuned("mistral-7b-a", MISTRAL_NODE, BATCH_1, 14.5),
-    Tuned("llama-70b-a", LLAMA_NODE, BATCH_1, 138.0),
-    Tuned("vicuna-13b-b", VICUNA_NODE, BATCH_2, 26.0),
-    Tuned("vicuna-13b-c", VICUNA_NODE, BATCH_2, 26.0),
-    Tuned("llama-70b-d", LLAMA_NODE, BATCH_2, 138.0),
-)
-"""Batch-1 of two models, Batch-2 of three, as section 8 has them."""
+TUNED: Final = tuple(Tuned.read(each) for each in DATA["tuned"])
+"""Models of W_B: Batch-1 of two, Batch-2 of three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +130,6 @@ EVICTIONS: Final = 2
 """Most evictions of one request, as in the bundle *QLM*."""
 WITH_EVICTIONS: Final = "+evictions"
 SWAPPING_EDF: Final = "edf-swapping"
-BASELINES: Final = ("edf", "fcfs", "shepherd")
-SYSTEMS: Final = (
-    "qlm",
-    *BASELINES,
-    "priority",
-    *(f"{rule}{WITH_EVICTIONS}" for rule in ("fcfs", "edf", "edf-per-queue", "shepherd")),
-)
-"""`shepherd` has fixed batches, `shepherd+evictions` its order of groups with continuous batching."""
-WITHOUT: Final = ("without-pulling", "without-eviction", "without-balance", "without-search")
 BATCH_PERCENTILE: Final = 95.0
 """Of a request's tokens, by which fixed batches are sized, so that they fit the memory."""
 LONGEST_S: Final = 4 * 3600.0
@@ -349,15 +318,21 @@ OF_SEVERAL: Final = ("qlm", *(f"{rule}+evictions" for rule in RULES), "edf", "ed
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Lognormal lengths (mean, standard deviation of the logarithm, most), promises by class and the class's share."""
+    """Work of one model, or of several that share the instances; see the experiment's file."""
 
     served: ServedModel
+    instances: int
     prompt: tuple[float, float, int]
     output: tuple[float, float, int]
     slo_s: tuple[float, ...]
     shares: tuple[float, ...]
     models: tuple[Tuned, ...] = ()
     """That share the instances; none: *served* alone."""
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> "Mix":
+        models = tuple(Tuned.read(each) for each in table.get("models", ()))
+        return cls(**{**table, "served": MODELS[table["served"]], "models": models})
 
     def requests(self, arrival_s: Any, random: np.random.Generator) -> Workload:
         """Return requests at these times."""
@@ -371,25 +346,6 @@ class Mix:
             arrival_s, prompt, output, predicted, models=names, model=random.integers(0, len(names), count),
             classes=CLASSES[: len(self.shares)], slo_class=slo_class,
         )  # fmt: skip
-
-
-MIXES: Final = {
-    "short answers": Mix(MISTRAL_A10, (700.0, 1.0, 3000), (150.0, 0.9, 900), (4.0, 30.0, 300.0), (0.5, 0.3, 0.2)),
-    "long prompts": Mix(VICUNA_NODE, (1500.0, 0.7, 2500), (300.0, 0.6, 1200), (10.0, 45.0, 900.0), (0.4, 0.3, 0.3)),
-    "three models": Mix(
-        MISTRAL_NODE,
-        (400.0, 0.9, 2000),
-        (250.0, 0.8, 1500),
-        (15.0, 60.0, 600.0),
-        (0.3, 0.4, 0.3),
-        (
-            Tuned("first", MISTRAL_NODE, 0, 14.5),
-            Tuned("second", VICUNA_NODE, 0, 26.0),
-            Tuned("third", LLAMA_NODE, 0, 138.0),
-        ),
-    ),
-}
-MIX_INSTANCES: Final = {"short answers": 8, "long prompts": 3, "three models": 4}
 
 
 def arrivals(per_s: float, variation: float, random: np.random.Generator) -> Any:
@@ -406,10 +362,11 @@ def mix_per_s(mix: Mix, served: ServedModel) -> float:
     return ends_per_s(served, replace(requests, model=Coded(requests.model.codes * 0, [served.name])))
 
 
-def mixes(names: Sequence[str], loads: Sequence[float], variations: Sequence[float], scale: float) -> Iterator[Case]:
+def mixes(names: Iterable[str], loads: Sequence[float], variations: Sequence[float], scale: float) -> Iterator[Case]:
     """Yield every mix of *names* at each load and variation of gaps under each system."""
     for name in names:
-        mix, count = MIXES[name], max(1, round(MIX_INSTANCES[name] * scale))
+        mix = Mix.read(DATA["mixes"][name])
+        count = max(1, round(mix.instances * scale))
         each = [mix_per_s(mix, tuned.base) for tuned in mix.models] or [mix_per_s(mix, mix.served)]
         rate = count * len(each) / sum(1.0 / per_s for per_s in each)
         for variation in variations:

@@ -1,9 +1,11 @@
 """Served models, fleets and requests of experiments as scenarios, and the days of demand that several of them share."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,6 +41,11 @@ class ServedModel:
     block_tokens: int = 16
     queue: str = "priority"
     prefix_caching: bool = False
+
+    @classmethod
+    def read(cls, name: str, table: Mapping[str, Any]) -> "ServedModel":
+        """Return the model that *table* of an experiment's file describes."""
+        return cls(**{"name": name, **table, "profile": Profile(*table["profile"])})
 
     def group(self, **table: Any) -> dict[str, Any]:
         """Return a table `[[fleet]]` of one such instance, with the model itself under `served`; *table* overrides."""
@@ -186,42 +193,31 @@ class Scene:
         return replace(self, clients=clients)
 
 
-# SageServe, section 7.1: four models, three regions, twenty instances of each, each on a VM with eight A100-80GB. Profiles
-# are the fits of the Splitwise characterisation and of the tables published with SageServe (performance-models). The
-# small ones were only measured on four GPUs. KV tokens follow from the models' own shapes and 90 % of the GPU memory:
-# the published simulator counts eight times as many bytes a token for Llama-2-70B.
-SAGESERVE_MODELS = (
-    ServedModel(
-        "llama-2-70b", Profile(0.0654, 0.0412, 9.597e-5, 1.09e-8, 0.0444, 2.37e-4, 2.49e-7), 1_460_000, 64, 4096
-    ),
-    ServedModel("bloom-176b", Profile(0.0, 0.0526, 2.251e-4, 2.33e-8, 0.0484, 3.99e-4, 3.22e-7), 66_000, 64, 4096),
-    ServedModel(
-        "llama-3.1-8b", Profile(0.0303, 0.0184, 5.573e-5, 7.87e-10, 0.0069, 2.03e-4, 6.6e-9), 2_200_000, 64, 8192
-    ),
-    ServedModel("llama-3.2-3b", Profile(0.0274, 0.0051, 4.5e-5, 1.1e-9, 0.0054, 1.26e-4, 0.0), 2_600_000, 64, 8192),
-)
-USD_PER_HOUR = 98.32
+DATA: Final = tomllib.loads((Path(__file__).parents[1] / "data" / "scenes.toml").read_text(encoding="utf-8"))
+SAGESERVE_MODELS: Final = tuple(ServedModel.read(*each) for each in DATA["sageserve"]["models"].items())
+LLAMA_2_7B: Final = ServedModel.read("llama-2-7b", DATA["preserve"]["models"]["llama-2-7b"])
+USD_PER_HOUR: Final = 98.32
 """Of an eight-GPU VM, as section 7.3.1 counts it."""
-REGIONS = {"us-east": 0.0, "us-central": 1.0, "us-west": 3.0}
-LATENCY_MS = {"us-east": {"us-central": 30.0, "us-west": 60.0}, "us-central": {"us-west": 35.0}}
-"""One way; the same back."""
-MIXED_A_DAY = {INTERACTIVE: 1_400_000, OTHER: 200_000}
+REGIONS: Final = {name: each["later_h"] for name, each in DATA["regions"].items()}
+LATENCY_MS: Final = {name: each["latency_ms"] for name, each in DATA["regions"].items() if "latency_ms" in each}
+MIXED_A_DAY: Final = {INTERACTIVE: 1_400_000, OTHER: 200_000}
 """Requests of section 4."""
-SHARES = {"us-east": 0.42, "us-central": 0.25, "us-west": 0.33}
+SHARES: Final = {name: each["share"] for name, each in DATA["regions"].items()}
 
 
-def _clients(model: str, requests_per_s: float, prompt: Lognormal, output: Lognormal) -> list[Client]:
+def _lengths(prompt: Sequence[float], output: Sequence[float]) -> LengthsByClass:
+    return LengthsByClass(Lognormal(*prompt), Lognormal(*output))
+
+
+def _clients(demand: Mapping[str, Mapping[str, Any]]) -> list[Client]:
     """Three services with interactive work, the smaller the burstier, and one with batches, which is a fifth of it all."""
-    lengths = LengthsByClass(prompt, output)
-    services = (
-        ("assistant", 0.5, (2.0, 0.75, 14.0, 0.45)), ("search", 0.3, (3.0, 0.6, 15.5, 0.7)),
-        ("coding", 0.2, (4.0, 0.9, 11.0, 0.25)),
-    )  # fmt: skip
-    interactive = [
-        Client(tenant, model, INTERACTIVE, 0.8 * share * requests_per_s, lengths, SHARES, "gamma", *course)
-        for tenant, share, course in services
-    ]
-    return [*interactive, Client("reports", model, OTHER, 0.2 * requests_per_s, lengths, SHARES, "gamma", 2.0)]
+    clients = []
+    for model, table in demand.items():
+        lengths, rate = _lengths(table["prompt"], table["output"]), table["requests_per_s"]
+        for tenant, (share, *course) in DATA["services"].items():
+            clients.append(Client(tenant, model, INTERACTIVE, 0.8 * share * rate, lengths, SHARES, "gamma", *course))
+        clients.append(Client("reports", model, OTHER, 0.2 * rate, lengths, SHARES, "gamma", 2.0))
+    return clients
 
 
 def sageserve(scale: float = 1.0) -> Scene:
@@ -229,12 +225,7 @@ def sageserve(scale: float = 1.0) -> Scene:
     scene = Scene(
         models=SAGESERVE_MODELS,
         regions=REGIONS,
-        clients=[
-            *_clients("llama-2-70b", 9.0, Lognormal(1300, 3200, 16, 3500), Lognormal(280, 1000, 4, 1500)),
-            *_clients("bloom-176b", 5.5, Lognormal(1300, 2800, 16, 3500), Lognormal(250, 800, 4, 1500)),
-            *_clients("llama-3.1-8b", 3.0, Lognormal(1500, 5000, 16, 7000), Lognormal(250, 900, 4, 1500)),
-            *_clients("llama-3.2-3b", 2.0, Lognormal(1200, 4000, 16, 7000), Lognormal(200, 700, 4, 1500)),
-        ],
+        clients=_clients(DATA["sageserve"]["demand"]),
         instances=20,
         ready=4,
         silo=4,
@@ -272,10 +263,7 @@ def two_models(scale: float = 1.0) -> Scene:
     """Two of SageServe's models in two regions, on fleets small enough for arrivals of CV 2 to 4 to be felt."""
     scene = sageserve()
     regions = {region: REGIONS[region] for region in ("us-east", "us-west")}
-    clients = [
-        *_clients("llama-2-70b", 7.0, Lognormal(1100, 3400, 16, 3500), Lognormal(220, 900, 4, 1500)),
-        *_clients("bloom-176b", 3.5, Lognormal(900, 2600, 16, 3500), Lognormal(200, 700, 4, 1500)),
-    ]
+    clients = _clients(DATA["two-models"]["demand"])
     return replace(
         scene,
         models=SAGESERVE_MODELS[:2],
@@ -287,38 +275,25 @@ def two_models(scale: float = 1.0) -> Scene:
     ).scaled(scale)
 
 
-# Days of one model on which strategies are judged. Lengths: medians and 95th percentiles of the Azure LLM inference traces
-# of 2023, and of six of the busiest clients of ServeGen's m-large, whose shares are theirs.
-AZURE = {
-    "conversation": LengthsByClass(Lognormal(1020, 4083, 16, 3500), Lognormal(129, 451, 4, 1500)),
-    "code": LengthsByClass(Lognormal(1469, 7303, 16, 3500), Lognormal(13, 90, 2, 500)),
-}
-SERVEGEN = (
-    (0.44, LengthsByClass(Lognormal(834, 990), Lognormal(412, 500)), 0.2, 15.0),
-    (0.17, LengthsByClass(Lognormal(627, 811), Lognormal(3, 8)), 0.8, 19.0),
-    (0.15, LengthsByClass(Lognormal(580, 837), Lognormal(39, 90)), 0.2, 11.0),
-    (0.12, LengthsByClass(Lognormal(63, 75), Lognormal(12, 44)), 0.2, 16.0),
-    (0.06, LengthsByClass(Lognormal(2400, 2415), Lognormal(107, 138)), 0.6, 14.0),
-    (0.06, LengthsByClass(Lognormal(980, 1004), Lognormal(60, 167)), 0.8, 20.0),
-)
-"""Share, lengths, swing by day and hour of the peak."""
-JUDGED_MODEL = {"conversation": SAGESERVE_MODELS[0], "code": SAGESERVE_MODELS[1], "servegen": SAGESERVE_MODELS[0]}
-JUDGED_RATES = {"conversation": 7.0, "code": 4.0, "servegen": 9.0}
-"""Requests a second on average, with which peaks fill some six instances."""
-
-
 def judged(kind: str, cv: float, regions: int, scale: float = 1.0) -> Scene:
     """A day of interactive work of one *kind*, whose arrivals have *cv*, in the first of SageServe's *regions*."""
-    model, names = JUDGED_MODEL[kind], list(REGIONS)[:regions]
-    course = ((0.5, 0.75, 14.0), (0.3, 0.6, 15.5), (0.2, 0.9, 11.0))
-    parts = SERVEGEN if kind == "servegen" else [(share, AZURE[kind], swing, peak_h) for share, swing, peak_h in course]
+    table, names = DATA["judged"][kind], list(REGIONS)[:regions]
+    model = next(each for each in SAGESERVE_MODELS if each.name == table["model"])
+    shares, rate = {name: SHARES[name] for name in names}, table["requests_per_s"]
     clients = [
         Client(
-            f"callers {at}", model.name, INTERACTIVE, share * JUDGED_RATES[kind], lengths,
-            {name: SHARES[name] for name in names}, "gamma", cv, swing, peak_h,
+            f"callers {at}",
+            model.name,
+            INTERACTIVE,
+            share * rate,
+            _lengths(prompt, output),
+            shares,
+            "gamma",
+            cv,
+            *course,
         )
-        for at, (share, lengths, swing, peak_h) in enumerate(parts)
-    ]  # fmt: skip
+        for at, (share, *course, prompt, output) in enumerate(table["callers"])
+    ]
     scene = replace(
         sageserve(), models=(model,), regions={name: REGIONS[name] for name in names}, clients=clients,
         instances=16, ready=2, min_instances=1, max_instances=16,
@@ -328,46 +303,20 @@ def judged(kind: str, cv: float, regions: int, scale: float = 1.0) -> Scene:
 
 JUDGED: dict[str, Callable[[float], Scene]] = {
     f"{kind}-cv{cv}-{regions}r": partial(judged, kind, float(cv), regions)
-    for kind in JUDGED_RATES
+    for kind in DATA["judged"]
     for cv in (1, 3)
     for regions in (1, 3)
 }
 """By name; each is called with the scale of its demand."""
 
 
-# PreServe, section 5.3: up to eight instances of Llama-2-7B, each on an A40. No published profile of this pair was at hand:
-# prefill and the fixed part of a decode step are Vidur's matrix products (26.3 ms, 0.12 ms a token), and a step reads the
-# keys and values of all tokens, 512 KiB each, at the 696 GB/s of the card. KV tokens: 90 % of the memory less the weights.
-LLAMA_2_7B = ServedModel("llama-2-7b", Profile(0.0263, 0.0, 1.2e-4, 0.0, 0.0263, 1.2e-4, 7.5e-7), 43_000, 256, 4096)
-PRESERVE_LENGTHS = {
-    # As in the Azure traces: code has long prompts and short answers, chat the other way round.
-    "code-like": LengthsByClass(Lognormal(1500, 3600, 16, 3600), Lognormal(20, 110, 2, 480)),
-    "chat-like": LengthsByClass(Lognormal(700, 2600, 16, 3200), Lognormal(150, 480, 2, 800)),
-}
-PRESERVE_RATES = {"code-like": 9.0, "chat-like": 6.5}
-"""Requests a second on average, with which the peaks fill about seven instances."""
-
-
 def preserve(service: str, scale: float = 1.0) -> Scene:
-    """The *service* called code-like or chat-like: one endpoint, ups and downs by day, three kinds of callers."""
-    lengths, rate = PRESERVE_LENGTHS[service], PRESERVE_RATES[service] * scale
-    course = ((0.7, 1.5, 0.8, 14.0), (0.3, 3.0, 0.5, 11.0))
-    if service == "chat-like":
-        course = ((0.7, 1.5, 0.6, 15.0), (0.3, 2.5, 0.4, 20.0))
+    """The *service* called code-like or chat-like: one endpoint, ups and downs by day, two kinds of callers."""
+    table = DATA["preserve"][service]
+    lengths, rate = _lengths(table["prompt"], table["output"]), table["requests_per_s"] * scale
     clients = [
-        Client(
-            f"callers {at}",
-            LLAMA_2_7B.name,
-            INTERACTIVE,
-            share * rate,
-            lengths,
-            {HERE: 1.0},
-            "gamma",
-            cv,
-            swing,
-            peak_h,
-        )
-        for at, (share, cv, swing, peak_h) in enumerate(course)
+        Client(f"callers {at}", LLAMA_2_7B.name, INTERACTIVE, share * rate, lengths, {HERE: 1.0}, "gamma", *course)
+        for at, (share, *course) in enumerate(table["callers"])
     ]
     return Scene(
         models=(LLAMA_2_7B,),

@@ -15,7 +15,6 @@ def keep(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
-
     dependencies = [("fleet", "0005_names")]
 
     operations = [

@@ -270,7 +270,8 @@ class PerformanceProfile(models.Model):
     )
     source = models.CharField(max_length=255)
     estimated = models.BooleanField(
-        default=False, help_text="From sizes and data sheets, not measured; `fit_profiles --write` measures it."
+        default=False,
+        help_text="From sizes and data sheets, not measured; `simulate --fit` with `--write` measures it.",
     )
     prefill_error_pct = models.FloatField(
         "prefill error (%)", null=True, blank=True, help_text="Mean absolute error on held-out settings."

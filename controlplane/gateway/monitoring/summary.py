@@ -158,7 +158,7 @@ class Summary:
             "model": endpoint.model,
             "region": endpoint.region,
             "running": int(fleet.running[slots].sum()),
-            "waiting": dispatcher.waiting(endpoint),
+            "waiting": dispatcher.queue.count(endpoint),
             "oldest_wait_s": _rounded(dispatcher.oldest_wait_s(endpoint)),
             "estimated_wait_s": _rounded(wait_s),
             "requests_per_s": _rounded(windows.rate(group, Count.FINISHED, RATE_WINDOW_S), 2),

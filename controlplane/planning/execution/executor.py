@@ -300,7 +300,7 @@ class _Method:
     def rank(self) -> tuple[int, float]:
         from scheduling.scaling.ranking import addition_rank
 
-        return addition_rank(self.source, _usd(self.deployment), self.below_minimum)
+        return addition_rank(int(self.source), _usd(self.deployment), self.below_minimum)
 
     def go(self, why: Why) -> tuple[Instance, str]:
         row = self.instance

@@ -55,7 +55,7 @@ class Round:
         began, expected = time.perf_counter(), inputs.expected
         made = advisor.make_plan(
             now.timestamp(), expected.to_plan(), inputs.fleet.to_plan(), inputs.measured, expected.follows,
-            replace(plan_settings(), exact_up_to=planner.EXACT_UP_TO),
+            replace(plan_settings(), gap=planner.GAP),
         )  # fmt: skip
         return cls(inputs, made, (time.perf_counter() - began) * 1000)
 

@@ -72,6 +72,12 @@ def wanted(row: WhatIf, future: Future) -> PlanChanges:
     return made
 
 
+def check_rights(wanted: PlanChanges, actor: User) -> None:
+    """Raise ActionError if *actor* may not make the changes."""
+    if wanted.bounds and actor.fleet_role() != Role.ADMIN:
+        raise ActionError("Bounds are changed by an admin.")
+
+
 def _values(change: PolicyChange) -> dict[str, Any]:
     if change.part == "bundle":
         return bundles.values_of(BUNDLES[change.value])
@@ -139,8 +145,7 @@ def make_plan(row: WhatIf, letter: str, actor: User, note: str = "") -> WhatIf:
     if future is None or future.runs.filter(state="done").count() < row.seeds:
         raise ActionError(f"Future {letter} is not done.")
     asked, warned = wanted(row, future), warnings(row, future)
-    if asked.bounds and actor.fleet_role() != Role.ADMIN:
-        raise ActionError("Bounds are changed by an admin.")
+    check_rights(asked, actor)
     before: dict[str, Any] = {"values": {}, "bounds": {}}
     for name, values in asked.values.items():
         model = Model.objects.filter(name=name).first()

@@ -29,14 +29,6 @@ COLUMNS: Final = (
     "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "cost_usd", "cost_usd_per_h", "instance_hours", "queue_peak",
     "goodput_tokens_per_s", "missed", "judged", "requests",
 )  # fmt: skip
-SHOWN: Final = {
-    "ttft_p95_ms": ("TTFT p95", "{:,.0f} ms"),
-    "goodput_tokens_per_s": ("Goodput", "{:,.0f} tok/s"),
-    "cost_usd_per_h": ("Cost an hour", "${:,.2f}"),
-    "instance_hours": ("Instance-hours", "{:,.1f}"),
-    "queue_peak": ("Queue peak", "{:,.0f}"),
-}
-"""Columns in the terminal: title, and form of the mean."""
 RECENT: Final = timedelta(hours=1)
 """Of the ledger, by which round trips are known."""
 
@@ -52,11 +44,6 @@ def what_ifs() -> QuerySet[WhatIf]:
             runs_done=Count("futures__runs", filter=Q(futures__runs__state=WhatIfState.DONE)),
         )
     )
-
-
-def what_if(pk: int) -> WhatIf | None:
-    """Return a what-if with its start; None if there is none."""
-    return WhatIf.objects.select_related("requested_by", "chosen").filter(pk=pk).first()
 
 
 def present_scenario() -> dict[str, Any]:

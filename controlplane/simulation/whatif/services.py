@@ -13,28 +13,24 @@ from controlplane.accounts.models import User
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.simulation.whatif import working
-from controlplane.simulation.whatif.arrivals import expected_requests
 from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
-from controlplane.simulation.whatif.changes.demand import DemandChange, TenantChange
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import LETTERS, Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import MOST_REQUESTS, Start
 from controlplane.simulation.whatif.starts.nodes import with_instances
 from controlplane.simulation.whatif.starts.traces import misfits
+from controlplane.simulation.whatif.timing import expected
 from controlplane.simulation.whatif.twin_errors import fleet_error
 from scheduling.simulation.scenario import Scenario, ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.staging import SOURCE
 from scheduling.simulation.staging.applications import expected_calls
-from scheduling.simulation.workload.edits import Factor
 
 AS_NOW: Final = "As now"
 MOST_KEPT: Final = 200
 """Maximum stored what-ifs; older ended ones are deleted, except those that became a plan."""
 MAX_OPEN: Final = 10
-MOST_DRAFTS: Final = 50
-"""Maximum form drafts stored until run or deleted."""
 MOST_SEEDS: Final = 100
 MOST_HORIZON_S: Final = 7 * 86_400.0
 MOST_INSTANCES: Final = 2_000
@@ -88,15 +84,6 @@ def save_draft(
     return row
 
 
-def keep_draft(
-    row: WhatIf | None, values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]], actor: User
-) -> WhatIf:
-    """Call `save_draft` for a stored form. Also raises ActionError at the maximum number of drafts."""
-    if row is None and WhatIf.objects.filter(state=WhatIfState.DRAFT).count() >= MOST_DRAFTS:
-        raise ActionError(f"{MOST_DRAFTS} drafts are kept. Run or delete one first.")
-    return save_draft(row, values, futures, actor)
-
-
 def future_of(name: str, preset: str, changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a future for `save_draft`: the changes of *preset*, if any, then *changes*. Raises ValidationError."""
     if preset and preset not in PRESETS:
@@ -123,13 +110,13 @@ def check(row: WhatIf) -> dict[str, str]:
     except ChangeError as error:
         wrong[error.field] = error.what
         return wrong
-    if start.arrivals["kind"] == "forecast" and not wrong:
-        added = sum(each.client.requests_per_s for each in edits if isinstance(each, TenantChange)) * row.horizon_s
-        demand = (each for each in edits if isinstance(each, DemandChange))
-        factors = [edit for each in demand for edit in each.edits({}, 0, row.horizon_s) if isinstance(edit, Factor)]
-        if (count := added + expected_requests(start.arrivals, row.horizon_s, factors)) > MOST_REQUESTS:
-            wrong["horizon_s"] = f"has some {count:,.0f} requests; {MOST_REQUESTS:,} are the most"
-            return wrong
+    if (
+        start.arrivals["kind"] == "forecast"
+        and not wrong
+        and (count := expected(start, row.horizon_s, edits)) > MOST_REQUESTS
+    ):
+        wrong["horizon_s"] = f"has some {count:,.0f} requests; {MOST_REQUESTS:,} are the most"
+        return wrong
     if start.is_quiet and not any(edit["kind"] in ("tenant", "application") for edit in row.edits):
         wrong["edits"] = "no requests came in the last hour, so none are expected: add a tenant or an application"
     for future in row.futures.all():

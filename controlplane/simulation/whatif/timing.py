@@ -1,23 +1,26 @@
 """Times of what-ifs: what one will take before it is submitted, and what remains of one that runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from django.conf import settings
 
-from controlplane.simulation.whatif.arrivals import drawn, recorded
-from controlplane.simulation.whatif.changes.applying import parsed
+from controlplane.simulation.selectors import ledger_rows
+from controlplane.simulation.whatif.arrivals import expected_requests
+from controlplane.simulation.whatif.changes.base import Change
+from controlplane.simulation.whatif.changes.demand import DemandChange, TenantChange
 from controlplane.simulation.whatif.models import FutureSeed, TraceFile, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import Start
-from scheduling.simulation.workload.edits import Edit, Factor, More, edited
+from scheduling.simulation.workload.edits import Factor
 
 EVENLY: Final = 1_000
 """Moments at which a factor is evaluated."""
 LATEST: Final = 30
 """Runs that the pace is taken from."""
-LEAST_S: Final = 0.5
+MIN_S: Final = 0.5
 """Of a run, however short: a worker takes it up, stages it and writes its result."""
 
 
@@ -34,39 +37,38 @@ class Estimate(NamedTuple):
         return self.requests * self.runs
 
 
-def estimate(
-    start: Start, horizon_s: float, runs: int, workers: int, changes: Sequence[Mapping[str, Any]] = ()
-) -> Estimate:
-    """Estimate *runs* runs of *start* on *workers* processes, with the requests that *changes* of demand leave and add."""
-    edits = [edit for change in parsed(changes) for edit in change.edits(start.scenario, 1, horizon_s)]
-    requests = _requests(start, horizon_s, edits)
-    paces = [made / max(took_s, LEAST_S) for took_s, made in _latest() if made]
-    takes_s = runs * max(LEAST_S, requests / median(paces)) / workers if paces else None
+def estimate(start: Start, horizon_s: float, runs: int, workers: int, changes: Sequence[Change] = ()) -> Estimate:
+    """Estimate *runs* runs of *start* on *workers* processes, with *changes* of demand."""
+    requests = round(expected(start, horizon_s, changes))
+    paces = [made / max(took_s, MIN_S) for took_s, made in _latest() if made]
+    takes_s = runs * max(MIN_S, requests / median(paces)) / workers if paces else None
     return Estimate(requests, runs, takes_s, workers)
 
 
-def _requests(start: Start, horizon_s: float, edits: Sequence[Edit]) -> int:
-    """Return the requests of seed 1 within *horizon_s*."""
-    match start.arrivals["kind"]:
-        case "forecast" | "ledger" as kind:
-            whole = drawn(start.arrivals, 1) if kind == "forecast" else recorded(start.arrivals, start.at)
-            return len(edited(whole.select(whole.arrival_s < horizon_s), edits, seed=1, horizon_s=horizon_s))
+def expected(start: Start, horizon_s: float, changes: Sequence[Change]) -> float:
+    """Return the requests that are expected of *start* within *horizon_s*, after *changes* of demand."""
+    demand = [edit for each in changes if isinstance(each, DemandChange) for edit in each.edits({}, 1, horizon_s)]
+    factors = [edit for edit in demand if isinstance(edit, Factor)]
+    arrivals = start.arrivals
+    added = horizon_s * sum(each.client.requests_per_s for each in changes if isinstance(each, TenantChange))
+    match arrivals["kind"]:
+        case "forecast":
+            return added + expected_requests(arrivals, horizon_s, factors)
+        case "ledger":
+            until = min(datetime.fromisoformat(arrivals["until"]), start.at + timedelta(seconds=horizon_s))
+            count = float(ledger_rows(datetime.fromisoformat(arrivals["since"]), until).count())
         case "file":
-            row = TraceFile.objects.only("requests", "span_s").filter(pk=start.arrivals["trace"]).first()
-            if row is None:
-                return 0
-            speed, limit = float(start.arrivals.get("speed", 1.0)), int(start.arrivals.get("limit", row.requests))
-            count = min(round(row.requests * min(1.0, horizon_s * speed / max(row.span_s, 1.0))), limit)
+            row = TraceFile.objects.only("requests", "span_s").filter(pk=arrivals["trace"]).first()
+            speed, part = float(arrivals.get("speed", 1.0)), 0.0
+            if row is not None:
+                part = row.requests * min(1.0, horizon_s * speed / max(row.span_s, 1.0))
+            count = min(part, float(arrivals.get("limit", part)))
         case _:
-            count = round(sum(float(each["requests_per_s"]) for each in start.scenario.get("clients", [])) * horizon_s)
+            count = sum(float(each["requests_per_s"]) for each in start.scenario.get("clients", [])) * horizon_s
     moments = np.linspace(0.0, horizon_s, EVENLY, endpoint=False)
-    expected = float(count)
-    for edit in edits:
-        if isinstance(edit, Factor):
-            expected *= float(edit.of(moments).mean())
-        elif isinstance(edit, More):
-            expected += len(edit.requests)
-    return round(expected)
+    for factor in factors:
+        count *= float(factor.of(moments).mean())
+    return count + added
 
 
 def _latest(row: WhatIf | None = None) -> list[tuple[float, int]]:
@@ -84,5 +86,5 @@ def remaining_s(row: WhatIf, runs: Sequence[FutureSeed]) -> float | None:
     left = sum(1.0 - run.progress for run in runs if run.state in (WhatIfState.QUEUED, WhatIfState.RUNNING))
     if not latest or not left:
         return None
-    left_s: float = left * max(LEAST_S, median(took_s for took_s, _ in latest))
+    left_s: float = left * max(MIN_S, median(took_s for took_s, _ in latest))
     return left_s / min(float(settings.WHAT_IF_PROCESSES), max(left, 1.0))

@@ -254,7 +254,7 @@ def refit(since: datetime, until: datetime, judged: list[TwinError]) -> list[str
     """Fit the profiles of *judged* to the ledger's window; return names of those with a better fit than at present.
 
     Better means held-out errors below the present twin errors. The fit is stored if `REFIT_PROFILES` is set; else it is
-    an event that an operator may follow by `fit_profiles --ledger --write`.
+    an event that an operator may follow by `simulate --fit ledger --write`.
     """
     fits, _ = fit_all(ledger_measurements(ledger_rows(since, until)), seed=0)
     errors = {(row.model, row.gpu): row.errors for row in judged}

@@ -20,23 +20,19 @@ from scheduling.queueing.reordering.problem import Floats, Ints, Order
 from scheduling.queueing.reordering.rows import Terms
 from scheduling.struct_of_arrays import struct_of_arrays
 
-APPORTIONED: Final = 0.7
-"""Share of the search in which queues are exchanged; then the weights of each model's listing are tuned."""
 NEAR: Final = 0.1
 """Scale of slack for listing groups during the exchanges, in mean service times."""
 NEARS: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Scales at which tuning starts."""
+"""Scales for listing the groups of the final allotment: each model has its best."""
 GIVE_UP: Final = 1.5
 """Loss of a late group during the exchanges, divided by the root of that scale."""
-STEP: Final = 1.0
-"""Largest change of a model's weights in one tuning step."""
 HOT: Final = 0.01
 """Initial temperature of the exchanges, as a share of the cost; it falls to zero at `HOT_UNTIL`."""
 HOT_UNTIL: Final = 0.8
 SETTLED: Final = 2000
 """Exchanges without a new listing after which the allotment is final."""
-MOVES, TRIES = 20, 50
-"""Exchanges of queues, and changes of weights, between two readings of the budget."""
+MOVES = 20
+"""Exchanges of queues between two readings of the budget."""
 MOST_GIVEN, MOST_RETURNED = 2, 4
 """Most queues of a type that an exchange takes from a model or returns: a fast one is worth several slow."""
 CHEAPER: Final = 1.0 - 1e-9
@@ -214,22 +210,6 @@ def list_model(terms: Terms, listing: Listing, models: Ints, model: int, count: 
 
 
 @compiled
-def tune(terms: Terms, listing: Listing, models: Ints, cost: Floats, random: NDArray[np.uint64], tries: int) -> None:
-    """Change the slack scale and late loss of models *tries* times; keep changes that lower *cost* (M,)."""
-    for _ in range(tries):
-        model = drawn_model(terms, random)
-        late = cost.size + model
-        near, give_up = listing.weights[model], listing.weights[late]
-        listing.weights[model] += STEP * (draw(random) + draw(random) - 1.0)
-        listing.weights[late] *= math.exp(STEP * (draw(random) + draw(random) - 1.0))
-        _, tuned = list_model(terms, listing, models, model, 0, cost[model])
-        if tuned < cost[model] * CHEAPER:
-            cost[model] = tuned
-        else:
-            listing.weights[model], listing.weights[late] = near, give_up
-
-
-@compiled
 def list_models(terms: Terms, listing: Listing, models: Ints, cost: Floats) -> int:
     """List each model on its queues by *models* (Q,), write *cost* (M,) and return the number of groups placed."""
     count = 0
@@ -255,7 +235,7 @@ def best_allotment(terms: Terms, random: NDArray[np.uint64], share_done: Callabl
 
     list_by(NEAR)
     tried = settled = listed = 0
-    while (share := share_done(listed / present) / APPORTIONED) < 1.0 and tried - settled < SETTLED:
+    while (share := share_done(listed / present)) < 1.0 and tried - settled < SETTLED:
         cost = float(allotment.cost[:-1].sum()) if tried else 0.0
         apportion(terms, listing, allotment, random, MOVES, HOT * cost * max(0.0, 1.0 - share / HOT_UNTIL))
         tried += MOVES
@@ -271,7 +251,4 @@ def best_allotment(terms: Terms, random: NDArray[np.uint64], share_done: Callabl
         for at in (cheaper, cheaper + models):
             weights[at] = listing.weights[at]
     listing.weights[:] = weights
-    while share_done(listed / present) < 1.0 and terms.movable.size:
-        tune(terms, listing, serves, best, random, TRIES)
-        listed += TRIES
     return order_listed(listing, list_models(terms, listing, serves, costs), terms.kind.size)

@@ -32,7 +32,7 @@ ROUNDING = 1e-9
 """Share of the cost that counts as zero."""
 EXCHANGES = 4
 """Most exchanges of neighbours per group to sort groups by due time."""
-ALLOTTED = 0.4
+ALLOTTED = 0.3
 """Share of a budget in seconds after which the search for an allotment of queues to models ends."""
 LISTING_MOVES = 2
 """Moves that listing one group counts as, if the budget is in moves; as many are left for annealing."""
@@ -270,6 +270,17 @@ def reorder(
             reason += f" As {rule} has it: nothing better was found."
         answer = Answer(order, True, before, after, budget.tried, lacking, reason)
     return _by_programme(problem, answer, kappa_s) if by == PROGRAMME and is_small(problem) else answer
+
+
+def judged(problem: Problem, previous: Order, order: Order) -> Answer:
+    """Return *order*, which another process found, as an answer, with its worth and that of *previous*."""
+    problem = contiguous(problem)
+    search = _Search(problem, None, Budget(0.0, 0, time.perf_counter), 0)
+    before = evaluate(problem, search.finish(search.complete(previous)), search.kappa_s)
+    after = evaluate(problem, order, search.kappa_s)
+    lacking = shortage(problem) if before.objective > 0.0 else nothing_missing(problem)
+    changed = order.queues() != previous.queues()
+    return Answer(order, changed, before, after, 0, lacking, _reason(before, after, lacking))
 
 
 def is_small(problem: Problem) -> bool:

@@ -17,6 +17,7 @@ from scheduling.queueing.ordering import FAIR, QLM
 from scheduling.queueing.virtual_queues import fit_groups
 from scheduling.queueing.waiting_set import allocate_waiting, grow_waiting
 from scheduling.routing.cached_blocks import LEAST_PLACES
+from scheduling.routing.candidates import NO_ROWS
 from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, Affinity, allocate_affinity
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
@@ -146,6 +147,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         standings=np.zeros((count if in_runs else 1, 5)),
         ended_in_runs=np.zeros(max(1, in_runs), np.int64),
         lives=_lives(cluster),
+        no_rows=NO_ROWS,
         travelling=np.zeros(count if latency_s.any() else 1, np.int64),
         link=np.full((2, regions * regions), -1, np.int64),
         sent=np.full((2, endpoints), -1, np.int32),

@@ -33,12 +33,12 @@ from scheduling.queueing.ordering import (
 )
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
 from scheduling.queueing.waiting_set import charge, claim, enqueue, free_slot, peek, rerank, settle
-from scheduling.routing.adapters import end_use, load_s, pass_over, pass_over_none, tier_of, use_adapter
+from scheduling.routing.adapters import allow_all, end_use, exclude_without_adapter, load_s, tier_of, use_adapter
 from scheduling.routing.cached_blocks import drop, hold, holds
 from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, forget_known, learn, note
-from scheduling.routing.regions import ask, note_cached
+from scheduling.routing.regions import add_prefill, note_cached
 from scheduling.routing.requests_ahead import close_ahead, note_end, open_ahead
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, has_room, prefilled, release
 from scheduling.simulation.cluster.choices import choose_endpoint, column, is_full, shortest
@@ -67,7 +67,7 @@ WEIGHTS: Final = RULES.index(ModelRule.WEIGHTS)
 
 
 @compiled_internal
-def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> None:
+def _assign(world: World, slot: int, instance: int, now_s: float, source: int) -> None:
     """Hand the just dispatched request in *slot* to *instance*."""
     waiting, engines, arrivals = world.waiting, world.engines, world.arrivals
     endpoint, request = index(waiting.endpoint[slot]), index(world.held[slot])
@@ -83,7 +83,7 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     this.expected_tokens = waiting.prompt_tokens[slot] + waiting.output_tokens[slot]
     this.expected_prompt = waiting.prompt_tokens[slot]
     expected_output = int(waiting.output_tokens[slot])
-    ask(world.fleet, world.endpoints, instance, int(this.expected_prompt), expected_output, now_s)
+    add_prefill(world.fleet, world.endpoints, instance, int(this.expected_prompt), expected_output, now_s)
     this.counted_blocks = 0
     if world.policies[endpoint].routing == LEAST_DELAY:
         learn(world.fleet, world.affinity, endpoint, slot, instance)
@@ -151,7 +151,7 @@ def _send_off(world: World, endpoint: int, sequence: int, now_s: float) -> None:
 
 
 @compiled_internal
-def land(world: World, endpoint: int, now_s: float) -> None:
+def deliver(world: World, endpoint: int, now_s: float) -> None:
     """Deliver the first sequence that *endpoint* sent to its instance."""
     engines = world.engines
     sequence = int(world.sent[0, endpoint])
@@ -175,7 +175,7 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
         if adapter >= 0:
             if not opened:
                 observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-            pass_over(world.fleet, world.endpoints, endpoint, adapter, prompt, output)
+            exclude_without_adapter(world.fleet, world.endpoints, endpoint, adapter, prompt, output)
         instance = shortest(world, endpoint, slot, now_s, source)
         if instance >= 0 or opened or world.policies[endpoint].dispatch_round_trip_ms == 0.0:
             break
@@ -185,7 +185,7 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
     if opened:
         close_ahead(world.fleet, world.endpoints, endpoint)
     if adapter >= 0:
-        pass_over_none(world.fleet, world.endpoints, endpoint)
+        allow_all(world.fleet, world.endpoints, endpoint)
     return instance
 
 
@@ -205,6 +205,7 @@ def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> t
         world.affinity,
         endpoint,
         int(world.policies[endpoint].routing),
+        world.no_rows,
     )
     if known:
         forget_known(world.endpoints, world.affinity, endpoint)
@@ -292,7 +293,7 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
         if policy.routing in LOOK_AHEAD:
             slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
         else:
-            slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, int(policy.routing))
+            slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, int(policy.routing), world.no_rows)
         for at in range(first, last):
             other = index(world.endpoints.members[at])
             if busy[other] != 0:
@@ -301,7 +302,7 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             return
         given = 1
         while True:
-            _give(world, slot, instance, now_s, source)
+            _assign(world, slot, instance, now_s, source)
             slot = peek(waiting, endpoint)
             if slot < 0 or given == policy.batch_size:
                 break
@@ -330,7 +331,7 @@ def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             slot, instance = pull(fleet, world.endpoints, waiting, endpoint, now_s)
             if slot >= 0:
                 send(fleet, world.endpoints, waiting, slot, instance)
-                _give(world, slot, instance, now_s, source)
+                _assign(world, slot, instance, now_s, source)
                 slot = peek(waiting, endpoint)
                 continue
             if not may_balance(fleet, world.endpoints, waiting, endpoint, now_s):
@@ -343,10 +344,10 @@ def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
         elif routing in LOOK_AHEAD:
             slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
         else:
-            slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing)
+            slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing, world.no_rows)
         if instance < 0:
             break
-        _give(world, slot, instance, now_s, source)
+        _assign(world, slot, instance, now_s, source)
         slot = peek(waiting, endpoint)
     if grouped and waiting.size[endpoint] > 0:
         insert_loose(fleet, world.endpoints, waiting, endpoint)

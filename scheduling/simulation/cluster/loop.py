@@ -20,7 +20,7 @@ from scheduling.simulation.cluster.choices import (
     spot_with_room,
     trigger,
 )
-from scheduling.simulation.cluster.dispatcher import finish, land, pump, queue, queue_again, refuse
+from scheduling.simulation.cluster.dispatcher import deliver, finish, pump, queue, queue_again, refuse
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.state_changes import (
     ARRIVE,
@@ -121,7 +121,7 @@ def _step(world: World, until_s: float) -> int:
     if endpoint < world.policies.size:
         pump(world, endpoint, now_s, node)  # a batch has waited long enough
     else:
-        land(world, endpoint - world.policies.size, now_s)
+        deliver(world, endpoint - world.policies.size, now_s)
     return RUNS
 
 

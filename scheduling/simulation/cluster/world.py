@@ -305,6 +305,8 @@ class World(NamedTuple):
     ended_in_runs: NDArray[np.int64]
     """Requests of application runs in the order in which they ended, `run_state.ended_in_runs` of them."""
     lives: LifeArrays
+    no_rows: NDArray[np.float64]
+    """`candidates.NO_ROWS`: the inputs of decisions are not read."""
     travelling: NDArray[np.int64]
     """For each request in transit to another region, the next one; one element when no link takes time."""
     link: NDArray[np.int64]

@@ -254,8 +254,8 @@ Members = npt.NDArray[np.int32] | slice
 
 
 def _groups(result: "Result", names: ResultNames) -> Iterator[tuple[str, str, Members]]:
-    """Yield (by, name, requests) for all requests, and for each model, caller's region, SLO class and tenant with any; where
-    rules have other models serve than were asked for, for each name asked for and each rule too.
+    """Yield one group per model, caller region, SLO class and tenant; with fallbacks, also per requested model and fallback
+    rule: (by, name, requests).
     """
     requests = result.requests
     yield "all", "all", slice(None)

@@ -7,8 +7,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from scheduling.simulation.scenario.loose_ends import loose_ends
 from scheduling.simulation.scenario.parts import ScenarioTable
+from scheduling.simulation.scenario.references import unresolved
 from scheduling.simulation.scenario.scenario import Scenario
 from scheduling.simulation.scenario.toml_lines import Key, ScenarioError, wrong_at
 
@@ -47,7 +47,7 @@ def check_scenario(values: Any, path: Path, text: str = "", asks: bool = True) -
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise wrong_at(path, text, _location(first["loc"], values), _words(first)) from error
-    for key, what in loose_ends(scenario, asks):
+    for key, what in unresolved(scenario, asks):
         raise wrong_at(path, text, key, what)
     return scenario
 

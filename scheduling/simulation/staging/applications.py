@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
-from scheduling.applications.prewarming import BY_GRAPH
+from scheduling.applications.prewarming import HERMES
 from scheduling.applications.remaining import FEWEST_MATCHES
 from scheduling.applications.standings import KnownGraph, Reading
 from scheduling.applications.suite import SUITE, mixed
@@ -307,7 +307,7 @@ class _Drawing:
         """Return what a dispatcher knows of an application; None for nothing, or where no order or prewarming asks."""
         predictions = self.scenario.predictions
         orders = {ORDERINGS[self.cluster.policy(key).ordering] for key in self.cluster.endpoints}
-        warms = self.cluster.prewarming in BY_GRAPH and (
+        warms = self.cluster.prewarming == HERMES and (
             bool(self.cluster.backends)
             or any(one.adapters for one in self.scenario.models.values())
             or any(one.prompts for one in self.scenario.applications)

@@ -7,7 +7,7 @@
   AIPerf writes them.
 - burstgpt: CSV `Timestamp` (s), `Model`, `Request tokens`, `Response tokens` and more. BurstGPT, 2024.
 - servegen: CSV of demand in bins of ten minutes, `t_s`, `requests`, `prompt_tokens`, `output_tokens`. ServeGen, 2025.
-- ledger: CSV of our own request ledger, from `manage.py export_ledger` or the console's Requests page.
+- ledger: CSV of our own request ledger, from `manage.py simulate --export` or the console's Requests page.
 
 A reader is a generator: it holds one row at a time (ServeGen: the arrivals of one bin), so a trace of any length can be
 streamed; `load_trace` collects one in arrays. Files that end in `.gz` are unpacked on the way. Columns may stand in any
@@ -220,7 +220,7 @@ def read_servegen(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
 def read_ledger(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
     """Yield requests as tenants sent them, from their own regions, including refused ones, some of them 0 long.
 
-    `manage.py export_ledger` writes microseconds in the order of arrival. The console's file has whole seconds, newest
+    `manage.py simulate --export` writes microseconds in the order of arrival. The console's file has whole seconds, newest
     first: `load_trace` sorts it, `read_trace` refuses it.
     """
     first_s: float | None = None

@@ -97,10 +97,8 @@ export class Charts {
     if (document.hidden || this.#live.paused || !this.#visible.size) return;
     const query = new URLSearchParams(location.search);
     query.set("charts", [...this.#visible].map((panel) => panel.dataset.chart).join(","));
-    const { chartsUrl, chartsInstance } = this.#container.dataset;
-    if (chartsInstance) query.set("instance", chartsInstance);
     try {
-      const answer = await fetch(`${chartsUrl}?${query}`);
+      const answer = await fetch(`${this.#container.dataset.chartsUrl ?? location.pathname}?${query}`);
       if (!answer.ok || this.#live.paused) return;
       this.#take(await answer.json());
     } catch { /* the server is away: the badge says so */ }

@@ -38,13 +38,10 @@ function startForm() {
   });
   form().addEventListener("change", ({ target }) => {
     if (target.name === "start") for (const part of form().querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(target.value);
-    if (target.dataset.was !== undefined) target.toggleAttribute("data-differs", Number(target.value) !== Number(target.dataset.was));
   });
   document.addEventListener("keydown", (event) => {
     if (!event.ctrlKey && !event.metaKey) return;
     if (event.key === "Enter") document.querySelector("[data-run]:not(:disabled)")?.click();
-    const keep = event.key === "s" && document.querySelector("[data-keep]");
-    if (keep) { event.preventDefault(); keep.click(); }
   });
 }
 

@@ -17,8 +17,8 @@ WARM_S = 60.0  # warm-up of a process, before its memory counts
 LEAST_WATCHED_S = 120.0
 PAGES = (
     "/", "/instances/", "/requests/", "/forecast/", "/scaling/", "/scaling/plans/", "/scaling/moves/", "/lengths/",
-    "/keys/", "/events/", "/about/", "/console/api/snapshot?topics=overview,instances",
-    "/console/api/charts?charts=ttft,kv", "/api/instances", "/api/requests", "/api/forecasts", "/api/scaling/plans",
+    "/keys/", "/events/", "/console/api/snapshot?topics=overview,instances",
+    "/?charts=ttft,kv", "/api/instances", "/api/requests", "/api/forecasts", "/api/scaling/plans",
     "/api/scaling/policies", "/api/scaling/moves", "/api/events", "/api/usage", "/api/summary", "/api/lengths",
     "/api/deployments", "/readyz", "/metrics", "/v1/models",
 )  # fmt: skip

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.prewarming import (
-    EAGER,
-    EPWQ,
     HERMES,
     LRU,
     AdapterPrewarming,
@@ -18,7 +16,6 @@ from scheduling.applications.prewarming import (
     Warmable,
     Warmed,
     due,
-    latest_start_in_s,
     likely_calls,
     start_in_s,
 )
@@ -33,50 +30,44 @@ TENTHS = np.arange(1.0, 11.0)
 
 
 @pytest.mark.parametrize(
-    ("probability", "warm_s", "k", "start_s", "latest_s"),
+    ("probability", "warm_s", "k", "start_s"),
     [
-        (1.0, 2.0, 0.5, 3.0, 4.0),  # half end by 5 s; half end after 6 s or later
-        (1.0, 2.0, 0.2, 0.0, 7.0),
-        (1.0, 2.0, 0.9, 7.0, 0.0),
-        (0.6, 1.0, 0.5, 8.0, 1.0),  # 9 of 10 have to end: 0.6 * 0.9 >= 0.5
-        (1.0, 20.0, 0.5, 0.0, 0.0),  # too late whenever it starts, yet the call is likely
-        (0.4, 2.0, 0.5, None, None),
-        (0.0, 2.0, 0.0, None, None),
-        (1.0, 2.0, 0.0, 0.0, 8.0),
+        (1.0, 2.0, 0.5, 3.0),  # half end by 5 s
+        (1.0, 2.0, 0.2, 0.0),
+        (1.0, 2.0, 0.9, 7.0),
+        (0.6, 1.0, 0.5, 8.0),  # 9 of 10 have to end: 0.6 * 0.9 >= 0.5
+        (1.0, 20.0, 0.5, 0.0),  # too late whenever it starts, yet the call is likely
+        (0.4, 2.0, 0.5, None),
+        (0.0, 2.0, 0.0, None),
+        (1.0, 2.0, 0.0, 0.0),
     ],
 )
-def test_start(probability, warm_s, k, start_s, latest_s):
+def test_start(probability, warm_s, k, start_s):
     assert start_in_s(TENTHS, probability, warm_s, k) == start_s
-    assert latest_start_in_s(TENTHS, probability, warm_s, k) == latest_s
 
 
 ends_of_units = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40)
 
 
 @given(ends=ends_of_units, probability=st.floats(0.05, 1.0), warm_s=st.floats(0.0, 30.0), k=st.floats(0.01, 1.0))
-def test_it_is_the_first_start_that_is_effective_enough_and_by_the_formula_the_last(ends, probability, warm_s, k):
+def test_it_is_the_first_start_that_is_effective_enough(ends, probability, warm_s, k):
     ends_s = np.sort(ends)
-    start_s, latest_s = (each(ends_s, probability, warm_s, k) for each in (start_in_s, latest_start_in_s))
+    start_s = start_in_s(ends_s, probability, warm_s, k)
     if probability < k:
-        assert start_s is latest_s is None
+        assert start_s is None
         return
     candidates = [0.0, *(end - warm_s for end in ends_s if end >= warm_s)]
-    turned = [at for at in candidates if probability * np.mean(ends_s <= at + warm_s + 1e-9) >= k - 1e-9]
-    assert start_s == pytest.approx(min(turned, default=0.0), abs=1e-9)
-    printed = [at for at in candidates if probability * np.mean(ends_s >= at + warm_s - 1e-9) >= k - 1e-9]
-    assert latest_s == pytest.approx(max(printed, default=0.0), abs=1e-9)
+    enough = [at for at in candidates if probability * np.mean(ends_s <= at + warm_s + 1e-9) >= k - 1e-9]
+    assert start_s == pytest.approx(min(enough, default=0.0), abs=1e-9)
 
 
 @given(ends=ends_of_units, warm_s=st.floats(0.0, 30.0))
-def test_a_smaller_k_prewarms_more_calls_and_each_of_them_sooner_or_by_the_formula_later(ends, warm_s):
-    """The effects of K by the paper's text, and by its formula."""
-    ends_s, ks = np.sort(ends), (0.2, 0.5, 0.8)
-    for rule, sooner in ((start_in_s, 1.0), (latest_start_in_s, -1.0)):
-        starts = [[rule(ends_s, p, warm_s, k) for p in np.linspace(0.1, 1.0, 10)] for k in ks]
-        made = [sum(start is not None for start in each) for each in starts]
-        assert made == sorted(made, reverse=True)
-        for smaller, larger in itertools.pairwise(starts):
-            assert all(sooner * a <= sooner * b for a, b in zip(smaller, larger, strict=True) if b is not None)
+def test_a_smaller_k_prewarms_more_calls_and_each_of_them_sooner(ends, warm_s):
+    starts = [[start_in_s(np.sort(ends), p, warm_s, k) for p in np.linspace(0.1, 1.0, 10)] for k in (0.2, 0.5, 0.8)]
+    made = [sum(start is not None for start in each) for each in starts]
+    assert made == sorted(made, reverse=True)
+    for smaller, larger in itertools.pairwise(starts):
+        assert all(a <= b for a, b in zip(smaller, larger, strict=True) if b is not None)
 
 
 RATE = ServiceRate(0.5, 0.01, 0.1)
@@ -161,14 +152,6 @@ def test_a_container_is_expected_once_the_unit_before_it_ends_and_the_call_after
     assert after.start_in_s == pytest.approx(1.5 + 5.0 - 0.5)
 
 
-def test_the_simplest_rule_warms_at_once_however_unlikely():
-    known = standings()
-    known.come(call(1, "plan"), 0.0)
-    (likely,) = starts_of(known, k=1.0, by=EAGER)
-    assert likely.start_in_s == 0.0
-    assert starts_of(known, k=1.0) == []
-
-
 def test_of_a_unit_several_backends_are_needed_and_due_by_kind():
     known = standings()
     known.come(call(1, "plan"), 0.0)
@@ -213,7 +196,7 @@ def waiting_for(*adapters):
     return waiting
 
 
-@pytest.mark.parametrize(("by", "warmed"), [(LRU, []), (EPWQ, [2, 1]), (HERMES, [3, 2, 1])])
+@pytest.mark.parametrize(("by", "warmed"), [(LRU, []), ("epwq", [2, 1]), (HERMES, [3, 2, 1])])
 def test_who_is_prewarmed(by, warmed):
     fleet, endpoints = fleet_of(1, 2, 4)
     likely = [LikelyCall(Warmable("adapter", 3, 0), 0.5), LikelyCall(Warmable("adapter", 4, 0), 30.0)]
@@ -227,7 +210,7 @@ def test_who_is_prewarmed(by, warmed):
 def test_it_goes_where_it_is_nearest_then_where_the_fewest_run():
     fleet, endpoints = fleet_of(3, 1, 2)
     fleet.running[:] = 5, 1, 2
-    prewarming, by = AdapterPrewarming(), lambda endpoint: EPWQ
+    prewarming, by = AdapterPrewarming(), lambda endpoint: "epwq"
     assert prewarming.look(fleet, endpoints, waiting_for(7), by) == [Warmed(1, 7, -1, False)]
     assert prewarming.look(fleet, endpoints, waiting_for(7), by) == []  # it is there
     use_adapter(fleet, 1, 8, 0)
@@ -239,7 +222,7 @@ def test_it_goes_where_it_is_nearest_then_where_the_fewest_run():
 
 def test_used_and_wasted_ones_are_counted():
     fleet, endpoints = fleet_of(1, 1, 2)
-    prewarming, by = AdapterPrewarming(), lambda endpoint: EPWQ
+    prewarming, by = AdapterPrewarming(), lambda endpoint: "epwq"
     prewarming.look(fleet, endpoints, waiting_for(1, 2), by)
     prewarming.use(0, 1)
     prewarming.use(0, 1)
@@ -252,7 +235,7 @@ def test_adapters_in_use_are_not_pushed_out():
     fleet, endpoints = fleet_of(1, 2, 2)
     for adapter in (1, 2):
         use_adapter(fleet, 0, adapter, 1)
-    assert AdapterPrewarming().look(fleet, endpoints, waiting_for(3), lambda endpoint: EPWQ) == []
+    assert AdapterPrewarming().look(fleet, endpoints, waiting_for(3), lambda endpoint: "epwq") == []
     assert tier_of(fleet, 0, 1) == tier_of(fleet, 0, 2) == ON_GPU
 
 

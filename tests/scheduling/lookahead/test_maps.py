@@ -5,7 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.lookahead.maps import FREE, NONE, add, advance, allocate, finish, grow, peak_tokens, token
+from tests.kernels import from_python
 from tests.oracles.lookahead import projected_tokens
+
+peak_tokens = from_python(peak_tokens)
 
 LONG = 400
 
@@ -55,10 +58,10 @@ def test_equals_the_map_of_the_paper(steps, horizon):
     for step in steps:
         match step:
             case "add", instance, prompt, predicted:
-                slot = add(ahead, instance, prompt, predicted)
+                slot = add(ahead, instance, prompt, predicted, 0)
                 if slot == NONE:
                     ahead = grow(ahead, 2, 2 * ahead.instance.size)
-                    slot = add(ahead, instance, prompt, predicted)
+                    slot = add(ahead, instance, prompt, predicted, 0)
                 plain[instance].add(slot, prompt, predicted)
             case "advance", instance, count:
                 advance(ahead, instance, count)
@@ -76,14 +79,14 @@ def test_equals_the_map_of_the_paper(steps, horizon):
             projected = projected_tokens(ahead, instance, horizon // 2 + 1)
             assert projected.tolist() == expected.tokens[: projected.size]
             assert ahead.active[instance] == len(expected.requests)
-            assert peak_tokens(ahead, instance, projected.size) == max(expected.tokens[: projected.size])
+            assert peak_tokens(ahead, instance, projected.size, 0, 0) == max(expected.tokens[: projected.size])
     assert ahead.counters[FREE] == ahead.instance.size - sum(len(each.requests) for each in plain)
 
 
 @given(st.integers(1, 50), st.integers(1, 80), st.integers(0, 60))
 def test_all_is_taken_back_by_an_end_whenever_it_comes(prompt, predicted, produced):
     ahead = allocate(1, 1, 64)
-    slot = add(ahead, 0, prompt, predicted)
+    slot = add(ahead, 0, prompt, predicted, 0)
     advance(ahead, 0, produced)
     finish(ahead, slot)
     assert not ahead.ending.any()
@@ -94,7 +97,7 @@ def test_all_is_taken_back_by_an_end_whenever_it_comes(prompt, predicted, produc
 
 def test_an_overrun_is_extended_by_a_fifth_of_what_was_produced():
     ahead = allocate(1, 1, 64)
-    add(ahead, 0, 100, 10)
+    add(ahead, 0, 100, 10, 0)
     advance(ahead, 0, 9)
     assert projected_tokens(ahead, 0, 30)[:3].tolist() == [109, 0, 0]
     advance(ahead, 0, 1)  # the eleventh token: two more are expected
@@ -105,9 +108,9 @@ def test_an_overrun_is_extended_by_a_fifth_of_what_was_produced():
 
 def test_live_the_clock_follows_the_request_that_is_furthest_ahead():
     ahead = allocate(1, 2, 64)
-    first = add(ahead, 0, 10, 50)
+    first = add(ahead, 0, 10, 50, 0)
     token(ahead, first, 1)
-    second = add(ahead, 0, 20, 50)
+    second = add(ahead, 0, 20, 50, 0)
     token(ahead, first, 1)
     token(ahead, second, 1)
     token(ahead, second, 0)
@@ -125,17 +128,17 @@ def test_live_the_clock_follows_the_request_that_is_furthest_ahead():
 
 def test_one_more_request_is_only_thought_of():
     ahead = allocate(1, 1, 64)
-    add(ahead, 0, 10, 5)
-    assert peak_tokens(ahead, 0, 20) == 14
+    add(ahead, 0, 10, 5, 0)
+    assert peak_tokens(ahead, 0, 20, 0, 0) == 14
     assert peak_tokens(ahead, 0, 20, 100, 8) == 14 + 104
     assert peak_tokens(ahead, 0, 20, 100, 30) == 119
-    assert peak_tokens(ahead, 0, 20) == 14
+    assert peak_tokens(ahead, 0, 20, 0, 0) == 14
 
 
 def test_an_overfull_map_says_so_and_a_wrong_size_is_refused():
     ahead = allocate(1, 1)
-    assert add(ahead, 0, 1, 1) == 0
-    assert add(ahead, 0, 1, 1) == NONE
+    assert add(ahead, 0, 1, 1, 0) == 0
+    assert add(ahead, 0, 1, 1, 0) == NONE
     with pytest.raises(ValueError, match="cannot grow to 1 and 0"):
         grow(ahead, 1, 0)
     with pytest.raises(ValueError, match="at least 2"):

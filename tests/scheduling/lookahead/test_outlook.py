@@ -23,7 +23,7 @@ def seen(tokens, capacity, given=0, waits=0.0, rule=LookAheadRule()):  # noqa: B
 @pytest.mark.parametrize(("iterations_above", "expected"), [(10, False), (11, True)])
 def test_overloaded_is_more_than_a_tenth_of_the_next_hundred(iterations_above, expected):
     ahead, tokens = allocate(1, 2), np.zeros(LookAheadRule().iterations, np.int64)
-    add(ahead, 0, 951, iterations_above)
+    add(ahead, 0, 951, iterations_above, 0)
     project(ahead, 0, tokens)
     assert seen(tokens, 1000) == (expected, (950 + iterations_above) / 1000)
     assert seen(tokens, 2000)[0] is False

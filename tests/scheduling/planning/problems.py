@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from scheduling.planning.problem import Problem, StartCosts
+from scheduling.planning.problem import OWN_REGION_SHARE, SECOND_HALF_WEIGHT, Problem, StartCosts
 
 HORIZON_S = 3600.0
 
@@ -144,3 +144,16 @@ def plain_rows(problem, targets):
         used = [sum(problem.gpus[i, k] * targets[i, j, k] for i in range(n)) for k in range(g)]
         broken += [f"capacity of {k} in {j}" for k in range(g) if used[k] > problem.capacity[j, k]]
     return broken, own_region, total, few
+
+
+def shortage_usd(problem, targets):
+    """The weight of what falls short under *targets*, which the programme minimises before any cost."""
+
+    def weighed(missing, need):
+        return missing + (SECOND_HALF_WEIGHT - 1.0) * np.maximum(missing - need / 2.0, 0.0)
+
+    short = problem.shortage(targets)
+    own_region = weighed(short.own_region_tokens_per_s, problem.need_tokens_per_s).sum(axis=1)
+    total = weighed(short.total_tokens_per_s, problem.need_total_tokens_per_s)
+    tokens = (problem.shortage_weight_usd * (OWN_REGION_SHARE * own_region + total)).sum()
+    return float(tokens + (problem.instance_weight_usd * short.instances.sum(axis=1)).sum())

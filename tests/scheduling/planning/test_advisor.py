@@ -20,6 +20,7 @@ from scheduling.planning.advisor import (
 from scheduling.planning.capacity import LEAST_LEFT_S, Capability
 from scheduling.planning.places import Deployed, Fleet
 from scheduling.planning.planner import solve
+from scheduling.planning.programme import SolverLost
 from scheduling.scaling import STRATEGIES, PlansFor, make_strategy
 from scheduling.scaling.each import forecast_words
 from tests.scheduling.scaling.views import view
@@ -179,6 +180,23 @@ def test_a_window_is_planned_when_it_is_looked_at_and_once(monkeypatch):
     assert list(made.soon_instances) == [2, 4, 4, 4, 3, 1]
     with pytest.raises(IndexError):
         made.soon_instances[6]
+
+
+def test_without_a_plan_in_time_what_is_kept_is_added_and_a_former_plan_stays_in_force(monkeypatch):
+    made = planned({LLAMA: (TWO, [100.0, 400.0])}, fleet=fleet(llama=1))[LLAMA]
+
+    def lost(*_, **more):
+        raise SolverLost("no time")
+
+    planner = SimulatedPlanner(
+        lambda now_s: demand({LLAMA: (MEAN, [400.0] * 6)}), lambda now_s, views: fleet(llama=1),
+        {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings(),
+    )  # fmt: skip
+    (before,) = planner.advise(0.0, [view()])
+    monkeypatch.setattr(soon, "solve", lost)
+    planner.make = lost
+    assert list(made.soon_instances) == [4, 4]
+    assert planner.advise(3600.0, [view()]) == [before]
 
 
 def test_it_never_asks_to_add_more_than_is_kept():

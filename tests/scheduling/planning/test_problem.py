@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.planning.problem import Problem, StartCosts, broken_rows
-from tests.scheduling.planning.problems import plain_cost, plain_rows, small_problems, synthetic
+from tests.scheduling.planning.problems import plain_cost, plain_rows, shortage_usd, small_problems, synthetic
 
 
 def one_model(**changes):
@@ -155,7 +155,7 @@ def test_waived_shortage_is_not_required():
 
 def test_missing_more_than_half_weighs_more():
     problem = one_model(epsilon=1e-9)  # only the sum over regions counts
-    able = {count: problem.shortage_usd(problem.shortage(np.array([[[count, 0], [0, 1]]]))) for count in (0, 1, 2, 4)}
+    able = {count: shortage_usd(problem, np.array([[[count, 0], [0, 1]]])) for count in (0, 1, 2, 4)}
     assert able[4] == 0.0 or able[4] < able[2]
     # 250 + 100 a piece of 600: the step over half weighs more than the one after it.
     assert able[0] - able[1] > able[1] - able[2] > 0

@@ -54,10 +54,6 @@ def test_the_one_with_the_least_to_compute_again_leaves_for_what_would_be_late()
     assert eviction.group == 0
 
 
-def test_one_that_has_emitted_nothing_leaves_first():
-    assert situation([runs(0, emitted=1, prompt=1), runs(1, emitted=0), runs(2), runs(3)], [2.0])[4][0].numbers == (1,)
-
-
 @pytest.mark.parametrize(
     ("rows", "dues", "options"),
     [
@@ -78,31 +74,6 @@ def test_one_that_has_emitted_nothing_leaves_first():
 )
 def test_none_leaves(rows, dues, options):
     assert situation(rows, dues, **options)[4] == []
-
-
-def test_of_several_at_once_a_quarter_leaves():
-    rows, dues = [runs(n) for n in range(16)], [2.0] * 10
-    evictions = situation(rows, dues, seqs=16)[4]
-    assert len(evictions) == 16 * MOST_SHARE
-    assert len({number for eviction in evictions for number in eviction.numbers}) == 4
-
-
-def test_a_leaving_request_makes_room_and_no_other_leaves_for_it():
-    rows = [(*runs(0)[:-1], True), runs(1), runs(2), runs(3)]
-    assert situation(rows, [2.0])[4] == []
-
-
-def test_requests_that_an_instance_has_beyond_its_sequences_are_seen():
-    rows = [runs(0), runs(1), runs(2, emitted=300), runs(3, due_s=2.0, priority=0, emitted=0)]
-    (eviction,) = situation(rows, [900.0], seqs=3)[4]
-    assert eviction.numbers == (0,) or eviction.numbers == (1,)
-    assert eviction.group == GIVEN
-
-
-def test_memory_too_is_made_room_in():
-    rows = [runs(0, output=100, emitted=10), runs(1, output=100, emitted=20), runs(2, output=800)]
-    (eviction,) = situation(rows, [1.0], seqs=8, kv=1310, output=250)[4]
-    assert eviction.numbers == (0, 1)
 
 
 def test_groups_start_when_running_requests_leave_room():

@@ -111,17 +111,6 @@ def test_tenants_that_always_wait_are_served_by_their_weights_within_one_request
         assert max(served) - min(served) <= most
 
 
-def test_an_idle_tenant_has_no_claim_to_the_past():
-    shares = Shares(VTC, weights=(1.0, 1.0))
-    for number in range(4):
-        shares.arrive(0, number, 10, 1)
-    assert [shares.dispatch()[0] for _ in range(2)] == [0, 1]
-    for number in range(4, 8):
-        shares.arrive(1, number, 10, 1)
-    # Had it kept its counter of 0, tenant 1 would go three times before tenant 0.
-    assert [shares.dispatch()[0] for _ in range(6)] == [2, 4, 3, 5, 6, 7]
-
-
 @pytest.mark.parametrize("ordering", [VTC, WFQ])
 def test_shares_grow_with_the_waiting_set(ordering):
     shares = Shares(ordering)

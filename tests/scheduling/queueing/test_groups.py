@@ -17,12 +17,12 @@ from scheduling.queueing.groups import (
 from scheduling.queueing.swapping.service import due_at, request_s
 from scheduling.queueing.virtual_queues import (
     SECOND_DUE,
+    defer_late,
     fit_groups,
     head,
     insert_loose,
     may_balance,
     pull,
-    put_off,
     reassign,
 )
 from scheduling.queueing.waiting_set import (
@@ -40,7 +40,7 @@ from tests.examples import costly
 from tests.kernels import from_python
 from tests.oracles.groups import PlainGroups
 
-limit_of, request_s, put_off = map(from_python, (limit_of, request_s, put_off))
+limit_of, request_s, defer_late = map(from_python, (limit_of, request_s, defer_late))
 
 LIMIT = 3
 TOKEN_S = (2.0**-10, 2.0**-6)
@@ -390,7 +390,7 @@ def test_waiting_requests_are_due_later_than_now_unless_held_or_pinned(rows, now
         group = living(waiting)[which % len(living(waiting))]
         waiting.groups.groups[group].pinned, stays = 1, group
     kept = {slot for slot in slots if waiting.groups.members[slot].group == stays}
-    put_off(fleet, endpoints, waiting, 0, now_s)
+    defer_late(fleet, endpoints, waiting, 0, now_s)
     for slot, was in zip(slots, before.tolist(), strict=True):
         assert waiting.key[slot] >= was
         assert slot not in kept or waiting.key[slot] == was

@@ -265,23 +265,6 @@ def test_the_solver_counts_swaps_and_loses_no_request(drawn, awake, now_s):
     assert [*queue_of(shared.waiting, 0), *queue_of(shared.waiting, MODELS)] == before
 
 
-def test_one_swap_serves_all_that_waits_for_a_model():
-    shared = Shared(awake=0)
-    for model, due_s in ((0, 60.0), (1, 60.0), (0, 61.0), (1, 62.0), (2, 60.0), (0, 63.0), (1, 30.0)):
-        shared.ask(model, due_s, output=10)
-        insert_loose(shared.fleet, shared.endpoints, shared.waiting, model)
-    assert shared.models() == [0, 0, 0, 1, 1, 1, 2]
-
-
-def test_a_group_that_would_be_late_is_not_overtaken():
-    shared = Shared(awake=0)
-    for model, due_s in ((1, 4.5), (0, 60.0), (0, 61.0)):
-        shared.ask(model, due_s)  # a second each
-        insert_loose(shared.fleet, shared.endpoints, shared.waiting, model)
-    # The first of model 0 may go first: model 1 begins after 1 + 3 s. The second would make it late.
-    assert shared.models() == [0, 1, 0]
-
-
 def test_the_awake_instance_pulls_its_model_and_otherwise_waits_for_the_swap():
     shared = Shared(awake=0)
     shared.put(1, 5.0)

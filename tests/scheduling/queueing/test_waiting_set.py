@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -106,42 +105,6 @@ class HeapAgainstSortedList(RuleBasedStateMachine):
 TestHeapAgainstSortedList = HeapAgainstSortedList.TestCase
 
 
-@given(arrivals=st.lists(keys, max_size=60))
-def test_a_queue_is_emptied_in_order_of_key_then_arrival(arrivals):
-    waiting = allocate_waiting(1, 60)
-    slots = [arrive(waiting, key=key) for key in arrivals]
-    expected = [slot for _, slot in sorted(zip(arrivals, slots, strict=True), key=lambda pair: pair[0])]
-    assert [pop(waiting, 0) for _ in slots] == expected
-    assert pop(waiting, 0) == -1
-
-
-@given(arrivals=st.lists(keys, min_size=8, max_size=60), data=st.data())
-def test_taking_requests_out_of_a_long_queue_leaves_the_others_in_order(arrivals, data):
-    waiting = allocate_waiting(1, 60)
-    slots = [arrive(waiting, key=key) for key in arrivals]
-    leaving = data.draw(st.lists(st.sampled_from(slots), unique=True))
-    for slot in leaving:
-        assert remove(waiting, slot)
-    staying = [slot for slot in slots if slot not in leaving]
-    expected = sorted(staying, key=lambda slot: (arrivals[slots.index(slot)], slots.index(slot)))
-    assert [pop(waiting, 0) for _ in staying] == expected
-
-
-def test_the_last_of_the_heap_may_have_to_rise_when_it_fills_a_gap():
-    waiting = allocate_waiting(1, 7)
-    slots = {key: arrive(waiting, key=key) for key in (0.0, 10.0, 1.0, 11.0, 12.0, 2.0, 3.0)}
-    remove(waiting, slots[11.0])  # 3 goes where 11 was: below 10
-    assert [waiting.key[pop(waiting, 0)] for _ in range(6)] == [0.0, 1.0, 2.0, 3.0, 10.0, 12.0]
-
-
-def test_a_request_that_comes_back_keeps_its_place_among_equals():
-    waiting = allocate_waiting(1, 3)
-    first, second, third = (arrive(waiting) for _ in range(3))
-    assert pop(waiting, 0) == first
-    push(waiting, 0, first, 0.0)
-    assert in_order(waiting, 0).tolist() == [first, second, third]
-
-
 def test_fields_say_what_was_enqueued():
     waiting = allocate_waiting(2, 4)
     slot = enqueue(waiting, 1, 5.0, 4.0, 9.5, -3, 100, 20, 7, 8, 9, 10)
@@ -175,14 +138,6 @@ def test_a_full_set_says_so_and_takes_more_once_grown():
     assert sorted(slots + newcomers) == [0, 1, 2, 3]
     assert grown.sequence[newcomers].tolist() == [2, 3]
     assert arrive(grown) == -1
-
-
-def test_a_freed_slot_is_used_again_and_leaves_its_queue():
-    waiting = allocate_waiting(1, 1)
-    slot = arrive(waiting)
-    free_slot(waiting, slot)
-    assert waiting.size[0] == 0
-    assert arrive(waiting) == slot
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from scheduling.routing.adapters import (
     IN_MEMORY,
     NOT_LOADED,
     ON_GPU,
+    allow_all,
     drop_adapter,
     end_use,
+    exclude_without_adapter,
     forget_adapters,
-    pass_over,
-    pass_over_none,
     takes_adapter,
     tier_of,
     use_adapter,
@@ -26,7 +26,7 @@ from scheduling.routing.routers import least_request
 from tests.kernels import from_python
 from workers.emulator.adapters import AdapterCache
 
-pass_over, pass_over_none = map(from_python, (pass_over, pass_over_none))
+exclude_without_adapter, allow_all = map(from_python, (exclude_without_adapter, allow_all))
 
 
 def fleet_of(instances=1, on_gpu=2, in_memory=4):
@@ -138,12 +138,12 @@ def test_an_instance_is_passed_over_if_one_with_the_adapter_nearer_is_sooner(run
         if where == "none":
             fleet.adapter_slots[instance] = 0
     fleet.running[:] = running
-    pass_over(fleet, endpoints, 0, 7, 50, output)
+    exclude_without_adapter(fleet, endpoints, 0, 7, 50, output)
     assert fleet.passed_over.tolist() == passed
     allowed = [at for at, over in enumerate(passed) if not over]
     chosen = least_request(fleet, endpoints, 0, 50, output)
     assert chosen == min(allowed, key=lambda at: (running[at], at), default=-1)
-    pass_over_none(fleet, endpoints, 0)
+    allow_all(fleet, endpoints, 0)
     assert not fleet.passed_over.any()
 
 
@@ -152,7 +152,7 @@ def test_an_instance_without_room_does_not_draw_requests():
     fleet, endpoints = fleet_of(2)
     use_adapter(fleet, 0, 7, 0)
     fleet.running[0] = fleet.max_num_seqs[0]
-    pass_over(fleet, endpoints, 0, 7, 50, 100)
+    exclude_without_adapter(fleet, endpoints, 0, 7, 50, 100)
     assert least_request(fleet, endpoints, 0, 50, 100) == 1
 
 
@@ -161,6 +161,6 @@ def test_load_is_not_weighed_without_a_profile():
     fleet.profile[:] = 0.0
     use_adapter(fleet, 0, 7, 0)
     fleet.running[:] = 90, 0
-    pass_over(fleet, endpoints, 0, 7, 50, 100)
+    exclude_without_adapter(fleet, endpoints, 0, 7, 50, 100)
     assert fleet.passed_over.tolist() == [0, 1]
     assert np.count_nonzero(fleet.adapters) == 1

@@ -18,6 +18,7 @@ from scheduling.routing.candidates import (
     INSTANCE,
     KV,
     MEMORY,
+    NO_ROWS,
     PREFILL,
     QUEUED,
     REMAINING,
@@ -83,7 +84,7 @@ def world(drawn):
         of_instance = PlainMap()
         for name, (prompt, predicted, produced) in enumerate(requests):
             of_instance.enter(name, prompt, predicted)
-            slot = lookahead.add(ahead, number, prompt, predicted)
+            slot = lookahead.add(ahead, number, prompt, predicted, 0)
             of_instance.token(name, produced)
             lookahead.token(ahead, slot, produced)
         maps.append(of_instance)
@@ -114,8 +115,8 @@ def test_kernel_decides_as_its_twin(policy, drawn, endpoint, prompt_tokens, outp
     note(affinity, 0, np.array(asked, np.int64), 0, len(asked), 2)
     expected = TWINS[policy](plain, sight, endpoint, prompt_tokens, output_tokens)
     request = (endpoint, 0, prompt_tokens, output_tokens)
-    assert ROUTERS[policy](fleet, endpoints, ahead, affinity, *request) == expected
-    assert route_ahead(fleet, endpoints, ahead, affinity, POLICY_CODES[policy], *request) == expected
+    assert ROUTERS[policy](fleet, endpoints, ahead, affinity, *request, NO_ROWS) == expected
+    assert route_ahead(fleet, endpoints, ahead, affinity, POLICY_CODES[policy], *request, NO_ROWS) == expected
     rows = np.full((3, COLUMNS), np.nan)
     assert route_ahead(fleet, endpoints, ahead, affinity, POLICY_CODES[policy], *request, rows) == expected
     if expected >= 0:
@@ -145,7 +146,7 @@ def test_no_number_keeps_it_from_an_instance_with_room(drawn, scale, prompt_toke
     fleet.memory_tokens[::2] = 1
     for router in ROUTERS.values():
         for endpoint in range(ENDPOINTS):
-            chosen = router(fleet, endpoints, ahead, affinity, endpoint, -1, prompt_tokens, output_tokens)
+            chosen = router(fleet, endpoints, ahead, affinity, endpoint, -1, prompt_tokens, output_tokens, NO_ROWS)
             able = [
                 slot
                 for slot, each in enumerate(plain.instances)
@@ -168,7 +169,7 @@ def run_on(fleet, endpoints, ahead, instance, requests, prompt_tokens=100, outpu
         place(fleet, endpoints, instance, prompt_tokens, output_tokens)
         prefilled(fleet, instance, prompt_tokens)
         fleet.remaining_tokens[instance] -= prompt_tokens
-        lookahead.add(ahead, instance, prompt_tokens, output_tokens)
+        lookahead.add(ahead, instance, prompt_tokens, output_tokens, 0)
 
 
 def test_preserve_passes_over_an_instance_that_is_to_overflow():
@@ -177,20 +178,20 @@ def test_preserve_passes_over_an_instance_that_is_to_overflow():
     run_on(fleet, endpoints, ahead, 0, 20, prompt_tokens=350, output_tokens=120)
     run_on(fleet, endpoints, ahead, 1, 9, prompt_tokens=100, output_tokens=280)
     assert fleet.remaining_tokens[0] < fleet.remaining_tokens[1]
-    assert preserve(fleet, endpoints, ahead, affinity, 0, -1, 100, 50) == 1
+    assert preserve(fleet, endpoints, ahead, affinity, 0, -1, 100, 50, NO_ROWS) == 1
     fleet.kv_capacity_tokens[:] = 100_000  # no risk: the one with less to do
-    assert preserve(fleet, endpoints, ahead, affinity, 0, -1, 100, 50) == 0
+    assert preserve(fleet, endpoints, ahead, affinity, 0, -1, 100, 50, NO_ROWS) == 0
 
 
 def test_least_delay_prefers_the_fast_gpu_until_it_is_busy():
     fleet, endpoints, ahead, affinity = idle(2)
     fleet.profile[1] = FAST
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200) == 1
+    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 1
     run_on(fleet, endpoints, ahead, 1, 3)
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200) == 1, "four times as fast"
+    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 1, "four times as fast"
     fleet.queued_prompt_tokens[1] = 900_000
     fleet.remaining_tokens[1] += 900_000
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200) == 0
+    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 0
 
 
 def test_a_cached_prefix_draws_a_request_but_makes_no_hot_spot():
@@ -200,7 +201,7 @@ def test_a_cached_prefix_draws_a_request_but_makes_no_hot_spot():
     learn(fleet, affinity, 0, 0, 2)
     chosen = []
     for _ in range(40):
-        chosen.append(least_delay(fleet, endpoints, ahead, affinity, 0, 0, 2100, 100))
+        chosen.append(least_delay(fleet, endpoints, ahead, affinity, 0, 0, 2100, 100, NO_ROWS))
         run_on(fleet, endpoints, ahead, chosen[-1], 1, 2100, 100)
         learn(fleet, affinity, 0, 0, chosen[-1])
     assert chosen[0] == 2
@@ -213,17 +214,17 @@ def test_without_a_profile_tokens_are_compared():
     fleet, endpoints, ahead, affinity = idle(2, profile=SLOW)
     run_on(fleet, endpoints, ahead, 0, 2)
     fleet.profile[0] = FAST
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200) == 0
+    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 0
     fleet.profile[1] = 0.0
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200) == 1
+    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 1
     fleet.accepting[1] = 0  # who has no room does not matter
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200) == 0
+    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 0
 
 
 def test_an_unknown_policy_code_is_refused():
     fleet, endpoints, ahead, affinity = idle(1)
     with pytest.raises(ValueError, match="unknown routing policy"):
-        route_ahead(fleet, endpoints, ahead, affinity, 0, 0, -1, 1, 1)
+        route_ahead(fleet, endpoints, ahead, affinity, 0, 0, -1, 1, 1, NO_ROWS)
 
 
 @pytest.mark.parametrize("policy", [PRESERVE, LEAST_DELAY])
@@ -245,7 +246,7 @@ def test_the_explanation_is_what_the_decision_saw(policy):
     assert taken == slot
     push(waiting, 0, slot, 0.0)
     unasked = FleetArrays(*alone[0]), EndpointArrays(*alone[1])
-    assert dispatch_ahead(*unasked, waiting, ahead, affinity, 0, policy) == (slot, chosen)
+    assert dispatch_ahead(*unasked, waiting, ahead, affinity, 0, policy, NO_ROWS) == (slot, chosen)
     assert all((old == new).all() for old, new in zip(unasked[0], fleet, strict=True)), "asking changes nothing"
     assert rows[:, INSTANCE].tolist() == [chosen, 1 - chosen, 2, -1]
     rows = rows[np.argsort(rows[:3, INSTANCE])]

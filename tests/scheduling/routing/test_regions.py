@@ -12,7 +12,7 @@ from scheduling.routing.regions import (
     BACKLOG_S,
     COMPUTE_S,
     UNKNOWN_MS,
-    ask,
+    add_prefill,
     by_preference,
     choose_region,
     latency_ms,
@@ -76,7 +76,7 @@ def test_equals_its_plain_twin(instances, waiting, order, count, asked):
     fleet.profile[:] = 0.0, 0.0, 0.01, 0.0, 0.02, 0.002, 0.0
     asked = sorted(((slot, float(at_s)) for slot, at_s in asked if slot < len(instances)), key=lambda each: each[1])
     for slot, at_s in asked:
-        ask(fleet, endpoints, slot, 50, 10, at_s)
+        add_prefill(fleet, endpoints, slot, 50, 10, at_s)
     pressures = [plain_pressure(instances, endpoint, waiting[endpoint], asked) for endpoint in range(3)]
     for endpoint in range(3):
         assert pressure(fleet, endpoints, endpoint, waiting[endpoint], NOW_S) == pytest.approx(pressures[endpoint])

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from scheduling.dispatch import dispatch
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue
+from scheduling.routing.candidates import NO_ROWS
 from scheduling.routing.requests_ahead import (
     ENDS,
     MEASURED,
@@ -40,7 +41,7 @@ def fill(fleet, endpoints, sizes):
     for at, (prompt, output) in enumerate(sizes):
         enqueue(waiting, 0, float(at), 0.0, 1.0, 0, prompt, output, -1, -1, -1, -1)
     given_out = 0
-    while dispatch(fleet, endpoints, waiting, 0, JOIN_SHORTEST_QUEUE)[0] >= 0:
+    while dispatch(fleet, endpoints, waiting, 0, JOIN_SHORTEST_QUEUE, NO_ROWS)[0] >= 0:
         given_out += 1
     return given_out
 

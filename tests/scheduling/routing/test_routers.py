@@ -12,7 +12,6 @@ from scheduling.routing.routers import (
     has_room,
     place,
     release,
-    round_robin,
     route,
     shortest_queue,
 )
@@ -89,17 +88,6 @@ def test_room_is_as_its_twin(plain, prompt_tokens, output_tokens):
     fleet, _ = as_arrays(plain)
     for slot, instance in enumerate(plain.instances):
         assert has_room(fleet, slot, prompt_tokens, output_tokens) == instance.has_room(prompt_tokens, output_tokens)
-
-
-def test_round_robin_goes_round_and_passes_over_the_full():
-    fleet, endpoints = idle_fleet(3, max_num_seqs=2)
-    fleet.running[1] = 2
-    chosen = []
-    for _ in range(4):
-        chosen.append(round_robin(fleet, endpoints, 0, 1, 1))
-        place(fleet, endpoints, chosen[-1], 1, 1)
-    assert chosen == [0, 2, 0, 2]
-    assert round_robin(fleet, endpoints, 0, 1, 1) == -1
 
 
 def test_minimum_use_compares_shares_exactly():

@@ -91,7 +91,7 @@ def test_the_outlook_is_that_of_a_map_fed_token_by_token(seed, at_s):
         together = [(at == 0, n, at) for s, n, at in tokens if s == now_s]
         for first, n, at in sorted(together):
             if first:
-                slots[n] = add(ahead, 0, int(prompt[n]), int(predicted[n]))
+                slots[n] = add(ahead, 0, int(prompt[n]), int(predicted[n]), 0)
             else:
                 token(ahead, slots[n], 1)
             if at + 1 == output[n]:

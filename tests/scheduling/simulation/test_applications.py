@@ -229,7 +229,7 @@ COLD = "\n[backends.container]\nstart_s = 3.0\nkeep_alive_s = 5.0\n[backends.dnn
 COLD += "starts_s = { vit = 4.0 }\nkeep_alive_s = 5.0\n"
 
 
-@pytest.mark.parametrize("by", ["lru", "epwq", "hermes", "eager"])
+@pytest.mark.parametrize("by", ["lru", "epwq", "hermes"])
 def test_units_wait_for_cold_backends_unless_these_are_prewarmed(tmp_path, by):
     graph = f"graph = {_inline(CHAIN)}"
     tables = RUNS.replace("runs = 12", f"runs = 6\nwindow_h = 0.5\n{graph}")

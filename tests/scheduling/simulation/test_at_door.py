@@ -7,7 +7,7 @@ from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.measures.columns import Counted, by_class
 from scheduling.simulation.measures.results import Measures, kept
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.scenario.loose_ends import loose_ends
+from scheduling.simulation.scenario.references import unresolved
 from scheduling.simulation.staging.stage import stage
 
 CHAT, BATCH = 0, 1
@@ -149,7 +149,7 @@ def test_the_same_seed_gives_the_same_result(refusing):
 def test_contradictions_are_named(classes, wrong):
     whole = scenario_of().model_dump(exclude_none=True)
     try:
-        problems = [text for _, text in loose_ends(Scenario.model_validate(whole | {"classes": classes}))]
+        problems = [text for _, text in unresolved(Scenario.model_validate(whole | {"classes": classes}))]
     except ValueError as error:
         problems = [str(error)]
     assert any(wrong in text for text in problems)

@@ -231,18 +231,16 @@ def test_recorded_requests_are_those_of_the_ledger(rows):
     assert workload.tenant.names == ["acme"]
 
 
-def edits_of(changes):
-    return [edit for change in parsed(changes) for edit in change.edits({}, 1, 1200.0)]
-
-
 def test_an_estimate_counts_what_edits_of_demand_add():
+    def count(start, horizon_s, *changes):
+        return timing.expected(start, horizon_s, parsed(changes))
+
     start = SimpleNamespace(arrivals=arrivals(stream(), stream(model="n")), scenario={}, at=datetime.now(UTC))
-    whole = timing._requests(start, 1200.0, [])
-    assert whole == len(drawn(start.arrivals, 1))
+    whole = count(start, 1200.0)
+    assert whole == pytest.approx(len(drawn(start.arrivals, 1)), rel=0.25)
     twice = {"kind": "demand", "edit": "factor", "by": 2.0}
-    assert timing._requests(start, 1200.0, edits_of([twice])) == 2 * whole
-    of_one = timing._requests(start, 1200.0, edits_of([twice | {"models": ["n"]}]))
-    assert whole < of_one < 2 * whole
+    assert count(start, 1200.0, twice) == pytest.approx(2 * whole)
+    assert count(start, 1200.0, twice | {"models": ["n"]}) == pytest.approx(1.5 * whole)
     evenly = SimpleNamespace(arrivals={"kind": "clients"}, scenario={"clients": [{"requests_per_s": 2.0}]})
     burst = {"kind": "demand", "edit": "burst", "by": 3.0, "from_s": 0.0, "until_s": 300.0}
-    assert timing._requests(evenly, 600.0, edits_of([burst])) == 2400
+    assert count(evenly, 600.0, burst) == pytest.approx(2400)

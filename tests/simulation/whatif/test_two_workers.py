@@ -33,7 +33,7 @@ def test_a_worker_that_is_killed_changes_no_number(tmp_path: Path) -> None:
     one.mkdir()
     two.mkdir()
     with place(one) as alone:
-        asking = alone.asking(BODY, "--here")
+        asking = alone.asking(BODY, here=True)
         made, _ = asking.communicate(timeout=500)
         expected = json.loads(made)
         results = [json.loads(each) for each in runs(alone, "result")]

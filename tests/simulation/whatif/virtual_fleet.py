@@ -163,7 +163,7 @@ class VirtualFleet:
     def reclaim(self, name: str) -> None:
         """Take the donated instance *name* back."""
         self._set(name, InstanceState.RECLAIMING)
-        self.dispatcher.reclaim(self._replica(name), late=False)
+        self.dispatcher.spot.reclaim(self._replica(name), late=False)
 
     def _replica(self, name: str) -> Replica:
         return next(one for one in self.topology.replicas.values() if one.name == name)
@@ -269,7 +269,7 @@ class VirtualFleet:
         course = self.courses[number]
         placed, asked = course.placed, course.asked
         assert placed is not None
-        priority = upstream_priority(ORDERINGS[placed.ordering], placed.priority, None, placed.queue_key_s)
+        priority = upstream_priority(ORDERINGS[placed.ordering], placed.priority, 0, placed.queue_key_s)
         prompt, output = asked.prompt_tokens + course.tokens, asked.output_tokens - course.tokens
         blocks = tuple(_blocks(asked).tolist())
         self.engines[slot].add(EngineRequest(str(number), prompt, output, priority, self.now_s, blocks))

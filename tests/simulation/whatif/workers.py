@@ -1,6 +1,5 @@
 """Real Celery workers for what-ifs, as separate processes, with a separate database and Redis."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,20 @@ from controlplane.supervisor.redis_server import own_redis
 from tests.bench.gateway import free_port
 
 ROOT = Path(__file__).parents[3]
+ASK = """
+import json, time
+from controlplane.simulation.whatif import selectors, services, working
+from controlplane.simulation.whatif.starts.begin import Begin, start_of
+body = {body!r}
+start = start_of(Begin.model_validate(body.pop("begin")), body["horizon_s"]).model_dump(mode="json")
+given = body.pop("futures")
+futures = [services.future_of(one.get("name", ""), one.get("preset", ""), one.get("changes", [])) for one in given]
+row = services.ask(body | {{"start": start}}, futures, "test")
+while selectors.progress(row.pk)["state"] in working.OPEN:
+    if not {here} or working.work() is None:
+        time.sleep(0.5)
+print(json.dumps(selectors.comparison(row)))
+"""
 
 
 class Place:
@@ -48,11 +61,9 @@ class Place:
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
-    def asking(self, body: dict[str, Any], *words: str) -> "subprocess.Popen[str]":
-        """Start `manage.py whatif` of *body*."""
-        file = self.folder / "what-if.json"
-        file.write_text(json.dumps(body))
-        command = [sys.executable, "manage.py", "whatif", str(file), "--json", *words]
+    def asking(self, body: dict[str, Any], *, here: bool = False) -> "subprocess.Popen[str]":
+        """Start a process that asks *body*, makes its runs if they are made *here*, and prints its comparison."""
+        command = [sys.executable, "manage.py", "shell", "-v", "0", "-c", ASK.format(body=body, here=here)]
         return subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, text=True)
 
     @contextmanager

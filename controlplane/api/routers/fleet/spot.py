@@ -7,8 +7,10 @@ from ninja import Router
 from ninja.params.functions import Query as QueryParam
 
 from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import Described
 from controlplane.fleet.spot import selectors as spot
+from controlplane.resources.spot import DONATIONS
 from controlplane.usage.by_use import dollars_by_use, last_hours
 
 router = Router(auth=VIEWERS, tags=["Spot pool"])
@@ -83,3 +85,7 @@ def get_spot_pool(request: ApiRequest, hours: int = QueryParam(24, ge=1, le=8784
             "unpriced_hours": pool.unpriced_hours,
         },
     }
+
+
+DonationOut = schema_of(DONATIONS, "DonationOut")
+add_list(router, DONATIONS, DonationOut, "Donations, newest first: who let which instance go, and what became of it.")

@@ -2,21 +2,19 @@
 
 from datetime import timedelta
 
-from asgiref.sync import async_to_sync
 from django.http import HttpRequest, HttpResponseBase
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.alerts import services, webhooks
-from controlplane.alerts.models import Alert, AlertRule
+from controlplane.alerts import services
+from controlplane.alerts.models import Alert
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live.feed import feed
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.resources.alerts import ALERT_RULES, ALERTS
-from controlplane.webhooks import call
 
 SILENCES = {1: "1 hour", 4: "4 hours", 24: "1 day", 168: "1 week"}
 """Choices of a silence, in hours."""
@@ -41,30 +39,15 @@ def alerts(request: HttpRequest) -> HttpResponseBase:
     Role.OPERATOR,
     Alert,
     page="console:alerts",
-    among=("acknowledge", "silence", "end-silence"),
     unchanged="{row} is as it was",
 )
-def act(form: ActionForm, alert: Alert, action: str) -> str:
-    """Acknowledge an alert, silence it for the hours of the field `hours`, or end its silence."""
-    if action == "acknowledge":
-        services.acknowledge(alert, form.user, form.reason)
-        return f"{alert} is acknowledged: its message is not repeated."
-    if action == "end-silence":
+def silence(form: ActionForm, alert: Alert) -> str:
+    """Silence an alert for the hours of the field `hours`; without it, end its silence."""
+    hours = form.fields.get("hours", "")
+    if not hours:
         services.silence(alert, None, form.user, form.reason)
         return f"{alert} is no longer silenced."
-    hours = form.fields.get("hours", "")
     if hours not in {str(each) for each in SILENCES}:
         raise ActionError(f"hours is one of {', '.join(map(str, SILENCES))}, not {hours[:40]!r}")
     silenced = services.silence(alert, timezone.now() + timedelta(hours=int(hours)), form.user, form.reason)
     return f"{alert} is silenced until {timezone.localtime(silenced.silenced_until):%d %b %H:%M}."
-
-
-@action(Role.ADMIN, AlertRule, page="console:alerts", needs_reason=False)
-def test_webhook(form: ActionForm, rule: AlertRule) -> str:
-    """Send a test message to the webhook of a rule."""
-    if not rule.webhook_url:
-        raise ActionError(f"{rule} has no webhook")
-    error = async_to_sync(call)(rule.webhook_url, webhooks.sample_body(rule, timezone.now()))
-    if error:
-        raise ActionError(f"The webhook {rule.webhook} of {rule} {error}")
-    return f"The webhook {rule.webhook} of {rule} took a test message."

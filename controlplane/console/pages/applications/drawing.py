@@ -39,7 +39,6 @@ class Box:
     """Of the service of all runs."""
     calls: str = ""
     """How many at once, where that is not always one."""
-    chosen: bool = False
     runs: int = 0
     """Running runs whose last ended call was of it."""
 
@@ -140,11 +139,9 @@ def _at_once(graph: DemandGraph) -> dict[str, str]:
     }
 
 
-def layout(
-    graph: DemandGraph, units: Sequence[UnitSummary], chosen: str = "", runs_at: Mapping[str, int] = EMPTY
-) -> Drawing:
-    """Return the drawing of *graph* with its *units*: layers from left to right, loops below the boxes, the *chosen* unit
-    marked, and a dot for each running run at the unit of its last ended call (*runs_at*).
+def layout(graph: DemandGraph, units: Sequence[UnitSummary], runs_at: Mapping[str, int] = EMPTY) -> Drawing:
+    """Return the drawing of *graph* with its *units*: layers from left to right, loops below the boxes,
+    and a dot for each running run at the unit of its last ended call (*runs_at*).
     """
     by_name, at_once = {unit.name: unit for unit in units}, _at_once(graph)
     names = list(graph.units)[:MAX_UNITS]
@@ -162,7 +159,6 @@ def layout(
             part="decode" if unit.kind == "llm" else unit.kind,
             share=unit.share,
             calls=at_once.get(name, ""),
-            chosen=name == chosen,
             runs=runs_at.get(name, 0),
         )
     width = max(box.x for box in boxes.values()) + WIDTH + MARGIN

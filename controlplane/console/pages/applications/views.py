@@ -1,7 +1,6 @@
 """Applications: their completion times, demand graphs, and runs."""
 
 from collections import Counter
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,37 +16,30 @@ from django.views.decorators.http import require_POST, require_safe
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
-from controlplane.applications import reporting
 from controlplane.applications.completion import AXIS_TICKS, on_axis
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome
 from controlplane.applications.selectors import (
     Prediction,
     graph_of,
-    histograms,
     predictions,
-    service_histogram,
     unit_summaries,
 )
 from controlplane.applications.services import MAX_GRAPH_BYTES, calls_of, read_graph, warnings_of
 from controlplane.applications.services import import_graph as import_as_application
 from controlplane.applications.spans import expectations, rates_of, spans_of
 from controlplane.console.access.roles import fleet_role, may, signed_in
-from controlplane.console.actions import ActionForm, action, back
+from controlplane.console.actions import back
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live.feed import feed
 from controlplane.console.pages.applications import timeline
 from controlplane.console.pages.applications.drawing import edges_of, layout
 from controlplane.console.pages.keys.examples import model_to_try
-from controlplane.dispatch.queues.commands import ask_of_run
-from controlplane.dispatch.queues.runs import RunAction, sentence
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.parts import PARTS, PolicyPart
 from controlplane.resources.applications import APPLICATIONS, RANGE, orders_of, visible_applications, visible_runs
-from controlplane.resources.filters import Filters, Hidden, number
+from controlplane.resources.filters import Filters, number
 from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif.starts.runs import ORDERS, replay_orders
-from scheduling.applications.demand_graph import DemandGraph
 from scheduling.applications.remaining import FEWEST_MATCHES
 
 RUNS_SHOWN = 20
@@ -70,10 +62,7 @@ def applications(request: HttpRequest) -> HttpResponseBase:
         row.orders = [ORDERING.choice(order) for order in orders_of(row)]
     region = filters["region"]
     runs = visible_runs(viewer).filter(application__in=[row.pk for row in rows])
-    by = request.GET.get("by", "rank")
     running = ranked_runs(runs.filter(region=region) if region else runs, now)
-    if by in SORTS:
-        running.sort(key=SORTS[by])
     return list_page(
         request,
         APPLICATIONS,
@@ -81,7 +70,6 @@ def applications(request: HttpRequest) -> HttpResponseBase:
         model=model_to_try(),
         in_range=dict(RANGE.options)[filters["hours"]].lower(),
         several_tenants=viewer.tenants().count() > 1,
-        by=by,
         warnings=warnings_of(viewer.tenants().values_list("pk", flat=True)),
         importers=tenants_with_role(request.user, Role.OPERATOR).order_by("name"),
         axis=AXIS_TICKS,
@@ -153,17 +141,6 @@ class RunStanding:
         return {name: on_axis(max(0.0, value_s)) for name, value_s in seconds.items()}
 
 
-SORTS: dict[str, Callable[[RunStanding], Any]] = {
-    "slack": lambda one: (one.level != "late", _last(one.worst_slack_s if one.prediction else one.left_s)),
-    "application": lambda one: (str(one.run.application), one.rank),
-}
-"""Orders of the list of running runs besides that by rank."""
-
-
-def _last(value: float | None) -> float:
-    return float("inf") if value is None else value
-
-
 def ranked_runs(rows: QuerySet[ApplicationRun], now: datetime) -> list[RunStanding]:
     """Return the running runs among *rows*, the lowest rank first and those without one last.
 
@@ -189,26 +166,20 @@ def application_of(request: HttpRequest, pk: int) -> Application:
 @signed_in
 def application(request: HttpRequest, pk: int) -> HttpResponse:
     row = application_of(request, pk)
-    filters = Filters(request.GET, RANGE, Hidden("unit", length=80))
+    filters = Filters(request.GET, RANGE)
     row.asked_hours = int(filters["hours"])
     graph = graph_of(row)
     units = unit_summaries(graph)
     running = ranked_runs(row.runs.all(), timezone.now())[:RANKED]
-    chosen = request.GET.get("unit", "")
-    if chosen not in graph.units:
-        chosen = max(units, key=lambda unit: unit.share).name if units else ""
     context = {
         "application": row,
         "done": row.completions,
-        "graph": layout(graph, units, chosen, Counter(one.last_unit for one in running)) if graph.records else None,
+        "graph": layout(graph, units, Counter(one.last_unit for one in running)) if graph.records else None,
         "edges": edges_of(graph),
         "units": units,
-        "unit": next((unit for unit in units if unit.name == chosen), None),
-        "histograms": histograms(graph, chosen) if graph.records and chosen else [],
-        "service": service_histogram(graph),
         "records": len(graph.records),
         "fewest": FEWEST_MATCHES,
-        "orders": orders_by_model(graph),
+        "models": [unit.backend for unit in units if unit.kind == "llm"],
         "replays": ORDERS,
         "ordering": ORDERING,
         "running": running,
@@ -219,19 +190,6 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "in_range": dict(RANGE.options)[filters["hours"]].lower(),
     }
     return render(request, "console/applications/application.html", context)
-
-
-def orders_by_model(graph: DemandGraph) -> list[tuple[Model, str]]:
-    """Return the models that the units of *graph* ask, with the orders of their deployments."""
-    names = {unit.name for unit in graph.units.values() if unit.kind == "llm"}
-    rows = (
-        Deployment.objects.filter(model__name__in=names, active=True).values_list("model", "ordering_policy").distinct()
-    )
-    orders: dict[int, list[str]] = {}
-    for model, order in rows.order_by("ordering_policy"):
-        orders.setdefault(model, []).append(order)
-    models = Model.objects.filter(pk__in=orders).order_by("name")
-    return [(model, ", ".join(orders[model.pk])) for model in models]
 
 
 def page_of(row: Application) -> str:
@@ -316,25 +274,8 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "sentence": sentence,
         "standing": standing,
         "more_calls": max(0, row.calls - CALLS_SHOWN),
-        "price": _price(row)
-        if may(request, Role.OPERATOR) and (running or row.outcome == RunOutcome.STOPPED)
-        else None,
+        "may_act": running and may(request, Role.OPERATOR),
         "replays": ORDERS,
         "ordering": ORDERING,
     }
     return render(request, "console/applications/run.html", context)
-
-
-def _price(run: ApplicationRun) -> dict[str, Any]:
-    """Return what actions on *run* cost, or why that is not known."""
-    try:
-        return {"of": ask_of_run(run.application.tenant_id, run.application.name, run.run)}
-    except ActionError as refusal:
-        return {"unknown": str(refusal)}
-
-
-@action(Role.OPERATOR, ApplicationRun, among=set(RunAction), page=lambda row: reverse("console:run", args=(row.pk,)))
-def act_on_run(form: ActionForm, row: ApplicationRun, action: str) -> str:
-    """Move a run first, stop it, or undo that; its price was shown before."""
-    taken = RunAction(action)
-    return sentence(row.run, taken, reporting.act_on_run(row, taken, form.user, form.reason, timezone.now()))

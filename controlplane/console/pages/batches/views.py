@@ -5,7 +5,6 @@ from typing import Any, cast
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
-from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
@@ -14,43 +13,22 @@ from controlplane.batches.api import content_of
 from controlplane.batches.budgets import spent_budgets
 from controlplane.batches.models import ENDED, Batch, BatchStatus
 from controlplane.batches.selectors import running
-from controlplane.batches.services import cancel_batch
-from controlplane.console.access.roles import fleet_role, signed_in
-from controlplane.console.actions import ActionForm, action
+from controlplane.console.access.roles import signed_in
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import batches as live
 from controlplane.console.live.feed import feed
-from controlplane.console.live.fragments import fleet_figures, held_panel
-from controlplane.console.live.sections import sections
-from controlplane.console.live.state import LiveState
-from controlplane.console.live.views import live_context
+from controlplane.console.live.fragments import fleet_figures
 from controlplane.console.pages.keys.examples import model_to_try
-from controlplane.console.pages.spot.selectors import pool
-from controlplane.events.services import record
-from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.batches import BATCHES, visible_batches
 
-ENDED_SHOWN = 6
-"""Ended batches on the page of all sections; the list has them all."""
 FILES = {"input": "input_file", "output": "output_file", "errors": "error_file"}
 
 
 @require_safe
 @signed_in
 def batches(request: HttpRequest) -> HttpResponseBase:
-    """All sections; a tenant's people see their batches alone, in full."""
-    return _list_page(request, ENDED_SHOWN if viewer_of(request).sees_fleet else None)
-
-
-@require_safe
-@signed_in
-def batch_list(request: HttpRequest) -> HttpResponseBase:
-    return _list_page(request, None)
-
-
-def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBase:
-    """Return the list: first those that run, the least slack first, then those that ended, newest first."""
+    """The list: first those that run, the least slack first, then those that ended, newest first."""
     viewer = viewer_of(request)
     state = feed.state()
     rows = cast(QuerySet[Batch], BATCHES.listed(viewer, request.GET)[1])
@@ -58,9 +36,7 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
 
     def show(page: list[Batch]) -> list[Batch]:
         ended = [batch for batch in page if batch.status in ENDED]
-        if "before" in request.GET:
-            return ended
-        return [*running(rows), *ended[:ended_shown]]
+        return ended if "before" in request.GET else [*running(rows), *ended]
 
     return list_page(
         request,
@@ -69,27 +45,10 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
         managed=set(tenants_with_role(request.user, Role.OPERATOR).values_list("pk", flat=True)),
         several_tenants=viewer.tenants().count() > 1,
         tiles=live.tiles(reading, fleet_figures(state) if viewer.sees_fleet else None),
-        brief=ended_shown is not None,
         model=model_to_try(),
         spent=spent_budgets(viewer.tenants()),
-        sections=sections(state) if viewer.sees_fleet else None,
         **live.verdict(reading),
-        **(below(state) if viewer.sees_fleet and ended_shown is not None else {}),
     )
-
-
-def below(state: LiveState) -> dict[str, Any]:
-    """Return the context of the sections that stand below the batches."""
-    return {**held_panel(state), **pool(state, timezone.now()), "held_panel": True}
-
-
-@require_safe
-@fleet_role(Role.VIEWER)
-def held(request: HttpRequest) -> HttpResponseBase:
-    """What waits in the queue manager, and why."""
-    state = feed.state()
-    context = {**live_context(state, "held"), **held_panel(state), "sections": sections(state)}
-    return render(request, "console/batches/held_page.html", context)
 
 
 STATES = dict(BatchStatus.choices) | {"resumed": "Resumed by another process; no line is answered twice"}
@@ -124,18 +83,3 @@ def file(request: HttpRequest, public_id: str, kind: str) -> HttpResponseBase:
         return content_of(row)
     except ApiError as error:
         raise Http404(error.message) from error
-
-
-@action(
-    None,
-    lambda request: Batch.objects.filter(tenant__in=tenants_with_role(request.user, Role.OPERATOR)),
-    page="console:batches",
-    unchanged="{row} was not canceled",
-)
-def cancel(form: ActionForm, batch: Batch) -> str:
-    try:
-        cancel_batch(batch)
-    except ApiError as error:
-        raise ActionError(error.message) from error
-    record("batch.canceled", batch, actor=form.user, reason=form.reason)
-    return f"{batch} is being canceled; lines that run finish, and its output stays readable."

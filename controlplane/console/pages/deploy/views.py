@@ -51,7 +51,7 @@ def deploy(request: HttpRequest) -> HttpResponse:
         "wrong": [field for field in form if field.errors] if posted else [],
         "estimate": deploying.estimate(form.wanted()) if form.is_bound else None,
         "out_of_use": resting,
-        "out_of_use_kind": resting and resting._meta.model_name,
+        "out_of_use_name": resting and f"{resting._meta.model_name}s",
         "places": deploying.gpus_by_place(),
     }
     return render(request, "console/deploy/deploy.html", context, status=422 if posted else 200)

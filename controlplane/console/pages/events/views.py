@@ -9,11 +9,11 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.lists import list_view
-from controlplane.console.selectors.events import event_title, folded, subject_href
+from controlplane.console.selectors.events import event_row, event_title, subject_href
 from controlplane.events.selectors import visible_events
 from controlplane.resources.events import EVENTS
 
-events = list_view(EVENTS, folded)
+events = list_view(EVENTS, lambda rows: [event_row(row) for row in rows])
 
 
 @require_safe

@@ -1,26 +1,13 @@
-"""Charts of the forecast page: demand against its forecast and capacity, and how forecasters did in backtests."""
+"""Chart of the forecast page: demand against its forecast and capacity."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from django.utils import timezone
 
-from controlplane.console.charts.spec import (
-    AMOUNT,
-    DAYS,
-    NAMES,
-    NUMBERS,
-    SHARE,
-    STYLES,
-    Chart,
-    Levels,
-    Series,
-    Settings,
-    Values,
-    last,
-)
-from controlplane.console.formats import count, percent_fine, quantity
-from controlplane.console.pages.forecast.selectors import Outlook, Score
+from controlplane.console.charts.spec import AMOUNT, DAYS, Chart, Series, Settings, Values, last
+from controlplane.console.formats import quantity
+from controlplane.console.pages.forecast.selectors import Outlook
 from controlplane.planning.forecasts.demand import DEFERRED, EVERY_CLASS, TOKENS
 from controlplane.planning.forecasts.selectors import ForecastWindow
 from controlplane.resources.tables import Table
@@ -34,7 +21,6 @@ HEADER = (
     *(f"{end.replace('_', ' ').capitalize()}% (tok/s)" for end in ENDS),
     "Capacity (tok/s)",
 )
-INTERACTIVE = "Interactive (tok/s)", "Forecast, interactive (tok/s)"
 GENERATED = "Generated (tok/s)"
 
 
@@ -86,24 +72,15 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
     if generated:
         style = ("text-muted", "dot")
         series.append(Series("generated", outlook.generated, style, more={"name": "generated"}))
-    both = outlook.slo_class == EVERY_CLASS
-    if any(outlook.interactive):  # below the line of both, what is between them is deferred
-        filled = {"name": "interactive", "fill": "tozeroy", "fillcolor": "var(--s3-soft)"}
-        series.append(Series("interactive", outlook.interactive, ("s3", "solid"), width=1, layer=-2, more=filled))
     if known:
-        label = "interactive and deferred" if both else "actual"
-        series.append(Series(label, outlook.actual, ("text", "solid"), width=2, layer=1))
-    own = _field(outlook.interactive_expected, "mean")
-    if last(own) is not None:
-        series.append(Series("forecast, interactive", own, ("s3", "dash"), width=1.5))
+        series.append(Series("actual", outlook.actual, ("text", "solid"), width=2, layer=1))
     if forecast:
         bounds = list(zip(*(_field(outlook.expected, end) for end in ENDS[:2]), strict=True))
         hover = f"%{{y:{digits}}}, 80%: %{{customdata[0]:{digits}}} to %{{customdata[1]:{digits}}}"
         more = {"name": "forecast", "customdata": bounds, "hovertemplate": hover}
         # A line of the legend for each band: the inner ground lies over the outer one and is darker.
         series += [*_band(middles, outlook, 95), *_band(middles, outlook, 80)]
-        label = "forecast of both, 80 and 95%" if both else "forecast, 80 and 95%"
-        series.append(Series(label, mean, ("s1", "dash"), width=2, more=more))
+        series.append(Series("forecast, 80 and 95%", mean, ("s1", "dash"), width=2, more=more))
     if any(outlook.capacity) and series:
         past = [(start, value) for start, value in zip(starts, outlook.capacity, strict=True) if value is not None]
         past.append((now, past[-1][1]))
@@ -115,8 +92,6 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
     bands = (_field(outlook.expected, end) for end in ENDS)
     columns = [starts, outlook.actual, mean, *bands, outlook.capacity]
     heading: tuple[str, ...] = HEADER
-    if any(outlook.interactive) or last(own) is not None:
-        columns, heading = [*columns, outlook.interactive, own or [None] * len(starts)], (*heading, *INTERACTIVE)
     if generated:
         columns, heading = [*columns, outlook.generated], (*heading, GENERATED)
     return Chart(
@@ -143,9 +118,7 @@ def unit_title(unit: str) -> str:
 def _of_class(outlook: Outlook) -> str:
     if outlook.slo_class == EVERY_CLASS:
         return " of interactive and deferred classes"
-    if outlook.slo_class == DEFERRED:
-        return " of the deferred classes"
-    return f" of the class {outlook.slo_class}" if outlook.slo_class else " of the interactive classes"
+    return f" of the {'deferred' if outlook.slo_class == DEFERRED else 'interactive'} classes"
 
 
 def _length(seconds: int) -> str:
@@ -169,68 +142,3 @@ def _outlook_sentence(outlook: Outlook) -> str:
     if outlook.capacity_now:
         parts.append(f"ready instances can do {quantity(outlook.capacity_now)}")
     return f"Demand{_of_class(outlook)}: {'; '.join(parts) or 'nothing is known yet'}."
-
-
-def error_by_horizon(scores: Sequence[Score], window_s: int, what: str) -> Chart:
-    """Return the chart of mean APE against the horizon; the six best forecasters."""
-    shown = [score for score in scores if last(score.by_horizon) is not None][: len(STYLES)]
-    longest = max((len(score.by_horizon) for score in shown), default=0)
-    ahead = [(at + 1) * window_s / 60 for at in range(longest)]
-    statement = "no backtest has measured it"
-    if shown and shown[0].by_horizon[0] is not None:
-        statement = (
-            f"{shown[0].title} is off by {percent_fine(shown[0].by_horizon[0])} one window ahead "
-            f"and by {percent_fine(last(shown[0].by_horizon))} at {count(ahead[-1])} minutes"
-        )
-    return Chart(
-        key="horizon",
-        title="Error by horizon",
-        caption=f"Mean absolute percentage error by minutes ahead, {what}",
-        sentence=f"Error by horizon: {statement}.",
-        x=ahead,
-        across=NUMBERS.but(heading="Ahead (min)", ticksuffix=" min", hoverformat=",.0f", rangemode="tozero"),
-        up=SHARE.but(hoverformat=".1%"),
-        series=[
-            Series(
-                score.title, [*score.by_horizon, *[None] * (longest - len(score.by_horizon))], style, width=2, size=6
-            )
-            for score, style in zip(shown, STYLES, strict=False)
-        ],
-        empty="" if shown else "No backtest has measured the error by horizon yet.",
-    )
-
-
-def coverage(scores: Sequence[Score], what: str) -> Chart:
-    """Return the chart of the share of windows within each band, and the band's promise."""
-    shown = [score for score in scores if score.coverage_80 is not None or score.coverage_95 is not None]
-    lowest = min([value for score in shown for value in (score.coverage_80, score.coverage_95) if value], default=0.8)
-    statement = "no backtest has measured it"
-    if shown:
-        statement = (
-            f"of {shown[0].title}'s bands, the 80% one holds {percent_fine(shown[0].coverage_80)} "
-            f"and the 95% one {percent_fine(shown[0].coverage_95)} of the windows"
-        )
-    bands = ((80, "circle", [score.coverage_80 for score in shown]), (95, "diamond", [s.coverage_95 for s in shown]))
-    return Chart(
-        key="coverage",
-        title="Coverage of the bands",
-        caption=f"Share of windows within each band, {what}",
-        sentence=f"Coverage: {statement}.",
-        x=[score.title for score in shown],
-        across=NAMES.but(heading="Forecaster"),
-        up=SHARE.but(range=[max(0.0, min(0.7, lowest - 0.05)), 1.01], rangemode="normal"),
-        series=[
-            Series(
-                f"{share}% band",
-                values,
-                style,
-                shape=shape,
-                size=11,
-                heading=f"Within the {share}% band (ratio)",
-                more={"hovertemplate": "%{y:.1%}"},
-            )
-            for (share, shape, values), style in zip(bands, STYLES, strict=False)
-        ],
-        levels=Levels("promised", [0.80, 0.95]),
-        empty="" if shown else "No backtest has measured coverage yet.",
-    )

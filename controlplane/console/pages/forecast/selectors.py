@@ -1,8 +1,8 @@
-"""The forecast page's data: one series, all series, and the backtests."""
+"""The forecast page's data: one series, and all series."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,40 +11,21 @@ from controlplane.planning import selectors as planning
 from controlplane.planning.capacity import EndpointLoad, Place, capabilities, capacity_over_time, endpoint_loads
 from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.forecasts.selectors import Accuracy, ForecastWindow, NotServedHere, Series
-from controlplane.planning.models import Backtest, Forecast, PlanStatus, Quantity, ScalingPlan
+from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
 
 RANGES_H = (1, 6, 24, 72)
 USUAL_RANGE_H = 6
 POINTS = 600  # of a line
 DEMAND_WINDOW_S = 600  # while there is no forecast to take the window from
-BY_WINDOW = ("starts", "actual", "generated", "expected", "capacity", "interactive", "interactive_expected")
+BY_WINDOW = ("starts", "actual", "generated", "expected", "capacity")
 RATES = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
 CAPACITY_CHANGES = {PlanStatus.ADVICE, PlanStatus.APPROVED}  # of a plan that would still change something
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """How one forecaster did on one quantity of a backtest: ratios (pinball loss of the mean rate), fit in seconds."""
-
-    forecaster: str
-    title: str
-    error: float | None
-    """Mean APE, or WAPE on a series with empty windows."""
-    max_ape: float | None
-    pinball: float | None
-    coverage_80: float | None
-    coverage_95: float | None
-    fit_s: float | None
-    by_horizon: tuple[float | None, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Outlook:
     """One series over time: counted and expected demand, and the capacity of instances, in tokens per second.
-
-    Of interactive and deferred classes together, *interactive* and *interactive_expected* are the part that is answered at
-    once; else they are empty.
 
     *starts*, *actual*, *generated*, *expected* and *capacity* have one element a window; a window that begins in the demo's
     generated past has that demand in *generated*, any other in *actual*. *planned* is the capacity from *now* on: what open
@@ -61,18 +42,13 @@ class Outlook:
     capacity: Series
     planned: float | None
     unit: str  # "prompt", "output", or both together: "tokens"
-    slo_class: str = ""  # empty: all interactive classes together; or as in `OutlookFilter`
-    interactive: Series = field(default_factory=list)
-    interactive_expected: Sequence[ForecastWindow | None] = ()
+    slo_class: str = ""  # as in `OutlookFilter`
 
     def since_known(self) -> "Outlook":
         """Return the outlook without the windows before the first known one."""
         seen = zip(self.actual, self.generated, self.expected, self.capacity, strict=True)
         first = next((at for at, known in enumerate(seen) if any(known)), 0)
-        return replace(
-            self,
-            **{name: getattr(self, name)[first:] for name in BY_WINDOW},
-        )
+        return replace(self, **{name: getattr(self, name)[first:] for name in BY_WINDOW})
 
     @property
     def ahead(self) -> list[ForecastWindow]:
@@ -101,10 +77,6 @@ class OutlookFilter:
     slo_class: str = ""  # empty: all interactive classes together; `DEFERRED`, or `EVERY_CLASS` for both
 
     @property
-    def one_class(self) -> bool:
-        return self.slo_class not in ("", demand.DEFERRED, demand.EVERY_CLASS)
-
-    @property
     def whole(self) -> bool:
         """Return whether it is in the unit of capacity, of all classes that plans count."""
         return self.quantity == demand.TOKENS and self.slo_class == demand.EVERY_CLASS
@@ -125,8 +97,7 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
     window_s = newest.window_s if newest else DEMAND_WINDOW_S
     since = now - timedelta(hours=asked.hours)
     rows = [row for row in forecasts if row.window_s == window_s]
-    tracks = list(zip(rows, selectors.tracks(rows, since), strict=True))
-    expected = _summed([track for _, track in tracks])
+    expected = _summed(selectors.tracks(rows, since))
     until = expected[-1].start + timedelta(seconds=window_s) if expected else now
     starts = selectors.grid(since, max(until, now), window_s)
     past = selectors.generated_past(now)
@@ -140,12 +111,6 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
     shown = slice((len(starts) - 1) % stride, None, stride)
     loads = endpoint_loads(now) if asked.whole else {}
     capacity = _capacity(starts[shown], window_s, now, asked, loads)
-    interactive: Series = []
-    interactive_at: dict[datetime, ForecastWindow] = {}
-    if asked.slo_class == demand.EVERY_CLASS:
-        own = [track for row, track in tracks if not row.slo_class]
-        interactive_at = {window.start: window for window in _summed(own)}
-        interactive = _until_now(starts, window_s, now, replace(asked, slo_class=""))
     outlook = Outlook(
         starts=starts[shown],
         window_s=window_s,
@@ -157,8 +122,6 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
         planned=_planned(asked, now, loads) if last(capacity) is not None else None,
         unit=asked.quantity,
         slo_class=asked.slo_class,
-        interactive=interactive[shown],
-        interactive_expected=[interactive_at.get(start) for start in starts[shown]] if interactive else (),
     )
     return OutlookResult(outlook, newest, judged)
 
@@ -299,82 +262,3 @@ def _expected(forecasts: Sequence[Forecast], now: datetime) -> dict[str, Any]:
 def _ahead(forecast: Forecast, now: datetime) -> list[ForecastWindow]:
     length = timedelta(seconds=forecast.window_s)
     return [window for window in selectors.windows_of(forecast) if window.start + length > now]
-
-
-# Backtests
-
-
-def scores(backtest: Backtest, quantity: str, series: str = "") -> list[Score]:
-    """Return the errors of each forecaster on *quantity*, smallest first: means over all series (and the worst APE)."""
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in backtest.rows:
-        if row.get("quantity") == quantity and (not series or row.get("series") == series):
-            groups[row["forecaster"]].append(row)
-    board = [
-        Score(
-            forecaster=name,
-            title=title_of(name),
-            error=_mean(rows, "error"),
-            max_ape=max((row["max_ape"] for row in rows if row.get("max_ape") is not None), default=None),
-            pinball=_mean(rows, "pinball"),
-            coverage_80=_mean(rows, "coverage_80"),
-            coverage_95=_mean(rows, "coverage_95"),
-            fit_s=_mean(rows, "fit_s"),
-            by_horizon=_by_horizon(rows),
-        )
-        for name, rows in groups.items()
-    ]
-    return sorted(board, key=lambda score: (score.error is None, score.error or 0.0, score.forecaster))
-
-
-def _mean(rows: Sequence[dict[str, Any]], field: str) -> float | None:
-    known = [row[field] for row in rows if row.get(field) is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _by_horizon(rows: Sequence[dict[str, Any]]) -> tuple[float | None, ...]:
-    """Return the mean over series at each step ahead that some of them have."""
-    lists = [row.get("error_by_horizon") or [] for row in rows]
-    longest = max(map(len, lists), default=0)
-    steps = []
-    for at in range(longest):
-        known = [values[at] for values in lists if len(values) > at and values[at] is not None]
-        steps.append(sum(known) / len(known) if known else None)
-    return tuple(steps)
-
-
-def series_of(backtest: Backtest) -> list[str]:
-    return sorted({row["series"] for row in backtest.rows if row.get("series")})
-
-
-def leader_board(backtest: Backtest, series: str = "") -> list[dict[str, Any]]:
-    """Return one row a forecaster with its scores on prompt and on output tokens, smallest error over both first.
-
-    `scores` holds a dict for each quantity, with `best` where no other forecaster has a smaller error, or None.
-    """
-    by_quantity = [scores(backtest, quantity, series) for quantity in Quantity.values]
-    titles = {score.forecaster: score.title for board in by_quantity for score in board}
-    rows = []
-    for name, title in titles.items():
-        pair = [_with_best(board, name) for board in by_quantity]
-        known = [score["error"] for score in pair if score and score["error"] is not None]
-        fits = [score["fit_s"] for score in pair if score and score["fit_s"] is not None]
-        rows.append(
-            {
-                "forecaster": name,
-                "title": title,
-                "scores": pair,
-                "error": sum(known) / len(known) if known else None,
-                "fit_s": sum(fits) / len(fits) if fits else None,
-                "fit_ms": 1_000 * sum(fits) / len(fits) if fits else None,
-            }
-        )
-    rows.sort(key=lambda row: (row["error"] is None, row["error"] or 0.0, row["forecaster"]))
-    return rows
-
-
-def _with_best(board: list[Score], name: str) -> dict[str, Any] | None:
-    score = next((score for score in board if score.forecaster == name), None)
-    if score is None:
-        return None
-    return {**asdict(score), "best": score.error is not None and score.error == board[0].error}

@@ -1,10 +1,6 @@
-"""Charts of one instance, and the timeline of its states."""
+"""Charts of one instance."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-
-from django.utils import timezone
 
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import (
@@ -25,7 +21,6 @@ from controlplane.console.formats import count, milliseconds, percent, quantity
 from controlplane.console.live import history
 from controlplane.console.live.history import Sample
 from controlplane.console.live.state import LiveState
-from controlplane.events.models import Event
 from controlplane.fleet.models import Instance
 
 FILLED = {"fill": "tozeroy", "fillcolor": "var(--s1-soft)"}
@@ -64,20 +59,16 @@ def line_chart(
 def instance_charts(state: LiveState, minutes: str, row: Instance) -> list[Chart]:
     def build() -> list[Chart]:
         samples = history.latest(state.history, int(minutes))
-        ttft_ms, itl_ms, output = history.pace_of_instance(samples, row.name)
+        ttft_ms, _, output = history.pace_of_instance(samples, row.name)
         running, waiting = history.load_of_instance(samples, row.name)
         most = count(row.max_num_seqs)
 
         def load(now: float) -> str:
             return f"{count(now)} of {most} requests running, {count(last(waiting))} waiting"
 
-        def p95(now: float) -> str:
-            return f"p95 is {milliseconds(now)}"
-
         inside = Series("waiting inside vLLM", waiting, STYLES[1], heading="Waiting (requests)")
         caption = f"Requests inside the instance; it runs {most} at most"
         kv = history.kv_by_instance(samples, [row.name])[row.name]
-        latencies = (("ttft", "Time to first token", ttft_ms), ("itl", "Time between tokens", itl_ms))
         return [
             line_chart(
                 samples, "load", "Running and waiting", caption, running, load, COUNT, inside,
@@ -87,12 +78,9 @@ def instance_charts(state: LiveState, minutes: str, row: Instance) -> list[Chart
                 samples, "kv", "KV cache", "Share of the KV cache in use", kv,
                 lambda now: f"{percent(now)} in use", SHARE.but(range=[0, 1.02], hoverformat=".1%"), label="KV cache",
             ),
-            *(
-                line_chart(
-                    samples, key, title, "p95 of the last minute", values, p95, MILLISECONDS,
-                    label="p95", nothing=NO_TRAFFIC,
-                )
-                for key, title, values in latencies
+            line_chart(
+                samples, "ttft", "Time to first token", "p95 of the last minute", ttft_ms,
+                lambda now: f"p95 is {milliseconds(now)}", MILLISECONDS, label="p95", nothing=NO_TRAFFIC,
             ),
             line_chart(
                 samples, "throughput", "Throughput", "Output tokens per second", output,
@@ -102,50 +90,3 @@ def instance_charts(state: LiveState, minutes: str, row: Instance) -> list[Chart
         ]  # fmt: skip
 
     return once(("instance", row.pk, row.name, minutes, history.newest_s(state.history)), build)
-
-
-SPAN = timedelta(hours=6)
-WIDTH = 1000.0  # of the drawing
-MOVES_READ = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    state: str
-    since: datetime
-    until: datetime
-    reason: str
-    x: float
-    width: float
-
-    @property
-    def seconds(self) -> float:
-        return (self.until - self.since).total_seconds()
-
-
-def timeline(instance: Instance, now: datetime | None = None) -> list[Segment]:
-    """Segments of the last SPAN up to *now*, oldest first, without gaps; from the instance's creation if that is later."""
-    now = now or timezone.now()
-    moves = list(
-        Event.objects.filter(
-            subject_type="instance", subject_id=str(instance.pk), kind="instance.moved", at__lte=now
-        ).order_by("-pk")[:MOVES_READ]
-    )[::-1]
-    start = max(now - SPAN, min(instance.created_at, now))
-    # Before its first known move, an instance was in the state that the move left.
-    state = moves[0].before.get("state", "") if moves else str(instance.state)
-    points: list[tuple[datetime, str, str]] = [(start, state, "")]
-    for move in moves:
-        state = move.after.get("state", "")
-        if move.at <= start:
-            points[0] = (start, state, move.reason)
-        else:
-            points.append((move.at, state, move.reason))
-    ends = [at for at, _, _ in points[1:]] + [now]
-    whole = max((now - start).total_seconds(), 1e-9)
-    segments = []
-    for (at, state, reason), end in zip(points, ends, strict=True):
-        x = (at - start).total_seconds() / whole * WIDTH
-        width = (end - at).total_seconds() / whole * WIDTH
-        segments.append(Segment(state, at, end, reason, round(x, 2), round(width, 2)))
-    return segments

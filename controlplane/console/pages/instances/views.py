@@ -5,21 +5,18 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
-from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
-from controlplane.console.live.views import live_context
-from controlplane.console.pages.instances.charts import instance_charts, timeline
+from controlplane.console.live.views import live_context, of_charts
+from controlplane.console.pages.instances.charts import instance_charts
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows, worst_first
 from controlplane.events.selectors import events_about
-from controlplane.fleet import services
 from controlplane.fleet.lifecycle import engine_logs
 from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import Instance
@@ -37,26 +34,6 @@ from controlplane.resources.instances import INSTANCES
 REQUESTS_SHOWN = 10
 HITS_OVER = timedelta(hours=1)
 LOG_LINES_SHOWN = 100
-# Effect of each action, for its dialog; and whether the dialog warns.
-ACTION_TEXTS = {
-    Action.DRAIN: (
-        "It finishes the requests it runs and is given no new ones. Resume takes it back into service.",
-        False,
-    ),
-    Action.RESUME: ("It is given new requests again.", False),
-    Action.START: ("Its server is started; it is ready once its health check passes.", False),
-    Action.STOP: (
-        "Its server is stopped and the requests it still runs are cut off. Drain it first to spare them. It is held then: "
-        "neither the floor nor a plan starts it, only an operator does.",
-        True,
-    ),
-    Action.SLEEP: ("It finishes what it runs, then its weights leave the GPU. Waking is faster than starting.", False),
-    Action.WAKE: ("Its weights return to the GPU; it is ready once its health check passes.", False),
-    Action.RECLAIM: (
-        "Its opportunistic requests are queued again, or ended with an error, by class; then it serves its own model again.",
-        False,
-    ),
-}
 
 
 @require_safe
@@ -80,9 +57,8 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
     state = feed.state()
     filters = Filters(request.GET, CHART_RANGE)
     charts = instance_charts(state, filters["range"], row)
-    if request.GET.get("format") == "csv":
-        chart = next((chart for chart in charts if chart.key == request.GET.get("table")), charts[0])
-        return chart.csv(f"{row.name}-{chart.key}")
+    if (answer := of_charts(request, charts, f"{row.name}-{{}}")) is not None:
+        return answer
     context = {
         **live_context(state, f"instance:{row.pk},events"),
         "filters": filters,
@@ -95,7 +71,6 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         "outdated": revisions.outdated([row]).get(row.pk, ()),
         "log": _log(row) if may(request, Role.OPERATOR) else None,
         "charts": charts,
-        "timeline": timeline(row),
         "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
         "requests": LedgerRow.objects.select_related("tenant").filter(instance=row.name)[:REQUESTS_SHOWN],
         "actions": _actions(row) if may(request, Role.OPERATOR) else [],
@@ -116,23 +91,6 @@ def _log(row: Instance) -> dict[str, Any] | None:
     return {"file": path, "lines": engine_logs.last_lines(row, LOG_LINES_SHOWN), "error": error}
 
 
-def _actions(row: Instance) -> list[dict[str, Any]]:
-    """Return buttons of the actions allowed now; drain and resume first, stop last."""
-    actions = sorted(possible_actions(row), key=lambda action: (action == Action.STOP, list(Action).index(action)))
-    return [
-        {"name": action.value, "label": action.label, "text": ACTION_TEXTS[action][0], "grave": ACTION_TEXTS[action][1]}
-        for action in actions
-    ]
-
-
-@action(
-    Role.OPERATOR,
-    Instance,
-    key="name",
-    among=Action.values,
-    page=lambda row: reverse("console:instance", args=[row.name]),
-    unchanged="{row.name} was left as it is",
-)
-def act(form: ActionForm, row: Instance, action: str) -> str:
-    """Carry out one action; the service records the event with its reason."""
-    return services.act(Action(action), row, form.user, form.reason)
+def _actions(row: Instance) -> list[Action]:
+    """Return the actions allowed now; drain and resume first, stop last."""
+    return sorted(possible_actions(row), key=lambda action: (action == Action.STOP, list(Action).index(action)))

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods
 from controlplane.accounts.models import ApiKey, Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
-from controlplane.accounts.services import allow_models, create_api_key, revoke_api_key
+from controlplane.accounts.services import allow_models, create_api_key
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page
@@ -76,17 +76,6 @@ def created(request: HttpRequest, key: ApiKey, secret: str) -> HttpResponse:
             "python": examples.python(base_url, secret, key.tenant, model),
         }
     return render(request, "console/keys/key_created.html", context)
-
-
-@action(
-    None,
-    lambda request: manageable_api_keys(request.user),
-    page="console:keys",
-    unchanged="{row.name} was not revoked",
-)
-def revoke(form: ActionForm, key: ApiKey) -> str:
-    revoke_api_key(key, form.user, form.reason)
-    return f"{key.name} ({key.prefix}…) is revoked; requests with it are refused within seconds."
 
 
 @action(

@@ -1,4 +1,4 @@
-"""Tables of output lengths: measures by model and tenant, by what predicted, and versions side by side."""
+"""Tables of output lengths: measures by model and tenant, versions side by side, and trainings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,18 +8,12 @@ from typing import Final
 from django.utils import timezone
 
 from controlplane.console.formats import percent
-from controlplane.console.pages.lengths.charts import source_order
 from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthTraining, LengthVersion, Measures, VersionState
-from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR, SHADOW, Scope
+from controlplane.lengths.selectors import SHADOW, Scope
 from forecasting.lengths import TEXTLESS, rests
 
 VERSIONS_SHOWN = 12
-MEANINGS = {
-    CACHE: "a prompt seen before, word for word",
-    LEXICAL: "a prompt much like one seen before",
-    PRIOR: "the moving mean of its tenant and class",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +28,6 @@ class Line:
 def lines(by_series: Mapping[tuple[str, str], Measures]) -> list[Line]:
     """Return rows of *by_series*, which is by model and tenant."""
     return [Line(*names, measures) for names, measures in sorted(by_series.items(), key=lambda item: item[0])]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A predictor: a cache, a version, the prior; *share* is of all requests, None for a shadow."""
-
-    name: str
-    measures: Measures
-    share: float | None
-    meaning: str
-
-
-def _meaning(name: str) -> str:
-    if name.startswith(SHADOW):
-        return "predicts in shadow, without effect"
-    return "the version that came with Pilothouse" if name.endswith(" 0") else "a length model"
-
-
-def sources(by_predictor: Mapping[str, Measures]) -> list[Source]:
-    answered = sum(measures.requests for name, measures in by_predictor.items() if not name.startswith(SHADOW))
-    return [
-        Source(
-            name,
-            measures := by_predictor[name],
-            None if name.startswith(SHADOW) or not answered else measures.requests / answered,
-            MEANINGS.get(name, _meaning(name)),
-        )
-        for name in sorted(by_predictor, key=source_order)
-    ]
 
 
 def version_rows(by_predictor: Mapping[str, Measures], scope: Scope | None = None) -> list[LengthVersion]:

@@ -1,23 +1,15 @@
-"""Details of an open row of the models page: service by class, and the five parts of its policy with their health."""
+"""Details of an open row of the models page: service by class, and the five parts of its policy."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import Q, Sum
-
-from controlplane.console.charts.cache import once
-from controlplane.console.formats import age, count, duration, milliseconds, percent, percent_fine
-from controlplane.console.pages.forecast.selectors import OutlookFilter, see
-from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow, hours_back
+from controlplane.console.formats import duration, milliseconds
+from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow
 from controlplane.fleet.attainment import Attainment, together
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, SloClass
-from controlplane.gateway.models import MinuteRow
-from controlplane.gateway.selectors import PrefixHits, attainments, prefix_hits
-from controlplane.planning import selectors as planning
-from controlplane.planning.models import PolicyMode, Quantity, ScalingPolicy
+from controlplane.gateway.selectors import attainments
 from controlplane.planning.parts import PARTS, PolicyChoice, PolicyPart
-from controlplane.planning.titles import title_of
 
 BUDGET_OVER = timedelta(days=1)
 
@@ -74,94 +66,6 @@ def adapters_served(model: Model) -> str:
     return words
 
 
-# The parts of a policy
-
-
-@dataclass(frozen=True, slots=True)
-class PartNow:
-    """One part of a model's policy. *health* is a sentence, empty if nothing is known."""
-
-    part: PolicyPart
-    choice: PolicyChoice
-    health: str = ""
-
-
-def parts_of(row: ModelRow, now: datetime) -> list[PartNow]:
-    """Return the parts of an open model."""
-    hour, minute = _last_hour(row.name, now), now.replace(second=0, microsecond=0)
-    hits = once(("prefix hits", row.name, minute), lambda: prefix_hits(minute - SLO_OVER, model=row.name))
-    health = {
-        "routing_policy": _router_health(row, hour, hits),
-        "ordering_policy": _order_health(row, hour),
-        "strategy": _plan_health(row.model, now),
-        "FORECASTER": _forecast_health(row.name, now),
-    }
-    values = row.present.values
-    return [PartNow(part, part.choice(values[part.name]), health.get(part.name, "")) for part in PARTS]
-
-
-def _last_hour(model: str, now: datetime) -> dict[str, int]:
-    """Count requests of the last hour: ended, served by another region than the caller's, and unserved."""
-    rows = MinuteRow.objects.filter(model=model, generated=False, minute__gte=now - SLO_OVER)
-    elsewhere = Sum("requests", filter=Q(own_region__gt=""), default=0)
-    return rows.aggregate(ended=Sum("requests", default=0), elsewhere=elsewhere, unserved=Sum("unserved", default=0))
-
-
-def _router_health(row: ModelRow, hour: dict[str, int], hits: PrefixHits) -> str:
-    """Return the spread of use over instances, the share of requests that other regions took, and that of cached prompts."""
-    uses = [use for endpoint in row.there for use in endpoint.uses]
-    if not uses:
-        return ""
-    spread = f"Use {percent(min(uses))} to {percent(max(uses))}" if len(uses) > 1 else f"Use {percent(uses[0])}"
-    if not hour["ended"]:
-        return spread
-    words = f"{spread}; {percent(hour['elsewhere'] / hour['ended'])} to other regions in 1 h"
-    if hits.ratio is None:
-        return words
-    words += f"; {percent(hits.ratio)} of prompt tokens cached"
-    if hits.expected_ratio is not None:
-        words += f", {percent(hits.expected_ratio)} expected"
-    if hits.wrong_by_events is not None:
-        words += f" (from KV events, wrong by {percent(hits.wrong_by_events)})"
-    if hits.wrong_by_estimate is not None:
-        words += f" (estimated, wrong by {percent(hits.wrong_by_estimate)})"
-    return words
-
-
-def _order_health(row: ModelRow, hour: dict[str, int]) -> str:
-    """Return the number of waiting requests, and of those that were not served in the last hour."""
-    known = [endpoint.live for endpoint in row.there if endpoint.live]
-    if not known:
-        return ""
-    waiting = sum(live["waiting"] or 0 for live in known)
-    oldest_ms = 1000 * max((live["oldest_wait_s"] or 0.0 for live in known), default=0.0)
-    held = row.live.get("held") or 0
-    words = f"{count(waiting)} wait, the oldest for {milliseconds(oldest_ms)}" if waiting else "Nothing waits in queues"
-    words += f", {count(held)} are held" if held else ""
-    if not hour["ended"]:
-        return words
-    in_vain = f"{count(hour['unserved'])} of {count(hour['ended'])}" if hour["unserved"] else "none"
-    return f"{words}; {in_vain} unserved in 1 h"
-
-
-def _plan_health(model: Model, now: datetime) -> str:
-    policy = ScalingPolicy.objects.filter(model=model).first()
-    if policy is None:
-        return "No policy was set"
-    mode = PolicyMode(policy.mode).label.partition(":")[0]
-    plan = planning.plans(model=model.name).first()
-    return f"Mode {mode.lower()}; " + (
-        f"last plan {age((now - plan.made_at).total_seconds())}" if plan else "no plan yet"
-    )
-
-
-def _forecast_health(model: str, now: datetime) -> str:
-    seen = see(OutlookFilter(model, "", Quantity.OUTPUT, hours := hours_back()), now)
-    if seen.forecast is None:
-        return "No forecast yet"
-    by, error = title_of(seen.forecast.forecaster), seen.accuracy.error
-    return (
-        f"{by}, mean error {percent_fine(error)} over {duration(3600 * hours)}"
-        if error is not None
-        else f"{by}, not judged yet"
-    )
+def parts_of(row: ModelRow) -> list[tuple[PolicyPart, PolicyChoice]]:
+    """Return the five parts of the policy of an open model, each with what is chosen."""
+    return [(part, part.choice(row.present.values[part.name])) for part in PARTS]

@@ -1,7 +1,7 @@
 """Rows of the models page: each model with its endpoints, load, cost, policy and chart."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from controlplane.alerts.problems import slo_level
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.formats import MINUS, percent
+from controlplane.console.formats import percent
 from controlplane.console.live.state import SATURATED, LiveState
 from controlplane.console.pages.forecast.charts import demand_and_forecast, unit_title
 from controlplane.console.pages.forecast.selectors import OutlookFilter, see
@@ -21,8 +21,6 @@ from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
 from controlplane.planning.capacity import EndpointLoad, endpoint_loads
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
-from controlplane.planning.models import MoveSource, ScalingMove
-from controlplane.rows import narrowed
 from controlplane.tuning.selectors import tuned
 
 KEY = "model"
@@ -57,6 +55,10 @@ def demand_and_capacity(model: str, quantity: str, now: datetime) -> Chart:
     return once((KEY, model, quantity, int(now.timestamp()) // EVERY_S), build)[0]
 
 
+def chart_of(model: str, now: datetime) -> Chart:
+    return demand_and_capacity(model, TOKENS, now)
+
+
 TIMES = "\N{MULTIPLICATION SIGN}"
 SLO_OVER = timedelta(hours=1)
 Ratio = float | None
@@ -78,7 +80,6 @@ class Endpoint:
     deployments: tuple[Deployment, ...]
     uses: tuple[float, ...]  # of its instances, the least first
     ttft_p95_ms: Ratio  # of its slowest instance
-    moved: str  # who added and took away instances over the last hour, and what of it others undid
     slo: Attainment | None  # of its worst class over the last hour, of those that were served here
 
     @property
@@ -122,6 +123,11 @@ class Endpoint:
         return self.load.usd_per_hour
 
 
+def sum_of_known(values: Iterable[Ratio]) -> Ratio:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
     """One model. *endpoints* are in the order of the page's regions, None where it is not deployed."""
@@ -132,7 +138,6 @@ class ModelRow:
     estimated: bool  # whether a profile of its deployments is not measured
     present: bundles.Present
     live: dict[str, Any]
-    chart: Chart
 
     @property
     def there(self) -> list[Endpoint]:
@@ -160,13 +165,11 @@ class ModelRow:
 
     @property
     def capacity(self) -> Ratio:
-        known = [endpoint.load.capacity_tokens_per_s for endpoint in self.there]
-        return sum(value for value in known if value is not None) if any(value is not None for value in known) else None
+        return sum_of_known(endpoint.load.capacity_tokens_per_s for endpoint in self.there)
 
     @property
     def demand(self) -> Ratio:
-        known = [endpoint.load.demand_tokens_per_s for endpoint in self.there]
-        return sum(value for value in known if value is not None) if any(value is not None for value in known) else None
+        return sum_of_known(endpoint.load.demand_tokens_per_s for endpoint in self.there)
 
     @property
     def load(self) -> Ratio:
@@ -205,9 +208,9 @@ def regions() -> list[tuple[str, str]]:
     return sorted(set(active.values_list("region__name", "region__title")))
 
 
-def model_rows(state: LiveState, now: datetime, only: str = "") -> list[ModelRow]:
-    """Every active model by name, or the one called *only*."""
-    models = list(narrowed(Model.objects.filter(active=True).select_related("fallback").order_by("name"), name=only))
+def model_rows(state: LiveState, now: datetime) -> list[ModelRow]:
+    """Every active model by name."""
+    models = list(Model.objects.filter(active=True).select_related("fallback").order_by("name"))
     places = [name for name, _ in regions()]
     deployments: dict[str, list[Deployment]] = defaultdict(list)
     for row in Deployment.objects.filter(active=True, model__in=models, region__active=True).select_related(
@@ -225,7 +228,6 @@ def model_rows(state: LiveState, now: datetime, only: str = "") -> list[ModelRow
             estimated=model.name in estimated,
             present=presents[model.pk],
             live=state.tile(model.name) or {},
-            chart=demand_and_capacity(model.name, TOKENS, now),
         )
         for model in models
     ]
@@ -247,7 +249,7 @@ def _endpoints(
     live = {(row["model"], row["region"]): row for row in state.tables["endpoints"]}
     loads = state.instance_rows()
     measured = endpoint_loads(now)
-    served, moved = attainments(now - SLO_OVER), _moved(now)
+    served = attainments(now - SLO_OVER)
     grouped: dict[tuple[str, str], list[Deployment]] = defaultdict(list)
     for row in rows:
         grouped[row.model.name, row.region.name].append(row)
@@ -268,21 +270,6 @@ def _endpoints(
             deployments=tuple(group),
             uses=tuple(sorted(each["use_ratio"] for each in loaded if each["use_ratio"] is not None)),
             ttft_p95_ms=max((each["ttft_p95_ms"] for each in loaded if each["ttft_p95_ms"] is not None), default=None),
-            moved=moved.get((model, region), ""),
             slo=worst(served.get((model, region), {}).values()),
         )
     return endpoints
-
-
-def _moved(now: datetime) -> dict[tuple[str, str], str]:
-    """By (model, region), in words."""
-    moves: dict[tuple[str, str], list[ScalingMove]] = defaultdict(list)
-    for move in ScalingMove.objects.filter(at__gte=now - SLO_OVER).order_by("pk"):
-        moves[move.model, move.region].append(move)
-    words = {}
-    for place, own in moves.items():
-        by = Counter((MoveSource(move.source).label.lower(), move.delta > 0) for move in own)
-        words[place] = ", ".join(
-            f"{who} {'+' if out else MINUS}{count}" for (who, out), count in sorted(by.items(), reverse=True)
-        )
-    return words

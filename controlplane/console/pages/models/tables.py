@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from controlplane.console.formats import NONE
-from controlplane.console.pages.models.selectors import ModelRow
+from controlplane.console.pages.models.selectors import ModelRow, sum_of_known
 from controlplane.planning.bundles import CUSTOM, values_of
 from controlplane.planning.forecasts.selectors import omitted_from_sums
 from controlplane.planning.parts import PARTS
@@ -56,7 +56,6 @@ def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
     policies = Counter(row.present.title for row in rows)
     omitted = omitted_from_sums()
     summed = [row for row in rows if row.name not in omitted]
-    capacities = [row.capacity for row in summed if row.capacity is not None]
     below = sorted((row for row in rows if row.below), key=lambda row: -(row.live["slo_burn"] or 0.0))
     return {
         "models": len(rows),
@@ -64,8 +63,8 @@ def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
         "ready": sum(row.ready for row in rows),
         "most": sum(row.most for row in rows),
         "below": below,
-        "demand": sum(row.demand or 0.0 for row in summed) if any(row.demand is not None for row in summed) else None,
-        "capacity": sum(capacities) if capacities else None,
+        "demand": sum_of_known(row.demand for row in summed),
+        "capacity": sum_of_known(row.capacity for row in summed),
         "usd_per_hour": sum(row.usd_per_hour for row in rows),
         "policies": len(policies),
     }

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, render
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.alerts.problems import Problems, find, read_known
@@ -14,8 +14,7 @@ from controlplane.console.live import jobs, tiles
 from controlplane.console.live.feed import feed
 from controlplane.console.live.fragments import attention_list, event_list
 from controlplane.console.live.state import SOURCE_TEXT, Source
-from controlplane.console.live.views import live_context, redrawn
-from controlplane.console.pages.instances.charts import instance_charts
+from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.overview.charts import DEMANDS, overview_charts, sparks
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.fleet.selectors import instances, usd_per_hour
@@ -45,12 +44,11 @@ def overview(request: HttpRequest) -> HttpResponseBase:
     filters = filters_of(request)
     model = filters["model"]
     charts = overview_charts(state, filters)
+    if (answer := of_charts(request, charts, sparks=sparks(state, filters))) is not None:
+        return answer
     rows = worst_first(instance_rows(state, instances(model=model)))
     if request.GET.get("format") == "csv":
-        chart = next((chart for chart in charts if chart.key == request.GET.get("table")), None)
-        if chart is None:
-            return INSTANCES.csv(rows)
-        return chart.csv(chart.key)
+        return INSTANCES.csv(rows)
     problems = state.problems if state.known else without_numbers(rows)
     context = {
         **live_context(state, f"overview:{model},instances,events"),
@@ -69,19 +67,8 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "rows": [row for row in rows if row["status"] != "stopped"][:INSTANCES_SHOWN],
         "rows_total": len(rows),
         "usd_per_hour": usd_per_hour(model),
-        "events": event_list(model),
+        "events": event_list(),
         "nightly": nightly.summary(timezone.now()),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }
     return render(request, "console/overview/overview.html", context)
-
-
-@require_GET
-@fleet_role(Role.VIEWER)
-def charts(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/charts?charts=ttft,kv&…`: figures of the overview, or with `instance=NAME` of one instance."""
-    state = feed.state()
-    filters = filters_of(request)
-    if name := request.GET.get("instance"):
-        return redrawn(request, instance_charts(state, filters["range"], get_object_or_404(instances(), name=name)))
-    return redrawn(request, overview_charts(state, filters), sparks=sparks(state, filters))

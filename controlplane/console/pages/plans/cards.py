@@ -4,9 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
-from controlplane.fleet.models import Deployment
 from controlplane.planning.execution import plan_rollout, strategies
 from controlplane.planning.models import PlanStatus, ScalingPlan
 from controlplane.planning.plans import load_now
@@ -24,8 +22,6 @@ class InstanceChange:
     present: int
     target: int
     reason: str
-    usd_per_hour: float | None = None
-    """Of all that it adds, below 0 of what it takes away; None where the plan does not say what a GPU costs."""
 
     @property
     def delta(self) -> int:
@@ -136,26 +132,15 @@ def cards_of(
 
     *titles* are those of regions and GPU types. *judged*: those that wait are held against the load of now.
     """
-    rows = Deployment.objects.order_by().values_list("model", "region__name", "gpu_type__name", "tensor_parallel")
-    gpus = {(model, region, gpu_type): count for model, region, gpu_type, count in rows}
     judged = judged and any(plan.status == PlanStatus.ADVICE and plan.valid_until > now for plan in plans)
     loads = load_now.read(now) if judged else {}
-    return [_card(plan, titles, now, gpus, loads.get(plan.model.name)) for plan in plans]
-
-
-def _usd_per_hour(
-    plan: ScalingPlan, target: Mapping[str, Any], gpus: Mapping[tuple[int, str, str], int]
-) -> float | None:
-    region, gpu_type = target["region"], target["gpu_type"]
-    usd, each = plan.inputs.get("usd_per_gpu_hour", {}).get(gpu_type), gpus.get((plan.model_id, region, gpu_type))
-    return None if usd is None or each is None else (target["target"] - target["present"]) * each * usd
+    return [_card(plan, titles, now, loads.get(plan.model.name)) for plan in plans]
 
 
 def _card(
     plan: ScalingPlan,
     titles: Mapping[str, str],
     now: datetime,
-    gpus: Mapping[tuple[int, str, str], int],
     load: LoadNow | None,
 ) -> Card:
     changes = [
@@ -165,7 +150,6 @@ def _card(
             present=target["present"],
             target=target["target"],
             reason=titled(without_place(target.get("reason") or "", plan.model.name), titles),
-            usd_per_hour=_usd_per_hour(plan, target, gpus),
         )
         for target in plan.targets
         if target["target"] != target["present"]

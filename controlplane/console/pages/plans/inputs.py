@@ -1,4 +1,4 @@
-"""Inputs of a plan as tables: demand by region, what an instance can do, bounds and prices.
+"""Inputs of a plan as tables: demand by region, what an instance can do, and prices.
 
 Missing values are allowed: plans are stored for long, and older ones have fewer.
 """
@@ -19,16 +19,15 @@ class Inputs:
 
     demand: list[dict[str, Any]]
     hardware: list[dict[str, Any]]
-    places: list[dict[str, Any]]
     facts: list[tuple[str, str]]
 
     def __bool__(self) -> bool:
-        return bool(self.demand or self.hardware or self.places or self.facts)
+        return bool(self.demand or self.hardware or self.facts)
 
 
 def read(plan: ScalingPlan, titles: Mapping[str, str]) -> Inputs:
     given = plan.inputs
-    return Inputs(_demand(given, titles), _hardware(given, titles), _places(plan, titles), _facts(given))
+    return Inputs(_demand(given, titles), _hardware(given, titles), _facts(given))
 
 
 def _demand(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -75,25 +74,6 @@ def _start_words(start: Mapping[str, Any] | None) -> str:
     count = start["starts"]
     known = f"median of {count} start{'s' if count > 1 else ''}" if count else "usual, none measured yet"
     return f"{start['seconds']:,.0f} s, {known}"
-
-
-def _places(plan: ScalingPlan, titles: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return bounds of each deployment, and the GPUs that its region had for planned models."""
-    bounds, gpus = plan.inputs.get("bounds") or {}, plan.inputs.get("gpus") or {}
-    rows = []
-    for target in plan.targets:
-        key = f"{target['region']} {target['gpu_type']}"
-        least, most = bounds.get(key, (None, None))
-        rows.append(
-            {
-                "region": titles.get(target["region"], target["region"]),
-                "gpu_type": titles.get(target["gpu_type"], target["gpu_type"]),
-                "least": least,
-                "most": most,
-                "gpus": gpus.get(key),
-            }
-        )
-    return rows
 
 
 def _facts(given: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -91,5 +91,4 @@ def name_of(row: Row, of: int) -> str:
         words.append(f"slack {clock(row['slack_s'])}" if row["slack_s"] >= 0 else f"late by {clock(-row['slack_s'])}")
     words += {"risk": ["at risk"]}.get(row["risk"], [])
     words += ["pinned"] if row["pinned"] else []
-    words += [f"held for {clock(row['hold_s'])}"] if row["hold_s"] else []
     return ", ".join([*words, f"{ordinal(row['place'])} of {of}"])

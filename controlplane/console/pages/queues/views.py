@@ -1,18 +1,14 @@
 """Queues: requests that wait, which will be late, what was reordered and why; and actions on one request group."""
 
-from datetime import timedelta
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
-from django.utils import timezone
-from django.views.decorators.http import require_GET, require_safe
+from django.views.decorators.http import require_safe
 
-from controlplane.accounts.models import Role, Tenant
+from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
-from controlplane.console.charts.cache import once
-from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import clock, ordinal
 from controlplane.console.live import at_door, history
 from controlplane.console.live.feed import feed
@@ -21,42 +17,25 @@ from controlplane.console.live.held_work import totals as held_totals
 from controlplane.console.live.queues import TILES, worse_than_fcfs
 from controlplane.console.live.state import LiveState
 from controlplane.console.live.tiles import readings
-from controlplane.console.live.views import live_context, redrawn
-from controlplane.console.pages.queues.charts import calibration, r2
+from controlplane.console.live.views import live_context
 from controlplane.console.pages.queues.lanes import GROUPED, lanes_of, legend
 from controlplane.dispatch.queues import services
-from controlplane.dispatch.queues.commands import ask
 from controlplane.dispatch.queues.operations import GroupAction
 from controlplane.dispatch.wire import GROUP_COLUMNS, REORDER_COLUMNS
-from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Region
-from controlplane.gateway.selectors import wait_calibration, wait_points
 from controlplane.resources.filters import Filters, Hidden, Select, every, number
 from controlplane.resources.tables import Columns, moment, table
 
-CALIBRATED = timedelta(hours=1)
-CHARTS_EVERY_S = 60
 AXES = ("1", "5", "15", "60")  # minutes
 USUAL_AXIS = "5"
-HOLDS = (1, 5, 15)  # minutes
 GROUPS: Columns = {name: name for name in GROUP_COLUMNS}
-REORDERS: Columns = {"At (UTC)": moment("at"), **{name: name for name in REORDER_COLUMNS[1:-1]}}
-WORDS = {
-    "pin": ("Pin", "Its place stays, whatever the global scheduler finds."),
-    "unpin": ("Unpin", "The global scheduler may move it again."),
-    "bump": ("Bump", "It is first after what runs, and stays there."),
-    "hold": ("Hold", "It will not be dispatched before then; groups behind it go first."),
-    "release": ("Release", "It is no longer held."),
-    "evict": ("Evict", "Its requests that run leave their instances, wait again, and it is last in its queue."),
-}
-"""Of an action: its button, and what it does."""
-BUTTONS = {
-    name: {"key": key, "icon": icon}
-    for name, key, icon in (
-        ("pin", "i", "pin"), ("unpin", "i", "pin"), ("bump", "u", "bump"), ("hold", "o", "hold"), ("release", "o", "hold"),
-        ("evict", "e", "evict"),
-    )
-}  # fmt: skip
+REORDERS: Columns = {"At (UTC)": moment("at"), **{name: name for name in REORDER_COLUMNS[1:]}}
+ACTIONS = (
+    ("pin", "Pin", "i", "pin", "Its place stays, whatever the global scheduler finds."),
+    ("unpin", "Unpin", "i", "pin", "The global scheduler may move it again."),
+    ("bump", "Bump", "u", "bump", "It is first after what runs, and stays there."),
+)
+"""Name, title, key and icon of each action on a group, and what it does."""
 
 
 def filters_of(request: HttpRequest, state: LiveState) -> Filters:
@@ -88,13 +67,9 @@ def queues(request: HttpRequest) -> HttpResponseBase:
     region = filters["region"]
     reorders = state.tables["reorders"]
     groups = state.of_region("groups", region)
-    chart, calibrated = waits()
     if request.GET.get("format") == "csv":
-        match request.GET.get("table"):
-            case "reorders":
-                return table(REORDERS, reorders).csv("reorders")
-            case "waits":
-                return chart.csv("waits")
+        if request.GET.get("table") == "reorders":
+            return table(REORDERS, reorders).csv("reorders")
         return table(GROUPS, groups).csv(f"queues-{region}")
     row = next(iter(state.of_region("queues", region)), None)
     lanes = lanes_of(state, region, filters["model"], filters["class"], filters["colour"])
@@ -112,67 +87,32 @@ def queues(request: HttpRequest) -> HttpResponseBase:
         "peak": max((value or 0 for value in history.tile_series(state.history, "waiting")), default=0),
         "axes": AXES,
         "ticks": [f"+{clock(12.0 * int(filters['minutes']) * at)}" for at in range(1, 5)],
-        **held_panel(state),
+        "held": held_panel(state),
         "held_total": held_totals(state.tables)["held"],
         **at_door.panel(state, region=region),
         "reorders": reorders,
-        "chart": chart,
-        "calibrated": [each | {"r2_text": r2(each)} for each in calibrated],
-        "every_s": CHARTS_EVERY_S,
-        "selected": selected(number(filters["group"])),
-        "holds": HOLDS,
+        "selected": selected(number(filters["group"]), groups),
     }
     return render(request, "console/queues/queues.html", context)
 
 
-def selected(group: int | None) -> dict[str, Any] | None:
-    """The group that the side panel is about: what its gateway says of it, or why it says nothing."""
+def selected(group: int | None, groups: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the group of the side panel; only its number if it has left the queue."""
     if group is None:
         return None
-    try:
-        detail = ask("detail", number=group)
-    except ActionError as refusal:
-        return {"number": group, "gone": f"{str(refusal).rstrip('.')}."}
-    names = dict(Tenant.objects.filter(pk__in=[pk for pk, _ in detail["tenants"]]).values_list("pk", "name"))
-    total = sum(requests for _, requests in detail["tenants"]) or 1
-    actions = [
-        {"name": name, "title": title, "about": about, "price": detail["prices"][name]} | BUTTONS[name]
-        for name, (title, about) in WORDS.items()
-        if name in detail["prices"]
-    ]
-    return detail | {
-        "whose": [(names.get(pk, f"tenant {pk}"), requests / total) for pk, requests in detail["tenants"][:4]],
-        "actions": actions,
-        "ordinal": ordinal(detail["place"]),
-        "lateness_s": -detail["slack_s"] if detail["slack_s"] is not None else None,
+    row = next((row for row in groups if row["number"] == group), None)
+    if row is None:
+        return {"number": group, "gone": True}
+    return row | {
+        "of": sum(other["instance"] == row["instance"] for other in groups),
+        "actions": [each for each in ACTIONS if each[0] != ("pin" if row["pinned"] else "unpin")],
+        "ordinal": ordinal(row["place"]),
+        "lateness_s": -row["slack_s"] if row["slack_s"] is not None else None,
     }
-
-
-def waits() -> tuple[Chart, list[dict[str, Any]]]:
-    """The calibration plot and its table, made once a minute."""
-    now = timezone.now()
-    made: list[Any] = once(("waits", int(now.timestamp()) // CHARTS_EVERY_S), lambda: [_waits(now - CALIBRATED)])
-    chart, calibrated = made[0]
-    return chart, calibrated
-
-
-def _waits(since: Any) -> Any:
-    points = wait_points(since)
-    calibrated = wait_calibration(points)
-    return calibration(points, calibrated), calibrated
-
-
-@require_GET
-@fleet_role(Role.VIEWER)
-def charts(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/queue-charts?charts=waits`: the figure of the page, redrawn."""
-    return redrawn(request, [waits()[0]])
 
 
 @action(Role.OPERATOR, among=set(GroupAction), page="console:queues", needs_reason=False)
 def act(form: ActionForm, number: int, action: str) -> str:
-    """Pin, bump, hold or evict a group, or take that back; its price was shown before."""
-    minutes = form.fields.get("minutes", "")
-    hold_s = 60.0 * int(minutes) if minutes.isdecimal() and len(minutes) < 4 else 60.0 * HOLDS[0]
-    done = services.act(number, GroupAction(action), form.user, form.reason, hold_s)
-    return services.sentence(done, GroupAction(action))
+    """Pin, unpin or bump a group."""
+    taken = GroupAction(action)
+    return services.sentence(services.act(number, taken, form.user, form.reason), taken)

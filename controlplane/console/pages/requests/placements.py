@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from controlplane.console.formats import NONE, count, duration, fixed, milliseconds, percent, quantity
@@ -38,7 +38,6 @@ PART_TITLES = {
     "peak_kv": "KV peak ahead",
     "affinity_tokens": "Prefix cached",
 }
-UNSCORED = frozenset({"peak_kv", "affinity_tokens"})  # shown, but not part of the score
 WHY_PRIOR = {
     "late": "the model's answer was late",
     "failed": "the model failed",
@@ -68,21 +67,6 @@ def seconds(value: float) -> str:
     return f"{fixed(value, 2)} s" if value >= 1 else milliseconds(value * 1000)
 
 
-def in_score_units(name: str, value: float) -> float:
-    """Parts of a delay are seconds, but for the one in milliseconds."""
-    return value / 1000 if name.endswith("_ms") else value
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of one score: as text, and as the share of the widest bar of the table."""
-
-    name: str
-    text: str
-    width: float  # 0 to 100
-    series: int  # of the palette; 0 without a bar
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     instance: str
@@ -92,19 +76,18 @@ class Candidate:
     remaining_tokens: int | None
     kv_tokens: int | None
     score: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """The length that was predicted, against the one that came, in tokens; lengths of the drawing are 0 to 1000."""
+    """The length that was predicted, against the one that came, in tokens."""
 
     tokens: int
     upper: int | None
     source: str
     why: str
     real: int | None
-    drawn: dict[str, float] = field(default_factory=dict)
 
     @property
     def error(self) -> int | None:
@@ -132,8 +115,7 @@ class Step:
     entry: Mapping[str, Any]
     why: str = ""
     candidates: tuple[Candidate, ...] = ()
-    columns: tuple[tuple[str, int], ...] = ()  # title, series
-    detailed: bool = False  # loads are from before the decision, with scores
+    columns: tuple[str, ...] = ()
     held: str = ""  # how long the queue manager held it
 
 
@@ -149,18 +131,7 @@ def step(entry: Mapping[str, Any]) -> Step:
     seen = [dict(candidate) for candidate in entry.get("seen") or ()]
     policy = entry.get("policy", "")
     why = POLICY_WHY.get(policy, "")
-    detailed = any("room" in candidate for candidate in seen)
     names = list(dict.fromkeys(name for candidate in seen for name in candidate.get("parts") or {}))
-    scored = [name for name in names if name not in UNSCORED]
-    series = {name: at for at, name in enumerate(scored, 1)}
-    widest = max(
-        (
-            sum(in_score_units(name, candidate["parts"].get(name) or 0.0) for name in scored)
-            for candidate in seen
-            if candidate.get("parts")
-        ),
-        default=0.0,
-    )
     candidates = tuple(
         Candidate(
             instance=candidate["instance"],
@@ -170,28 +141,23 @@ def step(entry: Mapping[str, Any]) -> Step:
             remaining_tokens=candidate.get("remaining_tokens"),
             kv_tokens=candidate.get("kv_tokens"),
             score=_score(policy, candidate.get("score"), names),
-            parts=tuple(_part(name, candidate.get("parts") or {}, widest, series) for name in names),
+            parts=tuple(_part(name, candidate.get("parts") or {}) for name in names),
         )
         for candidate in seen
     )
-    columns = tuple((PART_TITLES.get(name, name.replace("_", " ").capitalize()), series.get(name, 0)) for name in names)
-    return Step(entry, why, candidates, columns, detailed)
+    columns = tuple(PART_TITLES.get(name, name.replace("_", " ").capitalize()) for name in names)
+    return Step(entry, why, candidates, columns)
 
 
 def _room(candidate: Mapping[str, Any]) -> str:
     if not candidate.get("accepting", True):
         return "takes no work"
-    if "room" not in candidate:
-        return "yes"
-    return "yes" if candidate["room"] else "full"
+    return "yes" if candidate.get("room", True) else "full"
 
 
-def _part(name: str, parts: Mapping[str, float], widest: float, series: Mapping[str, int]) -> Part:
+def _part(name: str, parts: Mapping[str, float]) -> str:
     value = parts.get(name)
-    if value is None:
-        return Part(name, NONE, 0.0, 0)
-    share = in_score_units(name, value) / widest * 100 if widest and name in series else 0.0
-    return Part(name, part_text(name, value), round(max(0.0, min(100.0, share)), 1), series.get(name, 0))
+    return NONE if value is None else part_text(name, value)
 
 
 def _score(policy: str, score: float | None, names: Sequence[str]) -> str:
@@ -225,10 +191,4 @@ def predicted(row: LedgerRow) -> Predicted | None:
     upper = length.get("upper_tokens")
     if upper is not None and tokens < length.get("tokens", 0):
         upper = tokens  # no more had room in the model's context
-    longest = max(tokens, upper or 0, real or 0) * 1.04
-    drawn = {
-        name: round(value / longest * 1000, 1)
-        for name, value in (("tokens", tokens), ("upper", upper), ("real", real))
-        if value is not None
-    }
-    return Predicted(tokens, upper, length.get("source", ""), WHY_PRIOR.get(length.get("why", ""), ""), real, drawn)
+    return Predicted(tokens, upper, length.get("source", ""), WHY_PRIOR.get(length.get("why", ""), ""), real)

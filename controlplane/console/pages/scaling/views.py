@@ -1,35 +1,27 @@
 """Scaling page: present and planned instances, reasons, moves, and each model's policy."""
 
-import json
 from dataclasses import replace
 from datetime import datetime
 
-from django.core.exceptions import ValidationError
-from django.db import transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
-from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.actions import ActionForm, action
 from controlplane.console.charts.spec import Chart
 from controlplane.console.live.feed import feed
-from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.models.selectors import demand_and_capacity
 from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.pages.scaling import tables
 from controlplane.events import since
-from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Model
-from controlplane.planning import bundles, services
 from controlplane.planning import selectors as planning
 from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.planning.forecasts.selectors import generated_past
-from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan
+from controlplane.planning.models import PolicyMode
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Filters, model_select
 from controlplane.resources.names import model_names, place_titles
@@ -52,7 +44,6 @@ MATRIX: Columns = {
     "Demand (tok/s)": "cell.demand_tokens_per_s",
     "Reason": "cell.reason",
 }
-DECISIONS = {"approve": services.approve, "reject": services.reject}
 
 
 def demand_chart(model: str, now: datetime) -> Chart:
@@ -68,10 +59,12 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     model = filters["model"]
     titles = place_titles()
     current = planning.current_plans()
-    matrix = tables.matrix(model, current, titles, now)
     asked = demand_chart(model, now)
+    if (answer := of_charts(request, [asked])) is not None:
+        return answer
+    matrix = tables.matrix(model, current, titles, now)
     if request.GET.get("format") == "csv":
-        return _csv(request.GET.get("table", ""), model, matrix, asked)
+        return _csv(request.GET.get("table", ""), model, matrix)
     waiting = [plan for plan in planning.waiting_plans() if plan.valid_until > now]
     shown = {plan.pk: plan for plan in [*waiting, *current.values()] if model in ("", plan.model.name)}
     cards = cards_of(list(shown.values()), titles, now, judged=True)
@@ -104,62 +97,10 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     return render(request, "console/scaling/scaling.html", context)
 
 
-def _csv(name: str, model: str, matrix: tables.Matrix, demand: Chart) -> HttpResponseBase:
-    if name == demand.key:
-        return demand.csv("demand")
+def _csv(name: str, model: str, matrix: tables.Matrix) -> HttpResponseBase:
     if name == "moves":
         return MOVES.csv(planning.moves(model))
     if name == "plans":
         return PLANS.csv(planning.plans(model))
     cells = [{"line": line, "cell": cell} for line in matrix.lines for cell in line.cells if cell.deployed]
     return table(MATRIX, cells).csv("instances-planned")
-
-
-@require_GET
-@fleet_role(Role.VIEWER)
-def charts(request: HttpRequest) -> HttpResponse:
-    """Show `GET /console/api/scaling-charts?charts=demand`: the figure of the page, redrawn."""
-    model = Filters(request.GET, model_select(model_names()))["model"]
-    return redrawn(request, [demand_chart(model, timezone.now())])
-
-
-@action(
-    Role.OPERATOR,
-    ScalingPlan.objects.select_related("model"),
-    among=DECISIONS,
-    page=lambda plan: reverse("console:plan", args=[plan.pk]),
-    unchanged="The plan for {row.model} still waits",
-)
-def decide(form: ActionForm, plan: ScalingPlan, decision: str) -> str:
-    if DECISIONS[decision](plan, form.user, form.reason).status == PlanStatus.REJECTED:
-        return f"The plan for {plan.model} is rejected; instances stay as they are."
-    return f"The plan for {plan.model} is approved; its moves begin within seconds."
-
-
-@action(Role.OPERATOR, Model, page="console:scaling", unchanged="{row} keeps its policy")
-@transaction.atomic
-def bundle(form: ActionForm, model: Model) -> str:
-    """Give one model the values of a policy bundle."""
-    form.check(*bundles.rows_of(Model.objects.select_for_update().get(pk=model.pk)), fields=bundles.SET)
-    made = services.switch_bundle(model, form.fields.get("bundle", ""), form.user, form.reason)
-    return f"{model} now uses {made.title}."
-
-
-@action(Role.OPERATOR, Model, page="console:scaling", unchanged="{row} is scaled as before")
-@transaction.atomic
-def policy(form: ActionForm, model: Model) -> str:
-    """Set the strategy and mode of one model."""
-    unchanged, given = f"{model} is scaled as before", form.fields
-    rows = bundles.rows_of(Model.objects.select_for_update().get(pk=model.pk))
-    form.check(*rows, fields=("strategy", "mode", "parameters"))
-    try:
-        parameters = json.loads(given.get("parameters", "").strip() or "{}")
-        row = services.set_policy(
-            model, given.get("strategy", ""), given.get("mode", ""), parameters, form.user, form.reason
-        )
-    except ValidationError as error:
-        raise ActionError(f"{unchanged}: {' '.join(error.messages)}") from error
-    except ValueError as error:
-        raise ActionError(f"{unchanged}: the parameters are not JSON ({error})") from error
-    mode = PolicyMode(row.mode).label.partition(":")[0].lower()
-    return f"{model} is scaled by {title_of(row.strategy)}, mode {mode}, from now on."

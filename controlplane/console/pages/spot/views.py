@@ -9,7 +9,6 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.live.feed import feed
-from controlplane.console.live.sections import sections
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.spot.selectors import pool
 from controlplane.fleet.spot import services as spot_services
@@ -20,7 +19,7 @@ from controlplane.fleet.spot import services as spot_services
 def spot(request: HttpRequest) -> HttpResponse:
     state = feed.state()
     now = timezone.now()
-    context = {**live_context(state, "instances,events"), **pool(state, now), "sections": sections(state)}
+    context = {**live_context(state, "instances,events"), **pool(state, now)}
     return render(request, "console/batches/spot_page.html", context)
 
 

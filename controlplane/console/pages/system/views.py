@@ -1,6 +1,9 @@
 """System: the parts of the stack and its periodic jobs; whether Pilothouse itself is well."""
 
+import platform
+import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
@@ -8,6 +11,7 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
+from controlplane import __version__
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.lists import list_page
@@ -39,6 +43,7 @@ RESTS_WITHOUT_EXTRA = (
 )
 RUN_BY = {"celery": "Celery", "gateway": "Gateway"}
 WORST_FIRST = list(JOB_MARKS)
+PACKAGES = ("django", "channels", "celery", "uvicorn", "aiohttp", "redis", "numpy", "numba")
 
 
 def job_rows(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -75,6 +80,12 @@ def models_extra_row() -> dict[str, Any]:
     }
 
 
+def package_versions() -> list[tuple[str, str]]:
+    return [("Pilothouse", __version__), ("python", platform.python_version())] + [
+        (name, version(name)) for name in PACKAGES
+    ]
+
+
 def part_row(part: dict[str, Any]) -> dict[str, Any]:
     mark, word = PART_MARKS[part["state"]]
     return {**part, "mark": mark, "word": word, "title": part_title(part["name"])}
@@ -98,4 +109,7 @@ def system(request: HttpRequest) -> HttpResponseBase:
         part_columns=PARTS.named(*PARTS.page),
         supervised=any(part["restarts"] is not None and part["process_id"] for part in parts),
         own=state.source != Source.LIVE,
+        owner=state.owner,
+        gateway_up_s=time.time() - state.started_at if state.started_at else None,
+        versions=package_versions(),
     )

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from controlplane.console.charts.spec import AMOUNT, COUNT, DAYS, STYLES, Axis, Chart, Series, local
 from controlplane.console.formats import count, quantity, usd
-from controlplane.console.pages.usage.tables import GROUPS, IDLE, OF, name_of, with_hours
+from controlplane.console.pages.usage.tables import GROUPS, IDLE, name_of, with_hours
 from controlplane.usage.selectors import Asked, usage
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
@@ -45,7 +45,7 @@ def usage_over_time(asked: Asked, group: str, shown: Shown, by_hour: bool) -> Ch
     """Bars of each day, or hour, of *asked*; the greatest of *group* have their own series."""
     step, of = (HOUR, "hour") if by_hour else (DAY, "day")
     sums: dict[str, dict[datetime, float]] = defaultdict(lambda: defaultdict(int))
-    grouped = OF[group] if group != "day" else ()
+    grouped = GROUPS[group].of if group != "day" else ()
     for row in map(with_hours, usage(asked, (of, *grouped))):
         name = IDLE if row["idle"] else name_of(row, group) if grouped else USED
         sums[name][row[of]] += row[shown.field]
@@ -70,7 +70,7 @@ def usage_over_time(asked: Asked, group: str, shown: Shown, by_hour: bool) -> Ch
     return Chart(
         key="usage",
         title=f"{shown.title} by {of}",
-        caption=f"In {shown.unit}, {of}s in {asked.zone}" + ("" if group == "day" else f", by {GROUPS[group]}"),
+        caption=f"In {shown.unit}, {of}s in {asked.zone}" + ("" if group == "day" else f", by {GROUPS[group].title}"),
         sentence=f"{shown.title}: {shown.text(whole)} in {count(len(x))} {of}s{first}.",
         x=x,
         across=across.but(heading=of.capitalize(), range=[local(asked.since), local(asked.until)]),

@@ -1,6 +1,7 @@
 """The table of usage: lines by what they are grouped by, with what was idle, and its columns as a file."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -10,33 +11,34 @@ from controlplane.resources.tables import Columns, sorted_by
 from controlplane.usage.models import SUMS, Work
 from controlplane.usage.selectors import Asked, summed, usage
 
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a line may be of: in words, and the columns of `usage` that it is grouped by."""
+
+    title: str
+    of: tuple[str, ...]
+    names: Columns
+    """Of the file."""
+    detail: str = ""
+    """Heading of what stands next to the name of a line."""
+    own_idle: bool = False
+    """Whether lines have their own idle time; else it is a line."""
+
+
+TENANT: Columns = {"Tenant": "tenant"}
 GROUPS = {
-    "tenant": "tenant",
-    "key": "API key",
-    "model": "model",
-    "class": "SLO class",
-    "work": "kind of work",
-    "application": "application",
-    "batch": "batch",
-    "instance": "instance",
-    "day": "day",
+    "tenant": Group("tenant", ("tenant",), {"Tenant": "name", "Title": "detail"}, "Title"),
+    "key": Group("API key", ("tenant", "key"), {"API key": "name", "Key": "detail", **TENANT}, "Key"),
+    "model": Group("model", ("model",), {"Model": "name"}, own_idle=True),
+    "class": Group("SLO class", ("slo_class",), {"SLO class": "name"}),
+    "work": Group("kind of work", ("work",), {"Kind of work": "name"}),
+    "application": Group("application", ("tenant", "application"), {"Application": "name", **TENANT}),
+    "batch": Group("batch", ("tenant", "batch"), {"Batch": "name", **TENANT}),
+    "instance": Group("instance", ("instance",), {"Instance": "name"}, own_idle=True),
+    "day": Group("day", ("day",), {"Day": "name"}, own_idle=True),
 }
-"""By its name in addresses, what a line may be of."""
-OF = {
-    "tenant": ("tenant",),
-    "key": ("tenant", "key"),
-    "model": ("model",),
-    "class": ("slo_class",),
-    "work": ("work",),
-    "application": ("tenant", "application"),
-    "batch": ("tenant", "batch"),
-    "instance": ("instance",),
-    "day": ("day",),
-}
-WITH_OWN_IDLE = ("model", "instance", "day")
-"""Groups whose lines have their own idle time; in the others it is a line."""
-DETAILS = {"tenant": "Title", "key": "Key"}
-"""What stands next to the name of a line, by its heading."""
+"""By the name in addresses."""
 IDLE = "Idle"
 MEASURES = ("requests", "prompt_tokens", "output_tokens", "gpu_hours", "cost_usd", "charged_usd")
 SORTED_BY = ("name", *MEASURES, "idle_usd")
@@ -56,17 +58,6 @@ SUMMED: Columns = {
     "Cost (USD)": _exact("cost_usd"),
     "Charged (USD)": _exact("charged_usd"),
 }
-NAMES: dict[str, Columns] = {
-    "tenant": {"Tenant": "name", "Title": "detail"},
-    "key": {"API key": "name", "Key": "detail", "Tenant": "tenant"},
-    "model": {"Model": "name"},
-    "class": {"SLO class": "name"},
-    "work": {"Kind of work": "name"},
-    "application": {"Application": "name", "Tenant": "tenant"},
-    "batch": {"Batch": "name", "Tenant": "tenant"},
-    "instance": {"Instance": "name"},
-}
-
 Line = dict[str, Any]
 
 
@@ -83,8 +74,8 @@ DONATED: Columns = {
 
 def columns(group: str, sees_idle: bool, zone: ZoneInfo) -> Columns:
     """Of the file: those of *group*, its sums, and for groups with idle time what that cost."""
-    idle: Columns = {"Idle cost (USD)": _exact("idle_usd")} if sees_idle and group in WITH_OWN_IDLE else {}
-    names: Columns = NAMES.get(group, {f"Day ({zone})": "name"})
+    names = {f"Day ({zone})": "name"} if group == "day" else GROUPS[group].names
+    idle: Columns = {"Idle cost (USD)": _exact("idle_usd")} if sees_idle and GROUPS[group].own_idle else {}
     return {**names, **SUMMED, **idle}
 
 
@@ -92,8 +83,8 @@ def lines(asked: Asked, group: str, order: Order) -> list[Line]:
     """One line for each of *group*, sorted, then what was idle."""
     named: dict[Any, Line] = {}
     idle = _line(IDLE, idle=True)
-    for row in map(with_hours, usage(asked, OF[group])):
-        if row["idle"] and group not in WITH_OWN_IDLE:
+    for row in map(with_hours, usage(asked, GROUPS[group].of)):
+        if row["idle"] and not GROUPS[group].own_idle:
             _add(idle, row)
             continue
         name, key = name_of(row, group), key_of(row, group)

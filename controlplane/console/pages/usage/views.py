@@ -5,10 +5,10 @@ from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from django.db.models import Min
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_safe
+from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.accounts.selectors import visible_tenants
@@ -16,7 +16,7 @@ from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.lists import list_page
-from controlplane.console.live.views import redrawn
+from controlplane.console.live.views import of_charts
 from controlplane.console.pages.usage import tables
 from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
 from controlplane.fleet.models import SloClass
@@ -31,7 +31,7 @@ DAY = timedelta(days=1)
 LONGEST = 366 * DAY
 BY_HOUR = 2 * DAY  # the longest time that is drawn by the hour
 CHARTS_EVERY_S = 30
-GROUPED_BY = [(by, f"By {name}") for by, name in tables.GROUPS.items()]
+GROUPED_BY = [(by, f"By {group.title}") for by, group in tables.GROUPS.items()]
 PERIODS = (("1", "Today"), ("7", "Last 7 days"), ("30", "Last 30 days"), ("dates", "From … to …"))
 
 
@@ -118,11 +118,11 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
     query = query_of(request, now)
     filters, asked, group = query.filters, query.asked, query.filters["by"]
     chart = chart_of(query, now)
+    if (answer := of_charts(request, [chart], "usage-chart")) is not None:
+        return answer
     lines = tables.lines(asked, group, filters.order)
     donated = spot.donated_time(asked.since, min(asked.until, now), filters["model"]) if query.sees_idle else []
     if request.GET.get("format") == "csv":
-        if request.GET.get("table") == chart.key:
-            return chart.csv("usage-chart")
         if request.GET.get("table") == "donated":
             return table(tables.DONATED, map(asdict, donated)).csv("usage-donated")
         return table(tables.columns(group, query.sees_idle, asked.zone), lines).csv(f"usage-by-{group}")
@@ -143,14 +143,14 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
         "whole": whole,
         "idle_ratio": whole["idle_usd"] / whole["cost_usd"] if whole["cost_usd"] else None,
         "usd_per_million": used_usd / tokens * 1e6 if tokens else None,
-        "group": tables.GROUPS[group],
-        "detail": tables.DETAILS.get(group, ""),
+        "group": tables.GROUPS[group].title,
+        "detail": tables.GROUPS[group].detail,
         "chart": chart,
         "every_s": CHARTS_EVERY_S,
         "lines": tables.linked(lines, href, group, query.several_tenants),
         "donated": donated,
         "with_tenant": query.several_tenants and group in ("key", "application", "batch"),
-        "own_idle": query.sees_idle and group in tables.WITH_OWN_IDLE,
+        "own_idle": query.sees_idle and tables.GROUPS[group].own_idle,
         "counted_until": counted_until(),
         "days": [f"{day.day} {day:%b %Y}" for day in (asked.since, asked.until - DAY)],
         "zone": asked.zone,
@@ -168,11 +168,3 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
 @fleet_role(Role.VIEWER)
 def prices(request: HttpRequest) -> HttpResponseBase:
     return list_page(request, PRICES)
-
-
-@require_GET
-@signed_in
-def charts(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/usage-charts?charts=usage&by=…`: the figure of the page, redrawn."""
-    now = timezone.now()
-    return redrawn(request, [chart_of(query_of(request, now), now)])

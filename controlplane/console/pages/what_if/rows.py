@@ -1,162 +1,192 @@
-"""Rows of the what-if form: the columns of each kind of row, and the change that a filled row makes.
+"""Rows of the what-if form, derived from the changes: columns of each kind of row, and the change that a filled row makes.
 
-Fields are named `<kind>-<column>` and repeat: the n-th values of a kind are its n-th row. A row whose first column is empty
-is not there.
+A column is a key of the change, such as `client.prompt.median`. Fields are named `<kind>-<column>` and repeat: the n-th
+values of a kind are its n-th row. A row whose first column is empty is not there.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from django.http import QueryDict
+from pydantic import BaseModel
 
 from controlplane.applications.models import Application
 from controlplane.applications.selectors import graph_of
+from controlplane.console.formats import NONE
+from controlplane.planning.titles import title_of
+from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.changes.base import ChangeError, region_title
-from controlplane.simulation.whatif.changes.supply import instance_names
-from controlplane.simulation.whatif.starts.nodes import nodes_of
+from controlplane.simulation.whatif.changes.demand import ApplicationChange, DemandChange, SloChange, TenantChange
+from controlplane.simulation.whatif.changes.policies import (
+    PARTS,
+    TITLES,
+    FallbackChange,
+    KeyChange,
+    LengthsChange,
+    PolicyChange,
+    WeightsChange,
+)
+from controlplane.simulation.whatif.changes.supply import (
+    BoundsChange,
+    FailureChange,
+    GpuChange,
+    PriceChange,
+    instance_names,
+)
+from controlplane.simulation.whatif.starts.nodes import nodes_of, with_instances
 from scheduling.applications.suite import SUITE
 from scheduling.simulation.scenario.applications import MIXED
+from scheduling.simulation.scenario.demand import TraceOf
 
 Values = dict[str, Any]
-Choices = Sequence[tuple[str, str]]
-EVERY: Final = ""
-MOST_GRAPHS: Final = 50
+Choices = list[tuple[str, str]]
+MAX_GRAPHS: Final = 50
 """Recorded applications that can be chosen."""
+UNITS: Final = {"_ms": "ms", "_s": "s", "_h": "h"}
+WORDS: Final = {
+    "ttft": "TTFT", "itl": "ITL", "e2e": "E2E", "gpu": "GPU", "slo": "SLO", "usd": "USD", "cv": "CV of gaps",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class RowColumn:
-    """Column of a row: a select with *choices*, made of the present scenario; else a number or a text."""
+    """Column of a row: a select, where the key is one of names in the scenario; else a number or a text."""
 
     name: str
-    label: str
-    choices: Callable[[Values], Choices] | None = None
-    unit: str = ""
-    step: str = ""
-    """Of a number; a text has none."""
-    usual: str = ""
+    annotation: Any
+    is_required: bool
+
+    @property
+    def key(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    @property
+    def unit(self) -> str:
+        per_time = "_per_" in self.key
+        return "" if per_time else next((unit for end, unit in UNITS.items() if self.key.endswith(end)), "")
+
+    @property
+    def label(self) -> str:
+        nested = self.name.split(".")[1:] or [self.name]
+        plain = "_".join(nested).removesuffix(f"_{self.unit}" if self.unit else "")
+        first, *rest = (WORDS.get(word, word) for word in plain.split("_"))
+        return " ".join([first[:1].upper() + first[1:], *rest])
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The annotation, or the parts of a union but None."""
+        parts = get_args(self.annotation) if get_origin(self.annotation) in (Union, UnionType) else (self.annotation,)
+        return tuple(_plain(part) for part in parts if part is not type(None))
+
+    @property
+    def is_number(self) -> bool:
+        return any(part in (int, float) for part in self.kinds)
+
+    def choices(self, values: Values) -> Choices | None:
+        """Return the options of a select, for the scenario *values*; None for no select."""
+        if get_origin(self.annotation) is Literal:
+            return [(name, title_of(name)) for name in get_args(self.annotation)]
+        of = CHOICES.get(self.key)
+        if of is None or self.annotation is Any or (dict in self.kinds and self.key != "regions"):
+            return None
+        none = [] if self.is_required else [("", NONE)]
+        return [*none, *of(values)] if values or self.key in ("suite", "value") else none
+
+    def value(self, text: str) -> Any:
+        """Return *text* as the annotation has it, as far as it can be read; the change reports the rest."""
+        one = _number if {int, float} & _leaves(self.annotation) else str
+        if dict in self.kinds:
+            pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+            return {name.strip(): one(share.strip() or "1") for name, _, share in pairs}
+        if list in self.kinds:
+            return [one(each.strip()) for each in text.split(",")]
+        return _number(text) if self.annotation is Any else one(text.replace(",", ".") if one is _number else text)
+
+
+def _number(text: str) -> Any:
+    """Return *text* as JSON if it is any, such as a number; else itself."""
+    with suppress(ValueError):
+        return json.loads(text)
+    return text
+
+
+def _leaves(annotation: Any) -> set[Any]:
+    """Return the classes in an annotation."""
+    parts = [] if get_origin(annotation) is Literal else get_args(annotation)
+    return set().union(*map(_leaves, parts)) if parts else {annotation} if isinstance(annotation, type) else set()
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the class of an annotation, without limits and arguments."""
+    while hasattr(annotation, "__origin__"):
+        annotation = annotation.__origin__
+    return annotation
 
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
-    """A kind of row. *adds* are its buttons: a label, and the values of a new row."""
+    """A kind of row: the keys of *model* that are asked. *adds* are its buttons: a label, and the values of a new row."""
 
     name: str
     title: str
-    columns: Sequence[RowColumn]
+    model: type[BaseModel]
+    asks: str
     adds: Sequence[tuple[str, Mapping[str, str]]]
-    change: Callable[[Mapping[str, str]], Values] = field(compare=False)
-    none: str = ""
+    none: str = "As they are."
     """Text where there is no row."""
 
+    @property
+    def columns(self) -> list[RowColumn]:
+        return [RowColumn(name, *_field(self.model, name.split("."))) for name in self.asks.split()]
 
-def _regions(values: Values) -> Choices:
-    return [(EVERY, "All regions"), *((name, region_title(name)) for name in values.get("regions", {}))]
+    def values(self, row: Mapping[str, str]) -> Values:
+        """Return the keys of a filled row."""
+        made: Values = {}
+        for column in self.columns:
+            if text := row.get(column.name, "").strip():
+                *before, last = column.name.split(".")
+                place = made
+                for step in before:
+                    place = place.setdefault(step, {})
+                place[last] = column.value(text)
+        return made
 
-
-def _models(values: Values) -> Choices:
-    return [(EVERY, "All models"), *((name, name) for name in values.get("models", {}))]
-
-
-def _one_model(values: Values) -> Choices:
-    return _models(values)[1:]
-
-
-def _or_none(values: Values) -> Choices:
-    return [("", "None"), *_one_model(values)]
-
-
-def _public_names(values: Values) -> Choices:
-    return [(name, name) for name in values.get("weighted_targets", {})]
-
-
-def _classes(values: Values) -> Choices:
-    return [(name, name) for name in values.get("classes", {})]
-
-
-def _instances(values: Values) -> Choices:
-    names = instance_names(values) if values else {}
-    return [("", "None"), *((name, name) for own in names.values() for name in own)]
+    def change(self, row: Mapping[str, str], now: Values) -> Values:
+        """Return the valid change of a filled row; *now* has the instances of nodes. Raise ChangeError naming the key."""
+        made = self.values(row) | {"kind": self.model.model_fields["kind"].default}
+        if made.get("application", {}).get("suite", "").startswith("application:"):
+            made["application"]["graph"] = _graph(made["application"].pop("suite"))
+        (made,) = with_instances([made], now)
+        (change,) = parsed([made], "")
+        whole: Values = change.model_dump(mode="json", exclude_unset=True)
+        return whole
 
 
-def _nodes(values: Values) -> Choices:
-    return [("", "None"), *((name, node.title) for name, node in (nodes_of(values) if values else {}).items())]
+def _field(model: Any, path: list[str]) -> tuple[Any, bool]:
+    """Return the annotation of the key *path* of *model*, and whether it is required."""
+    declared = model.model_fields[path[0]]
+    if path[1:]:
+        nested = get_args(declared.annotation) or (declared.annotation,)
+        return _field(nested[0], path[1:])
+    return declared.annotation, declared.is_required()
 
 
-def _fixed(*choices: tuple[str, str]) -> Callable[[Values], Choices]:
-    return lambda _: choices
+def _named(table: str, title: Callable[[str], str] = str) -> Callable[[Values], Choices]:
+    return lambda values: [(name, title(name)) for name in values.get(table, {})]
 
 
-def amount(row: Mapping[str, str], name: str) -> float:
-    """Return the number in a column. Raise ChangeError naming it."""
-    try:
-        return float(row[name].replace(",", "."))
-    except ValueError:
-        what = f"{row[name]!r} is no number" if row[name] else "is missing"
-        raise ChangeError(name, what) from None
-
-
-def _given(row: Mapping[str, str], factor: float, **columns: str) -> Values:
-    """Return the filled ones of *columns*, times *factor*, by their names in a change."""
-    return {key: amount(row, name) * factor for key, name in columns.items() if row[name]}
-
-
-def _whole(row: Mapping[str, str], **columns: str) -> Values:
-    return {key: int(value) for key, value in _given(row, 1.0, **columns).items()}
-
-
-def _demand(row: Mapping[str, str]) -> Values:
-    change: Values = {"kind": "demand", "edit": row["edit"]}
-    change |= {key: [row[name]] for key, name in (("regions", "region"), ("models", "model")) if row[name]}
-    if row["edit"] == "shift":
-        return change | {"shift_s": 60 * amount(row, "by")}
-    if row["edit"] == "lengths":
-        return change | {"prompt": amount(row, "by"), "output": amount(row, "by")}
-    return change | {"by": amount(row, "by")} | _given(row, 60.0, from_s="from", until_s="until", ramp_s="ramp")
-
-
-def _bounds(row: Mapping[str, str]) -> Values:
-    where = {"region": row["region"]} if row["region"] else {}
-    return {"kind": "bounds", "model": row["model"], **where} | _whole(row, min_instances="least", max_instances="most")
-
-
-def _fallback(row: Mapping[str, str]) -> Values:
-    return {"kind": "fallback", "model": row["model"], "to": row["to"]} | _given(row, 1.0, wait_s="wait")
-
-
-def _weights(row: Mapping[str, str]) -> Values:
-    return {"kind": "weights", "name": row["name"], "weights": {row["model"]: amount(row, "weight")}}
-
-
-def _failure(row: Mapping[str, str]) -> Values:
-    change: Values = {"kind": "failure", "what": row["what"]} | _given(row, 60.0, at_s="at", for_s="for")
-    if row["what"] == "node":
-        if not row["node"]:
-            raise ChangeError("node", "is missing: choose which is lost")
-        return change | {"node": row["node"]}
-    if row["what"] == "instance":
-        return change | {"instances": [row["instance"]] if row["instance"] else []}
-    return change | {"region": row["region"]} | (_whole(row, count="count") if row["what"] == "spot" else {})
-
-
-def _slo(row: Mapping[str, str]) -> Values:
-    targets = _given(row, 1.0, ttft_ms="ttft", itl_ms="itl", e2e_ms="e2e", deadline_s="deadline")
-    return {"kind": "slo", "slo_class": row["class"]} | targets
-
-
-def _tenant(row: Mapping[str, str]) -> Values:
-    client: Values = {"tenant": row["tenant"], "model": row["model"], "slo_class": row["class"]}
-    client["requests_per_s"] = amount(row, "rate")
-    client |= _given(row, 0.01, daily_swing="swing") | _given(row, 1.0, peak_h="peak")
-    if row["region"]:
-        client["regions"] = {row["region"]: 1.0}
-    for name in ("prompt", "output"):
-        median = amount(row, name)
-        client[name] = {"median": median, "p95": 3 * median}
-    return {"kind": "tenant", "client": client}
+def _suites(_: Values) -> Choices:
+    """Return the applications of the suite, then those that are recorded."""
+    recorded = Application.objects.filter(runs__steps__gt=[]).distinct()[:MAX_GRAPHS]
+    return [
+        (MIXED, "Mix of the suite"),
+        *((name, f"{name}: {each.title}") for name, each in SUITE.items()),
+        *((f"application:{each.pk}", f"{each}, as recorded") for each in recorded),
+    ]
 
 
 def _graph(named: str) -> Values:
@@ -170,197 +200,89 @@ def _graph(named: str) -> Values:
     return made
 
 
-def _suites(_: Values) -> Choices:
-    """Return the applications of the suite, then those that are recorded."""
-    recorded = Application.objects.filter(runs__steps__gt=[]).distinct()[:MOST_GRAPHS]
-    return [
-        (MIXED, "Mix of the suite"),
-        *((name, f"{name}: {each.title}") for name, each in SUITE.items()),
-        *((f"application:{each.pk}", f"{each}, as recorded") for each in recorded),
-    ]
+_models, _regions, _classes = _named("models"), _named("regions", region_title), _named("classes")
+CHOICES: Final[Mapping[str, Callable[[Values], Choices]]] = {
+    "model": _models, "models": _models, "to": _models, "region": _regions, "regions": _regions, "slo_class": _classes,
+    "classes": _classes, "gpu": _named("gpus"), "name": _named("weighted_targets"), "suite": _suites,
+    "instances": lambda values: [(name, name) for own in instance_names(values).values() for name in own],
+    "node": lambda values: [(name, node.title) for name, node in nodes_of(values).items()],
+    "value": lambda _: [
+        (value, f"{TITLES[part].capitalize()}: {title_of(value)}") for part, values in PARTS.items() for value in values
+    ],
+}  # fmt: skip
+"""Names that a key has one of, by key."""
 
-
-def _application(row: Mapping[str, str]) -> Values:
-    of = {"graph": _graph(row["suite"])} if ":" in row["suite"] else {"suite": row["suite"]}
-    application: Values = {**of, "model": row["model"], "slo_class": row["class"]}
-    application["runs_per_h"] = amount(row, "rate")
-    application |= _given(row, 1.0, cv="cv")
-    if row["due"]:
-        application["deadline_factor"] = [amount(row, "due")]
-    if row["region"]:
-        application["regions"] = {row["region"]: 1.0}
-    return {"kind": "application", "application": application}
-
-
-def _key(row: Mapping[str, str]) -> Values:
-    text = row["value"]
-    value: Any = {"true": True, "false": False, "none": None}.get(text.lower(), text)
-    with suppress(ValueError):
-        value = float(text) if "." in text or "e" in text.lower() else int(text)
-    return {"kind": "key", "path": row["path"], "value": value}
-
-
-def _minutes(name: str, label: str) -> RowColumn:
-    return RowColumn(name, label, unit="min", step="any")
-
-
-REGION = RowColumn("region", "Region", _regions)
-MODEL: Final = RowColumn("model", "Model", _one_model)
-EDITS: Final = (("burst", "Burst"), ("factor", "Factor"), ("shift", "Shift"), ("lengths", "Lengths"))
+TENANT: Final = RowKind(
+    "tenant", "New tenants", TenantChange,
+    "client.tenant client.model client.slo_class client.regions client.requests_per_s client.prompt.median"
+    " client.prompt.p95 client.output.median client.output.p95 client.daily_swing client.peak_h",
+    [("Tenant", {
+        "client.tenant": "new", "client.requests_per_s": "0.5", "client.prompt.median": "300", "client.prompt.p95": "900",
+        "client.output.median": "150", "client.output.p95": "450",
+    })],
+    "",
+)  # fmt: skip
+APPLICATION: Final = RowKind(
+    "application", "Applications", ApplicationChange,
+    "application.suite application.model application.slo_class application.regions application.runs_per_h application.cv"
+    " application.deadline_factor",
+    [("Application", {"application.suite": MIXED, "application.runs_per_h": "60"})],
+    "None. Add runs of several calls, which end when their last step does.",
+)  # fmt: skip
 DEMAND: Final = RowKind(
-    "demand",
-    "Demand",
-    (
-        RowColumn("edit", "Edit", _fixed(*EDITS)),
-        REGION,
-        RowColumn("model", "Models", _models),
-        RowColumn("by", "By", unit="x, or min", step="any"),
-        _minutes("from", "From"),
-        _minutes("until", "To"),
-        _minutes("ramp", "Ramp"),
-    ),
-    (
+    "demand", "Demand", DemandChange, "edit regions models by shift_s prompt output from_s until_s ramp_s",
+    [
         ("Factor", {"edit": "factor", "by": "1.5"}),
-        ("Burst", {"edit": "burst", "by": "2", "from": "10", "until": "30", "ramp": "2"}),
-        ("Shift", {"edit": "shift", "by": "30"}),
-        ("Lengths", {"edit": "lengths", "by": "1.5"}),
-    ),
-    _demand,
+        ("Burst", {"edit": "burst", "by": "2", "from_s": "600", "until_s": "1800", "ramp_s": "120"}),
+        ("Shift", {"edit": "shift", "shift_s": "1800"}),
+        ("Lengths", {"edit": "lengths", "prompt": "1.5", "output": "1.5"}),
+    ],
     "As forecast. Every future has the same demand.",
 )  # fmt: skip
-TENANT: Final = RowKind(
-    "tenant",
-    "New tenants",
-    (
-        RowColumn("tenant", "Tenant"),
-        MODEL,
-        RowColumn("class", "SLO class", _classes),
-        REGION,
-        RowColumn("rate", "Rate", unit="requests/s", step="any"),
-        RowColumn("prompt", "Prompt", unit="tokens, median", step="1"),
-        RowColumn("output", "Output", unit="tokens, median", step="1"),
-        RowColumn("swing", "Daily swing", unit="%", step="any"),
-        RowColumn("peak", "Peak after", unit="h", step="any"),
-    ),
-    (("Tenant", {"tenant": "new", "rate": "0.5", "prompt": "300", "output": "150"}),),
-    _tenant,
-)
-APPLICATION: Final = RowKind(
-    "application",
-    "Applications",
-    (
-        RowColumn(
-            "suite",
-            "Application",
-            _suites,
-        ),
-        MODEL,
-        RowColumn("class", "SLO class", _classes),
-        REGION,
-        RowColumn("rate", "Rate", unit="runs/h", step="any"),
-        RowColumn("cv", "Burstiness", unit="CV of gaps", step="any"),
-        RowColumn("due", "Due after", unit="times alone", step="any"),
-    ),
-    (("Application", {"suite": MIXED, "rate": "60"}),),
-    _application,
-    "None. Add runs of several calls, which end when their last step does.",
-)
-BOUNDS: Final = RowKind(
-    "bounds",
-    "Bounds",
-    (
-        MODEL,
-        REGION,
-        RowColumn("least", "At least", unit="instances", step="1"),
-        RowColumn("most", "At most", unit="instances", step="1"),
-    ),
-    (("Bound", {}),),
-    _bounds,
-    "As they are.",
-)
-FALLBACK: Final = RowKind(
-    "fallback",
-    "Fallback models",
-    (
-        MODEL,
-        RowColumn("to", "Fallback", _or_none),
-        RowColumn("wait", "Also after", unit="s of waiting", step="any"),
-    ),
-    (("Fallback", {}),),
-    _fallback,
-    "As they are.",
-)
-WEIGHTS: Final = RowKind(
-    "weights",
-    "Weighted targets",
-    (
-        RowColumn("name", "Public name", _public_names),
-        MODEL,
-        RowColumn("weight", "Weight", step="any"),
-    ),
-    (("Weight", {"weight": "1"}),),
-    _weights,
-    "As they are.",
-)
-LOST: Final = (("region", "Region"), ("node", "Node"), ("instance", "Instance"), ("spot", "Spot reclaim"))
 FAILURE: Final = RowKind(
-    "failure",
-    "Failures",
-    (
-        RowColumn("what", "What", _fixed(*LOST)),
-        REGION,
-        RowColumn("node", "Node", _nodes),
-        RowColumn("instance", "Instance", _instances),
-        RowColumn("count", "How many", unit="of spot", step="1"),
-        _minutes("at", "After"),
-        _minutes("for", "For"),
-    ),
-    (("Failure", {"what": "region", "at": "10", "for": "10"}),),
-    _failure,
+    "failure", "Failures", FailureChange, "what region node instances count at_s for_s",
+    [("Failure", {"what": "region", "at_s": "600", "for_s": "600"})],
     "None. Remove an instance, a node or a region at a chosen time.",
-)
-SLO: Final = RowKind(
-    "slo",
-    "SLO targets",
-    (
-        RowColumn("class", "SLO class", _classes),
-        RowColumn("ttft", "TTFT", unit="ms", step="any"),
-        RowColumn("itl", "ITL", unit="ms", step="any"),
-        RowColumn("e2e", "E2E", unit="ms", step="any"),
-        RowColumn("deadline", "Deadline", unit="s", step="any"),
-    ),
-    (("SLO target", {}),),
-    _slo,
-    "As they are.",
-)
-KEY: Final = RowKind(
-    "key",
-    "Any other key",
-    (RowColumn("path", "Key of the scenario"), RowColumn("value", "Value")),
-    (("Key", {"path": "planner.epsilon"}),),
-    _key,
-)
+)  # fmt: skip
 OF_ALL: Final = (DEMAND, TENANT, APPLICATION)
 """Rows that all futures share."""
-OF_FLEET: Final = (BOUNDS, FALLBACK, WEIGHTS, FAILURE, SLO, KEY)
+OF_FLEET: Final = (
+    RowKind("policy", "Policies", PolicyChange, "part value models", [("Policy", {"part": "routing"})]),
+    RowKind("gpus", "GPUs", GpuChange, "region gpu count", [("GPUs", {})]),
+    RowKind("price", "Prices", PriceChange, "gpu usd_per_hour spot_usd_per_hour", [("Price", {})]),
+    RowKind("bounds", "Bounds", BoundsChange, "model region min_instances max_instances", [("Bound", {})]),
+    RowKind("fallback", "Fallback models", FallbackChange, "model to wait_s", [("Fallback", {})]),
+    RowKind("weights", "Weighted targets", WeightsChange, "name weights", [("Weight", {})]),
+    FAILURE,
+    RowKind("slo", "SLO targets", SloChange, "slo_class ttft_ms itl_ms e2e_ms deadline_s", [("SLO target", {})]),
+    RowKind("predictions", "Predicted lengths", LengthsChange, "to log_sd bias", [("Predictions", {})]),
+    RowKind("key", "Any other key", KeyChange, "path value", [("Key", {"path": "planner.epsilon"})], ""),
+)  # fmt: skip
+TRACE: Final = RowKind(
+    "trace", "What the trace does not name", TraceOf, "model region slo_class tenant speed limit models", [], ""
+)  # fmt: skip
+"""Keys of a scenario's `[trace]`: one row."""
 
 
 def rows_of(kind: RowKind, data: QueryDict) -> list[dict[str, str]]:
     """Return the filled rows of *kind*."""
-    columns = [[value.strip() for value in data.getlist(f"{kind.name}-{column.name}")] for column in kind.columns]
+    names = [column.name for column in kind.columns]
+    columns = [[value.strip() for value in data.getlist(f"{kind.name}-{name}")] for name in names]
     count = max(map(len, columns), default=0)
     padded = [values + [""] * (count - len(values)) for values in columns]
-    named = [dict(zip((column.name for column in kind.columns), row, strict=True)) for row in zip(*padded, strict=True)]
-    return [row for row in named if row[kind.columns[0].name]]
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*padded, strict=True)]
+    return [row for row in rows if row[names[0]]]
 
 
-def changes_of(kind: RowKind, data: QueryDict) -> list[Values]:
-    """Return the changes of the rows of *kind*. Raise ChangeError naming row and column."""
+def changes_of(kind: RowKind, data: QueryDict, now: Values) -> list[Values]:
+    """Return the changes of the rows of *kind*, of the scenario *now*. Raise ChangeError naming row and column."""
     changes = []
     for number, row in enumerate(rows_of(kind, data), 1):
         try:
-            changes.append(kind.change(row))
+            changes.append(kind.change(row, now))
         except ChangeError as error:
-            titles = {column.name: column.label for column in kind.columns}
-            raise ChangeError(f"{kind.title} {number}, {titles.get(error.field, error.field)}", error.what) from None
+            field = error.field.removeprefix("[0]").removeprefix(".")
+            labels = {column.name: column.label for column in kind.columns}
+            place = filter(None, (f"{kind.title} {number}", labels.get(field, field)))
+            raise ChangeError(", ".join(place), error.what) from None
     return changes

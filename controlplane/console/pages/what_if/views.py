@@ -5,13 +5,14 @@ from typing import Any, Final
 
 from django.db.models import Count
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_safe
 
 from controlplane import kernels
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.charts.spec import Chart
@@ -32,7 +33,10 @@ SHOWN: Final = 100
 MORE_SEEDS: Final = 5
 READY: Final = (
     ("What if demand doubles?", "demand-edit=factor&demand-by=2&chosen=yes&preset=pilothouse&preset=qlm"),
-    ("What if a region is lost?", "failure-what=region&failure-region={region}&failure-at=10&failure-for=20&fleet-for=all"),
+    (
+        "What if a region is lost?",
+        "failure-what=region&failure-region={region}&failure-at_s=600&failure-for_s=1200&fleet_for=all",
+    ),
     ("Is another policy cheaper?", "chosen=yes&preset=pilothouse&preset=preserve&preset=sageserve-lt-ua&preset=qlm"),
 )  # fmt: skip
 MISSING: Final = (WhatIfState.CANCELLED, WhatIfState.FAILED)
@@ -46,7 +50,6 @@ def what_ifs(request: HttpRequest) -> HttpResponse:
         "rows": [(row, state_of(row.state), LETTERS[: row.futures_count], _share(row)) for row in rows],
         "ready": ready_questions(),
         "any_open": any(row.state in OPEN for row in rows),
-        "any_draft": any(row.state == WhatIfState.DRAFT for row in rows),
         "twin": _twin(),
     }
     return render(request, "console/what_if/list.html", context)
@@ -94,8 +97,6 @@ def _share(row: Any) -> float | None:
 def what_if(request: HttpRequest, pk: int) -> HttpResponseBase:
     """Show the comparison; the address says what is chosen, counted and drawn."""
     row = get_object_or_404(WhatIf, pk=pk)
-    if row.state == WhatIfState.DRAFT and row.asked:
-        return redirect(f"{row.asked}&draft={row.pk}")
     seen = _ComparisonPage(request, row)
     if request.GET.get("format") == "csv":
         for chart in seen.charts():
@@ -146,7 +147,7 @@ class _ComparisonPage:
     """One what-if as an address shows it."""
 
     def __init__(self, request: HttpRequest, row: WhatIf) -> None:
-        self.row, self.asked = row, request.GET
+        self.row, self.asked, self.user = row, request.GET, user_of(request)
         self.scope = self._one("scope", ("all", "interactive", "all, edited", "interactive, edited"))
         self.progress: dict[str, Any] = selectors.progress(row.pk) or {}
         self.compared = selectors.comparison(row, self.scope)
@@ -229,6 +230,7 @@ class _ComparisonPage:
             return {"becomes": becomes, "why_not": why, "keys": keys}
         try:
             wanted, warnings = plan.wanted(row, future), plan.warnings(row, future)
+            plan.check_rights(wanted, self.user)
         except ActionError as refusal:
             return {"becomes": [], "why_not": str(refusal), "keys": keys}
         changes = [text for text in chosen["words"] if text not in wanted.assumed]

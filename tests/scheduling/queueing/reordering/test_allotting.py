@@ -1,4 +1,4 @@
-"""Allotments of queues to models: their costs are those of their models, the best is found and kept, tuning only helps."""
+"""Allotments of queues to models: their costs are those of their models, the best is found and kept."""
 
 import itertools
 
@@ -13,9 +13,7 @@ from scheduling.queueing.reordering.allotting import (
     allocate_allotment,
     apportion,
     best_allotment,
-    list_models,
     models_of,
-    tune,
     usable_queues,
 )
 from scheduling.queueing.reordering.evaluate import evaluate
@@ -107,20 +105,6 @@ def test_the_cheapest_of_all_allotments_is_found(seed):
     for hot in (0.01, 0.005, 0.0):
         apportion(terms, listing, allotment, random, 2_000, hot * least)
     assert allotment.cost[-1] == pytest.approx(least)
-
-
-@given(*drawings)
-def test_tuning_keeps_only_what_is_cheaper(seed, queues, groups, load):
-    _, terms, listing = drawn(seed, queues, groups, load)
-    usable = usable_queues(terms)
-    models = models_of(terms, allocate_allotment(terms, usable), usable)
-    costs, listed = np.empty(4), np.empty(4)
-    list_models(terms, listing, models, costs)
-    before = costs.copy()
-    tune(terms, listing, models, costs, np.array([seed], np.uint64), 60)
-    list_models(terms, listing, models, listed)
-    assert costs == pytest.approx(listed)
-    assert np.all(costs <= before)
 
 
 @given(small_problems(most_groups=12, most_queues=4), st.integers(0, 2**31))

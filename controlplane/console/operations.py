@@ -1,0 +1,205 @@
+"""Operations on rows: one view carries them out for a reason, and `{% operation %}` draws the button and dialog of each.
+
+Those of a `Resource` are offered as it declares them; those below are only offered on pages.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model as Row
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.shortcuts import get_object_or_404
+from django.utils import timezone
+from django.views.decorators.http import require_POST
+
+from controlplane.accounts.models import Role, User
+from controlplane.accounts.selectors import manageable_api_keys, tenants_with_role
+from controlplane.accounts.services import revoke_api_key
+from controlplane.alerts import webhooks
+from controlplane.alerts.models import AlertRule
+from controlplane.applications import reporting
+from controlplane.applications.models import ApplicationRun
+from controlplane.batches.models import Batch
+from controlplane.batches.services import cancel_batch
+from controlplane.console.access.roles import may, signed_in
+from controlplane.console.actions import carried_out
+from controlplane.dispatch.queues.operations import RunAction
+from controlplane.events.services import record
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle.states import Action, ActionError
+from controlplane.fleet.models import Instance
+from controlplane.fleet.swaps import services as swaps
+from controlplane.gateway.errors import ApiError
+from controlplane.resources.alerts import ALERTS
+from controlplane.resources.inventory import DEPLOYMENTS, MODELS, NODES, REGIONS
+from controlplane.resources.lengths import LENGTH_VERSIONS
+from controlplane.resources.plans import PLANS
+from controlplane.resources.resource import Nothing, Operation, Resource
+from controlplane.webhooks import call
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Operations that pages offer on rows of one kind."""
+
+    rows: Callable[[HttpRequest], QuerySet[Any]]
+    """Those that the user may act on."""
+    operations: tuple[Operation, ...]
+    page: str
+    """Name of the page that is shown after it, where the form names none."""
+    of_tenants: bool = False
+    """Not roles over the fleet but *rows* say who may."""
+
+    def operation(self, verb: str) -> Operation | None:
+        return next((each for each in self.operations if each.verb == verb), None)
+
+
+def of(resource: Resource, page: str, *more: Operation) -> Offer:
+    """Offer what *resource* declares that takes a reason alone, and *more*."""
+    model: type[Row] = resource.model  # type: ignore[assignment] (its operations have rows)
+    declared = (each for each in resource.operations if each.takes is Nothing)
+    return Offer(lambda request: model._default_manager.all(), (*declared, *more), page)
+
+
+def on(model: type[Row], page: str, *operations: Operation) -> Offer:
+    return Offer(lambda request: model._default_manager.all(), operations, page)
+
+
+def swap(instance: Instance, actor: User, reason: str) -> str:
+    made = swaps.request(instance, actor, reason)
+    return f"{made.group} swaps to {instance.name}{f', when {made.gave_way} is idle' if made.gave_way else ''}."
+
+
+def cancel(batch: Batch, actor: User, reason: str) -> str:
+    try:
+        cancel_batch(batch)
+    except ApiError as error:
+        raise ActionError(error.message) from error
+    record("batch.canceled", batch, actor=actor, reason=reason)
+    return f"{batch} is being canceled; lines that run finish, and its output stays readable."
+
+
+def test_webhook(rule: AlertRule, actor: User, reason: str) -> str:
+    if not rule.webhook_url:
+        raise ActionError(f"{rule} has no webhook")
+    error = async_to_sync(call)(rule.webhook_url, webhooks.sample_body(rule, timezone.now()))
+    if error:
+        raise ActionError(f"The webhook {rule.webhook} of {rule} {error}")
+    return f"The webhook {rule.webhook} of {rule} took a test message."
+
+
+def act_on_run(action: RunAction, run: ApplicationRun, actor: User, reason: str) -> str:
+    return reporting.acted_on_run(run.run, action, reporting.act_on_run(run, action, actor, reason, timezone.now()))
+
+
+ACTIVATE = Operation(
+    "activate",
+    services.activate,
+    "It is offered again with the values that it had. Its instances are started one by one, or by the floor.",
+    Role.ADMIN,
+)
+INSTANCE_ACTIONS = {
+    Action.DRAIN: "It finishes the requests it runs and is given no new ones. Resume takes it back into service.",
+    Action.RESUME: "It is given new requests again.",
+    Action.START: "Its server is started; it is ready once its health check passes.",
+    Action.STOP: "Its server is stopped and the requests it still runs are cut off. Drain it first to spare them. It is "
+    "held then: neither the floor nor a plan starts it, only an operator does.",
+    Action.SLEEP: "It finishes what it runs, then its weights leave the GPU. Waking is faster than starting.",
+    Action.WAKE: "Its weights return to the GPU; it is ready once its health check passes.",
+    Action.RECLAIM: "Its opportunistic requests are queued again, or ended with an error, by class; then it serves its "
+    "own model again.",
+}
+OFFERS = {
+    "alerts": of(ALERTS, "console:alerts"),
+    "alert-rules": on(
+        AlertRule,
+        "console:alerts",
+        Operation("test", test_webhook, "A test message is sent to its webhook.", Role.ADMIN, needs_reason=False),
+    ),
+    "batches": Offer(
+        lambda request: Batch.objects.filter(tenant__in=tenants_with_role(request.user, Role.OPERATOR)),
+        (Operation("cancel", cancel, "Lines that run finish, and answers stay readable. This cannot be undone."),),
+        "console:batches",
+        of_tenants=True,
+    ),
+    "deployments": of(
+        DEPLOYMENTS,
+        "console:models",
+        ACTIVATE,
+    ),
+    "instances": on(
+        Instance,
+        "console:instances",
+        *(Operation(action.value, partial(services.act, action), about) for action, about in INSTANCE_ACTIONS.items()),
+        Operation("swap", swap, "It gets the GPUs that it shares."),
+    ),
+    "keys": Offer(
+        lambda request: manageable_api_keys(request.user),
+        (Operation("revoke", revoke_api_key, "Its requests are refused within seconds. This cannot be undone."),),
+        "console:keys",
+        of_tenants=True,
+    ),
+    "length-versions": of(LENGTH_VERSIONS, "console:lengths"),
+    "models": of(MODELS, "console:models", ACTIVATE),
+    "nodes": of(NODES, "console:places"),
+    "plans": of(PLANS, "console:scaling"),
+    "regions": of(REGIONS, "console:places"),
+    "runs": on(
+        ApplicationRun,
+        "console:applications",
+        Operation(
+            "first", partial(act_on_run, RunAction.FIRST), "Its calls are served before all others of their class."
+        ),
+        Operation("stop", partial(act_on_run, RunAction.STOP), "Its open calls end, and later ones are refused."),
+    ),
+}
+"""By the name in the address."""
+LABELS = {
+    ("deployments", "roll-back"): "Go back",
+    ("deployments", "cancel-rollout"): "Cancel the rollout",
+    ("instances", "swap"): "Swap to",
+    ("length-versions", "rollback"): "Roll back",
+    ("runs", "first"): "Move first",
+    ("runs", "stop"): "Stop run",
+}
+DONE = {
+    "rollback": "is rolled back", "cancel": "is cancelled",
+}  # fmt: skip
+GRAVE = {"cancel", "cancel-rollout", "cordon", "reject", "retire", "revoke", "rollback", "stop", "undeploy"}
+"""Verbs of what is hard to undo."""
+
+
+def label_of(name: str, verb: str) -> str:
+    return LABELS.get((name, verb), verb.replace("-", " ").capitalize())
+
+
+def sentence_of(verb: str, done: Any) -> str:
+    """Say what became of a row: what the operation returned, or that the row is, for example, approved."""
+    if isinstance(done, str):
+        return done
+    return f"{done} {DONE.get(verb) or f'is {verb}' + ('d' if verb.endswith('e') else 'ed')}."
+
+
+@require_POST
+@signed_in
+def operate(request: HttpRequest, name: str, pk: int, verb: str) -> HttpResponseBase:
+    """Carry out an operation on a row; its service records the event."""
+    offer = OFFERS.get(name)
+    operation = offer.operation(verb) if offer else None
+    if offer is None or operation is None:
+        raise Http404(f"There is no operation {verb} of {name}.")
+    if not offer.of_tenants and not may(request, operation.least):
+        raise PermissionDenied(f"Needs the role {operation.least}.")
+    row = get_object_or_404(offer.rows(request), pk=pk)
+    carry_out, asks = operation.carry_out, verb != "test"
+    return carried_out(
+        request,
+        lambda form: sentence_of(verb, carry_out(row, form.user, form.reason)),
+        lambda: offer.page,
+        f"{row} is unchanged" if asks else "",
+    )
