@@ -31,13 +31,11 @@ from controlplane.console.actions import carried_out
 from controlplane.dispatch.queues.operations import RunAction
 from controlplane.events.services import record
 from controlplane.fleet import services
-from controlplane.fleet.lifecycle.states import Action, ActionError
-from controlplane.fleet.models import Instance, Node, Region
-from controlplane.fleet.rollouts import services as rollouts
-from controlplane.fleet.swaps import services as swaps
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.alerts import ALERTS
-from controlplane.resources.inventory import DEPLOYMENTS, MODELS
+from controlplane.resources.instances import INSTANCES
+from controlplane.resources.inventory import DEPLOYMENTS, MODELS, NODES, REGIONS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.plans import PLANS
 from controlplane.resources.resource import Operation, Resource
@@ -70,11 +68,6 @@ def on(model: type[Row], page: str, *operations: Operation) -> Offer:
     return Offer(lambda request: model._default_manager.all(), operations, page)
 
 
-def swap(instance: Instance, actor: User, reason: str) -> str:
-    made = swaps.request(instance, actor, reason)
-    return f"{made.group} swaps to {instance.name}{f', when {made.gave_way} is idle' if made.gave_way else ''}."
-
-
 def cancel(batch: Batch, actor: User, reason: str) -> str:
     try:
         cancel_batch(batch)
@@ -97,31 +90,12 @@ def act_on_run(action: RunAction, run: ApplicationRun, actor: User, reason: str)
     return reporting.acted_on_run(run.run, action, reporting.act_on_run(run, action, actor, reason, timezone.now()))
 
 
-CORDONS = (
-    Operation(
-        "cordon",
-        services.cordon,
-        "Nothing new is started there. What already runs there keeps running: drain it to move its requests.",
-    ),
-    Operation("uncordon", services.uncordon, "Instances may be started there again."),
-)
 ACTIVATE = Operation(
     "activate",
     services.activate,
     "It is offered again with the values that it had. Its instances are started one by one, or by the floor.",
     Role.ADMIN,
 )
-INSTANCE_ACTIONS = {
-    Action.DRAIN: "It finishes the requests it runs and is given no new ones. Resume takes it back into service.",
-    Action.RESUME: "It is given new requests again.",
-    Action.START: "Its server is started; it is ready once its health check passes.",
-    Action.STOP: "Its server is stopped and the requests it still runs are cut off. Drain it first to spare them. It is "
-    "held then: neither the floor nor a plan starts it, only an operator does.",
-    Action.SLEEP: "It finishes what it runs, then its weights leave the GPU. Waking is faster than starting.",
-    Action.WAKE: "Its weights return to the GPU; it is ready once its health check passes.",
-    Action.RECLAIM: "Its opportunistic requests are queued again, or ended with an error, by class; then it serves its "
-    "own model again.",
-}
 OFFERS = {
     "alerts": of(ALERTS, "console:alerts"),
     "alert-rules": on(
@@ -139,25 +113,8 @@ OFFERS = {
         DEPLOYMENTS,
         "console:models",
         ACTIVATE,
-        Operation(
-            "cancel",
-            rollouts.cancel,
-            "Instances stay as they are: some with new settings, some with the ones before. Instances that drain for it "
-            "serve again.",
-        ),
-        Operation(
-            "go-back",
-            rollouts.go_back,
-            "The deployment gets the settings from before the rollout, and instances with the new ones are drained and "
-            "replaced.",
-        ),
     ),
-    "instances": on(
-        Instance,
-        "console:instances",
-        *(Operation(action.value, partial(services.act, action), about) for action, about in INSTANCE_ACTIONS.items()),
-        Operation("swap", swap, "It gets the GPUs that it shares."),
-    ),
+    "instances": of(INSTANCES, "console:instances"),
     "keys": Offer(
         lambda request: manageable_api_keys(request.user),
         (Operation("revoke", revoke_api_key, "Its requests are refused within seconds. This cannot be undone."),),
@@ -166,9 +123,9 @@ OFFERS = {
     ),
     "length-versions": of(LENGTH_VERSIONS, "console:lengths"),
     "models": of(MODELS, "console:models", ACTIVATE),
-    "nodes": on(Node, "console:places", *CORDONS),
+    "nodes": of(NODES, "console:places"),
     "plans": of(PLANS, "console:scaling"),
-    "regions": on(Region, "console:places", *CORDONS),
+    "regions": of(REGIONS, "console:places"),
     "runs": on(
         ApplicationRun,
         "console:applications",
@@ -180,16 +137,14 @@ OFFERS = {
 }
 """By the name in the address."""
 LABELS = {
-    ("deployments", "cancel"): "Cancel the rollout",
+    ("deployments", "cancel-rollout"): "Cancel the rollout",
     ("instances", "swap"): "Swap to",
     ("length-versions", "rollback"): "Roll back",
     ("runs", "first"): "Move first",
     ("runs", "stop"): "Stop run",
 }
-DONE = {
-    "rollback": "is rolled back", "cancel": "is cancelled", "go-back": "goes back",
-}  # fmt: skip
-GRAVE = {"cancel", "cordon", "reject", "retire", "revoke", "rollback", "stop", "undeploy"}
+DONE = {"rollback": "is rolled back"}
+GRAVE = {"cancel", "cancel-rollout", "cordon", "reject", "retire", "revoke", "rollback", "stop", "undeploy"}
 """Verbs of what is hard to undo."""
 
 

@@ -56,8 +56,8 @@ STATUSES = {
 
 
 def swap(instance: Instance, actor: User, reason: str) -> str:
-    swaps.request(instance, actor, reason)
-    return f"{instance.name} wakes when its GPUs are free"
+    made = swaps.request(instance, actor, reason)
+    return f"{made.group} swaps to {instance.name}{f', when {made.gave_way} is idle' if made.gave_way else ''}."
 
 
 def outdated(row: Instance) -> list[str]:

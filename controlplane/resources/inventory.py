@@ -24,7 +24,9 @@ from scheduling.policy import COLUMNS as POLICY
 
 STARTS = "console/instances/starts_cell.html"
 CORDONS = (
-    Operation("cordon", services.cordon, "Nothing new is started there; running instances stay."),
+    Operation(
+        "cordon", services.cordon, "Nothing new is started there; what runs stays: drain it to move its requests."
+    ),
     Operation("uncordon", services.uncordon, "Instances may be started there again."),
 )
 
@@ -252,14 +254,14 @@ DEPLOYMENTS = Resource(
         ),
         Operation(
             "cancel-rollout",
-            lambda row, user, reason: str(rollouts.cancel(row, user, reason)),
+            lambda row, user, reason: f"{rollouts.cancel(row, user, reason)} is cancelled.",
             "Instances that drain for its rollout serve again.",
             needs_reason=False,
             admin=False,
         ),
         Operation(
             "roll-back",
-            lambda row, user, reason: str(rollouts.go_back(row, user, reason)),
+            lambda row, user, reason: f"{rollouts.go_back(row, user, reason)} goes back.",
             "Its rollout in progress, or the last one if it failed, goes back to the settings before.",
             admin=False,
         ),
