@@ -77,8 +77,8 @@ def get(client, user, path=PAGE):
 
 def test_blocks_are_buttons_named_in_full_in_order(client, viewer, usual):
     page = get(client, viewer)
-    assert 'aria-label="86 requests of llama-3.1-8b, interactive, starts in 36 s, slack 9 s, at risk, 1st of 3"' in page
-    assert "late by 14 s, pinned, 2nd of 3" in page
+    assert 'aria-label="86 requests of llama-3.1-8b, interactive, starts in 36 s, slack 9 s, at risk, place 1 of 3"' in page
+    assert "late by 14 s, pinned, place 2 of 3" in page
     assert page.index('id="group-7"') < page.index('id="group-8"') < page.index('id="group-9"')
     assert "style=" not in page.partition("<main")[2]
 
@@ -134,7 +134,7 @@ def test_many_lanes_are_folded_but_for_trouble(client, viewer, shown):
 
 def test_the_side_panel_shows_the_group_and_what_operators_may_do(client, operator, viewer, usual):
     page = get(client, operator, f"{PAGE}&group=7")
-    assert "1st of 3" in page
+    assert "place 1 of 3" in page
     assert "Pin group 7?" in page
     assert "Unpin group 8?" in get(client, operator, f"{PAGE}&group=8")
     assert "Pin group 7?" not in get(client, viewer, f"{PAGE}&group=7")
