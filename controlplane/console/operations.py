@@ -6,7 +6,7 @@ Those of a `Resource` are offered as it declares them; those below are only offe
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 from django.core.exceptions import PermissionDenied
@@ -38,7 +38,7 @@ from controlplane.resources.instances import INSTANCES
 from controlplane.resources.inventory import DEPLOYMENTS, MODELS, NODES, REGIONS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.plans import PLANS
-from controlplane.resources.resource import Operation, Resource
+from controlplane.resources.resource import Nothing, Operation, Resource
 from controlplane.webhooks import call
 
 
@@ -59,9 +59,10 @@ class Offer:
 
 
 def of(resource: Resource, page: str, *more: Operation) -> Offer:
-    """Offer what *resource* declares, and *more*."""
-    model: type[Row] = resource.model  # type: ignore[assignment] (its operations have rows)
-    return Offer(lambda request: model._default_manager.all(), (*resource.operations, *more), page)
+    """Offer what *resource* declares that takes a reason alone, and *more*."""
+    model = cast("type[Row]", resource.model)  # its operations have rows
+    declared = (each for each in resource.operations if each.takes is Nothing)
+    return Offer(lambda request: model._default_manager.all(), (*declared, *more), page)
 
 
 def on(model: type[Row], page: str, *operations: Operation) -> Offer:
@@ -137,6 +138,7 @@ OFFERS = {
 }
 """By the name in the address."""
 LABELS = {
+    ("deployments", "roll-back"): "Go back",
     ("deployments", "cancel-rollout"): "Cancel the rollout",
     ("instances", "swap"): "Swap to",
     ("length-versions", "rollback"): "Roll back",

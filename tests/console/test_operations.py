@@ -123,10 +123,10 @@ def test_a_plan_is_decided(do, make_instance, language_model):
 
 def test_a_length_version_is_decided(do, monkeypatch):
     monkeypatch.setattr("controlplane.lengths.services._obstacle", lambda row: "")
-    shadow = LengthVersion.objects.create(number=3, kind="student", state=VersionState.SHADOW)
+    shadow = LengthVersion.objects.create(number=3, kind="trees", state=VersionState.SHADOW)
     for verb, state, words in (
-        ("promote", "active", "student 3 is promoted."),
-        ("rollback", "rejected", "student 3 is rolled back."),
+        ("promote", "active", "trees 3 is promoted."),
+        ("rollback", "rejected", "trees 3 is rolled back."),
     ):
         assert words in do("length-versions", shadow, verb)
         shadow.refresh_from_db()

@@ -77,7 +77,10 @@ def get(client, user, path=PAGE):
 
 def test_blocks_are_buttons_named_in_full_in_order(client, viewer, usual):
     page = get(client, viewer)
-    assert 'aria-label="86 requests of llama-3.1-8b, interactive, starts in 36 s, slack 9 s, at risk, place 1 of 3"' in page
+    assert (
+        'aria-label="86 requests of llama-3.1-8b, interactive, starts in 36 s, slack 9 s, at risk, place 1 of 3"'
+        in page
+    )
     assert "late by 14 s, pinned, place 2 of 3" in page
     assert page.index('id="group-7"') < page.index('id="group-8"') < page.index('id="group-9"')
     assert "style=" not in page.partition("<main")[2]
