@@ -30,6 +30,11 @@ def count(value: float | None) -> str:
     return NONE if value is None else fixed(value, 0)
 
 
+def gib(size_bytes: float) -> str:
+    """Format bytes as GiB: "3.1"."""
+    return f"{size_bytes / 2**30:.1f}"
+
+
 def gigabytes(size_bytes: float) -> str:
     """Format bytes as GB, the usual unit of weights: "16.1"."""
     return fixed(size_bytes / 1e9, 1)

@@ -18,7 +18,7 @@ from controlplane.resources.tables import Table
 
 HEIGHT, TALL_HEIGHT = 196, 220  # px, with and without a legend above
 HEIGHTS = {"large": 320, "medium": 248}
-DASHES = {"dot": "1 4", "dash": "7 4", "dashdot": "7 3 1 3", "longdash": "11 4"}  # SVG dash patterns
+DASHES = {"dot": "2 3", "dash": "7 4", "dashdot": "7 3 1 3", "longdash": "11 4"}  # SVG dash patterns
 STYLES = (("s1", "solid"), ("s2", "dash"), ("s3", "dot"), ("s4", "dashdot"), ("s5", "longdash"), ("s6", "solid"))
 NO_SAMPLES = "No samples yet. The gateway keeps one every 5 s; the first appear shortly after it starts."
 NO_TRAFFIC = "No traffic in this range."

@@ -19,7 +19,7 @@ from controlplane.planning.titles import title_of
 register = template.Library()
 
 for written in (
-    *(formats.count, formats.amount, formats.quantity, formats.gigabytes),
+    *(formats.count, formats.amount, formats.quantity, formats.gib, formats.gigabytes),
     *(formats.milliseconds, formats.seconds, formats.percent, formats.percent_fine, formats.goal),
     *(formats.times, formats.duration, formats.clock, formats.period, formats.usd, formats.usd_fine),
     *(formats.usd_signed, formats.signed, formats.slack, formats.hour),
