@@ -128,8 +128,6 @@ INSTANCES = Resource(
         *(Column(name) for name in ("startup", "kv_capacity_tokens", "host", "failures", "held", "created_at")),
         live("running", "Running (requests)", "running_of"),
         live("waiting", "Waiting (requests)", "count"),
-        Column("requests_ahead", "Sent ahead (requests)", rest=False),
-        Column("round_trip_ms", "Dispatch round trip (ms)", rest=False),
         Column("max_num_seqs", "Limit (requests)", rest=False),
         Column(
             "use_ratio",

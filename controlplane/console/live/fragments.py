@@ -36,9 +36,7 @@ TABLE_CELLS: Final = (
     *((column.name, column.live) for column in INSTANCES.columns if column.live),
     ("use_ratio", "bar"),
 )
-PAGE_CELLS: Final = (
-    *TABLE_CELLS, ("running", "count"), ("requests_ahead", "count"), ("round_trip_ms", "milliseconds"),
-)  # fmt: skip
+PAGE_CELLS: Final = (*TABLE_CELLS, ("running", "count"))
 ENDPOINT_CELLS: Final = (("kv_ratio", "percent"), ("output_tokens_per_s", "quantity"))
 MODEL_CELLS: Final = (
     ("instances_ready", "ready_of"), ("slo_met_ratio", "percent_fine"), ("ttft_p95_ms", "milliseconds"),
