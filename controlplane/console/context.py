@@ -46,7 +46,7 @@ PLAN = (
 )
 TENANTS = (
     Entry("usage", "Usage", "usage", "u"),
-    Entry("keys", "API keys", "keys", "k", ("key-created",)),
+    Entry("keys", "API keys", "keys", "k"),
 )
 API = Entry("api-docs", "API", "api", "c")
 SYSTEM = (
@@ -88,7 +88,7 @@ def console(request: HttpRequest) -> dict[str, object]:
     if not getattr(request, "user", None) or not request.user.is_authenticated or request.path.startswith("/admin/"):
         return {"version": __version__}
     match = request.resolver_match
-    role, attention = role_of(request), feed.latest().attention
+    role, problems = role_of(request), feed.latest().problems
     return {
         "version": __version__,
         "zone": timezone.get_current_timezone_name(),
@@ -98,5 +98,5 @@ def console(request: HttpRequest) -> dict[str, object]:
         "fleet_role": role,
         "is_operator": may(request, Role.OPERATOR),
         "sees_admin": may(request, Role.ADMIN),
-        "badges": {entry: (name, badge(attention, name)) for name, (entry, _) in BADGES.items()} if role else {},
+        "badges": {entry: (name, badge(problems, name)) for name, (entry, _) in BADGES.items()} if role else {},
     }

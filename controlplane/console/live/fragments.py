@@ -12,9 +12,9 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.html import conditional_escape
 
+from controlplane.alerts.problems import Problems
 from controlplane.console.formats import FORMATS
 from controlplane.console.live import (
-    attention,
     batches,
     held_work,
     length_service,
@@ -51,16 +51,19 @@ BADGES: Final = {
     "batches": ("batches", "at risk or late"),
     "alerts": ("alerts", "open"),
 }
-"""Counts of the attention list in the navigation: the entry, and what is counted."""
+"""Counts of problems in the navigation: the entry, and what is counted."""
+SHOWN: Final = 5
+"""Of the attention list."""
 
 
-def badge(problems: dict[str, Any], name: str) -> str:
-    return render_to_string("console/parts/badge.html", {"number": problems[name], "word": BADGES[name][1]})
+def badge(problems: Problems, name: str) -> str:
+    return render_to_string("console/parts/badge.html", {"number": problems.count(name), "word": BADGES[name][1]})
 
 
-def attention_list(problems: dict[str, Any], model: str, instances: int, known: bool) -> str:
+def attention_list(problems: Problems, model: str, instances: int, known: bool) -> str:
     """Render the attention list of one model or of all."""
-    shown = {**attention.of_model(problems, model), "model": model, "instances": instances, "known": known}
+    found = problems.of_model(model)
+    shown = {"items": found[:SHOWN], "total": len(found), "model": model, "instances": instances, "known": known}
     return render_to_string("console/overview/attention.html", shown)
 
 
@@ -82,14 +85,14 @@ def _tiles(of: tuple[tiles.Tile, ...], row: dict[str, Any] | None, live: str) ->
 
 def _everywhere(state: LiveState, _: str) -> Html:
     """Render fragments of every page: navigation badges, and numbers of models."""
-    badges = {f"badge/{name}": badge(state.attention, name) for name in BADGES} if state.known else {}
+    badges = {f"badge/{name}": badge(state.problems, name) for name in BADGES} if state.known else {}
     return badges | _cells((row for row in state.tables["tiles"] if row["scope"]), MODEL_CELLS)
 
 
 def _overview(state: LiveState, model: str) -> Html:
     html = _tiles(tiles.TILES, state.tile(model), f"tile/{model}")
     if state.known:
-        html["attention"] = attention_list(state.attention, model, len(state.tables["instances"]), True)
+        html["attention"] = attention_list(state.problems, model, len(state.tables["instances"]), True)
     if state.newest_event_id is not None:
         html["events"] = event_list()
     return html
