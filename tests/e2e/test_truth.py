@@ -29,7 +29,7 @@ def test_the_headline_is_the_worst_class(furnished, open_page, theme):
     expect_live(page)
     tile = page.locator('[data-tile="slo_met_ratio"]')
     expect(tile.locator(".unit")).to_have_text(re.compile(r"interactive, burn \d+\.\d\u00d7"))
-    expect_drawn(page, "ttft", "demand", "kv")
+    expect_drawn(page, "ttft", "demand")
     keep(page, f"overview-{theme}")
 
 
@@ -37,7 +37,7 @@ def test_the_overview_does_not_move(furnished, open_page):
     """For a minute, with numbers that change twice a second."""
     page = open_page(furnished, "/")
     expect_live(page)
-    expect_drawn(page, "ttft", "demand", "kv")
+    expect_drawn(page, "ttft", "demand")
     page.wait_for_timeout(2_000)
     page.evaluate(SHIFTS)
     page.wait_for_timeout(60_000)
