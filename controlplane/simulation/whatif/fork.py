@@ -57,7 +57,7 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
         state=state,
         arrivals=arrivals,
         past=past_demand(at),
-        remarks=[*remarks, *_caches(state), *about_arrivals],
+        remarks=[*remarks, *about_arrivals],
     )
 
 
@@ -113,18 +113,6 @@ def _silent_instances(state: FleetState, at: datetime) -> list[str]:
     count = len(state.instances)
     return [
         f"{count - len(silent)} of {count} instances answered; {len(silent)} taken as at their last heartbeat{since}."
-    ]
-
-
-def _caches(state: FleetState) -> list[str]:
-    """Return what prefix caches start with."""
-    holders = [holder for prompt in state.prompts for holder in prompt.holders]
-    if not holders:
-        return ["Prefix caches start empty."]
-    known, exact = ({one.instance for one in holders if one.by_events >= least} for least in (False, True))
-    return [
-        f"Prefix caches of {len(known)} instances start as the router knows them, {len(exact)} of these by KV events;"
-        " requests to come share nothing with them, since the ledger keeps no prompts."
     ]
 
 

@@ -50,7 +50,7 @@ def missing(now: datetime) -> int:
 
 def submit(now: datetime) -> WhatIf:
     """Submit the what-if of the time since the last one under every bundle. Raise ActionError if it is impossible."""
-    horizon_s = min(tuned().NIGHTLY_EVERY_S, services.MOST_HORIZON_S)
+    horizon_s = min(tuned().NIGHTLY_EVERY_S, services.MAX_HORIZON_S)
     since = now - timedelta(seconds=horizon_s)
     start = start_of(Begin(kind="ledger", since=since, until=now), horizon_s)
     futures = [services.future_of("", name, ()) for name in BUNDLES if name not in BASELINES]

@@ -14,11 +14,10 @@ from controlplane.fleet.models import Deployment
 from controlplane.planning.plans import inventory
 from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.selectors import ledger_rows
-from controlplane.simulation.whatif.changes.applying import applied, diff_in_words, in_words, parsed
+from controlplane.simulation.whatif.changes.applying import in_words, parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.results import curves_of
-from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.timing import remaining_s
 from scheduling.simulation.measures import results as measures
 from scheduling.simulation.measures.comparison import Interval, of_shares, over_seeds, verdicts
@@ -36,7 +35,7 @@ RECENT: Final = timedelta(hours=1)
 def what_ifs() -> QuerySet[WhatIf]:
     """Return all what-ifs, newest first, with their numbers of futures and runs, and without their starts."""
     return (
-        WhatIf.objects.select_related("requested_by", "chosen")
+        WhatIf.objects.select_related("requested_by")
         .defer("start")
         .annotate(
             futures_count=Count("futures", distinct=True),
@@ -93,7 +92,7 @@ def _future_progress(future: Future, runs: Sequence[FutureSeed]) -> dict[str, An
         WhatIfState.QUEUED,
         WhatIfState.CANCELLED,
     )
-    state = next((each for each in order if each in states), WhatIfState.DONE if runs else WhatIfState.DRAFT)
+    state = next((each for each in order if each in states), WhatIfState.DONE if runs else WhatIfState.QUEUED)
     at_work = next((run for run in runs if run.state == WhatIfState.RUNNING), None)
     done = sum(map(_share, runs)) / len(runs) if runs else 0.0
     return {
@@ -140,18 +139,6 @@ def edits_in_words(row: WhatIf) -> list[str]:
     return _in_words(row, row.edits, "edits")
 
 
-def full_diff(row: WhatIf, future: Future) -> list[str]:
-    """Describe every key of the scenario that *future* changes, one line each."""
-    if not row.start or not future.changes:
-        return []
-    start = Start.model_validate(row.start)
-    try:
-        changed = applied(start.scenario, parsed(future.changes), asks=start.asks)
-    except ChangeError as error:
-        return [f"Cannot be: {error}"]
-    return diff_in_words(start.scenario, changed.values)
-
-
 def _in_words(row: WhatIf, changes: list[dict[str, Any]], where: str) -> list[str]:
     if not row.start or not changes:
         return []
@@ -164,10 +151,9 @@ def _in_words(row: WhatIf, changes: list[dict[str, Any]], where: str) -> list[st
 def comparison(row: WhatIf, scope: str = ALL) -> dict[str, Any]:
     """Compare the futures of *row* by their finished seeds: `futures`, a row each.
 
-    *scope*: all, interactive; or `all, edited`, `interactive, edited`, the time of shared edits alone. A future's row:
-    letter, name, changes, seeds_done, seeds, slo_met and other columns as {mean, low, high, delta}
-    (delta: paired with A, seed by seed), verdict, first_difference,
-    holds (seeds that met the target), runs (see `_runs`). None where nothing is known yet.
+    *scope*: all, interactive. A future's row: letter, name, changes, seeds_done, seeds, slo_met and other columns as
+    {mean, low, high, delta} (delta: paired with A, seed by seed), verdict, first_difference, holds (seeds that met the
+    target), runs (see `_runs`). None where nothing is known yet.
     """
     futures = list(row.futures.all())
     results = _results(row)

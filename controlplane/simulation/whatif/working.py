@@ -167,24 +167,11 @@ def changed(what_if: WhatIf, future: Future, start: Start) -> Changed:
 
 
 def counted_of(what_if: WhatIf, changed: Changed) -> dict[str, Counted]:
-    """Return scopes of the comparison by name: the horizon, interactive classes alone, each in the edited time."""
+    """Return scopes of the comparison by name: all classes, and interactive ones alone."""
     kinds = [one.kind for one in changed.scenario.classes.values()]
     shown = frozenset(number for number, kind in enumerate(kinds) if kind == "interactive")
     whole = Counted(what_if.warmup_s, what_if.horizon_s)
-    scopes = {"all": whole, "interactive": replace(whole, classes=shown)}
-    if (edited := edited_time(what_if)) is not None:
-        part = Counted(max(what_if.warmup_s, edited[0]), min(what_if.horizon_s, edited[1]))
-        if part.until_s > part.from_s:
-            scopes |= {"all, edited": part, "interactive, edited": replace(part, classes=shown)}
-    return scopes
-
-
-def edited_time(what_if: WhatIf) -> tuple[float, float] | None:
-    """Return the seconds from and until which shared edits of demand act; None without one that ends."""
-    ends = [one for one in what_if.edits if one.get("until_s") is not None]
-    if not ends:
-        return None
-    return min(one.get("from_s", 0.0) for one in ends), max(one["until_s"] for one in ends)
+    return {"all": whole, "interactive": replace(whole, classes=shown)}
 
 
 def settle(pk: int) -> None:

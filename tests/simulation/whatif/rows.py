@@ -19,7 +19,7 @@ def start(**tables: Any) -> dict[str, Any]:
 
 def draft(actor: Any, *futures: dict[str, Any], **values: Any) -> WhatIf:
     given = {"title": "What if", "start": start(), "horizon_s": 1200.0, "seeds": 2} | values
-    return services.save_draft(None, given, list(futures), actor)
+    return services.write(given, list(futures), actor)
 
 
 def run_all(row: WhatIf) -> WhatIf:

@@ -27,7 +27,6 @@ DASHES: Final = ("solid", "solid", "solid", "longdash", "dot", "dashdot", "dash"
 """Of the futures A to G: line style differs as well as colour."""
 MARKS: Final = {"ok": "ready", "warning": "warning", "critical": "critical", "info": "loading", "idle": "stopped"}
 STATES: Final = {
-    WhatIfState.DRAFT: ("idle", "Draft"),
     WhatIfState.QUEUED: ("info", "Queued"),
     WhatIfState.RUNNING: ("info", "Running"),
     WhatIfState.DONE: ("ok", "Done"),

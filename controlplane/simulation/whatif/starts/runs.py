@@ -21,12 +21,12 @@ from controlplane.planning.titles import title_of
 from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif.changes.policies import PARTS
 from controlplane.simulation.whatif.models import WhatIf
-from controlplane.simulation.whatif.services import save_draft, submit
+from controlplane.simulation.whatif.services import ask
 from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 from scheduling.applications.demand_graph import DemandGraph
 
-MOST_RUNS: Final = 400
+MAX_RUNS: Final = 400
 """Runs that are replayed, the last ones."""
 KNOWN: Final = 200
 """Records that orders know of the application."""
@@ -58,7 +58,7 @@ def replay_orders(
         since, until = run.began_at - AROUND, (run.ended_at or run.last_call_at) + AROUND
     horizon_s = (until - since).total_seconds()
     rows = application.runs.filter(imported=False, began_at__gte=since, began_at__lt=until).exclude(steps=[])
-    runs = sorted(rows[:MOST_RUNS], key=lambda one: one.began_at)
+    runs = sorted(rows[:MAX_RUNS], key=lambda one: one.began_at)
     if not runs or (run is not None and run not in runs):
         raise ActionError(f"No run of {application} that ended well began in that time.")
     start = start_of(Begin(kind="ledger", since=since, until=until), horizon_s)
@@ -84,7 +84,7 @@ def replay_orders(
         "seeds": SEEDS,
         "edits": edits,
     }
-    return submit(save_draft(None, values, futures, actor), actor)
+    return ask(values, futures, actor)
 
 
 def _table(application: Application, runs: Sequence[ApplicationRun], start: Start, since: datetime) -> dict[str, Any]:
