@@ -235,7 +235,7 @@ def test_a_node_is_lost_with_its_instances(client, operator, make_instance):
     [words] = in_words(now, parsed([change]))
     model = first.deployment.model.name
     assert words.startswith("node gpu-7 in ")
-    assert words.endswith(f"is lost with 2 instances of {model} after 10 min, back 5 min later")
+    assert words.endswith("is lost with its 3 places after 10 min, back 5 min later")
     failures = applied(now, parsed([change]), asks=False).scenario.failures
     assert [one.instance for one in failures] == change["instances"]
     assert f"gpu-7: 2 {model}" in dict(FAILURE.columns[2].choices(now)).values()

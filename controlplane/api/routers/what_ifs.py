@@ -160,7 +160,7 @@ def ask_what_if(request: ApiRequest, body: WhatIfIn) -> Status[WhatIf]:
 @router.get("/what-ifs", response=Page[WhatIfOut])
 @paginate(NewestFirst)
 def list_what_ifs(request: ApiRequest, query: Query[WhatIfQuery]) -> QuerySet[WhatIf]:
-    return narrowed(selectors.what_ifs(), state=query.state, created_at__gte=query.since)
+    return narrowed(selectors.what_ifs(), state=query.state, created_at__gte=query.since, nightly=query.nightly)
 
 
 @router.get("/what-ifs/{int:number}", response=WhatIfDetail)

@@ -162,13 +162,10 @@ def comparison(row: WhatIf, scope: str = ALL) -> dict[str, Any]:
         for letter, of in results.items()
     }
     met_error, ttft_error = (float(row.twin_error.get(name, 0.0)) for name in ("slo_met", "ttft_p95"))
-    slo = {
-        letter: _slo_met(of, met_error) if of else None
-        for letter, of in scoped.items()
-    }  # fmt: skip
+    slo = {letter: _slo_met(of, met_error) if of else None for letter, of in scoped.items()}
     means = {letter: float(np.mean([each["cost_usd"] for each in of.values()])) for letter, of in scoped.items() if of}
     done = {future.letter for future in futures if len(scoped.get(future.letter, {})) == row.seeds}
-    said = verdicts({letter: slo[letter] for letter in sorted(done)}, means, row.slo_target)
+    judged = verdicts({letter: slo[letter] for letter in sorted(done)}, means, row.slo_target)
     rows = []
     for future in futures:
         own, base = scoped.get(future.letter, {}), scoped.get("A", {})
@@ -179,7 +176,7 @@ def comparison(row: WhatIf, scope: str = ALL) -> dict[str, Any]:
             "first_difference": future.first_difference,
             "seeds_done": len(own),
             "seeds": row.seeds,
-            "verdict": str(said[future.letter]) if future.letter in said else f"{len(own)} of {row.seeds} seeds",
+            "verdict": str(judged[future.letter]) if future.letter in judged else f"{len(own)} of {row.seeds} seeds",
             "holds": sum(each["slo_met"] is not None and each["slo_met"] >= row.slo_target for each in own.values()),
             "slo_met": _shown(slo.get(future.letter), _delta(own, base, "slo_met")),
             "runs": _runs(list(results.get(future.letter, {}).values())),
@@ -246,7 +243,7 @@ def _delta(own: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]], name
 def _shown(interval: Interval | None, delta: float | None) -> dict[str, float | None] | None:
     if interval is None:
         return None
-    values = {"mean": interval.mean, "low": interval.wide_low, "high": interval.wide_high, "delta": delta}
+    values = {"mean": interval.mean, "low": interval.low, "high": interval.high, "delta": delta}
     return {name: None if value is None else round(value, 6) for name, value in values.items()}
 
 

@@ -1,6 +1,5 @@
 """Requests after a fork, drawn at the level of forecasts; and those of the ledger."""
 
-import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -89,14 +88,6 @@ def test_the_same_seed_draws_the_same():
     one, other = (drawn(arrivals(stream(), stream(region="west")), 7) for _ in range(2))
     np.testing.assert_array_equal(one.arrival_s, other.arrival_s)
     np.testing.assert_array_equal(one.prompt_tokens, other.prompt_tokens)
-
-
-def test_a_million_and_a_half_are_drawn_in_seconds():
-    rates = {"start_s": 0.0, "window_s": 86_400.0, "mean": [17.4], "lower": [17.4], "upper": [17.4]}
-    began = time.process_time()
-    workload = drawn(arrivals(stream(requests_per_s=rates), horizon_s=86_400.0), 1)
-    assert len(workload) > 1_480_000
-    assert time.process_time() - began < 5
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_it_waits_for_what_people_ask_for(ledger, operator):
     tasks.nightly_what_if()
     services.submit(rows.draft(operator), operator)
     assert [run.future.what_if.nightly for run in working.waiting_runs()][:2] == [False, False]
-    assert not working.take(timezone.now()).future.what_if.nightly
+    assert not working.claim(timezone.now()).future.what_if.nightly
 
 
 def test_when_it_is_due(ledger, settings):
@@ -142,7 +142,9 @@ def test_pages_show_it_and_its_what_if(viewer, client):
         assert "QLM would have been cheapest" in shown
         assert f'href="/what-if/{row.pk}/"' in shown
     assert '<span class="tag">nightly</span>' in client.get("/what-if/").content.decode()
-    assert [each["id"] for each in client.get("/api/what-ifs?nightly=true").json()["items"]] == [row.pk]
+    other = done(1.0, 0, 1.0, 0, nightly=False)
+    for wanted, number in (("true", row.pk), ("false", other.pk)):
+        assert [each["id"] for each in client.get(f"/api/what-ifs?nightly={wanted}").json()["items"]] == [number]
 
 
 def test_a_fork_leaves_out_models_without_a_profile(ledger):

@@ -89,11 +89,11 @@ def test_a_task_makes_runs_until_its_shift_is_over(asked, sent, monkeypatch, set
 @pytest.mark.parametrize("lost_by", ["delivered again", "past its time limit"])
 def test_a_lost_run_is_made_again_with_the_same_numbers(asked, operator, lost_by):
     now = timezone.now()
-    lost = working.take(now - timedelta(seconds=working.LIMIT_S + working.GRACE_S + 1), "task")
+    lost = working.claim(now - timedelta(seconds=working.LIMIT_S + working.GRACE_S + 1), "task")
     assert (lost.future.letter, lost.seed, lost.state) == ("A", 1, "running")
-    assert working.take(now, "other").future.letter == "B"
+    assert working.claim(now, "other").future.letter == "B"
     if lost_by == "delivered again":
-        assert working.take(now, "task").pk == lost.pk
+        assert working.claim(now, "task").pk == lost.pk
         FutureSeed.objects.filter(state="running").update(state="queued")
     else:
         assert working.supervise(now) == 1
@@ -107,7 +107,7 @@ def test_a_lost_run_is_made_again_with_the_same_numbers(asked, operator, lost_by
 
 def test_a_run_that_is_lost_too_often_fails(asked):
     for _ in range(working.MAX_ATTEMPTS):
-        taken = working.take(timezone.now() - timedelta(seconds=working.LIMIT_S + working.GRACE_S + 1))
+        taken = working.claim(timezone.now() - timedelta(seconds=working.LIMIT_S + working.GRACE_S + 1))
         assert (taken.future.letter, taken.seed) == ("A", 1)
         working.supervise(timezone.now())
     taken.refresh_from_db()
@@ -135,10 +135,10 @@ def test_what_fails_or_is_cancelled_is_resumed(asked, operator):
 
 def test_a_cancelled_run_stops_and_what_is_done_stays(asked, operator, monkeypatch):
     working.work()
-    taken = working.take(timezone.now())
+    taken = working.claim(timezone.now())
     services.cancel(asked, operator)
     with pytest.raises(working.Ended):
-        working.made(taken)
+        working.run(taken)
     taken.refresh_from_db()
     asked.refresh_from_db()
     assert (taken.state, asked.state, asked.ended_by) == ("cancelled", "cancelled", operator.get_username())

@@ -3,7 +3,6 @@
 from datetime import datetime
 from typing import Any, Final
 
-from django.db.models import Count
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
@@ -22,23 +21,19 @@ from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.what_if import charts as drawn
 from controlplane.console.pages.what_if.compare import facts, in_words, rows_of, runs_of, sentence, state_of
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Deployment
 from controlplane.resources.filters import number
 from controlplane.resources.tables import Table
 from controlplane.simulation.whatif import plan, selectors, services, twin_errors
 from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
 from controlplane.simulation.whatif.working import OPEN
+from scheduling.simulation.measures.comparison import Verdict
 
 SHOWN: Final = 100
 MORE_SEEDS: Final = 5
 READY: Final = (
     ("What if demand doubles?", "demand-edit=factor&demand-by=2&chosen=yes&preset=pilothouse&preset=qlm"),
-    (
-        "What if a region is lost?",
-        "failure-what=region&failure-region={region}&failure-at_s=600&failure-for_s=1200&fleet_for=all",
-    ),
     ("Is another policy cheaper?", "chosen=yes&preset=pilothouse&preset=preserve&preset=sageserve-lt-ua&preset=qlm"),
-)  # fmt: skip
+)
 SCOPES: Final = (("all", "All classes"), ("interactive", "Interactive"))
 MISSING: Final = (WhatIfState.CANCELLED, WhatIfState.FAILED)
 
@@ -49,22 +44,11 @@ def what_ifs(request: HttpRequest) -> HttpResponse:
     rows: list[Any] = list(selectors.what_ifs()[:SHOWN])
     context = {
         "rows": [(row, state_of(row.state), LETTERS[: row.futures_count], _share(row)) for row in rows],
-        "ready": ready_questions(),
+        "ready": READY,
         "any_open": any(row.state in OPEN for row in rows),
         "twin": _twin(),
     }
     return render(request, "console/what_if/list.html", context)
-
-
-def ready_questions() -> list[tuple[str, str]]:
-    """Return questions with the forms that they fill in; the region that is lost is the one with most deployments."""
-    active = Deployment.objects.filter(active=True, region__active=True).order_by()
-    most = active.values("region__name").annotate(count=Count("pk")).order_by("-count", "region__name").first()
-    return [
-        (label, query.format(region=most["region__name"] if most else ""))
-        for label, query in READY
-        if most or "{region}" not in query
-    ]
 
 
 def _twin() -> list[dict[str, Any]]:
@@ -163,7 +147,7 @@ class _ComparisonPage:
     def chosen(self) -> dict[str, Any]:
         """Return the future of the address; else the plan, the cheapest that meets the SLO, or the last."""
         wanted = self.asked.get("future") or self.row.plan.get("letter", "")
-        cheapest = [row for row in self.rows if row["verdict"].text == "Meets it, cheapest"]
+        cheapest = [row for row in self.rows if row["verdict"].text == Verdict.CHEAPEST]
         named = [row for row in self.rows if row["letter"] == wanted]
         return (named or cheapest or self.rows)[0 if named or cheapest else -1]
 
