@@ -137,8 +137,8 @@ def test_runs_that_were_stopped_are_refused_after_a_restart(acme, running):
     ApplicationRun.objects.filter(pk=running.pk).update(outcome=RunOutcome.STOPPED, closed_at=timezone.now())
     owner = dispatcher()
     async_to_sync(feeder(owner).resume)(0.0)
-    assert owner.runs.is_stopped_run((acme.pk, "review"), "now")
-    assert not owner.runs.is_stopped_run((acme.pk, "review"), "another")
+    assert owner.runs.is_stopped((acme.pk, "review"), "now")
+    assert not owner.runs.is_stopped((acme.pk, "review"), "another")
 
 
 @pytest.mark.parametrize(("unit", "resumed"), [("after-user", 1), ("write", 0)])
