@@ -4,7 +4,6 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
-from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
@@ -73,7 +72,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "rows_total": len(rows),
         "usd_per_hour": usd_per_hour(model),
         "events": event_list(),
-        "nightly": nightly.summary(timezone.now()),
+        "nightly": nightly.summary(),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }
     return render(request, "console/overview/overview.html", context)

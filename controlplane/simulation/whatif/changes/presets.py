@@ -33,30 +33,27 @@ def _policy(part: str, value: str) -> dict[str, Any]:
 
 
 _ARIMA: Final = _policy("forecaster", "arima")
-BASELINES: Final = tuple(
-    Preset(name, title, about, changes)
-    for name, title, about, *changes in (
-        (
-            "reactive", "Reactive", "Adds an instance when use passes 70%, takes one away under 30%. No forecast.",
-            _policy("strategy", "reactive"),
-        ),
-        (
-            "fcfs-jsq", "FCFS and JSQ",
-            "First come, first served, to the instance with the fewest tokens left: the baseline of QLM and SSJF.",
-            _policy("ordering", "fcfs"), _policy("routing", "join_shortest_queue"),
-        ),
-        ("edf", "EDF", "The earliest deadline first: a baseline of QLM.", _policy("ordering", "deadline")),
-        (
-            "round-robin", "Round robin", "Each instance in turn: the baseline of PreServe's router.",
-            _policy("routing", "round_robin"),
-        ),
-        (
-            "least-request", "Least request", "To the instance with the fewest requests: a baseline of PreServe's router.",
-            _policy("routing", "least_request"),
-        ),
-        ("lt-i", "LT-I", "To the number of the hourly plan at once (SageServe).", _policy("strategy", "lt_i"), _ARIMA),
-        ("lt-u", "LT-U", "Towards the hourly plan by use (SageServe).", _policy("strategy", "lt_u"), _ARIMA),
-    )
+BASELINES: Final = (
+    Preset(
+        "reactive", "Reactive", "Adds an instance when use passes 70%, takes one away under 30%. No forecast.",
+        [_policy("strategy", "reactive")],
+    ),
+    Preset(
+        "fcfs-jsq", "FCFS and JSQ",
+        "First come, first served, to the instance with the fewest tokens left: the baseline of QLM and SSJF.",
+        [_policy("ordering", "fcfs"), _policy("routing", "join_shortest_queue")],
+    ),
+    Preset("edf", "EDF", "The earliest deadline first: a baseline of QLM.", [_policy("ordering", "deadline")]),
+    Preset(
+        "round-robin", "Round robin", "Each instance in turn: the baseline of PreServe's router.",
+        [_policy("routing", "round_robin")],
+    ),
+    Preset(
+        "least-request", "Least request", "To the instance with the fewest requests: a baseline of PreServe's router.",
+        [_policy("routing", "least_request")],
+    ),
+    Preset("lt-i", "LT-I", "To the number of the hourly plan at once (SageServe).", [_policy("strategy", "lt_i"), _ARIMA]),
+    Preset("lt-u", "LT-U", "Towards the hourly plan by use (SageServe).", [_policy("strategy", "lt_u"), _ARIMA]),
 )  # fmt: skip
 PRESETS: Final = {
     preset.name: preset

@@ -2,7 +2,7 @@ from typing import Any, Final
 
 from django.db import migrations, models
 
-STATE: Final = {
+STATE: Final[dict[str, Any]] = {
     "choices": [
         ("queued", "Queued"), ("running", "Running"), ("done", "Done"), ("cancelled", "Cancelled"), ("failed", "Failed"),
     ],
@@ -22,7 +22,11 @@ class Migration(migrations.Migration):
         migrations.AlterField("whatif", "state", models.CharField(**STATE)),
         migrations.AlterField("futureseed", "state", models.CharField(**STATE)),
         migrations.AlterField(
-            "whatif", "plan", models.JSONField(blank=True, default=dict, help_text="What was made of a future; empty: nothing.")
+            "whatif",
+            "plan",
+            models.JSONField(blank=True, default=dict, help_text="What was made of a future; empty: nothing."),
         ),
-        migrations.AlterField("whatif", "start", models.JSONField(blank=True, default=dict, help_text="As `start.Start`.")),
+        migrations.AlterField(
+            "whatif", "start", models.JSONField(blank=True, default=dict, help_text="As `start.Start`.")
+        ),
     ]
