@@ -66,7 +66,7 @@ def progress(pk: int) -> dict[str, Any] | None:
         of[run.future_id].append(run)
     now = timezone.now()
     every = [run for own in of.values() for run in own]
-    ahead = _ahead(row) if row.state == WhatIfState.QUEUED else 0
+    ahead = _ahead(row) if row.state == WhatIfState.QUEUED and row.submitted_at else 0
     goes_on = row.state in (WhatIfState.QUEUED, WhatIfState.RUNNING) and not ahead
     futures = [_future_progress(future, of[future.pk]) for future in row.futures.all()]
     done = sum(_share(run) for run in every) / len(every) if every else 0.0
@@ -126,7 +126,7 @@ def _ahead(row: WhatIf) -> int:
     """Return the number of what-ifs that run before *row*."""
     before = WhatIf.objects.filter(state__in=(WhatIfState.QUEUED, WhatIfState.RUNNING))
     before = before.filter(nightly__lte=row.nightly, submitted_at__lt=row.submitted_at)
-    return before.count() if row.submitted_at else 0
+    return before.count()
 
 
 def changes_in_words(row: WhatIf, future: Future) -> list[str]:
