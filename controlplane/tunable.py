@@ -160,9 +160,6 @@ class Strategies(Group):
     """Interval between what-ifs of the ledger under every bundle, and the period that each one covers; 0 disables them."""
     TWIN_ERROR_EVERY_S: Seconds = 3600.0
     """Interval between measurements of the simulator's error, each on the requests since the last; 0 disables them."""
-    REFIT_PROFILES: bool = False
-    """Adopt a performance profile fitted to the ledger when the simulator is off and the fit is not; else an event proposes
-    it."""
 
 
 class Marks(Group):

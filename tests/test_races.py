@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from django.db import connection
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -16,7 +15,6 @@ from controlplane.applications import services as applications
 from controlplane.applications.models import Application, ApplicationRun
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import JobRow
-from controlplane.simulation.whatif import twin_errors
 from controlplane.tuning import services as tuning
 from controlplane.tuning.models import Setting
 from controlplane.usage import counting
@@ -108,16 +106,3 @@ def test_the_row_of_another_writer_is_taken(other_first, acme, deployment, case)
     write()
     assert written, "nothing was looked for before it was written"
     assert model.objects.count() == 1
-
-
-@pytest.mark.django_db(transaction=True)
-def test_profiles_are_fitted_outside_of_transactions(monkeypatch):
-    now, fitted = timezone.now(), []
-
-    def fit_all(*_, **__):
-        fitted.append(connection.in_atomic_block)
-        return [], None
-
-    monkeypatch.setattr(twin_errors, "fit_all", fit_all)
-    twin_errors.refit(now - timedelta(hours=1), now, [])
-    assert fitted == [False]

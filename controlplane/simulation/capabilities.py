@@ -1,6 +1,5 @@
 """Capability of an instance, measured once in a process for the futures of a what-if, which have the same requests."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
@@ -15,35 +14,6 @@ from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import Stage
 from scheduling.simulation.staging.fleet import gpus_as_type
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """All inputs of a measured capability."""
-
-    engine: EngineConfig
-    prompt_tokens: bytes
-    """int32"""
-    output_tokens: bytes
-    promise: Promise
-    percentile: float
-    cv: float
-    sizes: tuple[int, ...]
-    most_above: float
-
-    def made(self) -> Capability:
-        """Measure it by simulation, in a tenth of a second or more."""
-        prompts, outputs = (np.frombuffer(each, np.int32) for each in (self.prompt_tokens, self.output_tokens))
-        return measuring.simulated_capability(
-            self.engine,
-            prompts,
-            outputs,
-            self.promise,
-            percentile=self.percentile,
-            cv=self.cv,
-            sizes=self.sizes,
-            most_above=self.most_above,
-        )
 
 
 def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Capability]:
@@ -64,7 +34,6 @@ def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Cap
     asked = DemandMinutes.of(cluster, requests, shown, minutes)
     endpoints = cluster.endpoints
     known: dict[tuple[str, str], Capability] = {}
-    wanted: dict[tuple[str, str], Measurement] = {}
     for key, engine in cluster.engines().items():
         if (one := given.get(key)) is not None:
             prompt, output = (
@@ -77,13 +46,25 @@ def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Cap
             continue
         cv = max(arrival_cv(asked.requests[at]) for at, (model, _) in enumerate(endpoints) if model == key[0])
         lengths = (requests.prompt_tokens[own].tobytes(), requests.output_tokens[own].tobytes())
-        sizes = tuple(measuring.fleet_sizes(scenario.planner.capability_instances))
-        most_above = scenario.planner.capability_most_above
-        wanted[key] = Measurement(engine, *lengths, promise, percentile, max(POISSON_CV, cv), sizes, most_above)
-    return known | {key: measured(one) for key, one in wanted.items()}
+        of = scenario.planner.capability_instances, scenario.planner.capability_most_above
+        known[key] = measured(engine, *lengths, promise, percentile, max(POISSON_CV, cv), *of)
+    return known
 
 
 @lru_cache(maxsize=64)
-def measured(one: Measurement) -> Capability:
-    """Measure *one* once for the futures of a what-if, which have the same requests."""
-    return one.made()
+def measured(
+    engine: EngineConfig,
+    prompt_tokens: bytes,
+    output_tokens: bytes,
+    promise: Promise,
+    percentile: float,
+    cv: float,
+    instances: int,
+    most_above: float,
+) -> Capability:
+    """Measure by simulation, in a tenth of a second or more; lengths are int32."""
+    lengths = (np.frombuffer(each, np.int32) for each in (prompt_tokens, output_tokens))
+    sizes = tuple(measuring.fleet_sizes(instances))
+    return measuring.simulated_capability(
+        engine, *lengths, promise, percentile=percentile, cv=cv, sizes=sizes, most_above=most_above
+    )

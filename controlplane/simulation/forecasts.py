@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from scheduling.simulation.workload.requests import CHUNK, Requests
 
 Floats = NDArray[np.float64]
 ORACLE, RECENT = "oracle", "recent"
-LEAST_WINDOWS: Final = 2
+MIN_WINDOWS: Final = 2
 """Minimum known windows; with fewer, the highest of the last ten minutes stands in, as live."""
 RECENT_MINUTES: Final = 10
 MINUTE_S: Final = 60.0
@@ -70,21 +70,21 @@ class SeriesForecasts:
         if self.name == ORACLE:
             known = self._windows(now + count)[now:]
             return Band(known, known)
-        if self.name == RECENT or self.history.size + now < LEAST_WINDOWS:
+        if self.name == RECENT or self.history.size + now < MIN_WINDOWS:
             until = int(now_s // MINUTE_S)
             seen = self.minutes[max(0, until - RECENT_MINUTES) : until]
             highest = np.full(count, float(seen.max(initial=0.0)))
             return Band(highest, highest)
         if not self._asked or self._asked[-1] != (now, count):
             self._asked.append((now, count))
-            last = _first_answer(self._digest()) if self._last is None else self._last
+            last = cached(self._digest()).setdefault("answers", CachedForecast()) if self._last is None else self._last
             self._last = last.after.setdefault((now, count), CachedForecast())
         assert self._last is not None
         if self._last.band is None:
-            self._last.band = self._said()
+            self._last.band = self._answer()
         return self._last.band
 
-    def _said(self) -> Band:
+    def _answer(self) -> Band:
         """Return the forecaster's last answer, after every question that it was not asked yet."""
         for now, count in self._asked[self._answered :]:
             made = self._up_to(now).predict(count)
@@ -118,12 +118,9 @@ class SeriesForecasts:
 
 
 @lru_cache(maxsize=512)
-def _first_answer(series: bytes) -> CachedForecast:
-    """Return the root of cached answers about the *series* of this digest.
-
-    Futures of a what-if have the same requests and share their forecasts.
-    """
-    return CachedForecast()
+def cached(inputs: bytes) -> dict[Any, Any]:
+    """Return the cache of this process for what depends on the *inputs* of this digest, which futures of a what-if share."""
+    return {}
 
 
 def by_window(minutes: Floats, window_s: float, count: int) -> Floats:

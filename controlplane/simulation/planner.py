@@ -3,7 +3,6 @@
 import hashlib
 import pickle
 from collections.abc import Sequence, Set
-from functools import lru_cache
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from controlplane.simulation.forecasts import (
     DemandMinutes,
     SeriesForecasts,
     by_window,
+    cached,
     forecaster_named,
 )
 from forecasting.workload import usable
@@ -75,16 +75,11 @@ def planner_of(scenario: Scenario, path: Path, staged: Stage) -> SimulatedPlanne
 
 def _plan(*given: Any) -> FleetPlan:
     """Call `make_plan`, cached in the process: futures that differ in nothing that plans depend on share them."""
-    kept = _kept(hashlib.sha256(pickle.dumps(given)).digest())
-    if not kept:
-        kept.append(make_plan(*given))
-    return kept[0]
-
-
-@lru_cache(maxsize=512)
-def _kept(given: bytes) -> list[FleetPlan]:
-    """Return the cache for the plan with this digest of inputs."""
-    return []
+    kept = cached(hashlib.sha256(pickle.dumps(given)).digest())
+    if "plan" not in kept:
+        kept["plan"] = make_plan(*given)
+    plan: FleetPlan = kept["plan"]
+    return plan
 
 
 def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) -> dict[Endpoint, str]:
@@ -131,7 +126,7 @@ class _Expected:
             before, asked, others = _after(staged.past, asked, others, self._window_s)
             self._before_s = before * MINUTE_S
         self._asked, self._other = asked, others
-        self._seen = _seen(asked.digest() + others.digest() + repr((self._shares, self._over_s)).encode())
+        self._seen = cached(asked.digest() + others.digest() + repr((self._shares, self._over_s)).encode())
         past = [np.zeros((len(cluster.endpoints), 0))] * 2
         if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters.values()):
             past = _past(scenario, path, staged, shown)
@@ -164,12 +159,6 @@ class _Expected:
 def _share(scenario: Scenario, key: Endpoint) -> float:
     """Return the share of deferred work that plans of endpoint *key* have room for."""
     return float(scenario.at(key, "niw_share", scenario.planner))
-
-
-@lru_cache(maxsize=8)
-def _seen(asked: bytes) -> dict[tuple[int, float], tuple[float, float]]:
-    """Return the cache of deferred rates and CVs of the demand with this digest, by endpoint and time."""
-    return {}
 
 
 def _after(

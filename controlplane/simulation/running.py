@@ -100,7 +100,6 @@ def simulate(
     start: Stage | None = None,
     *,
     path: Path = SOURCE,
-    decisions: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Simulated:
     """Simulate *scenario*, read from *path*, from *start* (`stage`); from an idle fleet if that is None.
@@ -110,7 +109,7 @@ def simulate(
     staged = start or stage(scenario, path)
     planner = planner_of(scenario, path, staged) if staged.advisor is None else None
     began = time.monotonic()
-    result = staged.run(advisor=staged.advisor or planner, decisions=decisions, progress=progress)
+    result = staged.run(advisor=staged.advisor or planner, progress=progress)
     took_s = time.monotonic() - began
     measures = Measures(result, staged.names, staged.promises, staged.prices)
     about = {

@@ -1,7 +1,5 @@
 """`/api/what-ifs`: asked, watched, compared, cancelled, handed out; and the same on the live connection's topic."""
 
-import csv
-import io
 from typing import Any
 
 import pytest
@@ -33,9 +31,7 @@ def body(**values: Any) -> dict[str, Any]:
 
 def test_it_runs_and_is_compared(sign_in, operator):
     caller = sign_in("operator")
-    answer = caller.post(
-        "what-ifs", **body(seeds=1, edits=[{"kind": "demand", "edit": "burst", "by": 3, "from_s": 300, "until_s": 600}])
-    )
+    answer = caller.post("what-ifs", **body(seeds=1))
     assert answer.status_code == 202, answer.json()
     asked = answer.json()
     assert [each["letter"] for each in asked["futures"]] == ["A", "B", "C"]
@@ -44,15 +40,9 @@ def test_it_runs_and_is_compared(sign_in, operator):
     rows.run_all(WhatIf.objects.get())
     done = caller.get(f"what-ifs/{asked['id']}").json()
     assert (done["state"], done["progress"]["done"]) == ("done", 1.0)
-    made = caller.get(f"what-ifs/{asked['id']}/comparison", scope="all, edited").json()
+    made = caller.get(f"what-ifs/{asked['id']}/comparison", scope="interactive").json()
     assert [each["seeds_done"] for each in made["futures"]] == [1, 1, 1]
-    whole = caller.get(f"what-ifs/{asked['id']}/comparison").json()
-    edited, all_of_it = (each["futures"][0]["requests"]["mean"] for each in (made, whole))
-    assert 0.5 < edited / all_of_it < 0.7  # three times as many in a third of the time
-    assert set(whole["curves"]) == {"A", "B", "C"}
-    answer = caller.get(f"what-ifs/{asked['id']}/futures.csv")
-    table = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
-    assert [each["future"] for each in table] == ["A", "B", "C"]
+    assert set(made["curves"]) == {"A", "B", "C"}
     assert [row["id"] for row in caller.get("what-ifs", state="done").json()["items"]] == [asked["id"]]
 
 
@@ -67,21 +57,16 @@ def test_what_is_wrong_is_named(sign_in, operator):
     assert caller.post("what-ifs", **body(horizon_s=5)).json()["error"]["field"] == "horizon_s"
 
 
-def test_a_draft_is_kept_and_run_later(sign_in, operator):
+def test_it_is_cancelled_resumed_narrowed_and_deleted(sign_in, operator):
     caller = sign_in("operator")
-    draft = caller.post("what-ifs", **body(draft=True)).json()
-    assert draft["state"] == "draft"
-    address = f"what-ifs/{draft['id']}"
-
-    def state(**change):
-        return caller.patch(address, **change).json()["progress"]["futures"][1]["state"]
-
-    assert [state(state="queued"), state(state="cancelled", future="B"), state(state="queued", future="B")] == [
-        "queued", "cancelled", "queued",
-    ]  # fmt: skip
-    assert caller.patch(address, state="queued").status_code == 409
-    assert len(caller.patch(address, seeds=3, chosen="B").json()["futures"]) == 3
-    assert WhatIf.objects.get().chosen.letter == "B"
+    address = f"what-ifs/{caller.post('what-ifs', **body()).json()['id']}"
+    for change, expected in (
+        ({"state": "queued"}, 409), ({"state": "cancelled"}, "cancelled"), ({"state": "cancelled"}, 409),
+        ({"state": "queued"}, "queued"), ({"seeds": 3}, "queued"),
+    ):  # fmt: skip
+        answer = caller.patch(address, **change)
+        assert expected in (answer.status_code, answer.json().get("state")), change
+    assert answer.json()["progress"]["runs"] == 9
     assert caller.send("DELETE", address, {}).status_code == 409
     assert caller.patch(address, state="cancelled").json()["state"] == "cancelled"
     assert caller.send("DELETE", address, {}).status_code == 204

@@ -55,14 +55,6 @@ def test_runs_begin_as_they_did_with_the_other_requests_of_that_time(recorded_ru
             }  # fmt: skip
 
 
-def test_one_run_counts_by_itself(recorded_runs, operator):
-    run = recorded_runs.runs.get(run="run-5")
-    row = replay_orders(recorded_runs, ["srpt"], *window(), operator, run)
-    names = {edit["application"]["name"]: len(edit["application"]["begins_s"]) for edit in row.edits}
-    assert names == {"review": 10, "review, run run-5": 1}
-    assert row.edits[1]["application"]["graph"]["records"] == [{"steps": run.steps}]
-
-
 @pytest.mark.parametrize(("orders", "words"), [([], "Choose an order"), (["alphabetical"], "no order 'alphabetical'")])
 def test_a_wrong_order_is_refused(recorded_runs, operator, orders, words):
     with pytest.raises(ActionError, match=words):

@@ -126,7 +126,7 @@ def test_empty_pages_say_what_comes(reader, language_model):
     for words in (
         "Nothing is deployed",
         "No plan yet",
-        "No nightly what-if yet",
+        "No nightly what-if is done yet",
         "No instance has been moved by scaling",
         "Reactive floor alone",
     ):

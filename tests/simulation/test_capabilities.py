@@ -4,27 +4,27 @@ from dataclasses import replace
 
 import numpy as np
 
-from controlplane.simulation.capabilities import Measurement, measured
+from controlplane.simulation import capabilities
 from scheduling.simulation.measures.results import Promise
 from tests.scheduling.planning.test_simulated_capability import ENGINE
 
-LENGTHS = np.full(20, 100, np.int32).tobytes(), np.full(20, 20, np.int32).tobytes()
-WANTED = Measurement(ENGINE, *LENGTHS, Promise(ttft_s=2.0), 95.0, 1.0, (1, 2), 1.1)
+PROMPTS, OUTPUTS = np.full(20, 100, np.int32).tobytes(), np.full(20, 20, np.int32).tobytes()
+REST = Promise(ttft_s=2.0), 95.0
 
 
 def test_a_capability_is_measured_once_for_the_same_inputs(monkeypatch):
-    measured.cache_clear()
+    capabilities.measured.cache_clear()
     made = []
-    original = Measurement.made
-    monkeypatch.setattr(Measurement, "made", lambda self: made.append(self) or original(self))
-    first = measured(WANTED)
-    assert measured(replace(WANTED)) is first
-    others = [
-        replace(WANTED, cv=1.5),
-        replace(WANTED, engine=replace(ENGINE, max_num_seqs=7)),
-        replace(WANTED, prompt_tokens=LENGTHS[1], output_tokens=LENGTHS[0]),
-    ]
-    for one in others:
-        measured(one)
-    assert made == [WANTED, *others]
-    measured.cache_clear()
+    monkeypatch.setattr(
+        capabilities.measuring, "simulated_capability", lambda *given, **more: made.append(given) or more
+    )
+    for _ in range(2):
+        for engine, prompts, outputs, cv in (
+            (ENGINE, PROMPTS, OUTPUTS, 1.0),
+            (ENGINE, PROMPTS, OUTPUTS, 1.5),
+            (replace(ENGINE, max_num_seqs=7), PROMPTS, OUTPUTS, 1.0),
+            (ENGINE, OUTPUTS, PROMPTS, 1.0),
+        ):
+            assert capabilities.measured(engine, prompts, outputs, *REST, cv, 2, 1.1)["cv"] == cv
+    assert len(made) == 4
+    capabilities.measured.cache_clear()

@@ -62,21 +62,6 @@ def test_the_seed_decides(scenario: Path) -> None:
     assert measured() != measured("--seed", "4")
 
 
-def test_every_dispatch_is_in_the_decision_log(scenario: Path, tmp_path: Path) -> None:
-    answer = json.loads(run(scenario, "--out", str(tmp_path), "--decisions", "--requests", "--json"))
-    requests = list(csv.DictReader((tmp_path / "requests.csv").read_text().splitlines()))
-    log = list(csv.DictReader((tmp_path / "decisions.csv").read_text().splitlines()))
-    times = [float(row["time_s"]) for row in log]
-    assert times == sorted(times)
-    assert len(log) >= answer["requests"]  # once each, and again after a loss
-    last = {int(row["request"]): row for row in log}
-    for number, request in enumerate(requests):
-        assert last[number]["instance"] == request["instance"]
-        assert last[number]["model"] == request["model"]
-        waited_s = float(last[number]["time_s"]) - float(request["arrival_s"])
-        assert waited_s == pytest.approx(float(request["queue_s"]), abs=1e-6)
-
-
 def test_tables_are_written(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     answer = json.loads(run(scenario, "--out", str(out), "--requests", "--json"))

@@ -31,8 +31,7 @@ def run(path: Path, *arguments: str) -> dict[str, Any]:
 
 def forget() -> None:
     """What this process keeps of simulations before."""
-    planner._kept.cache_clear()
-    forecasts._first_answer.cache_clear()
+    forecasts.cached.cache_clear()
 
 
 def example(folder: Path, name: str, **values: str) -> Path:

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.utils.html import format_html
 
-from controlplane.console.pages.what_if.compare import in_words, said
+from controlplane.console.pages.what_if.compare import in_words, status
 from controlplane.simulation.whatif import selectors
 
 
@@ -32,7 +32,7 @@ def future(one: dict[str, Any]) -> str:
         one["done"],
         one["state"],
         one["name"],
-        said(one),
+        status(one),
     )
 
 

@@ -21,20 +21,20 @@ from controlplane.simulation.selectors import as_asked, fallbacks_of_targets, le
 from scheduling.fleet.state import RequestState, RunningRequest
 from scheduling.queueing.running import OVERRUN_SHARE
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
-from scheduling.simulation.workload.edits import Factor, merged
+from scheduling.simulation.workload.edits import merged
 
 RECENT: Final = timedelta(hours=1)
 """Period from which lengths, tenants and gaps are drawn."""
-MOST_ROWS: Final = 4_000
+MAX_ROWS: Final = 4_000
 """Maximum rows drawn from, newest first, of all streams together."""
-FEWEST_GAPS: Final = 20
+MIN_GAPS: Final = 20
 """With fewer gaps, burstiness is unknown and gaps are exponential."""
 HALF_BAND_80: Final = 1.2816
 """Standard deviations from the mean of a normal distribution to the end of its 80% band."""
-FURTHEST: Final = 1.96
+MAX_DEVIATIONS: Final = 1.96
 """Largest deviation of a drawn level from the mean, in standard deviations: the 95% band."""
 PROBES: Final = 1_000
-"""Moments at which a rate is looked at."""
+"""Moments at which a rate is evaluated."""
 FORECAST_AGE: Final = timedelta(hours=2)
 
 
@@ -46,8 +46,8 @@ def forecast_arrivals(
     *unfinished* is what runs and waits at *at* (`FleetState.running` and `waiting`): the ledger has only ended requests,
     which for the last minutes are the short ones. Requests older than the ledger rows read are left out.
     """
-    ended = list(own_rows(ledger_rows(at - RECENT, at)).order_by("-arrived_at")[:MOST_ROWS])
-    since = ended[-1][0] if len(ended) == MOST_ROWS else at - RECENT
+    ended = list(own_rows(ledger_rows(at - RECENT, at)).order_by("-arrived_at")[:MAX_ROWS])
+    since = ended[-1][0] if len(ended) == MAX_ROWS else at - RECENT
     open_rows = [row for row in (_unfinished(each, at) for each in unfinished) if row[0] >= since]
     rows: list[tuple[Any, ...]] = sorted([*ended, *open_rows], key=lambda row: row[0])
     covered_s = max(1.0, (at - rows[0][0]).total_seconds()) if rows else 1.0
@@ -84,7 +84,7 @@ def forecast_arrivals(
                 "upper": [(one.upper_80 + two.upper_80) / tokens for one, two in pairs],
             }
         streams.append(stream | {"requests_per_s": rates})
-    remarks = ["Conversations are not kept together: each request after the fork is drawn by itself."]
+    remarks = ["Requests after the fork are drawn one by one: conversations and shared prefixes are not kept together."]
     if missing:
         names = ", ".join(sorted(missing))
         remarks.append(f"There is no forecast for {names}: requests come as in the last {covered_s / 60:.0f} min.")
@@ -125,17 +125,12 @@ def drawn(arrivals: dict[str, Any], seed: int) -> Workload:
     return _together(parts)
 
 
-def expected_requests(arrivals: dict[str, Any], horizon_s: float, factors: Sequence[Factor]) -> float:
-    """Return the requests that come of *arrivals* (`forecast_arrivals`) before *horizon_s*, times *factors*, on average."""
+def expected_requests(arrivals: dict[str, Any], horizon_s: float) -> float:
+    """Return the mean number of requests of *arrivals* (`forecast_arrivals`) before *horizon_s*."""
     at_s, count = np.linspace(0.0, horizon_s, PROBES, endpoint=False), 0.0
-    for stream in arrivals["streams"]:
-        rates, size = stream["requests_per_s"], len(stream["prompt_tokens"])
-        rows = _requests(stream, np.zeros(size), np.arange(size))
+    for rates in (stream["requests_per_s"] for stream in arrivals["streams"]):
         window = np.clip(((at_s - rates["start_s"]) // rates["window_s"]).astype(np.int64), 0, len(rates["mean"]) - 1)
-        per_s = np.array(rates["mean"], np.float64)[window]
-        for each in factors:
-            per_s = per_s * (1 + each.scope.of(rows).mean() * (each.of(at_s) - 1))
-        count += float(per_s.mean()) * horizon_s
+        count += float(np.array(rates["mean"], np.float64)[window].mean()) * horizon_s
     return count
 
 
@@ -151,7 +146,7 @@ def recent(arrivals: dict[str, Any]) -> Workload:
 def _stream(stream: dict[str, Any], horizon_s: float, random: np.random.Generator) -> Workload:
     rates = stream["requests_per_s"]
     mean, lower, upper = (np.array(rates[name], np.float64) for name in ("mean", "lower", "upper"))
-    deviations = float(np.clip(random.standard_normal(), -FURTHEST, FURTHEST)) / HALF_BAND_80
+    deviations = float(np.clip(random.standard_normal(), -MAX_DEVIATIONS, MAX_DEVIATIONS)) / HALF_BAND_80
     level = mean + deviations * (upper - mean if deviations > 0 else mean - lower)
     arrival_s = _moments(np.maximum(level, 0.0), rates["start_s"], rates["window_s"], horizon_s, stream["gaps"], random)
     return _requests(stream, arrival_s, random.integers(0, len(stream["prompt_tokens"]), arrival_s.size))
@@ -198,7 +193,7 @@ def _moments(
     if total <= 0.0:
         return np.zeros(0)
     known = np.array(gaps, np.float64)
-    known = known / known.mean() if known.size >= FEWEST_GAPS and known.mean() > 0 else np.zeros(0)
+    known = known / known.mean() if known.size >= MIN_GAPS and known.mean() > 0 else np.zeros(0)
     # A few more than expected: the sum of many gaps is nearly normal.
     passed = random.uniform(0.0, 1.0)
     moments = [np.array([passed])]

@@ -1,7 +1,7 @@
 """Fork of the live fleet: the state in its gateway, and the rows, as the start of a simulation."""
 
 from collections import defaultdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -42,7 +42,7 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
         raise ValueError("No active deployment has a performance profile, which gives instances' times.")
     _complete(state, fleet, at)
     _fit(values, state)
-    remarks = _silent_instances(state, at)
+    remarks = _silent_instances(state)
     arrivals, about_arrivals = forecast_arrivals(at, horizon_s, state.requests)
     remarks += _without_strategy(names)
     unknown = sorted(names - set(values["models"]))
@@ -57,7 +57,7 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
         state=state,
         arrivals=arrivals,
         past=past_demand(at),
-        remarks=[*remarks, *_caches(state), *about_arrivals],
+        remarks=[*remarks, *about_arrivals],
     )
 
 
@@ -103,29 +103,13 @@ def _unlink(state: FleetState) -> None:
         prompt.recorded, prompt.tokens = drawn[first:middle], drawn[middle:last]
 
 
-def _silent_instances(state: FleetState, at: datetime) -> list[str]:
+def _silent_instances(state: FleetState) -> list[str]:
     """Return a remark on ready instances that do not answer; none if all do."""
-    silent = [one for one in state.instances if one.state is Condition.READY and not one.reachable]
-    if not silent:
-        return []
-    answered = [one.heartbeat_s for one in silent if one.heartbeat_s is not None]
-    since = f" of {(at + timedelta(seconds=min(answered))):%H:%M:%S}" if answered else ""
+    silent = sum(one.state is Condition.READY and not one.reachable for one in state.instances)
     count = len(state.instances)
-    return [
-        f"{count - len(silent)} of {count} instances answered; {len(silent)} taken as at their last heartbeat{since}."
-    ]
-
-
-def _caches(state: FleetState) -> list[str]:
-    """Return what prefix caches start with."""
-    holders = [holder for prompt in state.prompts for holder in prompt.holders]
-    if not holders:
-        return ["Prefix caches start empty."]
-    known, exact = ({one.instance for one in holders if one.by_events >= least} for least in (False, True))
-    return [
-        f"Prefix caches of {len(known)} instances start as the router knows them, {len(exact)} of these by KV events;"
-        " requests to come share nothing with them, since the ledger keeps no prompts."
-    ]
+    return [f"{count - silent} of {count} instances answered; the others are as at their last heartbeat."] * bool(
+        silent
+    )
 
 
 def _lengths(at: datetime) -> dict[str, list[float]]:

@@ -10,7 +10,6 @@ LETTERS = "ABCDEFG"
 
 
 class WhatIfState(models.TextChoices):
-    DRAFT = "draft", "Draft"
     QUEUED = "queued", "Queued"
     RUNNING = "running", "Running"
     DONE = "done", "Done"
@@ -31,7 +30,7 @@ class WhatIf(models.Model):
     """One question to the simulator: what comes of a start under several futures, each with the same requests."""
 
     title = models.CharField(max_length=160)
-    start = models.JSONField(default=dict, blank=True, help_text="As `start.Start`; empty in a draft not begun yet.")
+    start = models.JSONField(default=dict, blank=True, help_text="As `start.Start`.")
     horizon_s = models.FloatField(default=3600.0, validators=[MinValueValidator(60)])
     warmup_s = models.FloatField(
         default=0.0, validators=[MinValueValidator(0)], help_text="Of the horizon, from its begin: not counted."
@@ -39,7 +38,7 @@ class WhatIf(models.Model):
     seeds = models.PositiveSmallIntegerField(default=5, validators=[MinValueValidator(1), MaxValueValidator(100)])
     edits = models.JSONField(default=list, blank=True, help_text="Changes of demand that all futures share.")
     nightly = models.BooleanField(default=False, help_text="Made every night of the ledger under each bundle.")
-    state = models.CharField(max_length=11, choices=WhatIfState.choices, default=WhatIfState.DRAFT, db_index=True)
+    state = models.CharField(max_length=11, choices=WhatIfState.choices, default=WhatIfState.QUEUED, db_index=True)
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
     created_at = models.DateTimeField(default=timezone.now, db_index=True)
     submitted_at = models.DateTimeField(null=True, blank=True)
@@ -53,8 +52,7 @@ class WhatIf(models.Model):
         default=dict, blank=True, help_text="Of the simulation against what was measured, when it was made."
     )
     asked = models.TextField(blank=True, help_text="Address of the form that asked it; empty: it was asked otherwise.")
-    chosen = models.ForeignKey("Future", on_delete=models.SET_NULL, null=True, blank=True, related_name="chosen_in")
-    plan = models.JSONField(default=dict, blank=True, help_text="What was made of the chosen future; empty: nothing.")
+    plan = models.JSONField(default=dict, blank=True, help_text="What was made of a future; empty: nothing.")
 
     class Meta:
         ordering = ["-id"]

@@ -23,8 +23,6 @@ MIN_REQUESTS: Final = 200
 KEPT: Final = timedelta(days=30)
 BASELINES: Final = ("sageserve-reactive",)
 """Bundles that are left out: one paper's own baseline."""
-MAX_FAILED: Final = 10
-"""Number of newest rows among which a done one is looked for."""
 RETRY_S: Final = 600.0
 """Time in seconds until the next try where every run of the last one failed."""
 USD_PER_MISS: Final = 0.005
@@ -39,18 +37,15 @@ def due(now: datetime) -> bool:
         return False
     if newest is not None and newest.state == WhatIfState.FAILED:
         every_s = min(every_s, RETRY_S)
-    return (newest is None or (now - newest.created_at).total_seconds() >= every_s) and not missing(now)
-
-
-def missing(now: datetime) -> int:
-    """Return how many requests the ledger lacks for a nightly what-if; 0 if it has enough."""
+    if newest is not None and (now - newest.created_at).total_seconds() < every_s:
+        return False
     rows = ledger_rows(now - timedelta(seconds=tuned().NIGHTLY_EVERY_S), now)
-    return MIN_REQUESTS - rows[:MIN_REQUESTS].count()
+    return rows[:MIN_REQUESTS].count() == MIN_REQUESTS
 
 
 def submit(now: datetime) -> WhatIf:
     """Submit the what-if of the time since the last one under every bundle. Raise ActionError if it is impossible."""
-    horizon_s = min(tuned().NIGHTLY_EVERY_S, services.MOST_HORIZON_S)
+    horizon_s = min(tuned().NIGHTLY_EVERY_S, services.MAX_HORIZON_S)
     since = now - timedelta(seconds=horizon_s)
     start = start_of(Begin(kind="ledger", since=since, until=now), horizon_s)
     futures = [services.future_of("", name, ()) for name in BUNDLES if name not in BASELINES]
@@ -81,27 +76,20 @@ def prune(now: datetime) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The newest nightly what-if in a sentence, and its number; None before the first."""
+    """The newest nightly what-if in a sentence, and its number; None before the first is done."""
 
     sentence: str
     number: int | None = None
 
 
-def summary(now: datetime) -> Summary:
-    """Describe the cheapest future of the newest nightly what-if, or why there is none."""
-    rows = list(_rows()[:MAX_FAILED])
-    row = next((each for each in rows if each.state == WhatIfState.DONE), None)
+def summary() -> Summary:
+    """Describe the cheapest future of the newest nightly what-if that is done."""
+    row = _rows().filter(state=WhatIfState.DONE).first()
     if row is not None:
         return Summary(_sentence(row), row.pk)
-    if tuned().NIGHTLY_EVERY_S <= 0:
-        return Summary("The nightly what-if is switched off (NIGHTLY_EVERY_S).")
-    if rows:
-        return Summary(f"The newest nightly what-if is {rows[0].get_state_display().lower()}.", rows[0].pk)
-    if lacks := missing(now):
-        return Summary(
-            f"No nightly what-if yet: it needs {MIN_REQUESTS} requests, and the ledger has {MIN_REQUESTS - lacks}."
-        )
-    return Summary("No nightly what-if yet: the first starts within a minute.")
+    return Summary(
+        f"No nightly what-if is done yet: each needs {MIN_REQUESTS} requests in the ledger, and NIGHTLY_EVERY_S above 0."
+    )
 
 
 def _rows() -> QuerySet[WhatIf]:

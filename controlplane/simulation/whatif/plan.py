@@ -170,12 +170,11 @@ def make_plan(row: WhatIf, letter: str, actor: User, note: str = "") -> WhatIf:
             "warnings": warned,
         },
     )
-    row.chosen = future
     row.plan = {
         "letter": letter, "name": future.name, "at": timezone.now().isoformat(), "by": actor.get_username(), "note": note,
         "plans": plans,
     }  # fmt: skip
-    row.save(update_fields=["chosen", "plan"])
+    row.save(update_fields=["plan"])
     return row
 
 

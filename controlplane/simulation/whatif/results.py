@@ -11,7 +11,7 @@ import numpy as np
 from controlplane.simulation.running import Simulated
 from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIfState
-from scheduling.simulation.measures.columns import Counted, by_class, by_rule, columns, latency_over_time, over_time
+from scheduling.simulation.measures.columns import Counted, columns, latency_over_time, over_time
 from scheduling.simulation.measures.differences import Log, differences
 from scheduling.simulation.measures.results import runs_by_application
 
@@ -34,15 +34,11 @@ def packed(ran: Simulated, counted: Mapping[str, Counted], seed: int) -> dict[st
     kept = {
         "about": about,
         "columns": columns(result, staged.promises, staged.prices, counted),
-        "classes": by_class(result, staged.names, staged.promises, whole),
-        "rules": by_rule(result, staged.names, staged.promises, whole),
         "runs": runs_by_application(result, whole.from_s, whole.until_s),
-        "counters": {name: int(value) for name, value in result.counters.items() if value},
     }
     curves = {
         "latency": latency_over_time(result, staged.names.slo_classes, whole),
         "series": series,
-        "moves": [row for row in ran.moves.rows if row[4]],
     }
     log = None
     if seed == FIRST_SEED and staged.requests.count <= MAX_LOGGED:

@@ -14,11 +14,10 @@ from controlplane.fleet.models import Deployment
 from controlplane.planning.plans import inventory
 from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.selectors import ledger_rows
-from controlplane.simulation.whatif.changes.applying import applied, diff_in_words, in_words, parsed
+from controlplane.simulation.whatif.changes.applying import in_words, parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.results import curves_of
-from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.timing import remaining_s
 from scheduling.simulation.measures import results as measures
 from scheduling.simulation.measures.comparison import Interval, of_shares, over_seeds, verdicts
@@ -36,7 +35,7 @@ RECENT: Final = timedelta(hours=1)
 def what_ifs() -> QuerySet[WhatIf]:
     """Return all what-ifs, newest first, with their numbers of futures and runs, and without their starts."""
     return (
-        WhatIf.objects.select_related("requested_by", "chosen")
+        WhatIf.objects.select_related("requested_by")
         .defer("start")
         .annotate(
             futures_count=Count("futures", distinct=True),
@@ -67,7 +66,7 @@ def progress(pk: int) -> dict[str, Any] | None:
         of[run.future_id].append(run)
     now = timezone.now()
     every = [run for own in of.values() for run in own]
-    ahead = _ahead(row) if row.state == WhatIfState.QUEUED else 0
+    ahead = _ahead(row) if row.state == WhatIfState.QUEUED and row.submitted_at else 0
     goes_on = row.state in (WhatIfState.QUEUED, WhatIfState.RUNNING) and not ahead
     futures = [_future_progress(future, of[future.pk]) for future in row.futures.all()]
     done = sum(_share(run) for run in every) / len(every) if every else 0.0
@@ -93,7 +92,7 @@ def _future_progress(future: Future, runs: Sequence[FutureSeed]) -> dict[str, An
         WhatIfState.QUEUED,
         WhatIfState.CANCELLED,
     )
-    state = next((each for each in order if each in states), WhatIfState.DONE if runs else WhatIfState.DRAFT)
+    state = next((each for each in order if each in states), WhatIfState.DONE if runs else WhatIfState.QUEUED)
     at_work = next((run for run in runs if run.state == WhatIfState.RUNNING), None)
     done = sum(map(_share, runs)) / len(runs) if runs else 0.0
     return {
@@ -127,7 +126,7 @@ def _ahead(row: WhatIf) -> int:
     """Return the number of what-ifs that run before *row*."""
     before = WhatIf.objects.filter(state__in=(WhatIfState.QUEUED, WhatIfState.RUNNING))
     before = before.filter(nightly__lte=row.nightly, submitted_at__lt=row.submitted_at)
-    return before.count() if row.submitted_at else 0
+    return before.count()
 
 
 def changes_in_words(row: WhatIf, future: Future) -> list[str]:
@@ -138,18 +137,6 @@ def changes_in_words(row: WhatIf, future: Future) -> list[str]:
 def edits_in_words(row: WhatIf) -> list[str]:
     """Describe the changes that all futures of *row* share."""
     return _in_words(row, row.edits, "edits")
-
-
-def full_diff(row: WhatIf, future: Future) -> list[str]:
-    """Describe every key of the scenario that *future* changes, one line each."""
-    if not row.start or not future.changes:
-        return []
-    start = Start.model_validate(row.start)
-    try:
-        changed = applied(start.scenario, parsed(future.changes), asks=start.asks)
-    except ChangeError as error:
-        return [f"Cannot be: {error}"]
-    return diff_in_words(start.scenario, changed.values)
 
 
 def _in_words(row: WhatIf, changes: list[dict[str, Any]], where: str) -> list[str]:
@@ -164,10 +151,9 @@ def _in_words(row: WhatIf, changes: list[dict[str, Any]], where: str) -> list[st
 def comparison(row: WhatIf, scope: str = ALL) -> dict[str, Any]:
     """Compare the futures of *row* by their finished seeds: `futures`, a row each.
 
-    *scope*: all, interactive; or `all, edited`, `interactive, edited`, the time of shared edits alone. A future's row:
-    letter, name, changes, seeds_done, seeds, slo_met and other columns as {mean, low, high, delta}
-    (delta: paired with A, seed by seed), verdict, first_difference,
-    holds (seeds that met the target), runs (see `_runs`). None where nothing is known yet.
+    *scope*: all, interactive. A future's row: letter, name, changes, seeds_done, seeds, slo_met and other columns as
+    {mean, low, high, delta} (delta: paired with A, seed by seed), verdict, first_difference, holds (seeds that met the
+    target), runs (see `_runs`). None where nothing is known yet.
     """
     futures = list(row.futures.all())
     results = _results(row)
@@ -176,13 +162,10 @@ def comparison(row: WhatIf, scope: str = ALL) -> dict[str, Any]:
         for letter, of in results.items()
     }
     met_error, ttft_error = (float(row.twin_error.get(name, 0.0)) for name in ("slo_met", "ttft_p95"))
-    slo = {
-        letter: _slo_met(of, met_error) if of else None
-        for letter, of in scoped.items()
-    }  # fmt: skip
+    slo = {letter: _slo_met(of, met_error) if of else None for letter, of in scoped.items()}
     means = {letter: float(np.mean([each["cost_usd"] for each in of.values()])) for letter, of in scoped.items() if of}
     done = {future.letter for future in futures if len(scoped.get(future.letter, {})) == row.seeds}
-    said = verdicts({letter: slo[letter] for letter in sorted(done)}, means, row.slo_target)
+    judged = verdicts({letter: slo[letter] for letter in sorted(done)}, means, row.slo_target)
     rows = []
     for future in futures:
         own, base = scoped.get(future.letter, {}), scoped.get("A", {})
@@ -193,7 +176,7 @@ def comparison(row: WhatIf, scope: str = ALL) -> dict[str, Any]:
             "first_difference": future.first_difference,
             "seeds_done": len(own),
             "seeds": row.seeds,
-            "verdict": str(said[future.letter]) if future.letter in said else f"{len(own)} of {row.seeds} seeds",
+            "verdict": str(judged[future.letter]) if future.letter in judged else f"{len(own)} of {row.seeds} seeds",
             "holds": sum(each["slo_met"] is not None and each["slo_met"] >= row.slo_target for each in own.values()),
             "slo_met": _shown(slo.get(future.letter), _delta(own, base, "slo_met")),
             "runs": _runs(list(results.get(future.letter, {}).values())),
@@ -260,7 +243,7 @@ def _delta(own: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]], name
 def _shown(interval: Interval | None, delta: float | None) -> dict[str, float | None] | None:
     if interval is None:
         return None
-    values = {"mean": interval.mean, "low": interval.wide_low, "high": interval.wide_high, "delta": delta}
+    values = {"mean": interval.mean, "low": interval.low, "high": interval.high, "delta": delta}
     return {name: None if value is None else round(value, 6) for name, value in values.items()}
 
 

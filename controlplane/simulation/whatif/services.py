@@ -1,4 +1,4 @@
-"""Writes of what-ifs: drafts, submission, cancelling, resuming, more seeds, and choices."""
+"""Writes of what-ifs: submission, cancelling, resuming, and more seeds."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import LETTERS, Future, FutureSeed, WhatIf, WhatIfState
-from controlplane.simulation.whatif.start import MOST_REQUESTS, Start
+from controlplane.simulation.whatif.start import MAX_REQUESTS, Start
 from controlplane.simulation.whatif.starts.nodes import with_instances
 from controlplane.simulation.whatif.starts.traces import misfits
 from controlplane.simulation.whatif.timing import expected
@@ -28,64 +28,41 @@ from scheduling.simulation.staging import SOURCE
 from scheduling.simulation.staging.applications import expected_calls
 
 AS_NOW: Final = "As now"
-MOST_KEPT: Final = 200
+MAX_KEPT: Final = 200
 """Maximum stored what-ifs; older ended ones are deleted, except those that became a plan."""
 MAX_OPEN: Final = 10
-MOST_SEEDS: Final = 100
-MOST_HORIZON_S: Final = 7 * 86_400.0
-MOST_INSTANCES: Final = 2_000
-MOST_BYTES: Final = 256 * 1024
+MAX_SEEDS: Final = 100
+MAX_HORIZON_S: Final = 7 * 86_400.0
+MAX_INSTANCES: Final = 2_000
+MAX_BYTES: Final = 256 * 1024
 """Maximum size of a scenario simulated by itself."""
-FIELDS: Final = (
-    "title",
-    "start",
-    "horizon_s",
-    "warmup_s",
-    "seeds",
-    "edits",
-    "slo_target",
-    "asked",
-    "nightly",
-)
+FIELDS: Final = ("title", "start", "horizon_s", "warmup_s", "seeds", "edits", "slo_target", "asked", "nightly")
 
 
 @transaction.atomic
-def save_draft(
-    row: WhatIf | None, values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]] | None, actor: User | str
-) -> WhatIf:
-    """Create a draft, or change *row*: *values* of FIELDS, and *futures* other than A as {name, changes}.
+def write(values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]], actor: User | str) -> WhatIf:
+    """Create a what-if for `submit`: *values* of FIELDS, and *futures* other than A as {name, changes}.
 
-    Incomplete drafts are allowed; `submit` checks them. Raises ActionError unless *row* is a draft, ValidationError for
-    more futures than letters.
+    Raises ValidationError for more futures than letters.
     """
-    if row is not None and row.state != WhatIfState.DRAFT:
-        raise ActionError("Only a draft can be changed. Edit a copy.")
-    row = row or WhatIf(requested_by=_user(actor))
-    for name in FIELDS:
-        if name in values:
-            setattr(row, name, values[name])
+    if len(futures) >= len(LETTERS):
+        raise ValidationError({"futures": f"{len(futures)} besides A; {len(LETTERS) - 1} are the most."})
+    row = WhatIf(requested_by=_user(actor), **{name: values[name] for name in FIELDS if name in values})
     scenario = row.start.get("scenario", {})
     row.edits = with_instances(row.edits, scenario)
     row.title = (row.title or "What if …")[:160]
-    row.full_clean(exclude=["requested_by", "chosen"])
+    row.full_clean(exclude=["requested_by"])
     row.save()
-    if futures is not None:
-        if len(futures) >= len(LETTERS):
-            raise ValidationError({"futures": f"{len(futures)} besides A; {len(LETTERS) - 1} are the most."})
-        row.futures.all().delete()
-        given = [{"name": AS_NOW, "changes": []}, *futures]
-        for letter, one in zip(LETTERS, given, strict=False):
-            changes = with_instances(one.get("changes", []), scenario)
-            future = Future(what_if=row, letter=letter, name=one.get("name") or letter, changes=changes)
-            future.full_clean()
-            future.save()
-    elif not row.futures.exists():
-        Future.objects.create(what_if=row, letter=LETTERS[0], name=AS_NOW)
+    for letter, one in zip(LETTERS, [{"name": AS_NOW}, *futures], strict=False):
+        changes = with_instances(one.get("changes", []), scenario)
+        future = Future(what_if=row, letter=letter, name=one.get("name") or letter, changes=changes)
+        future.full_clean()
+        future.save()
     return row
 
 
 def future_of(name: str, preset: str, changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a future for `save_draft`: the changes of *preset*, if any, then *changes*. Raises ValidationError."""
+    """Return a future for `write`: the changes of *preset*, if any, then *changes*. Raises ValidationError."""
     if preset and preset not in PRESETS:
         raise ValidationError({"preset": f"There is no preset {preset!r}; there is {', '.join(PRESETS)}."})
     taken = PRESETS[preset].changes if preset else ()
@@ -99,12 +76,12 @@ def check(row: WhatIf) -> dict[str, str]:
     except ValueError as error:
         return {"start": re.sub(r"\s+", " ", str(error))[:200]}
     wrong = dict[str, str]()
-    if not 60 <= row.horizon_s <= MOST_HORIZON_S:
-        wrong["horizon_s"] = f"is {row.horizon_s:g}; from 60 s to {MOST_HORIZON_S / 86_400:.0f} days can be simulated"
+    if not 60 <= row.horizon_s <= MAX_HORIZON_S:
+        wrong["horizon_s"] = f"is {row.horizon_s:g}; from 60 s to {MAX_HORIZON_S / 86_400:.0f} days can be simulated"
     if not 0 <= row.warmup_s < row.horizon_s:
         wrong["warmup_s"] = f"is {row.warmup_s:g}; it must be shorter than the horizon"
-    if not 1 <= row.seeds <= MOST_SEEDS:
-        wrong["seeds"] = f"is {row.seeds}; from 1 to {MOST_SEEDS} can be simulated"
+    if not 1 <= row.seeds <= MAX_SEEDS:
+        wrong["seeds"] = f"is {row.seeds}; from 1 to {MAX_SEEDS} can be simulated"
     try:
         edits = parsed(row.edits, "edits")
     except ChangeError as error:
@@ -113,9 +90,9 @@ def check(row: WhatIf) -> dict[str, str]:
     if (
         start.arrivals["kind"] == "forecast"
         and not wrong
-        and (count := expected(start, row.horizon_s, edits)) > MOST_REQUESTS
+        and (count := expected(start, row.horizon_s, edits)) > MAX_REQUESTS
     ):
-        wrong["horizon_s"] = f"has some {count:,.0f} requests; {MOST_REQUESTS:,} are the most"
+        wrong["horizon_s"] = f"has some {count:,.0f} requests; {MAX_REQUESTS:,} are the most"
         return wrong
     if start.is_quiet and not any(edit["kind"] in ("tenant", "application") for edit in row.edits):
         wrong["edits"] = "no requests came in the last hour, so none are expected: add a tenant or an application"
@@ -145,10 +122,10 @@ def _unfit(scenario: Scenario, asks: bool) -> tuple[str, str] | None:
         what = "reads a file, as `manage.py simulate` alone does"
         return read[0], what if "applications" in read[0] else f"{what}: upload a trace, or give prompt and output"
     instances = sum((each.instances + each.spot + each.empty) * len(each.regions) for each in scenario.fleet)
-    if instances > MOST_INSTANCES:
-        return "fleet", f"{instances:,} instances; {MOST_INSTANCES:,} are the most"
-    if asks and (count := _expected_requests(scenario)) > MOST_REQUESTS:
-        return "clients", f"some {count:,.0f} requests; {MOST_REQUESTS:,} are the most"
+    if instances > MAX_INSTANCES:
+        return "fleet", f"{instances:,} instances; {MAX_INSTANCES:,} are the most"
+    if asks and (count := _expected_requests(scenario)) > MAX_REQUESTS:
+        return "clients", f"some {count:,.0f} requests; {MAX_REQUESTS:,} are the most"
     return None
 
 
@@ -169,8 +146,8 @@ def simulate_scenario(values: dict[str, Any], actor: User, reason: str = "") -> 
     Raises ScenarioError for an invalid or too large scenario, ActionError if too many wait.
     """
     size = len(json.dumps(values))
-    if size > MOST_BYTES:
-        raise ScenarioError(SOURCE, 0, "", f"has {size:,} bytes; {MOST_BYTES:,} are the most")
+    if size > MAX_BYTES:
+        raise ScenarioError(SOURCE, 0, "", f"has {size:,} bytes; {MAX_BYTES:,} are the most")
     scenario = check_scenario(values, SOURCE)
     if (unfit := _unfit(scenario, asks=True)) is not None:
         raise ScenarioError(SOURCE, 0, *unfit)
@@ -181,12 +158,12 @@ def simulate_scenario(values: dict[str, Any], actor: User, reason: str = "") -> 
     start = Start(kind="scenario", at=timezone.now(), scenario=values).model_dump(mode="json")
     horizon_s = max(60.0, 3600 * min(lasts_h))
     title = scenario.title or "Scenario"
-    row = save_draft(None, {"title": title, "start": start, "horizon_s": horizon_s, "seeds": 1}, [], actor)
+    row = write({"title": title, "start": start, "horizon_s": horizon_s, "seeds": 1}, [], actor)
     return _queue(row, actor, reason)
 
 
 def submit(row: WhatIf, actor: User | str) -> WhatIf:
-    """Submit the draft *row*. Raises ActionError if it is none, or too many wait; ValidationError as `check`."""
+    """Submit *row*, of `write`. Raises ActionError if too many wait or it was submitted, ValidationError as `check`."""
     if wrong := check(row):
         raise ValidationError(wrong)
     return _queue(row, actor)
@@ -195,60 +172,51 @@ def submit(row: WhatIf, actor: User | str) -> WhatIf:
 @transaction.atomic
 def _queue(row: WhatIf, actor: User | str, reason: str = "") -> WhatIf:
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
-    if row.state != WhatIfState.DRAFT:
+    if row.submitted_at is not None:
         raise ActionError(f"It is {row.state}.")
-    if WhatIf.objects.filter(state__in=working.OPEN).count() >= MAX_OPEN:
+    if WhatIf.objects.filter(state__in=working.OPEN, submitted_at__isnull=False).count() >= MAX_OPEN:
         raise ActionError(f"{MAX_OPEN} what-ifs wait or run. Cancel one, or ask again later.")
-    row.state, row.submitted_at, row.requested_by = WhatIfState.QUEUED, timezone.now(), _user(actor)
-    row.twin_error = fleet_error()
-    row.save(update_fields=["state", "submitted_at", "requested_by", "twin_error"])
+    row.submitted_at, row.twin_error = timezone.now(), fleet_error()
+    row.save(update_fields=["submitted_at", "twin_error"])
     _add_runs(row)
     futures = {future.letter: future.name for future in row.futures.all()}
     record("what_if.requested", row, actor=actor, reason=reason, inputs={"futures": futures, "seeds": row.seeds})
-    old = WhatIf.objects.exclude(state__in=(*working.OPEN, WhatIfState.DRAFT)).filter(plan={}).order_by("-pk")
-    WhatIf.objects.filter(pk__in=list(old.values_list("pk", flat=True)[MOST_KEPT:])).delete()
+    old = WhatIf.objects.exclude(state__in=working.OPEN).filter(plan={}).order_by("-pk")
+    WhatIf.objects.filter(pk__in=list(old.values_list("pk", flat=True)[MAX_KEPT:])).delete()
     transaction.on_commit(working.send_workers)
     return row
 
 
 @transaction.atomic
 def ask(values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]], actor: User | str) -> WhatIf:
-    """Create and submit a what-if atomically. Raises as `save_draft` and `submit`."""
-    return submit(save_draft(None, values, futures, actor), actor)
+    """Create and submit a what-if atomically. Raises as `write` and `submit`."""
+    return submit(write(values, futures, actor), actor)
 
 
 @transaction.atomic
-def cancel(row: WhatIf, actor: User | str, reason: str = "", letter: str = "") -> WhatIf:
-    """Cancel *row*, or one future of it; workers stop within seconds and finished runs stay. Raises ActionError."""
+def cancel(row: WhatIf, actor: User | str, reason: str = "") -> WhatIf:
+    """Cancel *row*; workers stop within seconds and finished runs stay. Raises ActionError."""
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     if row.state not in working.OPEN:
         raise ActionError(f"It is {row.state}.")
     runs = FutureSeed.objects.filter(future__what_if=row, state__in=working.OPEN)
-    if letter:
-        runs = runs.filter(future__letter=letter)
-        if not runs.exists():
-            raise ActionError(f"Nothing of {letter} waits or runs.")
     runs.update(state=WhatIfState.CANCELLED, ended_at=timezone.now(), task="")
-    if not FutureSeed.objects.filter(future__what_if=row, state__in=working.OPEN).exists():
-        whole = not FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.CANCELLED).exists()
-        row.state = WhatIfState.DONE if whole else WhatIfState.CANCELLED
-        row.ended_at, row.ended_by = timezone.now(), actor if isinstance(actor, str) else actor.get_username()
-        row.save(update_fields=["state", "ended_at", "ended_by"])
-    record("what_if.cancelled", row, actor=actor, reason=reason, inputs={"future": letter} if letter else {})
+    row.state, row.ended_at = WhatIfState.CANCELLED, timezone.now()
+    row.ended_by = actor if isinstance(actor, str) else actor.get_username()
+    row.save(update_fields=["state", "ended_at", "ended_by"])
+    record("what_if.cancelled", row, actor=actor, reason=reason)
     return row
 
 
 @transaction.atomic
-def resume(row: WhatIf, actor: User | str, letter: str = "") -> WhatIf:
-    """Rerun the cancelled or failed runs of *row* or one future. Raises ActionError if there are none."""
+def resume(row: WhatIf, actor: User | str) -> WhatIf:
+    """Rerun the cancelled or failed runs of *row*. Raises ActionError if there are none."""
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     missing = FutureSeed.objects.filter(future__what_if=row, state__in=(WhatIfState.CANCELLED, WhatIfState.FAILED))
-    if letter:
-        missing = missing.filter(future__letter=letter)
     if not missing.update(state=WhatIfState.QUEUED, attempts=0, error="", progress=0.0, ended_at=None):
         raise ActionError("Nothing is missing.")
     _reopen(row)
-    record("what_if.resumed", row, actor=actor, inputs={"future": letter} if letter else {})
+    record("what_if.resumed", row, actor=actor)
     return row
 
 
@@ -256,25 +224,13 @@ def resume(row: WhatIf, actor: User | str, letter: str = "") -> WhatIf:
 def add_seeds(row: WhatIf, count: int, actor: User) -> WhatIf:
     """Add *count* seeds to every future of *row*, which narrows its intervals. Raises ActionError."""
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
-    if row.state == WhatIfState.DRAFT:
-        raise ActionError("It is a draft.")
-    if not 1 <= count <= MOST_SEEDS - row.seeds:
-        raise ActionError(f"{row.seeds} seeds are there, and {MOST_SEEDS} are the most.")
+    if not 1 <= count <= MAX_SEEDS - row.seeds:
+        raise ActionError(f"{row.seeds} seeds are there, and {MAX_SEEDS} are the most.")
     row.seeds += count
     row.save(update_fields=["seeds"])
     _add_runs(row)
     _reopen(row)
     record("what_if.seeds_added", row, actor=actor, inputs={"seeds": row.seeds})
-    return row
-
-
-def choose(row: WhatIf, letter: str) -> WhatIf:
-    """Store the selected future. Raises ActionError if there is no such future."""
-    future = row.futures.filter(letter=letter).first()
-    if future is None:
-        raise ActionError(f"There is no future {letter}.")
-    row.chosen = future
-    row.save(update_fields=["chosen"])
     return row
 
 

@@ -5,17 +5,16 @@ from dataclasses import replace
 from datetime import datetime
 from functools import reduce
 from math import inf
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator
 
-from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.simulation.whatif.arrivals import drawn, recent, recorded
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.past import EndpointDemand, as_arrays
-from scheduling.fleet.state import FleetState, HeldRequest, RunningRequest, WaitingRequest
+from scheduling.fleet.state import FleetState
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import SOURCE, Stage, stage
 from scheduling.simulation.staging.demand import demand_of, of_the_fleet
@@ -24,10 +23,8 @@ from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.edits import Edit, Factor, Shift, edited
 
-MOST_REQUESTS: Final = 5_000_000
+MAX_REQUESTS: Final = 5_000_000
 """Maximum requests of one run, including bursts and the past that forecasters learn from."""
-
-Request = TypeVar("Request", RunningRequest, WaitingRequest, HeldRequest)
 
 
 def _read(value: Any) -> FleetState:
@@ -88,8 +85,8 @@ def stage_start(
         if horizon_s < inf:
             workload = workload.select(workload.arrival_s < horizon_s)
         factors = (edit.of_each(workload) for edit in edits if isinstance(edit, Factor))
-        if (count := float(reduce(np.multiply, factors, np.ones(len(workload))).sum())) > MOST_REQUESTS:
-            raise ValueError(f"These are some {count:,.0f} requests; {MOST_REQUESTS:,} are the most.")
+        if (count := float(reduce(np.multiply, factors, np.ones(len(workload))).sum())) > MAX_REQUESTS:
+            raise ValueError(f"These are some {count:,.0f} requests; {MAX_REQUESTS:,} are the most.")
         workload = edited(workload, edits, seed=seed, horizon_s=horizon_s)
     made = stage(scenario, SOURCE, seed, workload)
     if start.arrivals["kind"] == "forecast" and all(isinstance(edit, Factor | Shift) for edit in edits):
@@ -100,7 +97,7 @@ def stage_start(
         made = replace(made, past=as_arrays(start.past, made.cluster.endpoints))
     if start.state is None:
         return made
-    return _with_state(start.state, scenario, made, seed, recorded=start.arrivals["kind"] == "ledger")
+    return _with_state(start.state, scenario, made, seed)
 
 
 def _workload(start: Start, scenario: Scenario, seed: int) -> Workload | None:
@@ -118,39 +115,11 @@ def _workload(start: Start, scenario: Scenario, seed: int) -> Workload | None:
             raise ValueError(f"There are no arrivals of the kind {other!r}.")
 
 
-def _with_state(state: FleetState, scenario: Scenario, staged: Stage, seed: int, *, recorded: bool) -> Stage:
-    """Begin *staged*, made of *scenario*, with *state*; *seed* draws the lengths that are still unknown.
-
-    *recorded*: requests that have ended since are as long as they were.
-    """
-    if recorded:
-        state = _as_recorded(state)
+def _with_state(state: FleetState, scenario: Scenario, staged: Stage, seed: int) -> Stage:
+    """Begin *staged*, made of *scenario*, with *state*; *seed* draws the lengths that are still unknown."""
     tenants = list(staged.names.tenants)
     forked = fork(state, scenario, staged.cluster, tenants, seed)
     if staged.scaled is not None:
         for strategy in staged.scaled.strategies.values():
             strategy.memory.update(state.memory)
     return replace(staged, state=forked, names=replace(staged.names, tenants=tenants))
-
-
-def _as_recorded(state: FleetState) -> FleetState:
-    """Return a copy in which requests that have ended since have the lengths of their records."""
-    names = [one.request_id for one in state.requests]
-    rows = LedgerRow.objects.filter(request_id__in=names, outcome=Outcome.DONE)
-    lengths = {
-        request_id: (prompt, max(1, output))
-        for request_id, prompt, output in rows.values_list("request_id", "prompt_tokens", "output_tokens")
-    }
-
-    def recorded(one: Request) -> Request:
-        if one.request_id not in lengths:
-            return one
-        prompt, output = lengths[one.request_id]
-        return msgspec.structs.replace(one, prompt_tokens=prompt or one.prompt_tokens, true_output=output)
-
-    return msgspec.structs.replace(
-        state,
-        running=[recorded(one) for one in state.running],
-        waiting=[recorded(one) for one in state.waiting],
-        held=[recorded(one) for one in state.held],
-    )

@@ -14,11 +14,11 @@ from controlplane.simulation.whatif.changes.base import Change
 from controlplane.simulation.whatif.changes.demand import DemandChange, TenantChange
 from controlplane.simulation.whatif.models import FutureSeed, TraceFile, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import Start
-from scheduling.simulation.workload.edits import Factor
+from scheduling.simulation.workload.edits import Factor, Scope
 
 EVENLY: Final = 1_000
 """Moments at which a factor is evaluated."""
-LATEST: Final = 30
+MAX_RUNS: Final = 30
 """Runs that the pace is taken from."""
 MIN_S: Final = 0.5
 """Of a run, however short: a worker takes it up, stages it and writes its result."""
@@ -28,13 +28,8 @@ class Estimate(NamedTuple):
     """*requests* are those of a run; *takes_s* is None before any run has been done."""
 
     requests: int
-    runs: int
     takes_s: float | None
     workers: int
-
-    @property
-    def requests_of_all(self) -> int:
-        return self.requests * self.runs
 
 
 def estimate(start: Start, horizon_s: float, runs: int, workers: int, changes: Sequence[Change] = ()) -> Estimate:
@@ -42,18 +37,18 @@ def estimate(start: Start, horizon_s: float, runs: int, workers: int, changes: S
     requests = round(expected(start, horizon_s, changes))
     paces = [made / max(took_s, MIN_S) for took_s, made in _latest() if made]
     takes_s = runs * max(MIN_S, requests / median(paces)) / workers if paces else None
-    return Estimate(requests, runs, takes_s, workers)
+    return Estimate(requests, takes_s, workers)
 
 
 def expected(start: Start, horizon_s: float, changes: Sequence[Change]) -> float:
-    """Return the requests that are expected of *start* within *horizon_s*, after *changes* of demand."""
+    """Return the expected requests of *start* within *horizon_s* after *changes*; partial factors do not count."""
     demand = [edit for each in changes if isinstance(each, DemandChange) for edit in each.edits({}, 1, horizon_s)]
-    factors = [edit for edit in demand if isinstance(edit, Factor)]
+    factors = [edit for edit in demand if isinstance(edit, Factor) and edit.scope == Scope()]
     arrivals = start.arrivals
     added = horizon_s * sum(each.client.requests_per_s for each in changes if isinstance(each, TenantChange))
     match arrivals["kind"]:
         case "forecast":
-            return added + expected_requests(arrivals, horizon_s, factors)
+            count = expected_requests(arrivals, horizon_s)
         case "ledger":
             until = min(datetime.fromisoformat(arrivals["until"]), start.at + timedelta(seconds=horizon_s))
             count = float(ledger_rows(datetime.fromisoformat(arrivals["since"]), until).count())
@@ -76,7 +71,7 @@ def _latest(row: WhatIf | None = None) -> list[tuple[float, int]]:
     done = FutureSeed.objects.filter(state=WhatIfState.DONE).order_by("-ended_at")
     if row is not None and (own := done.filter(future__what_if=row)).exists():
         done = own
-    latest = done.values_list("started_at", "ended_at", "result__about__requests")[:LATEST]
+    latest = done.values_list("started_at", "ended_at", "result__about__requests")[:MAX_RUNS]
     return [((end - begin).total_seconds(), requests or 0) for begin, end, requests in latest if begin and end]
 
 

@@ -14,10 +14,8 @@ from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
-from django.db import transaction
 from numpy.typing import NDArray
 
-from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.planning.plans import inventory
@@ -26,15 +24,11 @@ from controlplane.simulation.selectors import (
     WORKLOAD_COLUMNS,
     as_asked,
     fallbacks_of_targets,
-    ledger_measurements,
     ledger_rows,
     workload_of,
 )
-from controlplane.simulation.services import store_profiles
 from controlplane.simulation.whatif.models import TwinError
 from controlplane.tuning.selectors import tuned
-from scheduling.fleet.profile_fitting import Fit
-from scheduling.fleet.published_profiles import fit_all
 from scheduling.simulation.measures.results import kept, latency_s
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import stage
@@ -42,7 +36,7 @@ from scheduling.simulation.staging.fleet import gpus_as_type
 
 WARM_UP: Final = timedelta(minutes=5)
 """Longest simulated time before the window, from an idle fleet."""
-FEWEST: Final = 30
+MIN_REQUESTS: Final = 30
 """Minimum requests of a judged profile; fewer give no 95th percentile."""
 WINDOWS: Final = 12
 """Number of newest windows in a profile's band."""
@@ -50,21 +44,12 @@ MEASURES: Final = ("ttft_p50", "ttft_p95", "itl_p50", "itl_p95")
 """Milliseconds, of finished requests with a timed first token; `slo_met` is a share."""
 SETTLE_S: Final = 600.0
 """Longest simulated time after the last request, in seconds."""
-SCALED_BY: Final = frozenset(
-    {
-        "strategy",
-        "parameters",
-        "min_instances",
-        "max_instances",
-        "floor_above",
-        "floor_cooldown_s",
-        "forecaster",
-        "demand_level",
-    }
-)
+SCALED_BY: Final = (
+    "strategy", "parameters", "min_instances", "max_instances", "floor_above", "floor_cooldown_s", "forecaster",
+    "demand_level",
+)  # fmt: skip
 """Scaling keys of a scenario's endpoints."""
-ACTOR: Final = "twin"
-NEWEST: Final = 60_000
+MAX_REQUESTS: Final = 60_000
 """Maximum number of simulated requests."""
 
 Floats = NDArray[np.float64]
@@ -83,43 +68,32 @@ class TwinBand:
     to_at: datetime
 
 
-def band_of(rows: list[TwinError]) -> TwinBand | None:
-    """Return the band of *rows*, newest first; None without rows."""
-    if not rows:
-        return None
-    errors = [row.errors for row in rows]
-    within = {
-        name: float(np.quantile([abs(each[name]) for each in errors if name in each], 0.9))
-        for name in (*MEASURES, "slo_met")
-        if any(name in each for each in errors)
-    }
-    return TwinBand(len(rows), sum(row.requests for row in rows), errors[0], within, rows[0].to_at)
-
-
-def twin_error(model: str, gpu: str) -> TwinBand | None:
-    """Return the band of *model* on *gpu* (`instance_gpu`); None before the first window."""
-    return band_of(list(TwinError.objects.filter(model=model, gpu=gpu).order_by("-pk")[:WINDOWS]))
-
-
 def twin_errors() -> dict[tuple[str, str], TwinBand]:
     """Return the bands of recently judged profiles, by (model, GPUs)."""
     known = TwinError.objects.order_by("model", "gpu").values_list("model", "gpu").distinct()
-    return {key: band for key in known if (band := twin_error(*key)) is not None}
+    return {
+        (model, gpu): band_of(list(TwinError.objects.filter(model=model, gpu=gpu).order_by("-pk")[:WINDOWS]))
+        for model, gpu in known
+    }
+
+
+def band_of(rows: list[TwinError]) -> TwinBand:
+    """Return the band of *rows*, newest first."""
+    errors, within = [row.errors for row in rows], {}
+    for name in (*MEASURES, "slo_met"):
+        if known := [abs(each[name]) for each in errors if name in each]:
+            within[name] = float(np.quantile(known, 0.9))
+    return TwinBand(len(rows), sum(row.requests for row in rows), errors[0], within, rows[0].to_at)
 
 
 def fleet_error() -> dict[str, float]:
     """Return one band over all profiles, weighted by requests, for what-ifs; empty before the first window."""
-    bands = list(twin_errors().values())
-    names = [name for name in (*MEASURES, "slo_met") if any(name in band.within for band in bands)]
-    return {
-        name: float(
-            np.average(
-                [band.within[name] for band in bands if name in band.within],
-                weights=[band.requests for band in bands if name in band.within],
-            )
-        )
-        for name in names
-    }
+    bands, error = list(twin_errors().values()), {}
+    for name in (*MEASURES, "slo_met"):
+        if known := [(band.within[name], band.requests) for band in bands if name in band.within]:
+            values, weights = zip(*known, strict=True)
+            error[name] = float(np.average(values, weights=weights))
+    return error
 
 
 def due(now: datetime) -> bool:
@@ -130,25 +104,15 @@ def due(now: datetime) -> bool:
 
 
 def judge(now: datetime) -> list[TwinError]:
-    """Simulate the newest window again and store a row for each profile with enough requests.
-
-    Profiles are refitted if `REFIT_PROFILES` is set, else a better fit is an event for operators.
-    """
+    """Simulate the newest window again and store a row for each profile with enough requests."""
     until = now - timedelta(seconds=30)  # later requests may still run
     since = until - timedelta(seconds=tuned().TWIN_ERROR_EVERY_S)
-    made = _judged(since, until)
-    if made:
-        refit(since, until, made)
-    return made
-
-
-def _judged(since: datetime, until: datetime) -> list[TwinError]:
     fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
     asked = ledger_rows(since - WARM_UP, until)
     values = scenario_of(fleet, asked)
-    newest = asked.order_by("-arrived_at", "-pk")[:NEWEST].select_related("tenant").defer("error_message")
+    newest = asked.order_by("-arrived_at", "-pk")[:MAX_REQUESTS].select_related("tenant").defer("error_message")
     rows = _of_the_fleet(values, reversed(newest))
-    if len(rows) < FEWEST:
+    if len(rows) < MIN_REQUESTS:
         return []
     gpus = {
         name: gpus_as_type(gpu, degree)
@@ -167,7 +131,7 @@ def _judged(since: datetime, until: datetime) -> list[TwinError]:
     made = []
     for model, gpu in sorted(set(keys)):
         own = np.array([is_judged and key == (model, gpu) for is_judged, key in zip(judged, keys, strict=True)])
-        if own.sum() >= FEWEST:
+        if own.sum() >= MIN_REQUESTS:
             made.append(
                 TwinError(
                     model=model,
@@ -248,48 +212,3 @@ def _measures(ttft_ms: Floats, itl_ms: Floats, met: Floats) -> dict[str, float]:
     if np.isfinite(met).any():
         made["slo_met"] = round(float(np.nanmean(met)), 5)
     return made
-
-
-def refit(since: datetime, until: datetime, judged: list[TwinError]) -> list[str]:
-    """Fit the profiles of *judged* to the ledger's window; return names of those with a better fit than at present.
-
-    Better means held-out errors below the present twin errors. The fit is stored if `REFIT_PROFILES` is set; else it is
-    an event that an operator may follow by `simulate --fit ledger --write`.
-    """
-    fits, _ = fit_all(ledger_measurements(ledger_rows(since, until)), seed=0)
-    errors = {(row.model, row.gpu): row.errors for row in judged}
-    better = []
-    for fit in fits:
-        key = fit.setting.model, gpus_as_type(fit.setting.gpu_type, fit.setting.tensor_parallel)
-        now = errors.get(key)
-        if now is not None and "itl_p50" in now and _is_better(fit, now):
-            better.append(fit)
-    if better and tuned().REFIT_PROFILES:
-        store_profiles(better, "own ledger", ACTOR)
-        return [str(fit.setting) for fit in better]
-    with transaction.atomic():  # after the fits: they take seconds, which blocks SQLite's other writers
-        for fit in better:
-            record(
-                "profile.refit_proposed",
-                None,
-                actor=ACTOR,
-                reason=f"{fit.setting}: the simulator is off, and the ledger fits better",
-                inputs={
-                    "twin_error": errors[
-                        fit.setting.model, gpus_as_type(fit.setting.gpu_type, fit.setting.tensor_parallel)
-                    ]
-                },
-                after={name: getattr(fit.profile, name) for name in fit.profile.__dataclass_fields__},
-            )
-    return [str(fit.setting) for fit in better]
-
-
-WORTH: Final = 0.1
-"""Twin error of the time between tokens from which a better fit is worth an event."""
-
-
-def _is_better(fit: Fit, errors: dict[str, float]) -> bool:
-    """Return whether the held-out error of *fit* is below the simulator's."""
-    off = abs(errors.get("itl_p50", 0.0))
-    held_out = fit.decode_error.held_out_pct if fit.decode_error else None
-    return off > WORTH and held_out is not None and held_out / 100 < off

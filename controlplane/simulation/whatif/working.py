@@ -1,6 +1,6 @@
-"""Work of Celery workers: take the next waiting run, simulate it, store its result; any number of workers.
+"""Work of Celery workers: claim the next waiting run, simulate it, store its result; any number of workers.
 
-A run belongs to the Celery task that takes it. Tasks are acknowledged late: that of a lost process is delivered again and
+A run belongs to the Celery task that claims it. Tasks are acknowledged late: that of a lost process is delivered again and
 makes its run again, with the same numbers, since a run is deterministic by its seed.
 """
 
@@ -71,7 +71,7 @@ class RunProgress:
 
 
 def waiting_runs() -> Any:
-    """Return runs that a worker may take, in order: nightly ones last, then by submission, then the first seeds first."""
+    """Return runs that a worker may claim, in order: nightly ones last, then by submission, then the first seeds first."""
     rows = FutureSeed.objects.filter(
         state=WhatIfState.QUEUED,
         future__what_if__state__in=OPEN,
@@ -80,32 +80,32 @@ def waiting_runs() -> Any:
 
 
 def work(task: str = "") -> int | None:
-    """Take the next run for the Celery task with the id *task* and simulate it; return its key, None if none waits."""
-    row = take(timezone.now(), task)
+    """Claim the next run for the Celery task with the id *task* and simulate it; return its key, None if none waits."""
+    row = claim(timezone.now(), task)
     if row is None:
         return None
     what_if = row.future.what_if
     try:
-        ended = made(row)
+        ended = run(row)
     except Ended:
         return int(row.pk)
     except Exception as error:
         known = isinstance(error, ValueError | RuntimeError)
         logger.warning("what-if: run %d failed: %s", row.pk, error)
         _end(row, WhatIfState.FAILED, error=str(error) if known else f"{type(error).__name__}: {error}")
-        settle(what_if.pk)
+        close(what_if.pk)
         if not known:
             raise
         return int(row.pk)
     if _end(row, WhatIfState.DONE, phase=Phase.WAITING, progress=1.0, error="", **ended):
         results.compare(row)
-    settle(what_if.pk)
+    close(what_if.pk)
     return int(row.pk)
 
 
 @transaction.atomic
-def take(now: datetime, task: str = "") -> FutureSeed | None:
-    """Take the run that *task* had when it was lost, or the next waiting one; None if there is none."""
+def claim(now: datetime, task: str = "") -> FutureSeed | None:
+    """Claim the run that *task* had when it was lost, or the next waiting one; None if there is none."""
     skips = connection.features.has_select_for_update_skip_locked
     rows = FutureSeed.objects.select_for_update(skip_locked=skips, of=("self",) if skips else ())
     lost = rows.filter(state=WhatIfState.RUNNING, task=task).first() if task else None
@@ -129,7 +129,7 @@ def take(now: datetime, task: str = "") -> FutureSeed | None:
     return FutureSeed.objects.select_related("future__what_if").defer(*LARGE, "future__what_if__start").get(pk=row.pk)
 
 
-def made(row: FutureSeed) -> dict[str, Any]:
+def run(row: FutureSeed) -> dict[str, Any]:
     """Simulate the run *row* and return the values of its result. Raise Ended, ValueError or RuntimeError as `simulate`."""
     # Imported here for solvers and forecasters, which a web process does not need.
     from controlplane.simulation.running import simulate
@@ -137,13 +137,13 @@ def made(row: FutureSeed) -> dict[str, Any]:
     written, future, what_if = RunProgress(row.pk), row.future, row.future.what_if
     written.phase(Phase.STAGING, 0.0)
     start = _start(what_if.pk, what_if.created_at)
-    made_of = changed(what_if, future, start)
-    edits = made_of.edits(row.seed, what_if.horizon_s)
-    staged = stage_start(start, made_of.scenario, row.seed, edits, what_if.horizon_s)
+    altered = changed(what_if, future, start)
+    edits = altered.edits(row.seed, what_if.horizon_s)
+    staged = stage_start(start, altered.scenario, row.seed, edits, what_if.horizon_s)
     written.phase(Phase.SIMULATING, STAGED_SHARE)
-    ran = simulate(made_of.scenario, staged, progress=written.simulated)
+    ran = simulate(altered.scenario, staged, progress=written.simulated)
     written.phase(Phase.MEASURING, SIMULATED_SHARE)
-    values = results.packed(ran, counted_of(what_if, made_of), row.seed)
+    values = results.packed(ran, counted_of(what_if, altered), row.seed)
     if start.kind == "scenario":
         values["result"]["simulated"] = results.simulated(ran)
     return values
@@ -167,27 +167,14 @@ def changed(what_if: WhatIf, future: Future, start: Start) -> Changed:
 
 
 def counted_of(what_if: WhatIf, changed: Changed) -> dict[str, Counted]:
-    """Return scopes of the comparison by name: the horizon, interactive classes alone, each in the edited time."""
+    """Return scopes of the comparison by name: all classes, and interactive ones alone."""
     kinds = [one.kind for one in changed.scenario.classes.values()]
     shown = frozenset(number for number, kind in enumerate(kinds) if kind == "interactive")
     whole = Counted(what_if.warmup_s, what_if.horizon_s)
-    scopes = {"all": whole, "interactive": replace(whole, classes=shown)}
-    if (edited := edited_time(what_if)) is not None:
-        part = Counted(max(what_if.warmup_s, edited[0]), min(what_if.horizon_s, edited[1]))
-        if part.until_s > part.from_s:
-            scopes |= {"all, edited": part, "interactive, edited": replace(part, classes=shown)}
-    return scopes
+    return {"all": whole, "interactive": replace(whole, classes=shown)}
 
 
-def edited_time(what_if: WhatIf) -> tuple[float, float] | None:
-    """Return the seconds from and until which shared edits of demand act; None without one that ends."""
-    ends = [one for one in what_if.edits if one.get("until_s") is not None]
-    if not ends:
-        return None
-    return min(one.get("from_s", 0.0) for one in ends), max(one["until_s"] for one in ends)
-
-
-def settle(pk: int) -> None:
+def close(pk: int) -> None:
     """End the what-if *pk* if none of its runs is open."""
     with transaction.atomic():
         row = WhatIf.objects.select_for_update().defer("start").get(pk=pk)
@@ -221,7 +208,7 @@ def _fail_lost(rows: Iterable[FutureSeed], now: datetime) -> None:
     for row in rows:
         error = f"Its worker was lost {MAX_ATTEMPTS} times."
         FutureSeed.objects.filter(pk=row.pk).update(state=WhatIfState.FAILED, error=error, ended_at=now)
-        settle(row.future.what_if_id)
+        close(row.future.what_if_id)
 
 
 def send_workers(limit: int = MAX_MESSAGES) -> int:

@@ -11,9 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.routing.models import RULES
 from scheduling.simulation.cluster.world import UNPAID, Outcome
-from scheduling.simulation.measures.results import Price, Promise, ResultNames, kept, latency_s
+from scheduling.simulation.measures.results import Price, Promise, kept, latency_s
 from scheduling.simulation.result import Result
 
 Floats = NDArray[np.float64]
@@ -81,67 +80,6 @@ def columns(
             "goodput_tokens_per_s": round(float(good[inside].sum()) / (3600 * lasts_h), 3),
         }
     return rows
-
-
-def by_class(
-    result: Result, names: ResultNames, promises: Sequence[Promise], counted: Counted
-) -> dict[str, dict[str, Any]]:
-    """Return requests, judged, missed and ttft_p95_ms of each SLO class that had any request, and those of `_at_door`."""
-    judged, met = kept(result, promises)
-    ttft_ms, inside = 1000 * latency_s(result, "ttft"), counted.of(result)
-    rows = {}
-    for number, name in enumerate(names.slo_classes):
-        own = inside & (result.requests.slo_class == number)
-        at_door = _at_door(result, number, inside)
-        if not own.any() and not any(at_door.values()):
-            continue
-        finite = ttft_ms[own & np.isfinite(ttft_ms)]
-        rows[name] = {
-            "requests": int(own.sum()),
-            "judged": int(judged[own].sum()),
-            "missed": int((judged & ~met)[own].sum()),
-            **at_door,
-            "ttft_p95_ms": round(float(np.percentile(finite, 95)), 3) if finite.size else None,
-        }
-    return rows
-
-
-def by_rule(result: Result, names: ResultNames, promises: Sequence[Promise], counted: Counted) -> list[dict[str, Any]]:
-    """Return (asked_model, model, rule, requests, judged, missed) with any request; empty if all go where they ask."""
-    rule, requests = result.outcomes["model_rule"], result.requests
-    if not rule.any():
-        return []
-    judged, met = kept(result, promises)
-    inside, asked = counted.of(result), np.where(requests.asked < 0, requests.model, requests.asked)
-    rows = []
-    for key in np.unique(np.column_stack([asked, requests.model, rule])[inside], axis=0).tolist():
-        own = inside & (asked == key[0]) & (requests.model == key[1]) & (rule == key[2])
-        rows.append(
-            {
-                "asked_model": (names.asked or names.models)[key[0]],
-                "model": names.models[key[1]],
-                "rule": str(RULES[key[2]] or ""),
-                "requests": int(own.sum()),
-                "judged": int(judged[own].sum()),
-                "missed": int((judged & ~met)[own].sum()),
-            }
-        )
-    return rows
-
-
-def _at_door(result: Result, number: int, inside: NDArray[np.bool_]) -> dict[str, int]:
-    """Return requests that asked for class *number* and were refused at the door, degraded to another class, or admitted
-    although its promise was unreachable; empty where no class has its promise judged.
-    """
-    asked, refused, late = result.asked_class, result.refused_at_door, result.admitted_late
-    if asked is None or refused is None or late is None:
-        return {}
-    own = inside & (np.where(asked >= 0, asked, result.requests.slo_class) == number)
-    return {
-        "refused_at_door": int(refused[own].sum()),
-        "degraded": int(((asked >= 0) & ~refused)[own].sum()),
-        "admitted_late": int(late[own].sum()),
-    }
 
 
 def latency_over_time(result: Result, slo_classes: Sequence[str], counted: Counted) -> dict[str, Any]:

@@ -23,23 +23,15 @@ Z_975: Final = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with its 95 % interval over seeds, and the wider one with the error of the simulation in it."""
+    """A mean with its 95 % interval over seeds."""
 
     mean: float
     low: float
     high: float
-    wide_low: float
-    wide_high: float
 
     def widened(self, error: float, least: float = -inf, most: float = inf) -> "Interval":
         """Return the interval widened by an *error* of the simulation in its unit, within *least* and *most*."""
-        return Interval(
-            self.mean,
-            max(least, self.low),
-            min(most, self.high),
-            max(least, self.low - error),
-            min(most, self.high + error),
-        )
+        return Interval(self.mean, max(least, self.low - error), min(most, self.high + error))
 
 
 def t_975(freedom: int) -> float:
@@ -58,7 +50,7 @@ def over_seeds(values: ArrayLike) -> Interval | None:
         return None
     mean = float(known.mean())
     half = t_975(known.size - 1) * float(known.std(ddof=1)) / sqrt(known.size) if known.size > 1 else 0.0
-    return Interval(mean, mean - half, mean + half, mean - half, mean + half)
+    return Interval(mean, mean - half, mean + half)
 
 
 def of_shares(kept: Sequence[int], judged: Sequence[int]) -> Interval | None:
@@ -71,11 +63,11 @@ def of_shares(kept: Sequence[int], judged: Sequence[int]) -> Interval | None:
     share, z2 = shares[0], Z_975**2
     middle = (share + z2 / (2 * among)) / (1 + z2 / among)
     half = Z_975 / (1 + z2 / among) * sqrt(share * (1 - share) / among + z2 / (4 * among**2))
-    return Interval(share, middle - half, middle + half, middle - half, middle + half).widened(0.0, 0.0, 1.0)
+    return Interval(share, middle - half, middle + half).widened(0.0, 0.0, 1.0)
 
 
 class Verdict(StrEnum):
-    """Verdict of the wider interval on the SLO."""
+    """Verdict of an interval on the SLO."""
 
     CHEAPEST = "Meets it, cheapest"
     MEETS = "Meets it"
@@ -88,9 +80,9 @@ def verdict(slo_met: Interval | None, target: float) -> Verdict:
     """Return the verdict on one future by itself."""
     if slo_met is None:
         return Verdict.UNKNOWN
-    if slo_met.wide_low >= target:
+    if slo_met.low >= target:
         return Verdict.MEETS
-    return Verdict.MISSES if slo_met.wide_high < target else Verdict.CLOSE
+    return Verdict.MISSES if slo_met.high < target else Verdict.CLOSE
 
 
 def verdicts(slo_met: Mapping[str, Interval | None], cost: Mapping[str, float], target: float) -> dict[str, Verdict]:

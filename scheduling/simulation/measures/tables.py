@@ -1,17 +1,10 @@
-"""Tables of results: columns by name, written as CSV always and as Parquet where pyarrow is installed."""
+"""Tables of results: columns by name, written as CSV."""
 
 import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-
-class ParquetMissing(ImportError):
-    """Parquet files need pyarrow, which is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__("Parquet files need pyarrow, which is not installed: pip install 'pilothouse[parquet]'")
 
 
 @dataclass(slots=True)
@@ -46,10 +39,6 @@ class Table:
     def write_csv(self, path: Path) -> None:
         write_csv(path, self.columns, self.rows)
 
-    def write_parquet(self, path: Path) -> None:
-        """Write the table. Raise ParquetMissing without pyarrow."""
-        write_parquet(path, self.columns, list(zip(*self.rows, strict=True)) or [()] * len(self.columns))
-
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write *rows* under a header; None is an empty cell."""
@@ -57,13 +46,3 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(rows)
-
-
-def write_parquet(path: Path, columns: Sequence[str], values: Sequence[Any]) -> None:
-    """Write *values*, an array or a sequence for each column. Raise ParquetMissing without pyarrow."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ParquetMissing from None
-    parquet.write_table(pyarrow.table(dict(zip(columns, values, strict=True))), path)

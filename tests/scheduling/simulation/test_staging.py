@@ -11,7 +11,6 @@ from scheduling.lookahead.rule import LookAheadRule
 from scheduling.routing.models import Fallback
 from scheduling.scaling import Floor
 from scheduling.simulation.cluster.world import Outcome, State
-from scheduling.simulation.measures.columns import Counted, by_rule
 from scheduling.simulation.measures.results import Measures, Price
 from scheduling.simulation.scenario import ScenarioError, load_scenario
 from scheduling.simulation.scenario.file import check_scenario
@@ -402,11 +401,6 @@ def test_a_model_has_a_fallback_and_its_contradictions_are_named(tmp_path: Path)
     assert counted["asked_model", "m"] == made.requests.count
     assert counted["model", "n"] == counted["model_rule", "unavailable"] == result.counters["fell_back_unavailable"] > 0
     assert counted["model", "n"] + counted["model_rule", "none"] == made.requests.count
-    rows = by_rule(result, made.names, made.promises, Counted(0.0, result.end_s))
-    assert {(one["model"], one["rule"]): one["requests"] for one in rows} == {
-        ("m", ""): counted["model_rule", "none"], ("n", "unavailable"): counted["model", "n"],
-    }  # fmt: skip
-    assert all(one["asked_model"] == "m" and one["judged"] == one["requests"] > one["missed"] for one in rows)
     assert (result.outcomes["state"] == Outcome.DONE).sum() > 0.9 * made.requests.count
     for wrong, message in (
         ({"fallback": "o"}, "there is no model 'o'"),

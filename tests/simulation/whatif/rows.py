@@ -1,13 +1,16 @@
 """What-ifs for tests: a small fleet's synthetic start, rows of each kind, and a what-if that has run."""
 
 import tomllib
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 from django.utils import timezone
 
+from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.simulation.whatif import services, working
 from controlplane.simulation.whatif.models import Future, FutureSeed, TraceFile, TwinError, WhatIf
+from controlplane.simulation.whatif.start import Start
 from tests.scheduling.simulation.test_scenario import RIGHT
 
 
@@ -17,9 +20,25 @@ def start(**tables: Any) -> dict[str, Any]:
     return {"kind": "synthetic", "at": timezone.now().isoformat(), "scenario": scenario}
 
 
+def as_it_went(fork: Start, horizon_s: float) -> Start:
+    """Return *fork* with the requests that came within *horizon_s*, and the lengths that those open at the fork had."""
+    state, until = fork.state, fork.at + timedelta(seconds=horizon_s)
+    done = LedgerRow.objects.filter(request_id__in=[one.request_id for one in state.requests], outcome=Outcome.DONE)
+    lengths = {row.request_id: (row.prompt_tokens, max(1, row.output_tokens)) for row in done}
+    open_then = {}
+    for kind in ("running", "waiting", "held"):
+        open_then[kind] = own = list(getattr(state, kind))
+        for at, one in enumerate(own):
+            if one.request_id in lengths:
+                prompt, output = lengths[one.request_id]
+                own[at] = msgspec.structs.replace(one, prompt_tokens=prompt or one.prompt_tokens, true_output=output)
+    came = {"kind": "ledger", "since": fork.at.isoformat(), "until": until.isoformat()}
+    return fork.model_copy(update={"arrivals": came, "state": msgspec.structs.replace(state, **open_then)})
+
+
 def draft(actor: Any, *futures: dict[str, Any], **values: Any) -> WhatIf:
     given = {"title": "What if", "start": start(), "horizon_s": 1200.0, "seeds": 2} | values
-    return services.save_draft(None, given, list(futures), actor)
+    return services.write(given, list(futures), actor)
 
 
 def run_all(row: WhatIf) -> WhatIf:

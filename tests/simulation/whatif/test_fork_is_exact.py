@@ -10,7 +10,6 @@ import os
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import timedelta
 
 import aiohttp
 import numpy as np
@@ -29,6 +28,7 @@ from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from tests.gateway.conftest import serving, until
 from tests.gateway.rows import SECRET, make_rows
+from tests.simulation.whatif.rows import as_it_went
 from workers.emulator.server import Fleet, make_app, run
 from workers.emulator.spec import read_spec
 
@@ -142,9 +142,7 @@ async def test_a_fork_does_what_the_fleet_did(transactional_db, monkeypatch, ord
         print(f"\nfork: {1000 * (time.perf_counter() - began_s):.0f} ms, {1000 * seen_s:.1f} of them in the gateway")
         await sending
         await gateway.ledger.flush()
-        until_at = start.at + timedelta(seconds=WATCHED_S + 600)
-        came = {"kind": "ledger", "since": start.at.isoformat(), "until": until_at.isoformat()}
-        start = start.model_copy(update={"arrivals": came})
+        start = await database_sync_to_async(as_it_went)(start, WATCHED_S + 600)
         rows = await database_sync_to_async(ledger_of)(start)
         result = await database_sync_to_async(simulate)(start)
     held = result.requests.count - len(rows)

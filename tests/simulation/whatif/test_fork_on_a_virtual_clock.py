@@ -6,7 +6,6 @@ Both run on virtual clocks, so that the answer is the same on every machine. `te
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +37,7 @@ from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from tests.examples import at_night_but
 from tests.gateway.rows import make_model, make_rows
+from tests.simulation.whatif.rows import as_it_went
 from tests.simulation.whatif.virtual_fleet import BLOCK_TOKENS, Asked, VirtualFleet
 
 AFTER_S, LONG_S = 180.0, 600.0
@@ -163,9 +163,7 @@ def fork_and_continue(
     assert hashes.isdisjoint(prompt.recorded for prompt in start.state.prompts), "no hash of a prompt is stored"
     live.run(asked[len(before) :])
     live.write_ledger()
-    until = (start.at + timedelta(seconds=after_s)).isoformat()
-    came = {"kind": "ledger", "since": start.at.isoformat(), "until": until}
-    result = simulate(start.model_copy(update={"arrivals": came}))
+    result = simulate(as_it_went(start, after_s))
     held = sorted(int(one.request_id[1:]) for one in start.state.requests)
     rows = list(LedgerRow.objects.filter(arrived_at__gte=start.at).order_by("arrived_at", "pk"))
     assert len(rows) == result.requests.count - len(held) > 0.8 * after_s * per_s
@@ -246,12 +244,7 @@ def test_a_fork_has_runs_in_progress_where_they_stood(db, ordering, per_s):
 
     live.run([Asked(at_s + AFTER_S - 1.0, "east", "interactive", 20, 5, 5)])  # a simulation needs one that comes
     live.write_ledger()
-    came = {
-        "kind": "ledger",
-        "since": start.at.isoformat(),
-        "until": (start.at + timedelta(seconds=AFTER_S)).isoformat(),
-    }
-    result = simulate(start.model_copy(update={"arrivals": came}))
+    result = simulate(as_it_went(start, AFTER_S))
     both = Both(
         live,
         list(LedgerRow.objects.filter(arrived_at__gte=start.at)),

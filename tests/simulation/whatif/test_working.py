@@ -89,11 +89,11 @@ def test_a_task_makes_runs_until_its_shift_is_over(asked, sent, monkeypatch, set
 @pytest.mark.parametrize("lost_by", ["delivered again", "past its time limit"])
 def test_a_lost_run_is_made_again_with_the_same_numbers(asked, operator, lost_by):
     now = timezone.now()
-    lost = working.take(now - timedelta(seconds=working.LIMIT_S + working.GRACE_S + 1), "task")
+    lost = working.claim(now - timedelta(seconds=working.LIMIT_S + working.GRACE_S + 1), "task")
     assert (lost.future.letter, lost.seed, lost.state) == ("A", 1, "running")
-    assert working.take(now, "other").future.letter == "B"
+    assert working.claim(now, "other").future.letter == "B"
     if lost_by == "delivered again":
-        assert working.take(now, "task").pk == lost.pk
+        assert working.claim(now, "task").pk == lost.pk
         FutureSeed.objects.filter(state="running").update(state="queued")
     else:
         assert working.supervise(now) == 1
@@ -107,7 +107,7 @@ def test_a_lost_run_is_made_again_with_the_same_numbers(asked, operator, lost_by
 
 def test_a_run_that_is_lost_too_often_fails(asked):
     for _ in range(working.MAX_ATTEMPTS):
-        taken = working.take(timezone.now() - timedelta(seconds=working.LIMIT_S + working.GRACE_S + 1))
+        taken = working.claim(timezone.now() - timedelta(seconds=working.LIMIT_S + working.GRACE_S + 1))
         assert (taken.future.letter, taken.seed) == ("A", 1)
         working.supervise(timezone.now())
     taken.refresh_from_db()
@@ -118,8 +118,8 @@ def test_a_run_that_is_lost_too_often_fails(asked):
     assert rows.run_all(row).futures.get(letter="A").runs.get(seed=1).state == "done"
 
 
-def test_one_future_is_cancelled_and_resumed(asked, operator):
-    services.cancel(asked, operator, letter="C")
+def test_what_fails_or_is_cancelled_is_resumed(asked, operator):
+    asked.futures.get(letter="C").runs.update(state="cancelled")
     row = rows.run_all(asked)
     states = {
         future["letter"]: (future["state"], future["seeds_done"]) for future in selectors.progress(row.pk)["futures"]
@@ -127,7 +127,7 @@ def test_one_future_is_cancelled_and_resumed(asked, operator):
     assert states == {"A": ("done", 2), "B": ("done", 2), "C": ("cancelled", 0)}
     with pytest.raises(ActionError, match="It is done"):
         services.cancel(row, operator)
-    services.resume(row, operator, "C")
+    services.resume(row, operator)
     assert rows.run_all(row).futures.get(letter="C").runs.filter(state="done").count() == 2
     with pytest.raises(ActionError, match="Nothing is missing"):
         services.resume(row, operator)
@@ -135,10 +135,10 @@ def test_one_future_is_cancelled_and_resumed(asked, operator):
 
 def test_a_cancelled_run_stops_and_what_is_done_stays(asked, operator, monkeypatch):
     working.work()
-    taken = working.take(timezone.now())
+    taken = working.claim(timezone.now())
     services.cancel(asked, operator)
     with pytest.raises(working.Ended):
-        working.made(taken)
+        working.run(taken)
     taken.refresh_from_db()
     asked.refresh_from_db()
     assert (taken.state, asked.state, asked.ended_by) == ("cancelled", "cancelled", operator.get_username())
@@ -177,7 +177,7 @@ def test_what_is_wrong_is_named(operator, changes, field, what):
     assert wrong == field
     assert what in message
     row.refresh_from_db()
-    assert row.state == WhatIfState.DRAFT
+    assert row.submitted_at is None
 
 
 def test_too_many_requests_are_refused_before_they_are_drawn(operator, monkeypatch):
@@ -195,10 +195,10 @@ def test_too_many_requests_are_refused_before_they_are_drawn(operator, monkeypat
     begin = rows.start() | {"arrivals": {"kind": "forecast", "horizon_s": 1200.0, "streams": [stream]}}
     twice = {"kind": "demand", "edit": "factor", "by": 2.0}
     row = rows.draft(operator, start=begin, edits=[twice])
-    monkeypatch.setattr(services, "MOST_REQUESTS", 2000)
+    monkeypatch.setattr(services, "MAX_REQUESTS", 2000)
     with pytest.raises(ValidationError, match="some 2,400 requests; 2,000 are the most"):
         services.submit(row, operator)
-    monkeypatch.setattr("controlplane.simulation.whatif.start.MOST_REQUESTS", 2000)
+    monkeypatch.setattr("controlplane.simulation.whatif.start.MAX_REQUESTS", 2000)
     changed = working.changed(row, row.futures.get(letter="A"), Start.model_validate(begin))
     with pytest.raises(ValueError, match="2,000 are the most"):
         stage_start(Start.model_validate(begin), changed.scenario, 1, changed.edits(1, 1200.0), 1200.0)

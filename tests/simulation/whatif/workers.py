@@ -17,14 +17,14 @@ import json, time
 from controlplane.simulation.whatif import selectors, services, working
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 body = {body!r}
-start = start_of(Begin.model_validate(body.pop("begin")), body["horizon_s"]).model_dump(mode="json")
+start = start_of(Begin.model_validate(body.pop("begin", {{}})), body["horizon_s"]).model_dump(mode="json")
 given = body.pop("futures")
 futures = [services.future_of(one.get("name", ""), one.get("preset", ""), one.get("changes", [])) for one in given]
 row = services.ask(body | {{"start": start}}, futures, "test")
 while selectors.progress(row.pk)["state"] in working.OPEN:
     if not {here} or working.work() is None:
         time.sleep(0.5)
-print(json.dumps(selectors.comparison(row)))
+print(json.dumps({{"id": row.pk, **selectors.comparison(row)}}))
 """
 
 

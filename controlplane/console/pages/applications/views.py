@@ -220,10 +220,9 @@ def replay(request: HttpRequest, pk: int) -> HttpResponse:
     """Submit a what-if that replays recorded runs with other orders."""
     row = application_of(request, pk)
     hours = number(request.POST.get("hours", "")) or 1
-    run = row.runs.filter(pk=number(request.POST.get("run", "")) or 0).first()
     now, orders = timezone.now(), request.POST.getlist("order")
     try:
-        made = replay_orders(row, orders, now - timedelta(hours=min(hours, 24)), now, user_of(request), run)
+        made = replay_orders(row, orders, now - timedelta(hours=min(hours, 24)), now, user_of(request))
     except (ActionError, ValidationError) as refusal:
         text = " ".join(refusal.messages) if isinstance(refusal, ValidationError) else str(refusal)
         messages.error(request, f"{text.rstrip('.')}.")
@@ -275,7 +274,5 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "standing": standing,
         "more_calls": max(0, row.calls - CALLS_SHOWN),
         "may_act": running and may(request, Role.OPERATOR),
-        "replays": ORDERS,
-        "ordering": ORDERING,
     }
     return render(request, "console/applications/run.html", context)

@@ -66,7 +66,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "rows_total": len(rows),
         "usd_per_hour": usd_per_hour(model),
         "events": event_list(),
-        "nightly": nightly.summary(timezone.now()),
+        "nightly": nightly.summary(),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }
     return render(request, "console/overview/overview.html", context)

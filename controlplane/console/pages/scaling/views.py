@@ -67,7 +67,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "newest_plan": planning.plans(model=model).first(),
         "moves_day": planning.moves_since(planning.hours_ago(24), model),
         "unmet": [card for card in cards if card.shortage and not card.expired],
-        "nightly": nightly.summary(now),
+        "nightly": nightly.summary(),
         "demand_chart": asked,
         "policies": policies,
         "bundles": tables.bundle_choices([row for row, _ in policies]),

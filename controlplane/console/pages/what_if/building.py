@@ -58,7 +58,7 @@ def build(request: HttpRequest) -> HttpResponseBase:
         try:
             return redirect("console:what-if", _run(request, wanted, data, now))
         except ValidationError as error:
-            refused = " ".join(error.messages)
+            refused = " ".join(f"{field}: {each}." for field, of in error.message_dict.items() for each in of)
         except (ActionError, ChangeError, ValueError) as error:
             refused = str(error)
     context = (
@@ -76,7 +76,7 @@ def _run(request: HttpRequest, wanted: FormRequest, data: QueryDict, now: Start 
         "start": begun(_begin(wanted.start, wanted.horizon_s), wanted.horizon_s).model_dump(mode="json"),
         "horizon_s": wanted.horizon_s,
         "warmup_s": wanted.warmup_s,
-        "seeds": 1 if data.get("one-seed") else wanted.seeds,
+        "seeds": wanted.seeds,
         "edits": wanted.edits,
         "asked": f"{request.path}?{address_of(data)}",
     }
@@ -85,7 +85,7 @@ def _run(request: HttpRequest, wanted: FormRequest, data: QueryDict, now: Start 
 
 def address_of(data: QueryDict) -> str:
     """Return the form as a query string; a row keeps its empty values, so that columns stay together."""
-    left_out = {"csrfmiddlewaretoken", "one-seed"} | ({"since", "until"} if data.get("start") != "ledger" else set())
+    left_out = {"csrfmiddlewaretoken"} | ({"since", "until"} if data.get("start") != "ledger" else set())
     kept = [(name, values) for name, values in data.lists() if name not in left_out and any(values)]
     return urlencode([(name, value) for name, values in kept for value in values])
 
@@ -123,8 +123,7 @@ def _shown(wanted: FormRequest, now: Start | None) -> list[dict[str, Any]]:
         try:
             if now is not None:
                 changes = [*parsed(wanted.edits, "Demand"), *parsed(one["changes"], one["name"])]
-                changed = applied(values, changes, asks=bool(values.get("clients")), shared=len(wanted.edits))
-                wanted.errors.update(forms.misfits(now, changed.scenario))
+                applied(values, changes, asks=bool(values.get("clients")), shared=len(wanted.edits))
                 words = in_words(values, changes)[len(wanted.edits) :]
         except ChangeError as error:
             place = error.field if error.field.startswith(f"{one['name']}[") else f"{one['name']}, {error.field}"
@@ -146,7 +145,6 @@ def _form(data: QueryDict, values: Values, wanted: FormRequest) -> dict[str, Any
         "starts": STARTS,
         "formats": sorted(FORMATS),
         "trace": (TRACE, forms.trace_row(data)),
-        "trace_about": forms.about(wanted.start),
         "of_all": parts(OF_ALL),
         "of_fleet": parts(OF_FLEET),
         "no_row": {},
@@ -173,10 +171,6 @@ def _side(wanted: FormRequest, shown: list[dict[str, Any]], now: Start | None, t
             known = estimate(now, wanted.horizon_s, runs, settings.WHAT_IF_PROCESSES, parsed(wanted.edits))
     except ChangeError:  # named with the futures
         pass
-    if now is not None and now.is_quiet and not any(edit["kind"] in ("tenant", "application") for edit in wanted.edits):
-        wanted.errors["Demand"] = (
-            "no requests came in the last hour, so none are expected: add a tenant or an application"
-        )
     checks = [("critical", f"{name}: {what}") for name, what in wanted.errors.items()]
     if trouble:
         checks.append(("critical", trouble))

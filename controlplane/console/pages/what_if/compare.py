@@ -20,6 +20,7 @@ from controlplane.console.formats import (
 )
 from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
 from scheduling.compiling import Progress
+from scheduling.simulation.measures.comparison import Verdict
 
 Row = dict[str, Any]
 COLORS: Final = ("var(--text)", "var(--s1)", "var(--s3)", "var(--s2)", "var(--s4)", "var(--s5)", "var(--s6)")
@@ -27,22 +28,16 @@ DASHES: Final = ("solid", "solid", "solid", "longdash", "dot", "dashdot", "dash"
 """Of the futures A to G: line style differs as well as colour."""
 MARKS: Final = {"ok": "ready", "warning": "warning", "critical": "critical", "info": "loading", "idle": "stopped"}
 STATES: Final = {
-    WhatIfState.DRAFT: ("idle", "Draft"),
     WhatIfState.QUEUED: ("info", "Queued"),
     WhatIfState.RUNNING: ("info", "Running"),
     WhatIfState.DONE: ("ok", "Done"),
     WhatIfState.CANCELLED: ("idle", "Cancelled"),
     WhatIfState.FAILED: ("critical", "Failed"),
 }
-VERDICTS: Final = {
-    "Meets it, cheapest": "ok",
-    "Meets it": "ok",
-    "Too close to call": "warning",
-    "Misses the SLO": "critical",
-}
+TONES: Final = {Verdict.CHEAPEST: "ok", Verdict.MEETS: "ok", Verdict.CLOSE: "warning", Verdict.MISSES: "critical"}
 
 
-class Verdict(NamedTuple):
+class Tag(NamedTuple):
     """A word with its tone; the mark repeats it by shape."""
 
     tone: str
@@ -64,10 +59,10 @@ class Cell:
     bold: bool = False
 
 
-def state_of(state: str, text: str = "", *, failed: bool = False) -> Verdict:
+def state_of(state: str, text: str = "", *, failed: bool = False) -> Tag:
     """Return the state of a what-if in words; *failed*: some of its futures did."""
     tone, word = STATES[WhatIfState(state)]
-    return Verdict("warning" if failed and tone == "ok" else tone, f"{word}{text}")
+    return Tag("warning" if failed and tone == "ok" else tone, f"{word}{text}")
 
 
 def rows_of(compared: Row, progress: Row) -> list[Row]:
@@ -95,7 +90,7 @@ def _row(one: Row, done: Row) -> Row:
         "open": done["state"] in (WhatIfState.QUEUED, WhatIfState.RUNNING),
         "state": done["state"],
         "progress": done["done"],
-        "said": said(done),
+        "status": status(done),
         "words": one["changes"],
         "cells": cells(one, at),
         "verdict": verdict(one, done),
@@ -116,7 +111,7 @@ def in_words(done: Row, compiling: Progress | None) -> str:
     return f"{'; '.join(words)}."
 
 
-def said(done: Row) -> str:
+def status(done: Row) -> str:
     """Describe the progress of a future."""
     match done["state"]:
         case WhatIfState.DONE:
@@ -130,12 +125,12 @@ def said(done: Row) -> str:
     return f"{done['state']}, {done['seeds_done']} of {done['seeds']} seeds"
 
 
-def verdict(one: Row, done: Row) -> Verdict:
+def verdict(one: Row, done: Row) -> Tag:
     if done["state"] == WhatIfState.FAILED:
-        return Verdict("critical", "Failed")
-    if one["verdict"] in VERDICTS:
-        return Verdict(VERDICTS[one["verdict"]], one["verdict"])
-    return Verdict("info" if one["seeds_done"] else "idle", one["verdict"])
+        return Tag("critical", "Failed")
+    if one["verdict"] in TONES:
+        return Tag(TONES[one["verdict"]], one["verdict"])
+    return Tag("info" if one["seeds_done"] else "idle", one["verdict"])
 
 
 def cells(one: Row, at: int) -> list[Cell]:
@@ -215,9 +210,10 @@ def facts(row: WhatIf, edits: Sequence[str], requests: float | None, edited: str
         "synthetic": "Synthetic",
         "scenario": "Scenario",
     }
-    error = row.twin_error
+    error, remarks = row.twin_error, start.get("remarks") or [""]
+    at = f"{timezone.localtime(datetime.fromisoformat(start['at'])):%d %b %H:%M:%S}" if start else NONE
     return [
-        ("Started from", f"{kinds.get(start.get('kind', ''), NONE)}, {_moment(start)}", _first(start.get("remarks"))),
+        ("Started from", f"{kinds.get(start.get('kind', ''), NONE)}, {at}", remarks[0]),
         ("Covers", duration(row.horizon_s), f"{count(round(requests))} requests a seed" if requests else "counting"),
         ("Seeds", f"{row.seeds}, paired", "same requests in each"),
         ("Edit of demand", edits[0] if edits else "None", "; ".join(edits[1:]) or edited),
@@ -229,12 +225,3 @@ def facts(row: WhatIf, edits: Sequence[str], requests: float | None, edited: str
             else "intervals are of seeds alone",
         ),
     ]
-
-
-def _moment(start: Row) -> str:
-    at = start.get("at")
-    return f"{timezone.localtime(datetime.fromisoformat(at)):%d %b %H:%M:%S}" if at else NONE
-
-
-def _first(remarks: Sequence[str] | None) -> str:
-    return remarks[0] if remarks else ""

@@ -16,9 +16,6 @@ from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, TENANT, TR
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import TraceFile
-from controlplane.simulation.whatif.start import Start
-from controlplane.simulation.whatif.starts import traces
-from scheduling.simulation.scenario import Scenario
 
 HORIZONS: Final = [
     ("600", "10 minutes"), ("3600", "1 hour"), ("21600", "6 hours"), ("86400", "24 hours"), ("604800", "7 days"),
@@ -32,8 +29,6 @@ OWN_FUTURE, ALL_FUTURES = "own", "all"
 """Targets of edits of the fleet, besides the name of a preset, whose policies the future then has too."""
 USUAL: Final = {"start": "fleet", "horizon": "3600", "warmup": "0", "seeds": "5", "fleet_for": OWN_FUTURE}
 AS_NOW: Final = "As now"
-SHOWN: Final = 8
-"""Names of a kind that are listed."""
 
 
 class WhatIfForm(forms.Form):
@@ -178,25 +173,3 @@ def _length_s(start: Values, errors: dict[str, str]) -> float | None:
             errors["until"] = f"the window is {length_s / 60:g} minutes long, not between 1 minute and 7 days"
         return None
     return length_s
-
-
-def misfits(start: Start, scenario: Scenario) -> dict[str, str]:
-    """Return problems of the trace of *start* with *scenario*, by the label of the field; empty for other starts."""
-    if start.arrivals["kind"] != "file":
-        return {}
-    labels = {column.name: column.label for column in TRACE.columns}
-    return {f"Trace, {labels.get(key, key)}": what for key, what in traces.misfits(start.arrivals, scenario).items()}
-
-
-def about(start: Values) -> str:
-    """Describe a trace and the names in it; empty if there is none."""
-    pk = str(start.get("trace") or "")
-    row = TraceFile.objects.defer("content").filter(pk=pk).first() if pk.isdecimal() else None
-    if row is None:
-        return ""
-    lists = []
-    for kind, names in traces.named(row.pk).items():
-        title = {"model": "models", "region": "regions", "slo_class": "SLO classes"}[kind]
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        lists.append(f"{title} {', '.join(names[:SHOWN])}{more}" if names else f"no {title}")
-    return f"{row.requests:,} requests over {duration(row.span_s)}. It names {'; '.join(lists)}."

@@ -3,7 +3,6 @@
 from datetime import datetime
 from typing import Any, Final
 
-from django.db.models import Count
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
@@ -22,23 +21,20 @@ from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.what_if import charts as drawn
 from controlplane.console.pages.what_if.compare import facts, in_words, rows_of, runs_of, sentence, state_of
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Deployment
 from controlplane.resources.filters import number
 from controlplane.resources.tables import Table
 from controlplane.simulation.whatif import plan, selectors, services, twin_errors
 from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
-from controlplane.simulation.whatif.working import OPEN, edited_time
+from controlplane.simulation.whatif.working import OPEN
+from scheduling.simulation.measures.comparison import Verdict
 
 SHOWN: Final = 100
 MORE_SEEDS: Final = 5
 READY: Final = (
     ("What if demand doubles?", "demand-edit=factor&demand-by=2&chosen=yes&preset=pilothouse&preset=qlm"),
-    (
-        "What if a region is lost?",
-        "failure-what=region&failure-region={region}&failure-at_s=600&failure-for_s=1200&fleet_for=all",
-    ),
     ("Is another policy cheaper?", "chosen=yes&preset=pilothouse&preset=preserve&preset=sageserve-lt-ua&preset=qlm"),
-)  # fmt: skip
+)
+SCOPES: Final = (("all", "All classes"), ("interactive", "Interactive"))
 MISSING: Final = (WhatIfState.CANCELLED, WhatIfState.FAILED)
 
 
@@ -48,22 +44,11 @@ def what_ifs(request: HttpRequest) -> HttpResponse:
     rows: list[Any] = list(selectors.what_ifs()[:SHOWN])
     context = {
         "rows": [(row, state_of(row.state), LETTERS[: row.futures_count], _share(row)) for row in rows],
-        "ready": ready_questions(),
+        "ready": READY,
         "any_open": any(row.state in OPEN for row in rows),
         "twin": _twin(),
     }
     return render(request, "console/what_if/list.html", context)
-
-
-def ready_questions() -> list[tuple[str, str]]:
-    """Return questions with the forms that they fill in; the region that is lost is the one with most deployments."""
-    active = Deployment.objects.filter(active=True, region__active=True).order_by()
-    most = active.values("region__name").annotate(count=Count("pk")).order_by("-count", "region__name").first()
-    return [
-        (label, query.format(region=most["region__name"] if most else ""))
-        for label, query in READY
-        if most or "{region}" not in query
-    ]
 
 
 def _twin() -> list[dict[str, Any]]:
@@ -119,25 +104,23 @@ def page_of(row: WhatIf) -> str:
 
 @action(Role.OPERATOR, WhatIf, page=page_of, needs_reason=False)
 def act(form: ActionForm, row: WhatIf, action: str) -> str:
-    """Carry out *action* on a what-if, or on its future `future`; the plan of a future alone keeps a reason."""
-    user, letter = form.user, form.fields.get("future", "")
+    """Carry out *action* on a what-if; the plan of a future alone keeps a reason."""
+    user = form.user
     match action:
         case "cancel":
-            services.cancel(row, user, letter=letter)
-            return f"{letter or 'All'} cancelled; finished runs stay."
+            services.cancel(row, user)
+            return "Cancelled; finished runs stay."
         case "resume":
-            services.resume(row, user, letter=letter)
+            services.resume(row, user)
             return "The missing runs continue."
         case "add-seeds":
             services.add_seeds(row, number(form.fields.get("count", "")) or MORE_SEEDS, user)
             return "More seeds run."
-        case "run":
-            services.submit(row, user)
-            return "It runs."
         case "delete":
             services.delete(row, user)
             return f"“{row}” is deleted."
         case "plan":
+            letter = form.fields.get("future", "")
             plan.make_plan(row, letter, user, form.reason)
             return f"Future {letter} is now the plan. The event has what was before."
     raise ActionError(f"There is no action {action!r}.")
@@ -148,7 +131,7 @@ class _ComparisonPage:
 
     def __init__(self, request: HttpRequest, row: WhatIf) -> None:
         self.row, self.asked, self.user = row, request.GET, user_of(request)
-        self.scope = self._one("scope", ("all", "interactive", "all, edited", "interactive, edited"))
+        self.scope = self._one("scope", [name for name, _ in SCOPES])
         self.progress: dict[str, Any] = selectors.progress(row.pk) or {}
         self.compared = selectors.comparison(row, self.scope)
         self.rows = rows_of(self.compared, self.progress)
@@ -162,9 +145,9 @@ class _ComparisonPage:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Return the future of the address; else the chosen one, the cheapest that holds, or the last."""
-        wanted = self.asked.get("future") or (self.row.chosen.letter if self.row.chosen else "")
-        cheapest = [row for row in self.rows if row["verdict"].text == "Meets it, cheapest"]
+        """Return the future of the address; else the plan, the cheapest that meets the SLO, or the last."""
+        wanted = self.asked.get("future") or self.row.plan.get("letter", "")
+        cheapest = [row for row in self.rows if row["verdict"].text == Verdict.CHEAPEST]
         named = [row for row in self.rows if row["letter"] == wanted]
         return (named or cheapest or self.rows)[0 if named or cheapest else -1]
 
@@ -190,7 +173,7 @@ class _ComparisonPage:
             "runs": runs_of(self.rows),
             "chosen": chosen | {"sentence": sentence(chosen, row.slo_target)} | self._choice(chosen),
             "plan_made": plan_made(row),
-            "scopes": self._scopes(),
+            "scopes": [(name, label, name == self.scope) for name, label in SCOPES],
             "cost": cost,
             "latency": latency,
             "classes": self.classes,
@@ -224,29 +207,19 @@ class _ComparisonPage:
         """Return the changes of the fleet that the chosen future needs, whether it can become the plan, and warnings."""
         row = self.row
         future = row.futures.get(letter=chosen["letter"])
-        keys = selectors.full_diff(row, future)
         if why := _why_not(row, chosen):
             becomes = [(f"{at}.", text) for at, text in enumerate(chosen["words"], 1)]
-            return {"becomes": becomes, "why_not": why, "keys": keys}
+            return {"becomes": becomes, "why_not": why}
         try:
             wanted, warnings = plan.wanted(row, future), plan.warnings(row, future)
             plan.check_rights(wanted, self.user)
         except ActionError as refusal:
-            return {"becomes": [], "why_not": str(refusal), "keys": keys}
+            return {"becomes": [], "why_not": str(refusal)}
         changes = [text for text in chosen["words"] if text not in wanted.assumed]
         assumed = [*wanted.assumed, *selectors.edits_in_words(row)]
         becomes = [("Changes", text) for text in changes] + [("Assumed", text) for text in assumed]
         becomes.append(("Instances", "proposed as plans, which an operator approves"))
-        return {"becomes": becomes, "can_become": True, "keys": keys, "warnings": warnings}
-
-    def _scopes(self) -> list[list[tuple[str, str, bool]]]:
-        part = ", edited" if self.scope.endswith(", edited") else ""
-        kind = self.scope.removesuffix(", edited")
-        times = [(kind, "All of it", not part)]
-        if edited_time(self.row) is not None:
-            times.append((f"{kind}, edited", "Edited time only", bool(part)))
-        classes = [("all", "All classes"), ("interactive", "Interactive")]
-        return [times, [(f"{name}{part}", label, name == kind) for name, label in classes]]
+        return {"becomes": becomes, "can_become": True, "warnings": warnings}
 
 
 def _why_not(row: WhatIf, chosen: dict[str, Any]) -> str:

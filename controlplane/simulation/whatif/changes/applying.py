@@ -1,6 +1,6 @@
 """A list of changes: parsed from JSON, applied to a scenario, and described in words."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
@@ -39,7 +39,7 @@ AnyChange = Annotated[
     Field(discriminator="kind"),
 ]
 CHANGE: Final[TypeAdapter[AnyChange]] = TypeAdapter(AnyChange)
-MOST: Final = 100
+MAX_CHANGES: Final = 100
 """Maximum changes of one future."""
 
 
@@ -57,8 +57,8 @@ class Changed:
 
 def parsed(given: Sequence[Mapping[str, Any]], where: str = "changes") -> list[Change]:
     """Parse *given* changes. Raises ChangeError naming the first invalid field, such as `changes[1].region`."""
-    if len(given) > MOST:
-        raise ChangeError(where, f"has {len(given)} changes; {MOST} are the most")
+    if len(given) > MAX_CHANGES:
+        raise ChangeError(where, f"has {len(given)} changes; {MAX_CHANGES} are the most")
     made: list[Change] = []
     for number, one in enumerate(given):
         try:
@@ -97,39 +97,3 @@ def in_words(start: Values, changes: Sequence[Change]) -> list[str]:
         words.append(change.words(values))
         change.apply(values)
     return words
-
-
-def diff_in_words(before: Values, after: Values) -> list[str]:
-    """Return the differences of two scenarios, one line per key: `planner.epsilon: 0.8 to 0.9`."""
-    return list(_differences(before, after, ""))
-
-
-def _differences(before: Any, after: Any, path: str) -> Iterator[str]:
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for name in [*before, *(each for each in after if each not in before)]:
-            step = f"{path}.{name}" if path else str(name)
-            if name not in after:
-                yield f"{step}: {_short(before[name])} goes"
-            elif name not in before:
-                yield f"{step}: {_short(after[name])} is new"
-            else:
-                yield from _differences(before[name], after[name], step)
-    elif isinstance(before, list) and isinstance(after, list):
-        for number in range(max(len(before), len(after))):
-            step = f"{path}[{number}]"
-            if number >= len(after):
-                yield f"{step}: {_short(before[number])} goes"
-            elif number >= len(before):
-                yield f"{step}: {_short(after[number])} is new"
-            else:
-                yield from _differences(before[number], after[number], step)
-    elif before != after:
-        yield f"{path}: {_short(before)} to {_short(after)}"
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_short(each)}" for name, each in value.items()) or "nothing"
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return ", ".join(map(_short, value)) or "nothing"
-    return "none" if value is None else str(value)

@@ -1,5 +1,6 @@
 """Predefined futures: each paper's system, its baselines, and ours."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ class Preset:
     name: str
     title: str
     about: str
-    changes: tuple[dict[str, Any], ...]
+    changes: Sequence[dict[str, Any]]
 
     @property
     def rests(self) -> list[str]:
@@ -27,54 +28,33 @@ class Preset:
         )
 
 
-def _policy(part: str, value: str, **more: Any) -> dict[str, Any]:
-    return {"kind": "policy", "part": part, "value": value, **more}
+def _policy(part: str, value: str) -> dict[str, Any]:
+    return {"kind": "policy", "part": part, "value": value}
 
 
+_ARIMA: Final = _policy("forecaster", "arima")
 BASELINES: Final = (
     Preset(
-        "reactive",
-        "Reactive",
-        "Adds an instance when use passes 70%, takes one away under 30%. No forecast.",
-        (_policy("strategy", "reactive"),),
+        "reactive", "Reactive", "Adds an instance when use passes 70%, takes one away under 30%. No forecast.",
+        [_policy("strategy", "reactive")],
     ),
     Preset(
-        "fcfs-jsq",
-        "FCFS and JSQ",
+        "fcfs-jsq", "FCFS and JSQ",
         "First come, first served, to the instance with the fewest tokens left: the baseline of QLM and SSJF.",
-        (_policy("ordering", "fcfs"), _policy("routing", "join_shortest_queue")),
+        [_policy("ordering", "fcfs"), _policy("routing", "join_shortest_queue")],
+    ),
+    Preset("edf", "EDF", "The earliest deadline first: a baseline of QLM.", [_policy("ordering", "deadline")]),
+    Preset(
+        "round-robin", "Round robin", "Each instance in turn: the baseline of PreServe's router.",
+        [_policy("routing", "round_robin")],
     ),
     Preset(
-        "edf",
-        "EDF",
-        "The earliest deadline first: a baseline of QLM.",
-        (_policy("ordering", "deadline"),),
+        "least-request", "Least request", "To the instance with the fewest requests: a baseline of PreServe's router.",
+        [_policy("routing", "least_request")],
     ),
-    Preset(
-        "round-robin",
-        "Round robin",
-        "Each instance in turn: the baseline of PreServe's router.",
-        (_policy("routing", "round_robin"),),
-    ),
-    Preset(
-        "least-request",
-        "Least request",
-        "To the instance with the fewest requests: a baseline of PreServe's router.",
-        (_policy("routing", "least_request"),),
-    ),
-    Preset(
-        "lt-i",
-        "LT-I",
-        "To the number of the hourly plan at once (SageServe).",
-        (_policy("strategy", "lt_i"), _policy("forecaster", "arima")),
-    ),
-    Preset(
-        "lt-u",
-        "LT-U",
-        "Towards the hourly plan by use (SageServe).",
-        (_policy("strategy", "lt_u"), _policy("forecaster", "arima")),
-    ),
-)
+    Preset("lt-i", "LT-I", "To the number of the hourly plan at once (SageServe).", [_policy("strategy", "lt_i"), _ARIMA]),
+    Preset("lt-u", "LT-U", "Towards the hourly plan by use (SageServe).", [_policy("strategy", "lt_u"), _ARIMA]),
+)  # fmt: skip
 PRESETS: Final = {
     preset.name: preset
     for preset in (

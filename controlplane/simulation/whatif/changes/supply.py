@@ -201,22 +201,12 @@ class FailureChange(Change):
             case "spot":
                 lost = f"{self.count} spot instance{'s' * (self.count > 1)}{of} reclaimed in {where}"
             case "node":
-                lost = f"node {self.node or '?'}{where and f' in {where}'} is lost with {self._takes_down(before)}"
+                lost = (
+                    f"node {self.node or '?'}{where and f' in {where}'} is lost with its {len(self.instances)} places"
+                )
             case _:
                 lost = f"{', '.join(self.instances)} fails"
         return f"{lost} after {clock(self.at_s)}{lasts}"
-
-    def _takes_down(self, before: Values) -> str:
-        """Describe how many instances of which models fail."""
-        counts = {
-            model: sum(name in own for name in self.instances)
-            for (model, _), own in instance_names(before).items()
-            if any(name in own for name in self.instances)
-        }
-        if not counts:
-            return ", ".join(self.instances) if self.what == "instance" else "its free GPUs"
-        parts = [f"{count} instance{'s' * (count > 1)} of {model}" for model, count in counts.items()]
-        return " and ".join(", ".join(parts).rsplit(", ", 1))
 
 
 def gpus_in(values: Values, region: str, gpu: str) -> int:

@@ -21,70 +21,56 @@ from controlplane.planning.titles import title_of
 from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif.changes.policies import PARTS
 from controlplane.simulation.whatif.models import WhatIf
-from controlplane.simulation.whatif.services import save_draft, submit
+from controlplane.simulation.whatif.services import ask
 from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 from scheduling.applications.demand_graph import DemandGraph
 
-MOST_RUNS: Final = 400
+MAX_RUNS: Final = 400
 """Runs that are replayed, the last ones."""
 KNOWN: Final = 200
 """Records that orders know of the application."""
 AROUND: Final = timedelta(minutes=5)
-"""Before and after a run whose neighbours are replayed with it."""
+"""After the last call, within which its row of the ledger began."""
 SEEDS: Final = 3
 ORDERS: Final = ("fcfs", "application", "srpt", "hermes", "run_deadline", "run_slack")
 
 
 def replay_orders(
-    application: Application,
-    orders: Sequence[str],
-    since: datetime,
-    until: datetime,
-    actor: User,
-    run: ApplicationRun | None = None,
+    application: Application, orders: Sequence[str], since: datetime, until: datetime, actor: User
 ) -> WhatIf:
-    """Submit a what-if of *orders* that replays the runs of *application* from *since* until *until*; *run* if given counts
-    by itself, with those around it.
+    """Submit a what-if of *orders* that replays the runs of *application* from *since* until *until*.
 
-    Raises ActionError where that is impossible, ValidationError as `services.submit`.
+    Raises ActionError where that is impossible, ValidationError as `services.ask`.
     """
     for order in orders:
         if order not in PARTS["ordering"]:
             raise ActionError(f"There is no order {order!r}; there are {', '.join(PARTS['ordering'])}.")
     if not orders:
         raise ActionError("Choose an order to compare with.")
-    if run is not None:
-        since, until = run.began_at - AROUND, (run.ended_at or run.last_call_at) + AROUND
     horizon_s = (until - since).total_seconds()
     rows = application.runs.filter(imported=False, began_at__gte=since, began_at__lt=until).exclude(steps=[])
-    runs = sorted(rows[:MOST_RUNS], key=lambda one: one.began_at)
-    if not runs or (run is not None and run not in runs):
+    runs = sorted(rows[:MAX_RUNS], key=lambda one: one.began_at)
+    if not runs:
         raise ActionError(f"No run of {application} that ended well began in that time.")
     start = start_of(Begin(kind="ledger", since=since, until=until), horizon_s)
     start.arrivals["without"] = [application.tenant_id, application.name]
-    tables = [_table(application, [one for one in runs if one != run], start, since)]
-    if run is not None:
-        tables.append(_table(application, [run], start, since) | {"name": f"{application.name}, run {run.run}"[:160]})
-    edits = [{"kind": "application", "application": table} for table in tables if table["begins_s"]]
-    model = tables[-1]["model"]
+    table = _table(application, runs, start, since)
     futures = [
         {
             "name": title_of(order),
-            "changes": [{"kind": "policy", "part": "ordering", "value": order, "models": [model]}],
+            "changes": [{"kind": "policy", "part": "ordering", "value": order, "models": [table["model"]]}],
         }
         for order in dict.fromkeys(orders)
     ]
-    what = f"run {run.run}" if run is not None else f"{len(runs)} runs"
     values = {
-        "title": f"{application}: {what} with another order",
+        "title": f"{application}: {len(runs)} runs with another order",
         "start": start.model_dump(mode="json"),
         "horizon_s": horizon_s,
-        "warmup_s": 0.0,
         "seeds": SEEDS,
-        "edits": edits,
+        "edits": [{"kind": "application", "application": table}],
     }
-    return submit(save_draft(None, values, futures, actor), actor)
+    return ask(values, futures, actor)
 
 
 def _table(application: Application, runs: Sequence[ApplicationRun], start: Start, since: datetime) -> dict[str, Any]:
@@ -93,9 +79,9 @@ def _table(application: Application, runs: Sequence[ApplicationRun], start: Star
     llm = {name: unit.name for name, unit in known.units.items() if unit.kind == "llm"}
     steps = Counter(llm[step["unit"]] for one in runs for step in one.steps if step["unit"] in llm)
     models = [name for name, _ in steps.most_common() if name in start.scenario["models"]]
-    if runs and not models:
+    if not models:
         raise ActionError(f"No model of {application} is served with a performance profile.")
-    until = max((one.last_call_at for one in runs), default=since)
+    until = max(one.last_call_at for one in runs)
     calls = ledger_rows(since, until + AROUND).filter(tenant=application.tenant_id, application=application.name)
     own = calls.annotate(own=OWN_REGION).values_list("own", "slo_class")
     regions, classes = (Counter(names) for names in zip(*own, strict=True)) if own else (Counter(), Counter())
@@ -106,12 +92,10 @@ def _table(application: Application, runs: Sequence[ApplicationRun], start: Star
         "name": application.name,
         "graph": _graph(known, [one.steps for one in runs]),
         "known": _graph(known, [msgspec.to_builtins(one.steps) for one in known.records[-KNOWN:]]),
-        "model": models[0] if models else "",
+        "model": models[0],
         "models": {
             unit: model for unit, model in llm.items() if model != models[0] and model in start.scenario["models"]
-        }
-        if models
-        else {},
+        },
         "slo_class": slo_classes[0] if slo_classes else next(iter(start.scenario["classes"])),
         "tenant": application.tenant.name,
         "begins_s": [max(0.0, (one.began_at - since).total_seconds()) for one in runs],

@@ -24,8 +24,8 @@ from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.traces import FORMATS, UNITS, load_trace, unit_of
 from scheduling.table_files import TraceError
 
-MOST_BYTES: Final = 64 * 1024 * 1024
-MOST_KEPT: Final = 20
+MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_KEPT: Final = 20
 KEYS: Final = ("speed", "limit", "model", "models", "region", "slo_class", "tenant")
 """Keys of a scenario's `[trace]` for values that the trace lacks."""
 
@@ -39,8 +39,8 @@ def upload(name: str, trace_format: str, content: bytes, actor: User, unit: str 
         raise ActionError(f"There is no trace format {trace_format!r}; there is {', '.join(FORMATS)}.")
     if unit and unit not in UNITS:
         raise ActionError(f"There is no unit {unit!r} of a trace's times; there is {', '.join(UNITS)}.")
-    if len(content) > MOST_BYTES:
-        raise ActionError(f"The file has {len(content):,} bytes; {MOST_BYTES:,} are the most.")
+    if len(content) > MAX_BYTES:
+        raise ActionError(f"The file has {len(content):,} bytes; {MAX_BYTES:,} are the most.")
     try:
         with _file(content) as path:
             unit = unit or unit_of(path, trace_format)
@@ -60,7 +60,7 @@ def upload(name: str, trace_format: str, content: bytes, actor: User, unit: str 
         uploaded_by=actor,
     )
     record("trace.uploaded", row, actor=actor)
-    old = TraceFile.objects.order_by("-pk").values_list("pk", flat=True)[MOST_KEPT:]
+    old = TraceFile.objects.order_by("-pk").values_list("pk", flat=True)[MAX_KEPT:]
     TraceFile.objects.filter(pk__in=list(old)).delete()
     return row
 
@@ -100,17 +100,7 @@ def misfits(arrivals: dict[str, Any], scenario: Scenario) -> dict[str, str]:
     return {}
 
 
-def named(pk: int) -> dict[str, list[str]]:
-    """Return the names in a trace for models, regions and SLO classes."""
-    row = TraceFile.objects.defer("content").filter(pk=pk).first()
-    if row is None:
-        return {}
-    names = _names(row.pk, row.uploaded_at)
-    columns = (("model", names.model), ("region", names.region), ("slo_class", names.slo_class))
-    return {kind: [name for name in column.names if name] for kind, column in columns}
-
-
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MAX_KEPT)
 def _names(pk: int, uploaded_at: datetime) -> Workload:
     """Return the trace *pk* without its requests, for its names; an uploaded trace never changes."""
     row = TraceFile.objects.get(pk=pk)

@@ -1,6 +1,5 @@
 """Columns of a comparison, each against loops over requests, samples and changes."""
 
-from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -13,7 +12,6 @@ from scheduling.simulation.measures.columns import (
     MAX_TIMES,
     MOST_SAMPLES,
     Counted,
-    by_class,
     columns,
     latency_over_time,
     over_time,
@@ -105,35 +103,6 @@ def test_columns_of_four_requests():
 def test_without_requests_nothing_is_measured():
     row = columns(result(FOUR, changes=changes([])), PROMISES, PRICES, {"none": Counted(50.0, 60.0)})["none"]
     assert (row["requests"], row["slo_met"], row["ttft_p99_ms"], row["queue_peak"]) == (0, None, None, None)
-
-
-def test_classes_that_had_requests():
-    rows = by_class(result(FOUR), NAMES, PROMISES, Counted(0.0, 4.0))
-    assert {name: (row["requests"], row["judged"], row["missed"]) for name, row in rows.items()} == {
-        "iw": (3, 3, 2), "niw": (1, 0, 0),
-    }  # fmt: skip
-    assert list(by_class(result(FOUR), NAMES, PROMISES, Counted(1.0, 2.0))) == ["niw"]
-
-
-def test_what_became_at_the_door_is_counted_in_the_class_asked_for():
-    """Of four requests of iw, iw, iw and niw: the first was refused in niw, the second degraded to it, the third is late."""
-    made = result(FOUR)
-    assert "degraded" not in by_class(made, NAMES, PROMISES, Counted(0.0, 4.0))["iw"], "no class has its promise judged"
-    number = made.requests.slo_class
-    iw = np.flatnonzero(number == 0)
-    asked = np.full(4, -1, np.int16)
-    asked[iw[:2]] = 0
-    refused, late = (np.isin(np.arange(4), iw[at]) for at in (0, 2))
-    requests = made.requests._replace(slo_class=np.where(asked >= 0, 1, number))
-    made = replace(made, requests=requests, asked_class=asked, refused_at_door=refused, admitted_late=late)
-    rows = by_class(made, NAMES, PROMISES, Counted(0.0, 4.0))
-    counts = {name: (row["refused_at_door"], row["degraded"], row["admitted_late"]) for name, row in rows.items()}
-    assert counts == {"iw": (1, 1, 1), "niw": (0, 0, 0)}
-    # A class of which every request was degraded has a row too.
-    asked[iw] = 0
-    requests = requests._replace(slo_class=np.ones(4, number.dtype))
-    made = replace(made, requests=requests, refused_at_door=np.zeros(4, bool), admitted_late=np.zeros(4, bool))
-    assert by_class(made, NAMES, PROMISES, Counted(0.0, 4.0))["iw"]["degraded"] == 3
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(1e-5, 2e4)), min_size=4, max_size=4))

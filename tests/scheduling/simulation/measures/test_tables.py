@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduling.simulation.measures.tables import ParquetMissing, Table
+from scheduling.simulation.measures.tables import Table
 
 
 def table() -> Table:
@@ -24,15 +24,3 @@ def test_rows_and_values() -> None:
 def test_csv(tmp_path: Path) -> None:
     table().write_csv(tmp_path / "t.csv")
     assert (tmp_path / "t.csv").read_text() == 'by,group,value\nmodel,a,1\nmodel,"b ""x"", y",\n'
-
-
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ParquetMissing, match=r"pilothouse\[parquet\]"):
-        table().write_parquet(tmp_path / "t.parquet")
-
-
-def test_parquet(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    table().write_parquet(tmp_path / "t.parquet")
-    assert parquet.read_table(tmp_path / "t.parquet").column("group").to_pylist() == ["a", 'b "x", y']

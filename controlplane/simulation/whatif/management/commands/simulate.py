@@ -10,13 +10,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
 from controlplane.simulation import fitting
-from controlplane.simulation.lengths import predicted_by, read_texts
 from controlplane.simulation.running import Simulated, compile_for, simulate
 from controlplane.simulation.whatif.exporting import export
 from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.measures.results import LATENCIES, RUN_COLUMNS, latency_s
-from scheduling.simulation.measures.tables import ParquetMissing, write_csv, write_parquet
+from scheduling.simulation.measures.tables import write_csv
 from scheduling.simulation.scenario import ScenarioError, load_scenario
 from scheduling.simulation.staging import stage
 from scheduling.table_files import TraceError
@@ -29,7 +28,6 @@ def moment(text: str) -> datetime:
 
 
 CHUNK = 100_000
-DECISION_COLUMNS = ("time_s", "request", "model", "region", "instance", "arrival_s", "waiting")
 REQUEST_COLUMNS = (
     "arrival_s", "model", "region", "slo_class", "tenant", "prompt_tokens", "output_tokens", "outcome", "instance",
     "preemptions", "cached_tokens", *(f"{name}_s" for name in LATENCIES),
@@ -57,19 +55,8 @@ class Command(BaseCommand):
         parser.add_argument("--since", type=moment, help="exported requests from then on, such as 2026-11-20T08:00")
         parser.add_argument("--until", type=moment, help="exported requests before then")
         parser.add_argument("--out", type=Path, help="folder for the tables; made if it is not there")
-        parser.add_argument("--format", choices=("csv", "parquet"), default="csv", help="of the tables (default csv)")
         parser.add_argument("--requests", action="store_true", help="also write a row for every request")
-        parser.add_argument(
-            "--decisions", action="store_true", help="also write a row for every dispatch, in order of time"
-        )
         parser.add_argument("--seed", type=int, help="instead of the scenario's own")
-        parser.add_argument(
-            "--length-version",
-            type=int,
-            metavar="N",
-            help="expect output lengths as this version of the length model predicts them (0: the bundled trees)",
-        )
-        parser.add_argument("--texts", type=Path, help="the trace's prompts, one a line, for a version that reads them")
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -86,23 +73,14 @@ class Command(BaseCommand):
             return
         if options["seed"] is not None and options["seed"] < 0:
             raise CommandError("--seed must be at least 0.")
-        for name in ("requests", "decisions"):
-            if options[name] and not options["out"]:
-                raise CommandError(f"--{name} writes into the folder of --out: give one.")
+        if options["requests"] and not options["out"]:
+            raise CommandError("--requests writes into the folder of --out: give one.")
         path = options["scenario"]
         try:
             scenario = load_scenario(path)
             seed = scenario.seed if options["seed"] is None else options["seed"]
             staged = stage(scenario, path, seed)
         except (ScenarioError, TraceError) as error:
-            raise CommandError(str(error)) from error
-        try:
-            if options["length_version"] is not None:
-                texts = read_texts(options["texts"]) if options["texts"] else None
-                staged = predicted_by(options["length_version"], staged, texts)
-            elif options["texts"]:
-                raise ValueError("--texts are read by a version of the length model: give --length-version.")
-        except ValueError as error:
             raise CommandError(str(error)) from error
         try:
             with Console(stderr=True, quiet=options["json"]).status("Compiling, once for each release"):
@@ -113,7 +91,6 @@ class Command(BaseCommand):
                     scenario,
                     staged,
                     path=path,
-                    decisions=options["decisions"],
                     progress=lambda *done: report(title, *done),
                 )
                 ended = int(np.count_nonzero(ran.result.outcomes["state"] >= Outcome.DONE))
@@ -122,12 +99,10 @@ class Command(BaseCommand):
             raise CommandError(str(error) if isinstance(error, ScenarioError) else f"{path}: {error}") from error
         if options["out"]:
             try:
-                write(options["out"], options["format"], ran)
+                write(options["out"], ran)
                 if options["requests"]:
-                    write_requests(options["out"], options["format"], ran)
-                if options["decisions"]:
-                    write_decisions(options["out"], options["format"], ran)
-            except (OSError, ParquetMissing) as error:
+                    write_requests(options["out"], ran)
+            except OSError as error:
                 raise CommandError(str(error)) from error
         if options["json"]:
             self.stdout.write(json.dumps(ran.as_json()))
@@ -149,18 +124,17 @@ class Command(BaseCommand):
             fitting.show(console(self.stdout), fits, failed, stored)
 
 
-def write(folder: Path, table_format: str, ran: Simulated) -> None:
+def write(folder: Path, ran: Simulated) -> None:
     """Write every table, and `result.json` with all but the series and changes, into *folder*."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = ran.tables() | {"series": ran.measures.series, "changes": ran.changes}
     for name, each in tables.items():
-        file = folder / f"{name}.{table_format}"
-        each.write_csv(file) if table_format == "csv" else each.write_parquet(file)
+        each.write_csv(folder / f"{name}.csv")
     (folder / "result.json").write_text(json.dumps(ran.as_json(), indent=1), encoding="utf-8")
 
 
-def write_requests(folder: Path, table_format: str, ran: Simulated) -> None:
-    """Write a row for every request; where there is no latency the cell is empty (CSV) or NaN (Parquet)."""
+def write_requests(folder: Path, ran: Simulated) -> None:
+    """Write a row for every request; where there is no latency the cell is empty."""
     result, names = ran.result, ran.staged.names
     requests, outcomes = result.requests, result.outcomes
     columns: list[Any] = [
@@ -177,37 +151,12 @@ def write_requests(folder: Path, table_format: str, ran: Simulated) -> None:
         outcomes["cached_tokens"],
         *(latency_s(result, name) for name in LATENCIES),
     ]
-    write_long(folder / f"requests.{table_format}", REQUEST_COLUMNS, columns)
-
-
-def write_decisions(folder: Path, table_format: str, ran: Simulated) -> None:
-    """Write the decision log: request, instance, time, and how many requests still waited."""
-    result = ran.result
-    log, endpoints = result.decisions, result.cluster.endpoints
-    assert log is not None
-    columns: list[Any] = [
-        log["time_s"],
-        log["request"],
-        np.array([model for model, _ in endpoints])[log["endpoint"]],
-        np.array([region for _, region in endpoints])[log["endpoint"]],
-        log["instance"],
-        result.requests.arrival_s[log["request"]],
-        log["waiting"],
-    ]
-    write_long(folder / f"decisions.{table_format}", DECISION_COLUMNS, columns)
-
-
-def write_long(path: Path, names: tuple[str, ...], columns: list[Any]) -> None:
-    """Write a table of any length; the suffix of *path* selects the format."""
-    if path.suffix == ".parquet":
-        write_parquet(path, names, columns)
-        return
     rows = (
         ["" if value != value else value for value in row]  # noqa: PLR0124  # NaN is not equal to itself
         for start in range(0, len(columns[0]), CHUNK)
         for row in zip(*(column[start : start + CHUNK].tolist() for column in columns), strict=True)
     )
-    write_csv(path, names, rows)
+    write_csv(folder / "requests.csv", REQUEST_COLUMNS, rows)
 
 
 def show(shown: Console, ran: Simulated) -> None:
@@ -230,10 +179,6 @@ def show(shown: Console, ran: Simulated) -> None:
             f"Scaled by {about['strategy']}: {about['instance_hours']:,.2f} instance-hours, {about['cost_usd']:,.2f} USD,"
             f" {len(moves):,} moves, {len({row[0] for row in plans}):,} plans"
         )
-        if moves:
-            shown.print(table(f"The first {LINES} moves", MOVES, moves[:LINES]))
-        if plans:
-            shown.print(table(f"The first {LINES} targets of plans", PLANS, plans[:LINES]))
     counters = ", ".join(f"{name} {value:,}" for name, value in measures.counters.rows if value)
     shown.print(f"Counters: {counters}")
 
@@ -243,22 +188,6 @@ RUNS = (
     *(Column(name.replace("_", " "), name, "{:,}") for name in RUN_COLUMNS[1:6]),
     *(Column(name.replace("_s", " (s)"), name, "{:,.2f}") for name in RUN_COLUMNS[6:]),
 )
-MOVES = (
-    Column("at", lambda row: clock(row[0])),
-    Column("model", lambda row: row[1]),
-    Column("region", lambda row: row[2]),
-    Column("wanted", lambda row: row[3], "{:+d}"),
-    Column("done", lambda row: row[4], "{:+d}"),
-    Column("why", lambda row: row[5]),
-)
-PLANS = (
-    Column("made at", lambda row: clock(row[0])),
-    Column("model", lambda row: row[2]),
-    Column("region", lambda row: row[3]),
-    Column("instances", lambda row: row[4], "{:,}"),
-    Column("tokens/s", lambda row: row[6], "{:,.0f}"),
-)
-LINES = 20
 GROUP = (Column("By", lambda group: group[0]), Column("Group", lambda group: group[1]))
 
 
@@ -297,11 +226,6 @@ def _of_fleet(values: dict[tuple[Any, ...], float]) -> list[Column]:
         *GROUP,
         *(column(head, name) for head, name in names.items()),
     ]
-
-
-def clock(time_s: float) -> str:
-    minutes, rest_s = divmod(round(time_s), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest_s:02d}"
 
 
 def seconds(value: float) -> str:
