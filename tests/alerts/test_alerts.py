@@ -87,7 +87,7 @@ def test_each_other_condition_finds_its_subjects(acme, make_instance, language_m
     assert subjects(rule_of("budget")) == [("Acme", 1.0), ("Acme", 0.95)]
 
     failed, resting, _ = make_instance(state="failed"), make_instance(), make_instance()
-    signals = Signals({"jobs": [], "parts": []}, {resting.name: "rests 5 s", failed.name: "is lost"})
+    signals = Signals({"jobs": [], "parts": []}, {resting.name: "circuit open for 5 s", failed.name: "is lost"})
     assert {name for name, _ in subjects(rule_of("instance"), signals)} == {failed.name, resting.name}
     assert subjects(AlertRule(condition="instance", model="another"), signals) == []
 
@@ -149,7 +149,7 @@ def test_a_process_that_just_began_resolves_nothing_yet():
 
 def test_what_has_no_time_of_its_own_waits_from_when_it_was_first_seen(make_instance):
     rule_of("instance", for_s=30)
-    resting = Signals({"jobs": [], "parts": []}, {make_instance().name: "rests 5 s"})
+    resting = Signals({"jobs": [], "parts": []}, {make_instance().name: "circuit open for 5 s"})
     watch, now = AlertWatch(SimpleNamespace(), lambda: NOTHING), timezone.now()
     for after_s, signals, count in ((0, resting, 0), (20, NOTHING, 0), (40, resting, 0), (70, resting, 1)):
         watch.judge(now + timedelta(seconds=after_s), signals)

@@ -13,7 +13,7 @@ from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.workload.requests import make_requests
-from tests.dispatch.test_twin import NEVER, Live, inventory_of, simulated_fleet
+from tests.dispatch.test_twin import NEVER, Live, assert_alike, inventory_of, simulated_fleet
 from tests.examples import at_night_but
 
 COUNT = 200
@@ -87,9 +87,7 @@ async def test_both_clocks_settle_what_a_failed_instance_had(ordering):
         TimedEvent(at_s, lambda simulation, slot=slot: simulation.fail(slot, repair_s=np.inf)) for at_s, slot in FAILS
     ]
     result = simulation.run(timed_events=events)
-
-    decided = [(each.asked.number, slot) for _, each, _, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "instance"]].tolist() == decided
+    assert_alike(live, result)
     assert result.counters["requeued"] > 0
     assert result.counters["failed"] > 0
     states = result.outcomes["state"]

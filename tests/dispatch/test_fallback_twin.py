@@ -16,6 +16,7 @@ from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_failure_twin import Failing
+from tests.dispatch.test_twin import assert_alike
 
 COUNT = 300
 M, N = 0, 1
@@ -92,8 +93,7 @@ def both(fleet, requests, fails=()):
 async def test_both_clocks_fall_back_alike(options, fails, rules):
     fleet, requests = fleet_of(**options), demand()
     live, result, by_simulator = both(fleet, requests, fails)
-    decided = [(each.asked.number, slot) for _, each, _, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "instance"]].tolist() == decided
+    assert_alike(live, result)
     assert by_simulator == live.fell_back
     assert set(by_simulator.values()) == rules
     assert len(by_simulator) > 20

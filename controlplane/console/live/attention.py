@@ -124,7 +124,7 @@ def _instances(table: list[dict[str, Any]], known: Known) -> Iterator[Item]:
             case "unreachable":
                 yield Item("critical", 2, f"{name} does not answer", where, href, model)
             case "resting":
-                yield Item("warning", 1, f"{name} rests", f"{row['trouble']}; {where}", href, model)
+                yield Item("warning", 1, f"{name} takes no requests", f"{row['trouble']}; {where}", href, model)
             case "saturated":
                 detail = f"{count(row['running'])} of {count(row['max_num_seqs'])} sequences, "
                 detail += (

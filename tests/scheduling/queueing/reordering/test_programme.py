@@ -52,7 +52,6 @@ def test_the_search_finds_the_optimum_where_swaps_are_dearer_than_all_else():
         swap_s=np.array([[8.0, 36.0, 39.0]]),
         drain_s=np.array([[2.0, 28.0, 0.0]]),
         fixed=np.full(7, -1),
-        hold_s=np.zeros(7),
     )
     assert_the_search_finds_the_optimum(problem, 0.0)
 
@@ -80,9 +79,6 @@ def test_groups_that_are_fixed_come_first():
     problem.fixed[3] = 1
     order = solve(problem).order
     assert order.queues()[1][0] == 3
-    problem.hold_s[0] = 5.0
-    with pytest.raises(ValueError, match="held"):
-        solve(problem)
 
 
 def test_a_group_that_no_instance_serves_is_named():
