@@ -6,7 +6,7 @@ Those of a `Resource` are offered as it declares them; those below are only offe
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 from django.core.exceptions import PermissionDenied
@@ -32,15 +32,14 @@ from controlplane.dispatch.queues.operations import RunAction
 from controlplane.events.services import record
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import Action, ActionError
-from controlplane.fleet.models import Instance, Node, Region
-from controlplane.fleet.rollouts import services as rollouts
+from controlplane.fleet.models import Instance
 from controlplane.fleet.swaps import services as swaps
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.alerts import ALERTS
-from controlplane.resources.inventory import DEPLOYMENTS, MODELS
+from controlplane.resources.inventory import DEPLOYMENTS, MODELS, NODES, REGIONS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.plans import PLANS
-from controlplane.resources.resource import Operation, Resource
+from controlplane.resources.resource import Nothing, Operation, Resource
 from controlplane.webhooks import call
 
 
@@ -61,9 +60,10 @@ class Offer:
 
 
 def of(resource: Resource, page: str, *more: Operation) -> Offer:
-    """Offer what *resource* declares, and *more*."""
-    model: type[Row] = resource.model  # type: ignore[assignment] (its operations have rows)
-    return Offer(lambda request: model._default_manager.all(), (*resource.operations, *more), page)
+    """Offer what *resource* declares that takes a reason alone, and *more*."""
+    model = cast("type[Row]", resource.model)  # its operations have rows
+    declared = (each for each in resource.operations if each.takes is Nothing)
+    return Offer(lambda request: model._default_manager.all(), (*declared, *more), page)
 
 
 def on(model: type[Row], page: str, *operations: Operation) -> Offer:
@@ -97,14 +97,6 @@ def act_on_run(action: RunAction, run: ApplicationRun, actor: User, reason: str)
     return reporting.acted_on_run(run.run, action, reporting.act_on_run(run, action, actor, reason, timezone.now()))
 
 
-CORDONS = (
-    Operation(
-        "cordon",
-        services.cordon,
-        "Nothing new is started there. What already runs there keeps running: drain it to move its requests.",
-    ),
-    Operation("uncordon", services.uncordon, "Instances may be started there again."),
-)
 ACTIVATE = Operation(
     "activate",
     services.activate,
@@ -139,18 +131,6 @@ OFFERS = {
         DEPLOYMENTS,
         "console:models",
         ACTIVATE,
-        Operation(
-            "cancel",
-            rollouts.cancel,
-            "Instances stay as they are: some with new settings, some with the ones before. Instances that drain for it "
-            "serve again.",
-        ),
-        Operation(
-            "go-back",
-            rollouts.go_back,
-            "The deployment gets the settings from before the rollout, and instances with the new ones are drained and "
-            "replaced.",
-        ),
     ),
     "instances": on(
         Instance,
@@ -166,9 +146,9 @@ OFFERS = {
     ),
     "length-versions": of(LENGTH_VERSIONS, "console:lengths"),
     "models": of(MODELS, "console:models", ACTIVATE),
-    "nodes": on(Node, "console:places", *CORDONS),
+    "nodes": of(NODES, "console:places"),
     "plans": of(PLANS, "console:scaling"),
-    "regions": on(Region, "console:places", *CORDONS),
+    "regions": of(REGIONS, "console:places"),
     "runs": on(
         ApplicationRun,
         "console:applications",
@@ -180,16 +160,17 @@ OFFERS = {
 }
 """By the name in the address."""
 LABELS = {
-    ("deployments", "cancel"): "Cancel the rollout",
+    ("deployments", "roll-back"): "Go back",
+    ("deployments", "cancel-rollout"): "Cancel the rollout",
     ("instances", "swap"): "Swap to",
     ("length-versions", "rollback"): "Roll back",
     ("runs", "first"): "Move first",
     ("runs", "stop"): "Stop run",
 }
 DONE = {
-    "rollback": "is rolled back", "cancel": "is cancelled", "go-back": "goes back",
+    "rollback": "is rolled back", "cancel": "is cancelled",
 }  # fmt: skip
-GRAVE = {"cancel", "cordon", "reject", "retire", "revoke", "rollback", "stop", "undeploy"}
+GRAVE = {"cancel", "cancel-rollout", "cordon", "reject", "retire", "revoke", "rollback", "stop", "undeploy"}
 """Verbs of what is hard to undo."""
 
 

@@ -252,14 +252,14 @@ DEPLOYMENTS = Resource(
         ),
         Operation(
             "cancel-rollout",
-            lambda row, user, reason: str(rollouts.cancel(row, user, reason)),
+            lambda row, user, reason: f"{rollouts.cancel(row, user, reason)} is cancelled.",
             "Instances that drain for its rollout serve again.",
             needs_reason=False,
             admin=False,
         ),
         Operation(
             "roll-back",
-            lambda row, user, reason: str(rollouts.go_back(row, user, reason)),
+            lambda row, user, reason: f"{rollouts.go_back(row, user, reason)} goes back.",
             "Its rollout in progress, or the last one if it failed, goes back to the settings before.",
             admin=False,
         ),

@@ -269,10 +269,11 @@ def test_the_page_names_what_is_open_and_acts(client, operator, alert):
     address = f"/alerts/{alert.pk}/"
     client.post(f"{address}silence/", {"reason": "known", "hours": "4"})
     assert Alert.objects.get().state == "silenced"
-    client.post(f"{address}end-silence/", {"reason": "over"})
+    client.post(f"{address}silence/", {"reason": "over"})
+    assert Alert.objects.get().state == "open"
     wrong = client.post(f"{address}silence/", {"reason": "known", "hours": "1e9"}, follow=True)
     assert "hours is one of 1, 4, 24, 168" in wrong.content.decode()
-    client.post(f"{address}acknowledge/", {"reason": "seen"})
+    client.post(f"/operations/alerts/{alert.pk}/acknowledge/", {"reason": "seen"})
     assert Alert.objects.get().state == "acknowledged"
     assert "No rule has an open alert." not in client.get("/alerts/").content.decode()
     Alert.objects.all().delete()

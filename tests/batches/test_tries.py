@@ -31,8 +31,6 @@ TRIES = {
     "/v1/batches/{}": ("batch", ("GET",)),
     "/v1/batches/{}/cancel": ("batch", ("POST",)),
     "/v1/models/{}": None,  # known to the gateway alone: adapters of others are tried in tests/gateway/test_adapters.py
-    "/v1/responses/{}": None,  # known to the gateway alone: tests/gateway/test_responses.py
-    "/v1/responses/{}/cancel": None,
     "/v1/runs/{}?application=review": ("run", ("GET",)),
     "/v1/runs/{}/close": ("run", ("POST",)),
     "/v1/runs/{}/units": None,  # a report begins a run of the tenant's own, whatever runs others have by that name

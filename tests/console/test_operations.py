@@ -123,12 +123,10 @@ def test_a_plan_is_decided(do, make_instance, language_model):
 
 def test_a_length_version_is_decided(do, monkeypatch):
     monkeypatch.setattr("controlplane.lengths.services._obstacle", lambda row: "")
-    shadow = LengthVersion.objects.create(number=3, kind="student", state=VersionState.SHADOW)
+    shadow = LengthVersion.objects.create(number=3, kind="trees", state=VersionState.SHADOW)
     for verb, state, words in (
-        ("reject", "rejected", "student 3 is rejected."),
-        ("shadow", "shadow", "student 3 predicts in shadow."),
-        ("promote", "active", "student 3 is promoted."),
-        ("rollback", "rejected", "student 3 is rolled back."),
+        ("promote", "active", "trees 3 is promoted."),
+        ("rollback", "rejected", "trees 3 is rolled back."),
     ):
         assert words in do("length-versions", shadow, verb)
         shadow.refresh_from_db()
@@ -143,7 +141,6 @@ def test_a_length_version_is_decided(do, monkeypatch):
         ("cordon", "node-1 is cordoned: nothing is started there", "node-1 is cordoned: nothing is started there"),
         ("approve", "plan 3", "plan 3 is approved."),
         ("reject", "plan 3", "plan 3 is rejected."),
-        ("go-back", "rollout 2", "rollout 2 goes back."),
     ],
 )
 def test_what_became_of_it(verb, done, words):

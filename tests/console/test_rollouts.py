@@ -69,7 +69,7 @@ def test_an_operator_rolls_out_and_cancels(acting, outdated, deployment):
     assert "Begins within seconds." in page
     assert 'id="rollouts" data-region data-refresh-s="5"' in page
     assert "in progress" in post(acting, deployment, "start", reason="again").content.decode()
-    page = post(acting, deployment, "cancel", reason="not today").content.decode()
+    page = post(acting, deployment, "cancel-rollout", reason="not today").content.decode()
     assert "is cancelled" in page
     event = Event.objects.get(kind="rollout.started")
     assert reverse("console:instances") in html_of(acting, "event", event.pk)
@@ -95,7 +95,7 @@ def test_the_form_says_how_a_version_proves_itself_and_the_page_why_it_went_back
     rollout = Rollout.objects.get()
     assert (rollout.bake_s, rollout.auto_back) == (5, False)  # a box that is not ticked is not sent
     assert "Go back" in html_of(acting, "instances")
-    assert "the settings before are not known" in post(acting, deployment, "go-back", reason="x").content.decode()
+    assert "the settings before are not known" in post(acting, deployment, "roll-back", reason="x").content.decode()
     Rollout.objects.update(state="rolled_back", message="3 of 10 requests failed", ended_at=timezone.now())
     Deployment.objects.update(max_num_seqs=256)
     assert "The last rollout went back" in html_of(acting, "instances")

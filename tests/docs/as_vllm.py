@@ -161,7 +161,7 @@ BEHAVIOURS = (
         "A request that kills the engine kills the next one too",
         "422 `request_ends_engines` after two",
         "Others lose nothing",
-        ("test_one_call_of_an_sdk_ends_two_engines_at_most",),
+        ("test_one_call_of_an_sdk_ends_two_or_three_engines",),
     ),
     Behaviour(
         "Silence before the first token, unless `--sse-keep-alive-interval` is set",

@@ -81,7 +81,7 @@ def test_the_readme_begins_with_exactly_two_commands() -> None:
     assert [line.partition("#")[0].strip() for line in block.splitlines()] == ["make run", "make test"]
 
 
-CODE_AT = {"invalid": 2, "Refused": 2, "_refuse": 2}
+CODE_AT = {"invalid": 2, "Refused": 2, "_refuse": 2, "refuse": 2}
 """Which positional argument of a call is the code."""
 
 

@@ -16,15 +16,11 @@ from tests.e2e.test_accessibility import settle, violations
 
 @pytest.fixture(scope="module")
 def furnished(console):
-    """The console with metrics, samples and versions, and a published drift, removed afterwards."""
+    """The console with metrics, samples and versions, removed afterwards."""
     length_rows.furnish(timezone.now(), ("acme",))
-    for number, kind in ((9, "student"), (10, "student")):
+    for number, kind in ((9, "trees"), (10, "trees")):
         LengthVersion.objects.create(number=number, kind=kind, measures={"mae": 60.0}, note="for a test to decide on")
-    console.speaker.feed.drift = [
-        {"model": "llama-3.1-8b", "tenant": "acme", "longer": True, "since": timezone.now().timestamp() - 700}
-    ]
     yield console
-    console.speaker.feed.drift = []
     for rows in (LengthMinute, LengthSample, LengthVersion):
         rows.objects.all().delete()
 
@@ -72,7 +68,7 @@ def test_the_first_day(empty_console, open_page, theme):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
     page = open_page(furnished, "/lengths/", theme=theme)
-    for word in ("Promote", "Reject", "Roll back", "Train now"):
+    for word in ("Promote", "Roll back", "Train now"):
         page.get_by_role("button", name=re.compile(f"^{word}…")).first.click()
         expect(page.locator("dialog[open]")).to_be_visible()
         assert violations(page) == []
@@ -98,19 +94,11 @@ def test_numbers_of_the_service_move_and_new_rows_appear(furnished, open_page):
     row = page.locator("#lines tbody tr").filter(has_text="bloom-176b")
     expect(row).to_have_count(0)
     made = LengthMinute.objects.create(
-        minute=timezone.now(), model="bloom-176b", tenant="acme", predictor="prior", bucket_tokens=64, requests=3,
+        minute=timezone.now(), model="bloom-176b", tenant="acme", predictor="prior", requests=3,
         predicted_tokens=300, output_tokens=270, absolute_error_tokens=60,
     )  # fmt: skip
     expect(row).to_have_count(1, timeout=40_000)
     made.delete()
-
-
-def test_drift_leads_to_the_series(furnished, open_page):
-    page = open_page(furnished, "/lengths/")
-    notice = page.get_by_role("region", name="Predictions drift for 1 series")
-    expect(notice).to_contain_text("longer than the model learned")
-    notice.get_by_role("link", name="llama-3.1-8b of acme").click()
-    expect(page).to_have_url(re.compile("model=llama-3.1-8b&tenant=acme"))
 
 
 def test_a_tenants_page_has_charts_without_a_live_connection(furnished, open_page):

@@ -6,8 +6,10 @@ import statistics
 from itertools import pairwise
 
 import pytest
+from channels.db import database_sync_to_async
 from openai._streaming import SSEDecoder
 
+from controlplane.fleet.models import Instance
 from tests.gateway.backend import Script
 from tests.gateway.conftest import until
 from tests.gateway.test_answers import DONE, TOKENS, USAGE, chunk, http, plays, quick_pings, stream  # noqa: F401 (a fixture)
@@ -53,6 +55,21 @@ async def test_never_more_run_than_the_limit(served):
     answers = [await each for each in asked]
     assert sorted(each.status for each in answers) == [200] * 10 + [429] * 40
     assert all(int(each.headers["retry-after"]) >= 1 for each in answers if each.status == 429)
+
+
+@ONE_AT_ONCE
+async def test_a_mistake_costs_no_slot(served):
+    """C50."""
+    for data in (
+        b"{",
+        b'{"model":"m","messages":[],"top_p":NaN}',
+        b'{"model":"none","messages":[{"role":"user"}]}',
+    ):
+        url = f"{served.url}/v1/chat/completions"
+        async with served.http.post(url, data=data, headers=served.headers) as response:
+            assert response.status in (400, 404)
+        async with await served.chat() as response:
+            assert response.status == 200
 
 
 async def test_two_requests_may_have_one_id(served):
@@ -127,6 +144,80 @@ async def test_a_long_answer_is_whole(served):
     assert answer["choices"][0]["message"]["content"] == word * 500
     (row,) = await served.rows()
     assert (row.outcome, row.output_tokens) == ("done", 3)
+
+
+TWO = pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}])
+
+
+@TWO
+async def test_a_client_that_gives_up_and_asks_again_stops_the_work_each_time(served):
+    """C29: the instance hears of it within a second, and each attempt has a row."""
+    for backend in served.backends:
+        backend.script.first_token_s = 300.0
+    for attempt in range(5):
+        asked = asyncio.create_task(served.chat(stream=True, headers={"x-stainless-retry-count": str(attempt)}))
+        await until(lambda: sum(backend.running for backend in served.backends) == 1)
+        await asyncio.sleep(0.05)
+        asked.cancel()
+        await until(lambda: sum(backend.running for backend in served.backends) == 0, timeout_s=1.0)
+        await until(lambda: served.gateway.active == 0)
+    rows = await served.rows()
+    assert [(row.outcome, row.attempts) for row in rows] == [("cancelled", 1)] * 5
+    assert sum(backend.aborted for backend in served.backends) == 5
+
+
+@TWO
+async def test_counts_of_what_runs_end_at_0(served):
+    """C46: streams fail, are cut and are cancelled while an instance leaves and returns under its name."""
+    fleet = served.gateway.topology.fleet
+    first, second = served.backends
+    first.script.tokens, first.script.token_s, second.script.die = 5, 0.02, "midway"
+
+    async def ask(number: int) -> None:
+        asked = asyncio.create_task(served.chat(stream=True))
+        if number % 3 == 0:
+            await asyncio.sleep(0.03)
+            asked.cancel()
+        else:
+            async with await asked as response:
+                await response.read()
+
+    async def leave_and_return() -> None:
+        for state in ("draining", "ready") * 3:
+            update = Instance.objects.filter(name=second.name).update
+            await database_sync_to_async(update)(state=state)
+            served.gateway.refresh_now()
+            await asyncio.sleep(0.1)
+
+    moves = asyncio.create_task(leave_and_return())
+    for _ in range(6):
+        await asyncio.gather(*(ask(number) for number in range(20)), return_exceptions=True)
+        assert fleet.running.min() >= 0
+    await moves
+    await until(lambda: served.gateway.active == 0)
+    assert (fleet.running.sum(), fleet.running.min(), fleet.kv_tokens.sum()) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("gateway_options", [{"max_concurrent_requests": 10_000, "queue_bound": 200}])
+async def test_a_wave_of_long_prompts_is_answered_and_health_with_it(served):
+    """C52: each gets an answer or a wait, and `/healthz` answers all the time."""
+    served.backends[0].script.token_s = 0.001
+    long = [{"role": "user", "content": "word " * 4000}]
+    asked = [asyncio.create_task(served.chat(messages=long, stream=bool(number % 2))) for number in range(400)]
+    looked_s = []
+    loop = asyncio.get_running_loop()
+    while not all(each.done() for each in asked):
+        began_s = loop.time()
+        async with served.http.get(f"{served.url}/healthz") as response:
+            assert response.status == 200
+        looked_s.append(loop.time() - began_s)
+        await asyncio.sleep(0.01)
+    answers = [await each for each in asked]
+    for answer in answers:
+        assert answer.status == 200 or (answer.status == 429 and int(answer.headers["retry-after"]) >= 1)
+        await answer.read()
+    assert sum(answer.status == 200 for answer in answers) >= 200
+    assert statistics.median(looked_s) < 0.1, "client, server and instance share this loop"
 
 
 async def test_each_delta_is_passed_on_as_it_comes(served):

@@ -6,10 +6,8 @@ import pytest
 from django.db.models import Sum
 from django.utils import timezone
 
-from controlplane.accounts.models import Tenant
-from controlplane.fleet.models import SloClass, SloKind
 from controlplane.lengths import selectors
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, Measures, VersionState
+from controlplane.lengths.models import LengthMinute, LengthVersion, Measures, VersionState
 from controlplane.lengths.selectors import scope_of
 
 pytestmark = pytest.mark.django_db
@@ -78,7 +76,6 @@ def test_without_requests_nothing_is_known(now):
         assert getattr(measures, name) is None
     series = selectors.series(scope_of(now, 1), now)
     assert (series.starts, series.lines) == ((), {})
-    assert selectors.pairs(scope_of(now, 1)) == ([], 0)
     assert selectors.active_version() is None
     assert selectors.shadow_version() is None
 
@@ -120,39 +117,6 @@ def test_a_series_has_every_request_in_its_window(counted, now, hours):
     steps = {(after - before).total_seconds() for before, after in zip(series.starts, series.starts[1:], strict=False)}
     assert steps <= {series.step_s}
     assert series.starts[-1] <= now < series.starts[-1] + timedelta(seconds=series.step_s)
-
-
-@pytest.fixture
-def sampled(now):
-    slo_class = SloClass.objects.create(name="interactive", title="Interactive", kind=SloKind.INTERACTIVE)
-    for name, count in (("acme", 90), ("globex", 10)):
-        tenant = Tenant.objects.create(name=name, default_slo_class=slo_class)
-        LengthSample.objects.bulk_create(
-            LengthSample(
-                at=now - timedelta(minutes=number),
-                model="a",
-                tenant=tenant,
-                slo_class="interactive",
-                prompt_tokens=9,
-                predicted_tokens=number,
-                predicted_by="prior",
-                output_tokens=2 * number,
-            )
-            for number in range(count)
-        )
-
-
-@pytest.mark.sql
-def test_pairs_are_a_bounded_sample_spread_over_the_range(sampled, now):
-    scope = scope_of(now, 24, tenants=["acme"])
-    pairs, of = selectors.pairs(scope, most=20)
-    assert of == 90
-    assert 15 <= len(pairs) <= 20
-    assert all(pair.tenant.name == "acme" and pair.output_tokens == 2 * pair.predicted_tokens for pair in pairs)
-    assert max(pair.predicted_tokens for pair in pairs) > 60 > 30 > min(pair.predicted_tokens for pair in pairs)
-    everything, of = selectors.pairs(scope_of(now, 24))
-    assert len(everything) == of == 100
-    assert selectors.pairs(scope_of(now, 0.5, tenants=["acme"]))[1] == 31
 
 
 def test_versions_and_the_shadow_against_the_active_one(counted, now):

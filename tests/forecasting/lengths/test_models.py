@@ -121,7 +121,7 @@ def test_an_unfitted_spread_says_nothing_more_than_the_figure() -> None:
 
 @pytest.fixture(scope="module")
 def trees() -> Trees:
-    return Trees(SMALL).fit(samples(600))
+    return Trees(replace(SMALL, trees=60)).fit(samples(600))
 
 
 def test_trees_learn_length_and_verbosity(trees: Trees) -> None:
