@@ -34,7 +34,6 @@ from servestatic import ServeStaticASGI
 from controlplane.alerts import watch as alert_watch
 from controlplane.alerts.problems import Problem
 from controlplane.alerts.watch import AlertWatch
-from controlplane.applications import feeding as graph_feeding
 from controlplane.applications import warming
 from controlplane.applications.api import MAX_BODY_BYTES
 from controlplane.applications.api import PATH as RUNS_PATH
@@ -167,8 +166,12 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
-            jobs = (feeder_of, graph_feeder_of, alert_watch_of, unit_warming_of)
-            feeding += [spawn(job(gateway).run(), job.__name__.removesuffix("_of")) for job in jobs]
+            jobs = {
+                "batches": feeder_of(gateway).run(),
+                "applications": follow_applications(gateway),
+                "alerts": alert_watch_of(gateway).run(),
+            }
+            feeding += [spawn(work, name) for name, work in jobs.items()]
             on_stop(gateway.step_down)
             await send({"type": "lifespan.startup.complete"})
         else:
@@ -206,16 +209,20 @@ def feeder_of(gateway: Gateway) -> Feeder:
     )
 
 
-def graph_feeder_of(gateway: Gateway) -> GraphFeeder:
-    """What gives the dispatcher of *gateway* the demand graphs of applications, and their runs in progress."""
-    job = gateway.jobs.add("feed-graphs", graph_feeding.PERIOD_S, "database")
-    return GraphFeeder(gateway.dispatcher.runs, job, gateway.owns)
-
-
-def unit_warming_of(gateway: Gateway) -> warming.UnitWarming:
-    """What has other platforms warm the backends that runs of *gateway* will need."""
-    job = gateway.jobs.add("warm-units", warming.PERIOD_S, "database")
-    return warming.UnitWarming(gateway.dispatcher.prewarming, job, gateway.owns)
+async def follow_applications(gateway: Gateway) -> None:
+    """Have other platforms warm what runs will need, and give the dispatcher of *gateway* the demand graphs of applications
+    and their runs in progress."""
+    job = gateway.jobs.add("applications", warming.PERIOD_S, "database")
+    units = warming.UnitWarming(gateway.dispatcher.prewarming, gateway.owns)
+    graphs = GraphFeeder(gateway.dispatcher.runs, gateway.owns)
+    try:
+        while True:
+            with job:
+                await units.tick()
+                await graphs.feed(gateway.clock())
+            await asyncio.sleep(warming.PERIOD_S)
+    finally:
+        units.stop()
 
 
 def alert_watch_of(gateway: Gateway) -> AlertWatch:

@@ -179,7 +179,7 @@ def _instances(table: Table, known: Known) -> Iterator[Problem]:
             case "unreachable":
                 rank, how, words = 2, "does not answer", where
             case "resting":
-                severity, rank, how, words = "warning", 1, "rests", f"{row['trouble']}; {where}"
+                severity, rank, how, words = "warning", 1, "takes no requests", f"{row['trouble']}; {where}"
             case "saturated":
                 kind, severity, rank, how = "saturated", "warning", 3 - (row["use_ratio"] or 0), "is saturated"
                 words = f"{row['running']} of {row['max_num_seqs']} sequences, KV cache {row['kv_ratio'] or 0:.0%}, "

@@ -1,6 +1,6 @@
 """Feed application runs to the process that owns the queues: demand graphs, and the calls of runs in progress."""
 
-import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -15,7 +15,6 @@ from controlplane.applications.selectors import known_graph
 from controlplane.applications.services import IDLE, MAX_CALLS, SESSION_IDLE, calls_of
 from controlplane.dispatch.runs import MAX_OPENED, MAX_UNIT_S, ApplicationRuns, EndedCall, RunReport
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.jobs.record import Job
 from scheduling.applications.recording import SESSION_UNITS
 from scheduling.applications.standings import KnownGraph
 
@@ -23,7 +22,8 @@ PERIOD_S: Final = 5.0
 LEARN_AGAIN_S: Final = 60.0
 """Shortest time between two readings of the graph of one application: one takes 0.1 s of a thread."""
 FIRST_S: Final = 30.0
-"""After it took the regions, an owner reads graphs without a pause for at most so long."""
+"""After it took the regions, an owner reads `FIRST_READS` graphs at a time for at most so long."""
+FIRST_READS: Final = 10
 RESUMED: Final = SESSION_IDLE
 """A run in progress is resumed if a call of it came within this."""
 STOPPED: Final = timedelta(days=1)
@@ -37,22 +37,27 @@ MAX_RESUMED: Final = 1_000
 class GraphFeeder:
     """Feeds *runs*, those of the dispatcher, while this process *owns* the queues."""
 
-    def __init__(self, runs: ApplicationRuns, job: Job, owns: Callable[[], bool] = lambda: True) -> None:
-        self.runs, self.job, self.owns = runs, job, owns
+    def __init__(self, runs: ApplicationRuns, owns: Callable[[], bool] = lambda: True) -> None:
+        self.runs, self.owns = runs, owns
+        self._due_s = -math.inf
         self._read: dict[int, tuple[datetime, float]] = {}
         """By application: the end of its latest run, and when its graph was read."""
         self._owned_s: float | None = None
         """Since when this process owns the queues, and has resumed runs."""
 
-    async def run(self) -> None:
-        """Tick every `PERIOD_S` until cancelled."""
-        while True:
-            now_s, more = asyncio.get_running_loop().time(), False
-            with self.job:
-                await self.resume(now_s)
-                more = await self.tick(now_s)
-            first = self._owned_s is not None and now_s - self._owned_s < FIRST_S
-            await asyncio.sleep(0.0 if more and first else PERIOD_S)
+    async def feed(self, now_s: float) -> None:
+        """Resume runs, and read a graph, once in `PERIOD_S`; just after this process took the regions, many each time."""
+        if now_s < self._due_s:
+            return
+        await self.resume(now_s)
+        first = self._owned_s is not None and now_s - self._owned_s < FIRST_S
+        for _ in range(FIRST_READS if first else 1):
+            if not await self.tick(now_s):
+                break
+        else:
+            if first:  # there may be more
+                return
+        self._due_s = now_s + PERIOD_S
 
     async def resume(self, now_s: float) -> int:
         """Once this process owns the queues, resume the runs in progress; return how many."""

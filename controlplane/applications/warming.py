@@ -19,7 +19,6 @@ from controlplane.background import spawn
 from controlplane.dispatch.prewarming import Prewarming
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.jobs.record import Job
 from controlplane.webhooks import call, pause_s
 from scheduling.applications.prewarming import LikelyCall
 
@@ -50,25 +49,19 @@ class Warmth:
 
 
 class UnitWarming:
-    """Sends platforms what *prewarming* decides while *job*'s process owns the queues."""
+    """Sends platforms what *prewarming* decides while this process *owns* the queues; it ticks every `PERIOD_S`."""
 
-    def __init__(self, prewarming: Prewarming, job: Job, owns: Callable[[], bool] = lambda: True) -> None:
-        self.prewarming, self.job, self.owns = prewarming, job, owns
+    def __init__(self, prewarming: Prewarming, owns: Callable[[], bool] = lambda: True) -> None:
+        self.prewarming, self.owns = prewarming, owns
         self.known: dict[str, Warmth] = {}
         self._ticks = 0
         prewarming.runs.began = self.use
 
-    async def run(self) -> None:
-        """Tick every `PERIOD_S` until cancelled."""
-        try:
-            while True:
-                with self.job:
-                    await self.tick()
-                await asyncio.sleep(PERIOD_S)
-        finally:
-            for one in self.known.values():
-                if one.call is not None:
-                    one.call.cancel()
+    def stop(self) -> None:
+        """Cancel the calls in progress."""
+        for one in self.known.values():
+            if one.call is not None:
+                one.call.cancel()
 
     async def tick(self) -> None:
         """Send what is due; no answer is awaited. Raises database errors."""

@@ -272,7 +272,9 @@ class Dispatcher:
         number, own_region, request.own_region = request.asked.number, request.own_region, ""
         released, request.release = request.release, None
         self.deliver(
-            port.Moved(number, endpoint.spec.region, request.predicted_tokens, own_region=own_region, released=released)
+            port.Queued(
+                number, endpoint.spec.region, request.predicted_tokens, own_region=own_region, released=released
+            )
         )
         self.placement.pump(endpoint)
         if request.slot >= 0:

@@ -49,25 +49,25 @@ class Outcomes(Stage):
             replica.lost = "its engine died"
             self.died(replica)
         if left.failure == port.BUSY:
-            topology.note_busy(replica, left.reason, now_s, left.wait_s)
+            topology.pause(replica, left.reason, now_s, left.wait_s)
         elif left.failure == port.ERROR and left.again:  # of the instance or of the request: another instance decides
             request.unproved.append((replica, left.reason))
         else:
-            topology.note_failure(replica, left.reason, now_s)
+            topology.request_failed(replica, left.reason, now_s)
 
     def ended(self, request: Request, output_tokens: int | None) -> None:
         replica, now_s = request.replica, self.clock()
         if output_tokens is None or replica is None:
             return
-        self.topology.note_success(replica, now_s)
+        self.topology.request_succeeded(replica, now_s)
         for failed, why in request.unproved:
-            self.topology.note_failure(failed, why, now_s)
+            self.topology.request_failed(failed, why, now_s)
         replica.request_ended_s = now_s
         replica.endpoint.finished_s.append(now_s)
         replica.round_trip.request_ended(now_s - request.placed_s)
         note_end(self.topology.fleet, replica.slot, self.queue.moment_s)
 
     def sweep(self) -> None:
-        """End the rests that are over."""
+        """Half-open the circuit breakers whose time is over."""
         self.swept_s = self.clock()
-        self.topology.end_rests(self.swept_s)
+        self.topology.half_open_circuits(self.swept_s)

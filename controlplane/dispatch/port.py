@@ -1,10 +1,11 @@
 """Records between the HTTP side and the decision side, all serializable.
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
-`Moved`, `Waiting`, `AtDoor`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback
-of its model serves it, asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which `PrefixWarmed` answers,
-and lists the available models in `ServedModels`. A request is identified by its *number*, unique within the gateway that
-submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
+`Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack`
+that the fallback of its model serves it, asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which
+`PrefixWarmed` answers, and lists the available models in `ServedModels`. A request is identified by its *number*, unique
+within the gateway that submits it. Moments in `_s` are seconds of the machine's monotonic
+clock, those in `_at` epoch seconds.
 """
 
 import math
@@ -157,23 +158,31 @@ class Backlog(Record, frozen=True):
 
 
 class Held(Record, frozen=True):
-    """The request is held until the queue manager releases it: `Moved` follows."""
+    """The request is held until the queue manager releases it: `Queued` follows."""
 
     number: int
     region: str  # that its caller prefers
     predicted_tokens: int  # possible output
     why: str
-    own_region: str = ""  # as in `Moved`
+    own_region: str = ""  # as in `Queued`
 
 
-class Moved(Record, frozen=True):
+class Rerouted(Record, frozen=True):
+    """The request, which waited in *came_from*, waits for the endpoint of *region* from now on."""
+
+    number: int
+    region: str
+    predicted_tokens: int  # possible output
+    came_from: str
+    pressure: float | None  # there
+
+
+class Queued(Record, frozen=True):
     """The request waits for the endpoint of *region*."""
 
     number: int
     region: str
     predicted_tokens: int  # possible output
-    came_from: str = ""  # the region in which it waited before
-    pressure: float | None = None  # there
     own_region: str = ""  # where its caller's demand counts; empty where sent before
     released: dict[str, Any] | None = None  # why the queue manager let it go, where it was held: docs/papers/routing.md
 
@@ -198,7 +207,7 @@ class Waiting(Record, frozen=True):
     estimated_wait_p99_s: float | None
 
 
-class AtDoor(Record, frozen=True):
+class Admission(Record, frozen=True):
     """The promise of the request's class cannot be kept, so it was admitted late or degraded (`queueing.promises`)."""
 
     number: int
@@ -282,7 +291,7 @@ class Refused(Record, frozen=True):
     retry_after_s: float | None  # None: a retry makes no sense
     estimated_wait_s: float | None = None
     region: str = ""  # of the endpoint that refused; empty if it was none
-    own_region: str = ""  # as in `Moved`
+    own_region: str = ""  # as in `Queued`
     earliest_at: float | None = None  # first token that can be promised, where a deadline is unreachable
 
 
@@ -347,7 +356,7 @@ class ServedModels(Record, frozen=True):
 
 
 FromGateway = Submit | Progress | Prefix | Finished | Left | Backlog | PrefixWarmed
-OfRequest = Held | Moved | FellBack | Waiting | AtDoor | Placed | PrefixWanted | Refused | Evict | Lost
+OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

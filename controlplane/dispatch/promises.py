@@ -55,7 +55,7 @@ class Promises(Stage):
             request.estimate = dataclass_replace(request.estimate, says_throughput=False)
         if verdict.late_s or verdict.terms.slo_class != own:
             p99_s = wait.quantile_s() if wait else 0.0
-            self.core.deliver(port.AtDoor(number, verdict.terms.slo_class, verdict.late_s, p99_s))
+            self.core.deliver(port.Admission(number, verdict.terms.slo_class, verdict.late_s, p99_s))
         return True
 
     def _expected(self, request: Request, terms: ClassTerms) -> tuple[Wait | None, float]:

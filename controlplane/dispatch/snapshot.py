@@ -341,7 +341,6 @@ class Snapshot:
                     prompt_tokens=float(this.prompt_tokens),
                     output_tokens=float(this.output_tokens),
                     opened_s=float(this.opened_s) + shift_s,
-                    hold_until_s=max(float(this.hold_until_s) + shift_s, LONG_AGO_S),
                     pinned=bool(this.pinned),
                     is_open=int(arrays.open[this.endpoint, this.kind]) == place,
                     instance=pulling.get((int(this.queue), int(this.endpoint))),

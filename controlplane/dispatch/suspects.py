@@ -76,7 +76,7 @@ class Suspects(Stage):
 
     def again(self, request: Request, retry: Retry) -> Refused | None:
         """Avoid instances with other suspects: whose death one of them caused could not be seen."""
-        if self.is_suspect(request.asked):
+        if self.may_end_engines(request.asked):
             retry.avoid += self.instances()
         return self.refusal(request.asked)
 
@@ -87,8 +87,13 @@ class Suspects(Stage):
 
     def instances(self) -> set[Replica]:
         """Return the instances on which suspects run."""
-        replicas = self.topology.replicas.values() if self._deaths else ()
-        return {one for one in replicas if any(self.is_suspect(each.asked) for each in one.requests)}
+        replicas = self.topology.replicas.values() if self._deaths or self._cut else ()
+        return {one for one in replicas if any(self.may_end_engines(each.asked) for each in one.requests)}
+
+    def may_end_engines(self, asked: Submit) -> bool:
+        """Whether *asked* is a suspect, or ran where a connection broke off and no heartbeat has shown yet why."""
+        since_s, cut = self.clock() - OUTAGE_S, self._cut.values() if asked.fingerprint else ()
+        return self.is_suspect(asked) or any(at_s >= since_s and asked.fingerprint in ran for at_s, _, ran in cut)
 
     def died(self, replica: Replica) -> None:
         """Record that the engine of *replica* died under its requests."""

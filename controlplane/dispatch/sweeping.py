@@ -98,7 +98,7 @@ class Sweeping(Stage):
             target = topology.endpoints[index]
             queue.move(request, target)
             core.deliver(
-                port.Moved(
+                port.Rerouted(
                     request.asked.number,
                     target.region,
                     request.predicted_tokens,

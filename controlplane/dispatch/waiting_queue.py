@@ -255,7 +255,7 @@ class WaitingQueue(Stage):
     def may_balance(self, endpoint: Endpoint) -> bool:
         """Whether the earliest due request for *endpoint* may be given to any instance, even from another's queue."""
         topology = self.topology
-        return may_balance(topology.fleet, topology.arrays, self.arrays, endpoint.index, self.moment_s)
+        return may_balance(topology.fleet, topology.arrays, self.arrays, endpoint.index)
 
     def why_pulled(self, slot: int, now_s: float) -> str:
         """Return why the request in *slot* is pulled, for the decision trace."""

@@ -161,7 +161,7 @@ class Paces:
         return sorted(listed)
 
     def _serves_in_s(self, one: Replica) -> float | None:
-        """Return seconds until *one*, which starts, rests, is busy or unreachable, takes requests; None otherwise."""
+        """Return seconds until *one*, which starts, is unreachable or paused, takes requests; None otherwise."""
         if one.spec.start_s is not None:
             passed_s = self.wall_clock() - one.spec.start_began_at
             return left_of_start_s(one.spec.start_s, max(0.0, passed_s)) if passed_s < COMING_LIMIT_S else None

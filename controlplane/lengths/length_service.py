@@ -35,8 +35,7 @@ from forecasting.lengths.predictor import Timing, Unanswered
 
 logger = logging.getLogger(__name__)
 
-FLUSH_S: Final = 5.0
-REFRESH_S: Final = 2.0
+PERIOD_S: Final = 2.0
 PRIOR_SPREAD: Final = 0.9
 """Standard deviation of the logarithm of lengths around the prior's mean, until it is known."""
 FORCED: Final = "forced"
@@ -113,16 +112,12 @@ class LengthService:
 
     async def start(self) -> None:
         """Start the active version; without one, or without a database, the bundled one."""
-        versions = self._jobs.add("length-versions", REFRESH_S, "database")
-        flushed = self._jobs.add("length-notes", FLUSH_S, "database")
-        with versions:
+        job = self._jobs.add("lengths", PERIOD_S, "database")
+        with job:
             await self._refresh()
         if self.answering.active is None and self.on:
             await self.answering.run(Assigned(BUNDLED, None))
-        self._tasks = [
-            spawn(self._every(versions, self._refresh), "length versions"),
-            spawn(self._every(flushed, self.flush), "length notes"),
-        ]
+        self._tasks = [spawn(self._run(job), "lengths")]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -132,12 +127,13 @@ class LengthService:
             await self.flush()
         await self.answering.stop()
 
-    @staticmethod
-    async def _every(job: Job, work: Any) -> None:
+    async def _run(self, job: Job) -> None:
+        """Read which versions answer, and write the notes, in each period."""
         while True:
             await asyncio.sleep(job.period_s)
             with job:
-                await work()
+                await self._refresh()
+                await self.flush()
 
     def tune(self, values: Values) -> None:
         """Apply the settings *values*. A cache of another size begins empty."""
@@ -266,7 +262,7 @@ class LengthService:
 
         Each model's requests have equal chances, for as many samples as are wanted between two flushes.
         """
-        most = SAMPLES_PER_MIN * FLUSH_S / 60
+        most = SAMPLES_PER_MIN * PERIOD_S / 60
         most = math.floor(most) + (random.random() < most % 1)
         drawn = self._drawn[model] = self._drawn[model] + 1
         places = self._places[model]

@@ -181,7 +181,6 @@ class GroupState(Struct):
     prompt_tokens: float
     output_tokens: float
     opened_s: float
-    hold_until_s: float
     pinned: bool
     is_open: bool
     """Whether requests of its kind still join it."""

@@ -291,7 +291,7 @@ def _choose_all(
             # Requests marked as yielding to a waiting one are available again.
             for place in range(given.first[instance], given.first[instance + 1]):
                 chosen.removed[given.victims[place]] = 0
-            group = head(waiting.groups, int(waiting.groups.queue_of[instance]), now_s)
+            group = head(waiting.groups, int(waiting.groups.queue_of[instance]))
             if group >= 0 and waiting.groups.groups[group].endpoint == endpoint:
                 _for_group(fleet, waiting, given, most, instance, group, now_s, chosen)
 

@@ -142,7 +142,6 @@ def short_instances(problem: Problem) -> dict[int, int]:
             swap_s=np.full((1, 1), np.inf),
             drain_s=np.zeros((1, 1)),
             fixed=problem.fixed[asked],
-            hold_s=problem.hold_s[asked],
         )
         missing = int(shortage(alone).instances[0])
         if missing:

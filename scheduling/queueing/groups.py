@@ -70,7 +70,6 @@ GROUP = record(
         ("prompt_tokens", np.float64),  # expected, over all members
         ("output_tokens", np.float64),
         ("opened_s", np.float64),
-        ("hold_until_s", np.float64),
     ]
 )
 
@@ -282,7 +281,7 @@ def open_group(arrays: GroupArrays, endpoint: int, kind: int, now_s: float) -> i
     new.pinned, new.count, new.joined = 0, 0, 0
     new.number = arrays.counters[NEXT_NUMBER]
     new.prompt_tokens = new.output_tokens = 0.0
-    new.opened_s, new.hold_until_s = now_s, -np.inf
+    new.opened_s = now_s
     arrays.counters[NEXT_NUMBER] += 1
     arrays.open[endpoint, kind] = group
     return group

@@ -4,33 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.queueing.reordering.evaluate import Score, evaluate
-from scheduling.queueing.reordering.problem import Order
 from scheduling.queueing.reordering.scheduler import order_by
 from scheduling.queueing.snapshot import Snapshot
 
 
-def as_served(seen: Snapshot) -> Order:
-    """Return the order of service: a held group lets those behind it go first until it may start."""
-    problem, queues = seen.problem, []
-    if not np.any(problem.hold_s > 0.0):
-        return seen.previous
-    for queue, groups in enumerate(seen.previous.queues()):
-        time_s, left, order = float(problem.free_s[queue]), list(groups), list[int]()
-        while left:
-            group = next((each for each in left if problem.hold_s[each] <= time_s), None)
-            if group is None:
-                group = min(left, key=lambda each: float(problem.hold_s[each]))
-                time_s = float(problem.hold_s[group])
-            left.remove(group)
-            order.append(group)
-            time_s += float(problem.service_s[group, problem.queue_type[queue]])
-        queues.append(order)
-    return Order.of(queues)
-
-
 def worth(seen: Snapshot) -> Score:
     """Return the score of the current queues. The objective is mean lateness alone."""
-    return evaluate(seen.problem, as_served(seen), 0.0)
+    return evaluate(seen.problem, seen.previous, 0.0)
 
 
 def attainment(seen: Snapshot, score: Score, lost: NDArray[np.bool_]) -> float:

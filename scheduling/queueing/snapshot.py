@@ -72,7 +72,6 @@ def _write_groups(
     requests: NDArray[np.int64],
     model: NDArray[np.int64],
     due_s: NDArray[np.float64],
-    hold_s: NDArray[np.float64],
     service_s: NDArray[np.float64],
     own_s: NDArray[np.float64],
 ) -> None:
@@ -86,7 +85,6 @@ def _write_groups(
         endpoint, count = int(this.endpoint), float(this.count)
         requests[at], model[at] = this.count, endpoint
         due_s[at] = due_at(waiting, int(places[at])) - now_s
-        hold_s[at] = max(0.0, this.hold_until_s - now_s)
         for kind in range(serving.shape[0]):
             instance = int(serving[kind, endpoint])
             service_s[at, kind] = own_s[at, kind] = math.inf
@@ -176,13 +174,12 @@ def snapshot(
     types = len(kinds)
     # A model of the problem is an endpoint: instances of one region never serve requests that wait in another.
     requests, model = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    due_s, hold_s = np.zeros(count), np.zeros(count)
-    service_s, own_s = np.zeros((count, types)), np.zeros((count, types))
+    due_s, service_s, own_s = np.zeros(count), np.zeros((count, types)), np.zeros((count, types))
     # An instance with a waiting group is full, and its sequences become free one by one: so the last of a group starts a
     # whole service after the first. Only after a swap, when it is empty, does a batch start at once.
     batches[(arrays.swap_s[: batches.size] == np.inf) | (fleet.accepting != 0)] = 1.0
     _write_groups(
-        fleet, waiting, now_s, places, np.array(serving_rows), batches, requests, model, due_s, hold_s, service_s, own_s
+        fleet, waiting, now_s, places, np.array(serving_rows), batches, requests, model, due_s, service_s, own_s
     )
     problem = Problem(
         requests=requests,
@@ -196,7 +193,6 @@ def snapshot(
         swap_s=np.array(swap_rows),
         drain_s=np.array(drain_rows),
         fixed=np.full(count, NONE, np.int64),
-        hold_s=hold_s,
     )
     numbers = arrays.groups["number"][places].copy()
     return Snapshot(problem, Order(first, standing), numbers, places, queue_ids.astype(np.int32))

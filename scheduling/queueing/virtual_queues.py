@@ -62,24 +62,21 @@ def fit_groups(
 
 
 @compiled
-def head(arrays: GroupArrays, queue: int, now_s: float) -> int:
-    """Return the first group of the virtual *queue* that no operator holds; -1 for none."""
-    group = int(arrays.queues[queue].first)
-    while group >= 0 and arrays.groups[group].hold_until_s > now_s:
-        group = int(arrays.groups[group].following)
-    return group
+def head(arrays: GroupArrays, queue: int) -> int:
+    """Return the first group of the virtual *queue*; -1 for none."""
+    return int(arrays.queues[queue].first)
 
 
 @compiled_internal
 def _first_pulled(
-    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float
+    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int
 ) -> tuple[int, int]:
     arrays, chosen, slot, earliest_s = waiting.groups, NONE, NONE, math.inf
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = int(endpoints.members[at])
         if fleet.accepting[instance] == 0:
             continue
-        group = head(arrays, int(arrays.queue_of[instance]), now_s)
+        group = head(arrays, int(arrays.queue_of[instance]))
         if group < 0 or arrays.groups[group].endpoint != endpoint:
             continue
         first = int(arrays.groups[group].first)
@@ -104,21 +101,19 @@ def pull(
     late already are deferred first (`defer_late`).
     """
     defer_late(fleet, endpoints, waiting, endpoint, now_s)
-    slot, instance = _first_pulled(fleet, endpoints, waiting, endpoint, now_s)
+    slot, instance = _first_pulled(fleet, endpoints, waiting, endpoint)
     if slot < 0 and open_ahead(fleet, endpoints, endpoint):
-        slot, instance = _first_pulled(fleet, endpoints, waiting, endpoint, now_s)
+        slot, instance = _first_pulled(fleet, endpoints, waiting, endpoint)
         close_ahead(fleet, endpoints, endpoint)
     return slot, instance
 
 
 @compiled
-def may_balance(
-    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float
-) -> bool:
+def may_balance(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int) -> bool:
     """Whether the router may send the first request due of *endpoint* to any of its instances.
 
     It may if the request is in no virtual queue yet, or if an accepting instance has no work in its queue; but not while it
-    is held, or pinned to its queue.
+    is pinned to its queue.
     """
     slot = peek(waiting, endpoint)
     if slot < 0:
@@ -127,13 +122,13 @@ def may_balance(
     if arrays.members[slot].group < 0:
         return True  # it arrived before its endpoint had groups
     group = arrays.groups[arrays.members[slot].group]
-    if group.hold_until_s > now_s or group.pinned != 0:
+    if group.pinned != 0:
         return False
     if group.queue < 0:
         return True
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = int(endpoints.members[at])
-        if fleet.accepting[instance] != 0 and head(arrays, int(arrays.queue_of[instance]), now_s) < 0:
+        if fleet.accepting[instance] != 0 and head(arrays, int(arrays.queue_of[instance])) < 0:
             return True
     return False
 
@@ -202,7 +197,7 @@ def defer_late(
 
     They join a group with a later due time, `SECOND_DUE` times as long after arrival, and so on. Otherwise each late
     request delays the next until all are late. They are not put off for ever: one whose class allows a second precedes
-    those of a class that allows an hour. Held and pinned groups stay.
+    those of a class that allows an hour. Pinned groups stay.
     """
     arrays, first = waiting.groups, endpoints.first[endpoint]
     if first == endpoints.first[endpoint + 1]:
@@ -220,7 +215,7 @@ def defer_late(
         allowed_s = waiting.deadline_s[slot] - arrival_s
         if waiting.key[slot] >= soonest_s or allowed_s == math.inf or allowed_s <= 0.0:
             return
-        if group.pinned != 0 or group.hold_until_s > now_s:
+        if group.pinned != 0:
             return
         while arrival_s + allowed_s < soonest_s:
             allowed_s *= SECOND_DUE

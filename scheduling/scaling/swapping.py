@@ -89,7 +89,7 @@ def swap_by_queue(
     pin of the first group forces the swap.
     """
     arrays = waiting.groups
-    group = head(arrays, queue, now_s)
+    group = head(arrays, queue)
     if group < 0:
         return None
     first: Any = arrays.groups[group]
@@ -113,7 +113,7 @@ def slack_s(fleet: FleetArrays, waiting: WaitingArrays, queue: int, serves: int,
     The holder of the GPUs, of the endpoint *serves*, completes its requests before.
     """
     arrays, least_s = waiting.groups, math.inf
-    group = head(arrays, queue, now_s)
+    group = head(arrays, queue)
     endpoint = int(arrays.groups[group]["endpoint"])
     member, holder = _member(fleet, arrays, queue, endpoint), _member(fleet, arrays, queue, serves)
     running = 0.0 if holder == NONE else float(fleet.running[holder])

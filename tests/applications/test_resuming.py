@@ -13,7 +13,6 @@ from controlplane.applications.models import Application, ApplicationRun, RunOut
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.runs import EndedCall, RunReport
-from controlplane.jobs.record import Job
 from scheduling.applications.demand_graph import ServiceRate
 from scheduling.applications.standings import RunCall
 from scheduling.fleet.profile import USUAL
@@ -36,7 +35,7 @@ def dispatcher():
 
 
 def feeder(dispatcher, owns=lambda: True):
-    return GraphFeeder(dispatcher.runs, Job("feed-graphs", "gateway", 5.0), owns)
+    return GraphFeeder(dispatcher.runs, owns)
 
 
 def test_a_second_process_goes_by_what_the_first_one_saw(acme, application, running):

@@ -40,7 +40,7 @@ class Kept:
     def __init__(self, url, **values):
         self.row = UnitBackend(**{"name": "tests", "kind": "container", "url": url, "secret": "s3cret"} | values)
         self.prewarming = Prewarming()
-        self.warming = UnitWarming(self.prewarming, SimpleNamespace(), lambda: True)
+        self.warming = UnitWarming(self.prewarming)
         self.warming._ticks = 1  # rows are given
         self.warming.apply([self.row])
 
@@ -160,7 +160,7 @@ async def test_rows_are_read_by_the_owner_alone():
     row = await database_sync_to_async(UnitBackend.objects.create)(name="tests", url="http://a/", secret="s")
     await database_sync_to_async(UnitBackend.objects.create)(name="off", url="http://a/", secret="s", active=False)
     prewarming, owns = Prewarming(), [True]
-    warming = UnitWarming(prewarming, SimpleNamespace(), lambda: owns[-1])
+    warming = UnitWarming(prewarming, lambda: owns[-1])
     await warming.tick()
     assert list(prewarming.backends) == ["tests"]
     warming.known["tests"].executions, warming._ticks = 3, 0

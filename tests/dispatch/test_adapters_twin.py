@@ -13,7 +13,7 @@ from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome
 from tests.dispatch.test_runs_twin import RATES, RUNS, UNITS, RunsLive, drawn_record, rows_of
-from tests.dispatch.test_twin import NEVER, Live, simulated_fleet
+from tests.dispatch.test_twin import NEVER, Live, assert_alike, serve_both, simulated_fleet
 from tests.examples import at_night_but
 
 REQUESTS = 200
@@ -48,17 +48,13 @@ async def test_both_clocks_place_adapters_alike(routing, ordering, round_trip_s)
         adapter=adapter,
     )
     live = Live(fleet)
-    live.run(fleet, requests)
-    result = Simulation(fleet, requests, decisions=True).run()
-
-    decided = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "endpoint", "instance"]].tolist() == decided
-    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    result = serve_both(live, fleet, requests)
+    decided = [each.asked.number for _, each, _, _ in live.dispatcher.decided]
     assert (result.outcomes["state"] == Outcome.DONE).sum() + len(live.refused) == REQUESTS
     counted = [result.counters[f"adapter_{name}"] for name in ("not_loaded", "in_memory", "on_gpu")]
     assert counted == [live.dispatcher.adapters.tiers[tier] for tier in TIERS]
     assert min(counted) > 0
-    assert sum(counted) == sum(1 for row in decided if adapter[row[0]] >= 0)
+    assert sum(counted) == (adapter[decided] >= 0).sum()
 
 
 async def test_both_clocks_prewarm_adapters_alike():
@@ -82,10 +78,7 @@ async def test_both_clocks_prewarm_adapters_alike():
     live.dispatcher.runs.graphs[1, "a0"] = graph
     live.serve(fleet, requests, runs)
     result = Simulation(fleet, requests, decisions=True, runs=runs).run()
-
-    decided = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "endpoint", "instance"]].tolist() == decided
-    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    assert_alike(live, result)
     counts = live.dispatcher.prewarming.adapters.counts
     assert live.warmed == counts["warmed"]
     assert {name: result.counters[f"prewarmed_{name}"] for name in counts} == dict(counts)

@@ -6,20 +6,17 @@ Callers of three regions and of one that serves nothing ask two models, one of w
 import numpy as np
 import pytest
 
-from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
-from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.port import Moved, Refused, Submit
+from controlplane.dispatch.port import Queued, Refused
 from controlplane.dispatch.token_accounts import Outlook
-from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.description import InstanceSpec as SimulatedInstance
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.strategies import Demand
-from scheduling.simulation.workload.requests import make_requests
+from scheduling.simulation.workload.requests import HELD, make_requests
+from tests.dispatch.test_twin import Live
 
 ENGINE = EngineConfig(
     max_num_seqs=2, max_num_batched_tokens=64, block_size_tokens=4, kv_blocks=64, max_model_len=200,
@@ -32,51 +29,26 @@ REQUESTS = 400
 ROUTING = "join_shortest_queue"
 
 
-class Live:
+class Observed(Live):
     """The dispatcher and what its floor observes; no instance ever answers, so that queues fill and refuse."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
         self.own_region: dict[int, str] = {}
-        self.refused = 0
-        self.topology = Topology()
-        clock = self.clock
-        self.dispatcher = Dispatcher(self.topology, clock, deliver=self.take)
+        specs = [SimulatedInstance(*place, ENGINE) for place in PLACES]
+        super().__init__(Cluster(specs, policies=EndpointPolicy(routing=ROUTING, queue_bound=3)))
         nothing = Outlook(0, 0.0, 0.0)
-        self.observation = Observation(self.topology, lambda endpoint: 0, lambda endpoint: nothing, clock)
-        self.topology.apply(
-            Inventory(
-                models={model: ModelSpec(model, 4096, 0) for model in "ab"},
-                endpoints=tuple(EndpointSpec(*place, EndpointPolicy(routing=ROUTING, queue_bound=3)) for place in PLACES),
-                instances=tuple(
-                    InstanceSpec(
-                        number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, model, region, "",
-                        ENGINE.max_num_seqs, ENGINE.kv_capacity_tokens,
-                    )
-                    for number, (model, region) in enumerate(PLACES)
-                ),
-            )
-        )  # fmt: skip
-
-    def clock(self) -> float:
-        return self.now_s
+        self.observation = Observation(self.topology, lambda endpoint: 0, lambda endpoint: nothing, lambda: self.now_s)
 
     def take(self, record: object) -> None:
-        if isinstance(record, Moved | Refused):
+        super().take(record)
+        if isinstance(record, Queued | Refused):
             self.own_region[record.number] = record.own_region or self.own_region[record.number]
-            self.refused += isinstance(record, Refused)
 
-    def arrive(
+    def ask(
         self, number: int, at_s: float, model: str, region: str, prompt: int, predicted: int, interactive: bool = True
     ) -> None:
         self.now_s = at_s
-        self.dispatcher.take(
-            Submit(
-                number, str(number), model, region, tenant_id=1, priority=0, due_s=None, arrived_at=at_s, arrived_s=at_s,
-                prompt_tokens=prompt, predicted_tokens=predicted, max_tokens=None, sequences=1, streamed=True,
-                interactive=interactive,
-            )
-        )  # fmt: skip
+        self.arrive(number, model, region, prompt, predicted, 1, 0, None, None, None, 0 if interactive else HELD)
 
     def tokens_per_s(self, at_s: float) -> dict[tuple[str, str], float]:
         self.now_s = at_s
@@ -118,17 +90,17 @@ def simulated(trace) -> tuple[Cluster, Demand]:
 
 def test_the_floor_sees_the_demand_that_the_simulator_sees(trace, simulated):
     cluster, counted = simulated
-    live = Live()
+    live = Observed()
     number, arrivals = 0, list(zip(*trace, strict=True))
     for at_s in range(5, int(LAST_S), 5):
         while number < REQUESTS and arrivals[number][0] < at_s:
             arrived_s, model, region, prompt, predicted = arrivals[number]
-            live.arrive(number, arrived_s, "ab"[model], REGIONS[region], int(prompt), int(predicted))
+            live.ask(number, arrived_s, "ab"[model], REGIONS[region], int(prompt), int(predicted))
             number += 1
         seen = live.tokens_per_s(float(at_s))
         expected = dict(zip(cluster.endpoints, counted.seen(float(at_s)), strict=True))
         assert seen == pytest.approx(expected), f"at {at_s} s"
-    assert live.refused > REQUESTS / 2
+    assert len(live.refused) > REQUESTS / 2
 
 
 def test_what_scales_sees_interactive_demand_alone(trace):
@@ -145,10 +117,10 @@ def test_what_scales_sees_interactive_demand_alone(trace):
         slo_class=other.astype(np.int64),
     )
     counted, every = Demand(cluster, requests, interactive=(True, False)), Demand(cluster, requests)
-    live = Live()
+    live = Observed()
     for number in range(REQUESTS):
         if arrived_s[number] < 60.0:
-            live.arrive(
+            live.ask(
                 number, arrived_s[number], "ab"[model[number]], REGIONS[region[number]], int(prompt[number]),
                 int(predicted[number]), not other[number],
             )  # fmt: skip
@@ -159,16 +131,16 @@ def test_what_scales_sees_interactive_demand_alone(trace):
 
 def test_reports_for_the_ledger_add_up_to_the_simulators_windows(trace, simulated):
     cluster, counted = simulated
-    live = Live()
+    live = Observed()
     windows = dict.fromkeys(cluster.endpoints)
     for key in windows:
         windows[key] = np.zeros(int(LAST_S // 60))
     for number, (arrived_s, model, region, prompt, predicted) in enumerate(zip(*trace, strict=True)):
-        live.arrive(number, arrived_s, "ab"[model], REGIONS[region], int(prompt), int(predicted))
+        live.ask(number, arrived_s, "ab"[model], REGIONS[region], int(prompt), int(predicted))
         windows["ab"[model], live.own_region[number]][int(arrived_s // 60)] += (prompt + predicted) / 60.0
     expected = counted.windows(60.0)
     for key, series in zip(cluster.endpoints, expected, strict=True):
         assert windows[key][: len(series)] == pytest.approx(series), key
-    live.arrive(REQUESTS, LAST_S, "b", "moon", 1, 1)
+    live.ask(REQUESTS, LAST_S, "b", "moon", 1, 1)
     assert live.own_region[REQUESTS] == "north"  # the first that it would have
-    assert live.refused > REQUESTS / 2
+    assert len(live.refused) > REQUESTS / 2

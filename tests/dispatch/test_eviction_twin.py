@@ -11,7 +11,7 @@ from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
-from tests.dispatch.test_twin import BLOCK_TOKENS, NEVER, Live
+from tests.dispatch.test_twin import BLOCK_TOKENS, NEVER, Live, serve_both
 
 REQUESTS = 200
 
@@ -69,12 +69,7 @@ async def test_both_clocks_evict_alike(routing, policies):
     fleet = fleet_of(random, routing, eviction_limit=2, **policies)
     requests = mixed(random, 8.0)
     live = Live(fleet)
-    live.run(fleet, requests)
-    result = Simulation(fleet, requests, decisions=True).run()
-
-    decided = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "endpoint", "instance"]].tolist() == decided
-    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    result = serve_both(live, fleet, requests)
     assert result.counters["evictions"] == live.evicted
     assert live.evicted >= 5
     assert result.outcomes["evictions"].max() <= 2

@@ -13,7 +13,7 @@ from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.workload.requests import make_requests
-from tests.dispatch.test_twin import NEVER, Live, inventory_of, simulated_fleet
+from tests.dispatch.test_twin import NEVER, Live, assert_alike, inventory_of, simulated_fleet
 from tests.examples import at_night_but
 
 COUNT = 200
@@ -65,6 +65,15 @@ class Failing(Live):
             self.give()
 
 
+def fail_in_both(live, fleet, requests, fails):
+    """Serve *requests* under both clocks; return the simulation's result."""
+    live.run(fleet, requests)
+    events = [
+        TimedEvent(at_s, lambda simulation, slot=slot: simulation.fail(slot, repair_s=np.inf)) for at_s, slot in fails
+    ]
+    return Simulation(fleet, requests, decisions=True).run(timed_events=events)
+
+
 @pytest.mark.parametrize("ordering", at_night_but(["vtc"], ["vtc", "wfq", "ssjf", "hermes"]))
 async def test_both_clocks_settle_what_a_failed_instance_had(ordering):
     random = np.random.default_rng([5, len(ordering)])
@@ -81,15 +90,8 @@ async def test_both_clocks_settle_what_a_failed_instance_had(ordering):
         tenant=random.choice(3, COUNT, p=[0.5, 0.3, 0.2]),
     )
     live = Failing(fleet)
-    live.run(fleet, requests)
-    simulation = Simulation(fleet, requests, decisions=True)
-    events = [
-        TimedEvent(at_s, lambda simulation, slot=slot: simulation.fail(slot, repair_s=np.inf)) for at_s, slot in FAILS
-    ]
-    result = simulation.run(timed_events=events)
-
-    decided = [(each.asked.number, slot) for _, each, _, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "instance"]].tolist() == decided
+    result = fail_in_both(live, fleet, requests, FAILS)
+    assert_alike(live, result)
     assert result.counters["requeued"] > 0
     assert result.counters["failed"] > 0
     states = result.outcomes["state"]

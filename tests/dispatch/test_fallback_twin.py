@@ -13,9 +13,10 @@ from scheduling.routing.models import RULES, Fallback, ModelRule
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.reference import EngineConfig
-from scheduling.simulation.simulator import Simulation, TimedEvent
+from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
-from tests.dispatch.test_failure_twin import Failing
+from tests.dispatch.test_failure_twin import Failing, fail_in_both
+from tests.dispatch.test_twin import assert_alike
 
 COUNT = 300
 M, N = 0, 1
@@ -67,12 +68,7 @@ def demand(per_s=16.0, count=COUNT):
 
 def both(fleet, requests, fails=()):
     live = FallingBack(fleet, fails)
-    live.run(fleet, requests)
-    simulation = Simulation(fleet, requests, decisions=True)
-    events = [
-        TimedEvent(at_s, lambda simulation, slot=slot: simulation.fail(slot, repair_s=np.inf)) for at_s, slot in fails
-    ]
-    result = simulation.run(timed_events=events)
+    result = fail_in_both(live, fleet, requests, fails)
     rules = {
         int(request): str(RULES[result.outcomes["model_rule"][request]])
         for request in np.flatnonzero(result.outcomes["model_rule"])
@@ -92,8 +88,7 @@ def both(fleet, requests, fails=()):
 async def test_both_clocks_fall_back_alike(options, fails, rules):
     fleet, requests = fleet_of(**options), demand()
     live, result, by_simulator = both(fleet, requests, fails)
-    decided = [(each.asked.number, slot) for _, each, _, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "instance"]].tolist() == decided
+    assert_alike(live, result)
     assert by_simulator == live.fell_back
     assert set(by_simulator.values()) == rules
     assert len(by_simulator) > 20

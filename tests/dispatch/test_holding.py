@@ -32,7 +32,7 @@ class Fleet(Live):
         super().take(record)
         if isinstance(record, port.Held):
             self.held.append(record)
-        elif isinstance(record, port.Moved):
+        elif isinstance(record, port.Queued):
             self.moves.append(record)
 
     def submit(self, *, interactive=False, deadline_s=24 * HOUR_S, region="east", **more):

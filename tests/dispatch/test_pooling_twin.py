@@ -11,9 +11,8 @@ from controlplane.dispatch.port import Finished, Progress, Submit
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.measures.results import latency_s
 from scheduling.simulation.scenario.file import check_scenario
-from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import stage
-from tests.dispatch.test_twin import Live
+from tests.dispatch.test_twin import Live, serve_both
 from tests.examples import at_night_but
 
 REGIONS = ["east", "north", "west"]
@@ -82,11 +81,7 @@ class AtGateway(Live):
 async def test_the_dispatcher_and_the_simulator_place_embeddings_alike(routing, ordering):
     fleet, requests = staged(routing, ordering)
     live = AtGateway(fleet, requests)
-    live.run(fleet, requests)
-    result = Simulation(fleet, requests, decisions=True).run()
-    decided = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "endpoint", "instance"]].tolist() == decided
-    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    result = serve_both(live, fleet, requests)
     refused = np.flatnonzero(result.outcomes["state"] == Outcome.REFUSED).tolist()
     assert [number for number, _ in live.refused] == refused
     pooled = requests.model == fleet.models.index(EMBEDS)

@@ -23,7 +23,8 @@ RECORDS = [
     port.Finished(7, 40),
     port.Left(7, again=True, failure=port.DEAD, evicted=True, kept_tokens=12),
     port.Waiting(7, 3, 1.5, None),
-    port.Moved(7, "west", 40, came_from="east", pressure=1.25),
+    port.Queued(7, "west", 40),
+    port.Rerouted(7, "west", 40, came_from="east", pressure=1.25),
     port.FellBack(7, "n", "west", 40, "wait", "Served by n."),
     port.Backlog("m", ((3600.0, 40),)),
     port.Held(9, "us-east", 120, "Held: use 72%, releases below 60%", own_region="us-east"),
@@ -33,7 +34,7 @@ RECORDS = [
         first_token_s=600.0,
     ),
     port.Refused(7, 429, "queue_full", "The queue is full.", retry_after_s=2.5, estimated_wait_s=5.0, region="east"),
-    port.AtDoor(7, "batch", late_s=0.0, wait_p99_s=12.5),
+    port.Admission(7, "batch", late_s=0.0, wait_p99_s=12.5),
     port.Lost(7),
     port.Evict(7),
     port.ServedModels(

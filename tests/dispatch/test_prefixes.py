@@ -7,7 +7,7 @@ from msgspec import structs
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Moved, Prefix, PrefixWanted, Waiting
+from controlplane.dispatch.port import Prefix, PrefixWanted, Queued, Waiting
 from scheduling.policy import EndpointPolicy
 from tests.dispatch.test_ordering import asked
 
@@ -27,7 +27,7 @@ def waiting(*submitted):
     dispatcher = Dispatcher(topology, lambda: 0.0, deliver=delivered.append)
     for record in submitted:
         dispatcher.take(record)
-    assert {type(record) for record in delivered} == {Moved, Waiting}
+    assert {type(record) for record in delivered} == {Queued, Waiting}
     delivered.clear()
     return dispatcher, delivered
 

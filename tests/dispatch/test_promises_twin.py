@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from controlplane.dispatch.port import AtDoor, Held, Submit, Waiting
+from controlplane.dispatch.port import Admission, Held, Submit, Waiting
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.promises import DEGRADE, REFUSE, ClassTerms
@@ -46,7 +46,7 @@ class AtLiveDoor(Live):
         super().take(record)
         if isinstance(record, Held):
             self.held.add(record.number)
-        elif isinstance(record, AtDoor) and record.slo_class == BATCH.slo_class:
+        elif isinstance(record, Admission) and record.slo_class == BATCH.slo_class:
             self.degraded.add(record.number)
 
 

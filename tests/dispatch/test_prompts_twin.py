@@ -16,7 +16,7 @@ from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome
 from tests.dispatch.test_runs_twin import RATES, RUNS, UNITS, RunsLive, drawn_record, rows_of
-from tests.dispatch.test_twin import BLOCK_TOKENS, NEVER, simulated_fleet
+from tests.dispatch.test_twin import BLOCK_TOKENS, NEVER, assert_alike, simulated_fleet
 from tests.examples import at_night_but
 from tests.scheduling.simulation.engine.test_warm_prefix import warm
 
@@ -160,9 +160,7 @@ async def test_both_clocks_warm_system_prompts_alike(monkeypatch, adapters, shar
     result = Simulation(fleet, requests, decisions=True, runs=runs).run()
 
     assert placed == of_live
-    decided = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "endpoint", "instance"]].tolist() == decided
-    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    assert_alike(live, result)
     counts = live.dispatcher.prewarming.prompts.time.counts
     assert {name: result.counters[f"prefix_{name}"] for name in counts} == dict(counts)
     assert min(counts["used"], counts["wasted"]) > 0

@@ -13,7 +13,7 @@ from scheduling.applications.standings import KnownGraph, Reading
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome
-from tests.dispatch.test_twin import NEVER, Live, simulated_fleet
+from tests.dispatch.test_twin import NEVER, Live, assert_alike, simulated_fleet
 from tests.examples import at_night_but
 
 RUNS = 50
@@ -205,10 +205,7 @@ async def test_both_clocks_serve_runs_alike(ordering):
     )
     live.serve(fleet, requests, runs)
     result = Simulation(fleet, requests, decisions=True, runs=runs).run()
-
-    live_decisions = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "endpoint", "instance"]].tolist() == live_decisions
-    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    live_decisions = assert_alike(live, result)
     assert len(live_decisions) == requests.count
     assert np.isfinite(result.runs.ended_s).all()
     assert (result.outcomes["queue_s"] > 0).sum() >= 20, "or order would hardly matter"

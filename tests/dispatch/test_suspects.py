@@ -100,6 +100,22 @@ def test_a_connection_that_broke_proves_nothing_before_a_heartbeat_says_that_its
     assert world.suspects.instances() == {a}
 
 
+def test_what_ran_where_a_connection_broke_is_kept_apart_until_a_heartbeat_tells():
+    """A server that is gone says nothing: its requests on one instance could end a second engine together."""
+    world = World("abcd")
+    a, b, c, _ = world.replicas.values()
+    a.requests, b.requests, c.requests = [request(KILLER), request(BESIDE)], [request(KILLER)], [request(9)]
+    world.suspects.failed(a.requests[0], a, CUT_OFF)
+    retry = SimpleNamespace(avoid=[])
+    assert world.suspects.again(request(BESIDE), retry) is None
+    assert set(retry.avoid) == {a, b}
+    world.suspects.checked(a, 0.0, ended=False)
+    assert not world.suspects.instances()
+    world.suspects.failed(a.requests[0], a, CUT_OFF)
+    world.now_s = 31.0
+    assert not world.suspects.instances(), "it was stopped, and no heartbeat comes"
+
+
 def test_one_that_is_being_stopped_proves_nothing():
     world, cut = World(), request(KILLER)
     world.replicas["a"].spec.state = InstanceState.DRAINING

@@ -22,7 +22,7 @@ from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
-from tests.dispatch.test_twin import BLOCK_TOKENS, NEVER, Live, inventory_of
+from tests.dispatch.test_twin import BLOCK_TOKENS, NEVER, Live, assert_alike, inventory_of
 
 S = InstanceState
 SHARING = {"m": simulated.Sharing("pair", 1.0, 2.0, 20.0, 1.0), "n": simulated.Sharing("pair", 0.4, 3.0, 20.0, 1.0)}
@@ -196,9 +196,7 @@ async def test_both_clocks_swap_and_place_alike(per_s, due_s, options):
     result = simulation.run(simulated_swapping.Swapping(simulation), LOOK_S)
 
     assert (result.outcomes["state"] == Outcome.DONE).all()
-    decided = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "endpoint", "instance"]].tolist() == decided
-    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    assert_alike(live, result)
     simulated_changes = changes_of(result)
     assert [row[1:] for row in simulated_changes] == [row[1:] for row in live.changed]
     np.testing.assert_allclose([row[0] for row in simulated_changes], [row[0] for row in live.changed], atol=1e-6)

@@ -15,7 +15,7 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Evict, Finished, Left, Moved, Placed, Progress, Refused, Submit, Warm
+from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Rerouted, Submit, Warm
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.client import upstream_priority
 from controlplane.tuning.selectors import without_rows
@@ -191,8 +191,8 @@ class Live:
         """Record a delivery to the gateway."""
         if isinstance(record, Refused):
             self.refused.append((record.number, record.code))
-        elif isinstance(record, Moved):
-            self.moved += bool(record.came_from)
+        elif isinstance(record, Rerouted):
+            self.moved += 1
         elif isinstance(record, Placed):
             self.placed[record.number] = record
         elif isinstance(record, Warm):
@@ -311,6 +311,23 @@ class Live:
             else:
                 _, slot, request = self.sent.popleft()
                 self.land(slot, request)
+
+
+def assert_alike(live: Live, result) -> list[tuple[int, int, int]]:
+    """Assert that both clocks gave each request to the same instance, in the same order, at the same moment; return
+    request, endpoint and instance of each decision."""
+    decided = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
+    assert result.decisions[["request", "endpoint", "instance"]].tolist() == decided
+    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    return decided
+
+
+def serve_both(live: Live, fleet: simulated.Cluster, requests, **options):
+    """Return the result of the simulation of *requests*, having asserted that *live* decides alike."""
+    live.run(fleet, requests, **options)
+    result = Simulation(fleet, requests, decisions=True).run()
+    assert_alike(live, result)
+    return result
 
 
 ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin", *PREDICTIVE]
@@ -440,18 +457,13 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
         live.hashes = dict(enumerate(blocks))
     if events:
         publish(live)
-    live.run(fleet, requests)
-    result = Simulation(fleet, requests, decisions=True).run()
-
-    live_decisions = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "endpoint", "instance"]].tolist() == live_decisions
+    result = serve_both(live, fleet, requests)
     if events:
         assert any(placed.why.get("cached", {}).get("by") == "kv_events" for placed in live.placed.values())
         assert live.dispatcher.queue.affinity.blocks.counters[USED] > 0
-    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
     refused = np.flatnonzero(result.outcomes["state"] == Outcome.REFUSED).tolist()
     assert [(number, "queue_full") for number in refused] == live.refused
-    assert len(live_decisions) + len(live.refused) == REQUESTS
+    assert len(live.dispatcher.decided) + len(live.refused) == REQUESTS
     ahead = [placed.why["requests_ahead"] for placed in live.placed.values()]
     assert max(ahead) == 0 if limit == 0 or not round_trip_s else max(ahead) >= 1
     if ordering == "qlm":
@@ -478,11 +490,8 @@ async def test_the_threshold_of_a_model_decides_where_its_requests_go():
     }
     fleet = simulated.Cluster(specs, policies=policies)
     live = Live(fleet)
-    live.run(fleet, requests)
-    result = Simulation(fleet, requests, decisions=True).run()
-    decided = [(each.asked.number, endpoint) for _, each, endpoint, _ in live.dispatcher.decided]
-    assert result.decisions[["request", "endpoint"]].tolist() == decided
-    endpoints = [endpoint for _, endpoint in decided]
+    serve_both(live, fleet, requests)
+    endpoints = [endpoint for _, _, endpoint, _ in live.dispatcher.decided]
     assert endpoints.index(3) < endpoints.index(1), "that of n in the west before that of m"
 
 
@@ -528,12 +537,7 @@ async def test_both_clocks_hold_and_rehome_alike(routing, ordering):
         hold_s=[hold_s(NEVER if each is None else each, 0.5) for each in deadlines],
     )
     live = Live(fleet, max_hold_s=0.5)
-    live.run(fleet, requests, deadlines=deadlines)
-    result = Simulation(fleet, requests, decisions=True).run()
-
-    live_decisions = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "endpoint", "instance"]].tolist() == live_decisions
-    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    result = serve_both(live, fleet, requests, deadlines=deadlines)
     expired = {number for number, code in live.refused if code == "hold_expired"}
     refused = np.flatnonzero(result.outcomes["state"] == Outcome.REFUSED).tolist()
     assert sorted(number for number, _ in live.refused) == refused
@@ -578,13 +582,8 @@ async def test_both_clocks_hold_non_interactive_work_and_release_it_alike(by, or
         held=np.array([0, HELD, HELD + OPPORTUNISTIC])[kinds] if by != "at_once" else 0,
     )
     live = Live(fleet)
-    live.run(fleet, requests, deadlines=deadlines)
-    result = Simulation(fleet, requests, decisions=True).run()
-
-    live_decisions = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "endpoint", "instance"]].tolist() == live_decisions
-    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
-    assert len(live_decisions) == REQUESTS
+    result = serve_both(live, fleet, requests, deadlines=deadlines)
+    assert len(live.dispatcher.decided) == REQUESTS
     assert result.counters["released"] == (np.count_nonzero(kinds) if by != "at_once" else 0)
     if by == "slack":
         whys = {release.why for _, release in live.dispatcher.holding.released}

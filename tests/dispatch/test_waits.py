@@ -209,7 +209,7 @@ async def test_where_nothing_serves_yet_the_start_is_what_is_waited_for():
 
 @pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}])
 @pytest.mark.parametrize(
-    ("state", "least_s", "most_s"), [("out of reach", 0.5, 3.0), ("rests", 4.0, 8.0), ("lost", 90, 120)]
+    ("state", "least_s", "most_s"), [("out of reach", 0.5, 3.0), ("open", 4.0, 8.0), ("lost", 90, 120)]
 )
 async def test_a_ready_instance_that_takes_nothing_for_a_moment_is_soon_back(served, state, least_s, most_s):
     """In the demo, on a busy machine, estimates had been 112 s, the start of another instance; what was waited was 2 s."""
@@ -218,8 +218,8 @@ async def test_a_ready_instance_that_takes_nothing_for_a_moment_is_soon_back(ser
     (endpoint,) = topology.endpoints
     ready, starting = topology.members(endpoint)
     starting.spec = replace(starting.spec, state=S.LOADING, start_s=100.0, start_began_at=time.time())
-    if state == "rests":
-        ready.health.rest("it failed", clock())
+    if state == "open":
+        ready.health.open("it failed", clock())
     elif state == "lost":
         ready.lost = "its engine died"
     else:

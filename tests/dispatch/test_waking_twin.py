@@ -17,7 +17,7 @@ from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome
 from tests.dispatch.test_runs_twin import RunsLive
-from tests.dispatch.test_twin import NEVER, inventory_of
+from tests.dispatch.test_twin import NEVER, assert_alike, inventory_of
 
 UNITS = {"plan": Backend("llm", "m"), "write": Backend("llm", "n"), "test": Backend("container", "python")}
 WAKE_S = 5.0
@@ -117,8 +117,7 @@ async def test_both_clocks_wake_a_model_before_its_call(test_s):
     assert wakes["time_s"].tolist() == live.woken_s
     assert len(live.woken_s) == 1
     assert result.counters["model_warmed"] == result.counters["model_used"] == 1
-    decided = [(each.asked.number, slot) for _, each, _, slot in live.dispatcher.decided]
-    assert result.decisions[["request", "instance"]].tolist() == decided
+    assert_alike(live, result)
     assert (result.outcomes["state"] == Outcome.DONE).all()
     asleep = Simulation(replace(fleet, prewarming="lru"), requests, runs=runs).run()
     assert (asleep.outcomes["state"][model == 1] == Outcome.REFUSED).all(), "or nothing would need to wake"

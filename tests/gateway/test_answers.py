@@ -99,6 +99,19 @@ async def test_an_invalid_answer_is_a_failure_of_its_instance(served, caplog, su
             await nothing_is_left(served, caplog)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_which_instance_failed_is_in_the_trace_and_not_in_the_answer(served, stream):
+    """The caller learns that it failed; the instance is only for operators."""
+    served.backends[0].script.status = 500
+    answer = await served.chat(stream=stream)
+    error = (await answer.json())["error"]
+    assert (answer.status, error["code"]) == (502, "upstream_failed")
+    (row,) = await served.rows()
+    assert row.error_message == error["message"]
+    assert "m-0" not in error["message"]
+    assert {step["lost"] for step in row.trace} == {"m-0: answered 500"}
+
+
 INVALID_STREAMS = [
     (http(200, b'{"choices":[]}'), "a JSON object and no stream"),
     (http(200, b"<html>", HTML), "HTML and no stream"),
@@ -176,6 +189,8 @@ async def test_an_answer_that_was_broken_off_is_not_done(served, caplog, subtest
                 assert "upstream_interrupted" in await response.text()
             row = await served.new_row()
             assert (row.outcome, row.error_code) == ("failed", "upstream_interrupted")
+            assert row.error_message == "The instance that served this request failed before the answer was complete."
+            assert row.trace[-1]["lost"].startswith("m-0: ")
             await nothing_is_left(served, caplog)
 
 
@@ -258,24 +273,17 @@ IMPOSSIBLE_USAGES = [
 
 
 async def test_a_usage_that_cannot_be_one_is_not_believed(served, caplog, subtests):
-    for streamed in [True, False]:
-        for usage in IMPOSSIBLE_USAGES:
-            with subtests.test(usage=usage, streamed=streamed):
-                whole = {"choices": [{"message": {"content": "abc"}}], "usage": usage}
-                plays(
-                    served,
-                    stream(*TOKENS, chunk() | {"choices": [], "usage": usage}, DONE)
-                    if streamed
-                    else http(200, json.dumps(whole).encode()),
-                )
-                async with await served.chat(stream=streamed) as response:
-                    assert response.status == 200
-                    await response.read()
-                row = await served.new_row()
-                assert row.outcome == "done"
-                assert row.output_tokens == (3 if streamed else 1)  # as counted
-                assert 0 < row.prompt_tokens < 100  # as predicted
-                await nothing_is_left(served, caplog)
+    """Of whole answers: test_odd_usage.py."""
+    for usage in IMPOSSIBLE_USAGES:
+        with subtests.test(usage=usage):
+            plays(served, stream(*TOKENS, chunk() | {"choices": [], "usage": usage}, DONE))
+            async with await served.chat(stream=True) as response:
+                assert response.status == 200
+                await response.read()
+            row = await served.new_row()
+            assert (row.outcome, row.output_tokens) == ("done", 3)  # as counted
+            assert 0 < row.prompt_tokens < 100  # as predicted
+            await nothing_is_left(served, caplog)
 
 
 async def test_python_s_own_json_is_read_as_every_client_reads_it(served):

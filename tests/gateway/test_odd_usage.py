@@ -10,7 +10,8 @@ USAGES = [
     "oops", None, [], [1], 7, True, {}, {"prompt_tokens": "abc", "completion_tokens": "1"}, {"prompt_tokens": None},
     {"completion_tokens": None}, {"prompt_tokens": -3, "completion_tokens": -1}, {"completion_tokens": 2**70},
     {"prompt_tokens": 1.5, "completion_tokens": [1]}, {"prompt_tokens_details": "x", "completion_tokens": {}},
-    {"input_tokens": "x", "output_tokens": None},
+    {"input_tokens": "x", "output_tokens": None}, {"prompt_tokens": "7", "completion_tokens": "3"}, "many",
+    {"prompt_tokens": 1e300, "completion_tokens": True}, [7, 3],
 ]  # fmt: skip
 TEXT = "one two three four five six"
 MESSAGES = {"messages": [{"role": "user", "content": "hello"}]}

@@ -10,12 +10,13 @@ from controlplane.dispatch.port import (
     Finished,
     Left,
     Lost,
-    Moved,
     Placed,
     Prefix,
     PrefixWanted,
     Progress,
+    Queued,
     Refused,
+    Rerouted,
     Submit,
 )
 from controlplane.gateway.admission.validation import Kind
@@ -42,7 +43,7 @@ class GatewaySide:
 
     def placed(self, ticket: Ticket, attempt=1) -> Placed:
         number = ticket.asked.number
-        self.requests.on_event(Moved(number, "east", 30))
+        self.requests.on_event(Queued(number, "east", 30))
         record = Placed(
             number, attempt, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {"instance": "m-0"}, 600.0
         )
@@ -71,13 +72,13 @@ async def test_a_stream_says_when_it_was_heard_of_last(side):
 async def test_a_request_hears_where_it_waits_and_where_it_runs(side):
     ticket = side.ticket()
     assert side.records == [ticket.asked]
-    side.requests.on_event(Moved(0, "east", 30))
+    side.requests.on_event(Queued(0, "east", 30))
     assert (ticket.state, ticket.region, ticket.predicted_tokens) == (
         TicketState.WAITING,
         "east",
         30,
     )
-    side.requests.on_event(Moved(0, "west", 30, came_from="east", pressure=1.5))
+    side.requests.on_event(Rerouted(0, "west", 30, came_from="east", pressure=1.5))
     assert ticket.region == "west"
     record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, {"instance": "m-0"}, 600.0)
     side.requests.on_event(record)

@@ -166,18 +166,6 @@ async def test_dead_letters_under_a_journals_name_are_written_by_the_next_start(
     assert await sync_to_async(request_ids)() == ["r1", "r0"]
 
 
-async def test_journal_lines_of_another_kind_are_left_out(entries, tmp_path):  # noqa: F811
-    first = Ledger(10, tmp_path)
-    first.add(entries[0])
-    first.journal.append(b'["too", "few"]')
-    first.journal.append(b"7")
-    first.journal.close()
-    second = Ledger(10, tmp_path)
-    await second.start()
-    await second.stop()
-    assert await sync_to_async(request_ids)() == ["r0"]
-
-
 TEXTS = st.one_of(
     st.text(max_size=700), st.text(st.characters(categories=["Cs"]), max_size=3), st.just("a\0b"), st.just("x" * 999)
 )

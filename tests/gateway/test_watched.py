@@ -12,8 +12,7 @@ from tests.gateway.conftest import until
 
 OWN = {
     "feed-batches",
-    "feed-graphs",
-    "warm-units",
+    "applications",
     "alerts",
     "count-tokens",
     "sweep-queues",
@@ -25,8 +24,7 @@ OWN = {
     "scale",
     "renew-lease",
     "flush-ledger",
-    "length-versions",
-    "length-notes",
+    "lengths",
     "watch-jobs",
     "probe-parts",
 }
@@ -39,7 +37,7 @@ async def ready(served) -> dict:
 
 async def test_every_job_of_the_process_is_known_and_runs(served):
     of_redis = {"probe-parts", "publish-summary", "queue-commands"}  # which is not here
-    quick = OWN - {"length-notes"} - of_redis
+    quick = OWN - of_redis
     await until(lambda: all(served.gateway.jobs[name].last_success_at for name in quick))
     body = await ready(served)
     assert body["status_code"] == 200

@@ -95,7 +95,7 @@ def wanted(
             if ahead := _make_room_for_assigned(fleet, running, may, ends_s, instance, now_s, soon_s):
                 chosen += ahead
                 continue
-            group = head(waiting.groups, int(waiting.groups.queue_of[instance]), now_s)
+            group = head(waiting.groups, int(waiting.groups.queue_of[instance]))
             if group < 0 or waiting.groups.groups["endpoint"][group] != endpoint:
                 continue
             room = Room(fleet, running, ends_s, instance)

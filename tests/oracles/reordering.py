@@ -15,7 +15,6 @@ def served(problem, order):
                 swaps += 1
                 now += float(problem.drain_s[kind, loaded]) if loaded >= 0 else 0.0
                 now += float(problem.swap_s[kind, model])
-            now = max(now, float(problem.hold_s[group]))
             times[group] = (now, now + float(problem.own_s[group, kind]) - float(problem.due_s[group]))
             now += float(problem.service_s[group, kind])
             loaded = model

@@ -1,6 +1,6 @@
 """Measurements of an instance: signs of life, progress, outcomes of its requests, and its dispatch round trip.
 
-The rules are in docs/operate/health.md. Nothing here knows of other instances: `Topology` decides which may rest.
+The rules are in docs/operate/health.md. `Topology` decides whose breaker may open.
 """
 
 import math
@@ -21,20 +21,20 @@ OUTCOMES_S: Final = 60.0
 """Age beyond which an outcome no longer counts."""
 FEWEST_FAILURES: Final = 3
 FAILING_SHARE: Final = 0.25
-REST_S: Final = 5.0
-"""First rest; each further one is twice as long."""
-LONGEST_REST_S: Final = 300.0
+OPEN_S: Final = 5.0
+"""Time for which the breaker opens first; each further time is twice as long."""
+MAX_OPEN_S: Final = 300.0
 FORGIVEN_S: Final = 600.0
-"""Time without a rest after which the next one counts as a first."""
+"""Time without an opening after which the next one counts as a first."""
 TRIED_AGAIN_S: Final = 60.0
 """Idle time after which a wedged instance is tried with one request."""
-LONGEST_BUSY_S: Final = 60.0
+MAX_BUSY_S: Final = 60.0
 """Cap on an instance's `Retry-After`."""
 
 
 class Breaker(Enum):
     CLOSED = "closed"  # takes requests
-    OPEN = "open"  # rests
+    OPEN = "open"  # takes none
     HALF_OPEN = "half-open"  # takes one request, whose outcome decides
 
 
@@ -60,10 +60,10 @@ class Health:
     slow: bool = False  # silent, but too briefly to fail
     breaker: Breaker = Breaker.CLOSED
     reason: str = ""
-    """Why it rests or is slow; empty if neither."""
-    until_s: float = 0.0  # of its rest
+    """Why its breaker is not closed or it is slow; empty if neither."""
+    until_s: float = 0.0  # for which its breaker is open
     busy: bool = False  # it asked for a pause: no fault
-    rests: int = 0  # in a row
+    openings: int = 0  # in a row
     answered: int = 0
     """Requests answered since its server became ready."""
     failures: int = 0
@@ -104,7 +104,7 @@ class Health:
         return True
 
     def failed(self, now_s: float) -> bool:
-        """Record a request that another instance served, or one broken off. True if it should rest."""
+        """Record a request that another instance served, or one broken off. True if its breaker should open."""
         self._outcomes.append((now_s, False))
         if self.breaker is Breaker.HALF_OPEN:
             return True
@@ -114,25 +114,27 @@ class Health:
             self.breaker is Breaker.CLOSED and failures >= FEWEST_FAILURES and failures >= FAILING_SHARE * len(recent)
         )
 
-    def rest(self, why: str, now_s: float) -> float:
-        """Rest, and return for how many seconds."""
-        self.rests = 1 if now_s - self.until_s > FORGIVEN_S else self.rests + 1
-        rest_s = min(LONGEST_REST_S, REST_S * 2.0 ** (self.rests - 1))
+    def open(self, why: str, now_s: float) -> float:
+        """Open the breaker, and return for how many seconds."""
+        self.openings = 1 if now_s - self.until_s > FORGIVEN_S else self.openings + 1
+        open_s = min(MAX_OPEN_S, OPEN_S * 2.0 ** (self.openings - 1))
         failures = sum(not ok for at_s, ok in self._outcomes if now_s - at_s <= OUTCOMES_S)
         of = sum(now_s - at_s <= OUTCOMES_S for at_s, _ in self._outcomes)
-        self.reason = f"rests {rest_s:g} s: it failed {failures} of its last {of} requests, the last one: {why}"
-        self.breaker, self.until_s, self.busy = Breaker.OPEN, now_s + rest_s, False
-        return rest_s
+        self.reason = (
+            f"circuit open for {open_s:g} s: it failed {failures} of its last {of} requests, the last one: {why}"
+        )
+        self.breaker, self.until_s, self.busy = Breaker.OPEN, now_s + open_s, False
+        return open_s
 
-    def rest_busy(self, why: str, now_s: float, wait_s: float) -> None:
+    def pause(self, why: str, now_s: float, wait_s: float) -> None:
         """Take nothing for *wait_s*, as it asked."""
         if self.breaker is Breaker.CLOSED:
-            wait_s = min(max(wait_s, 0.1), LONGEST_BUSY_S)
+            wait_s = min(max(wait_s, 0.1), MAX_BUSY_S)
             self.breaker, self.until_s, self.busy = Breaker.OPEN, now_s + wait_s, True
             self.reason = f"is busy for {wait_s:g} s: {why}"
 
-    def end_rest(self, *, alone: bool) -> bool:
-        """End its rest with one trial request. One that was only busy, or is *alone*, takes everything immediately.
+    def end_opening(self, *, alone: bool) -> bool:
+        """Half-open the breaker for one trial request. One that was only busy, or is *alone*, takes everything immediately.
 
         True if it failed requests, and takes all again without proof.
         """
@@ -140,14 +142,14 @@ class Health:
             unproved = not self.busy
             self._close()
             return unproved
-        self.try_one("after its rest")
+        self.half_open("after failures")
         return False
 
     def _close(self) -> None:
         self.breaker, self.reason, self.busy = Breaker.CLOSED, "", False
         self._outcomes.clear()
 
-    def try_one(self, why: str) -> None:
+    def half_open(self, why: str) -> None:
         """Take one request, whose outcome decides."""
         self.breaker, self.reason = Breaker.HALF_OPEN, f"is tried with one request {why}"
 

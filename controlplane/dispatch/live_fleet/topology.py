@@ -379,50 +379,48 @@ class Topology:
         self.doubted.set()
 
     def alone(self, replica: Replica) -> bool:
-        """Whether no other instance of its endpoint accepts work: then it may not rest, whatever it does."""
+        """Whether no other instance of its endpoint accepts work: then its breaker stays closed, whatever it does."""
         others = (one for one in self.members(replica.endpoint) if one is not replica)
         return not any(self.fleet.accepting[one.slot] for one in others)
 
-    def note_failure(self, replica: Replica, why: str, now_s: float) -> None:
-        """Record that *replica* failed a request. It rests after too many, while another of its endpoint serves."""
+    def request_failed(self, replica: Replica, why: str, now_s: float) -> None:
+        """Record that *replica* failed a request. Its breaker opens after too many, while another serves."""
         if replica.health.failed(now_s) and not self.alone(replica):
-            rest_s = replica.health.rest(why, now_s)
-            self.notices.append(
-                Notice("instance.rests", replica.name, replica.health.reason, inputs={"rest_s": rest_s, "failure": why})
-            )
+            inputs = {"open_s": replica.health.open(why, now_s), "failure": why}
+            self.notices.append(Notice("instance.circuit_open", replica.name, replica.health.reason, inputs=inputs))
         self.settle(replica)
 
-    def note_success(self, replica: Replica, now_s: float) -> None:
+    def request_succeeded(self, replica: Replica, now_s: float) -> None:
         """Record that *replica* answered a request completely."""
         replica.health.heard(now_s, served=True)
         replica.health.answered += 1
         if replica.health.succeeded(now_s):
-            self._note_end_of_rest(replica, "the request that it was tried with was answered")
+            self._add_closed(replica, "the request that it was tried with was answered")
         if not self.fleet.accepting[replica.slot]:
             self.settle(replica)
 
-    def note_busy(self, replica: Replica, why: str, now_s: float, wait_s: float) -> None:
+    def pause(self, replica: Replica, why: str, now_s: float, wait_s: float) -> None:
         """Let *replica* pause for *wait_s*, as it asked, while another of its endpoint serves."""
         replica.health.heard(now_s)
         if not self.alone(replica):
-            replica.health.rest_busy(why, now_s, wait_s)
+            replica.health.pause(why, now_s, wait_s)
         self.settle(replica)
 
-    def end_rests(self, now_s: float) -> None:
-        """Try instances whose rest is over, and those without which none serves. Call once a second."""
+    def half_open_circuits(self, now_s: float) -> None:
+        """Try instances whose breaker was open for long enough, and those without which none serves. Call once a second."""
         for replica in self.replicas.values():
             health = replica.health
             if health.breaker is not Breaker.CLOSED:
                 alone = self.alone(replica)
                 is_over = alone or (health.breaker is Breaker.OPEN and now_s >= health.until_s)
-                if is_over and health.end_rest(alone=alone):
-                    self._note_end_of_rest(replica, "no other instance of its endpoint serves")
+                if is_over and health.end_opening(alone=alone):
+                    self._add_closed(replica, "no other instance of its endpoint serves")
                 self.settle(replica)
             elif health.slow and self.alone(replica):
                 health.slow = False
                 self.settle(replica)
 
-    def _note_end_of_rest(self, replica: Replica, why: str) -> None:
+    def _add_closed(self, replica: Replica, why: str) -> None:
         self.notices.append(Notice("instance.serves_again", replica.name, why, Severity.INFO))
 
     @contextmanager
@@ -513,7 +511,7 @@ class Topology:
             was_wedged = bool(replica.wedged)
             replica.lost, replica.wedged, replica.health = "", "", Health()
             if was_wedged:
-                replica.health.try_one("after it was wedged")
+                replica.health.half_open("after it was wedged")
             forget(self.fleet, replica.slot)  # restarted, or was asleep: nothing is cached there
             forget_adapters(self.fleet, replica.slot)
         replica.spec = spec

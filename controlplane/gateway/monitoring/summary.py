@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from controlplane.background import spawn
 from controlplane.dispatch import wire
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
 from controlplane.fleet.attainment import worst
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
@@ -217,40 +217,34 @@ async def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
     for at, (request, estimate) in enumerate(dispatcher.waiting_now(MAX_WAITING)):
         if at % AT_A_STRETCH == AT_A_STRETCH - 1:
             await asyncio.sleep(0)
-        asked, wait = request.asked, estimate.wait
-        rows.append(
-            {
-                "request_id": asked.request_id,
-                "tenant_id": asked.tenant_id,
-                "model": asked.model,
-                "region": request.endpoint.region,
-                "slo_class": asked.slo_class,
-                "arrived_at": asked.arrived_at,
-                "position": estimate.position,
-                "estimated_wait_s": _rounded(wait.mean_s if wait else None, 3),
-                "estimated_wait_p99_s": _rounded(wait.quantile_s() if wait else None, 3),
-                "reason": "",
-            }
-        )
-    for held in dispatcher.held_now(MAX_WAITING):
-        asked = held.request.asked
-        rows.append(
-            {
-                "request_id": asked.request_id,
-                "tenant_id": asked.tenant_id,
-                "model": asked.model,
-                "region": held.request.endpoint.region,
-                "slo_class": asked.slo_class,
-                "arrived_at": asked.arrived_at,
-                "position": held.position,
-                "estimated_wait_s": _rounded(held.wait_s, 3),
-                "estimated_wait_p99_s": _rounded(held.most_s, 3),
-                "reason": held.reason,
-            }
-        )
+        wait = estimate.wait
+        mean_s, p99_s = (wait.mean_s, wait.quantile_s()) if wait else (None, None)
+        rows.append(_waiting_row(request, estimate.position, mean_s, p99_s))
+    rows += [
+        _waiting_row(held.request, held.position, held.wait_s, held.most_s, held.reason)
+        for held in dispatcher.held_now(MAX_WAITING)
+    ]
     by_tenant = dispatcher.queue.by_tenant + dispatcher.holding.by_tenant
     counts = [[*key, count] for key, count in sorted(by_tenant.items()) if count]
     return {"at": time.time(), "requests": rows, "by_tenant": counts}
+
+
+def _waiting_row(
+    request: Request, position: int, mean_s: float | None, p99_s: float | None, reason: str = ""
+) -> dict[str, Any]:
+    asked = request.asked
+    return {
+        "request_id": asked.request_id,
+        "tenant_id": asked.tenant_id,
+        "model": asked.model,
+        "region": request.endpoint.region,
+        "slo_class": asked.slo_class,
+        "arrived_at": asked.arrived_at,
+        "position": position,
+        "estimated_wait_s": _rounded(mean_s, 3),
+        "estimated_wait_p99_s": _rounded(p99_s, 3),
+        "reason": reason,
+    }
 
 
 def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
@@ -261,20 +255,14 @@ def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
         "fleet": snapshot["fleet"],
         "models": snapshot["models"],
         "kv": dict(zip(instances["name"], instances["kv_ratio"], strict=True)),
-        "load": {
-            name: [running, waiting]
-            for name, running, waiting in zip(
-                instances["name"], instances["running"], instances["waiting"], strict=True
-            )
-        },
-        "pace": {
-            name: [ttft, itl, output]
-            for name, ttft, itl, output in zip(
-                *(instances[column] for column in ("name", "ttft_p95_ms", "itl_p95_ms", "output_tokens_per_s")),
-                strict=True,
-            )
-        },
+        "load": _by_name(instances, "running", "waiting"),
+        "pace": _by_name(instances, "ttft_p95_ms", "itl_p95_ms", "output_tokens_per_s"),
     }
+
+
+def _by_name(instances: dict[str, list[Any]], *columns: str) -> dict[str, list[Any]]:
+    values = zip(*(instances[column] for column in columns), strict=True)
+    return dict(zip(instances["name"], map(list, values), strict=True))
 
 
 class Publisher:

@@ -156,7 +156,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
             {"model_rule": self.model_rule, "model": self.call.model, "asked": self.asked_model, "why": why}
         )
 
-    def at_door(self, decided: port.AtDoor) -> None:
+    def admit(self, decided: port.Admission) -> None:
         """Note that its promise could not be kept when it came: it waits anyway, or in another class."""
         step: dict[str, object] = {
             "at_door": "late" if decided.slo_class == self.terms.name else "degraded",
@@ -351,15 +351,15 @@ class OpenRequests:
                 ticket.steps.append({"held": record.why})
                 if ticket.state is not TicketState.WAITING:  # else it has been degraded to a class that is held
                     ticket.move(TicketState.WAITING)
-            case port.Moved():
+            case port.Rerouted():
+                ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
+                ticket.steps.append({"moved": f"{record.came_from} to {record.region}", "pressure": record.pressure})
+            case port.Queued():
                 ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
                 ticket.own_region = record.own_region or ticket.own_region
                 if record.released is not None:
                     ticket.released_s = self.clock()
                     ticket.steps.append({"released": record.released})
-                elif record.came_from:
-                    moved = f"{record.came_from} to {record.region}"
-                    ticket.steps.append({"moved": moved, "pressure": record.pressure})
                 else:
                     ticket.move(TicketState.WAITING)
                     if ticket.queue_position is None:  # `Waiting` comes if it does wait
@@ -370,8 +370,8 @@ class OpenRequests:
                 ticket.queue_position = record.position
                 ticket.estimated_wait_s = record.estimated_wait_s
                 ticket.estimated_wait_p99_s = record.estimated_wait_p99_s
-            case port.AtDoor():
-                ticket.at_door(record)
+            case port.Admission():
+                ticket.admit(record)
             case port.PrefixWanted():
                 hashes, block_tokens, _ = leading_hashes(ticket.call, ticket.asked.prompt_tokens, ticket.session)
                 self._send(port.Prefix(record.number, tuple(hashes), block_tokens))

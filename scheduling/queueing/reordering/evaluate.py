@@ -45,7 +45,7 @@ def _serve(
             model = problem.model[group]
             if model != loaded:
                 swaps += 1
-            time_s = max(time_s + change_s[kind, loaded + 1, model], problem.hold_s[group])
+            time_s += change_s[kind, loaded + 1, model]
             start_s[group] = time_s
             late_s[group] = time_s + problem.own_s[group, kind] - problem.due_s[group]
             time_s += problem.service_s[group, kind]

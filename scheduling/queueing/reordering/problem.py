@@ -44,8 +44,6 @@ class Problem(NamedTuple):
     """(T, M): time for the last batch of the model to finish before a swap (P + D of equation 1), 0 if it is evicted."""
     fixed: Ints
     """(N,): queue that must serve the group first (running, or pinned by an operator), -1 for none."""
-    hold_s: Floats
-    """(N,): earliest start of the group; 0 for none."""
 
     def change_s(self) -> Floats:
         """Return (T, M + 1, M): seconds from the end of a group of one model to the start of one of another; first -1, no
@@ -88,8 +86,7 @@ def begin(problem: Problem) -> tuple[list[list[int]], Floats, Ints]:
     for group in np.flatnonzero(problem.fixed >= 0).tolist():
         queue, model = int(problem.fixed[group]), int(problem.model[group])
         kind = int(problem.queue_type[queue])
-        ready_s = free_s[queue] + change_s[kind, loaded[queue] + 1, model]
-        end_s = max(ready_s, problem.hold_s[group]) + problem.service_s[group, kind]
+        end_s = free_s[queue] + change_s[kind, loaded[queue] + 1, model] + problem.service_s[group, kind]
         if math.isfinite(end_s):
             queues[queue].append(group)
             free_s[queue], loaded[queue] = end_s, model
@@ -155,7 +152,7 @@ def contiguous(problem: Problem) -> Problem:
     }.items():  # fmt: skip
         if np.any((arrays[name] < least) | (arrays[name] >= most)):
             raise ValueError(f"{name} must be from {least} to {most - 1}")
-    for name in ("requests", "service_s", "own_s", "free_s", "swap_s", "drain_s", "hold_s"):
+    for name in ("requests", "service_s", "own_s", "free_s", "swap_s", "drain_s"):
         if not np.all(arrays[name] >= 0):  # NaN fails too
             raise ValueError(f"{name} must not be negative")
     if not (

@@ -49,8 +49,6 @@ def write(problem: Problem, kappa_s: float) -> _Written:
     models = problem.swap_s.shape[1]
     places = {group for queue in fixed for group in queue}
     groups = [group for group in range(problem.requests.size) if group not in places]
-    if np.any(problem.hold_s[groups] > 0.0):
-        raise ValueError("the programme has no groups that are held")
     model = pulp.LpProblem("queues", pulp.LpMinimize)
     chosen: dict[tuple[int, int, int], Any] = {}
     objective: list[tuple[Any, float]] = []

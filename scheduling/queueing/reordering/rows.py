@@ -20,7 +20,7 @@ BALANCE = 0.05
 
 @struct_of_arrays
 class Terms(NamedTuple):
-    """A problem as kernels read it; fixed and held groups are not in `movable`."""
+    """A problem as kernels read it; fixed groups are not in `movable`."""
 
     weight: Floats
     """(N,)"""
@@ -39,8 +39,6 @@ class Terms(NamedTuple):
     loaded: Ints
     """(Q,)"""
     due: Floats
-    """(N,)"""
-    hold: Floats
     """(N,)"""
     movable: Ints
     """(movable groups,): by model, then deadline."""
@@ -77,7 +75,7 @@ class Rows(NamedTuple):
 def terms_of(problem: Problem, kappa_s: float, free_s: Floats, loaded: Ints, span_s: float) -> Terms:
     """Return *problem* for kernels; *free_s* (Q,) and *loaded* (Q,) are those of queues after their fixed groups.
 
-    Movable groups are neither fixed nor held, and some queue can serve them. *span_s* is about the time that the fleet
+    Movable groups are not fixed, and some queue can serve them. *span_s* is about the time that the fleet
     needs for all groups.
     """
     queue_type, held = problem.queue_type, loaded >= 0
@@ -85,7 +83,7 @@ def terms_of(problem: Problem, kappa_s: float, free_s: Floats, loaded: Ints, spa
     able[queue_type] = np.isfinite(problem.swap_s[queue_type])
     able[queue_type[held], loaded[held]] = True
     can = (np.isfinite(problem.service_s) & able[:, problem.model].T).any(axis=1)
-    movable = (problem.fixed < 0) & (problem.hold_s <= 0.0) & can
+    movable = (problem.fixed < 0) & can
     order = np.lexsort((problem.due_s, problem.model))
     order = order[movable[order]]
     rank = np.full(problem.requests.size, -1, np.int64)
@@ -103,7 +101,6 @@ def terms_of(problem: Problem, kappa_s: float, free_s: Floats, loaded: Ints, spa
         free=np.array(free_s, np.float64),
         loaded=np.array(loaded, np.int64),
         due=problem.due_s,
-        hold=problem.hold_s,
         movable=order.astype(np.int64),
         first=np.searchsorted(problem.model[order], np.arange(problem.swap_s.shape[1] + 1)).astype(np.int64),
         rank=rank,
@@ -159,7 +156,7 @@ def serve(
     for position in range(first, end):
         group = rows.group[row, position]
         wanted = terms.model[group]
-        time_s = max(time_s + terms.change[kind, model + 1, wanted], terms.hold[group])
+        time_s += terms.change[kind, model + 1, wanted]
         late_s = time_s + terms.offset[kind, group]
         if late_s > 0.0:
             cost += terms.weight[group] * (late_s + kappa)
@@ -215,7 +212,7 @@ def insert(terms: Terms, rows: Rows, groups: Ints) -> int:
                 continue
             for at in range(length, -1, -1):
                 before = loaded_at(terms, rows, queue, at)
-                start_s = max(rows.ready[queue, at] + terms.change[kind, before + 1, model], terms.hold[group])
+                start_s = rows.ready[queue, at] + terms.change[kind, before + 1, model]
                 late_s, cost = start_s + terms.offset[kind, group], rows.cost[queue, at]
                 if late_s > 0.0:
                     cost += terms.weight[group] * (late_s + terms.kappa[0])

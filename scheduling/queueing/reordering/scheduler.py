@@ -64,7 +64,7 @@ class Answer(NamedTuple):
 
 
 class _Search:
-    """A problem's movable groups, and the fixed and held groups that the search leaves out."""
+    """A problem's movable groups, and the fixed groups that the search leaves out."""
 
     def __init__(self, problem: Problem, kappa_s: float | None, budget: "Budget", seed: int) -> None:
         self.problem, self.budget = problem, budget
@@ -72,17 +72,13 @@ class _Search:
         span = span_s(problem, free_s)
         self.kappa_s = KAPPA * span if kappa_s is None else kappa_s
         self.terms = terms_of(problem, self.kappa_s, free_s, loaded, span)
-        self.held = np.flatnonzero((problem.hold_s > 0.0) & (problem.fixed < 0))
         self.unit = max(
             1e-9, mean_service_s(self.terms) * float(problem.requests.mean() if problem.requests.size else 1.0)
         )
         self.random = np.array([(seed * 2654435761 + 88172645463325252) % (2**64 - 1) + 1], np.uint64)
 
     def finish(self, order: Order) -> Order:
-        """Return *order* of movable groups with held ones inserted and fixed ones first."""
-        if self.held.size:
-            rows, _ = rows_of(self.terms, order, self.held[np.argsort(self.problem.hold_s[self.held], kind="stable")])
-            order = order_of(rows.length, rows.group)
+        """Return *order* of movable groups with fixed ones first."""
         if any(self.fixed):
             order = Order.of([[*first, *rest] for first, rest in zip(self.fixed, order.queues(), strict=True)])
         return order
@@ -177,8 +173,7 @@ def _reason(before: Score, after: Score, lacking: Shortage) -> str:
 
 
 def order_by(name: str, problem: Problem) -> Order:
-    """Return the order of the rule *name* of `rules.RULES` or of the `programme`, fixed groups first, held ones
-    inserted.
+    """Return the order of the rule *name* of `rules.RULES` or of the `programme`, fixed groups first.
 
     Raise KeyError for an unknown rule, and NoAnswer if the programme finds none within `programme.TIME_LIMIT_S`.
     """
@@ -204,7 +199,6 @@ def warm_up() -> None:
         swap_s=ones,
         drain_s=ones,
         fixed=np.full(n, -1),
-        hold_s=np.zeros(n),
     )
     reorder(problem, Order.of([[0], []]), moves=1)
 
@@ -285,7 +279,7 @@ def judged(problem: Problem, previous: Order, order: Order) -> Answer:
 
 def is_small(problem: Problem) -> bool:
     """Whether the programme can be expected to solve *problem* within `programme.TIME_LIMIT_S`."""
-    return 0 < problem.requests.size <= PROGRAMME_GROUPS and not np.any(problem.hold_s > 0.0)
+    return 0 < problem.requests.size <= PROGRAMME_GROUPS
 
 
 def _by_programme(problem: Problem, answer: Answer, kappa_s: float) -> Answer:

@@ -61,7 +61,7 @@ def ahead_in_queue(
     """Return the work ahead of *slot* in the virtual queue from which *instance*, which serves its endpoint, pulls.
 
     A *slot* of -1 is a request behind all others of its model, or behind the whole queue without any. Counts all earlier
-    groups that are not held at *now_s*, and the earlier members of its own group. The result is `waiting_time.ahead` of
+    groups, and the earlier members of its own group. The result is `waiting_time.ahead` of
     its own model; then mean and variance of the seconds for other models and changes, and the requests of those models.
     """
     arrays, queue, endpoint = waiting.groups, int(waiting.groups.queue_of[instance]), int(fleet.endpoint[instance])
@@ -83,7 +83,7 @@ def ahead_in_queue(
         member = member_of(endpoints, arrays, queue, int(this.endpoint)) if this.endpoint != endpoint else instance
         changes = member >= 0 and member != up
         rest_s = _rest_s(arrays, up, running, since_s, member, others_s) if changes else 0.0
-        if this.hold_until_s <= now_s and member >= 0 and not (up == instance and rest_s > 0.0):
+        if member >= 0 and not (up == instance and rest_s > 0.0):
             if changes:
                 time_s, variance_s2 = _change(fleet, arrays, up, running, member, rest_s)
                 others_s, others_s2 = others_s + time_s, others_s2 + variance_s2

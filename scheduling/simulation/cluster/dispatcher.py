@@ -334,7 +334,7 @@ def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
                 _assign(world, slot, instance, now_s, source)
                 slot = peek(waiting, endpoint)
                 continue
-            if not may_balance(fleet, world.endpoints, waiting, endpoint, now_s):
+            if not may_balance(fleet, world.endpoints, waiting, endpoint):
                 break
             slot = peek(waiting, endpoint)
         if routing == JOIN_SHORTEST_QUEUE:

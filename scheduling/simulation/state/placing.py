@@ -481,7 +481,6 @@ def _place_groups(arrays: GroupArrays, forked: ForkedGroups, slots: list[int]) -
             "prompt_tokens",
             "output_tokens",
             "opened_s",
-            "hold_until_s",
             "pinned",
         ):
             this[name] = getattr(group.seen, name)

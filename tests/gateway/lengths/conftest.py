@@ -11,7 +11,7 @@ from tests.lengths.bad_models import constant
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(module, "REFRESH_S", 0.1)
+    monkeypatch.setattr(module, "PERIOD_S", 0.1)
     monkeypatch.setattr(predictor, "LEAST_REST_S", 0.05)
     monkeypatch.setattr(predictor, "HANGS_S", 0.3)
 

@@ -7,7 +7,7 @@ from scheduling.queueing.global_scheduler import GlobalScheduler, merge, solve
 from scheduling.queueing.reordering.problem import Order, broken_rules
 from scheduling.queueing.snapshot import snapshot
 from scheduling.queueing.swapping.service import due_at
-from scheduling.queueing.virtual_queues import insert_loose, pull
+from scheduling.queueing.virtual_queues import insert_loose
 from scheduling.queueing.waiting_set import allocate_waiting, free_slot, remove
 from scheduling.scaling.floor import floor_move
 from scheduling.scaling.view import Instances, Load, endpoint_view
@@ -74,15 +74,12 @@ def test_an_answer_is_merged_not_obeyed():
     assert stands[0] == int(waiting.groups.groups[waiting.groups.members[new].group].number)  # due first: served first
 
 
-def test_pinned_groups_keep_their_place_and_held_ones_are_passed_over():
+def test_pinned_groups_keep_their_place():
     fleet, endpoints, waiting = queues(1, [10.0, 20.0, 30.0, 40.0])
     first, second, third, fourth = queue_of(waiting, 0)
     waiting.groups.groups[second].pinned = 1
     merge(fleet, endpoints, waiting, seen := snapshot(fleet, endpoints, waiting, 0.0), reversed_answer(seen))
     assert queue_of(waiting, 0) == [fourth, second, third, first]
-    waiting.groups.groups[fourth].hold_until_s = 100.0
-    slot, _ = pull(fleet, endpoints, waiting, 0, 0.0)
-    assert slot == members(waiting, second)[0]
 
 
 def test_a_second_look_without_change_is_not_taken():

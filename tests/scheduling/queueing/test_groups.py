@@ -19,7 +19,6 @@ from scheduling.queueing.virtual_queues import (
     SECOND_DUE,
     defer_late,
     fit_groups,
-    head,
     insert_loose,
     may_balance,
     pull,
@@ -277,21 +276,17 @@ def test_instances_pull_from_their_own_queue_what_is_due_first():
     assert (slot, other) == (late, 1 - instance)
 
 
-def test_an_idle_instance_may_take_the_earliest_deadline_but_no_held_or_pinned_group():
+def test_an_idle_instance_may_take_the_earliest_deadline_but_no_pinned_group():
     fleet, endpoints = fleet_of(2)
     waiting = allocate_waiting(1, 20, 2)
     waiting.groups.limit[0] = 1
     ask(waiting)
-    assert may_balance(fleet, endpoints, waiting, 0, 0.0)
+    assert may_balance(fleet, endpoints, waiting, 0)
     insert_loose(fleet, endpoints, waiting, 0)
     group = waiting.groups.groups[living(waiting)[0]]
-    assert may_balance(fleet, endpoints, waiting, 0, 0.0)
+    assert may_balance(fleet, endpoints, waiting, 0)
     group.pinned = 1
-    assert not may_balance(fleet, endpoints, waiting, 0, 0.0)
-    group.pinned, group.hold_until_s = 0, 5.0
-    assert not may_balance(fleet, endpoints, waiting, 0, 0.0)
-    assert pull(fleet, endpoints, waiting, 0, 0.0) == (-1, -1)
-    assert head(waiting.groups, int(group.queue), 5.0) >= 0
+    assert not may_balance(fleet, endpoints, waiting, 0)
 
 
 def test_what_came_before_its_endpoint_had_groups_may_go_anywhere():
@@ -299,7 +294,7 @@ def test_what_came_before_its_endpoint_had_groups_may_go_anywhere():
     waiting = allocate_waiting(1, 1, 1)  # its one group is that which -1 would name
     ask(waiting)
     waiting.groups.groups[0].queue, waiting.groups.groups[0].pinned = 0, 1
-    assert may_balance(fleet, endpoints, waiting, 0, 0.0)
+    assert may_balance(fleet, endpoints, waiting, 0)
 
 
 def test_groups_of_an_instance_that_dies_go_to_the_others():

@@ -161,14 +161,12 @@ def test_the_work_ahead_of_a_request_follows_the_plain_rule(drawn, state, own, m
     if own < len(groups):
         this = shared.arrays.groups[groups[own]]
         slot, model = int(this["first"]), int(this["endpoint"])
-    for group, (_, _, _, held) in zip(groups, drawn, strict=True):
-        shared.arrays.groups[group].hold_until_s = 5.0 if held else -np.inf
     end = own
     if slot == NONE:
         end = max(
             (at + 1 for at, group in enumerate(groups) if shared.plain(group).model == model), default=len(groups)
         )
-    before = [group for group, (_, _, _, held) in zip(groups[:end], drawn, strict=False) if not held or now_s >= 5]
+    before = groups[:end]
     expected = np.random.default_rng(len(drawn)).uniform(1.0, 100.0, (64, EXPECTED_COLUMNS))
 
     gpus = shared.gpus(float(now_s))
@@ -260,7 +258,7 @@ def test_the_awake_instance_pulls_its_model_and_otherwise_waits_for_the_swap():
     shared.put(1, 5.0)
     own = shared.put(0, 60.0)
     assert pull(shared.fleet, shared.endpoints, shared.waiting, 0, 0.0) == (-1, -1)
-    assert not may_balance(shared.fleet, shared.endpoints, shared.waiting, 0, 0.0)
+    assert not may_balance(shared.fleet, shared.endpoints, shared.waiting, 0)
     assert shared.look(0) is None, "it is busy and was ready 5 s ago: ten times the swap are not over"
     assert queue_of(shared.waiting, 0)[0] == own
     assert pull(shared.fleet, shared.endpoints, shared.waiting, 0, 0.0)[1] == 0
@@ -321,13 +319,6 @@ class TestRule:
         shared.put(1, 5.0, pinned=True)
         shared.put(0, 60.0)
         assert shared.look(0) == (1, "An operator wants group 0 of m1 served first.")
-
-    def test_held_groups_are_passed_over(self):
-        shared = Shared()
-        held = shared.put(1, 5.0)
-        shared.arrays.groups[held].hold_until_s = 9.0
-        assert shared.look(0, Holder("a", True, True, 0.0)) is None
-        assert shared.look(0, Holder("a", True, True, 0.0), now_s=9.0)[0] == 1
 
 
 def test_one_that_failed_leaves_the_queue_and_its_groups_with_it():

@@ -52,7 +52,6 @@ def synthetic(queues, groups, load, seed, models=4, a10=0.4, horizon_s=None):
             swap_s=swap,
             drain_s=drain,
             fixed=np.full(groups, -1),
-            hold_s=np.zeros(groups),
         )
     )
 
@@ -90,6 +89,5 @@ def small_problems(draw, most_groups=6, most_queues=2, whole=True):
             swap_s=swap,
             drain_s=table(types, models),
             fixed=np.full(n, -1),
-            hold_s=np.zeros(n),
         )
     )

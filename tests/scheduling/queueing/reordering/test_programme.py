@@ -56,9 +56,6 @@ def test_groups_that_are_fixed_come_first():
     problem.fixed[3] = 1
     order = solve(problem).order
     assert order.queues()[1][0] == 3
-    problem.hold_s[0] = 5.0
-    with pytest.raises(ValueError, match="held"):
-        solve(problem)
 
 
 def test_a_group_that_no_instance_serves_is_named():

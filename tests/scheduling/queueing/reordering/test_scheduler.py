@@ -83,7 +83,6 @@ def test_one_group_alone_goes_where_it_starts_in_time():
         swap_s=np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]),
         drain_s=np.zeros((2, 3)),
         fixed=np.array([-1]),
-        hold_s=np.zeros(1),
     )
     assert reorder(problem, moves=1_000, kappa_s=0.0).order.queues() == [[], [0]]
 
@@ -92,7 +91,6 @@ def test_one_group_alone_goes_where_it_starts_in_time():
 def test_any_order_can_be_carried_out_and_is_scored_as_its_twin_does(problem, kappa_s, random):
     n, queues = problem.requests.size, problem.queue_type.size
     problem.fixed[:] = [random.choice([-1, -1, -1, random.randrange(queues)]) for _ in range(n)]
-    problem.hold_s[:] = [random.choice([0, 0, 0, random.randrange(100)]) for _ in range(n)]
     cold = reorder(problem, moves=500, kappa_s=kappa_s)
     known = [[group for group in row if random.random() < 0.7] for row in cold.order.queues()]
     random.shuffle(known)

@@ -119,7 +119,7 @@ def forked_pair(m, other, by_queue=True, held=0):
         WAITING | {"request_id": str(at), "model": model, "arrival_s": -5.0 + at}
         for at, model in enumerate(("m", "other", "m"))
     ]
-    about = {"joined": 1, "prompt_tokens": 200.0, "output_tokens": 50.0, "opened_s": -5.0, "hold_until_s": -1e9}
+    about = {"joined": 1, "prompt_tokens": 200.0, "output_tokens": 50.0, "opened_s": -5.0}
     groups = [
         about | {"endpoint": at, "kind": kind, "number": number, "pinned": False, "is_open": False, "instance": at,
                  "rank": rank, "members": [member]}
