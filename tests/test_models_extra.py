@@ -16,7 +16,7 @@ from controlplane.experiments.registry import EXPERIMENTS
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.lengths import services as versions
 from controlplane.lengths import training
-from controlplane.lengths.models import BUNDLED, LengthTraining, LengthVersion, VersionState
+from controlplane.lengths.models import BUNDLED, LengthVersion, VersionState
 from controlplane.planning import scenario
 from controlplane.planning.forecasts import backtests
 from controlplane.planning.forecasts import services as forecasts
@@ -202,13 +202,11 @@ class TestLengths:
     def test_its_training_is_refused_where_it_is_asked_for(self, operator) -> None:
         with pytest.raises(ActionError, match=f"The length model {ENCODER_KIND} {SENTENCE}"):
             training.ask(operator, kind=ENCODER_KIND)
-        assert not LengthTraining.objects.exists()
 
     def test_one_that_waited_fails_with_the_sentence(self, operator) -> None:
-        row = training.queue(ENCODER_KIND, operator.get_username(), "")
-        assert training.run_requested(row.pk) == 0
-        row.refresh_from_db()
-        assert (row.state, row.error) == ("failed", f"The length model {ENCODER_KIND} {SENTENCE}.")
+        assert training.run_requested(ENCODER_KIND, operator.get_username(), "") == 0
+        event = Event.objects.get(kind="length_version.training_failed")
+        assert event.reason == f"The length model {ENCODER_KIND} {SENTENCE}."
 
     def test_kinds_without_an_encoder_are_trained_as_ever(self, settings, monkeypatch) -> None:
         monkeypatch.setattr(training, "torch_threads", lambda count: pytest.fail("it wants torch"))

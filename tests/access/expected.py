@@ -253,7 +253,6 @@ ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "gateway.minuterow": (VIEWER, ()),
     "lengths.lengthminute": (VIEWER, ()),
     "lengths.lengthsample": (VIEWER, ()),
-    "lengths.lengthtraining": (VIEWER, ()),
     "lengths.lengthversion": (VIEWER, ()),
     "planning.backtest": (VIEWER, ()),
     "planning.forecast": (VIEWER, ()),

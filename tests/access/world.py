@@ -26,7 +26,6 @@ from controlplane.fleet.models import (
     SwapGroup,
     WeightedTarget,
 )
-from controlplane.lengths import training
 from controlplane.lengths.models import LengthVersion
 from controlplane.planning.models import Backtest
 from controlplane.simulation.whatif.models import WhatIf
@@ -172,7 +171,6 @@ class World:
         for tenant in (acme, globex):
             length_rows.samples(now, 12, tenant)
         length_rows.versions(now - timedelta(minutes=1))
-        training.queue("trees", "zephyr-bot", FLEET_REASON)
         self.deployment = deployment
         self.plan = planning_rows.plan(deployment.model, now, "advice")
         Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")

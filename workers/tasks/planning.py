@@ -18,7 +18,6 @@ from django.utils import timezone
 
 from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
-from controlplane.lengths import training
 from controlplane.planning.forecasts import backtests
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
@@ -117,8 +116,8 @@ def only_one(name: str) -> Iterator[bool]:
 
 
 def requested_work_waits() -> bool:
-    """Return whether requested work is waiting: long work, or a what-if of a person, which competes for processors alone.
+    """Return whether a what-if of a person is waiting, which competes for processors.
 
     Periodic work then ends early, and is due again.
     """
-    return training.has_requested() or working.waiting_runs().filter(future__what_if__nightly=False).exists()
+    return working.waiting_runs().filter(future__what_if__nightly=False).exists()
