@@ -254,7 +254,6 @@ ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "lengths.lengthminute": (VIEWER, ()),
     "lengths.lengthsample": (VIEWER, ()),
     "lengths.lengthversion": (VIEWER, ()),
-    "planning.backtest": (VIEWER, ()),
     "planning.forecast": (VIEWER, ()),
     "planning.scalingmove": (VIEWER, ()),
     "planning.scalingplan": (VIEWER, ()),

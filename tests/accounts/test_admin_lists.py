@@ -31,7 +31,6 @@ from controlplane.fleet.models import (
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
 from controlplane.planning.models import (
-    Backtest,
     Forecast,
     ScalingMove,
     ScalingPlan,
@@ -82,7 +81,6 @@ def build(inventory: Inventory) -> None:
     UnitBackend.objects.create(name="python:3.11", url="http://functions/warm", secret="s3cret")
     place = {"model": "llama-3.1-8b", "region": "us-east"}
     Forecast.objects.create(**place, quantity="prompt", forecaster="blend", window_s=60, start_at=now)
-    Backtest.objects.create(source="ledger", window_s=600)
     ScalingPolicy.objects.create(model=inventory.deployment.model)
     plan = ScalingPlan.objects.create(model=inventory.deployment.model, strategy="lt_ua", valid_until=now)
     ScalingMove.objects.create(

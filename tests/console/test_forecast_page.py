@@ -344,7 +344,6 @@ def test_queries_do_not_grow_with_rows(reader, make_instance, django_assert_max_
 def test_the_chart_begins_where_anything_is_known(db):
     starts = [NOW + timedelta(minutes=at) for at in range(5)]
     series = {"starts": starts, "expected": [None] * 5, "window_s": 60, "now": NOW, "planned": None, "unit": "output"}
-    series["generated"] = [None] * 5
     young = outlooks.Outlook(actual=[None, None, None, 7.0, None], capacity=[0.0, 0.0, 0.0, 0.0, 5.0], **series)
     assert young.since_known().starts == starts[3:]
     assert young.since_known().actual == [7.0, None]

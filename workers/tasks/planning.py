@@ -18,7 +18,6 @@ from django.utils import timezone
 
 from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
-from controlplane.planning.forecasts import backtests
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.plans import services as plans
@@ -54,14 +53,6 @@ def forecast_and_plan() -> None:
             models = plans.due(now, look_s() / 2, 0.0 if free else PATIENCE_SHARE)
             if models is not None:
                 attempt("plans", partial(plans.make_plans, models=models), now)
-
-
-@app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
-def backtest_ledger() -> None:
-    """Judge the forecasters on the ledger's demand, when that is due."""
-    with only_one(LONG_WORK) as free:
-        if free and backtests.due(timezone.now()):
-            backtests.backtest_ledger(backtests.LIMIT_S, requested_work_waits=requested_work_waits)
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
