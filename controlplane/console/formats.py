@@ -254,13 +254,19 @@ def _of_class(text: str, row: "Row") -> str:
 
 
 Row = Mapping[str, Any]
+
+
+def _alone(plain: Callable[[Any], str]) -> Callable[[Any, Row], str]:
+    return lambda value, row: plain(value)
+
+
 PLAIN: tuple[Callable[[Any], str], ...] = (
     *(count, quantity, milliseconds, percent, percent_fine, duration, period, seconds_fine, correlation, usd, usd_fine),
     *(signed, share, clock, bar),
 )
 """Formats of a value alone, by their names."""
 FORMATS: dict[str, Callable[[Any, Row], str]] = {
-    **{plain.__name__: lambda value, row, plain=plain: plain(value) for plain in PLAIN},
+    **{plain.__name__: _alone(plain) for plain in PLAIN},
     "waiting_and_held": lambda value, row: _unit(
         count(value), f"req, {count(row['held'])} held" if row.get("held") else "req"
     ),

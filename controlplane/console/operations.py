@@ -6,7 +6,7 @@ Those of a `Resource` are offered as it declares them; those below are only offe
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 from django.core.exceptions import PermissionDenied
@@ -61,7 +61,7 @@ class Offer:
 
 def of(resource: Resource, page: str, *more: Operation) -> Offer:
     """Offer what *resource* declares that takes a reason alone, and *more*."""
-    model: type[Row] = resource.model  # type: ignore[assignment] (its operations have rows)
+    model = cast("type[Row]", resource.model)  # its operations have rows
     declared = (each for each in resource.operations if each.takes is Nothing)
     return Offer(lambda request: model._default_manager.all(), (*declared, *more), page)
 

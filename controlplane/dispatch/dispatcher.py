@@ -214,7 +214,8 @@ class Dispatcher:
 
     def _refusal(self, arrival: Arrival) -> port.Refused | None:
         for admit in self._admit:
-            if (refusal := admit(arrival)) is not None:
+            refusal: port.Refused | None = admit(arrival)
+            if refusal is not None:
                 return refusal
         return None if arrival.held or arrival.endpoint is None else self._full(arrival.asked, arrival.endpoint)
 

@@ -142,7 +142,8 @@ class Trees(LengthModel):
 
     def scaled(self, query: LengthQuery) -> NDArray[np.float32]:
         """Return the features of *query*'s prompt, standardised and clipped; those that never varied are 0."""
-        return np.clip((self._read(query) - self.mean) * self.scale, -MAX_DISTANCE, MAX_DISTANCE)
+        scaled: NDArray[np.float32] = (self._read(query) - self.mean) * self.scale
+        return scaled.clip(-MAX_DISTANCE, MAX_DISTANCE)
 
     def _fit(self, samples: Sequence[Sample]) -> None:
         queries = [sample.query for sample in samples]

@@ -180,6 +180,9 @@ class Backend:
         if body["model"] not in {*(script.models or ("m",)), *self.adapters}:
             error = {"message": "The model does not exist.", "type": "NotFoundError", "param": "model", "code": 404}
             return web.json_response({"error": error}, status=404)
+        if not isinstance(body.get("max_tokens") or 1, int):
+            error = {"message": "Not a number.", "type": "BadRequestError", "param": "max_tokens", "code": 400}
+            return web.json_response({"error": error}, status=400)
         chat = request.path.endswith("chat/completions")
         tokens = min(script.tokens, body.get("max_tokens") or script.tokens)
         usage = {"prompt_tokens": 7, "total_tokens": 7 + tokens, "completion_tokens": tokens}

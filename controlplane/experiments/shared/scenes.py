@@ -205,7 +205,7 @@ MIXED_A_DAY: Final = {INTERACTIVE: 1_400_000, OTHER: 200_000}
 SHARES: Final = {name: each["share"] for name, each in DATA["regions"].items()}
 
 
-def _lengths(prompt: Sequence[float], output: Sequence[float]) -> LengthsByClass:
+def _lengths(prompt: Sequence[Any], output: Sequence[Any]) -> LengthsByClass:
     return LengthsByClass(Lognormal(*prompt), Lognormal(*output))
 
 

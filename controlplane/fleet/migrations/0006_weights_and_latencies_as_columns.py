@@ -1,9 +1,11 @@
+from typing import Any
+
 from django.db import migrations, models
 
 import controlplane.fleet.models.hardware
 
 
-def keep(apps, schema_editor):
+def keep(apps: Any, schema_editor: Any) -> None:
     """Keep what the tables say in the new columns."""
     regions = {row.pk: row for row in apps.get_model("fleet", "Region").objects.all()}
     for row in apps.get_model("fleet", "RegionLatency").objects.all():

@@ -1,5 +1,7 @@
 """Errors without buckets of lengths, one shadow, and no version of kinds that are gone: the bundled trees answer."""
 
+from typing import Any
+
 from django.db import migrations, models
 from django.db.models import Sum
 
@@ -9,7 +11,7 @@ SUMS = ("requests", "predicted_tokens", "output_tokens", "absolute_error_tokens"
 GONE = ("student", "ssjf-cls-pairwise")
 
 
-def merge(apps, _editor):
+def merge(apps: Any, _editor: Any) -> None:
     minutes = apps.get_model("lengths", "LengthMinute").objects
     rows = list(minutes.order_by().values(*KEY).annotate(**{f"sum_{name}": Sum(name) for name in SUMS}))
     minutes.all().delete()
@@ -23,7 +25,7 @@ def merge(apps, _editor):
     )
 
 
-def reject(apps, _editor):
+def reject(apps: Any, _editor: Any) -> None:
     versions = apps.get_model("lengths", "LengthVersion").objects
     versions.filter(kind__in=GONE).update(state="rejected", note="this kind is gone")
     shadows = versions.filter(state="shadow").order_by("-number").values_list("pk", flat=True)

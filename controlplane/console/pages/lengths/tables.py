@@ -36,8 +36,8 @@ def version_rows(by_predictor: Mapping[str, Measures], scope: Scope | None = Non
     for row in rows:
         own = [by_predictor[name] for name in (str(row), f"{SHADOW} {row}") if name in by_predictor]
         measured = selectors.total(own)
-        shadowing = scope is not None and row == assigned.shadow
-        both = selectors.compared(str(assigned.active), f"{SHADOW} {row}", scope) if shadowing else None
+        shadowing = row == assigned.shadow
+        both = selectors.compared(str(assigned.active), f"{SHADOW} {row}", scope) if scope and shadowing else None
         gain = selectors.gain(*both) if both else None
         vars(row).update(
             measured={"requests": measured.requests or None, "mae": measured.mae, "acc_100": measured.acc_100},
