@@ -358,7 +358,7 @@ def test_bands_are_filled_for_each_run_of_windows_and_not_over_a_gap():
         for at, start in enumerate(starts)
     ]
     nothing = [None] * 6
-    outlook = outlooks.Outlook(starts, 60, NOW, nothing, nothing, expected, nothing, None, "output")
+    outlook = outlooks.Outlook(starts, 60, NOW, nothing, expected, nothing, None, "output")
     bands = charts._band(starts, outlook, 80)
     assert [list(edge.y) for edge in bands] == [[6.0, 6.0], [4.0, 4.0], [6.0, 6.0], [4.0, 4.0]]
     assert [edge.more.get("fill") for edge in bands] == [None, "tonexty", None, "tonexty"]
