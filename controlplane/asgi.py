@@ -32,7 +32,7 @@ django_application = get_asgi_application()  # sets Django up: modules that need
 from servestatic import ServeStaticASGI
 
 from controlplane.alerts import watch as alert_watch
-from controlplane.alerts.conditions import Signals
+from controlplane.alerts.problems import Problem
 from controlplane.alerts.watch import AlertWatch
 from controlplane.applications import feeding as graph_feeding
 from controlplane.applications import warming
@@ -43,6 +43,7 @@ from controlplane.applications.reporting import deliver_reports
 from controlplane.background import spawn
 from controlplane.batches.feeder import TICK_S, Feeder
 from controlplane.batches.services import MAX_FILE_BYTES
+from controlplane.console.live.feed import feed
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import PATH_KINDS
@@ -218,13 +219,13 @@ def unit_warming_of(gateway: Gateway) -> warming.UnitWarming:
 
 
 def alert_watch_of(gateway: Gateway) -> AlertWatch:
-    """What judges the alert rules by rows and by the memory of *gateway*."""
+    """What judges the alert rules by what the live feed of this process finds wrong."""
 
-    def signals() -> Signals:
-        troubles = {one.name: one.trouble for one in gateway.topology.replicas.values() if one.trouble}
-        return Signals(gateway.monitor.report(), troubles)
+    def found() -> tuple[Problem, ...]:
+        feed.start()  # where no page did
+        return feed.latest().problems.found
 
-    return AlertWatch(gateway.jobs.add("alerts", alert_watch.LOOK_S, "database"), signals, gateway.owns)
+    return AlertWatch(gateway.jobs.add("alerts", alert_watch.LOOK_S, "database"), found, gateway.owns)
 
 
 application = create_application(Gateway(ScalingLoop))

@@ -6,15 +6,14 @@ from django import forms
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
+from django.views.decorators.debug import sensitive_variables
 
-from controlplane.accounts import handover
 from controlplane.accounts.models import ApiKey, Membership, Role, SignInLink, User
 from controlplane.accounts.requests import NotedRequest, user_of
 from controlplane.accounts.services import check_service_key, create_api_key, create_sign_in_link, revoke_api_key
@@ -95,18 +94,8 @@ class UserAdmin(AuditedAdmin[User], DjangoUserAdmin[User]):
             self.message_user(request, "Only a superuser makes a sign-in link for a superuser.", "error")
             return None
         link = reverse("console:sign-in-link", args=[create_sign_in_link(user, actor=user_of(request))])
-        shown_at = reverse("admin:accounts_user_link", args=[user.pk])
-        return handover.redirect_with(request, shown_at, request.build_absolute_uri(link))
-
-    def get_urls(self) -> list[URLPattern]:
-        shown = path("<int:pk>/sign-in-link/", self.admin_site.admin_view(self.link_view), name="accounts_user_link")
-        return [shown, *super().get_urls()]
-
-    def link_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Show the link that `sign_in_link` has created."""
-        user = get_object_or_404(User, pk=pk)
         note = "It signs this user in once within 30 minutes, from any browser."
-        return secret_page(request, self, title=f"Sign-in link for {user}", note=note)
+        return secret_page(request, self, request.build_absolute_uri(link), f"Sign-in link for {user}", note)
 
 
 @admin.register(Membership)
@@ -210,19 +199,10 @@ class ApiKeyAdmin(AuditedAdmin[ApiKey]):
         """The service has recorded the event."""
 
     def response_add(self, request: HttpRequest, obj: ApiKey, post_url_continue: str | None = None) -> HttpResponse:
-        return handover.redirect_with(
-            request, reverse("admin:accounts_apikey_created", args=[obj.pk]), cast(NotedRequest, request).new_secret
-        )
-
-    def get_urls(self) -> list[URLPattern]:
-        shown = path("<int:pk>/created/", self.admin_site.admin_view(self.created_view), name="accounts_apikey_created")
-        return [shown, *super().get_urls()]
-
-    def created_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Show the secret of a new key."""
-        key = get_object_or_404(ApiKey, pk=pk)
         note = "Copy it now: only its SHA-256 is stored, and it is not shown again."
-        return secret_page(request, self, title=f"API key {key.name} of {key.tenant}", note=note)
+        return secret_page(
+            request, self, cast(NotedRequest, request).new_secret, f"API key {obj.name} of {obj.tenant}", note
+        )
 
 
 register(TENANTS)
@@ -230,15 +210,11 @@ register(BUDGETS, "__str__", "kind", "soft", "hard", "spent_usd", "stopped_at")
 show(SignInLink, "user", "expires_at", "used_at", search=("user__username",), exclude=("sha256",), view_role=Role.ADMIN)
 
 
-def secret_page(request: HttpRequest, model_admin: admin.ModelAdmin[Any], *, title: str, note: str) -> HttpResponse:
-    """Show a secret once. Raises PermissionDenied below the role that creates it."""
-    if not model_admin.has_add_permission(request):
-        raise PermissionDenied
-    context = {
-        **model_admin.admin_site.each_context(request),
-        "opts": model_admin.model._meta,
-        "title": title,
-        "secret": handover.take(request),
-        "note": note,
-    }
-    return handover.forget(request, TemplateResponse(request, "admin/secret.html", context))
+@sensitive_variables("secret", "context")
+def secret_page(
+    request: HttpRequest, model_admin: admin.ModelAdmin[Any], secret: str, title: str, note: str
+) -> HttpResponse:
+    """Answer the request that made *secret*: the only page with it, which the admin lets nobody store."""
+    site, opts = model_admin.admin_site, model_admin.model._meta
+    context = {**site.each_context(request), "opts": opts, "title": title, "secret": secret, "note": note}
+    return TemplateResponse(request, "admin/secret.html", context)

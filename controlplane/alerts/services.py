@@ -10,8 +10,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from controlplane.accounts.models import User
-from controlplane.alerts.conditions import Problem
 from controlplane.alerts.models import Alert, AlertRule
+from controlplane.alerts.problems import Problem
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet.inventory.kinds import Kind
@@ -25,7 +25,7 @@ MAX_OPEN: Final = 200
 """Open alerts of one rule; further subjects are opened as others resolve."""
 KEPT: Final = timedelta(days=30)
 """Resolved alerts are deleted after that; their events stay."""
-LONGEST_SILENCE: Final = timedelta(days=90)
+MAX_SILENCE: Final = timedelta(days=90)
 
 ALERT_RULE: Final = Kind(
     "alert_rules",
@@ -60,9 +60,9 @@ def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: dat
         alert = known.get(key)
         if alert is not None:
             alert.detail, alert.value, alert.page, alert.seen_at = (
-                problem.detail[:500],
+                problem.sentence[:500],
                 problem.value,
-                problem.page,
+                problem.href,
                 now,
             )
             standing.append(alert)
@@ -81,9 +81,9 @@ def _open(rule: AlertRule, subject: str, problem: Problem, since: datetime, now:
     alert = Alert.objects.create(
         rule=rule,
         subject=subject,
-        detail=problem.detail[:500],
+        detail=problem.sentence[:500],
         model=problem.model,
-        page=problem.page,
+        page=problem.href,
         value=problem.value,
         since=since,
         opened_at=now,
@@ -128,8 +128,8 @@ def silence(alert: Alert, until: datetime | None, actor: User, reason: str = "")
     now = timezone.now()
     if alert.resolved_at is not None:
         raise ActionError(f"{alert} is resolved already")
-    if until is not None and not now < until <= now + LONGEST_SILENCE:
-        raise ValidationError({"until": f"A silence ends within {LONGEST_SILENCE.days} days from now."})
+    if until is not None and not now < until <= now + MAX_SILENCE:
+        raise ValidationError({"until": f"A silence ends within {MAX_SILENCE.days} days from now."})
     before, alert.silenced_until = alert.silenced_until, until
     alert.save(update_fields=["silenced_until"])
     kind, after = ("alert.unsilenced", {}) if until is None else ("alert.silenced", {"until": until.isoformat()})

@@ -3,13 +3,13 @@
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from django.http import HttpRequest
 from django.utils import timezone
 
 from controlplane import __version__
 from controlplane.accounts.models import Role
+from controlplane.alerts.problems import Problems
 from controlplane.console.access.roles import may, role_of
 from controlplane.console.live.feed import feed
 from controlplane.console.live.fragments import badge
@@ -47,7 +47,7 @@ PLAN = (
 )
 TENANTS = (
     Entry("usage", "Usage", "usage", "u"),
-    Entry("keys", "API keys", "keys", "k", ("key-created",)),
+    Entry("keys", "API keys", "keys", "k"),
 )
 API = Entry("api-docs", "API", "api", "c")
 SYSTEM = (
@@ -79,9 +79,9 @@ BADGES = {
 """Fragment that counts problems, by navigation entry."""
 
 
-def badges(attention: dict[str, Any]) -> dict[str, tuple[str, str]]:
+def badges(problems: Problems) -> dict[str, tuple[str, str]]:
     """Return the badge's name and HTML by navigation entry."""
-    return {entry: (name, badge(attention, name)) for entry, name in BADGES.items()}
+    return {entry: (name, badge(problems, name)) for entry, name in BADGES.items()}
 
 
 def freshness(state: LiveState) -> dict[str, str]:
@@ -116,5 +116,5 @@ def console(request: HttpRequest) -> dict[str, object]:
         "fleet_role": role,
         "is_operator": may(request, Role.OPERATOR),
         "sees_admin": may(request, Role.ADMIN),
-        "badges": badges(feed.latest().attention) if role else {},
+        "badges": badges(feed.latest().problems) if role else {},
     }

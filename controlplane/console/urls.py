@@ -79,7 +79,6 @@ urlpatterns = [
     path("usage/budgets/", usage.budgets, name="budgets"),
     path("usage/prices/", usage.prices, name="prices"),
     path("keys/", keys.keys, name="keys"),
-    path("keys/<int:pk>/created/", keys.created, name="key-created"),
     path("keys/<int:pk>/models/", keys.models, name="key-models"),
     path("system/", system.system, name="system"),
     path("alerts/", alerts.alerts, name="alerts"),

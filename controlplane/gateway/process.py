@@ -151,7 +151,7 @@ class Gateway:
         )
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.parts = Parts(self)
-        self.monitor = monitor.Monitor(jobs, self.parts, self.owns)
+        self.monitor = monitor.Monitor(jobs, self.parts)
         sections: dict[str, Callable[[], dict[str, Any]]] = {
             "lengths": self.lengths.snapshot,
             "system": self.monitor.report,
@@ -252,7 +252,7 @@ class Gateway:
             self._every(self.jobs.add("count-tokens", COUNT_S), self._count),
             self._every(self.jobs.add("sweep-queues", held_work.LOOK_S), self._sweep),
             self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self._refresh_keys),
-            self._every(self.monitor.job, self.monitor.look),
+            self._every(self.monitor.job, self.monitor.read),
             self._every(self.parts.job, self.parts.probe),
             self._keep_inventory(),
             self.heartbeats.run(),

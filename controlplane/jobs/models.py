@@ -1,10 +1,10 @@
-"""History of periodic jobs: the runs of those that Celery runs, and what was noticed of all of them."""
+"""Runs of the periodic jobs that Celery runs."""
 
 from django.db import models
 
 
 class JobRow(models.Model):
-    """One periodic job, or one part of the stack whose state was noticed."""
+    """One periodic job."""
 
     name = models.CharField(max_length=64, primary_key=True)
     last_success_at = models.DateTimeField(null=True, blank=True)
@@ -14,9 +14,6 @@ class JobRow(models.Model):
     failing_since = models.DateTimeField(null=True, blank=True)
     failures_total = models.PositiveIntegerField(default=0)
     last_duration_s = models.FloatField(null=True, blank=True)
-    noticed = models.CharField(
-        max_length=16, blank=True, help_text="The trouble that an event was written about; empty when it is over."
-    )
 
     class Meta:
         db_table = "jobs_job"

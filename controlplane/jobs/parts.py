@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from controlplane.supervisor.guard import MARK
+from controlplane.supervisor.child import MARK
 from controlplane.supervisor.state import read_parts
 
 
@@ -36,14 +36,30 @@ class Part:
         return asdict(self) | {"state": self.state.value}
 
 
+PART_TITLES = {
+    "web": "Gateway and web",
+    "redis": "Redis",
+    "database": "Database",
+    "celery": "Celery workers",
+    "beat": "Celery beat",
+    "instances": "Instances",
+    "lengths": "Length service",
+    "kernels": "Compiled kernels",
+    "emulator": "Emulated fleet",
+    "traffic": "Demo traffic",
+}
 STATES = {"running": PartState.OK, "starting": PartState.STARTING, "restarting": PartState.DOWN}
+
+
+def part_title(name: str) -> str:
+    return PART_TITLES.get(name, name.capitalize())
 
 
 def supervised(folder: Path) -> dict[str, Part]:
     """Return the parts that `manage.py up` supervises, if this process is one of them."""
     return {
         row["name"]: Part(**row | {"state": STATES.get(row["state"], PartState.DOWN)})
-        for row in read_parts(folder, os.environ.get(MARK, ""))
+        for row in (read_parts(folder) if os.environ.get(MARK) == str(folder) else [])
     }
 
 

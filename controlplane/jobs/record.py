@@ -6,6 +6,7 @@ same `Record`. Times are epoch seconds.
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from types import TracebackType
@@ -146,3 +147,17 @@ def log_failure(name: str, failures_in_a_row: int, error: BaseException) -> None
 
 def log_recovery(name: str, failures_in_a_row: int) -> None:
     logger.warning("%s: done again after %d failures in a row", name, failures_in_a_row)
+
+
+def job_title(name: str) -> str:
+    return name.replace("-", " ").capitalize()
+
+
+def trouble_of(job: Mapping[str, Any]) -> str:
+    """The trouble of a job, in a sentence."""
+    failures = job["failures_in_a_row"]
+    if failures:
+        return f"{job['last_error']} ({failures} times in a row)" if failures > 1 else str(job["last_error"])
+    if job["last_success_at"] is None:
+        return "It has not run yet."
+    return f"It was last done {time.time() - job['last_success_at']:.0f} s ago, and is due every {job['period_s']:g} s."

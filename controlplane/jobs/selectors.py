@@ -24,11 +24,6 @@ def celery_records() -> list[Record]:
     return records
 
 
-def noticed() -> dict[str, str]:
-    """The trouble that an event was written about and that is not known to be over, by job or part."""
-    return dict(JobRow.objects.exclude(noticed="").values_list("name", "noticed"))
-
-
 def last_sign_of_life() -> datetime | None:
     """When any of these jobs last succeeded: before the stack starts, about when its last run ended."""
     at: datetime | None = JobRow.objects.aggregate(at=Max("last_success_at"))["at"]

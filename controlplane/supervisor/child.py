@@ -1,25 +1,46 @@
-"""One child process: its output line by line, and its end."""
+"""One child process: its output line by line, and its end; what it started in other sessions is found by a mark."""
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from textwrap import shorten
 
 from controlplane.background import spawn
-from controlplane.supervisor.guard import Guard, signal_group
 
+MARK = "PH_STACK"  # children inherit this variable, so that what they start in other sessions is found too
 LINE_CHARS = 2000
-LAST_WORDS_CHARS = 160
+LAST_LINE_CHARS = 160
 READ_BYTES = 64 * 1024
+PR_SET_PDEATHSIG = 1
+# Loaded before the first fork: a child between fork and exec must not wait for a lock of another thread.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _end_with_parent() -> None:
+    """Have the kernel ask this process to end when the thread that started it (the supervisor's main one) is gone."""
+    if _LIBC is not None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def kill_marked(mark: str) -> None:
+    """Kill every other process whose environment has *mark*; none where there is no `/proc`."""
+    wanted = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(folder.name) != os.getpid() and wanted in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 class Child:
     """A process in a separate session, so that Ctrl-C reaches the supervisor alone and it can end the rest in order.
 
-    *on_line* is called with each line of its output, standard error included. The last one is kept in `last_line`,
-    which says more about a child that died than its exit status does.
+    *on_line* is called with each line of its output, standard error included. The last one is kept in `last_line`: an exit
+    status alone says little about why a child died.
     """
 
     def __init__(
@@ -27,10 +48,9 @@ class Child:
         process: asyncio.subprocess.Process,
         output: asyncio.StreamReader,
         pipe: asyncio.ReadTransport,
-        guard: Guard,
         on_line: Callable[[str], None],
     ) -> None:
-        self._process, self._output, self._pipe, self._guard, self._on_line = process, output, pipe, guard, on_line
+        self._process, self._output, self._pipe, self._on_line = process, output, pipe, on_line
         self.last_line = ""
         self._asked = False
         self._ended = spawn(self._follow(), "follow child")
@@ -41,7 +61,6 @@ class Child:
         argv: Sequence[str],
         *,
         environment: Mapping[str, str],
-        guard: Guard,
         on_line: Callable[[str], None],
         standard_input: bytes = b"",
     ) -> "Child":
@@ -60,14 +79,14 @@ class Child:
                 stdout=writing,
                 stderr=writing,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         except BaseException:
             pipe.close()
             raise
         finally:
             os.close(writing)
-        guard.add(process.pid)
-        child = cls(process, output, pipe, guard, on_line)
+        child = cls(process, output, pipe, on_line)
         if process.stdin is not None:
             process.stdin.write(standard_input)
             process.stdin.close()
@@ -100,7 +119,7 @@ class Child:
         """Return its exit and last output, in one line."""
         if not self.last_line:
             return self.end
-        return f"{self.end}; last line: {shorten(self.last_line, LAST_WORDS_CHARS, placeholder='…')}"
+        return f"{self.end}; last line: {shorten(self.last_line, LAST_LINE_CHARS, placeholder='…')}"
 
     def ask(self) -> None:
         """Ask the process to end, once; how it ends its own children is its own affair."""
@@ -111,7 +130,8 @@ class Child:
 
     def kill(self) -> None:
         """Kill it and everything in its session's group."""
-        signal_group(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the number may be another user's by now
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self, within_s: float) -> bool:
         """Ask it to end, kill it after *within_s*. Returns whether asking was enough."""
@@ -130,7 +150,6 @@ class Child:
         await asyncio.wait([reading], timeout=0.5)
         reading.cancel()
         self._pipe.close()
-        self._guard.remove(self._process.pid)
 
     async def _read(self) -> None:
         rest = b""

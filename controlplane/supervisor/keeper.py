@@ -1,22 +1,20 @@
 """Keeps parts alive: starts them, waits until they are ready, starts them again when they die, stops them in order."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from controlplane.background import spawn
-from controlplane.supervisor.child import Child
-from controlplane.supervisor.guard import MARK, Guard, kill_marked
+from controlplane.supervisor.child import MARK, Child, kill_marked
 from controlplane.supervisor.screen import Screen
 
 PROBE_S = 0.1
 PROBE_LIMIT_S = 10.0
 FIRST_BACK_OFF_S = 0.5
-LONGEST_BACK_OFF_S = 30.0
-LONGEST_PATIENCE_S = 300.0
+MAX_BACK_OFF_S = 30.0
+MAX_PATIENCE_S = 300.0
 SETTLED_S = 60.0  # a part that lived this long has its back-off reset
 
 
@@ -30,10 +28,10 @@ class Part:
 
     *probe* returns what to show once the part is ready and None until then; without one a part is ready when started.
     A probe that raises says "not ready", and why. The part is started again whenever it dies, with a pause that grows
-    up to *longest_back_off_s* and a patience that doubles up to `LONGEST_PATIENCE_S` (a machine that is too busy to start
-    it in time gets no better by starting it over), and *on_restart* is repeated until it succeeds. A part with
-    *stop_early* takes long to end and nothing needs it meanwhile: it is asked at the very beginning of the stop, and
-    waited for in its place. The output of a *quiet* part is shown only when it fails, by its last line.
+    up to *max_back_off_s* and a patience that doubles up to `MAX_PATIENCE_S` (a machine that is too busy to start it in
+    time gets no better by starting it over). It is back when *on_restart* is done; if that fails, it is started once more.
+    A part with *stop_early* takes long to end and nothing needs it meanwhile: it is asked at the very beginning of the
+    stop, and waited for in its place. The output of a *quiet* part is shown only when it fails, by its last line.
     """
 
     name: str
@@ -44,7 +42,7 @@ class Part:
     standard_input: bytes = b""
     ready_within_s: float = 60.0
     stop_within_s: float = 1.0
-    longest_back_off_s: float = LONGEST_BACK_OFF_S
+    max_back_off_s: float = MAX_BACK_OFF_S
     stop_early: bool = False
     quiet: bool = False
     on_restart: Callable[[], Awaitable[None]] | None = None
@@ -57,37 +55,35 @@ class PartStatus:
     name: str
     state: str = "starting"  # starting, running, restarting
     process_id: int | None = None
-    since: float = 0.0  # epoch seconds, of this state
     restarts: int = 0
     detail: str = ""
 
 
 class Keeper:
-    """Runs parts under one guard; *publish* is given every part's status when one has changed."""
+    """Runs parts, with *mark* in the environment of all they start; *publish* gets every part's status when one changes."""
 
     def __init__(
         self,
         screen: Screen,
         environment: Mapping[str, str],
+        mark: str,
         publish: Callable[[list[dict[str, Any]]], None] = lambda parts: None,
     ) -> None:
         self.screen = screen
         self.environment = dict(environment)
-        self.mark = secrets.token_hex(8)
+        self.mark = mark
         self._publish = publish
-        self._guard = Guard(self.mark)
         self._children: dict[str, tuple[Part, Child]] = {}
         self._status: dict[str, PartStatus] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._hooks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, part: Part) -> None:
         """Start *part*, wait until it is ready, then keep it. Raises PartError, in one line, if it does not come up."""
         began = time.monotonic()
-        self._note(part, "starting", "")
+        self._set_status(part, "starting", "")
         text = await self._bring_up(part, part.ready_within_s)
         self.screen.started(part.name, text, time.monotonic() - began)
-        self._tasks[part.name] = spawn(self._keep(part), "keep part")
+        self._tasks.append(spawn(self._keep(part), "keep part"))
 
     def process_id(self, name: str) -> int:
         return self._children[name][1].process_id
@@ -105,7 +101,7 @@ class Keeper:
 
     async def stop(self, stages: Sequence[Sequence[str]]) -> list[str]:
         """Stop what no stage names, then stage by stage, then whatever is left. Returns those that had to be killed."""
-        for task in [*self._tasks.values(), *self._hooks.values()]:
+        for task in self._tasks:
             task.cancel()
         killed: list[str] = []
         for part, child in self._children.values():
@@ -117,7 +113,6 @@ class Keeper:
             obeyed = await asyncio.gather(*(child.stop(part.stop_within_s) for part, child in running))
             killed += [part.name for (part, _), well in zip(running, obeyed, strict=True) if not well]
         kill_marked(self.mark)
-        self._guard.release()
         return killed
 
     def kill(self) -> None:
@@ -132,7 +127,6 @@ class Keeper:
             child = await Child.start(
                 part.argv,
                 environment={**self.environment, **part.environment, **own},
-                guard=self._guard,
                 on_line=on_line or (lambda line: None if part.quiet else self.screen.line(part.name, line)),
                 standard_input=part.standard_input,
             )
@@ -157,7 +151,7 @@ class Keeper:
                 except Exception as error:  # whatever a probe raises, a later one may succeed
                     text, reason = None, f" ({type(error).__name__}: {error})".replace(": )", ")")
             if text is not None:
-                self._note(part, "running", text)
+                self._set_status(part, "running", text)
                 return text
             if time.monotonic() > deadline:
                 last_line = f"; its last line: {child.last_line}" if child.last_line else ""
@@ -170,53 +164,35 @@ class Keeper:
         while True:
             _, child = self._children[part.name]
             await child.wait()
-            self._cancel_hook(part)
             if time.monotonic() - came_up > SETTLED_S:
                 back_off_s = FIRST_BACK_OFF_S
             trouble = f"{part.name} ended ({child.epitaph})"
             patience_s = part.ready_within_s
             while True:
                 self._status[part.name].restarts += 1
-                self._note(part, "restarting", trouble)
+                self._set_status(part, "restarting", trouble)
                 self.screen.trouble(f"{trouble}; starting it again in {back_off_s:g} s")
                 await asyncio.sleep(back_off_s)
-                back_off_s = min(back_off_s * 2, part.longest_back_off_s)
+                back_off_s = min(back_off_s * 2, part.max_back_off_s)
                 began = time.monotonic()
                 try:
                     await self._bring_up(part, patience_s)
+                    if part.on_restart is not None:
+                        await part.on_restart()
                     break
                 except Exception as error:  # not a PartError: a mistake of ours, which must not leave the part unkept
                     trouble = str(error) if isinstance(error, PartError) else f"{part.name}: {error!r}"
-                    patience_s = min(patience_s * 2, max(LONGEST_PATIENCE_S, part.ready_within_s))
+                    patience_s = min(patience_s * 2, max(MAX_PATIENCE_S, part.ready_within_s))
                     _, child = self._children[part.name]
                     child.kill()
                     await child.wait()
             came_up = time.monotonic()
             self.screen.note(f"{part.name} is back after {came_up - began:.1f} s")
-            if part.on_restart is not None:
-                self._hooks[part.name] = spawn(self._after_restart(part, part.on_restart), "after restart")
 
-    async def _after_restart(self, part: Part, hook: Callable[[], Awaitable[None]]) -> None:
-        """Repeat *hook* until it succeeds; when *part* ends meanwhile, its next start repeats it."""
-        back_off_s = FIRST_BACK_OFF_S
-        while True:
-            try:
-                await hook()
-                return
-            except Exception as error:
-                text = str(error) if isinstance(error, PartError) else repr(error)
-                self.screen.trouble(f"{part.name}: {text}; trying again in {back_off_s:g} s")
-            await asyncio.sleep(back_off_s)
-            back_off_s = min(back_off_s * 2, part.longest_back_off_s)
-
-    def _cancel_hook(self, part: Part) -> None:
-        if hook := self._hooks.pop(part.name, None):
-            hook.cancel()
-
-    def _note(self, part: Part, state: str, detail: str) -> None:
+    def _set_status(self, part: Part, state: str, detail: str) -> None:
         """Publish that *part* is in *state* from now on."""
         status = self._status.setdefault(part.name, PartStatus(part.name))
-        status.state, status.detail, status.since = state, detail, time.time()
+        status.state, status.detail = state, detail
         status.process_id = self.process_id(part.name) if state == "running" else None
         try:
             self._publish([asdict(one) for one in self._status.values()])

@@ -21,6 +21,7 @@ from controlplane.background import spawn
 from controlplane.dispatch.wire import SUMMARY_KEY
 from controlplane.env import SQLITE_WAITS_S
 from controlplane.jobs.broker import answering_workers, redis_problem
+from controlplane.supervisor.child import kill_marked
 from controlplane.supervisor.keeper import Keeper, Part, PartError
 from controlplane.supervisor.redis_server import NoRedisError, OwnRedis, answers, own_redis, without_password
 from controlplane.supervisor.screen import Screen
@@ -30,7 +31,6 @@ from controlplane.supervisor.state import (
     URL_FILE,
     FolderHeldError,
     hold,
-    write_parts,
     write_private,
 )
 
@@ -53,7 +53,7 @@ PATIENCE_S = {
 CELERY_READY_WITHIN_S = 120.0
 WEB_READY_WITHIN_S = 180.0  # of a machine that has much else to do, or has to compile first; else 6
 CELERY_ANSWERS_WITHIN_S = 2.0  # on a machine that has much else to do
-REDIS_LONGEST_BACK_OFF_S = 5.0  # nearly everything waits for it
+REDIS_MAX_BACK_OFF_S = 5.0  # nearly everything waits for it
 # A day of the demo's traffic takes eight minutes, so it is planned by the minute, and a length model on an encoder is
 # trained in minutes. What the environment says goes first.
 DEMO_PACE = {
@@ -94,6 +94,7 @@ async def run(plan: Plan, screen: Screen) -> int:
     """Run the stack until it is asked to stop (0) or cannot continue (1)."""
     try:
         with hold(plan.state_dir, plan.url):
+            kill_marked(str(plan.state_dir))  # what a supervisor that was killed left behind
             for port, host, option in _ports(plan):
                 _check_free(host, port, option)
             return await Stack(plan, screen).run()
@@ -125,7 +126,8 @@ class Stack:
 
     def __init__(self, plan: Plan, screen: Screen) -> None:
         self.plan, self.screen = plan, screen
-        self.keeper = Keeper(screen, ALLOCATION | (DEMO_PACE if plan.demo else {}) | dict(os.environ), self._publish)
+        environment = ALLOCATION | (DEMO_PACE if plan.demo else {}) | dict(os.environ)
+        self.keeper = Keeper(screen, environment, str(plan.state_dir), self._publish)
         self.link = ""
         self._stop_asked = asyncio.Event()
         self._background: asyncio.Task[None] | None = None
@@ -153,7 +155,7 @@ class Stack:
         return 1 if trouble else 0
 
     def _publish(self, parts: list[dict[str, Any]]) -> None:
-        write_parts(self.plan.state_dir, self.keeper.mark, parts)
+        write_private(self.plan.state_dir / PARTS_FILE, json.dumps(parts))
 
     def _ask_to_stop(self) -> None:
         if self._stop_asked.is_set():
@@ -177,7 +179,7 @@ class Stack:
                 await self._prepare("database", "static", *(("demo", "emulated") if plan.demo else ()), "vllm", "link")
                 group.create_task(self.keeper.start(self._beat()))
                 await kernels  # those of the simulator come while the stack runs
-                for part in (self._web(), self._celery(redis_url)):
+                for part in (self._web(), self._worker(redis_url)):
                     group.create_task(self.keeper.start(part))
         except* PartError as errors:
             raise errors.exceptions[0] from None
@@ -229,7 +231,7 @@ class Stack:
                 standard_input=own.configuration(self.plan.state_dir),
                 ready_within_s=15,
                 stop_within_s=PATIENCE_S["redis"],
-                longest_back_off_s=REDIS_LONGEST_BACK_OFF_S,
+                max_back_off_s=REDIS_MAX_BACK_OFF_S,
                 quiet=True,
             )
         )
@@ -281,34 +283,13 @@ class Stack:
         probe = answering(f"{self.plan.url}/healthz", f"console and API on {self.plan.url}")
         return Part("web", argv, probe, ready_within_s=WEB_READY_WITHIN_S, stop_within_s=PATIENCE_S["web"])
 
-    def _celery(self, redis_url: str) -> Part:
+    def _worker(self, redis_url: str) -> Part:
         # Processes, not threads: only they can be stopped at a task's time limit, and a simulation's computing must not
         # hold up fleet operations behind one interpreter lock.
-        argv = [
-            PYTHON,
-            "-W",
-            "ignore:You're running the worker",
-            "-m",
-            "celery",
-            "-q",
-            "-A",
-            "workers.celery",
-            "worker",
-        ]
         # Long tasks at most: forecasts with plans, LONG_WORK, and runs of what-ifs. One process is left to short ones.
         processes = 3 + self.plan.what_if_processes
-        argv += ["--queues", "control,simulation"]
-        argv += [
-            "--concurrency",
-            str(processes),
-            "--pool",
-            "prefork",
-            "--hostname",
-            "stack@%h",
-            "--loglevel",
-            "WARNING",
-        ]
-        argv += ["--without-mingle", "--without-gossip"]
+        argv = _celery("worker", "--queues", "control,simulation", "--concurrency", str(processes), "--pool", "prefork")
+        argv += ["--hostname", "stack@%h", "--without-mingle", "--without-gossip"]
 
         async def probe() -> str | None:
             answered = await asyncio.to_thread(answering_workers, redis_url, CELERY_ANSWERS_WITHIN_S)
@@ -325,8 +306,7 @@ class Stack:
 
     def _beat(self) -> Part:
         schedule = str(self.plan.state_dir / "celerybeat-schedule")
-        argv = [PYTHON, "-m", "celery", "-q", "-A", "workers.celery", "beat", "--schedule", schedule, "--pidfile", ""]
-        argv += ["--loglevel", "WARNING"]
+        argv = _celery("beat", "--schedule", schedule, "--pidfile", "")
         return Part("beat", argv, shows="periodic tasks", stop_within_s=PATIENCE_S["beat"])
 
     def _emulator(self) -> Part:
@@ -356,6 +336,11 @@ class Stack:
                         break
                 await asyncio.sleep(0.2)
         self.screen.started("instances", f"{ready} of {total} ready", time.monotonic() - began)
+
+
+def _celery(*options: str) -> list[str]:
+    quiet = ["-W", "ignore:You're running the worker"]
+    return [PYTHON, *quiet, "-m", "celery", "-q", "-A", "workers.celery", *options, "--loglevel", "WARNING"]
 
 
 def answering(url: str, shows: str) -> Callable[[], Awaitable[str | None]]:

@@ -10,7 +10,6 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,11 @@ def write_private(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def write_parts(folder: Path, mark: str, parts: list[dict[str, Any]]) -> None:
-    """Write the states of the parts; only children of the supervisor with *mark* read them."""
-    write_private(folder / PARTS_FILE, json.dumps({"mark": mark, "parts": parts}))
-
-
-def read_parts(folder: Path, mark: str) -> list[dict[str, Any]]:
-    """Return the last states written by the supervisor with *mark*; none if it does not run."""
+def read_parts(folder: Path) -> list[dict[str, Any]]:
+    """Return the parts' last states as the supervisor of *folder* wrote them; none without it."""
     try:
-        written = json.loads((folder / PARTS_FILE).read_text())
-        return list(written["parts"]) if mark and written["mark"] == mark else []
-    except (OSError, ValueError, KeyError, TypeError):
+        return list(json.loads((folder / PARTS_FILE).read_text()))
+    except (OSError, ValueError):
         return []
 
 
@@ -57,15 +50,6 @@ def keep_secret_key(base_dir: Path) -> None:
     path = state_dir(base_dir) / KEY_FILE
     if not env.read().SECRET_KEY.get_secret_value() and not path.exists():
         write_private(path, secrets.token_urlsafe(50) + "\n")
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Process that runs in a state folder."""
-
-    process_id: int
-    url: str
-    started_at: float
 
 
 class FolderHeldError(RuntimeError):
@@ -80,23 +64,15 @@ def hold(folder: Path, url: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FolderHeldError(_held_by(file.read(), folder)) from None
+            holder = file.read() or "it starts"
+            raise FolderHeldError(
+                f"Pilothouse already runs in {folder}: {holder}. Stop it with Ctrl-C there or `kill` its process, or give "
+                "this one its own PILOTHOUSE_STATE_DIR."
+            ) from None
         file.truncate()
-        json.dump(asdict(Holder(os.getpid(), url, time.time())), file)
+        file.write(f"process {os.getpid()}, {url}, since {time.strftime('%H:%M')}")
         file.flush()
         try:
             yield
         finally:
             file.truncate(0)
-
-
-def _held_by(text: str, folder: Path) -> str:
-    try:
-        holder = Holder(**json.loads(text))
-    except (ValueError, TypeError):  # it has not written its line yet
-        return f"Pilothouse already starts in {folder}."
-    since = time.strftime("%H:%M", time.localtime(holder.started_at))
-    return (
-        f"Pilothouse already runs in {folder}: process {holder.process_id}, {holder.url}, since {since}. "
-        f"Stop it with Ctrl-C there or `kill {holder.process_id}`, or give this one its own PILOTHOUSE_STATE_DIR."
-    )

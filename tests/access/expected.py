@@ -90,7 +90,6 @@ CONSOLE = {
     "prices": Reach(VIEWER),
     "budgets": Reach(TENANT),
     "keys": Reach(TENANT),
-    "key-created": Reach(MANAGER, {"pk": "KEY"}, owned=True),
     "targets": Reach(VIEWER),
     "share": Reach(ADMIN, {}, {"name": "chat", "targets": "llama-3.1-8b 1"} | REASON),
     "key-models": Reach(MANAGER, {"pk": "KEY"}, {"allowed_models": "llama-3.1-8b"} | REASON, owned=True),
@@ -278,8 +277,6 @@ ADMIN_PAGES = {
     "jsi18n": VIEWER,
     "view_on_site": VIEWER,
     "app_list": VIEWER,
-    "accounts_user_link": ADMIN,
-    "accounts_apikey_created": ADMIN,
     "auth_user_password_change": ADMIN,
 }
 

@@ -148,15 +148,13 @@ class TestEdits:
 
 class TestKeys:
     def test_the_secret_is_shown_once_and_works(self, as_admin, acme, fleet_admin):
-        made = as_admin.post(url_of(ApiKey, "add"), {"tenant": acme.pk, "name": "laptop"})
-        response = as_admin.get(made["Location"])
+        response = as_admin.post(url_of(ApiKey, "add"), {"tenant": acme.pk, "name": "laptop"})
         assert response.status_code == 200
         assert "no-store" in response.headers["Cache-Control"]
         secret = response.context["secret"]
         key = ApiKey.objects.get()
         assert key.sha256 == hash_secret(secret)
         assert key.created_by == fleet_admin
-        assert as_admin.get(made["Location"]).context["secret"] is None
         assert secret not in as_admin.get(url_of(ApiKey, "change", key.pk)).content.decode()
         assert Event.objects.get(kind="api_key.created").after["prefix"] == key.prefix
 
@@ -179,7 +177,7 @@ class TestKeys:
 
     def test_a_sign_in_link_is_for_one_user(self, as_admin, member, stranger):
         choice = {"action": "sign_in_link", "_selected_action": [member.pk]}
-        page = as_admin.post(url_of(User, "changelist"), choice, follow=True)
+        page = as_admin.post(url_of(User, "changelist"), choice)
         token = page.context["secret"].rstrip("/").rpartition("/")[2]
         assert services.use_sign_in_link(token) == member
         both = {"action": "sign_in_link", "_selected_action": [member.pk, stranger.pk]}

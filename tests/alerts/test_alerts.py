@@ -8,13 +8,14 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.urls import resolve
 from django.utils import timezone
+from msgspec.structs import replace
 
 from controlplane.accounts.models import Budget
 from controlplane.alerts import demo, services
-from controlplane.alerts.conditions import Signals, burns, problems_of
+from controlplane.alerts.conditions import burns, problems_of
 from controlplane.alerts.models import Alert, AlertRule
+from controlplane.alerts.problems import Known, Problem, find, read_known
 from controlplane.alerts.watch import AlertWatch
-from controlplane.console.selectors.attention import alerts_open
 from controlplane.events.models import Event
 from controlplane.fleet.attainment import Attainment
 from controlplane.fleet.inventory.services import change, create
@@ -24,7 +25,7 @@ from controlplane.planning.models import ScalingMove, ScalingPlan
 from controlplane.resources.alerts import by_state
 
 pytestmark = pytest.mark.django_db
-NOTHING = Signals({"jobs": [], "parts": []}, {})
+NOTHING: tuple[Problem, ...] = ()
 SECRET = "https://hooks.example.com/services/T0/secret"
 
 
@@ -32,10 +33,22 @@ def rule_of(condition: str, **values) -> AlertRule:
     return create(services.ALERT_RULE, {"name": f"rule of {condition}", "condition": condition, **values}, "test")
 
 
-def subjects(rule: AlertRule, signals: Signals = NOTHING) -> list[tuple[str, float | None]]:
-    problems = problems_of(rule, timezone.now(), signals)
+NUMBERS = dict.fromkeys(("use_ratio", "running", "max_num_seqs", "kv_ratio", "waiting"), 0)
+
+
+def found(**tables) -> tuple[Problem, ...]:
+    """What rows and *tables* say is wrong."""
+    return find(tables, read_known(timezone.now())).found
+
+
+def instance(name: str, status: str, model: str = "m") -> dict[str, object]:
+    return {"name": name, "status": status, "model": model, "region": "r", "trouble": "5 s"} | NUMBERS
+
+
+def subjects(rule: AlertRule, problems: tuple[Problem, ...] = NOTHING) -> list[tuple[str, float | None]]:
+    problems = problems_of(rule, timezone.now(), problems)
     for each in problems:
-        assert resolve(urlsplit(each.page).path).namespace == "console"
+        assert resolve(urlsplit(each.href).path).namespace == "console"
     return [(each.subject, each.value) for each in problems]
 
 
@@ -77,7 +90,7 @@ def test_a_burn_needs_both_windows_and_some_requests(long, short, expected):
     assert burns(*made, threshold=10.0 - 1e-9) is expected
 
 
-def test_each_other_condition_finds_its_subjects(acme, make_instance, language_model, deployment):
+def test_each_other_condition_finds_its_subjects(acme, language_model):
     now = timezone.now()
     Budget.objects.create(tenant=acme, kind="usd_per_month", hard=100, spent_usd=95.0, spent_until=now)
     Budget.objects.create(tenant=acme, model="m", kind="usd_per_month", hard=100, spent_usd=20.0, spent_until=now)
@@ -85,16 +98,23 @@ def test_each_other_condition_finds_its_subjects(acme, make_instance, language_m
     Budget.objects.create(tenant=acme, kind="requests_per_minute", hard=5, stopped_at=now - timedelta(hours=2))
     assert subjects(rule_of("budget")) == [("Acme", 1.0), ("Acme", 0.95)]
 
-    failed, resting, _ = make_instance(state="failed"), make_instance(), make_instance()
-    signals = Signals({"jobs": [], "parts": []}, {resting.name: "rests 5 s", failed.name: "is lost"})
-    assert {name for name, _ in subjects(rule_of("instance"), signals)} == {failed.name, resting.name}
-    assert subjects(AlertRule(condition="instance", model="another"), signals) == []
+    statuses = ("failed", "resting", "unreachable", "saturated", "ready", "draining", "stopped")
+    wrong = found(instances=[instance(status, status) for status in statuses])
+    assert [name for name, _ in subjects(rule_of("instance"), wrong)] == ["failed", "unreachable", "resting"]
+    assert subjects(AlertRule(condition="instance", model="another"), wrong) == []
 
     ScalingPlan.objects.create(model=language_model, strategy="lt_ua", valid_until=now + timedelta(hours=1))
     ScalingPlan.objects.create(model=language_model, strategy="lt_ua", valid_until=now - timedelta(hours=1))
-    assert subjects(rule_of("plan")) == [(language_model.name, None)]
+    assert subjects(rule_of("plan"), found()) == [(language_model.name, None)]
 
-    job = {"name": "plans", "state": "late", "quiet": False, "failures_in_a_row": 0, "last_error": "", "period_s": 60.0}
+    job = {
+        "name": "plans",
+        "state": "late",
+        "quiet": False,
+        "failures_in_a_row": 0,
+        "last_success_at": None,
+        "kind": "celery",
+    }
     report = {
         "jobs": [job, job | {"name": "hidden", "quiet": True}, job | {"name": "fine", "state": "ok"}],
         "parts": [
@@ -102,28 +122,31 @@ def test_each_other_condition_finds_its_subjects(acme, make_instance, language_m
             {"name": "web", "state": "ok", "detail": ""},
         ],
     }
-    assert [name for name, _ in subjects(rule_of("job"), Signals(report, {}))] == ["part redis", "job plans"]
+    assert [name for name, _ in subjects(rule_of("job"), found(**report))] == ["part redis", "job plans"]
 
     for delta in (1, -1, 1, -1, 1):
         ScalingMove.objects.create(
             model="m", region="r", delta=delta, source="floor", strategy="reactive", gpu_type="g", reason="test"
         )
-    assert subjects(rule_of("flapping")) == [("m in r", 4.0)]
+    assert subjects(rule_of("flapping"), found()) == [("m in r", 4.0)]
 
 
-def test_an_alert_opens_once_stays_and_resolves(make_instance):
+FAILED = find({"instances": [instance("one", "failed")]}, Known()).found
+
+
+@pytest.mark.parametrize("own_time", [True, False])
+def test_an_alert_opens_once_stays_and_resolves(own_time):
     """After the time of the rule, with one event for its beginning and one for its end."""
-    rule, row = rule_of("instance", for_s=30), make_instance(state="failed")
+    rule, begin = rule_of("instance", for_s=30), timezone.now()
+    failed = tuple(replace(each, since=begin if own_time else None) for each in FAILED)
     watch = AlertWatch(SimpleNamespace(), lambda: NOTHING)
-    begin = row.state_changed_at
-    watch.judge(begin + timedelta(seconds=10), NOTHING)
+    watch.judge(begin, failed)
+    watch.judge(begin + timedelta(seconds=10), failed)
     assert not Alert.objects.exists()
     for after_s in (31, 41, 51):
-        watch.judge(begin + timedelta(seconds=after_s), NOTHING)
+        watch.judge(begin + timedelta(seconds=after_s), failed)
     alert = Alert.objects.get()
-    assert (alert.rule, alert.subject, alert.since, alert.state) == (rule, row.name, begin, "open")
-    row.state = "ready"
-    row.save()
+    assert (alert.rule, alert.subject, alert.since, alert.state) == (rule, "one", begin, "open")
     watch.judge(begin + timedelta(seconds=61), NOTHING)  # for a moment: it stays open
     assert Alert.objects.get().state == "open"
     watch.judge(begin + timedelta(seconds=112), NOTHING)
@@ -137,43 +160,40 @@ def test_an_alert_opens_once_stays_and_resolves(make_instance):
 def test_a_process_that_just_began_resolves_nothing_yet():
     """It may not have noticed what still holds."""
     rule_of("job")
-    report = {"jobs": [], "parts": [{"name": "redis", "state": "down", "detail": ""}]}
     now, nothing = timezone.now(), lambda: NOTHING
-    AlertWatch(SimpleNamespace(), nothing).judge(now, Signals(report, {}))
+    AlertWatch(SimpleNamespace(), nothing).judge(now, found(parts=[{"name": "redis", "state": "down", "detail": ""}]))
     later, restarted = now + timedelta(minutes=10), AlertWatch(SimpleNamespace(), nothing)
     for after_s, count in ((0, 1), (30, 1), (61, 0)):
         restarted.judge(later + timedelta(seconds=after_s), NOTHING)
         assert Alert.objects.open().count() == count
 
 
-def test_what_has_no_time_of_its_own_waits_from_when_it_was_first_seen(make_instance):
+def test_what_has_no_time_of_its_own_waits_from_when_it_was_first_seen():
     rule_of("instance", for_s=30)
-    resting = Signals({"jobs": [], "parts": []}, {make_instance().name: "rests 5 s"})
     watch, now = AlertWatch(SimpleNamespace(), lambda: NOTHING), timezone.now()
-    for after_s, signals, count in ((0, resting, 0), (20, NOTHING, 0), (40, resting, 0), (70, resting, 1)):
-        watch.judge(now + timedelta(seconds=after_s), signals)
+    for after_s, problems, count in ((0, FAILED, 0), (20, NOTHING, 0), (40, FAILED, 0), (70, FAILED, 1)):
+        watch.judge(now + timedelta(seconds=after_s), problems)
         assert Alert.objects.count() == count
 
 
-def test_a_rule_opens_a_bounded_number_and_one_that_is_switched_off_resolves_its_own(monkeypatch, make_instance):
+def test_a_rule_opens_a_bounded_number_and_one_that_is_switched_off_resolves_its_own(monkeypatch):
     monkeypatch.setattr(services, "MAX_OPEN", 2)
     rule = rule_of("instance")
-    for _ in range(3):
-        make_instance(state="failed")
+    failed = found(instances=[instance(name, "failed") for name in "abc"])
     now = timezone.now()
     watch = AlertWatch(SimpleNamespace(), lambda: NOTHING)
-    watch.judge(now, NOTHING)
+    watch.judge(now, failed)
     assert Alert.objects.open().count() == 2
     change(services.ALERT_RULE, rule, {"active": False}, "test")
-    watch.judge(now, NOTHING)
+    watch.judge(now, failed)
     assert not Alert.objects.open().exists()
 
 
 def test_an_alert_is_acknowledged_and_silenced_with_events(alert, operator):
     now = timezone.now()
-    assert alerts_open() == 1
+    assert read_known(now).open_alerts == 1
     assert services.acknowledge(alert, operator, "seen").acknowledged_by == operator.username
-    assert alerts_open() == 0
+    assert read_known(now).open_alerts == 0
     with pytest.raises(ActionError, match="was acknowledged by"):
         services.acknowledge(alert, operator)
     for until in (now - timedelta(minutes=1), now + timedelta(days=91)):
@@ -198,15 +218,15 @@ def test_an_alert_is_acknowledged_and_silenced_with_events(alert, operator):
             act()
 
 
-def test_a_silence_holds_when_the_alert_opens_again(make_instance, operator):
-    row, now = make_instance(state="failed"), timezone.now()
+def test_a_silence_holds_when_the_alert_opens_again(operator):
+    now = timezone.now()
     rule_of("instance", webhook_url=SECRET)
     watch = AlertWatch(SimpleNamespace(), lambda: NOTHING)
-    assert len(watch.judge(now, NOTHING)) == 1
+    assert len(watch.judge(now, FAILED)) == 1
     services.silence(Alert.objects.get(), now + timedelta(hours=2), operator, "known")
     Alert.objects.update(resolved_at=now)
-    assert watch.judge(now + timedelta(minutes=5), NOTHING) == []
-    assert Alert.objects.open().get(subject=row.name).state == "silenced"
+    assert watch.judge(now + timedelta(minutes=5), FAILED) == []
+    assert Alert.objects.open().get(subject="one").state == "silenced"
 
 
 @pytest.fixture

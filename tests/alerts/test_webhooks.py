@@ -11,17 +11,17 @@ from channels.db import database_sync_to_async
 from django.utils import timezone
 
 from controlplane.alerts import webhooks
-from controlplane.alerts.conditions import Signals
 from controlplane.alerts.models import Alert, AlertRule
+from controlplane.alerts.problems import Known, Problem, find
 from controlplane.alerts.watch import AlertWatch
 from controlplane.events.models import Event
 from tests.receiver import receiver
 
-NOTHING = Signals({"jobs": [], "parts": []}, {})
+NOTHING: tuple[Problem, ...] = ()
 
 
-def down(*names: str) -> Signals:
-    return Signals({"jobs": [], "parts": [{"name": name, "state": "down", "detail": "<ended>"} for name in names]}, {})
+def down(*names: str) -> tuple[Problem, ...]:
+    return find({"parts": [{"name": name, "state": "down", "detail": "<ended>"} for name in names]}, Known()).found
 
 
 @database_sync_to_async
@@ -34,7 +34,7 @@ def rule_now(name: str) -> AlertRule:
     return AlertRule.objects.get(name=name)
 
 
-def watch_of(signals: list[Signals]) -> AlertWatch:
+def watch_of(signals: list[tuple[Problem, ...]]) -> AlertWatch:
     """A watch that reads the last of *signals*."""
     return AlertWatch(SimpleNamespace(), lambda: signals[-1])
 
@@ -53,8 +53,11 @@ async def test_it_is_notified_of_the_beginning_and_the_end_once_each(settings):
             await watch.look(now + timedelta(seconds=after_s))
     first, last = there.taken
     assert (first["version"], first["status"], last["status"]) == ("4", "firing", "resolved")
-    assert [each["labels"]["subject"] for each in first["alerts"]] == ["part redis", "part beat"]
-    assert first["alerts"][0]["annotations"] == {"summary": "parts: part redis", "description": "down: <ended>"}
+    assert [each["labels"]["subject"] for each in first["alerts"]] == ["part beat", "part redis"]
+    assert first["alerts"][0]["annotations"] == {
+        "summary": "parts: part beat",
+        "description": "Celery beat: down: <ended>",
+    }
     assert first["alerts"][0]["generatorURL"] == "https://pilothouse.example/system/"
     assert last["alerts"][0]["fingerprint"] == first["alerts"][0]["fingerprint"]
     assert last["alerts"][0]["endsAt"] > first["alerts"][0]["startsAt"]
@@ -79,11 +82,11 @@ async def test_it_is_repeated_until_it_is_acknowledged():
     [
         ("fails", "answered 500"),
         ("redirects", "answered 302: redirects are not followed, give the final address"),
-        ("hangs", "did not answer within 0.5 s"),
+        ("hangs", "did not answer within 0.2 s"),
     ],
 )
 async def test_a_receiver_that_fails_is_tried_again_ever_later_and_given_up(path, error, monkeypatch, caplog):
-    monkeypatch.setattr("controlplane.webhooks.CALL_S", 0.5)
+    monkeypatch.setattr("controlplane.webhooks.CALL_S", 0.2)
     async with receiver() as (there, url):
         await make_rule("bad", f"{url}/{path}")
         now, watch = timezone.now(), watch_of([down("redis")])

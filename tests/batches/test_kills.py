@@ -75,7 +75,7 @@ def kill(address, part):
     """End *part* at once, as soon as it runs; the supervisor starts it again."""
     until_s = time.monotonic() + 60
     while True:
-        parts = json.loads((Path(address.environment["PILOTHOUSE_STATE_DIR"]) / PARTS_FILE).read_text())["parts"]
+        parts = json.loads((Path(address.environment["PILOTHOUSE_STATE_DIR"]) / PARTS_FILE).read_text())
         (process_id,) = [one["process_id"] for one in parts if one["name"] == part]
         if process_id is not None:
             break

@@ -8,8 +8,8 @@ import orjson
 import pytest
 from django.utils import timezone
 
+from controlplane.alerts.problems import Known
 from controlplane.console.charts import cache
-from controlplane.console.live.attention import Known
 from controlplane.console.live.feed import LiveFeed, feed
 from controlplane.console.live.state import LiveState, Source
 from controlplane.gateway.models import LedgerRow

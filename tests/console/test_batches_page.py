@@ -8,13 +8,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.accounts.models import Budget, Tenant
+from controlplane.alerts.problems import read_known
 from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchStatus, StoredFile
 from controlplane.console.formats import MINUS
 from controlplane.console.live import batches as live_batches
 from controlplane.console.live import fragments
 from controlplane.console.live.state import LiveState
-from controlplane.console.selectors.attention import batches_at_risk
 from controlplane.events.models import Event
 
 pytestmark = pytest.mark.django_db
@@ -175,9 +175,9 @@ def test_a_fragment_is_what_the_page_draws(client, viewer, make_batch):
 def test_batches_at_risk_are_on_the_attention_list(make_batch):
     make_batch(done=6_000)
     late = make_batch(done=6_000, due_in_s=300)
-    ((severity, title, model),) = batches_at_risk()
-    assert (severity, model) == ("critical", "llama-3.1-8b")
-    assert title.startswith(f"{late.short_id} will be late by ")
+    (problem,) = read_known(timezone.now()).problems
+    assert (problem.severity, problem.model) == ("critical", "llama-3.1-8b")
+    assert problem.title.startswith(f"{late.short_id} will be late by ")
 
 
 def test_sections_are_pages_for_those_who_see_the_fleet(client, viewer, member):

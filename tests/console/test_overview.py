@@ -6,7 +6,6 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console.live.attention import Known, find, of_model
 from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, GpuType, Instance
@@ -62,23 +61,13 @@ def test_attention_is_of_the_model(reader, live, two_models, model, others):
 def test_pushed_updates_can_be_filtered_too(live, two_models):
     """The live connection sends one list for all pages: each takes its model's part."""
     live.show(Feed(rows_of(two_models)))
-    attention = live.feed.latest().attention
-    assert {item["model"] for item in attention["items"]} >= {"llama-3.1-8b", "mistral-7b"}
+    problems = live.feed.latest().problems
+    assert {each.model for each in problems.found} >= {"llama-3.1-8b", "mistral-7b"}
     for model in ("llama-3.1-8b", "mistral-7b"):
-        assert {item["model"] for item in of_model(attention, model)["items"]} <= {model, ""}
-        assert of_model(attention, model)["total"] < attention["total"]
-    assert of_model(attention, "without-trouble") == {"items": [], "total": 0}
-    assert of_model(attention, "") is attention
-
-
-def test_plans_that_wait_are_of_their_model():
-    tables = {"instances": []}
-    attention = find(tables, Known(plans=("a", "b", "b")))
-    assert [item["title"] for item in attention["items"]] == ["3 plans wait for approval"]
-    for model, title in (("a", "1 plan waits for approval"), ("b", "2 plans wait for approval")):
-        (item,) = of_model(attention, model)["items"]
-        assert (item["title"], item["model"]) == (title, model)
-    assert of_model(attention, "c")["total"] == 0
+        assert {each.model for each in problems.of_model(model)} <= {model, ""}
+        assert len(problems.of_model(model)) < len(problems.found)
+    assert problems.of_model("without-trouble") == []
+    assert problems.of_model("") == list(problems.found)
 
 
 # Saturation

@@ -2,8 +2,9 @@
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
-from controlplane.console.live import attention
+from controlplane.alerts.problems import find, read_known
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Region
@@ -31,14 +32,10 @@ def test_held_instances_are_shown_where_they_are_looked_for(client, operator, he
 
 
 def test_the_list_of_what_needs_an_eye_names_who_holds_it(held):
-    from controlplane.console.selectors.attention import held as holds
-
-    key = (held.deployment.model.name, held.deployment.region.name)
-    known = attention.Known(min_instances={key: 2}, held=holds())
-    row = dict.fromkeys(("waiting", "oldest_wait_s"), 0) | {"model": key[0], "region": key[1], "instances_ready": 1}
-    [item] = attention._endpoints([row], known)
-    assert "held by" in item.detail
-    assert "kernel update" in item.detail
+    row = {"model": held.deployment.model.name, "region": held.deployment.region.name, "instances_ready": 0}
+    [problem] = find({"endpoints": [row | {"waiting": 0}]}, read_known(timezone.now())).found
+    assert "held by" in problem.words
+    assert "kernel update" in problem.words
 
 
 def test_rest_says_and_does_the_same(acting, held, node):

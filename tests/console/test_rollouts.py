@@ -4,8 +4,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console.live.attention import Known, find
-from controlplane.console.selectors.attention import rollouts_failed
+from controlplane.alerts.problems import read_known
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.launching import launch_spec
 from controlplane.fleet.models import Deployment, Rollout
@@ -77,15 +76,14 @@ def test_an_operator_rolls_out_and_cancels(acting, outdated, deployment):
 
 
 def test_a_failed_one_needs_attention_until_the_settings_are_changed_back(outdated, deployment):
-    tables = {"instances": []}
     rollout = rollouts.start(deployment, "ada", "x")
-    assert rollouts_failed() == ()
+    assert read_known(timezone.now()).problems == ()
     Rollout.objects.filter(pk=rollout.pk).update(state="failed", message="one: out of memory")
-    (item,) = find(tables, Known(rollouts=rollouts_failed()))["items"]
-    assert item["title"] == "The rollout of llama-3.1-8b in us-east failed"
-    assert item["detail"] == "one: out of memory"
+    (problem,) = read_known(timezone.now()).problems
+    assert problem.title == "The rollout of llama-3.1-8b in US East failed"
+    assert problem.words == "one: out of memory"
     Deployment.objects.update(max_num_seqs=256)
-    assert rollouts_failed() == ()
+    assert read_known(timezone.now()).problems == ()
 
 
 def test_the_form_says_how_a_version_proves_itself_and_the_page_why_it_went_back(acting, outdated, deployment):

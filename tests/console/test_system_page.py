@@ -8,14 +8,10 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console.live.attention import Known, find
+from controlplane.alerts.problems import Problem, find, read_known
 from controlplane.console.live.state import Source, tables_of
-from controlplane.console.selectors.attention import min_instances, plans_waiting, queue_bounds
 from controlplane.jobs import monitor
-from controlplane.jobs.models import JobRow
-from controlplane.jobs.monitor import write_notice
 from controlplane.planning.models import PlanStatus, ScalingPlan
-from controlplane.resources.names import place_titles
 from tests.console.feed import Feed
 
 pytestmark = pytest.mark.django_db
@@ -27,12 +23,12 @@ def html_of(client, name="system", **query) -> str:
     return answer.content.decode()
 
 
-def known(**values) -> Known:
-    return Known(queue_bounds(), min_instances(), plans_waiting(), titles=place_titles(), **values)
+def found(feed: Feed) -> tuple[Problem, ...]:
+    return find(tables_of(feed.summary(time.time())), read_known(timezone.now())).found
 
 
 def titles(feed: Feed) -> list[str]:
-    return [item["title"] for item in find(tables_of(feed.summary(time.time())), known())["items"]]
+    return [each.title for each in found(feed)]
 
 
 class TestPage:
@@ -70,15 +66,8 @@ class TestPage:
         html = html_of(acting)
         assert "this is what this web process sees itself" in html
         assert "ConnectionError: refused" in html
-        assert live.feed.latest().attention["items"][0]["title"] == "Redis: down"
+        assert live.feed.latest().problems.found[0].title == "Redis: down"
         assert "Redis: down" in html_of(acting, "overview")
-
-    def test_an_event_about_a_job_leads_here(self, acting, live):
-        write_notice(("forecasts", "failing", "It failed once: IndexError"))
-        write_notice(("forecasts", "failing", "It failed twice: IndexError"))  # another process came second
-        html = html_of(acting, "events")
-        assert html.count("forecasts: job failing") == 1
-        assert JobRow.objects.get(pk="forecasts").noticed == "failing"
 
 
 class TestAttention:
@@ -93,15 +82,14 @@ class TestAttention:
         rows = [row | {"state": "loading"} for row in fleet_feed.rows[:2]]
         for row in rows[:ready]:
             row["state"] = "ready"
-        items = find(tables_of(Feed(rows).summary(time.time())), known())["items"]
-        severities = {item["title"]: item["severity"] for item in items}
+        severities = {each.title: each.severity for each in found(Feed(rows))}
         assert severities[f"{ready} of 2 instances of llama-3.1-8b in US East are ready"] == severity
 
     def test_an_inactive_deployment_promises_nothing(self, deployment):
-        assert min_instances() == {("llama-3.1-8b", "us-east"): 1}
+        assert read_known(timezone.now()).min_instances == {("llama-3.1-8b", "us-east"): 1}
         deployment.active = False
         deployment.save()
-        assert min_instances() == {}
+        assert read_known(timezone.now()).min_instances == {}
 
     def test_plans_that_wait_for_an_operator(self, acting, live, fleet_feed, language_model):
         def plan(minutes, status=PlanStatus.ADVICE):
@@ -111,10 +99,10 @@ class TestAttention:
             )
 
         plan(5), plan(5), plan(-5), plan(5, PlanStatus.REJECTED)
-        live.feed._known = known()
+        live.feed._known = read_known(timezone.now())
         live.show(fleet_feed)
         html = html_of(acting, "overview")
-        assert "2 plans wait for approval" in html
+        assert html.count("waits for approval") == 2
         assert re.search(r'data-fragment="badge/plans"><span class="count">2<span class="unseen"> to approve', html)
         assert re.search(r'data-fragment="badge/system">\s*</span>', html)
 
@@ -124,9 +112,7 @@ class TestAttention:
         fleet_feed.trouble = {"celery": {"state": "down"}, "forecasts": late, "advance-rollouts": late}
         assert titles(fleet_feed) == ["Celery workers: down"]
 
-    def test_a_few_jobs_by_name_and_many_in_one_line(self, fleet_feed, fleet):
+    def test_jobs_by_name(self, fleet_feed, fleet):
         fleet_feed.rows = fleet_feed.rows[:3]
         fleet_feed.trouble = {"forecasts": {"state": "failing", "failures_in_a_row": 1, "last_error": "IndexError"}}
         assert titles(fleet_feed) == ["Forecasts: failing"]
-        fleet_feed.trouble |= {name: {"state": "late"} for name in ("plans", "prune-ledger", "heartbeats")}
-        assert titles(fleet_feed) == ["4 periodic jobs are late or failing"]

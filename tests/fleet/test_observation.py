@@ -95,13 +95,11 @@ def test_the_phase_of_a_start_until_it_is_ready(process):
 def test_a_serving_instance_is_measured(process, server, deployment):
     Deployment.objects.update(api_key="changed since it was started")
     instance = process(api_key="token")
-    write_log(instance, "engine-killed")
     observation.observe_instances()
     instance.refresh_from_db()
     engine = instance.engine
     assert engine["version"] == "0.32.0"
     assert engine["kv_cache_tokens"] == engine["kv_cache_blocks"] * engine["block_size_tokens"] > 0
-    assert (engine["kv_gib"], engine["startup_s"]) == (1.0, 1.23)
     assert engine["memory_bytes"] > 2**20
     assert engine["arguments"]
     assert server.tokens == ["token"]

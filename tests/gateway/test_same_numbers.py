@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.accounts.models import Membership, Role, Tenant, User
-from controlplane.console.live.attention import Known
+from controlplane.alerts.problems import Known
 from controlplane.console.live.state import state_of
 from controlplane.console.pages.forecast.selectors import series_rows
 from controlplane.console.pages.models.details import classes_of

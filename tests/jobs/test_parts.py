@@ -1,27 +1,32 @@
 """Parts of the stack: what this process sees, with what the supervisor says of their processes."""
 
+import json
+
+import pytest
+
 from controlplane.jobs.parts import Part, PartState, merged, supervised
-from controlplane.supervisor.guard import MARK
-from controlplane.supervisor.state import write_parts
+from controlplane.supervisor.child import MARK
 
-ROW = {"name": "celery", "state": "running", "process_id": 7, "since": 5.0, "restarts": 2, "detail": "3 processes"}
-
-
-def test_only_children_of_the_supervisor_believe_its_file(tmp_path, monkeypatch):
-    write_parts(tmp_path, "mine", [ROW])
-    monkeypatch.setenv(MARK, "mine")
-    assert supervised(tmp_path)["celery"] == Part("celery", PartState.OK, "3 processes", 5.0, 2, 7)
-    monkeypatch.setenv(MARK, "another")
-    assert supervised(tmp_path) == {}
-    monkeypatch.delenv(MARK)
-    assert supervised(tmp_path) == {}
+ROW = {"name": "celery", "state": "running", "process_id": 7, "restarts": 2, "detail": "3 processes"}
+CELERY = Part("celery", PartState.OK, "3 processes", None, 2, 7)
 
 
-def test_a_file_that_is_missing_or_broken_says_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv(MARK, "mine")
-    assert supervised(tmp_path) == {}
-    (tmp_path / "parts.json").write_text("{")
-    assert supervised(tmp_path) == {}
+@pytest.mark.parametrize(
+    ("mark", "written", "parts"),
+    [
+        ("{}", json.dumps([ROW]), {"celery": CELERY}),
+        ("another", json.dumps([ROW]), {}),
+        ("", json.dumps([ROW]), {}),
+        ("{}", "{", {}),
+        ("{}", None, {}),
+    ],
+    ids=["ours", "another folder's", "no supervisor", "broken", "missing"],
+)
+def test_only_children_of_the_supervisor_believe_its_file(tmp_path, monkeypatch, mark, written, parts):
+    monkeypatch.setenv(MARK, mark.format(tmp_path))
+    if written is not None:
+        (tmp_path / "parts.json").write_text(written)
+    assert supervised(tmp_path) == parts
 
 
 def test_what_the_supervisor_starts_again_is_down_whatever_was_seen_last():

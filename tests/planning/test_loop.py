@@ -7,8 +7,7 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from controlplane.console.live.attention import Known, find
-from controlplane.console.selectors.attention import endpoints_flapping
+from controlplane.alerts.problems import read_known
 from controlplane.events.models import Event
 from controlplane.fleet import services as fleet
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -404,7 +403,7 @@ def test_flapping_raises_an_alert(fleet_of):
         )  # fmt: skip
     (flapping,) = selectors.flapping(timezone.now())
     assert (flapping.reversals, flapping.by) == (4, {"Strategy between plans": (0, 3), "Reactive floor": (2, 0)})
-    (item,) = find({"instances": []}, Known(flapping=endpoints_flapping(), titles={REGION: "US East"}))["items"]
-    assert item["title"] == f"Scaling of {MODEL} in US East flaps"
+    (problem,) = read_known(timezone.now()).problems
+    assert problem.title == f"Scaling of {MODEL} in US East flaps"
     ScalingMove.objects.update(at=timezone.now() - timedelta(hours=1))
-    assert endpoints_flapping() == ()
+    assert read_known(timezone.now()).problems == ()

@@ -53,9 +53,9 @@ def said(screen: Screen) -> Callable[[], str]:
 
 
 @pytest_asyncio.fixture
-async def keeper(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keeper]:
+async def keeper(screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keeper]:
     monkeypatch.setattr(keeper_module, "FIRST_BACK_OFF_S", 0.05)
-    keeper = Keeper(screen, os.environ)
+    keeper = Keeper(screen, os.environ, str(tmp_path))
     yield keeper
     keeper.kill()
     await keeper.stop([])

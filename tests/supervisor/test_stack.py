@@ -33,22 +33,15 @@ def test_a_stop_waits_longer_for_the_gateway_than_it_may_take_and_less_than_five
     assert {name for stage in STOP_ORDER for name in stage} == set(PATIENCE_S)
 
 
+@pytest.mark.parametrize(("taken", "option"), [("port", "--port"), ("emulator_port", "PILOTHOUSE_EMULATOR_PORT")])
 async def test_a_taken_port_is_said_in_one_line(
-    tmp_path: Path, screen: Screen, said: Callable[[], str], taken_port: int
+    tmp_path: Path, screen: Screen, said: Callable[[], str], taken_port: int, taken: str, option: str
 ) -> None:
-    assert await run(Plan(tmp_path, port=taken_port, demo=False), screen) == 1
+    ports = {"port": 0, "emulator_port": 0, taken: taken_port}
+    assert await run(Plan(tmp_path, **ports), screen) == 1
     assert said() == (
-        f"Port {taken_port} of 127.0.0.1 cannot be used (Address already in use); choose another with --port.\n"
+        f"Port {taken_port} of 127.0.0.1 cannot be used (Address already in use); choose another with {option}.\n"
     )
-
-
-async def test_so_is_the_emulators(tmp_path: Path, screen: Screen, said: Callable[[], str], taken_port: int) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    assert await run(Plan(tmp_path, port=port, emulator_port=taken_port), screen) == 1
-    assert said().startswith(f"Port {taken_port} ")
-    assert said().endswith("choose another with PILOTHOUSE_EMULATOR_PORT.\n")
 
 
 async def test_a_second_stack_is_refused(tmp_path: Path, screen: Screen, said: Callable[[], str]) -> None:

@@ -148,7 +148,7 @@ def assert_no_traceback(stack: RunningStack) -> None:
 def part(address: Address, name: str) -> dict[str, Any]:
     """Return the supervisor's status of a part, from the file that the web process reads."""
     written = json.loads((Path(address.environment["PILOTHOUSE_STATE_DIR"]) / "parts.json").read_text())
-    return next(row for row in written["parts"] if row["name"] == name)
+    return next(row for row in written if row["name"] == name)
 
 
 def test_no_part_ends_it_whichever_dies_with_which(stack: RunningStack, address: Address) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from workers.vllm import engine_log
-from workers.vllm.engine_log import facts, last_lines, root_error, rotate_log, shorten, startup
+from workers.vllm.engine_log import last_lines, root_error, rotate_log, shorten, startup
 
 LOGS = Path(__file__).parent / "data/logs"
 
@@ -91,40 +91,32 @@ def test_a_real_start_runs_through_its_phases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "error"),
+    ("text", "error"),
     [
-        ("no-such-model", "HFValidationError: Repo id must be in the form"),
-        ("context-too-long", "ValidationError: User-specified max_model_len (40960) is greater than the derived"),
-        ("unknown-argument", "unrecognized arguments: --no-such-flag"),
-        ("engine-killed", "engine core exited unexpectedly"),
+        (log("no-such-model"), "HFValidationError: Repo id must be in the form"),
+        (log("context-too-long"), "ValidationError: User-specified max_model_len (40960) is greater than the derived"),
+        (log("unknown-argument"), "unrecognized arguments: --no-such-flag"),
+        (log("engine-killed"), "engine core exited unexpectedly"),
+        (FAILED_ENGINE, "ValueError: To serve at least one request, 1.0 GiB is needed."),
+        (CHAINED, "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
+        (SURVIVED + FAILED_ENGINE, "ValueError: To serve"),
+    ],
+    ids=[
+        "model",
+        "context",
+        "argument",
+        "killed",
+        "the cause, not who waited",
+        "first of a chain",
+        "not a survived one",
     ],
 )
-def test_the_error_of_real_failures(name: str, error: str) -> None:
-    assert root_error(log(name)).startswith(error)
-
-
-def test_the_cause_is_quoted_and_not_the_waiter() -> None:
-    assert root_error(FAILED_ENGINE) == "ValueError: To serve at least one request, 1.0 GiB is needed."
-
-
-def test_of_a_chain_the_first_is_the_cause() -> None:
-    assert root_error(CHAINED) == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-
-
-def test_an_error_that_the_server_survived_is_not_the_one_that_ended_it() -> None:
-    assert root_error(SURVIVED + FAILED_ENGINE).startswith("ValueError: To serve")
+def test_the_error_that_ended_a_server(text: str, error: str) -> None:
+    assert root_error(text).startswith(error)
 
 
 def test_a_log_without_errors_has_none() -> None:
-    assert root_error("\n".join(GPU_START)) == ""
-    assert root_error("") == ""
-
-
-def test_facts_of_a_start() -> None:
-    logged = facts("\n".join(GPU_START))
-    assert (logged.weights_gib, logged.kv_gib, logged.graphs_gib, logged.startup_s) == (14.99, 52.31, 0.61, 42.1)
-    assert facts(log("engine-killed")).kv_gib == 1.0
-    assert facts("").kv_gib is None
+    assert root_error("\n".join(GPU_START)) == root_error("") == ""
 
 
 def test_last_lines_are_what_a_terminal_shows(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import re
 import time
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,7 +47,7 @@ async def _measure_all(instances: list[Instance]) -> list[dict[str, Any] | None]
 
 
 async def _measure(instance: Instance) -> dict[str, Any] | None:
-    """Return facts on the server from `/version`, `/metrics`, its log and `/proc`. None if it does not answer."""
+    """Return facts on the server from `/version`, `/metrics` and `/proc`. None if it does not answer."""
     try:
         async with VllmClient(instance.url, api_key=instance.token) as client:
             version, metrics = await client.version(), await client.metrics()
@@ -72,17 +71,9 @@ def _on_this_machine(instance: Instance) -> dict[str, Any]:
     """Return facts that only the server's own machine knows; empty on another one."""
     assert instance.process_id is not None
     processes = hardware.processes_of(instance.process_id)
-    path = engine_logs.path_of(instance)
-    if not processes or path is None:
+    if not processes:
         return {}
-    # The figures of the start stand at the beginning of the log, which may have been cut off since.
-    start = {
-        name: value for name, value in asdict(engine_log.facts(engine_log.tail(path))).items() if value is not None
-    }
-    known = {name: instance.engine[name] for name in engine_log.Facts.__slots__ if name in instance.engine}
     return {
-        **known,
-        **start,
         "arguments": _without_secrets(hardware.command_line_of(instance.process_id)),
         "processes": len(processes),
         "memory_bytes": sum(processes.values()),

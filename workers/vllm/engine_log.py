@@ -7,13 +7,12 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 KEPT = 2  # earlier logs besides the present one: NAME.log.1 is the latest of them
-LARGEST_BYTES = 8 * 2**20
+MAX_BYTES = 8 * 2**20
 TAIL_BYTES = 256 * 1024
-LONGEST_ERROR = 400
+MAX_ERROR = 400
 
 # What a line says of the start, in the order of the start; (pattern, phase). A group is a percentage or `i/n`.
 PHASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -39,24 +38,15 @@ STARTING = "Starting"
 PREFIX = re.compile(r"^\([\w ]+ pid=\d+\) ?")  # (EngineCore pid=8834)
 STAMP = re.compile(r"^(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?")
 EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Timeout))(?:: (.*))?$")
-ARGUMENTS = re.compile(r"^[\w./-]+: error: (.*)$")  # argparse
+ARGUMENTS = re.compile(r"^[\w./-]+: error: ")  # argparse
 # Errors that only pass on that another process has failed.
 SECOND_HAND = re.compile(
     r"EngineDeadError|See (?:root cause|stack trace)|EngineCore encountered an issue|"
     r"Engine core initialization failed|WorkerProc initialization failed|^(?:SystemExit|KeyboardInterrupt)"
 )
+SERVES = re.compile(r'HTTP/1\.1" 200|Avg prompt throughput')
 # Lines that say without a traceback why a server ended.
 PLAIN = re.compile(r"(Worker proc \S+ died unexpectedly[^,]*|engine core exited unexpectedly|.*CUDA out of memory.*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Figures that a server logs when it starts; None where its log does not say."""
-
-    weights_gib: float | None = None
-    kv_gib: float | None = None
-    graphs_gib: float | None = None
-    startup_s: float | None = None
 
 
 def tail(path: Path) -> str:
@@ -95,41 +85,26 @@ def root_error(text: str) -> str:
     """Return the error that ended the server, as one line; "" without any.
 
     When an engine fails, its exception is logged first, then those of the processes that waited for it: they say
-    "see root cause above". In a chain of exceptions the first is the cause.
+    "see root cause above". In a chain of exceptions the first is the cause. What precedes an answered request was survived.
     """
     lines = [STAMP.sub("", PREFIX.sub("", line)) for line in text.splitlines()]
-    errors: list[tuple[int, str]] = []
-    in_traceback = False
+    errors: list[str] = []
+    after_service = in_traceback = False
     for number, line in enumerate(lines):
+        exception = EXCEPTION.match(line) if in_traceback else None
         if line.startswith("Traceback (most recent call last)"):
             in_traceback = True
-        elif in_traceback and (exception := EXCEPTION.match(line)):
-            in_traceback = False
-            errors.append((number, _sentence(lines, number, exception)))
-        elif bad := ARGUMENTS.match(line):
-            errors.append((number, bad[1]))
-    causes = [error for _, error in errors if not SECOND_HAND.search(error)]
-    if causes:
-        return _shortened(_first_of_the_end(errors, lines))
-    for line in lines:
-        if plain := PLAIN.search(line):
-            return _shortened(plain[1])
-    return _shortened(errors[0][1]) if errors else ""
-
-
-def facts(text: str) -> Facts:
-    """Return the figures in the log of a start."""
-
-    def figure(pattern: str) -> float | None:
-        matches = re.findall(pattern, text)
-        return float(matches[-1].replace(",", "")) if matches else None
-
-    return Facts(
-        weights_gib=figure(r"Model loading took ([\d.]+) GiB"),
-        kv_gib=figure(r"Available KV cache memory: ([\d.]+) GiB") or figure(r"Explicitly set \(([\d.]+)/"),
-        graphs_gib=figure(r"Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB"),
-        startup_s=figure(r"init engine \([^)]*\) took ([\d.]+) s"),
-    )
+        elif SERVES.search(line):
+            after_service = True
+        elif exception or ARGUMENTS.match(line):
+            errors = [] if after_service else errors
+            after_service = in_traceback = False
+            errors.append(_sentence(lines, number, exception) if exception else line.partition(": error: ")[2])
+    causes = [error for error in errors if not SECOND_HAND.search(error)]
+    if not causes:
+        causes = [plain[1] for line in lines if (plain := PLAIN.search(line))]
+    error = next(iter([*causes, *errors]), "")
+    return error if len(error) <= MAX_ERROR else error[: MAX_ERROR - 1] + "…"
 
 
 def rotate_log(path: Path) -> None:
@@ -140,16 +115,16 @@ def rotate_log(path: Path) -> None:
             earlier.replace(_numbered(path, number))
 
 
-def shorten(path: Path, largest_bytes: int = LARGEST_BYTES) -> bool:
+def shorten(path: Path, max_bytes: int = MAX_BYTES) -> bool:
     """Move the end of a log that has grown too large to NAME.log.1 and empty the log; the server keeps appending to it.
 
     Lines written between the copy and the cut are lost, as with logrotate's copytruncate.
     """
     try:
-        if path.stat().st_size <= largest_bytes:
+        if path.stat().st_size <= max_bytes:
             return False
         with path.open("rb") as stream:
-            stream.seek(-largest_bytes, os.SEEK_END)
+            stream.seek(-max_bytes, os.SEEK_END)
             _numbered(path, 1).write_bytes(stream.read())
         os.truncate(path, 0)
     except FileNotFoundError:
@@ -167,21 +142,3 @@ def _sentence(lines: Sequence[str], number: int, exception: re.Match[str]) -> st
     if name == "ValidationError" and number + 1 < len(lines):
         text = lines[number + 1].strip().partition(" [type=")[0].removeprefix("Value error, ")
     return f"{name}: {text}" if text else name
-
-
-def _first_of_the_end(errors: Sequence[tuple[int, str]], lines: Sequence[str]) -> str:
-    """Return the first cause in the last run of tracebacks: ordinary lines follow an error that a server survived."""
-    end: list[str] = []
-    last = None
-    for number, error in errors:
-        between = lines[number if last is None else last : number]
-        if any('HTTP/1.1" 200' in line or "Avg prompt throughput" in line for line in between):
-            end = []
-        if not SECOND_HAND.search(error) or (not end and number == errors[-1][0]):
-            end.append(error)
-        last = number
-    return end[0] if end else errors[-1][1]
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_ERROR else text[: LONGEST_ERROR - 1] + "…"

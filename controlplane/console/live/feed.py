@@ -22,25 +22,15 @@ import redis
 from channels.layers import get_channel_layer
 from django.conf import settings
 from django.db import DatabaseError, close_old_connections
+from django.utils import timezone
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from controlplane.alerts.problems import Known, read_known
 from controlplane.console.live import batches, fragments, jobs, what_ifs
-from controlplane.console.live.attention import Known
 from controlplane.console.live.state import SILENT_S, LiveState, Source, state_of, without_summaries
-from controlplane.console.selectors.attention import (
-    alerts_open,
-    batches_at_risk,
-    endpoints_flapping,
-    held,
-    min_instances,
-    plans_waiting,
-    queue_bounds,
-    rollouts_failed,
-)
 from controlplane.console.selectors.events import newest_event_id
 from controlplane.dispatch.wire import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LENGTH, SUMMARY_KEY
-from controlplane.resources.names import place_titles
 
 logger = logging.getLogger(__name__)
 
@@ -245,17 +235,7 @@ class LiveFeed:
     def _read_known(self) -> None:
         try:
             close_old_connections()
-            self._known = Known(
-                queue_bounds(),
-                min_instances(),
-                plans_waiting(),
-                endpoints_flapping(),
-                rollouts_failed(),
-                held(),
-                place_titles(),
-                batches_at_risk(),
-                alerts_open(),
-            )
+            self._known = read_known(timezone.now())
         except DatabaseError as error:
             logger.debug("live feed: the rows could not be read, the last ones stay: %s", error)
         finally:

@@ -12,10 +12,10 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.html import conditional_escape
 
+from controlplane.alerts.problems import Problems
 from controlplane.console.formats import FORMATS
 from controlplane.console.live import (
     at_door,
-    attention,
     batches,
     held_work,
     length_service,
@@ -54,16 +54,19 @@ BADGES: Final = {
     "batches": "at risk or late",
     "alerts": "open",
 }
-"""Counts of the attention list in the navigation, with their labels."""
+"""Counts of problems in the navigation, with their labels."""
+SHOWN: Final = 5
+"""Of the attention list."""
 
 
-def badge(problems: dict[str, Any], name: str) -> str:
-    return render_to_string("console/parts/badge.html", {"number": problems[name], "word": BADGES[name]})
+def badge(problems: Problems, name: str) -> str:
+    return render_to_string("console/parts/badge.html", {"number": problems.count(name), "word": BADGES[name]})
 
 
-def attention_list(problems: dict[str, Any], model: str, instances: int, known: bool) -> str:
+def attention_list(problems: Problems, model: str, instances: int, known: bool) -> str:
     """Render the attention list of one model or of all."""
-    shown = {**attention.of_model(problems, model), "model": model, "instances": instances, "known": known}
+    found = problems.of_model(model)
+    shown = {"items": found[:SHOWN], "total": len(found), "model": model, "instances": instances, "known": known}
     return render_to_string("console/overview/attention.html", shown)
 
 
@@ -85,14 +88,14 @@ def _tiles(of: tuple[tiles.Tile, ...], row: dict[str, Any] | None, live: str) ->
 
 def _everywhere(state: LiveState, _: str) -> Html:
     """Render fragments of every page: navigation badges, and numbers of models."""
-    badges = {f"badge/{name}": badge(state.attention, name) for name in BADGES} if state.known else {}
+    badges = {f"badge/{name}": badge(state.problems, name) for name in BADGES} if state.known else {}
     return badges | _cells((row for row in state.tables["tiles"] if row["scope"]), MODEL_CELLS)
 
 
 def _overview(state: LiveState, model: str) -> Html:
     html = _tiles(tiles.TILES, state.tile(model), f"tile/{model}")
     if state.known:
-        html["attention"] = attention_list(state.attention, model, len(state.tables["instances"]), True)
+        html["attention"] = attention_list(state.problems, model, len(state.tables["instances"]), True)
     if state.newest_event_id is not None:
         html["events"] = event_list()
     return html

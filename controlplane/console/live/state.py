@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from controlplane.console.live import attention, jobs, length_service, tiles
+from controlplane.alerts.problems import Known, Problems, find
+from controlplane.console.live import jobs, length_service, tiles
 from controlplane.console.live.batches import Reading as BatchReading
 from controlplane.dispatch.wire import (
     AT_DOOR_COLUMNS,
@@ -125,11 +126,6 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
 
 
 NO_TABLES = tables_of({})
-NO_ATTENTION: dict[str, Any] = {
-    **dict.fromkeys(("total", "instances", "below", "plans", "system", "queues", "batches", "alerts"), 0),
-    "items": [],
-    "models": {"": {"items": [], "total": 0}},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +137,7 @@ class LiveState:
     owner: str = ""
     started_at: float | None = None
     tables: dict[str, list[Row]] = field(default_factory=lambda: NO_TABLES)
-    attention: dict[str, Any] = field(default_factory=lambda: NO_ATTENTION)
+    problems: Problems = field(default_factory=Problems)
     # Samples of the last hour, oldest first, one every five seconds: see `history.py`.
     history: tuple[dict[str, Any], ...] = ()
     # Progress of the what-ifs that pages follow, by their number.
@@ -184,15 +180,15 @@ class LiveState:
         return {row["id"]: row for row in self.tables["instances"]}
 
 
-def without_summaries(state: LiveState, known: attention.Known) -> LiveState:
+def without_summaries(state: LiveState, known: Known) -> LiveState:
     """*state* while nothing is published: its numbers stand still, and what this process knows of the system does not."""
     if state.source == Source.LIVE or not (own := jobs.own_tables()):
         return state
     tables = {**state.tables, **own}
-    return replace(state, tables=tables, attention=attention.find(tables, known))
+    return replace(state, tables=tables, problems=find(tables, known))
 
 
-def state_of(summary: Mapping[str, Any], known: attention.Known, history: tuple[dict[str, Any], ...]) -> LiveState:
+def state_of(summary: Mapping[str, Any], known: Known, history: tuple[dict[str, Any], ...]) -> LiveState:
     """The state that *summary* (the gateway's JSON) describes. Raises KeyError, TypeError or ValueError on another form."""
     tables = tables_of(summary)
     return LiveState(
@@ -201,6 +197,6 @@ def state_of(summary: Mapping[str, Any], known: attention.Known, history: tuple[
         owner=str(summary.get("owner", "")),
         started_at=summary.get("started_at"),
         tables=tables,
-        attention=attention.find(tables, known),
+        problems=find(tables, known),
         history=history,
     )

@@ -7,8 +7,8 @@ from typing import Any
 from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
 
+from controlplane.alerts.problems import slo_level
 from controlplane.console.formats import FORMATS, NONE
-from controlplane.console.live.attention import slo_level
 
 Row = Mapping[str, Any]
 Level = Callable[[float, Row], str]  # of a tile's value in its row

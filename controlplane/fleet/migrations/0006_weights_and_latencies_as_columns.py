@@ -17,7 +17,6 @@ def keep(apps: Any, schema_editor: Any) -> None:
 
 
 class Migration(migrations.Migration):
-
     dependencies = [("fleet", "0005_names")]
 
     operations = [

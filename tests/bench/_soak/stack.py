@@ -104,7 +104,7 @@ class Stack(RunningStack):
         processes.
         """
         with contextlib.suppress(OSError, ValueError, KeyError):
-            parts = json.loads((self.folder / PARTS_FILE).read_text())["parts"]
+            parts = json.loads((self.folder / PARTS_FILE).read_text())
             return [
                 f"{one['process_id']} {PARTS['redis']}" for one in parts if one["name"] == "redis" and one["process_id"]
             ]

@@ -28,7 +28,7 @@ def alerts(request: HttpRequest) -> HttpResponseBase:
         request,
         ALERTS,
         rules=rules,
-        problems=feed.state().attention["total"],
+        problems=len(feed.state().problems.found),
         rule_columns=ALERT_RULES.named(*ALERT_RULES.page),
         rule_actions="console/alerts/rule_actions.html" if may(request, Role.ADMIN) else "",
         silences=SILENCES.items(),

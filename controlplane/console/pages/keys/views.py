@@ -4,15 +4,13 @@ from datetime import timedelta
 
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, render
-from django.urls import reverse
+from django.shortcuts import render
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
-from django.views.decorators.http import require_http_methods, require_safe
+from django.views.decorators.http import require_http_methods
 
-from controlplane.accounts import handover
 from controlplane.accounts.models import ApiKey, Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
@@ -30,7 +28,7 @@ from controlplane.resources.keys import KEYS
 @signed_in
 @sensitive_variables("secret")
 def keys(request: HttpRequest) -> HttpResponseBase:
-    """Show the list; a POST creates a key and redirects to the page that shows its secret once."""
+    """Show the list; a POST creates a key and answers with its secret, which is shown only then."""
     managed = list(tenants_with_managed_keys(request.user).filter(active=True))
     errors: dict[str, list[str]] = {}
     if request.method == "POST":
@@ -50,7 +48,7 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         except ValidationError as error:
             errors = error.message_dict
         else:
-            return handover.redirect_with(request, reverse("console:key-created", args=[key.pk]), secret)
+            return created(request, key, secret)
     return list_page(
         request,
         KEYS,
@@ -63,26 +61,21 @@ def keys(request: HttpRequest) -> HttpResponseBase:
     )
 
 
-@require_safe
-@signed_in
 @sensitive_variables("secret", "context")
-def created(request: HttpRequest, pk: int) -> HttpResponse:
-    """Show the secret of a new key once, to the browser that created it."""
-    key = get_object_or_404(manageable_api_keys(request.user), pk=pk)
-    secret = handover.take(request)
+def created(request: HttpRequest, key: ApiKey, secret: str) -> HttpResponse:
+    """Show the secret of a new key; `never_cache` keeps it out of every store."""
+    model, base_url = examples.model_to_try(), request.build_absolute_uri("/").rstrip("/")
     context: dict[str, object] = {"key": key, "secret": secret}
-    if secret:
-        model, base_url = examples.model_to_try(), request.build_absolute_uri("/").rstrip("/")
+    if key.role is not None:
+        context |= {"served": True, "curl": examples.fleet_curl(base_url, secret)}
+        context["python"] = examples.fleet_python(base_url, secret)
+    else:
         context |= {
-            "model": model,
             "served": model != examples.NO_MODEL,
             "curl": examples.curl(base_url, secret, key.tenant, model),
             "python": examples.python(base_url, secret, key.tenant, model),
         }
-        if key.role is not None:
-            context |= {"served": True, "curl": examples.fleet_curl(base_url, secret)}
-            context["python"] = examples.fleet_python(base_url, secret)
-    return handover.forget(request, render(request, "console/keys/key_created.html", context))
+    return render(request, "console/keys/key_created.html", context)
 
 
 @action(

@@ -8,20 +8,20 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
+from controlplane.alerts.problems import Problems, find, read_known
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.live import attention, jobs, tiles
+from controlplane.console.live import jobs, tiles
 from controlplane.console.live.feed import feed
 from controlplane.console.live.fragments import attention_list, event_list
 from controlplane.console.live.state import SOURCE_TEXT, Source
 from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.overview.charts import DEMANDS, overview_charts, sparks
-from controlplane.console.selectors.attention import endpoints_flapping, plans_waiting, rollouts_failed
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.fleet.selectors import instances, usd_per_hour
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.resources.filters import CHART_RANGE, Filters, Hidden, model_select
 from controlplane.resources.instances import INSTANCES, SUMMARY
-from controlplane.resources.names import model_names, place_titles
+from controlplane.resources.names import model_names
 from controlplane.simulation.whatif import nightly
 
 INSTANCES_SHOWN = 12
@@ -32,14 +32,9 @@ def filters_of(request: HttpRequest) -> Filters:
     return Filters(request.GET, model_select(model_names()), CHART_RANGE, Hidden("demand", DEMANDS, TOKENS))
 
 
-def without_numbers(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def without_numbers(rows: list[dict[str, Any]]) -> Problems:
     """The attention list before the gateway's first summary: what the inventory knows is wrong."""
-    return attention.find(
-        {"instances": rows, **jobs.own_tables()},
-        attention.Known(
-            plans=plans_waiting(), flapping=endpoints_flapping(), rollouts=rollouts_failed(), titles=place_titles()
-        ),
-    )
+    return find({"instances": rows, **jobs.own_tables()}, read_known(timezone.now()))
 
 
 @require_safe
@@ -54,7 +49,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
     rows = worst_first(instance_rows(state, instances(model=model)))
     if request.GET.get("format") == "csv":
         return INSTANCES.csv(rows)
-    problems = state.attention if state.known else without_numbers(rows)
+    problems = state.problems if state.known else without_numbers(rows)
     context = {
         **live_context(state, f"overview:{model},instances,events"),
         "filters": filters,

@@ -16,8 +16,9 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
-from controlplane.console.live.jobs import job_title, part_title, trouble
 from controlplane.console.live.state import Source
+from controlplane.jobs.parts import part_title
+from controlplane.jobs.record import job_title, trouble_of
 from controlplane.resources.jobs import JOBS, PARTS
 from forecasting import models_extra
 
@@ -59,7 +60,7 @@ def job_rows(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "word": word,
                 "title": job_title(job["name"]),
                 "run_by": RUN_BY.get(job["kind"], job["kind"]),
-                "trouble": trouble(job) if bad else job["last_error"],
+                "trouble": trouble_of(job) if bad else job["last_error"],
             }
         )
     return rows

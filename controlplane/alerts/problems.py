@@ -1,0 +1,264 @@
+"""What is wrong now: one list for the Overview, the counts in the navigation, the alert rules and their webhooks.
+
+`read_known` finds what rows say, and reads what live numbers are compared with; `find` adds what the live tables say.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from django.db.models import Sum
+from msgspec import Struct
+
+from controlplane.alerts.models import Alert
+from controlplane.batches.models import LATE
+from controlplane.batches.selectors import running
+from controlplane.fleet.attainment import level_of
+from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, Instance, Region
+from controlplane.fleet.rollouts.selectors import failed
+from controlplane.jobs.parts import part_title
+from controlplane.jobs.record import job_title, trouble_of
+from controlplane.planning.models import PlanStatus, ScalingPlan
+from controlplane.planning.selectors import FLAPPING_OVER, flapping
+
+ERRORS_WARNING, ERRORS_CRITICAL = 0.001, 0.01
+QUEUE_WARNING: Final = 0.8
+"""Of the endpoint's bound."""
+Table = Sequence[Mapping[str, Any]]
+
+
+class Problem(Struct, frozen=True):
+    """One thing that is wrong.
+
+    *rank* orders problems of one severity, lowest first. Without a *model* it concerns the fleet. *since* is None where only
+    the alert itself knows it. *href* is written out: a process that serves no page need not load the URL configuration.
+    """
+
+    kind: str  # instance, saturated, endpoint, queue, slo, errors, rollout, flapping, plan, batch, part, job
+    subject: str
+    severity: str  # critical, warning
+    title: str
+    words: str = ""
+    href: str = ""
+    model: str = ""
+    rank: float = 0.0
+    since: datetime | None = None
+    value: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        """Return the detail of an alert about the subject."""
+        return self.words if self.title == self.subject else f"{self.title}: {self.words}".rstrip(": ")
+
+
+class Problems(Struct, frozen=True):
+    """All problems, worst first, and the counts of the navigation."""
+
+    found: tuple[Problem, ...] = ()
+    counts: Mapping[str, int] = {}
+
+    def of_model(self, model: str) -> list[Problem]:
+        """Return the problems of *model* and the fleet's own; all if it is empty."""
+        return [each for each in self.found if not model or each.model in ("", model)]
+
+    def count(self, name: str) -> int:
+        return self.counts.get(name, 0)
+
+
+class Known(Struct, frozen=True):
+    """What rows say; endpoints by (model, region)."""
+
+    problems: tuple[Problem, ...] = ()
+    queue_bounds: Mapping[tuple[str, str], int] = {}
+    min_instances: Mapping[tuple[str, str], int] = {}
+    held: Mapping[tuple[str, str], str] = {}
+    """Holder and reason of a held instance."""
+    titles: Mapping[str, str] = {}
+    """Of regions, by name."""
+    open_alerts: int = 0
+    """Neither acknowledged nor silenced."""
+
+    def where(self, model: str, region: str) -> str:
+        return f"{model} in {self.titles.get(region, region)}"
+
+
+def read_known(now: datetime) -> Known:
+    """Read the rows that say what is wrong, and those that live numbers are compared with."""
+    titles = dict(Region.objects.values_list("name", "title"))
+    active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    sums = (
+        active.values_list("model__name", "region__name").annotate(Sum("queue_bound"), Sum("min_instances")).order_by()
+    )
+    held = Instance.objects.exclude(held="").filter(state=InstanceState.STOPPED).order_by("name")
+    unseen = Alert.objects.open().filter(acknowledged_at=None).exclude(silenced_until__gt=now)
+    endpoints = [((model, region), bound, least) for model, region, bound, least in sums]
+    return Known(
+        tuple(_of_rows(now, titles)),
+        {key: bound for key, bound, _ in endpoints},
+        {key: least for key, _, least in endpoints},
+        {
+            (model, region): by
+            for model, region, by in held.values_list("deployment__model__name", "deployment__region__name", "held")
+        },
+        titles,
+        unseen.count(),
+    )
+
+
+def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
+    """Plans that wait, movers that work against each other, failed rollouts, and batches that may miss their deadline."""
+    plans = ScalingPlan.objects.filter(status=PlanStatus.ADVICE, valid_until__gt=now).select_related("model")
+    for plan in plans.order_by("pk"):
+        model, href = plan.model.name, f"/scaling/plans/{plan.pk}/"
+        title = f"A plan for {model} waits for approval"
+        words = f"The plan of {plan.strategy} can be approved until {plan.valid_until:%H:%M} UTC"
+        yield Problem("plan", model, "warning", title, words, href, model, 4, plan.made_at)
+    for each in flapping(now):
+        by = ", ".join(f"{who.lower()} +{out} -{back}" for who, (out, back) in sorted(each.by.items()))
+        words = f"{each.reversals} reversals in {span(FLAPPING_OVER.total_seconds())}: {by}"
+        href = _link("/scaling/moves/", each.model, each.region)
+        title = f"Scaling of {each.model} in {titles.get(each.region, each.region)} flaps"
+        subject, count = f"{each.model} in {each.region}", float(each.reversals)
+        yield Problem("flapping", subject, "warning", title, words, href, each.model, 0.6, value=count)
+    for status in failed():
+        if status.rollout is not None:
+            model, region = status.deployment.model.name, status.deployment.region.name
+            title = f"The rollout of {model} in {titles.get(region, region)} failed"
+            href = _link("/instances/", model, region)
+            subject = f"{model} in {region}"
+            yield Problem("rollout", subject, "warning", title, status.rollout.message, href, model, 0.4)
+    for batch in running():
+        if batch.risk:
+            slack, late = span(abs(batch.slack_s or 0.0)), batch.risk == LATE
+            title = (
+                f"{batch.short_id} will be late by {slack}"
+                if late
+                else f"{batch.short_id} is at risk: {slack} of slack"
+            )
+            severity = "critical" if late else "warning"
+            yield Problem("batch", batch.short_id, severity, title, batch.model, "/batches/", batch.model, 2)
+
+
+def find(tables: Mapping[str, Table], known: Known) -> Problems:
+    """Return what *tables* (of the live state) and *known* say is wrong."""
+    found = [
+        *known.problems,
+        *_instances(tables.get("instances", ()), known),
+        *_endpoints(tables.get("endpoints", ()), known),
+        *_service(tables.get("tiles", ())),
+        *_system(tables.get("parts", ()), tables.get("jobs", ())),
+    ]
+    found.sort(key=lambda each: (each.severity != "critical", each.rank, each.title))
+    kinds = [each.kind for each in found]
+    counts = {
+        "instances": sum(each.kind == "instance" and each.severity == "critical" for each in found),
+        "below": kinds.count("slo"),
+        "plans": kinds.count("plan"),
+        "system": kinds.count("part") + kinds.count("job"),
+        "batches": kinds.count("batch"),
+        "alerts": known.open_alerts,
+        "queues": sum((row["at_risk"] or 0) + (row["late"] or 0) for row in tables.get("queues", ())),
+    }
+    return Problems(tuple(found), counts)
+
+
+def _instances(table: Table, known: Known) -> Iterator[Problem]:
+    for row in table:
+        name, where, href = row["name"], known.where(row["model"], row["region"]), f"/instances/{row['name']}/"
+        kind, severity, failures = "instance", "critical", row.get("failures") or 0
+        match row["status"]:
+            case "failed" if failures >= CRASH_LOOP:
+                rank, how = 0.8, "is in a crash loop"
+                words = f"failed {failures} times in a row, the next start waits longer; {where}"
+            case "failed":
+                rank, how, words = 1, "failed", where
+            case "unreachable":
+                rank, how, words = 2, "does not answer", where
+            case "resting":
+                severity, rank, how, words = "warning", 1, "rests", f"{row['trouble']}; {where}"
+            case "saturated":
+                kind, severity, rank, how = "saturated", "warning", 3 - (row["use_ratio"] or 0), "is saturated"
+                words = f"{row['running']} of {row['max_num_seqs']} sequences, KV cache {row['kv_ratio'] or 0:.0%}, "
+                words += f"{row['waiting'] or 0} waiting inside it; {where}"
+            case _:
+                continue
+        yield Problem(kind, name, severity, f"{name} {how}", words, href, row["model"], rank)
+
+
+def _endpoints(table: Table, known: Known) -> Iterator[Problem]:
+    """Endpoints with too few ready instances, or with a full or nearly full queue."""
+    for row in table:
+        model, region, waiting, ready = row["model"], row["region"], row["waiting"] or 0, row["instances_ready"] or 0
+        name, subject, href = known.where(model, region), f"{model} in {region}", _link("/instances/", model, region)
+        least, bound = known.min_instances.get((model, region), 0), known.queue_bounds.get((model, region), 0)
+        if ready < least:
+            words = "fewer than its minimum" + (f"; {waiting:,} requests wait" if waiting else "")
+            if by_whom := known.held.get((model, region)):
+                words += f"; held by {by_whom}"
+            title = f"{ready} of {least} instances of {name} are ready"
+            yield Problem("endpoint", subject, "warning" if ready else "critical", title, words, href, model)
+        elif waiting and not ready:
+            title, words = f"No instance of {name} is ready", f"{waiting:,} requests wait for one"
+            yield Problem("endpoint", subject, "critical", title, words, href, model)
+        if ready and bound and waiting >= QUEUE_WARNING * bound:
+            severity, how = ("critical", "full") if waiting >= bound else ("warning", "nearly full")
+            words = f"{waiting:,} of {bound:,} waiting"
+            if row["oldest_wait_s"]:
+                words += f"; the oldest for {span(row['oldest_wait_s'])}"
+            yield Problem("queue", subject, severity, f"The queue of {name} is {how}", words, href, model, 0.5)
+
+
+def slo_level(row: Mapping[str, Any]) -> str:
+    """Return the warning level of a tile's SLO: its worst class against the class's promise."""
+    return level_of(row.get("slo_met_ratio"), row.get("slo_objective_ratio"), row.get("slo_burn"))
+
+
+def _service(table: Table) -> Iterator[Problem]:
+    """Service levels and errors by model (the fleet's own line gives no clue where to look)."""
+    for row in table:
+        model, met, href = row["scope"], row["slo_met_ratio"], _link("/", row["scope"])
+        if not model:
+            continue
+        if severity := slo_level(row):
+            # Rounded down: 99.96% met is not all met.
+            words = f"{math.floor(met * 1000 + 1e-9) / 10:g}% of the {round(row['slo_objective_ratio'] * 100, 3):g}% "
+            words += f"promised to {row['slo_class']} over 5 min, burn {row['slo_burn']:.1f} times what it allows"
+            if row["ttft_p95_ms"] is not None:
+                words += f"; TTFT p95 {row['ttft_p95_ms']:,.0f} ms"
+            yield Problem("slo", model, severity, f"{model} is below its SLO", words, href, model, 1 + met)
+        requests, errors = row["requests_per_s"] or 0, row["errors_per_s"] or 0
+        if requests and (share := errors / requests) > ERRORS_WARNING:
+            severity = "critical" if share > ERRORS_CRITICAL else "warning"
+            yield Problem(
+                "errors", model, severity, f"{model} has errors", f"{share:.1%} of requests fail", href, model, 1
+            )
+
+
+def _system(parts: Table, jobs: Table) -> Iterator[Problem]:
+    """Parts of the stack that are down, and jobs that are late or fail for another reason."""
+    for part in parts:
+        if part["state"] == "down":
+            title = f"{part_title(part['name'])}: down"
+            yield Problem("part", f"part {part['name']}", "critical", title, part["detail"], "/system/", rank=0.2)
+    for job in jobs:
+        if job["state"] in ("late", "failing") and not job["quiet"]:
+            severity = "critical" if job["kind"] == "gateway" else "warning"
+            title = f"{job_title(job['name'])}: {job['state']}"
+            yield Problem("job", f"job {job['name']}", severity, title, trouble_of(job), "/system/", rank=0.3)
+
+
+def _link(page: str, model: str, region: str = "") -> str:
+    """Return the address of a console page with its filters set."""
+    return f"{page}?{urlencode({'model': model} | ({'region': region} if region else {}))}"
+
+
+def span(seconds: float) -> str:
+    """Return a time in its largest unit with two digits at least, such as `45 s` or `90 min`."""
+    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s or (seconds >= unit_s and seconds % unit_s == 0):
+            return f"{round(seconds / unit_s, 1):g} {unit}"
+    return f"{round(seconds, 1):g} s"
