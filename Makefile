@@ -89,7 +89,7 @@ lint: .venv/tests
 
 # Two groups at a time, each in its own process: a browser's event loop, real services and vLLM must not share one. What a group
 # prints is shown when it ends, and one that fails stops no other. They all need the compiled kernels, so these come first.
-GROUPS_OF_gate := "lint properties vllm" "e2e postgres services vllm-tests"
+GROUPS_OF_gate := "lint properties vllm" "e2e postgres services vllm-tests nightly-tests"
 GROUPS_OF_nightly := "lint vllm" test "nightly-tests properties e2e services postgres" vllm-tests
 gate nightly: tools .venv/tests
 	@$(BIN)/python -m controlplane.kernels
@@ -102,7 +102,7 @@ services: .venv/tests
 
 nightly-tests: .venv/tests
 	@$(BIN)/python -m controlplane.kernels
-	@$(PYTEST) -n 2 --dist worksteal -m 'nightly and not (services or vllm or e2e or clients)' $(ARGS)
+	@$(PYTEST) -n 2 --dist worksteal -m 'nightly and not (services or vllm or e2e or clients)$(AND_GATE)' $(ARGS)
 
 # The whole suites hold what is marked for the gate.
 postgres: .venv/tests

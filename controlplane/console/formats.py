@@ -158,11 +158,6 @@ def seconds_fine(value_s: float | None) -> str:
     return milliseconds(None if value_s is None else 1000 * value_s)
 
 
-def correlation(value: float | None) -> str:
-    """Format a number from -1 to 1, with a true minus."""
-    return NONE if value is None else f"{round(value, 2) + 0.0:.2f}".replace("-", MINUS)
-
-
 def period(seconds: float | None) -> str:
     """Format the period of a job: 0.5 s, 30 s, 10 min, 1 h."""
     return NONE if seconds is None else f"{seconds:g} s" if seconds < 60 else duration(seconds)
@@ -239,11 +234,6 @@ def ticking(attribute: str, epoch_s: float | None) -> SafeString:
     )
 
 
-def ordinal(number: int) -> str:
-    ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
-
-
 def _unit(text: str, unit: str) -> str:
     return text if text == NONE else f"{text} {unit}"
 
@@ -261,7 +251,7 @@ def _alone(plain: Callable[[Any], str]) -> Callable[[Any, Row], str]:
 
 
 PLAIN: tuple[Callable[[Any], str], ...] = (
-    *(count, quantity, milliseconds, percent, percent_fine, duration, period, seconds_fine, correlation, usd, usd_fine),
+    *(count, quantity, milliseconds, percent, percent_fine, duration, period, seconds_fine, usd, usd_fine),
     *(signed, share, clock, bar),
 )
 """Formats of a value alone, by their names."""

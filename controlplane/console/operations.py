@@ -31,11 +31,10 @@ from controlplane.console.actions import carried_out
 from controlplane.dispatch.queues.operations import RunAction
 from controlplane.events.services import record
 from controlplane.fleet import services
-from controlplane.fleet.lifecycle.states import Action, ActionError
-from controlplane.fleet.models import Instance
-from controlplane.fleet.swaps import services as swaps
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.alerts import ALERTS
+from controlplane.resources.instances import INSTANCES
 from controlplane.resources.inventory import DEPLOYMENTS, MODELS, NODES, REGIONS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.plans import PLANS
@@ -70,11 +69,6 @@ def on(model: type[Row], page: str, *operations: Operation) -> Offer:
     return Offer(lambda request: model._default_manager.all(), operations, page)
 
 
-def swap(instance: Instance, actor: User, reason: str) -> str:
-    made = swaps.request(instance, actor, reason)
-    return f"{made.group} swaps to {instance.name}{f', when {made.gave_way} is idle' if made.gave_way else ''}."
-
-
 def cancel(batch: Batch, actor: User, reason: str) -> str:
     try:
         cancel_batch(batch)
@@ -103,17 +97,6 @@ ACTIVATE = Operation(
     "It is offered again with the values that it had. Its instances are started one by one, or by the floor.",
     Role.ADMIN,
 )
-INSTANCE_ACTIONS = {
-    Action.DRAIN: "It finishes the requests it runs and is given no new ones. Resume takes it back into service.",
-    Action.RESUME: "It is given new requests again.",
-    Action.START: "Its server is started; it is ready once its health check passes.",
-    Action.STOP: "Its server is stopped and the requests it still runs are cut off. Drain it first to spare them. It is "
-    "held then: neither the floor nor a plan starts it, only an operator does.",
-    Action.SLEEP: "It finishes what it runs, then its weights leave the GPU. Waking is faster than starting.",
-    Action.WAKE: "Its weights return to the GPU; it is ready once its health check passes.",
-    Action.RECLAIM: "Its opportunistic requests are queued again, or ended with an error, by class; then it serves its "
-    "own model again.",
-}
 OFFERS = {
     "alerts": of(ALERTS, "console:alerts"),
     "alert-rules": on(
@@ -132,12 +115,7 @@ OFFERS = {
         "console:models",
         ACTIVATE,
     ),
-    "instances": on(
-        Instance,
-        "console:instances",
-        *(Operation(action.value, partial(services.act, action), about) for action, about in INSTANCE_ACTIONS.items()),
-        Operation("swap", swap, "It gets the GPUs that it shares."),
-    ),
+    "instances": of(INSTANCES, "console:instances"),
     "keys": Offer(
         lambda request: manageable_api_keys(request.user),
         (Operation("revoke", revoke_api_key, "Its requests are refused within seconds. This cannot be undone."),),
@@ -167,9 +145,7 @@ LABELS = {
     ("runs", "first"): "Move first",
     ("runs", "stop"): "Stop run",
 }
-DONE = {
-    "rollback": "is rolled back", "cancel": "is cancelled",
-}  # fmt: skip
+DONE = {"rollback": "is rolled back"}
 GRAVE = {"cancel", "cancel-rollout", "cordon", "reject", "retire", "revoke", "rollback", "stop", "undeploy"}
 """Verbs of what is hard to undo."""
 

@@ -169,20 +169,6 @@ HELD_COLUMNS = (
     "reason",
 )
 """Columns of models with held or announced work."""
-SIGNAL_COLUMNS = (
-    "model",
-    "region",
-    "use_ratio",  # of KV memory or of sequences by interactive requests; null where no instance accepts work
-    "one_below",
-    "two_below",
-)
-"""Columns of endpoints as the queue manager sees them."""
-
-AT_DOOR_COLUMNS = ("model", "region", "slo_class", "late", "degraded", "refused")
-"""Columns of requests whose promise was unreachable on arrival, by the class that they asked for: of the last hour, or since
-the gateway started."""
-
-HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
 
 
 def as_inputs(view: Any) -> dict[str, Any]:

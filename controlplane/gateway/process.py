@@ -12,7 +12,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,7 +40,7 @@ from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.monitoring import tracing
-from controlplane.gateway.monitoring.summary import Publisher, Summary, at_door
+from controlplane.gateway.monitoring.summary import Publisher, Summary
 from controlplane.gateway.serving.application import Application
 from controlplane.gateway.serving.completions import Catalog, Completions
 from controlplane.gateway.serving.open_requests import OpenRequests
@@ -159,7 +158,6 @@ class Gateway:
             "held": HeldView(self.dispatcher.holding),
             "work": self.dispatcher.holding.waiting_work,
             "outcomes": self.topology.outcomes,
-            "at_door": partial(at_door, self.records),
             "prewarmed": self.dispatcher.prewarming.figures,
         }
         self.publisher = Publisher(

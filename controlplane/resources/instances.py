@@ -28,14 +28,13 @@ from controlplane.resources.resource import (
 )
 
 ACTIONS = {
-    Action.DRAIN: "They finish what they run and are given nothing new.",
-    Action.RESUME: "They are given requests again.",
-    Action.START: "Their servers are started; they are ready when they answer.",
-    Action.STOP: "Their servers are stopped and running requests are cut. Drain first to spare them. Only Start brings them "
-    "back.",
-    Action.SLEEP: "They finish what they run, then put their weights aside.",
-    Action.WAKE: "They take their weights back and are ready when they answer.",
-    Action.RECLAIM: "Their opportunistic requests are evicted, then they serve their model again.",
+    Action.DRAIN: "It finishes what it runs and is given nothing new.",
+    Action.RESUME: "It is given requests again.",
+    Action.START: "Its server is started; it is ready when its health check passes.",
+    Action.STOP: "Its server stops and running requests are cut: drain it first to spare them. Only Start brings it back.",
+    Action.SLEEP: "It finishes what it runs, then its weights leave the GPU. Waking is faster than starting.",
+    Action.WAKE: "Its weights return to the GPU; it is ready when its health check passes.",
+    Action.RECLAIM: "Its opportunistic requests are queued again or ended, by class; then it serves its own model again.",
 }
 STATUSES = {
     "provisioning": "Provisioning",
@@ -56,8 +55,8 @@ STATUSES = {
 
 
 def swap(instance: Instance, actor: User, reason: str) -> str:
-    swaps.request(instance, actor, reason)
-    return f"{instance.name} wakes when its GPUs are free"
+    made = swaps.request(instance, actor, reason)
+    return f"{made.group} swaps to {instance.name}{f', when {made.gave_way} is idle' if made.gave_way else ''}."
 
 
 def outdated(row: Instance) -> list[str]:
@@ -129,8 +128,6 @@ INSTANCES = Resource(
         *(Column(name) for name in ("startup", "kv_capacity_tokens", "host", "failures", "held", "created_at")),
         live("running", "Running (requests)", "running_of"),
         live("waiting", "Waiting (requests)", "count"),
-        Column("requests_ahead", "Sent ahead (requests)", rest=False),
-        Column("round_trip_ms", "Dispatch round trip (ms)", rest=False),
         Column("max_num_seqs", "Limit (requests)", rest=False),
         Column(
             "use_ratio",
@@ -184,12 +181,12 @@ INSTANCES = Resource(
     page=(
         *("name", "status", "model", "region_title", "running", "waiting", "use_ratio", "kv_ratio"),
         *("output_tokens_per_s", "ttft_p95_ms", "itl_p95_ms", "heartbeat_at", "state_since"),
-        *("preemptions_per_min", "prefix_hit_ratio"),
+        "preemptions_per_min",
     ),
     caption="unhealthy first, then by load",
     template="console/instances/instances.html",
     live="instances",
     whole=500,
 )
-SUMMARY = [name for name in INSTANCES.page if name not in ("prefix_hit_ratio", "state_since")]
+SUMMARY = [name for name in INSTANCES.page if name != "state_since"]
 """Columns of the overview's table."""

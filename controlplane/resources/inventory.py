@@ -24,7 +24,9 @@ from scheduling.policy import COLUMNS as POLICY
 
 STARTS = "console/instances/starts_cell.html"
 CORDONS = (
-    Operation("cordon", services.cordon, "Nothing new is started there; running instances stay."),
+    Operation(
+        "cordon", services.cordon, "Nothing new is started there; what runs stays: drain it to move its requests."
+    ),
     Operation("uncordon", services.uncordon, "Instances may be started there again."),
 )
 

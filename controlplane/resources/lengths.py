@@ -7,9 +7,6 @@ from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion, VersionState
 from controlplane.resources.resource import Column, Operation, Resource, Viewer
 
-HELD_OUT = "On samples held out"
-LIVE = "Live, in this range"
-
 
 def versions(_viewer: Viewer) -> list[LengthVersion]:
     return selectors.versions()
@@ -104,30 +101,21 @@ LENGTH_VERSIONS = Resource(
         Column("state", "State", type=VersionState, draw="console/lengths/version_state.html"),
         Column("trained_at", "Trained (UTC)", draw="age"),
         Column("samples", "Samples", draw="count"),
-        shown("mae", "Held out: MAE (tokens)", "measures.mae", "quantity", label="MAE", group=HELD_OUT),
-        shown("acc_25", "Held out: within 25 (ratio)", "measures.acc_25", "percent", label="Acc-25", group=HELD_OUT),
-        shown("acc_50", "Held out: within 50 (ratio)", "measures.acc_50", "percent", label="Acc-50", group=HELD_OUT),
-        shown(
-            "acc_100", "Held out: within 100 (ratio)", "measures.acc_100", "percent", label="Acc-100", group=HELD_OUT
+        shown("mae", "Held out: MAE (tokens)", "measures.mae", "quantity", label="MAE held out"),
+        *(
+            shown(f"acc_{off}", f"Held out: within {off} (ratio)", f"measures.acc_{off}", "percent", label=f"Acc-{off}")
+            for off in (25, 50, 100)
         ),
-        shown(
-            "rank_correlation",
-            "Held out: rank correlation (-1 to 1)",
-            "measures.rank_correlation",
-            "correlation",
-            label="Rank",
-            group=HELD_OUT,
-        ),
-        shown("live_requests", "Live: requests", "measured.requests", "count", label="Requests", group=LIVE),
-        shown("live_mae", "Live: MAE (tokens)", "measured.mae", "quantity", label="MAE", group=LIVE),
+        shown("live_requests", "Live: requests", "measured.requests", "count", label="Requests"),
+        shown("live_mae", "Live: MAE (tokens)", "measured.mae", "quantity", label="MAE live"),
         shown("live_acc_100", "Live: within 100 (ratio)", "measured.acc_100"),
-        shown("gain", "", "gain", "console/lengths/gain_cell.html", label="Against active", group=LIVE, kind="num"),
+        shown("gain", "", "gain", "console/lengths/gain_cell.html", label="Against active", kind="num"),
         Column("note", "Note", draw="console/lengths/note_cell.html", kind="reason"),
         Column("measures", type=dict[str, Any], about="Measured on held-out samples."),
         Column("changed_at"),
     ),
     page=(
-        *("number", "state", "trained_at", "samples", "mae", "acc_25", "acc_50", "acc_100", "rank_correlation"),
+        *("number", "state", "trained_at", "samples", "mae", "acc_25", "acc_50", "acc_100"),
         *("live_requests", "live_mae", "gain", "note"),
     ),
     actions="console/lengths/version_actions.html",

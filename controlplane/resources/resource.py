@@ -30,7 +30,6 @@ NUMBERS = frozenset(
         "period",
         "clock",
         "seconds_fine",
-        "correlation",
         "signed",
         "share",
     }
@@ -68,8 +67,6 @@ class Column:
     """Format of a number that the live connection keeps fresh, in place of *draw*."""
     kind: str = ""
     """CSS class of the cell, where *draw* does not say it."""
-    group: str = ""
-    """Heading over this column and its neighbours of the same group."""
     sorts: bool = False
     fleet: bool = False
     """Only for those with a role over the fleet; null in REST for others."""

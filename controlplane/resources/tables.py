@@ -54,16 +54,6 @@ def sorted_by(order: Order, rows: Iterable[Row], read: Callable[[Row], Any] | No
     return known + unknown
 
 
-def moment(name: str) -> Callable[[Mapping[str, Any]], datetime | None]:
-    """Return a column of epoch seconds at *name* as times."""
-
-    def read(row: Mapping[str, Any]) -> datetime | None:
-        seconds = row.get(name)
-        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-    return read
-
-
 def cell(value: Any) -> str:
     """Format *value*: times in UTC, None empty, lists and objects as JSON, text like a formula after an apostrophe.
 

@@ -1,13 +1,8 @@
 """What callers are answered: no caller, no valid key, the wrong kind of caller, and a session without its CSRF token."""
 
-from datetime import timedelta
-
 import pytest
 from django.test import Client
-from django.utils import timezone
 
-from controlplane.accounts.models import Role
-from controlplane.accounts.services import create_api_key
 from controlplane.api.urls import api
 
 pytestmark = pytest.mark.django_db
@@ -46,15 +41,6 @@ def test_a_write_without_a_key_is_401(strict):
         assert code_of(send(strict, method, path)) == (401, "not_authenticated"), name
         unknown = send(strict, method, path, Authorization="Bearer ph_unknown")
         assert code_of(unknown) == (401, "not_authenticated"), name
-
-
-def test_a_service_key_is_answered_that_keys_are_for_people(strict, operations, operator):
-    _, secret = create_api_key(
-        operations, "bot", operator, expires_at=timezone.now() + timedelta(days=9), role=Role.OPERATOR
-    )
-    answer = send(strict, "POST", "/keys", Authorization=f"Bearer {secret}")
-    assert code_of(answer) == (403, "forbidden")
-    assert answer.json()["error"]["message"] == "This is for people, not for keys."
 
 
 def test_a_session_needs_its_csrf_token(strict, operator):

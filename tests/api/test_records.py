@@ -119,11 +119,6 @@ class TestUsage:
         row = caller.get("requests", outcome="cancelled").json()["items"][0]
         assert (row["region"], row["own_region"], row["unserved"]) == ("us-east", "us-east", False)
 
-    def test_narrowing(self, rows, with_key, acme):
-        caller = with_key(acme)
-        assert caller.get("usage", **self.RANGE, region="us-west").json()["items"] == []
-        assert len(caller.get("usage", **self.RANGE, model="llama-3.1-8b").json()["items"]) == 2
-
     def test_csv_holds_the_same_rows(self, rows, with_key, acme):
         response = with_key(acme).get("usage", **self.RANGE, format="csv")
         assert response.headers["Content-Type"] == "text/csv; charset=utf-8"

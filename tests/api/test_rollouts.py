@@ -51,13 +51,6 @@ def test_begun_followed_and_cancelled(sign_in, outdated, deployment):
     assert operator.get("deployments/0/rollout").status_code == 404
 
 
-def test_without_a_reason_the_cancelling_says_who(sign_in, outdated, deployment):
-    path, operator = f"deployments/{deployment.pk}", sign_in("operator")
-    operator.post(f"{path}/roll-out", reason="x")
-    operator.post(f"{path}/cancel-rollout")
-    assert Rollout.objects.get().message == "Cancelled by operator"
-
-
 def test_how_a_version_proves_itself_is_given_and_it_goes_back_on_request(sign_in, outdated, deployment):
     path, operator = f"deployments/{deployment.pk}", sign_in("operator")
     for wrong, field in (({"bake_s": -1}, "bake_s"), ({"colour": 1}, "colour")):

@@ -55,13 +55,6 @@ def test_a_tenant_sees_its_own_by_day(who, rows, sign_in, with_key, acme):
     ]
 
 
-def test_of_another_tenant_there_is_nothing(rows, sign_in, with_key, globex):
-    for caller in (sign_in("stranger"), with_key(globex)):
-        assert caller.get("v1/usage", tenant="acme", **RANGE).status_code == 403
-        assert items(caller.get("v1/usage", key=rows.prefix, **RANGE)) == []
-        assert {item["tenant"] for item in items(caller.get("v1/usage", **RANGE))} == {"globex"}
-
-
 @pytest.mark.sql
 def test_groups_and_filters(rows, sign_in):
     caller = sign_in("viewer")

@@ -74,9 +74,7 @@ def spot() -> list[Instance]:
 
 def held(now_s: float) -> dict[str, Any]:
     """Return the part of the gateway's summary that says of held work: every gate, every age and every rule."""
-    uses = (0.43, 0.68, 0.57, 0.38, 0.61, 0.44, 0.66, 0.88, 0.54, None, 0.47, 0.49)
     return {
-        "models": {
             "model": list(MODELS[:3]), "count": [5_730, 6_610, 40_120], "announced": [52, 6_880, 18_600],
             "opportunistic": [0, 0, 120], "slack_s": [45.0, 5_220.0, 15_540.0],
             "next_s": [0.4, 8.0, 0.1], "oldest_s": [38_460.0, 9_200.0, 12_000.0],
@@ -90,11 +88,6 @@ def held(now_s: float) -> dict[str, Any]:
                 "Slack 45 s: use is overruled", "Use 54%, releases below 60%",
                 "US Central takes as many as fit below 60%",
             ],
-        },
-        "signals": {
-            "model": [model for model in MODELS for _ in REGIONS], "region": list(REGIONS) * len(MODELS),
-            "use_ratio": list(uses), "one_below": [0.6] * 12, "two_below": [0.5] * 12,
-        },
     }  # fmt: skip
 
 

@@ -218,13 +218,11 @@ class Feed:
     def sample(self, ts: float) -> dict[str, Any]:
         """Reduce a summary to what the gateway keeps for the charts."""
         summary = self.summary(ts)
-        instances, endpoints = summary["instances"], summary["endpoints"]
-        names = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+        instances = summary["instances"]
         return {
             "ts": ts,
             "fleet": summary["fleet"],
             "models": summary["models"],
-            "endpoints": {name: endpoints.get(name, []) for name in names},
             "kv": dict(zip(instances.get("name", []), instances.get("kv_ratio", []), strict=True)),
             "load": {
                 name: [running, waiting]

@@ -21,8 +21,6 @@ from controlplane.console.formats import FORMATS, amount, bar, mark, moment, sec
         ("percent_fine", 0.9996, "99.9%"),
         ("percent_fine", 1.0, "100%"),
         ("clock", 119.7, "2:00 min"),
-        ("correlation", -0.001, "0.00"),
-        ("correlation", -0.304, "\N{MINUS SIGN}0.30"),
         ("count", 1329, "1,329"),
         ("ready_of", 63, "63 of 64"),
     ],

@@ -204,7 +204,7 @@ def test_a_version_that_was_never_measured_still_shows(acting, bare):
     LengthVersion.objects.create(number=1, kind="trees")
     html = page(acting)
     assert region(html, "versions").count('<th scope="row">') == 1
-    assert table(acting, table="versions")[0]["Held out: rank correlation (-1 to 1)"] == ""
+    assert table(acting, table="versions")[0]["Held out: MAE (tokens)"] == ""
 
 
 def test_training_is_asked_for(acting, furnished, monkeypatch, settings):

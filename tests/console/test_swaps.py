@@ -55,7 +55,7 @@ def test_the_same_by_rest(acting, shared):
     ]
     assert acting.get("/api/instances/second").json()["swap_group"] == "us-east-1"
     answer = post(acting, "/instances/second/swap", reason="more asked for")
-    assert (answer.status_code, answer.json()) == (200, {"message": "second wakes when its GPUs are free"})
+    assert (answer.status_code, answer.json()) == (200, {"message": "us-east-1 swaps to second, when first is idle."})
     assert post(acting, "/instances/first/swap", reason="back").status_code == 409
     (swap,) = acting.get("/api/swap-groups?model=other").json()["items"][0]["swaps"]
     assert (swap["to"], swap["state"], swap["gave_way"]) == ("second", "in_progress", "first")

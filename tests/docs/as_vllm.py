@@ -189,13 +189,13 @@ BEHAVIOURS = (
     ),
     Behaviour(
         "JSON may be as deep as Python's stack",
-        "512 levels by default",
+        "512 levels",
         "Bounded memory",
         ("test_schemas_of_tools_may_be_deep",),
     ),
     Behaviour(
         "Bodies of any size",
-        "4 MiB without media and 32 MiB with them by default, 413 beyond",
+        "4 MiB (by default) without media and 32 MiB with them, 413 beyond",
         "Bounded memory",
         ("test_images_have_a_separate_limit",),
     ),
@@ -231,7 +231,7 @@ BEHAVIOURS = (
     ),
     Behaviour(
         "A query such as `?beta=true` of Anthropic's SDK is ignored",
-        "Taken, and not passed on",
+        "Accepted, and not passed on",
         "No call of these routes with a body reads one",
         ("test_claude_codes_own_fields_and_query_are_taken",),
     ),
@@ -257,12 +257,18 @@ def differing(kind: Kind) -> dict[str, Field]:
     return {field.name: field for field in FIELDS if kind in field.kinds}
 
 
+def _paths(field: Field) -> str:
+    """Return the paths of the calls that have *field*; vLLM reads it as it is in others."""
+    paths = dict.fromkeys(kind.path for route, kind in calls() if kind in field.kinds and field.name in SURFACE[route])
+    return ", ".join(f"`{path}`" for path in paths)
+
+
 def page() -> str:
     lines = [
         "# As vLLM, or otherwise",
         "",
-        "What vLLM serves passes through Pilothouse with the same answer, except for what is listed here. This page is",
-        "made by `python -m tests.docs.as_vllm` from the routes and fields of vLLM 0.32, and tests hold the gateway to it.",
+        "What vLLM serves passes through Pilothouse with the same answer, except for what is listed here.",
+        "`python -m tests.docs.as_vllm` writes this page from the routes and fields of vLLM 0.32, and tests check it.",
         "",
         "## Routes",
         "",
@@ -270,7 +276,7 @@ def page() -> str:
         "|---|---|",
     ]
     asked = {route for route, _ in calls()}
-    lines += [f"| `{route}` | as vLLM |" for route in SURFACE if route in asked]
+    lines.append(f"| {', '.join(f'`{route}`' for route in SURFACE if route in asked)} | as vLLM |")
     lines += [f"| `{route}` | {words} |" for route, words in SERVED.items()]
     lines += [f"| `{route}` | not in vLLM. {words} |" for route, words in ONLY_HERE.items()]
     groups: dict[str, list[str]] = {}
@@ -281,20 +287,12 @@ def page() -> str:
         "",
         "## Fields",
         "",
-        "Fields that vLLM does not know pass too.",
+        "All other fields pass unchanged, also those that vLLM does not know.",
         "",
-        "| call | as vLLM | otherwise |",
+        "| field | of | otherwise |",
         "|---|---|---|",
     ]
-    shown: dict[Kind, tuple[str, list[str]]] = {}
-    for route, kind in calls():
-        shown.setdefault(kind, (route.removeprefix("POST "), sorted(SURFACE[route])))
-    for kind, (path, names) in shown.items():
-        other = differing(kind)
-        same = ", ".join(f"`{name}`" for name in names if name not in other)
-        lines.append(f"| `{path}` | {same} | {', '.join(f'`{name}`' for name in names if name in other)} |")
-    lines += ["", "| field | otherwise |", "|---|---|"]
-    lines += [f"| `{field.name}` | {field.otherwise} |" for field in FIELDS]
+    lines += [f"| `{field.name}` | {_paths(field)} | {field.otherwise} |" for field in FIELDS]
     lines += ["", "## Behaviour", "", "| vLLM alone | here | why |", "|---|---|---|"]
     lines += [f"| {one.vllm} | {one.here} | {one.why} |" for one in BEHAVIOURS]
     return "\n".join(lines) + "\n"

@@ -46,7 +46,9 @@ WITH_DATA = {
     "overview-table", "instance", "instance-failed", "places", "request", "usage-by-model", "event", "settings",
     "not-violated", "forecast-tables", "plan", "models-open",
 }  # fmt: skip
-EMPTY = tuple(name for name in PAGES | PLANNING if name not in WITH_DATA)
+FIRST_DAY = {name: path for name, path in (PAGES | PLANNING).items() if name not in WITH_DATA} | {
+    name: f"/{name}/" for name in ("batches", "spot", "applications", "lengths", "queues")
+}
 LIVE = ("overview", "instances", "instance", "events", "system")
 
 
@@ -108,9 +110,9 @@ def look(page, name: str) -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("name", FIRST_DAY)
 def test_without_data(empty_console, open_page, name, theme):
-    page = open_page(empty_console, (PAGES | PLANNING)[name], theme=theme)
+    page = open_page(empty_console, FIRST_DAY[name], theme=theme)
     settle(page)
     assert violations(page) == []
     keep(page, f"{name}-empty-{theme}-1440")

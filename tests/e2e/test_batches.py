@@ -14,8 +14,7 @@ from controlplane.fleet.models import Donation, Instance
 from controlplane.gateway.models import LedgerRow
 from tests.applications.conftest import learned
 from tests.console import batch_rows
-from tests.e2e.conftest import keep
-from tests.e2e.test_accessibility import THEMES, look, settle, violations
+from tests.e2e.test_accessibility import THEMES, look, violations
 
 PAGES = {
     "batches": "/batches/",
@@ -26,7 +25,6 @@ PAGES = {
     "application": "/applications/{application}/",
     "application-run": "/applications/runs/{run}/",
 }
-FIRST_DAY = [name for name, path in PAGES.items() if "{" not in path]
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +62,6 @@ def address(name: str) -> str:
 def test_axe_finds_nothing(batch_console, open_page, name, theme):
     page = open_page(batch_console, address(name), theme=theme)
     look(page, f"{name}-{theme}")
-
-
-@pytest.mark.parametrize("theme", THEMES)
-@pytest.mark.parametrize("name", FIRST_DAY)
-def test_axe_finds_nothing_on_the_first_day(empty_console, open_page, name, theme):
-    page = open_page(empty_console, PAGES[name], theme=theme)
-    settle(page)
-    assert violations(page) == []
-    keep(page, f"{name}-empty-{theme}-1440")
 
 
 @pytest.mark.gate

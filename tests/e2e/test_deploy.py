@@ -114,19 +114,6 @@ def fill(page) -> None:
 
 
 @pytest.mark.gate
-def test_errors_are_shown_at_their_fields(console, open_page, complaints):
-    complaints.allowed = ("status of 422",)
-    page = open_page(console, "/models/deploy/", theme="light")
-    fill(page)
-    page.get_by_label("Parameters (billions)", exact=True).fill("400")
-    expect(page.locator("#estimate")).to_contain_text("No: use more GPUs")
-    page.get_by_role("button", name="Deploy").click()
-    expect(page.locator("#id_tensor_parallel_error")).to_contain_text("Use more GPUs")
-    assert violations(page) == []
-    keep(page, "deploy-error-light")
-
-
-@pytest.mark.gate
 def test_one_form_to_the_first_token(stack, open_page):
     page = signed_in(stack, open_page)
     page.goto("/models/")

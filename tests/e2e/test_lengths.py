@@ -57,15 +57,6 @@ def test_axe_finds_nothing(furnished, explained, open_page, theme):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_first_day(empty_console, open_page, theme):
-    page = open_page(empty_console, "/lengths/", theme=theme)
-    assert violations(page) == []
-    keep(page, f"lengths-empty-{theme}-1440")
-    for words in ("No request with a predicted length ended", "No version has been trained yet"):
-        expect(page.locator("main")).to_contain_text(words)
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
     page = open_page(furnished, "/lengths/", theme=theme)
     for word in ("Promote", "Roll back", "Train now"):
@@ -73,15 +64,6 @@ def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
         expect(page.locator("dialog[open]")).to_be_visible()
         assert violations(page) == []
         page.keyboard.press("Escape")
-
-
-def test_the_chart_is_drawn_and_shown_as_a_table(furnished, open_page):
-    page = open_page(furnished, "/lengths/")
-    page.locator("#chart-trend").scroll_into_view_if_needed()
-    expect(page.locator("#chart-trend .main-svg").first).to_be_visible()
-    page.locator("#chart-trend").get_by_role("link", name="Show as table").click()
-    expect(page.locator("#chart-trend table")).to_be_visible()
-    expect(page).to_have_url(re.compile("table=trend"))
 
 
 @pytest.mark.gate
@@ -99,11 +81,3 @@ def test_numbers_of_the_service_move_and_new_rows_appear(furnished, open_page):
     )  # fmt: skip
     expect(row).to_have_count(1, timeout=40_000)
     made.delete()
-
-
-def test_a_tenants_page_has_charts_without_a_live_connection(furnished, open_page):
-    page = open_page(furnished, "/lengths/", user="tenant")
-    expect(page.locator("#chart-trend .main-svg").first).to_be_visible()
-    for hidden in ("[data-live]", "#versions", "[data-table=lengths]"):
-        expect(page.locator(hidden)).to_have_count(0)
-    assert violations(page) == []

@@ -99,14 +99,6 @@ def test_axe_finds_nothing(full_queues, open_page, theme):
     assert violated == {name: [] for name in violated}
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_on_the_first_day(empty_console, open_page, theme):
-    page = open_page(empty_console, "/queues/", theme=theme)
-    expect(page.get_by_text("No gateway reports what waits.").first).to_be_visible()
-    assert violations(page) == []
-    keep(page, f"queues-empty-{theme}-1440")
-
-
 @pytest.mark.gate
 def test_a_group_is_bumped(full_queues, open_page):
     page = open_page(full_queues, PAGE)

@@ -1,6 +1,5 @@
 """What the pages say is so, and stays where it is: SLO by class, demand and capacity, and what moves under the eye."""
 
-import json
 import re
 import time
 
@@ -23,24 +22,14 @@ SHIFTS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_headline_is_the_worst_class(furnished, open_page, theme):
-    page = open_page(furnished, "/", theme=theme)
-    expect_live(page)
-    tile = page.locator('[data-tile="slo_met_ratio"]')
-    expect(tile.locator(".unit")).to_have_text(re.compile(r"interactive, burn \d+\.\d\u00d7"))
-    expect_drawn(page, "ttft", "demand", "kv")
-    keep(page, f"overview-{theme}")
-
-
 def test_the_overview_does_not_move(furnished, open_page):
-    """For a minute, with numbers that change twice a second."""
+    """For twenty seconds, with numbers that change twice a second."""
     page = open_page(furnished, "/")
     expect_live(page)
-    expect_drawn(page, "ttft", "demand", "kv")
+    expect_drawn(page, "ttft", "demand")
     page.wait_for_timeout(2_000)
     page.evaluate(SHIFTS)
-    page.wait_for_timeout(60_000)
+    page.wait_for_timeout(20_000)
     shifts = page.evaluate("window.shifts")
     # Chromium calls 0.1 good; a text that grew by a part of a pixel was 0.00002.
     assert sum(score for score, _ in shifts) < 1e-3, shifts
@@ -121,27 +110,15 @@ def test_the_whole_navigation_is_behind_a_button_in_a_narrow_window(console, ope
     keep(page, f"menu-{width}")
 
 
-def test_the_run_button_is_in_sight_in_a_narrow_window(console, open_page):
-    page = open_page(console, "/what-if/new", viewport={"width": 900, "height": 900})
-    expect(page.locator("[data-run]")).to_be_in_viewport()
-    keep(page, "what-if-900")
-
-
-def test_words_of_settings_lie_flat_on_a_phone(console, open_page):
-    page = open_page(console, "/settings/", viewport={"width": 390, "height": 844})
-    cells = page.locator("table.settings").first.locator("tbody tr").first.locator("td, th")
-    widths = [box["width"] for at in range(cells.count()) if (box := cells.nth(at).bounding_box())]
-    assert min(widths) > 60
-    assert json.loads(page.evaluate("JSON.stringify(document.documentElement.scrollWidth)")) <= 390
-    keep(page, "settings-390")
-
-
+@pytest.mark.gate
 def test_a_field_that_is_wrong_is_named_and_not_hidden(console, open_page, complaints):
     complaints.allowed = ("status of 422",)
     page = open_page(console, "/models/deploy/")
     fill(page)
     page.get_by_label("Parameters (billions)", exact=True).fill("400")
+    expect(page.locator("#estimate")).to_contain_text("No: use more GPUs")
     page.get_by_role("button", name="Deploy").click()
+    expect(page.locator("#id_tensor_parallel_error")).to_contain_text("Use more GPUs")
     summary = page.locator(".form-error")
     expect(summary).to_contain_text("Nothing was deployed. To correct: GPUs per instance")
     page.evaluate("window.scrollTo(0, document.body.scrollHeight)")

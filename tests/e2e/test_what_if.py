@@ -4,10 +4,8 @@ There is no gateway and no Celery here: it begins synthetic, and the test makes 
 """
 
 import re
-from datetime import timedelta
 
 import pytest
-from django.utils import timezone
 from playwright.sync_api import expect
 
 from controlplane.events.models import Event
@@ -15,7 +13,7 @@ from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import services
 from controlplane.planning.models import WHAT_IF, ScalingPlan
 from controlplane.simulation.whatif import working
-from controlplane.simulation.whatif.models import TwinError, WhatIf, WhatIfState
+from controlplane.simulation.whatif.models import WhatIf, WhatIfState
 from tests.e2e.conftest import DESKTOP, PHONE, TABLET, cut, keep
 from tests.e2e.test_accessibility import settle, violations
 
@@ -118,31 +116,6 @@ def test_its_pages_are_accessible(no_what_ifs, open_page, theme):
         settle(page)
         assert violations(page) == []
         keep(page, f"what-if-build-{theme}-{name}")
-
-
-@pytest.fixture
-def judged(no_what_ifs):
-    """A replay under two bundles, and a window of a profile."""
-    now = timezone.now()
-    when = {"from_at": now - timedelta(hours=24), "to_at": now}
-    measured = {"ttft_p50": 176.0, "ttft_p95": 614.0, "itl_p50": 74.0, "itl_p95": 113.0, "slo_met": 0.97}
-    simulated = {"ttft_p50": 178.0, "ttft_p95": 602.0, "itl_p50": 72.0, "itl_p95": 113.0, "slo_met": 0.98}
-    for model in (MODEL, "llama-3.2-3b"):
-        TwinError.objects.create(
-            model=model, gpu="2 x a100-80gb", requests=169, measured=measured, simulated=simulated, **when
-        )
-    yield no_what_ifs
-    TwinError.objects.all().delete()
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_twin_error_is_accessible(judged, open_page, theme):
-    for width in (DESKTOP, PHONE):
-        page = open_page(judged, "/what-if/", viewport=width, theme=theme)
-        expect(page.locator("#twin-error")).to_contain_text(MODEL)
-        settle(page)
-        assert violations(page) == []
-        keep(page, f"what-if-list-{theme}-{'desktop' if width is DESKTOP else 'phone'}")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -18,7 +18,7 @@ from controlplane.gateway.admission.limits import Limits, LoopLoad, Pace
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.ledger.writer import minute_sums
-from controlplane.gateway.monitoring.windows import Count, Lately, Latency, Windows
+from controlplane.gateway.monitoring.windows import Count, Latency, Windows
 from controlplane.gateway.serving.open_requests import MOVES, IllegalTicketMove, Ticket, TicketState
 from controlplane.gateway.upstream.client import upstream_priority
 from scheduling.queueing.ordering import ORDERINGS, queue_key
@@ -255,17 +255,3 @@ def test_the_load_of_the_loop_follows_the_time_that_it_computes(monkeypatch):
         assert (load.share > 0.6) is busy
     pass_s(20.0, 0.25)
     assert load.share == pytest.approx(0.25, abs=1e-6)
-
-
-def test_rare_counts_are_forgotten_after_an_hour():
-    now_s = 1_000.0
-    lately = Lately(lambda: now_s)
-    lately.count("a")
-    now_s += 1_800.0
-    lately.count("a")
-    lately.count("b")
-    assert lately.counts() == {"a": 2, "b": 1}
-    now_s += 1_800.0
-    assert lately.counts() == {"a": 1, "b": 1}
-    now_s += 1_800.0
-    assert not lately.counts()

@@ -95,7 +95,3 @@ def test_another_first_argument_is_looked_at_again():
         assert one.kv_tokens[0] == 0
     with pytest.raises(TypingError):
         fast(tuple(fleet)[:3], 0, 10, 0)
-
-
-def test_without_compilation_it_is_the_function_itself():
-    assert direct(len) is len

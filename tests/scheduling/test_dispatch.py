@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduling.dispatch import dispatch
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, in_order
-from scheduling.routing.candidates import COLUMNS, INSTANCE, KV, NO_ROWS, REMAINING, ROOM, RUNNING
+from scheduling.routing.candidates import COLUMNS, INSTANCE, KV, REMAINING, ROOM, RUNNING
 from scheduling.routing.routers import POLICIES, POLICY_CODES
 from tests.oracles import dispatch as reference
 from tests.scheduling.fleets import ENDPOINTS, as_arrays, plain_fleets
@@ -63,19 +63,6 @@ def test_the_queue_is_dispatched_in_order_until_the_head_has_no_room(policy, pla
     assert fleet.running.tolist() == [instance.running for instance in plain.instances]
     assert fleet.kv_tokens.tolist() == [instance.kv_tokens for instance in plain.instances]
     assert fleet.remaining_tokens.tolist() == [instance.remaining_tokens for instance in plain.instances]
-
-
-def test_a_long_request_at_the_head_is_not_overtaken():
-    plain = reference.PlainFleet(
-        [reference.PlainInstance(endpoint=0, accepting=True, max_num_seqs=2, kv_tokens=5, kv_capacity_tokens=10)]
-    )
-    fleet, endpoints = as_arrays(plain, 1)
-    waiting = allocate_waiting(1, 2)
-    long = arrive(waiting, 0, 0.0, prompt_tokens=8)
-    arrive(waiting, 0, 1.0, prompt_tokens=1)
-    assert dispatch(fleet, endpoints, waiting, 0, 0, NO_ROWS) == (-1, -1)
-    fleet.kv_tokens[0] = 0
-    assert dispatch(fleet, endpoints, waiting, 0, 0, NO_ROWS) == (long, 0)
 
 
 AFTER_WARM_UP = """

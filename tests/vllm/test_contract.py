@@ -116,19 +116,6 @@ async def test_shape_of_models(server: Server, http: aiohttp.ClientSession) -> N
 # The SDK
 
 
-async def test_models(sdk: openai.AsyncOpenAI) -> None:
-    assert [model.id for model in (await sdk.models.list()).data] == [MODEL]
-
-
-async def test_plain_completion(sdk: openai.AsyncOpenAI) -> None:
-    answer = await sdk.completions.create(model=MODEL, prompt=[7] * 10, max_tokens=20, extra_body=EXACT)
-    assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (10, 20, 30)
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.choices[0].text
-    assert answer.model == MODEL
-
-
 async def test_plain_chat(sdk: openai.AsyncOpenAI) -> None:
     answer = await sdk.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_completion_tokens=20, extra_body=EXACT
@@ -240,13 +227,6 @@ async def test_lengths(
         completion_tokens,
     )
     assert [choice["index"] for choice in answer["choices"]] == list(range(choices))
-
-
-async def test_errors_in_the_sdk(sdk: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.NotFoundError):
-        await sdk.completions.create(model="nobody", prompt="x")
-    with pytest.raises(openai.BadRequestError):
-        await sdk.completions.create(model=MODEL, prompt="x", max_tokens=-1)
 
 
 async def test_request_ids(server: Server, http: aiohttp.ClientSession) -> None:

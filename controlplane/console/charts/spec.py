@@ -18,9 +18,8 @@ from controlplane.resources.tables import Table
 
 HEIGHT, TALL_HEIGHT = 196, 220  # px, with and without a legend above
 HEIGHTS = {"large": 320, "medium": 248}
-DASHES = {"dot": "1 4", "dash": "7 4", "dashdot": "7 3 1 3", "longdash": "11 4"}  # SVG dash patterns
+DASHES = {"dot": "2 3", "dash": "7 4", "dashdot": "7 3 1 3", "longdash": "11 4"}  # SVG dash patterns
 STYLES = (("s1", "solid"), ("s2", "dash"), ("s3", "dot"), ("s4", "dashdot"), ("s5", "longdash"), ("s6", "solid"))
-SHADES = [[0.0, "var(--sunken)"], [1.0, "var(--s1)"]]  # in either theme, full is prominent and empty is not
 NO_SAMPLES = "No samples yet. The gateway keeps one every 5 s; the first appear shortly after it starts."
 NO_TRAFFIC = "No traffic in this range."
 
@@ -81,7 +80,7 @@ class Series:
     style: tuple[str, str] = STYLES[0]  # colour and dash
     x: Sequence[Any] | None = None  # default: the chart's
     width: float = 1.75  # px; 0: edge of a filled area
-    shape: str = ""  # circle, diamond, square or triangle-up
+    shape: str = ""  # circle or square
     size: int = 0  # of points, px
     heading: str = ""  # of the table's column
     listed: bool = True  # in the legend
@@ -118,32 +117,6 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
-    """Heat map of shares over time, first row at the bottom."""
-
-    names: Sequence[str]
-    z: Sequence[Values]  # 0 to 1
-    hover: str
-    listed: bool = False
-    layer: int = 0
-
-    def trace(self, x: Sequence[Any]) -> dict[str, Any]:
-        ticks = {"tickvals": [0, 0.5, 1], "ticktext": ["0%", "50%", "100%"], "tickfont": {"size": 10}}
-        return {
-            "type": "heatmap",
-            "x": [local(moment) for moment in x],
-            "y": list(self.names),
-            "z": [[None if value is None else round(value, 3) for value in values] for values in self.z],
-            "zmin": 0,
-            "zmax": 1,
-            "colorscale": SHADES,
-            "ygap": 1,
-            "hovertemplate": self.hover,
-            "colorbar": {"thickness": 8, "outlinewidth": 0, **ticks, "xpad": 6, "ypad": 7},
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class Levels:
     """Dashed horizontal lines: an SLO, or the promised value."""
 
@@ -168,7 +141,7 @@ class Chart:
     title: str
     caption: str
     sentence: str
-    series: Sequence[Series | Heat]
+    series: Sequence[Series]
     x: Sequence[Any] = ()
     across: Axis = TIME
     up: Axis = PLAIN
@@ -189,25 +162,21 @@ class Chart:
         """Return the legend entries in order of declaration."""
         if self.empty:
             return ()
-        listed = tuple(series for series in self.series if isinstance(series, Series) and series.listed)
+        listed = tuple(series for series in self.series if series.listed)
         return (*listed, self.levels) if self.levels else listed
-
-    @property
-    def _columns(self) -> list[Series]:
-        return [series for series in self.series if isinstance(series, Series)]
 
     @property
     def header(self) -> tuple[str, ...]:
         """Return the table header with units."""
         if self.table:
             return self.table.header
-        return (self.across.heading, *(one.heading or f"{one.label} ({self.up.unit})" for one in self._columns))
+        return (self.across.heading, *(one.heading or f"{one.label} ({self.up.unit})" for one in self.series))
 
     @cached_property
     def rows(self) -> list[list[Any]]:
         if self.table:
             return [list(row) for row in self.table.rows]
-        return [list(row) for row in zip(self.x, *(series.y for series in self._columns), strict=True)]
+        return [list(row) for row in zip(self.x, *(series.y for series in self.series), strict=True)]
 
     def csv(self, name: str) -> StreamingHttpResponse:
         """Return the rows as a CSV file. Times are UTC in files, in the pages' zone on pages."""

@@ -15,7 +15,6 @@ from django.utils.html import conditional_escape
 from controlplane.alerts.problems import Problems
 from controlplane.console.formats import FORMATS
 from controlplane.console.live import (
-    at_door,
     batches,
     held_work,
     length_service,
@@ -37,30 +36,28 @@ TABLE_CELLS: Final = (
     *((column.name, column.live) for column in INSTANCES.columns if column.live),
     ("use_ratio", "bar"),
 )
-PAGE_CELLS: Final = (
-    *TABLE_CELLS, ("running", "count"), ("requests_ahead", "count"), ("round_trip_ms", "milliseconds"),
-)  # fmt: skip
+PAGE_CELLS: Final = (*TABLE_CELLS, ("running", "count"))
 ENDPOINT_CELLS: Final = (("kv_ratio", "percent"), ("output_tokens_per_s", "quantity"))
 MODEL_CELLS: Final = (
     ("instances_ready", "ready_of"), ("slo_met_ratio", "percent_fine"), ("ttft_p95_ms", "milliseconds"),
     ("waiting", "waiting_cell"), ("output_tokens_per_s", "quantity"),
 )  # fmt: skip
 BADGES: Final = {
-    "instances": "down",
-    "below": "below their SLO",
-    "plans": "to approve",
-    "system": "in trouble",
-    "queues": "groups at risk or late",
-    "batches": "at risk or late",
-    "alerts": "open",
+    "instances": ("instances", "down"),
+    "below": ("models", "below their SLO"),
+    "plans": ("scaling", "to approve"),
+    "system": ("system", "in trouble"),
+    "queues": ("queues", "groups at risk or late"),
+    "batches": ("batches", "at risk or late"),
+    "alerts": ("alerts", "open"),
 }
-"""Counts of problems in the navigation, with their labels."""
+"""Counts of problems in the navigation: the entry, and what is counted."""
 SHOWN: Final = 5
 """Of the attention list."""
 
 
 def badge(problems: Problems, name: str) -> str:
-    return render_to_string("console/parts/badge.html", {"number": problems.count(name), "word": BADGES[name]})
+    return render_to_string("console/parts/badge.html", {"number": problems.count(name), "word": BADGES[name][1]})
 
 
 def attention_list(problems: Problems, model: str, instances: int, known: bool) -> str:
@@ -115,7 +112,6 @@ def _queues(state: LiveState, region: str) -> Html:
     html = _tiles(queues.TILES, row, f"queue/{region}")
     for group in state.of_region("groups", region):
         html |= {f"group/{group['number']}/{line}": text for line, text in queues.block(group).items()}
-    html[f"at-door/{region}"] = render_to_string("console/parts/at_door.html", at_door.panel(state, region=region))
     return html | {"queues/held": render_to_string("console/queues/held_table.html", {"held": held_panel(state)})}
 
 
@@ -127,11 +123,12 @@ def _lengths(state: LiveState, _: str) -> Html:
 def fleet_figures(state: LiveState) -> dict[str, Any]:
     """Return the numbers of the fleet that stand among those of batches."""
     tile = state.tile() or {}
-    figures = held_work.totals(state.tables) if state.known else {"held": None}
+    held = state.tables["held"]
     now = timezone.now()
     today = dollars_by_use(spot.start_of_day(now), now)
     return {
-        **figures,
+        "held": sum(row["count"] for row in held) if state.known else None,
+        "announced": sum(row["announced"] for row in held),
         **{name: tile.get(name) for name in ("ttft_p95_ms", "ttft_slo_ms", "ttft_class")},
         "spot_usd_per_hour": spot.earned_per_hour(spot.open_donations()),
         "idle_usd": today.idle_usd if today.total_usd else None,
@@ -141,7 +138,7 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
 
 
 def held_panel(state: LiveState) -> list[dict[str, Any]]:
-    return held_work.panel(state.tables, place_titles())
+    return held_work.panel(state.tables["held"], place_titles())
 
 
 def _batches(state: LiveState, _: str) -> Html:

@@ -1,8 +1,7 @@
 """Last hour as sampled by the gateway every five seconds: windows, thinned for charts, by time and series.
 
-A sample (`gateway.monitoring.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE}, "endpoints": columns
-of demand, "kv": {instance: ratio}, "load": {instance: [running, waiting]}, "pace": {instance: [TTFT p95 in ms, ITL p95 in
-ms, output tokens/s]}}`.
+A sample (`gateway.monitoring.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE}, "kv": {instance:
+ratio}, "load": {instance: [running, waiting]}, "pace": {instance: [TTFT p95 in ms, ITL p95 in ms, output tokens/s]}}`.
 """
 
 from collections.abc import Sequence
@@ -38,21 +37,6 @@ def tile_of(sample: Sample, model: str = "") -> dict[str, Any]:
 def tile_series(samples: Sequence[Sample], field: str, model: str = "") -> Series:
     """Return one tile number over time, for all models or one."""
     return [tile_of(sample, model).get(field) for sample in samples]
-
-
-def demand_by_region(samples: Sequence[Sample], field: str, model: str = "") -> dict[str, Series]:
-    """Return *field* summed by region over its endpoints, for all models or one; None before any data."""
-    regions: dict[str, Series] = {}
-    for at, sample in enumerate(samples):
-        endpoints = sample.get("endpoints")
-        if not endpoints:
-            continue
-        for name, region, value in zip(endpoints["model"], endpoints["region"], endpoints[field], strict=True):
-            if model and name != model:
-                continue
-            series = regions.setdefault(region, [None] * len(samples))
-            series[at] = (series[at] or 0) + (value or 0)
-    return dict(sorted(regions.items()))
 
 
 def kv_by_instance(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Series]:

@@ -4,19 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from controlplane.jobs import monitor
-from controlplane.resources.jobs import JOBS, PARTS
-
-JOB_FIELDS = (*(column.name for column in JOBS.columns), "quiet")
-PART_FIELDS = tuple(column.name for column in PARTS.columns)
 
 
 def tables_of(report: Mapping[str, Any] | None) -> dict[str, list[dict[str, Any]]]:
     """Rows `jobs` and `parts` of *report* (of `jobs.monitor`); none without a report."""
-    report = report or {}
-    return {
-        name: [{field: row.get(field) for field in fields} for row in report.get(name, ())]
-        for name, fields in (("jobs", JOB_FIELDS), ("parts", PART_FIELDS))
-    }
+    return {name: list((report or {}).get(name, ())) for name in ("jobs", "parts")}
 
 
 def own_tables() -> dict[str, list[dict[str, Any]]]:

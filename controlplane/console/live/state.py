@@ -3,36 +3,24 @@
 Each row that pages keep fresh has a `live` name, under which its fragments are sent (`fragments.py`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from controlplane.alerts.problems import Known, Problems, find
-from controlplane.console.live import jobs, length_service, tiles
+from controlplane.console.live import jobs, length_service
 from controlplane.console.live.batches import Reading as BatchReading
-from controlplane.dispatch.wire import (
-    AT_DOOR_COLUMNS,
-    ENDPOINT_COLUMNS,
-    GROUP_COLUMNS,
-    HELD_COLUMNS,
-    INSTANCE_COLUMNS,
-    LANE_COLUMNS,
-    QUEUE_COLUMNS,
-    REORDER_COLUMNS,
-    SIGNAL_COLUMNS,
-)
 
 SATURATED = 0.95  # of its sequences or of its KV cache, whichever is fuller
 SILENT_S = 15.0  # a summary older than this says nothing about now
 
-TILE_FIELDS = frozenset(tile.field for tile in tiles.TILES) | {
-    "slo_class", "slo_objective_ratio", "slo_burn", "ttft_slo_ms", "ttft_class", "prompt_tokens_per_s", "running", "held",
-    "instances", "errors_per_s",
-}  # fmt: skip
-"""Of a tile that is published: what tiles show, and what their words and warnings are of."""
 
-Row = dict[str, Any]
+class Row(dict[str, Any]):
+    """Published row; what it does not have, as from a gateway of another version, is None."""
+
+    def __missing__(self, name: str) -> None:
+        return None
 
 
 class Source(StrEnum):
@@ -73,54 +61,36 @@ WARMED = {
 }
 
 
-def rows_of(table: Mapping[str, Sequence[Any]], fields: Iterable[str] = (), key: str = "") -> list[Row]:
-    """The rows of a columnar *table*.
-
-    With *fields*, exactly those columns: one that is missing, or not as long as the column *key*, is None throughout.
-    """
-    if fields:
-        length = len(table.get(key, ()))
-        table = {name: column if len(column := table.get(name, ())) == length else [None] * length for name in fields}
-    return [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
+def rows_of(table: Mapping[str, Sequence[Any]] | None, *live: str) -> list[Row]:
+    """Return the rows of a columnar *table*; their name for fragments is made of *live*, a word and columns."""
+    columns = table or {}
+    rows = [Row(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    if live:
+        for row in rows:
+            row["live"] = "/".join([live[0], *(str(row[name]) for name in live[1:])])
+    return rows
 
 
 def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
-    """Rows of *summary*, by table; of the tiles, the first is the fleet."""
+    """Return the rows of *summary*, by table; of the tiles, the first is the fleet."""
     scopes: dict[str, Mapping[str, Any]] = {"": summary.get("fleet") or {}}
     scopes.update(sorted((summary.get("models") or {}).items()))
-    shown = [
-        {"scope": scope, "live": f"tile/{scope}", **{name: tile.get(name) for name in TILE_FIELDS}}
-        for scope, tile in scopes.items()
-    ]
-    instances = rows_of(summary.get("instances") or {}, INSTANCE_COLUMNS, "id")
+    instances = rows_of(summary.get("instances"), "instance", "id")
     for row in instances:
-        row["live"] = f"instance/{row['id']}"
         row["status"] = status_of(row["state"], row["reachable"], row["use_ratio"], row["waiting"], row["trouble"])
-    endpoints = rows_of(summary.get("endpoints") or {}, ENDPOINT_COLUMNS, "model")
-    for row in endpoints:
-        row["live"] = f"endpoint/{row['model']}/{row['region']}"
-    lengths = summary.get("lengths")
-    published = summary.get("queues") or {}
-    queues = rows_of(published.get("queues") or {}, QUEUE_COLUMNS, "region")
-    for row in queues:
-        row["live"] = f"queue/{row['region']}"
-    holding = summary.get("held") or {}
+    lengths, queues = summary.get("lengths"), summary.get("queues") or {}
     return {
-        "tiles": shown,
+        "tiles": [Row(tile, scope=scope, live=f"tile/{scope}") for scope, tile in scopes.items()],
         "instances": instances,
-        "endpoints": endpoints,
-        "lengths": [length_service.row_of(lengths)] if lengths else [],
-        "queues": queues,
-        "groups": rows_of(published.get("groups") or {}, GROUP_COLUMNS, "number"),
-        "lanes": rows_of(published.get("lanes") or {}, LANE_COLUMNS, "instance"),
-        "held": rows_of(holding.get("models") or {}, HELD_COLUMNS, "model"),
-        "signals": rows_of(holding.get("signals") or {}, SIGNAL_COLUMNS, "model"),
-        "at_door": rows_of(summary.get("at_door") or {}, AT_DOOR_COLUMNS, "model"),
+        "endpoints": rows_of(summary.get("endpoints"), "endpoint", "model", "region"),
+        "lengths": [Row(length_service.row_of(lengths))] if lengths else [],
+        "queues": rows_of(queues.get("queues"), "queue", "region"),
+        **{name: rows_of(queues.get(name)) for name in ("groups", "lanes", "reorders")},
+        "held": rows_of(summary.get("held")),
         "prewarmed": [
-            {"kind": WARMED[kind], "warmed": warmed, "used": used}
+            Row(kind=WARMED[kind], warmed=warmed, used=used)
             for kind, (warmed, used) in (summary.get("prewarmed") or {}).items()
         ],
-        "reorders": rows_of(published.get("reorders") or {}, REORDER_COLUMNS, "at"),
         **jobs.tables_of(summary.get("system")),
     }
 

@@ -1,7 +1,6 @@
 """Template tags of the console: numbers, marks, icons, live cells, headers that sort."""
 
 import json
-import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,7 +22,7 @@ for written in (
     *(formats.count, formats.amount, formats.quantity, formats.gib, formats.gigabytes),
     *(formats.milliseconds, formats.seconds, formats.percent, formats.percent_fine, formats.goal),
     *(formats.times, formats.duration, formats.clock, formats.period, formats.usd, formats.usd_fine),
-    *(formats.usd_signed, formats.signed, formats.slack, formats.hour, formats.ordinal, formats.correlation),
+    *(formats.usd_signed, formats.signed, formats.slack, formats.hour),
 ):
     register.filter(written.__name__, written)
 register.filter("title_of", title_of)
@@ -148,70 +147,6 @@ def moment(at: datetime | float | None) -> SafeString:
 def tile(label: str, value: str, unit: str = "", title: str = "") -> SafeString:
     """One number of a page's head that its script does not change."""
     return render_to_string("console/parts/tile.html", {"label": label, "value": value, "unit": unit, "title": title})
-
-
-@register.simple_block_tag
-def cards(content: SafeString) -> SafeString:
-    """The table *content*, whose rows narrow windows show as cards: each cell knows its column's header, as `data-label`.
-
-    The header is the last row of its head, after the group of columns that it is in. A column whose header has the class
-    `leaves` is not shown in windows between a phone's and a desk's, and one with `leaves-first` not on a small desk either.
-    """
-    head, end, body = content.partition("</thead>")
-    labels, column, depth = _labels(head), 0, 0
-    leaving = _leaving(head)
-
-    def labelled(token: re.Match[str]) -> str:
-        nonlocal column, depth
-        closes, name, rest = token.groups()
-        if name == "table":
-            depth += -1 if closes else 1
-        elif depth or closes:  # of a table within a cell
-            return token[0]
-        elif name == "tr":
-            column = 0
-        else:
-            at, width = column, _span(rest)
-            column += width
-            if name == "td" and width == 1 and at < len(labels) and labels[at]:
-                return f'<td data-label="{labels[at]}"{leaving.get(at, "")}{rest}>'
-        return token[0]
-
-    return mark_safe(head + end + TOKEN.sub(labelled, body))  # noqa: S308 - what was rendered, with its own words
-
-
-TOKEN = re.compile(r"<(/?)(table|tr|th|td)\b([^>]*)>")
-HEADER = re.compile(r"<(th|td)\b([^>]*)>(.*?)</\1>", re.DOTALL)
-UNSPOKEN = re.compile(r'<span[^>]*(?:aria-hidden|class="unseen")[^>]*>.*?</span>|<[^>]+>', re.DOTALL)
-
-LEAVES = re.compile(r'\bleaves(-first)?"')  # ends the class of a header
-
-
-def _span(attributes: str) -> int:
-    width = re.search(r"""colspan=["']?(\d+)""", attributes)
-    return int(width[1]) if width else 1
-
-
-def _labels(head: str) -> list[str]:
-    """The name of each column, as text for an attribute."""
-    labels: list[str] = []
-    for row in head.split("<tr")[1:]:
-        groups, labels = labels, []
-        for _, attributes, inner in HEADER.findall(row):
-            text = UNSPOKEN.sub("", inner).strip().replace('"', "&quot;")
-            labels += [text] * _span(attributes)
-        labels = [
-            f"{group}: {label}" if group and label else label
-            for group, label in zip(groups + [""] * (len(labels) - len(groups)), labels, strict=False)
-        ]
-    return labels
-
-
-def _leaving(head: str) -> dict[int, str]:
-    """The attribute of cells of the columns that leave, by their numbers."""
-    headers = (attributes for _, attributes, _ in HEADER.findall(head.rpartition("<tr")[2]))
-    wide = [LEAVES.search(attributes) for attributes in headers for _ in range(_span(attributes))]
-    return {at: ' data-leaves="first"' if leaves[1] else " data-leaves" for at, leaves in enumerate(wide) if leaves}
 
 
 @register.simple_block_tag(takes_context=True)

@@ -1,8 +1,6 @@
-"""Template filters of tables: a resource's cells and groups of columns."""
+"""Template filters of tables: a resource's cells."""
 
-from collections.abc import Sequence
 from datetime import datetime
-from itertools import groupby
 from typing import Any
 
 from django import template
@@ -42,12 +40,3 @@ def value_of(row: Any, column: Column) -> Any:
 def places_of(row: Model) -> str:
     """The name of its resource: `nodes`."""
     return f"{row._meta.model_name}s"
-
-
-@register.filter
-def grouped(columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Title and width in columns of each group of *columns*; nothing where none is in a group."""
-    if not any(column.group for column in columns):
-        return []
-    groups = groupby(columns, key=lambda column: column.group)
-    return [{"title": title, "width": len(list(members))} for title, members in groups]

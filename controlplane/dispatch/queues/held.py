@@ -1,18 +1,18 @@
-"""Held work as published: by model with age, slack and the last release, and what each endpoint signals."""
+"""Held work as published: by model with age, slack and the last release."""
 
 import math
 import time
 from typing import Any, Final
 
 from controlplane.dispatch.holding import Holding
-from controlplane.dispatch.wire import HELD_COLUMNS, SIGNAL_COLUMNS
+from controlplane.dispatch.wire import HELD_COLUMNS
 from scheduling.queueing.held_work import LOOK_S, Release, Signal
 from scheduling.queueing.release_rule import USE
 
 EVERY_S: Final = 1.0
 
 Row = dict[str, Any]
-Tables = dict[str, dict[str, list[Any]]]
+Table = dict[str, list[Any]]
 
 
 class HeldView:
@@ -20,21 +20,18 @@ class HeldView:
 
     def __init__(self, holding: Holding) -> None:
         self.holding = holding
-        self._tables: Tables = {}
+        self._table: Table = {}
         self._read_s = -math.inf
 
-    def __call__(self) -> Tables:
-        """Return the columns of `models` and `signals` (`dispatch.wire`)."""
+    def __call__(self) -> Table:
+        """Return the columns `HELD_COLUMNS`."""
         now_s = self.holding.clock()
         if now_s - self._read_s >= EVERY_S:
             self.holding.read_signals()
-            tables = {"models": (self._models(now_s), HELD_COLUMNS), "signals": (self._signals(), SIGNAL_COLUMNS)}
-            self._tables = {
-                table: {name: [row[name] for row in listed] for name in names}
-                for table, (listed, names) in tables.items()
-            }
+            rows = self._models(now_s)
+            self._table = {name: [row[name] for row in rows] for name in HELD_COLUMNS}
             self._read_s = now_s
-        return self._tables
+        return self._table
 
     def _models(self, now_s: float) -> list[Row]:
         work, rows = self.holding.work, []
@@ -66,19 +63,6 @@ class HeldView:
                 }
             )
         return rows
-
-    def _signals(self) -> list[Row]:
-        work = self.holding.work
-        return [
-            {
-                "model": one.model,
-                "region": one.region,
-                "use_ratio": _finite(one.use),
-                "one_below": work.rule(one.model).one_below,
-                "two_below": work.rule(one.model).two_below,
-            }
-            for one in sorted(self.holding.signals, key=lambda each: (each.model, each.region))
-        ]
 
     def _pulls(self, signal: Signal, now_s: float) -> bool:
         """Return whether an endpoint has room for held work now."""

@@ -12,7 +12,7 @@ from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.models import Outcome
 from controlplane.gateway.monitoring.tracing import Tracing
-from controlplane.gateway.monitoring.windows import Count, Lately, Latency, ServiceLevels, Windows
+from controlplane.gateway.monitoring.windows import Count, Latency, ServiceLevels, Windows
 from controlplane.gateway.serving.open_requests import Ticket, TicketState
 from controlplane.lengths.length_service import LengthService
 from scheduling.queueing.promises import UNREACHABLE
@@ -47,7 +47,6 @@ class Records:
         self.tokens: Counter[tuple[str, str, str, str]] = Counter()  # tokens by (model, region, class, kind)
         self.at_door: Counter[tuple[str, str, str, str]] = Counter()
         """Requests whose promise was unreachable by (model, region, class asked for, decision), since the start."""
-        self.lately_at_door = Lately(clock)
         self.cache_tokens: Counter[tuple[str, str, str]] = Counter()
         """Cached prompt tokens by (model, how the router knew, kind): expected, reported, and by how much these differ."""
         self.other_models: Counter[tuple[str, str, str]] = Counter()
@@ -128,9 +127,7 @@ class Records:
         model, slo_class, region = ticket.model, ticket.slo_class, ticket.region
         self.totals[model, region, slo_class, ticket.outcome] += 1
         if decision := _at_door(ticket):
-            key = model, region, ticket.asked_class or slo_class, decision
-            self.at_door[key] += 1
-            self.lately_at_door.count(key)
+            self.at_door[model, region, ticket.asked_class or slo_class, decision] += 1
         if ticket.model_rule:
             self.other_models[ticket.asked_model, ticket.adapter or model, ticket.model_rule] += 1
         self.tokens[model, region, slo_class, "prompt"] += ticket.prompt_tokens

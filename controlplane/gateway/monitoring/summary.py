@@ -208,16 +208,6 @@ class Summary:
         }
 
 
-def at_door(records: Records) -> dict[str, list[Any]]:
-    """Return what became of requests whose promise was unreachable in the last hour, by `wire.AT_DOOR_COLUMNS`."""
-    rows: dict[tuple[str, str, str], Counter[str]] = {}
-    for (model, region, slo_class, decision), count in records.lately_at_door.counts().items():
-        rows.setdefault((model, region, slo_class), Counter())[decision] += count
-    decisions = wire.AT_DOOR_COLUMNS[3:]
-    listed = [(*key, *(counts[each] for each in decisions)) for key, counts in sorted(rows.items())]
-    return {name: [row[at] for row in listed] for at, name in enumerate(wire.AT_DOOR_COLUMNS)}
-
-
 async def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
     """Return waiting and held requests for tenants: the first `MAX_WAITING` of each queue, counts by tenant and model.
 
@@ -265,12 +255,11 @@ async def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
 
 def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
     """Return the part of *snapshot* that is kept for the charts."""
-    instances, endpoints = snapshot["instances"], snapshot["endpoints"]
+    instances = snapshot["instances"]
     return {
         "ts": snapshot["ts"],
         "fleet": snapshot["fleet"],
         "models": snapshot["models"],
-        "endpoints": {name: endpoints[name] for name in wire.HISTORY_ENDPOINT_COLUMNS},
         "kv": dict(zip(instances["name"], instances["kv_ratio"], strict=True)),
         "load": {
             name: [running, waiting]

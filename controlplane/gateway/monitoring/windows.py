@@ -9,9 +9,8 @@ minute later. A group takes 6 kB once it is counted for, and 4 kB while it has l
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,30 +153,6 @@ class Windows:
 
     def _span(self, window_s: int) -> int:
         return min(window_s, self._second - self._started_second)
-
-
-class Lately:
-    """Counts of rare things over the last hour, by the minute."""
-
-    MINUTES = 60
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._by_minute: dict[int, Counter[Hashable]] = {}
-
-    def count(self, key: Hashable) -> None:
-        self._by_minute.setdefault(int(self._clock() // 60), Counter())[key] += 1
-        self._forget()
-
-    def counts(self) -> Counter[Any]:
-        """Return the counts of the last hour, the running minute included."""
-        self._forget()
-        return sum(self._by_minute.values(), Counter())
-
-    def _forget(self) -> None:
-        oldest = int(self._clock() // 60) - self.MINUTES + 1
-        for minute in [each for each in self._by_minute if each < oldest]:
-            del self._by_minute[minute]
 
 
 SLO_WINDOW_S = 300

@@ -1,5 +1,6 @@
 // The live connection of a page: one websocket (controlplane/console/live/consumers.py). Dispatches `state` {ts} after it has
 // exchanged the fragments that changed. While paused nothing is exchanged; what changed meanwhile is shown on resuming.
+import { labelCells } from "./cards.js";
 import { focusedIn, refreshRegions } from "./swap.js";
 
 const DELAYED_S = 3;
@@ -138,6 +139,7 @@ function exchange(html) {
     const lines = () => [...element.querySelectorAll("[data-announce-as]")];
     const [focused, before] = [focusedIn(element), new Set(lines().map(({ textContent }) => textContent))];
     element.innerHTML = text;
+    labelCells(element);
     if (focused) element.querySelector(focused)?.focus({ preventScroll: true });
     if (!element.matches("[data-announces]")) continue;
     const fresh = lines().filter(({ textContent }) => !before.has(textContent));

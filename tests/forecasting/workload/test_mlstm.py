@@ -42,8 +42,10 @@ def test_the_cell_is_that_of_the_paper(seed, hidden, batch):
         assert np.allclose(found_c[row], expected_c)
 
 
+@pytest.mark.nightly
+@pytest.mark.gate
 def test_torch_runs_the_same_network():
-    import torch  # here: most test processes only collect this file
+    import torch
 
     random = np.random.default_rng(1)
     weights = first_weights(8, 1)

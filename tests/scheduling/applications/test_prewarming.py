@@ -25,27 +25,6 @@ from scheduling.queueing.waiting_set import allocate_waiting, enqueue
 from scheduling.routing.adapters import IN_MEMORY, NOT_LOADED, ON_GPU, tier_of, use_adapter
 from tests.scheduling.routing.test_adapters import fleet_of
 
-TENTHS = np.arange(1.0, 11.0)
-"""Ends after 1, 2 ... 10 s, each as likely."""
-
-
-@pytest.mark.parametrize(
-    ("probability", "warm_s", "k", "start_s"),
-    [
-        (1.0, 2.0, 0.5, 3.0),  # half end by 5 s
-        (1.0, 2.0, 0.2, 0.0),
-        (1.0, 2.0, 0.9, 7.0),
-        (0.6, 1.0, 0.5, 8.0),  # 9 of 10 have to end: 0.6 * 0.9 >= 0.5
-        (1.0, 20.0, 0.5, 0.0),  # too late whenever it starts, yet the call is likely
-        (0.4, 2.0, 0.5, None),
-        (0.0, 2.0, 0.0, None),
-        (1.0, 2.0, 0.0, 0.0),
-    ],
-)
-def test_start(probability, warm_s, k, start_s):
-    assert start_in_s(TENTHS, probability, warm_s, k) == start_s
-
-
 ends_of_units = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40)
 
 

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +9,6 @@ from scheduling.fleet.arrays import (
     assign_endpoint,
     grow_endpoints,
     grow_fleet,
-    index_members,
 )
 from tests.scheduling.fleets import ENDPOINTS, as_arrays, plain_fleets
 
@@ -76,11 +74,3 @@ def test_shrinking_is_refused():
         grow_fleet(fleet, 1)
     with pytest.raises(ValueError, match="2 endpoints cannot grow to 1"):
         grow_endpoints(fleet, endpoints, 1)
-
-
-def test_members_follow_a_bulk_write_once_they_are_indexed():
-    fleet, endpoints = allocate_fleet(4), allocate_endpoints(2, 4)
-    fleet.endpoint[:] = np.array([1, 0, 1, 0])
-    index_members(fleet, endpoints)
-    assert members(endpoints, 0) == [1, 3]
-    assert members(endpoints, 1) == [0, 2]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.planning.problem import Problem, StartCosts, broken_rows
-from tests.scheduling.planning.problems import plain_cost, plain_rows, shortage_usd, small_problems, synthetic
+from tests.scheduling.planning.problems import plain_cost, plain_rows, shortage_usd, small_problems
 
 
 def one_model(**changes):
@@ -40,37 +40,6 @@ def test_needs_are_those_of_the_paper():
     buffered = one_model(buffer_tokens_per_s=[[10.0, 20.0]])
     assert buffered.need_tokens_per_s.tolist() == [[155.0, 210.0]]
     assert buffered.need_total_tokens_per_s.tolist() == [630.0]
-
-
-def test_a_start_costs_what_must_be_loaded():
-    problem = one_model()
-
-    def start(targets):
-        return problem.start_usd(np.array([targets]))
-
-    assert start([[2, 0], [0, 1]]) == 0.0
-    assert start([[3, 0], [0, 1]]) == 1.0  # own spot
-    assert start([[4, 0], [0, 1]]) == 1.0 + 3.0 + 0.5  # own spot, then GPUs acquired again
-    assert start([[2, 1], [0, 1]]) == 6.0 + 1.0
-    assert start([[2, 0], [1, 1]]) == 3.0 + 7.0 + 0.5  # weights from the other region
-    assert start([[0, 0], [0, 0]]) == 0.0
-    assert problem.cost_usd(np.array([[[3, 0], [0, 1]]])) == 30.0 + 20.0 + 1.0
-
-
-def test_gpus_that_another_model_gives_up_need_not_be_acquired():
-    problem = one_model(
-        models=["a", "b"],
-        instances=[[[2, 0], [0, 0]], [[0, 0], [0, 0]]],
-        capability_tokens_per_s=[[100.0, 0.0], [100.0, 0.0]],
-        demand_tokens_per_s=np.zeros((2, 2, 1)),
-        start_cost_usd=StartCosts(*(np.full((2, 2), value) for value in (1.0, 3.0, 7.0)), np.array([0.5, 1.0])),
-        spot=0,
-        weights_local=True,
-    )
-    moved = np.array([[[1, 0], [0, 0]], [[1, 0], [0, 0]]])
-    assert problem.start_usd(moved) == 3.0
-    added = np.array([[[2, 0], [0, 0]], [[1, 0], [0, 0]]])
-    assert problem.start_usd(added) == 3.5
 
 
 def test_starts_are_paid_by_time():
@@ -143,14 +112,6 @@ def test_broken_rows_are_named():
     crowded = one_model(capacity=[[1, 4], [4, 4]])
     assert broken_rows(crowded, np.array([[[2, 0], [0, 1]]])) == ["east: 2 of 1 a100"]
     assert "whole numbers" in broken_rows(problem, np.array([[[2.0, 0], [0, 1]]]))[0]
-
-
-def test_waived_shortage_is_not_required():
-    problem = synthetic(3, 2, 2, seed=0)
-    targets = problem.instances.copy()
-    waived = replace(problem, waived=problem.shortage(targets))
-    assert problem.shortage(targets).any
-    assert not waived.shortage(targets).any
 
 
 def test_missing_more_than_half_weighs_more():

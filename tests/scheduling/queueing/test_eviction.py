@@ -54,28 +54,6 @@ def test_the_one_with_the_least_to_compute_again_leaves_for_what_would_be_late()
     assert eviction.group == 0
 
 
-@pytest.mark.parametrize(
-    ("rows", "dues", "options"),
-    [
-        ([runs(n) for n in range(4)], [600.0], {}),  # in time anyway
-        ([runs(n) for n in range(3)], [2.0], {}),  # there is room
-        ([runs(n, due_s=1.0, priority=0) for n in range(4)], [2.0], {}),  # what runs is due sooner
-        ([runs(n, due_s=4.0, priority=-1) for n in range(4)], [2.0], {}),  # of a class that comes before
-        ([runs(n, evictions=2) for n in range(4)], [2.0], {}),  # too often
-        ([runs(n, evictable=False) for n in range(4)], [2.0], {}),
-        ([runs(n) for n in range(4)], [2.0], {"limit": 0}),
-        (
-            [runs(n, emitted=398, prompt=60_000) for n in range(4)],
-            [-2.0],
-            {"kv": 1_000_000},
-        ),  # costs more than it gains
-        ([runs(n) for n in range(4)], [2.0], {"output": 200_000}),  # has no room at all
-    ],
-)
-def test_none_leaves(rows, dues, options):
-    assert situation(rows, dues, **options)[4] == []
-
-
 def test_groups_start_when_running_requests_leave_room():
     rows = [runs(n, emitted=399 - 50 * n) for n in range(4)]
     fleet, endpoints, waiting, running, _ = situation(rows, [900.0])

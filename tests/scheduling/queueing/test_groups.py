@@ -181,17 +181,6 @@ def test_a_group_by_length_leaves_shortest_first():
     assert members(waiting, living(waiting)[0]) == [slots[10], slots[20], slots[30]]
 
 
-def test_groups_are_rebuilt_from_waiting_requests_and_given_up():
-    waiting = allocate_waiting(1, 9)
-    slots = [ask(waiting, arrival_s=float(at)) for at in range(5)]
-    assert not living(waiting)
-    regroup(waiting, {0: 2})
-    assert sorted(members(waiting, group) for group in living(waiting)) == [slots[:2], slots[2:4], slots[4:]]
-    regroup(waiting, {0: 0})
-    assert not living(waiting)
-    assert (waiting.groups.members["group"] == -1).all()
-
-
 @given(
     st.lists(
         st.tuples(

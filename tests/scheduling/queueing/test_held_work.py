@@ -129,21 +129,11 @@ def test_the_endpoint_that_is_used_least_takes_the_backlog_of_all():
     assert [one.region for one in releases] == ["west"] * 5 + ["east"]
 
 
-def test_what_must_start_first_leaves_first_whatever_the_order_of_arrival():
-    work = manager(held(1, due_s=9000), held(2, due_s=5000), held(3, due_s=7000, service_s=3000))
-    assert numbers(work.pull([signal(0.1)], 0.0)) == [3, 2, 1]
-
-
 def test_used_up_slack_opens_a_busy_region_with_priority():
     work = manager(held(1, due_s=100.0), held(2))
     assert work.pull([signal(0.95)], 39.0) == []
     (release,) = work.pull([signal(0.95), signal(0.9, "west"), Signal(model="m", region="north")], 40.0)
     assert (release.number, release.priority, release.why, release.region) == (1, 0, DUE, "west")
-
-
-def test_old_work_is_released_as_interactive():
-    releases = manager(held(1), held(2, arrived_s=1.0), by=USE).pull([signal(0.1)], PROMOTED_AFTER_S)
-    assert [one.priority for one in releases] == [0, 1]
 
 
 def test_scaling_closes_the_gate_for_a_while_but_not_for_work_without_slack():
@@ -153,12 +143,6 @@ def test_scaling_closes_the_gate_for_a_while_but_not_for_work_without_slack():
     assert work.reason([signal(0.1)], "m", 1.0) == "Held 15 s: cooldown after scaling"
     assert numbers(work.pull([signal(0.1)], COOLDOWN_S - 1)) == [1]
     assert numbers(work.pull([signal(0.1)], COOLDOWN_S)) == [2]
-
-
-def test_a_region_bound_request_waits_for_its_region():
-    work = manager(held(1, region="west"), held(2))
-    assert numbers(work.pull([signal(0.1)], 0.0)) == [2]
-    assert numbers(work.pull([signal(0.1, "west")], 0.0)) == [1]
 
 
 def test_opportunistic_work_is_last_and_alone_where_instances_are_lent():

@@ -47,16 +47,6 @@ def test_an_unknown_ordering_is_refused():
         plain_queue_key("best", 0.0, 1.0, 0, 1.0, 1.0)
 
 
-def test_a_first_token_is_due_when_it_is_promised_or_so_early_that_the_last_comes_in_time():
-    assert first_due_s(1.0, 60.0, 6.0) == 1.0
-    assert first_due_s(math.inf, 60.0, 6.0) == 54.0
-    assert first_due_s(30.0, 32.0, 6.0) == 26.0
-    assert first_due_s(math.inf, 86_400.0, 120.0) == 86_280.0  # work of 24 h does not begin at 23:59
-    assert first_due_s(math.inf, 3.0, 6.0) == 0.0  # it cannot end in time
-    assert first_due_s(2.0, math.inf, 6.0) == 2.0
-    assert first_due_s(math.inf, math.inf, 6.0) == math.inf
-
-
 due = st.floats(0.01, 1e5) | st.just(math.inf)
 
 
@@ -152,30 +142,6 @@ def ssjf(stretch):
 def test_constant_keys_order_as_explicit_aging_does(drawn):
     rows, stretch = drawn
     assert single_server(rows, ssjf(stretch)) == aged(rows, stretch)
-
-
-@given(queues())
-def test_a_request_is_overtaken_only_by_those_that_come_within_its_stretch(drawn):
-    rows, stretch = drawn
-    _, served = single_server(rows, ssjf(stretch))
-    place = {number: at for at, number in enumerate(served)}
-    for late, (late_s, _, late_service_s) in enumerate(rows):
-        for early in range(late):
-            if place[late] < place[early]:
-                early_s, _, early_service_s = rows[early]
-                assert late_s - early_s < stretch * (early_service_s - late_service_s)
-
-
-@given(queues())
-def test_no_request_begins_later_than_by_arrival_plus_the_work_that_comes_within_its_stretch(drawn):
-    """For any predictions: keys come from predictions, time passes by actual service."""
-    rows, stretch = drawn
-    by_arrival, _ = single_server(rows, lambda row: row[0])
-    begins, _ = single_server(rows, ssjf(stretch))
-    for number, (arrival_s, _, predicted_s) in enumerate(rows):
-        window_s = arrival_s + stretch * predicted_s
-        work_s = sum(real_s for later_s, real_s, _ in rows[number + 1 :] if later_s < window_s)
-        assert begins[number] <= by_arrival[number] + work_s
 
 
 def with_requests_ahead(rows, key_of, ahead, by_priority):

@@ -138,7 +138,7 @@ def shared_in(state):
     return shared
 
 
-@costly(50, many=300)
+@costly(25, many=300)
 @given(drawn_groups, states, st.integers(0, MODELS - 1), st.integers(1, 60))
 def test_a_group_goes_where_the_plain_rule_has_it(drawn, state, model, due_s):
     shared = shared_in(state)
@@ -186,16 +186,6 @@ def test_the_work_ahead_of_a_request_follows_the_plain_rule(drawn, state, own, m
 
 
 class TestSwapInProgress:
-    def test_what_drains_and_sleeps_and_loads_counts(self):
-        shared = Shared(0)
-        shared.put(0, 60.0)
-        shared.fleet.running[0] = 1
-        shared.swap(1, leaves=0)
-        drain_s = shared.drain_s(0, 1)
-        assert having(shared.fleet, shared.arrays, 0, 7.0) == (1, pytest.approx(drain_s + 0.5 + 2.0), 0.0)
-        shared.fleet.running[0] = 0
-        assert having(shared.fleet, shared.arrays, 0, 7.0) == (1, 2.5, 0.0)
-
     def test_the_holder_of_the_gpus_is_up_at_its_time(self):
         shared = Shared()
         shared.swap(1, up_s=9.0)

@@ -128,18 +128,6 @@ def test_fields_say_what_was_enqueued():
     }
 
 
-def test_a_full_set_says_so_and_takes_more_once_grown():
-    waiting = allocate_waiting(1, 2)
-    slots = [arrive(waiting, key=key) for key in (2.0, 1.0)]
-    assert arrive(waiting) == -1
-    grown = grow_waiting(waiting, 4, endpoints=3)
-    assert in_order(grown, 0).tolist() == slots[::-1]
-    newcomers = [arrive(grown, endpoint=2) for _ in range(2)]
-    assert sorted(slots + newcomers) == [0, 1, 2, 3]
-    assert grown.sequence[newcomers].tolist() == [2, 3]
-    assert arrive(grown) == -1
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -101,13 +101,6 @@ def test_a_short_queue_waits_no_longer_than_equation_2_says_and_a_long_one_less(
     assert wait(many, known, batch, rate).mean_s == pytest.approx(by_equation_2 - in_flight_then, rel=1e-6)
 
 
-def test_the_first_of_a_queue_waits_for_the_first_of_the_batch_that_ends():
-    equal, exponential = (Lengths(100.0, 200.0, variance, 1e6) for variance in (0.0, 200.0**2))
-    assert wait(0, equal, 50.0, 1000.0).mean_s == pytest.approx(10.0, rel=1e-2)
-    assert wait(0, exponential, 50.0, 1000.0).mean_s == pytest.approx(10.0 / 50, rel=2e-2)
-    assert wait(24, exponential, 50.0, 1000.0).mean_s == pytest.approx(10.0 * math.log(2), rel=5e-2)
-
-
 @pytest.mark.parametrize("ahead_of_it", [0, 4, 12, 20])
 def test_a_queue_shorter_than_the_batch_in_slots_that_are_never_idle(ahead_of_it):
     """Compare with slots that take one output after another: means, and the share below the 99th percentile."""

@@ -39,8 +39,6 @@ least_delay, preserve, route_ahead = map(from_python, (least_delay, preserve, ro
 
 ROUTERS = {"preserve": preserve, "least_delay": least_delay}
 SLOW = (0.03, 0.0, 1.2e-4, 1e-9, 0.026, 1.2e-4, 7.5e-7)
-FAST = tuple(each / 4 for each in SLOW)
-
 eighths = st.integers(0, 16).map(lambda number: number / 8)
 """Sums and products of a few of these are exact, so that ties are ties for both."""
 profiles = st.one_of(
@@ -172,28 +170,6 @@ def run_on(fleet, endpoints, ahead, instance, requests, prompt_tokens=100, outpu
         lookahead.add(ahead, instance, prompt_tokens, output_tokens, 0)
 
 
-def test_preserve_passes_over_an_instance_that_is_to_overflow():
-    fleet, endpoints, ahead, affinity = idle(2, kv_capacity_tokens=10_000)
-    # The first has less to compute, but will hold more than 80 % in a hundred iterations.
-    run_on(fleet, endpoints, ahead, 0, 20, prompt_tokens=350, output_tokens=120)
-    run_on(fleet, endpoints, ahead, 1, 9, prompt_tokens=100, output_tokens=280)
-    assert fleet.remaining_tokens[0] < fleet.remaining_tokens[1]
-    assert preserve(fleet, endpoints, ahead, affinity, 0, -1, 100, 50, NO_ROWS) == 1
-    fleet.kv_capacity_tokens[:] = 100_000  # no risk: the one with less to do
-    assert preserve(fleet, endpoints, ahead, affinity, 0, -1, 100, 50, NO_ROWS) == 0
-
-
-def test_least_delay_prefers_the_fast_gpu_until_it_is_busy():
-    fleet, endpoints, ahead, affinity = idle(2)
-    fleet.profile[1] = FAST
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 1
-    run_on(fleet, endpoints, ahead, 1, 3)
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 1, "four times as fast"
-    fleet.queued_prompt_tokens[1] = 900_000
-    fleet.remaining_tokens[1] += 900_000
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 0
-
-
 def test_a_cached_prefix_draws_a_request_but_makes_no_hot_spot():
     fleet, endpoints, ahead, affinity = idle(4)
     hashes = np.arange(1, 33, dtype=np.int64)
@@ -208,17 +184,6 @@ def test_a_cached_prefix_draws_a_request_but_makes_no_hot_spot():
     assert min(chosen.count(instance) for instance in range(4)) >= 5, (
         "all take their part of a prompt that everybody sends"
     )
-
-
-def test_without_a_profile_tokens_are_compared():
-    fleet, endpoints, ahead, affinity = idle(2, profile=SLOW)
-    run_on(fleet, endpoints, ahead, 0, 2)
-    fleet.profile[0] = FAST
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 0
-    fleet.profile[1] = 0.0
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 1
-    fleet.accepting[1] = 0  # who has no room does not matter
-    assert least_delay(fleet, endpoints, ahead, affinity, 0, -1, 100, 200, NO_ROWS) == 0
 
 
 def test_an_unknown_policy_code_is_refused():

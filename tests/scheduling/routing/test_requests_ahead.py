@@ -121,17 +121,6 @@ def test_a_bunch_counts_whole_and_is_forgotten():
     assert allowance(fleet, 0) == 1
 
 
-def test_limits():
-    fleet, _ = one(max_num_seqs=6)
-    fleet.round_trips[0, ENDS] = 50.0
-    assert allowance(fleet, 0) == 6
-    for limit, expected in ((0, 0), (2, 2), (50, 6)):
-        fleet.ahead_limit[0] = limit
-        assert allowance(fleet, 0) == expected
-    fleet.round_trips[0, ROUND_TRIP_S] = 0.0
-    assert allowance(fleet, 0) == 0
-
-
 def test_round_trips_are_smoothed():
     fleet, _ = one(round_trip_s=0.0)
     note_round_trip(fleet, 0, 0.08, WEIGHT)

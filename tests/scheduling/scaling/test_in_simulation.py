@@ -324,11 +324,6 @@ def test_silos_do_not_take_from_each_other():
     assert shared.counters["redeploys"] > 0
 
 
-def test_bounds_are_checked():
-    with pytest.raises(ValueError, match="from 0 to max_instances"):
-        Bounds(3, 2)
-
-
 # Use
 
 

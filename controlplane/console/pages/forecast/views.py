@@ -28,7 +28,6 @@ from controlplane.planning.forecasts import selectors as planning
 from controlplane.planning.models import Quantity
 from controlplane.resources.filters import Filters, Select, last_hours, named
 from controlplane.resources.names import region_names
-from controlplane.resources.tables import Columns, table
 from controlplane.tuning.selectors import tuned
 
 USE_WARNING = 0.8
@@ -37,23 +36,6 @@ CLASSES = [
     (demand.EVERY_CLASS, "Interactive and deferred"), (INTERACTIVE, "Interactive classes"),
     (demand.DEFERRED, "Deferred classes"),
 ]  # fmt: skip
-SERIES: Columns = {
-    "Model": "model",
-    "Region": "region",
-    "Ready (instances)": "ready",
-    "Demand, last 10 min (tok/s)": "demand",
-    "Not served (tok/s)": "unserved",
-    "Served elsewhere (tok/s)": "elsewhere",
-    "Next window (tok/s)": "next",
-    "Peak ahead (tok/s)": "peak",
-    "Peak at (UTC)": "peak_at",
-    "Capacity (tok/s)": "capacity",
-    "Load (ratio)": "load",
-    "Peak load (ratio)": "use",
-    "Forecaster": "forecaster",
-    "Made (UTC)": "made_at",
-    "Note": "note",
-}
 
 
 def filters_of(request: HttpRequest, endpoints: list[tuple[str, str]], region_titles: dict[str, str]) -> Filters | None:
@@ -136,8 +118,6 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         return answer
     rows = series_rows(asked.quantity, regions, now, asked.slo_class) if asked else []
     row = next((row for row in rows if asked and (row["model"], row["region"]) == (asked.model, asked.region)), None)
-    if request.GET.get("format") == "csv":
-        return table(SERIES, rows).csv("series")
     context = {
         **live_context(feed.state(), ""),
         "filters": filters,

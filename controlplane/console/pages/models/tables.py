@@ -9,26 +9,7 @@ from controlplane.console.pages.models.selectors import ModelRow, sum_of_known
 from controlplane.planning.bundles import CUSTOM, values_of
 from controlplane.planning.forecasts.selectors import omitted_from_sums
 from controlplane.planning.parts import PARTS
-from controlplane.resources.tables import Columns
 from scheduling.bundles import BUNDLES
-
-ENDPOINTS: Columns = {
-    "Region": "title",
-    "Ready (instances)": "ready",
-    "Starting (instances)": "coming",
-    "Minimum (instances)": "least",
-    "Maximum (instances)": "most",
-    "KV cache (ratio)": lambda row: row.live.get("kv_ratio"),
-    "Output (tok/s)": lambda row: row.live.get("output_tokens_per_s"),
-    "Demand, last 10 min (tok/s)": lambda row: row.load.demand_tokens_per_s,
-    "Capacity (tok/s)": lambda row: row.load.capacity_tokens_per_s,
-    "Load (ratio)": lambda row: row.load.load,
-    "GPUs": lambda row: row.load.gpus,
-    "SLO class, the worst": lambda row: row.slo and row.slo.slo_class,
-    "SLO met, 1 h (ratio)": lambda row: row.slo and row.slo.ratio,
-    "TTFT p95 of the slowest instance (ms)": "ttft_p95_ms",
-    "Cost (USD/h)": "usd_per_hour",
-}
 
 
 def bundle_rows(rows: Sequence[ModelRow]) -> list[dict[str, Any]]:

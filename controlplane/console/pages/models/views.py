@@ -10,19 +10,17 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.lists import list_page, viewer_of
-from controlplane.console.live import at_door
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.models.details import adapters_served, classes_of, parts_of
 from controlplane.console.pages.models.selectors import ModelRow, chart_of, model_rows, regions
-from controlplane.console.pages.models.tables import ENDPOINTS, bundle_rows, tiles
+from controlplane.console.pages.models.tables import bundle_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.events import since
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.models import Model, WeightedTarget
 from controlplane.planning.parts import PARTS
 from controlplane.resources.inventory import MODELS, TARGET_COMPARISONS
-from controlplane.resources.tables import table
 
 
 def opened(request: HttpRequest, rows: list[ModelRow]) -> ModelRow | None:
@@ -43,8 +41,6 @@ def models(request: HttpRequest) -> HttpResponseBase:
     if chart and (answer := of_charts(request, [chart], f"{request.GET['open']}-demand")) is not None:
         return answer
     if request.GET.get("format") == "csv":
-        if one and request.GET.get("table") == "endpoints":
-            return table(ENDPOINTS, one.there).csv(f"{one.name}-endpoints")
         return MODELS.csv(rows)
     context = {
         **live_context(state, "instances,events"),
@@ -59,7 +55,6 @@ def models(request: HttpRequest) -> HttpResponseBase:
         "classes": classes_of(one.name, now) if one else [],
         "parts": parts_of(one) if one else [],
         "adapters_served": adapters_served(one.model) if one else "",
-        **(at_door.panel(state, model=one.name) if one else {}),
         "chart": chart,
         "fallbacks": Model.objects.filter(active=True, task=one.model.task).exclude(pk=one.model.pk) if one else [],
         "bundles": bundle_choices([row.model for row in every]),

@@ -1,42 +1,28 @@
-"""The charts of the overview: time to first token, demand with its forecast or by region, KV cache by instance."""
+"""The charts of the overview: time to first token, and demand with its forecast and capacity."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from django.utils import timezone
 
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import (
-    AMOUNT,
     MILLISECONDS,
     NO_SAMPLES,
     NO_TRAFFIC,
     STYLES,
-    TIME,
-    Axis,
     Chart,
-    Heat,
     Levels,
     Series,
     change,
     last,
 )
-from controlplane.console.formats import count, milliseconds, percent, quantity
+from controlplane.console.formats import milliseconds
 from controlplane.console.live import history, tiles
 from controlplane.console.live.history import Sample
 from controlplane.console.live.state import LiveState
 from controlplane.console.pages.models.selectors import EVERY_S, demand_and_capacity
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.resources.filters import Filters
-from controlplane.resources.names import region_names
-from controlplane.resources.tables import Table
-
-HEAT_ROWS = 12
-HEAT_COLUMNS = 60
-REGIONS_SHOWN = 5
-OTHERS = "other regions"
-DEMANDS = {TOKENS: "Tokens/s", "output": "Output tok/s", "prompt": "Prompt tok/s", "requests": "Requests/s"}
-KV_HEADER = ("Instance", "Now (ratio)", "Mean (ratio)", "Highest (ratio)")
 
 
 def time_to_first_token(samples: list[Sample], model: str) -> Chart:
@@ -63,99 +49,18 @@ def time_to_first_token(samples: list[Sample], model: str) -> Chart:
     )
 
 
-def requests_by_region(samples: list[Sample], model: str, region_titles: dict[str, str]) -> Chart:
-    """Of the busiest regions, and the sum of the others."""
-    regions = history.demand_by_region(samples, "requests_per_s", model)
-    busiest = sorted(regions, key=lambda name: -(last(regions[name]) or 0))
-    shown = {name: regions[name] for name in sorted(busiest[:REGIONS_SHOWN])}
-    if others := [regions[name] for name in busiest[REGIONS_SHOWN:]]:
-        shown[OTHERS] = [
-            None if all(value is None for value in values) else sum(value or 0 for value in values)
-            for values in zip(*others, strict=True)
-        ]
-    series = [
-        Series(region_titles.get(name, name), values, style)
-        for (name, values), style in zip(shown.items(), STYLES, strict=False)
-    ]
-    parts = ", ".join(f"{one.label} {quantity(last(one.y))}" for one in series)
-    return Chart(
-        key="demand",
-        title="Demand by region",
-        caption="Requests per second",
-        sentence=f"Requests per second: {parts or 'nothing in this range'}.",
-        x=history.times(samples),
-        up=AMOUNT.but(unit="/s", hoverformat=",.1f"),
-        series=series,
-        empty="" if series else NO_TRAFFIC if samples else NO_SAMPLES,
-    )
-
-
-def kv_heat_map(samples: list[Sample], names: Sequence[str]) -> Chart:
-    """KV cache use of instances over time; the HEAT_ROWS fullest, fullest above. The table has them all."""
-    known = {
-        name: reported
-        for name, values in history.kv_by_instance(samples, names).items()
-        if (reported := [value for value in values if value is not None])
-    }
-    fullest = sorted(known, key=lambda name: (-known[name][-1], name))
-    thinned = samples[::-1][:: max(1, -(-len(samples) // HEAT_COLUMNS))][::-1]
-    picked = history.kv_by_instance(thinned, fullest[:HEAT_ROWS][::-1])  # the first row is drawn at the bottom
-    statement, caption = "no instance has reported in this range", "One row an instance, fullest above"
-    if fullest:
-        highest = max(value for values in known.values() for value in values)
-        statement = (
-            f"{fullest[0]} is the fullest of {count(len(fullest))} instances at {percent(known[fullest[0]][-1])}; "
-            f"the highest in this range was {percent(highest)}"
-        )
-    if len(fullest) > HEAT_ROWS:
-        caption = f"The {HEAT_ROWS} fullest of {count(len(fullest))} instances; the table has all"
-    hover = "%{y}<br>%{x|%H:%M:%S}: %{z:.0%}<extra></extra>"
-    return Chart(
-        key="kv",
-        title="KV cache by instance",
-        caption=caption,
-        sentence=f"KV cache: {statement}.",
-        x=history.times(thinned),
-        across=TIME.but(showgrid=False, showline=False, nticks=4),
-        up=Axis({"showgrid": False, "fixedrange": True, "automargin": True, "tickfont": {"size": 10}, "dtick": 1}),
-        series=[Heat([shortened(name) for name in picked], list(picked.values()), hover)],
-        table=Table(KV_HEADER, [[n, known[n][-1], sum(known[n]) / len(known[n]), max(known[n])] for n in fullest]),
-        hover="closest",
-        empty="" if fullest else "No instance has reported its KV cache in this range." if samples else NO_SAMPLES,
-    )
-
-
-def shortened(name: str) -> str:
-    """*name* with its middle left out if it is longer than 22 characters: instances differ at either end."""
-    return name if len(name) <= 22 else f"{name[:10]}…{name[-11:]}"
-
-
-def demand(samples: list[Sample], model: str, kind: str) -> Chart:
-    """*requests* by region, or tokens with what is expected of them, and of all tokens the capacity for it."""
-    if kind == "requests":
-        return requests_by_region(samples, model, dict(region_names()))
-    return replace(
-        demand_and_capacity(model, kind, timezone.now()),
-        key="demand",
-        title="Demand, forecast and capacity" if kind == TOKENS else "Demand and forecast",
-        size="",
-    )
-
-
 def overview_charts(state: LiveState, filters: Filters) -> list[Chart]:
-    model, minutes, demand_kind = filters["model"], filters["range"], filters["demand"]
+    model, minutes = filters["model"], filters["range"]
 
     def build() -> list[Chart]:
-        samples = history.latest(state.history, int(minutes))
-        names = [row["name"] for row in state.tables["instances"] if model in ("", row["model"])]
+        demand = demand_and_capacity(model, TOKENS, timezone.now())
         return [
-            time_to_first_token(samples, model),
-            demand(samples, model, demand_kind),
-            kv_heat_map(samples, names),
+            time_to_first_token(history.latest(state.history, int(minutes)), model),
+            replace(demand, key="demand", title="Demand, forecast and capacity", size=""),
         ]
 
     made = int(timezone.now().timestamp()) // EVERY_S, history.newest_s(state.history)
-    return once(("overview", model, minutes, demand_kind, *made), build)
+    return once(("overview", model, minutes, *made), build)
 
 
 def sparks(state: LiveState, filters: Filters) -> list[str]:

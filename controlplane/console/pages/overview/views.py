@@ -15,11 +15,10 @@ from controlplane.console.live.feed import feed
 from controlplane.console.live.fragments import attention_list, event_list
 from controlplane.console.live.state import SOURCE_TEXT, Source
 from controlplane.console.live.views import live_context, of_charts
-from controlplane.console.pages.overview.charts import DEMANDS, overview_charts, sparks
+from controlplane.console.pages.overview.charts import overview_charts, sparks
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.fleet.selectors import instances, usd_per_hour
-from controlplane.planning.forecasts.demand import TOKENS
-from controlplane.resources.filters import CHART_RANGE, Filters, Hidden, model_select
+from controlplane.resources.filters import CHART_RANGE, Filters, model_select
 from controlplane.resources.instances import INSTANCES, SUMMARY
 from controlplane.resources.names import model_names
 from controlplane.simulation.whatif import nightly
@@ -29,7 +28,7 @@ MODELS_SHOWN = 4
 
 
 def filters_of(request: HttpRequest) -> Filters:
-    return Filters(request.GET, model_select(model_names()), CHART_RANGE, Hidden("demand", DEMANDS, TOKENS))
+    return Filters(request.GET, model_select(model_names()), CHART_RANGE)
 
 
 def without_numbers(rows: list[dict[str, Any]]) -> Problems:
@@ -53,7 +52,6 @@ def overview(request: HttpRequest) -> HttpResponseBase:
     context = {
         **live_context(state, f"overview:{model},instances,events"),
         "filters": filters,
-        "demand_choices": list(DEMANDS.items()),
         "tiles": [
             {**reading, "spark": spark}
             for reading, spark in zip(

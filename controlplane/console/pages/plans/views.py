@@ -12,7 +12,6 @@ from controlplane.console.access.roles import fleet_role
 from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
-from controlplane.console.pages.plans import inputs
 from controlplane.console.pages.plans.cards import card_of, cards_of, without_place
 from controlplane.console.selectors.events import event_row
 from controlplane.events.selectors import events_about
@@ -20,17 +19,6 @@ from controlplane.planning import selectors as planning
 from controlplane.planning.models import ScalingPlan
 from controlplane.resources.names import place_titles
 from controlplane.resources.plans import MOVES, PLANS
-from controlplane.resources.tables import Columns, table
-
-TARGETS: Columns = {
-    "Region": "region",
-    "GPU type": "gpu_type",
-    "Present (instances)": "present",
-    "Planned (instances)": "target",
-    "Change (instances)": "delta",
-    "Demand (tok/s)": "demand_tokens_per_s",
-    "Reason": "why",
-}
 
 
 @require_safe
@@ -55,8 +43,6 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
         }
         for target in row.targets
     ]
-    if request.GET.get("format") == "csv":
-        return table(TARGETS, targets).csv(f"plan-{row.pk}")
     context = {
         **live_context(feed.state(), "events"),
         "titles": titles,
@@ -66,7 +52,6 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
         "moves": row.moves.select_related("plan").order_by("-pk"),
         "others": planning.plans().filter(round=row.round).exclude(pk=row.pk).order_by("model__name"),
         "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
-        "inputs": inputs.read(row, titles),
         "inputs_json": json.dumps(row.inputs, indent=2, sort_keys=True),
     }
     return render(request, "console/plans/plan.html", context)

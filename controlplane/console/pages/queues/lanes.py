@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controlplane.console.formats import clock, count, ordinal
+from controlplane.console.formats import clock, count
 from controlplane.console.live.queues import block
 from controlplane.console.live.state import LiveState
 from controlplane.planning.titles import title_of
@@ -91,4 +91,4 @@ def name_of(row: Row, of: int) -> str:
         words.append(f"slack {clock(row['slack_s'])}" if row["slack_s"] >= 0 else f"late by {clock(-row['slack_s'])}")
     words += {"risk": ["at risk"]}.get(row["risk"], [])
     words += ["pinned"] if row["pinned"] else []
-    return ", ".join([*words, f"{ordinal(row['place'])} of {of}"])
+    return ", ".join([*words, f"place {row['place']} of {of}"])

@@ -9,11 +9,10 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
-from controlplane.console.formats import clock, ordinal
-from controlplane.console.live import at_door, history
+from controlplane.console.formats import clock
+from controlplane.console.live import history
 from controlplane.console.live.feed import feed
 from controlplane.console.live.fragments import held_panel
-from controlplane.console.live.held_work import totals as held_totals
 from controlplane.console.live.queues import TILES, worse_than_fcfs
 from controlplane.console.live.state import LiveState
 from controlplane.console.live.tiles import readings
@@ -21,15 +20,11 @@ from controlplane.console.live.views import live_context
 from controlplane.console.pages.queues.lanes import GROUPED, lanes_of, legend
 from controlplane.dispatch.queues import services
 from controlplane.dispatch.queues.operations import GroupAction
-from controlplane.dispatch.wire import GROUP_COLUMNS, REORDER_COLUMNS
 from controlplane.fleet.models import Region
 from controlplane.resources.filters import Filters, Hidden, Select, every, number
-from controlplane.resources.tables import Columns, moment, table
 
 AXES = ("1", "5", "15", "60")  # minutes
 USUAL_AXIS = "5"
-GROUPS: Columns = {name: name for name in GROUP_COLUMNS}
-REORDERS: Columns = {"At (UTC)": moment("at"), **{name: name for name in REORDER_COLUMNS[1:]}}
 ACTIONS = (
     ("pin", "Pin", "i", "pin", "Its place stays, whatever the global scheduler finds."),
     ("unpin", "Unpin", "i", "pin", "The global scheduler may move it again."),
@@ -67,10 +62,6 @@ def queues(request: HttpRequest) -> HttpResponseBase:
     region = filters["region"]
     reorders = state.tables["reorders"]
     groups = state.of_region("groups", region)
-    if request.GET.get("format") == "csv":
-        if request.GET.get("table") == "reorders":
-            return table(REORDERS, reorders).csv("reorders")
-        return table(GROUPS, groups).csv(f"queues-{region}")
     row = next(iter(state.of_region("queues", region)), None)
     lanes = lanes_of(state, region, filters["model"], filters["class"], filters["colour"])
     context = {
@@ -88,8 +79,7 @@ def queues(request: HttpRequest) -> HttpResponseBase:
         "axes": AXES,
         "ticks": [f"+{clock(12.0 * int(filters['minutes']) * at)}" for at in range(1, 5)],
         "held": held_panel(state),
-        "held_total": held_totals(state.tables)["held"],
-        **at_door.panel(state, region=region),
+        "held_total": sum(held["count"] for held in state.tables["held"]),
         "reorders": reorders,
         "selected": selected(number(filters["group"]), groups),
     }
@@ -106,7 +96,6 @@ def selected(group: int | None, groups: list[dict[str, Any]]) -> dict[str, Any] 
     return row | {
         "of": sum(other["instance"] == row["instance"] for other in groups),
         "actions": [each for each in ACTIONS if each[0] != ("pin" if row["pinned"] else "unpin")],
-        "ordinal": ordinal(row["place"]),
         "lateness_s": -row["slack_s"] if row["slack_s"] is not None else None,
     }
 

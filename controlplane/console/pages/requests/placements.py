@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.console.formats import NONE, count, duration, fixed, milliseconds, percent, quantity
+from controlplane.console.live import held_work
 from controlplane.gateway.models import LedgerRow, Outcome
 
 POLICY_WHY = {
@@ -17,13 +18,6 @@ POLICY_WHY = {
     "join_shortest_queue": "the fewest tokens still to process among those with room",
     "preserve": "the least load, now and in the KV cache soon to come, among those with room",
     "least_delay": "the least delay for this request and those that run there, among those with room",
-}
-RELEASE_WHY = {
-    "use": "use was below the mark",
-    "trough": "there was room below the mark",
-    "pace": "the deadlines of what is held need this pace",
-    "slack": "it had to start for its deadline",
-    "at_once": "nothing is held any longer",
 }
 PART_TITLES = {
     "requests": "Requests",
@@ -125,8 +119,7 @@ def steps(trace: Sequence[Mapping[str, Any]]) -> list[Step]:
 
 def step(entry: Mapping[str, Any]) -> Step:
     if released := entry.get("released"):
-        use = "" if released["use"] is None else f", at {percent(released['use'])} use"
-        why = f"{RELEASE_WHY[released['why']]}{use}, with priority {released['priority']}"
+        why = f"{held_work.reason(released['why'], released['use'])}, with priority {released['priority']}"
         return Step(entry, why, held=duration(released["held_s"]))
     seen = [dict(candidate) for candidate in entry.get("seen") or ()]
     policy = entry.get("policy", "")

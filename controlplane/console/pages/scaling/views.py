@@ -24,25 +24,11 @@ from controlplane.planning.models import PolicyMode
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Filters, model_select
 from controlplane.resources.names import model_names, place_titles
-from controlplane.resources.plans import MOVES, PLANS
-from controlplane.resources.tables import Columns, table
 from controlplane.simulation.whatif import nightly
 from controlplane.tuning.selectors import tuned
 
 PLANS_SHOWN = 8
 MOVES_SHOWN = 8
-MATRIX: Columns = {
-    "Model": "line.model",
-    "GPU type": "line.gpu_type",
-    "Region": "cell.region",
-    "Present (instances)": "cell.present",
-    "Planned (instances)": "cell.target",
-    "Change (instances)": "cell.delta",
-    "Cost now (USD/h)": "cell.usd_now",
-    "Cost planned (USD/h)": "cell.usd_planned",
-    "Demand (tok/s)": "cell.demand_tokens_per_s",
-    "Reason": "cell.reason",
-}
 
 
 def demand_chart(model: str, now: datetime) -> Chart:
@@ -62,8 +48,6 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     if (answer := of_charts(request, [asked])) is not None:
         return answer
     matrix = tables.matrix(model, current, titles, now)
-    if request.GET.get("format") == "csv":
-        return _csv(request.GET.get("table", ""), model, matrix)
     waiting = [plan for plan in planning.waiting_plans() if plan.valid_until > now]
     shown = {plan.pk: plan for plan in [*waiting, *current.values()] if model in ("", plan.model.name)}
     cards = cards_of(list(shown.values()), titles, now, judged=True)
@@ -93,12 +77,3 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "plans": cards_of(planning.plans(model=model)[:PLANS_SHOWN], titles, now),
     }
     return render(request, "console/scaling/scaling.html", context)
-
-
-def _csv(name: str, model: str, matrix: tables.Matrix) -> HttpResponseBase:
-    if name == "moves":
-        return MOVES.csv(planning.moves(model))
-    if name == "plans":
-        return PLANS.csv(planning.plans(model))
-    cells = [{"line": line, "cell": cell} for line in matrix.lines for cell in line.cells if cell.deployed]
-    return table(MATRIX, cells).csv("instances-planned")

@@ -61,17 +61,6 @@ SUMMED: Columns = {
 Line = dict[str, Any]
 
 
-DONATED: Columns = {
-    "Model": "model",
-    "Donated (instance-hours)": "instance_hours",
-    "GPU time (h)": "gpu_hours",
-    "Cost (USD)": "cost_usd",
-    "At spot price (USD)": "earned_usd",
-    "Without a spot price (instance-hours)": "unpriced_hours",
-}
-"""Of the file of what was donated to the spot pool."""
-
-
 def columns(group: str, sees_idle: bool, zone: ZoneInfo) -> Columns:
     """Of the file: those of *group*, its sums, and for groups with idle time what that cost."""
     names = {f"Day ({zone})": "name"} if group == "day" else GROUPS[group].names

@@ -1,6 +1,6 @@
 """Usage: who used what of the fleet, what it cost and what is charged for it; a tenant's people see their own."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -123,8 +123,6 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
     lines = tables.lines(asked, group, filters.order)
     donated = spot.donated_time(asked.since, min(asked.until, now), filters["model"]) if query.sees_idle else []
     if request.GET.get("format") == "csv":
-        if request.GET.get("table") == "donated":
-            return table(tables.DONATED, map(asdict, donated)).csv("usage-donated")
         return table(tables.columns(group, query.sees_idle, asked.zone), lines).csv(f"usage-by-{group}")
 
     def href(**changes: str) -> str:

@@ -4,15 +4,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from scheduling.simulation.engine.block_pool import BlockPool
 
 
-def test_taking_more_than_is_free_takes_nothing():
-    pool = BlockPool(3)
-    assert pool.take(2)
-    assert not pool.take(2)
-    assert pool.free == 1
-    pool.give_back(2)
-    assert pool.free == 3
-
-
 def test_a_published_block_is_found_until_its_room_is_needed():
     pool = BlockPool(2)
     pool.take(1)
@@ -24,14 +15,6 @@ def test_a_published_block_is_found_until_its_room_is_needed():
     assert pool.find(["x"]) == [block], "a blank block is given out first"
     pool.take(1)
     assert pool.find(["x"]) == []
-
-
-def test_a_run_ends_at_the_first_block_that_is_missing():
-    pool = BlockPool(3)
-    pool.take(2)
-    first, third = pool.publish("first"), pool.publish("third")
-    assert pool.find(["first", "second", "third"]) == [first]
-    assert pool.find(["third"]) == [third]
 
 
 def test_the_last_blocks_of_the_request_freed_longest_ago_go_first():

@@ -17,7 +17,6 @@ from scheduling.simulation.workload.generator import (
     Lognormal,
     generate,
     random_bursts,
-    weibull_shape,
 )
 from tests.examples import costly
 
@@ -142,14 +141,6 @@ def test_empirical_lengths_come_in_pairs() -> None:
     lengths = EmpiricalLengths(np.array([10, 20], np.int32), np.array([1, 2], np.int32))
     workload = generate([client(lengths=lengths)], 200.0)
     assert set(zip(workload.prompt_tokens.tolist(), workload.output_tokens.tolist(), strict=True)) == {(10, 1), (20, 2)}
-
-
-@pytest.mark.parametrize("cv", [0.2, 0.5, 1.0, 2.0, 7.4, 20.0])
-def test_weibull_shape(cv: float) -> None:
-    shape = weibull_shape(cv)
-    squared_cv = math.exp(math.lgamma(1 + 2 / shape) - 2 * math.lgamma(1 + 1 / shape)) - 1
-    assert math.sqrt(squared_cv) == pytest.approx(cv, rel=1e-6)
-    assert weibull_shape(1.0) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
