@@ -229,7 +229,6 @@ PERIODIC_TASKS: dict[str, tuple[str, float]] = {
     "nightly-what-if": ("simulation.nightly_what_if", 60.0),
     "look-after-what-ifs": ("simulation.look_after_what_ifs", 10.0),
     "judge-twin": ("simulation.judge_twin", 60.0),
-    "backtest-ledger": ("planning.backtest_ledger", 60.0),
     "fit-forecasters": ("planning.fit_forecasters", 30.0),
     "train-length-model": ("lengths.train_length_model", 600.0),
     "judge-length-versions": ("lengths.judge_length_versions", 60.0),
@@ -240,7 +239,7 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {  # `expires`: messages must 
     for name, (task, period_s) in PERIODIC_TASKS.items()
 }
 LONG_TASKS = (
-    *("planning.forecast_and_plan", "planning.backtest_ledger", "planning.fit_forecasters"),
+    *("planning.forecast_and_plan", "planning.fit_forecasters"),
     *("simulation.run_future", "simulation.nightly_what_if", "simulation.judge_twin"),
     "lengths.train_length_model",
 )

@@ -16,10 +16,10 @@ from controlplane.experiments.registry import EXPERIMENTS
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.lengths import services as versions
 from controlplane.lengths import training
-from controlplane.lengths.models import BUNDLED, LengthTraining, LengthVersion, VersionState
+from controlplane.lengths.models import BUNDLED, LengthVersion, VersionState
 from controlplane.planning import scenario
-from controlplane.planning.forecasts import backtests
 from controlplane.planning.forecasts import services as forecasts
+from controlplane.planning.management.commands import backtest
 from controlplane.simulation.forecasts import forecaster_named
 from controlplane.simulation.planner import _forecasters
 from controlplane.simulation.whatif.changes.base import ChangeError
@@ -116,25 +116,17 @@ class TestForecasts:
         assert kept.read_bytes() == b"learned before"
 
     @pytest.mark.django_db
-    @pytest.mark.usefixtures("minute_windows")
     def test_backtests_leave_it_out(self, make_minutes, monkeypatch) -> None:  # noqa: F811
-        make_minutes(backtests.LEAST_WINDOWS + 20)
+        make_minutes(120)
         with pytest.raises(CommandError, match="mlstm needs torch") as stopped:
             call_command("backtest", "--forecasters", "ets", "mlstm", "--window", "60")
         assert stopped.value.returncode == 2
         judged: list[list[str]] = []
-
-        def judge(demand, names, *_, **__):
-            judged.append(list(names))
-            return backtests.Judgement()
-
-        monkeypatch.setattr(backtests, "judge", judge)
+        monkeypatch.setattr(backtest, "judge", lambda demand, names, *_: judged.append(names) or ([], []))
         out = StringIO()
-        call_command("backtest", "--window", "60", "--json", "--no-store", stdout=out)
+        call_command("backtest", "--window", "60", "--json", stdout=out)
         assert json.loads(out.getvalue())["left_out"] == {"mlstm": f"The forecaster mlstm {SENTENCE}."}
-        backtests.backtest_ledger(60.0)
-        assert judged
-        assert all(names == [name for name in FORECASTERS if name != "mlstm"] for names in judged)
+        assert judged == [[name for name in FORECASTERS if name != "mlstm"]]
 
 
 @pytest.mark.usefixtures("without_models_extra")
@@ -202,13 +194,11 @@ class TestLengths:
     def test_its_training_is_refused_where_it_is_asked_for(self, operator) -> None:
         with pytest.raises(ActionError, match=f"The length model {ENCODER_KIND} {SENTENCE}"):
             training.ask(operator, kind=ENCODER_KIND)
-        assert not LengthTraining.objects.exists()
 
     def test_one_that_waited_fails_with_the_sentence(self, operator) -> None:
-        row = training.queue(ENCODER_KIND, operator.get_username(), "")
-        assert training.run_requested(row.pk) == 0
-        row.refresh_from_db()
-        assert (row.state, row.error) == ("failed", f"The length model {ENCODER_KIND} {SENTENCE}.")
+        assert training.run_requested(ENCODER_KIND, operator.get_username(), "") == 0
+        event = Event.objects.get(kind="length_version.training_failed")
+        assert event.reason == f"The length model {ENCODER_KIND} {SENTENCE}."
 
     def test_kinds_without_an_encoder_are_trained_as_ever(self, settings, monkeypatch) -> None:
         monkeypatch.setattr(training, "torch_threads", lambda count: pytest.fail("it wants torch"))

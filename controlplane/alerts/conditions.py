@@ -51,7 +51,7 @@ def _slo_burn(rule: AlertRule, now: datetime) -> Iterator[Problem]:
     begin, late = (now - timedelta(seconds=seconds) for seconds in (rule.window_s, short_s))
     # A minute counts in whole, so that the short window has requests early in a minute.
     late = late.replace(second=0, microsecond=0)
-    rows = MinuteRow.objects.filter(minute__gte=begin, generated=False, slo_judged__gt=0)
+    rows = MinuteRow.objects.filter(minute__gte=begin, slo_judged__gt=0)
     rows = rows.filter(**{name: given for name in ("model", "slo_class") if (given := getattr(rule, name))})
     percentiles = dict(SloClass.objects.values_list("name", "percentile"))
     recent = Q(minute__gte=late)

@@ -3,15 +3,12 @@
 from collections import Counter
 from typing import Literal
 
-from django.utils import timezone
-
 from controlplane.alerts.models import AlertRule, Condition
 from controlplane.alerts.services import ALERT_RULE
 from controlplane.events.models import Severity
 from controlplane.fleet.demo import seed as seed_fleet
 from controlplane.fleet.inventory.services import create
 from controlplane.planning import demo as planning
-from controlplane.planning.demo_traffic import PAST_HOURS, generate_past
 
 RULES = (
     AlertRule(name="SLO burns fast", condition=Condition.SLO_BURN, severity=Severity.CRITICAL),
@@ -25,15 +22,12 @@ RULES = (
 """The burn rates and windows are those of the SRE workbook, chapter 5."""
 
 
-def seed_all(fleet: Literal["none", "emulated"] = "emulated", past_hours: float = PAST_HOURS) -> Counter[str]:
-    """Create the demo: inventory, policies, alert rules and *past_hours* of demand; rows that exist stay as they are.
+def seed_all(fleet: Literal["none", "emulated"] = "emulated") -> Counter[str]:
+    """Create the demo: inventory, policies and alert rules; rows that exist stay as they are.
 
     Return the rows created, by kind.
     """
-    created = seed_fleet(fleet) + planning.seed() + seed()
-    if fleet == "emulated" and (rows := generate_past(timezone.now(), past_hours)):
-        created["minutes of generated demand"] = rows
-    return created
+    return seed_fleet(fleet) + planning.seed() + seed()
 
 
 def seed() -> Counter[str]:

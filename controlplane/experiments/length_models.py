@@ -183,7 +183,6 @@ def run(settings: Settings, progress: Progress) -> Result:
         QUICK if quick else THOROUGH if settings["thorough"] else USUAL,
         encoder=encoder,
         seed=seed,
-        progress=progress,
     )
     split = read_sets(data)
     test = thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)

@@ -7,6 +7,6 @@ from controlplane.resources.requests import REQUESTS
 show(LedgerRow, *REQUESTS.stored("arrived_at", *REQUESTS.page), search=("=request_id", "=instance", "=run", "=model"))
 show(
     MinuteRow,
-    *("minute", "model", "region", "own_region", "slo_class", *SUMS[:6], "unserved", "generated"),
+    *("minute", "model", "region", "own_region", "slo_class", *SUMS[:6], "unserved"),
     search=("=model", "=region"),
 )

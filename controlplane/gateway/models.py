@@ -200,13 +200,9 @@ class MinuteRow(models.Model):
     unserved = models.PositiveIntegerField(default=0)
     unserved_prompt_tokens = models.PositiveBigIntegerField(default=0)
     unserved_output_tokens = models.PositiveBigIntegerField(default=0)
-    generated = models.BooleanField(
-        db_default=False, help_text="Made up as a past of the demo: nobody asked for it, and nothing served it."
-    )
 
     class Meta:
         ordering = ["-minute"]
-        indexes = [models.Index(fields=["minute"], condition=models.Q(generated=True), name="generated_minutes")]
         constraints = [
             models.UniqueConstraint(fields=SERIES, name="one_row_per_minute_and_series"),
         ]

@@ -22,12 +22,8 @@ OWN_REGION = Case(When(own_region="", then=F("region")), default=F("own_region")
 
 
 def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
-    """Yield the fleet's minute rows in [since, until), oldest first, at most *limit*; *names* narrows model, region, class.
-
-    A generated past is not usage.
-    """
-    counted = MinuteRow.objects.filter(generated=False)
-    rows = narrowed(counted, minute__gte=since, minute__lt=until, **names).order_by(*SERIES)
+    """Yield the fleet's minute rows in [since, until), oldest first, at most *limit*; *names*: model, region, class."""
+    rows = narrowed(MinuteRow.objects.all(), minute__gte=since, minute__lt=until, **names).order_by(*SERIES)
     for row in rows.values(*USAGE_COLUMNS)[:limit].iterator(chunk_size=2_000):
         yield row | {"own_region": row["own_region"] or row["region"]}
 
@@ -63,7 +59,7 @@ def attainments(since: datetime, **names: str) -> dict[tuple[str, str], dict[str
     class, whose promises are unknown.
     """
     objectives = {row.name: row.percentile / 100 for row in SloClass.objects.all() if row.promises}
-    counted = MinuteRow.objects.filter(generated=False, minute__gte=since, slo_class__in=objectives).order_by()
+    counted = MinuteRow.objects.filter(minute__gte=since, slo_class__in=objectives).order_by()
     sums = narrowed(counted, **names).values_list("model", "region", "slo_class")
     served: dict[tuple[str, str], dict[str, Attainment]] = defaultdict(dict)
     for model, region, name, met, judged in sums.annotate(Sum("slo_met"), Sum("slo_judged")):

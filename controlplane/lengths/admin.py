@@ -1,6 +1,6 @@
 """Admin of output lengths: versions are decided on, the rest is read. Samples are shown without their text."""
 
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
 from controlplane.resources.admin import show
 from controlplane.resources.lengths import LENGTH_VERSIONS
 
@@ -10,7 +10,6 @@ show(
     search=("=number", "note"),
     operations=LENGTH_VERSIONS.operations,
 )
-show(LengthTraining, "id", "kind", "state", "step", "asked_by", "asked_at", "ended_at", "version")
 show(
     LengthSample,
     *("at", "model", "tenant", "slo_class", "prompt_tokens", "predicted_tokens", "output_tokens", "predicted_by"),

@@ -1,4 +1,4 @@
-"""Rows of output lengths: versions of the length model, trainings, samples to learn from, and errors by the minute."""
+"""Rows of output lengths: versions of the length model, samples to learn from, and errors by the minute."""
 
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -70,37 +70,6 @@ class LengthVersion(models.Model):
 
 BUNDLED: Final = LengthVersion(pk=0, number=0, kind="trees")
 """The trees that ship with the package: they have no row, and answer while no version is active."""
-
-
-class TrainingState(models.TextChoices):
-    QUEUED = "queued", "Waits"
-    RUNNING = "running", "Running"
-    DONE = "done", "Done"
-    FAILED = "failed", "Failed"
-
-
-class LengthTraining(models.Model):
-    """One training of a version: its progress and its result."""
-
-    kind = models.CharField(max_length=40, help_text="A name in `forecasting.lengths`, such as trees.")
-    asked_at = models.DateTimeField(default=timezone.now, db_index=True)
-    asked_by = models.CharField(max_length=150, blank=True, help_text="Empty: the schedule.")
-    reason = models.CharField(max_length=255, blank=True)
-    state = models.CharField(max_length=8, choices=TrainingState.choices, default=TrainingState.QUEUED, db_index=True)
-    step = models.CharField(max_length=80, blank=True, help_text="What it does now, in words.")
-    done = models.PositiveIntegerField(default=0, help_text="Of `steps`, in this step.")
-    steps = models.PositiveIntegerField(default=0)
-    started_at = models.DateTimeField(null=True, blank=True)
-    seen_at = models.DateTimeField(null=True, blank=True, help_text="When it last reported progress.")
-    ended_at = models.DateTimeField(null=True, blank=True)
-    version = models.ForeignKey(LengthVersion, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
-    error = models.TextField(blank=True, help_text="Why there is no version.")
-
-    class Meta:
-        ordering = ["-id"]
-
-    def __str__(self) -> str:
-        return f"training {self.pk} of {self.kind}"
 
 
 class LengthSample(models.Model):

@@ -1,4 +1,4 @@
-"""Reads of output lengths: errors of predictions, samples, versions and trainings.
+"""Reads of output lengths: errors of predictions, samples and versions.
 
 Every figure is a sum over `LengthMinute` (one row a minute, model, tenant and predictor), so that a week
 costs in memory what an hour costs. A shadow counts the requests that another predictor answered, so totals leave shadows
@@ -15,13 +15,7 @@ from typing import Any
 from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import TruncHour
 
-from controlplane.lengths.models import (
-    LengthMinute,
-    LengthTraining,
-    LengthVersion,
-    Measures,
-    VersionState,
-)
+from controlplane.lengths.models import LengthMinute, LengthVersion, Measures, VersionState
 
 CACHE, LEXICAL, PRIOR, SHADOW = "cache", "lexical cache", "prior", "shadow"
 """Values of `LengthMinute.predictor`; a version appears as its `str`, and in shadow as that after SHADOW."""
@@ -121,11 +115,6 @@ def active_version() -> LengthVersion | None:
 
 def shadow_version() -> LengthVersion | None:
     return LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number").first()
-
-
-def trainings(most: int | None = None) -> list[LengthTraining]:
-    """Return trainings, newest first."""
-    return list(LengthTraining.objects.select_related("version").order_by("-pk")[:most])
 
 
 def compared(active: str, shadow: str, scope: Scope) -> tuple[Measures, Measures] | None:

@@ -1,21 +1,18 @@
-"""Training of length models: their samples, the training itself, and its row with progress and result.
+"""Training of length models: their samples, the training itself, and requests for it.
 
 Models that read no text (`TEXTLESS`, the trees among them) learn from every sample; the others need text, which a
 sample has only if its tenant keeps prompts. A fifth of the prompts is held out. The result is a version in shadow, or a
 rejected one if it does worse than its predecessor on them.
 """
 
-import contextlib
 import logging
-import time
 import zlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
-from django.db import DatabaseError
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -25,14 +22,7 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.broker import send_task
 from controlplane.jobs.record import describe
-from controlplane.lengths.models import (
-    BUNDLED,
-    LengthSample,
-    LengthTraining,
-    LengthVersion,
-    TrainingState,
-    VersionState,
-)
+from controlplane.lengths.models import BUNDLED, LengthSample, LengthVersion, VersionState
 from controlplane.lengths.notes import reader
 from controlplane.lengths.services import ACTOR, add, in_use
 from controlplane.tuning.selectors import tuned
@@ -47,7 +37,7 @@ from forecasting.lengths import (
     rests,
     score,
 )
-from forecasting.lengths.encoder import MOST_TOKENS, Progress, torch_threads
+from forecasting.lengths.encoder import MOST_TOKENS, torch_threads
 from forecasting.lengths.subprocess_server import load
 
 logger = logging.getLogger(__name__)
@@ -68,21 +58,6 @@ LIMIT_S: Final = 3000
 """Time limit of one training in a worker."""
 WAITS_S: Final = 3600
 """Timeout of a requested training that no worker starts."""
-SILENT: Final = timedelta(minutes=15)
-"""Time without progress after which a training counts as lost, as after a restart of its worker."""
-REPORT_S: Final = 1.0
-"""Least interval between two writes of the progress."""
-MOST_KEPT: Final = 100
-"""Rows kept; older ones are deleted when another is added."""
-OPEN: Final = (TrainingState.QUEUED, TrainingState.RUNNING)
-STEPS: Final = {
-    "tune": "the encoder is fine-tuned, batch",
-    "read prompts": "the encoder reads prompts, for the head that is fitted on it",
-    "encode": "the encoder reads prompts",
-    "predict": "measured on prompts held out",
-}
-"""Descriptions of the phases that models report."""
-
 # Samples
 
 
@@ -111,7 +86,6 @@ def train(
     actor: User | str = ACTOR,
     reason: str = "",
     kind: str = USUAL,
-    progress: Progress | None = None,
 ) -> LengthVersion:
     """Train a version of *kind* on the stored samples; store it, in the shadow or rejected.
 
@@ -120,7 +94,7 @@ def train(
     """
     _check_kind(kind)
     samples, predecessor = stored(kind), _predecessor(kind)
-    fitting = replace(FITTING, encoder=tuned().LENGTH_ENCODER, progress=progress)
+    fitting = replace(FITTING, encoder=tuned().LENGTH_ENCODER)
     if kind == USUAL:
         bundled = reader()
         model: LengthModel = Trees(fitting, bundled.text)
@@ -228,120 +202,37 @@ def _mae(version: LengthVersion, held_out: Sequence[Sample]) -> float | None:
     return _measured(model, held_out)["mae"] if model is not None and held_out else None
 
 
-# Rows of trainings
+# Trainings by a worker
 
 
-def ask(actor: User, reason: str = "", kind: str = USUAL) -> LengthTraining:
-    """Have a worker train a version of *kind*. Raises ActionError for too few samples, or while another one trains."""
+def ask(actor: User, reason: str = "", kind: str = USUAL) -> None:
+    """Have a worker train a version of *kind*. Raises ActionError for too few samples, and without a broker."""
     check_samples(kind)
-    if LengthTraining.objects.filter(kind=kind, state__in=OPEN).exists():
-        raise ActionError(f"A training of {kind} waits or runs already; the Lengths page shows its progress.")
-    row = queue(kind, actor.get_username(), reason)
+    if not send_task(TASK, kind, actor.get_username(), reason, expires_s=WAITS_S):
+        raise ActionError("No worker could be asked to train: Celery's broker does not answer. Try again later.")
     record("length_version.training_asked", actor=actor, reason=reason, inputs={"kind": kind})
-    if not send_task(TASK, row.pk, expires_s=WAITS_S):
-        reason = "No worker could be asked to train: Celery's broker does not answer. Try again later."
-        _end(row, TrainingState.FAILED, error=reason)
-        raise ActionError(reason)
-    return row
 
 
-def queue(kind: str, actor: str, reason: str) -> LengthTraining:
-    """Return a new row of a pending training."""
-    row = LengthTraining.objects.create(kind=kind, asked_by=actor, reason=reason[:255])
-    old = LengthTraining.objects.exclude(state__in=OPEN).values_list("pk", flat=True)[MOST_KEPT:]
-    LengthTraining.objects.filter(pk__in=list(old)).delete()
-    return row
-
-
-def run(row: LengthTraining) -> LengthTraining:
-    """Train as *row* requests, if it is still pending, and report progress in it. Raises as `train` does."""
-    now = timezone.now()
-    values = {"state": TrainingState.RUNNING, "started_at": now, "seen_at": now, "step": "samples are read"}
-    if not LengthTraining.objects.filter(pk=row.pk, state=TrainingState.QUEUED).update(**values):
-        row.refresh_from_db()
-        return row
+def run_requested(kind: str, actor: str, reason: str) -> int:
+    """Train a version of *kind* and return its number; 0, with an event that says why, if that failed."""
     try:
-        version = train(timezone.now(), row.asked_by or ACTOR, row.reason, row.kind, _report(row))
+        return train(timezone.now(), actor, reason, kind).number
     except BaseException as error:
-        reason = str(error) if isinstance(error, ActionError | ValueError) else describe(error)
-        _end(row, TrainingState.FAILED, error=reason)
-        raise
-    _end(row, TrainingState.DONE, version=version)
-    return row
-
-
-def run_requested(pk: int) -> int:
-    """Run the requested training *pk*; return the number of its version, or 0, with an event, if it failed."""
-    row = LengthTraining.objects.filter(pk=pk).first()
-    if row is None:
+        why = str(error) if isinstance(error, ActionError | ValueError) else describe(error)
+        inputs = {"kind": kind}
+        record("length_version.training_failed", actor=actor, reason=why, inputs=inputs, severity=Severity.WARNING)
+        if not isinstance(error, Exception):
+            raise
+        logger.warning("lengths: no version was trained", exc_info=not isinstance(error, ActionError))
         return 0
-    try:
-        row = run(row)
-    except ActionError:
-        pass  # the row says why
-    except Exception:
-        logger.exception("lengths: no version was trained")
-    row.refresh_from_db()
-    return row.version.number if row.version else 0
 
 
 def run_due(now: datetime) -> int:
-    """Train the usual kind if it is due and no training is requested; return the version's number, 0 without any."""
-    if has_requested() or not is_due(now):
-        return 0
-    row = run(queue(USUAL, "", "it is due"))
-    return row.version.number if row.version else 0
-
-
-def has_requested() -> bool:
-    """Return whether a requested training is pending."""
-    return LengthTraining.objects.filter(state=TrainingState.QUEUED).exclude(asked_by="").exists()
-
-
-def end_lost(now: datetime) -> int:
-    """Fail trainings that were not started in time or whose worker is gone; return how many."""
-    waited = LengthTraining.objects.filter(
-        state=TrainingState.QUEUED, asked_at__lt=now - timedelta(seconds=WAITS_S + 60)
-    )
-    lost = LengthTraining.objects.filter(state=TrainingState.RUNNING, seen_at__lt=now - SILENT)
-    rows = [*((row, "No worker took it up within an hour.") for row in waited)]
-    rows += [(row, "The worker that ran it is gone, or it took too long for a step.") for row in lost]
-    for row, error in rows:
-        _end(row, TrainingState.FAILED, error=error)
-    return len(rows)
+    """Train the usual kind if it is due; return the version's number, 0 without any."""
+    return train(now, reason="it is due").number if is_due(now) else 0
 
 
 def ready() -> list[tuple[str, int, int]]:
     """Return, for each kind, the number of samples that it can learn from now, and the number that it needs."""
     with_text, textless = (rows_for(next(iter(kinds))).count() for kinds in (MODELS.keys() - TEXTLESS, TEXTLESS))
     return [(kind, textless if kind in TEXTLESS else with_text, tuned().LENGTH_TRAIN_SAMPLES) for kind in MODELS]
-
-
-def _report(row: LengthTraining) -> Progress:
-    """Return a callback that writes progress into *row*, once a second at most."""
-    written_s = 0.0
-
-    def report(what: str, done: int, steps: int) -> None:
-        nonlocal written_s
-        if time.monotonic() - written_s < REPORT_S:
-            return
-        written_s = time.monotonic()
-        step = what.rpartition(": ")[2]
-        values = {"step": STEPS.get(step, step), "done": done, "steps": steps, "seen_at": timezone.now()}
-        with contextlib.suppress(DatabaseError):  # a busy database costs a figure, not the training
-            LengthTraining.objects.filter(pk=row.pk).update(**values)
-
-    return report
-
-
-def _end(row: LengthTraining, state: TrainingState, **values: Any) -> None:
-    LengthTraining.objects.filter(pk=row.pk, state__in=OPEN).update(state=state, ended_at=timezone.now(), **values)
-    row.refresh_from_db()
-    if state == TrainingState.FAILED and row.asked_by:  # of one that was due, the job is failing
-        record(
-            "length_version.training_failed",
-            actor=row.asked_by,
-            reason=row.error,
-            inputs={"kind": row.kind},
-            severity=Severity.WARNING,
-        )

@@ -1,6 +1,6 @@
 """Admin of forecasts and scaling: plans are approved or rejected, the rest is read; policies are set on the Scaling page."""
 
-from controlplane.planning.models import Backtest, Forecast, ScalingMove, ScalingPlan, ScalingPolicy
+from controlplane.planning.models import Forecast, ScalingMove, ScalingPlan, ScalingPolicy
 from controlplane.resources.admin import show
 from controlplane.resources.plans import PLANS
 
@@ -9,7 +9,6 @@ show(
     *("made_at", "model", "region", "slo_class", "quantity", "forecaster", "window_s", "start_at", "note"),
     search=("=model", "=region"),
 )
-show(Backtest, "made_at", "source", "window_s", "horizon_windows", search=("source",))
 show(ScalingPolicy, "model", "strategy", "mode", "changed_at", search=("model__name",))
 show(
     ScalingPlan,

@@ -46,26 +46,6 @@ class Forecast(models.Model):
         return f"{self.forecaster}: {what} tokens of {self.model} in {self.region}, {self.made_at:%F %H:%M}"
 
 
-class Backtest(models.Model):
-    """Rolling-origin errors of each forecaster on one data source."""
-
-    made_at = models.DateTimeField(default=timezone.now, db_index=True)
-    source = models.CharField(max_length=160, help_text="The ledger, or the name of a trace.")
-    window_s = models.PositiveIntegerField(validators=[MinValueValidator(1)])
-    horizon_windows = models.PositiveIntegerField(default=1)
-    rows = models.JSONField(
-        default=list,
-        help_text="One a forecaster, series and quantity: mean_ape, max_ape, pinball, coverage_80, coverage_95, fit_s,"
-        " and mean_ape_by_horizon.",
-    )
-
-    class Meta:
-        ordering = ["-id"]
-
-    def __str__(self) -> str:
-        return f"{self.source}, {self.made_at:%F %H:%M}"
-
-
 class PolicyMode(models.TextChoices):
     """Treatment of the advice of a model's strategy."""
 

@@ -65,17 +65,6 @@ def demo() -> str:
     return ", ".join(f"{model._default_manager.count()} {word}s" for model, word in counts)
 
 
-def without_past() -> str:
-    """Delete the demo's generated history and the forecasters that were fitted to it."""
-    from controlplane.planning.demo_traffic import remove_past
-    from controlplane.planning.forecasts.services import forget_fitted
-
-    rows = remove_past()
-    if rows:
-        forget_fitted()
-    return f"{rows} minutes of generated demand removed"
-
-
 def emulated() -> str:
     """Ask for every emulated instance that should run: emulated servers end with the process that emulates them."""
     from controlplane.fleet.lifecycle.states import InstanceState
@@ -139,9 +128,7 @@ def link() -> str:
     return f"/sign-in/{create_sign_in_link(admin, actor=ACTOR)}/"
 
 
-STEPS: dict[str, Callable[[], str]] = {
-    step.__name__: step for step in (database, static, demo, without_past, emulated, vllm, link)
-}
+STEPS: dict[str, Callable[[], str]] = {step.__name__: step for step in (database, static, demo, emulated, vllm, link)}
 
 
 def main(names: list[str]) -> None:

@@ -30,9 +30,6 @@ TINY_VOCABULARY: Final = 4096
 BATCH: Final = 32
 TINY_SEED: Final = 7
 
-Progress = Callable[[str, int, int], None]
-"""Called with the phase, the steps done and all steps."""
-
 Hidden = Callable[[Sequence[Sequence[int]]], tuple[Any, Any]]
 """Maps a batch of ids to (last hidden states, mask)."""
 
@@ -191,8 +188,6 @@ class Encoder:
     def states(
         self,
         texts: Sequence[str],
-        progress: Progress | None = None,
-        what: str = "encode",
         mean: bool = False,
         hidden: Hidden | None = None,
         room: int = 0,
@@ -212,8 +207,6 @@ class Encoder:
                 states, mask = (hidden or self.hidden)([ids[index] for index in chosen])
                 weights = mask[..., None].float()
                 rows[chosen] = ((states * weights).sum(1) / weights.sum(1) if mean else states[:, 0]).numpy()
-                if progress:
-                    progress(what, min(start + BATCH, len(order)), len(order))
         return rows
 
     def quantise(self) -> None:

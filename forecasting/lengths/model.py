@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forecasting.files import StateError, read_state, write_state
-from forecasting.lengths.encoder import MINILM, Progress
+from forecasting.lengths.encoder import MINILM
 from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions, Sample
 
 
@@ -40,7 +40,6 @@ class Fitting:
     trees: int = 120
     """Trees of each ensemble of `trees` and `ours`."""
     seed: int = 1
-    progress: Progress | None = None
 
 
 DEFAULT = Fitting()

@@ -59,7 +59,7 @@ class Ours(Trees):
         keys = list(map(hash, texts))
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._embeddings}
         if missing:
-            states = self.encoder.states(list(missing.values()), self.fitting.progress, "embed prompts", mean=True)
+            states = self.encoder.states(list(missing.values()), mean=True)
             self._embeddings.update(zip(missing, states.astype(np.float16), strict=True))
         rows = np.stack([self._embeddings[key] for key in keys]).astype(np.float32)
         for key in list(self._embeddings)[:-KEPT]:

@@ -175,7 +175,7 @@ class Proxy(LengthModel):
         return bool(self.head)
 
     def _predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        states = self._read(queries, "predict")
+        states = self._read(queries)
         return self.spread.around(self.decode(states, self.names.rows(queries)), queries)
 
     def quantise(self) -> None:
@@ -222,13 +222,11 @@ class Proxy(LengthModel):
         """Return the rows of the first phase: their ids, and the sample that each comes from."""
         return ids, np.arange(len(ids))
 
-    def _read(self, queries: Sequence[LengthQuery], what: str) -> Array:
+    def _read(self, queries: Sequence[LengthQuery]) -> Array:
         """Return states of the first token, (n, width), without gradients; each text is read once."""
         texts = sorted({query.text for query in queries})
         places = {text: place for place, text in enumerate(texts)}
-        rows = self.encoder.states(
-            texts, self.fitting.progress, f"{self.name}: {what}", False, self.hidden, self.room()
-        )
+        rows = self.encoder.states(texts, hidden=self.hidden, room=self.room())
         return rows[[places[query.text] for query in queries]]
 
     def _fit(self, samples: Sequence[Sample]) -> None:
@@ -254,7 +252,7 @@ class Proxy(LengthModel):
                 break
             texts.setdefault(samples[index].query.text)
         chosen = [samples[index] for index in order if samples[index].query.text in texts]
-        states = self._read([sample.query for sample in chosen], "read prompts")
+        states = self._read([sample.query for sample in chosen])
         held_texts = {text for place, text in enumerate(texts) if place < HELD_OUT * len(texts)}
         held = np.array([sample.query.text in held_texts for sample in chosen])
         self._fit_head(torch, states, chosen, ~held, generator)
@@ -329,7 +327,7 @@ class Proxy(LengthModel):
         optimiser = torch.optim.AdamW(groups)
         last_rate = LAST_RATE_TUNED if tuned else LAST_RATE
         plan = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, last_rate, max(steps, 1))
-        for done, batch in enumerate(batches, 1):
+        for batch in batches:
             rows, real = torch.from_numpy(names[batch]), torch.from_numpy(lengths[batch])
             loss = self.batch_loss(torch, head, states_of(batch), rows, real, generator)
             optimiser.zero_grad(set_to_none=True)
@@ -338,8 +336,6 @@ class Proxy(LengthModel):
                 torch.nn.utils.clip_grad_norm_(tuned, 1.0)
             optimiser.step()
             plan.step()
-            if tuned and self.fitting.progress:
-                self.fitting.progress(f"{self.name}: tune", done, steps)
         self.head = {name: value.detach().numpy() for name, value in head.items()}
 
     def batch_loss(

@@ -1,7 +1,7 @@
 """ARIMA, plain and seasonal, with orders and coefficients from pmdarima.
 
 The search for orders (Hyndman and Khandakar 2008, stepwise by AICc) is done once; later fits estimate the coefficients
-alone, and a window that follows moves the model on by its own recursion, without estimating anything.
+alone, and a window that follows moves statsmodels' filtered state on, without estimating anything.
 
 The seasonal model follows the length of the day in windows m. Up to 24 it is SARIMA(p,d,q)(P,D,Q)m. Beyond, where the
 state of a SARIMA would have hundreds of elements, the day is a sum of sines and cosines with ARIMA errors, which is
@@ -28,7 +28,7 @@ ITERATIONS: Final = 30  # of the likelihood's maximiser
 
 
 class ArimaModel(PointModel):
-    """y = harmonics + u, where the differences w of u follow w[t] = c + sum a[i] w[t-i] + e[t] + sum b[j] e[t-j]."""
+    """y = harmonics + design · state, whose next is transition · state + drift + gain · error (a Kalman filter)."""
 
     seasonal: ClassVar[bool] = False
 
@@ -41,13 +41,11 @@ class ArimaModel(PointModel):
         self.season = 1
         self.index = 0  # of the next window since the first that was fitted on; gives the phase of the harmonics
         self.beta: Values = np.empty(0)
-        self.constant = 0.0
-        self.ar: Values = np.empty(0)  # a, seasonal terms multiplied out
-        self.ma: Values = np.empty(0)  # b
-        self.difference: Values = np.empty(0)  # w[t] = u[t] - sum difference[i] u[t-1-i]
-        self.u: Values = np.empty(0)  # the last ones, newest last, as many as the difference needs
-        self.w: Values = np.empty(0)
-        self.e: Values = np.empty(0)
+        self.state_vector: Values = np.zeros(1)
+        self.transition: Values = np.ones((1, 1))
+        self.design: Values = np.ones(1)
+        self.drift: Values = np.zeros(1)
+        self.gain: Values = np.ones(1)
 
     @classmethod
     def least(cls, season: int) -> int:
@@ -57,7 +55,7 @@ class ArimaModel(PointModel):
         known = values[~np.isnan(values)]
         mean = float(known.mean()) if known.size else 0.0
         self.scale = mean if mean > LEAST_RATE else 1.0
-        self.season, self.index = season, 0
+        self.season = season
         y = filled(values) / self.scale
         if self.order is None and float(np.ptp(y)) > 1e-9:
             self._search(y[-SEARCH_WINDOWS:])
@@ -68,32 +66,19 @@ class ArimaModel(PointModel):
 
     def append(self, value: float) -> None:
         """Move on by one window; a gap counts as the model's own expectation, an error of 0."""
-        expected = self._expected_w()
-        u_expected = expected + float(self.difference @ self.u[::-1]) if len(self.u) else expected
+        expected = float(self.design @ self.state_vector)
         seasonal = float(self._harmonic(np.array([self.index]))[0] @ self.beta) if self.harmonics else 0.0
-        u = u_expected if np.isnan(value) else value / self.scale - seasonal
-        self._push(u, u - u_expected + expected, u - u_expected)
+        error = 0.0 if np.isnan(value) else value / self.scale - seasonal - expected
+        self.state_vector = self.transition @ self.state_vector + self.drift + self.gain * error
         self.index += 1
 
     def path(self, horizon: int) -> Values:
-        u, w, e = self.u, self.w, self.e
-        path = np.empty(horizon)
-        difference, ar, ma = self.difference, self.ar, self.ma
-        u_long = np.concatenate([u, np.empty(horizon)])
-        w_long = np.concatenate([w, np.empty(horizon)])
-        e_long = np.concatenate([e, np.zeros(horizon)])
+        path, state = np.empty(horizon), self.state_vector
         for step in range(horizon):
-            expected = self.constant
-            if len(ar):
-                expected += float(ar @ w_long[step : step + len(w)][::-1])
-            if len(ma):
-                expected += float(ma @ e_long[step : step + len(e)][::-1])
-            w_long[step + len(w)] = expected
-            if len(difference):
-                expected += float(difference @ u_long[step : step + len(u)][::-1])
-            u_long[step + len(u)] = path[step] = expected
+            path[step] = self.design @ state
+            state = self.transition @ state + self.drift
         if self.harmonics:
-            path = path + self._harmonic(self.index + np.arange(horizon)) @ self.beta
+            path += self._harmonic(self.index + np.arange(horizon)) @ self.beta
         return self.scale * path
 
     def tried(self) -> Sequence[str]:
@@ -159,21 +144,14 @@ class ArimaModel(PointModel):
         return np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
 
     def _estimate(self, y: Values) -> None:
-        """Estimate coefficients for the found orders, and the state of the recursion at the end of *y*."""
-        self.beta, self.constant = np.zeros(2 * self.harmonics), 0.0
-        self.ar = self.ma = np.empty(0)
-        self.difference = np.ones(1)  # a random walk, unless there is more
-        errors = self._take_coefficients(y) if self.order is not None else np.empty(0)
-        u = y - self._harmonic(np.arange(len(y))) @ self.beta if self.harmonics else y
-        w = np.convolve(u, np.concatenate([[1.0], -self.difference]), mode="valid")
-        self.u, self.w, self.e = _last(u, len(self.difference)), _last(w, len(self.ar)), _last(errors, len(self.ma))
-        self.index = len(y)
-
-    def _take_coefficients(self, y: Values) -> Values:
-        """Return one-step errors over the windows of the estimate; none without coefficients."""
+        """Estimate coefficients for the found orders, and the state at the end of *y*: a random walk without any."""
         import pmdarima
 
-        assert self.order is not None
+        self.index, self.beta = len(y), np.zeros(2 * self.harmonics)
+        self.transition, self.design, self.drift, self.gain = np.ones((1, 1)), np.ones(1), np.zeros(1), np.ones(1)
+        self.state_vector = y[-1:].copy()
+        if self.order is None:
+            return
         begin = max(0, len(y) - FIT_WINDOWS)
         exogenous = self._harmonic(np.arange(begin, len(y))) if self.harmonics else None
         model = pmdarima.ARIMA(
@@ -187,36 +165,15 @@ class ArimaModel(PointModel):
             warnings.simplefilter("ignore")  # a likelihood that is still rising after maxiter steps is good enough
             try:
                 result = model.fit(y[begin:], X=exogenous).arima_res_
-            except (ValueError, np.linalg.LinAlgError):  # no likelihood for these values: a random walk
-                return np.empty(0)
-        self.ar = -np.real(np.atleast_1d(result.polynomial_reduced_ar))[1:]
-        self.ma = np.real(np.atleast_1d(result.polynomial_reduced_ma))[1:]
+            except (ValueError, np.linalg.LinAlgError):  # no likelihood for these values
+                return
+        filtered = result.filter_results
         named = dict(zip(result.model.param_names, np.asarray(result.params), strict=True))
-        self.constant = float(named.get("intercept", 0.0))
-        self.beta = np.array([named[name] for name in result.model.exog_names or []]) if self.harmonics else self.beta
-        _, d, _ = self.order
-        _, seasonal_d, _, m = self.seasonal_order
-        polynomial = np.array([1.0])
-        for _ in range(d):
-            polynomial = np.convolve(polynomial, [1.0, -1.0])
-        for _ in range(seasonal_d):
-            polynomial = np.convolve(polynomial, np.concatenate([[1.0], np.zeros(m - 1), [-1.0]]))
-        self.difference = -polynomial[1:]
-        return np.asarray(result.resid, dtype=np.float64)
-
-    def _expected_w(self) -> float:
-        expected = self.constant
-        if len(self.ar):
-            expected += float(self.ar @ self.w[::-1])
-        if len(self.ma):
-            expected += float(self.ma @ self.e[::-1])
-        return expected
-
-    def _push(self, u: float, w: float, e: float) -> None:
-        for memory, value in ((self.u, u), (self.w, w), (self.e, e)):
-            if len(memory):
-                memory[:-1] = memory[1:]
-                memory[-1] = value
+        self.beta = np.array([named[name] for name in result.model.exog_names or []])
+        self.state_vector = filtered.predicted_state[:, -1].copy()
+        self.transition, self.design = filtered.transition[:, :, -1].copy(), filtered.design[0, :, -1].copy()
+        self.drift = filtered.state_intercept[:, -1].copy()
+        self.gain = filtered.kalman_gain[:, 0, -1].copy()  # it is constant after some windows
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
@@ -225,11 +182,6 @@ class ArimaModel(PointModel):
             self.order = p, d, q
         seasonal_p, seasonal_d, seasonal_q, m = self.seasonal_order
         self.seasonal_order = seasonal_p, seasonal_d, seasonal_q, m
-
-
-def _last(values: Values, count: int) -> Values:
-    """Return the last *count* of *values*, preceded by zeros if there are fewer."""
-    return np.concatenate([np.zeros(max(0, count - len(values))), values[len(values) - min(count, len(values)) :]])
 
 
 class SeasonalArimaModel(ArimaModel):

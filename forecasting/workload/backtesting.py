@@ -42,10 +42,10 @@ def backtest(
     Keys of a row; errors and shares are fractions of 1:
     - `series`, `forecaster`, `windows` (with demand), `zero_windows` (without: bands only), `note`, `parameters`
     - `error`, `error_by_horizon`: mean APE, or WAPE if a window of the test part was empty: it ranks forecasters
-    - `mean_ape`, `max_ape`: over all horizons up to *horizon*; `mean_ape_by_horizon`, `max_ape_by_horizon`: lists
+    - `mean_ape`, `max_ape`: over all horizons up to *horizon*
     - `one_origin_mean_ape`, `one_origin_max_ape`: of one forecast of the whole test part, made at its start without updates
     - `pinball`: mean pinball loss over `PINBALL_LEVELS`, divided by the mean rate of all known windows
-    - `coverage_80`, `coverage_95`, and by horizon; `width_80`: mean width of that band, divided by the same mean rate
+    - `coverage_80`, `coverage_95`
     - `fit_s` (the first fit), `update_s` (mean by window, daily fits included), `predict_s` (mean)
 
     Raises ValueError if there is nothing to fit on or nothing to judge.
@@ -134,22 +134,13 @@ def _errors(forecasts: list[Forecast], actual: Values, horizon: int) -> dict[str
     ]
     return {
         "error": float(np.nanmean(error)),
-        "error_by_horizon": _by_horizon(np.nanmean, error),
+        "error_by_horizon": [None if np.isnan(row).all() else float(np.nanmean(row)) for row in error],
         "mean_ape": float(np.nanmean(ape)),
         "max_ape": float(np.nanmax(ape)),
-        "mean_ape_by_horizon": _by_horizon(np.nanmean, ape),
-        "max_ape_by_horizon": _by_horizon(np.nanmax, ape),
         "pinball": float(np.mean([loss[usable].mean() for loss in pinball]) / rate),
         "coverage_80": float(np.nanmean(inside[80])),
         "coverage_95": float(np.nanmean(inside[95])),
-        "coverage_80_by_horizon": _by_horizon(np.nanmean, inside[80]),
-        "width_80": float((said["upper_80"] - said["lower_80"])[usable].mean() / rate),
     }
-
-
-def _by_horizon(reduce: Callable[[Values], Any], values: Values) -> list[float | None]:
-    """*reduce* each row; None where a horizon reaches no judged window."""
-    return [float(reduce(row)) if not np.isnan(row).all() else None for row in values]
 
 
 def _ape(said: Values, actual: Values) -> Values:

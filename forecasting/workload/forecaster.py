@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.files import read_state, write_state
+from forecasting.files import StateError, read_state, write_state
 from forecasting.threads import one_thread
 from forecasting.workload.bands import GROWTH, Bands
 from forecasting.workload.series import Series, Values, windows_in_a_day
@@ -87,6 +87,9 @@ class PointModel(ABC):
         return deepcopy(vars(self))
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Set what `state` returned. Raises StateError for a model of another version."""
+        if state.keys() != self.state().keys():
+            raise StateError("a model of another version: fit the forecaster again")
         vars(self).update(deepcopy(state))
 
 

@@ -26,9 +26,7 @@ from controlplane.fleet.models import (
     SwapGroup,
     WeightedTarget,
 )
-from controlplane.lengths import training
 from controlplane.lengths.models import LengthVersion
-from controlplane.planning.models import Backtest
 from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
 from controlplane.usage.models import InstanceHour, UsageHour
@@ -166,13 +164,11 @@ class World:
             donated_at=now - timedelta(hours=1), ended_at=now,
         )  # fmt: skip
         planning_rows.furnish(now, hours=2)
-        Backtest.objects.create(source="servegen", window_s=600, horizon_windows=6, rows=[])
         length_rows.minutes(now, 12, ("acme",), models=("llama-3.1-8b",), each=4)
         length_rows.minutes(now, 12, ("globex",), models=("globex-tuned-7b",), each=4)
         for tenant in (acme, globex):
             length_rows.samples(now, 12, tenant)
         length_rows.versions(now - timedelta(minutes=1))
-        training.queue("trees", "zephyr-bot", FLEET_REASON)
         self.deployment = deployment
         self.plan = planning_rows.plan(deployment.model, now, "advice")
         Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")

@@ -29,9 +29,8 @@ from controlplane.fleet.models import (
     WeightedTarget,
 )
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
 from controlplane.planning.models import (
-    Backtest,
     Forecast,
     ScalingMove,
     ScalingPlan,
@@ -82,7 +81,6 @@ def build(inventory: Inventory) -> None:
     UnitBackend.objects.create(name="python:3.11", url="http://functions/warm", secret="s3cret")
     place = {"model": "llama-3.1-8b", "region": "us-east"}
     Forecast.objects.create(**place, quantity="prompt", forecaster="blend", window_s=60, start_at=now)
-    Backtest.objects.create(source="ledger", window_s=600)
     ScalingPolicy.objects.create(model=inventory.deployment.model)
     plan = ScalingPlan.objects.create(model=inventory.deployment.model, strategy="lt_ua", valid_until=now)
     ScalingMove.objects.create(
@@ -96,7 +94,6 @@ def build(inventory: Inventory) -> None:
     InstanceHour.objects.create(hour=now, instance="instance-1", model="llama-3.1-8b", gpu_type="a100-80gb")
     Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="test")
     LengthVersion.objects.create(number=1, kind="trees", measures={"mae": 61.2})
-    LengthTraining.objects.create(kind="trees", asked_by="olga")
     LengthSample.objects.create(
         **of, tenant=inventory.acme, slo_class="interactive", prompt_tokens=9, predicted_by="prior"
     )

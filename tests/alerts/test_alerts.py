@@ -68,7 +68,6 @@ def test_an_slo_burn_counts_over_both_windows_by_model_and_class(slo_class):
     minute("just-began", timedelta(minutes=2), 100, 80)
     minute("just-began", timedelta(minutes=30), 1000, 0)
     minute("few", timedelta(minutes=2), 9, 9)
-    minute("made-up", timedelta(minutes=2), 100, 100, generated=True)
     assert subjects(rule_of("slo_burn")) == [("bad, interactive", 16.0)]
     rule = AlertRule(condition="slo_burn", threshold=1.0, slo_class="opportunistic")
     assert subjects(rule) == []

@@ -344,7 +344,6 @@ def test_queries_do_not_grow_with_rows(reader, make_instance, django_assert_max_
 def test_the_chart_begins_where_anything_is_known(db):
     starts = [NOW + timedelta(minutes=at) for at in range(5)]
     series = {"starts": starts, "expected": [None] * 5, "window_s": 60, "now": NOW, "planned": None, "unit": "output"}
-    series["generated"] = [None] * 5
     young = outlooks.Outlook(actual=[None, None, None, 7.0, None], capacity=[0.0, 0.0, 0.0, 0.0, 5.0], **series)
     assert young.since_known().starts == starts[3:]
     assert young.since_known().actual == [7.0, None]
@@ -359,7 +358,7 @@ def test_bands_are_filled_for_each_run_of_windows_and_not_over_a_gap():
         for at, start in enumerate(starts)
     ]
     nothing = [None] * 6
-    outlook = outlooks.Outlook(starts, 60, NOW, nothing, nothing, expected, nothing, None, "output")
+    outlook = outlooks.Outlook(starts, 60, NOW, nothing, expected, nothing, None, "output")
     bands = charts._band(starts, outlook, 80)
     assert [list(edge.y) for edge in bands] == [[6.0, 6.0], [4.0, 4.0], [6.0, 6.0], [4.0, 4.0]]
     assert [edge.more.get("fill") for edge in bands] == [None, "tonexty", None, "tonexty"]

@@ -91,7 +91,6 @@ def furnished(console):
     from controlplane.fleet.models import Deployment
     from controlplane.gateway.models import MinuteRow
     from controlplane.planning.models import (
-        Backtest,
         Forecast,
         ScalingMove,
         ScalingPlan,
@@ -103,7 +102,7 @@ def furnished(console):
     planning_rows.furnish(timezone.now(), 8)
     yield console
     Deployment.objects.bulk_update(deployments, ["routing_policy", "ordering_policy"])
-    for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy):
+    for rows in (MinuteRow, Forecast, ScalingMove, ScalingPlan, ScalingPolicy):
         rows.objects.all().delete()
 
 

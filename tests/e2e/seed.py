@@ -49,7 +49,7 @@ def people() -> None:
 
 def fleet() -> list[dict[str, Any]]:
     """Write the demonstration fleet, started, with some faults; return the feed's view of it."""
-    seed_all(past_hours=0)
+    seed_all()
     operator = User.objects.get(username="operator")
     for row in Instance.objects.all():
         services.move(row, InstanceState.LOADING, actor="launcher", reason="its server started")

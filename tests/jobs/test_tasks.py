@@ -71,8 +71,8 @@ def test_a_task_that_fails_around_its_work_fails_all_of_it(monkeypatch):
 
 
 def test_a_task_that_was_killed_is_noted_by_the_main_process():
-    note_lost(sender=tasks.backtest_ledger, exception=TimeLimitExceeded(20))
-    assert JobRow.objects.get(pk="backtest-ledger").last_error.startswith("TimeLimitExceeded")
+    note_lost(sender=tasks.fit_forecasters, exception=TimeLimitExceeded(20))
+    assert JobRow.objects.get(pk="fit-forecasters").last_error.startswith("TimeLimitExceeded")
 
 
 def test_every_entry_of_the_schedule_is_watched():

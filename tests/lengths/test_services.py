@@ -142,7 +142,7 @@ def test_features_of_another_version_are_left_out(acme, monkeypatch):
 def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch, settings):
     asked = []
 
-    def train(now, actor, reason, kind, progress):
+    def train(now, actor=versions.ACTOR, reason="", kind="trees"):
         asked.append((actor, reason, kind))
         return LengthVersion.objects.filter(number=7).first() or made(7, STATES.REJECTED)
 
@@ -152,7 +152,7 @@ def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch, setting
     samples(acme, 60)
     assert tasks.train_length_model() == 7
     assert tasks.train_length_model() == 0
-    assert tasks.train_length_model(training.queue("trees", "olga", "now please").pk) == 7
+    assert tasks.train_length_model("trees", "olga", "now please") == 7
     assert asked == [(versions.ACTOR, "it is due", "trees"), ("olga", "now please", "trees")]
     LengthVersion.objects.update(trained_at=timezone.now() - timedelta(days=2))
     assert tasks.train_length_model() == 7

@@ -1,7 +1,5 @@
 """Length models of every kind become versions, from texts that tenants keep, by Celery."""
 
-from datetime import timedelta
-
 import pytest
 from django.conf import settings
 from django.utils import timezone
@@ -10,7 +8,7 @@ from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.lengths import services as versions
 from controlplane.lengths import training
-from controlplane.lengths.models import BUNDLED, LengthSample, LengthTraining, LengthVersion
+from controlplane.lengths.models import BUNDLED, LengthSample, LengthVersion
 from forecasting.lengths import Fitting
 from forecasting.lengths.encoder import TINY
 from forecasting.lengths.subprocess_server import load
@@ -92,8 +90,8 @@ def test_what_cannot_be_trained_says_why(acme):
 
 def test_celery_trains_what_is_asked_for_and_what_is_due(keeps):
     samples(keeps, 60)
-    assert tasks.train_length_model(training.queue("class-mean", "olga", "now").pk) == 1
-    assert tasks.train_length_model(training.queue("oracle", "olga", "now").pk) == 0
+    assert tasks.train_length_model("class-mean", "olga", "now") == 1
+    assert tasks.train_length_model("oracle", "olga", "now") == 0
     event = Event.objects.get(kind="length_version.training_failed")
     assert ("oracle" in event.reason, event.actor) == (True, "olga")
     assert tasks.train_length_model() == 2
@@ -108,42 +106,5 @@ def test_requested_work_waits_for_other_long_jobs(monkeypatch):
     )
     with only_one(LONG_WORK):
         assert tasks.train_length_model() == 0
-        assert tasks.train_length_model(7) == 0
-    assert again == [(((7,),), {"countdown": tasks.AGAIN_S})]
-
-
-def test_a_training_reports_its_progress_and_result(keeps, monkeypatch):
-    monkeypatch.setattr(training, "REPORT_S", 0.0)
-    samples(keeps, 80)
-    seen, row, report = [], training.queue("ssjf-cls", "olga", "now"), training._report
-
-    def watched(of):
-        write = report(of)
-
-        def both(*reported):
-            write(*reported)
-            now = LengthTraining.objects.get()
-            seen.append((now.state, now.step, now.done, now.steps))
-
-        return both
-
-    monkeypatch.setattr(training, "_report", watched)
-    assert training.run(row).version == LengthVersion.objects.get()
-    assert ("running", training.STEPS["tune"], 1, 2) in seen
-    assert any(step == training.STEPS["read prompts"] for _, step, _, _ in seen)
-    assert (row.state, row.error, row.ended_at > row.started_at) == ("done", "", True)
-    assert training.run(row).version.number == 1, "it runs once"
-    assert LengthVersion.objects.count() == 1
-
-
-def test_abandoned_trainings_end_with_a_reason():
-    now = timezone.now()
-    lost = training.queue("trees", "olga", "now")
-    LengthTraining.objects.update(state="running", seen_at=now - timedelta(minutes=16))
-    waited = training.queue("trees", "olga", "now")
-    assert training.end_lost(now) == 1
-    LengthTraining.objects.filter(pk=waited.pk).update(asked_at=now - timedelta(hours=2))
-    assert training.end_lost(now) == 1
-    for row, reason in ((lost, "gone"), (waited, "No worker")):
-        row.refresh_from_db()
-        assert (row.state, reason in row.error) == ("failed", True)
+        assert tasks.train_length_model("trees", "olga", "now") == 0
+    assert again == [((("trees", "olga", "now"),), {"countdown": tasks.AGAIN_S})]

@@ -1,4 +1,4 @@
-"""`manage.py backtest`: a trace or the ledger in, a table or one JSON object out, the result kept as a row."""
+"""`manage.py backtest`: a trace or the ledger in, a table or one JSON object out."""
 
 import csv
 import json
@@ -9,13 +9,8 @@ from io import StringIO
 import numpy as np
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError
 
 from controlplane.gateway.models import MinuteRow
-from controlplane.planning.forecasts import backtests
-from controlplane.planning.models import Backtest
-from forecasting import workload
-from forecasting.workload import FORECASTERS
 
 pytestmark = pytest.mark.django_db
 
@@ -44,38 +39,9 @@ def bins(path, days=4, header="t_s,requests,prompt_tokens,output_tokens", change
     return path
 
 
-def test_a_trace_is_judged_and_the_result_kept(tmp_path):
-    answer = json.loads(run(bins(tmp_path / "demand.csv"), *QUICK, "--fit-days", 3, "--json"))
-    assert (answer["source"], answer["window_s"], answer["horizon_windows"]) == ("demand.csv", 600.0, 6)
-    assert [(row["series"], row["quantity"], row["forecaster"]) for row in answer["rows"]] == [
-        ("demand", "prompt", "seasonal_naive"), ("demand", "prompt", "ets"),
-        ("demand", "output", "seasonal_naive"), ("demand", "output", "ets"),
-    ]  # fmt: skip
-    for row in answer["rows"]:
-        assert row["windows"] == 144
-        assert 0 < row["mean_ape"] < row["max_ape"] < 1
-        assert len(row["mean_ape_by_horizon"]) == 6
-    stored = Backtest.objects.get()
-    assert (stored.source, stored.window_s, stored.horizon_windows) == ("demand.csv", 600, 6)
-    assert [row["mean_ape"] for row in stored.rows] == [row["mean_ape"] for row in answer["rows"]]
+def test_a_trace_is_judged(tmp_path):
+    """The table and the JSON object show the same figures; bins that are missing or partly collected are not judged."""
 
-
-@pytest.mark.nightly
-def test_the_table_says_what_the_rows_do(tmp_path):
-    file = bins(tmp_path / "demand.csv")
-    text = run(file, *QUICK, "--fit-days", 3, "--horizon", 2, "--no-store")
-    assert Backtest.objects.count() == 0
-    answer = json.loads(run(file, *QUICK, "--fit-days", 3, "--horizon", 2, "--json"))
-    lines = [line for line in text.splitlines() if line.startswith("│ ")]
-    for row in answer["rows"]:
-        shares = [f"{100 * row[name]:.2f}%" for name in ("error", "coverage_80")]
-        assert any(row["forecaster"] in line and all(share in line for share in shares) for line in lines)
-    assert "step 2" in text
-    assert "step 6" not in text
-
-
-@pytest.mark.nightly
-def test_gaps_and_partly_collected_bins_are_not_judged(tmp_path):
     def broken(rows):
         for index in range(500, 510):
             rows[index][1:] = [0, 0, 0]
@@ -83,16 +49,26 @@ def test_gaps_and_partly_collected_bins_are_not_judged(tmp_path):
         del rows[520:524]
 
     file = bins(tmp_path / "demand.csv", change=broken)
-    arguments = (*QUICK, "--fit-days", 3, "--no-store", "--json")
-    answer = json.loads(run(file, *arguments))
+    answer = json.loads(run(file, *QUICK, "--fit-days", 3, "--json"))
+    assert (answer["source"], answer["window_s"], answer["horizon_windows"]) == ("demand.csv", 600.0, 6)
+    assert [(row["series"], row["quantity"], row["forecaster"]) for row in answer["rows"]] == [
+        ("demand", "prompt", "seasonal_naive"), ("demand", "prompt", "ets"),
+        ("demand", "output", "seasonal_naive"), ("demand", "output", "ets"),
+    ]  # fmt: skip
     assert answer["series"][0]["gaps"] == 15
-    assert answer["rows"][0]["windows"] == 144 - 15
-
-
-def test_wider_windows(tmp_path):
-    file = bins(tmp_path / "demand.csv")
-    answer = json.loads(run(file, *QUICK, "--window", 3600, "--fit-days", 3, "--json", "--no-store"))
-    assert answer["series"][0]["test_windows"] == 24
+    for row in answer["rows"]:
+        assert row["windows"] == 144 - 15
+        assert 0 < row["mean_ape"] < row["max_ape"] < 1
+        assert len(row["error_by_horizon"]) == 6
+    text = run(file, *QUICK, "--fit-days", 3)
+    lines = [line for line in text.splitlines() if line.startswith("│ ")]
+    for row in answer["rows"]:
+        shares = [f"{100 * row[name]:.2f}%" for name in ("error", "coverage_80")]
+        assert any(row["forecaster"] in line and all(share in line for share in shares) for line in lines)
+    assert "step 6" in text
+    assert "step 7" not in text
+    wider = json.loads(run(file, "--forecasters", "ets", "--window", 3600, "--fit-days", 3, "--json"))
+    assert wider["series"][0]["test_windows"] == 24
 
 
 def test_requests_of_any_trace_become_series(tmp_path):
@@ -102,7 +78,7 @@ def test_requests_of_any_trace_become_series(tmp_path):
         writer.writerow(["Timestamp", "Model", "Request tokens", "Response tokens"])
         for second in range(0, 4 * 3600, 5):
             writer.writerow([second, "gpt" if second % 2 else "chat", 100, 10 + second % 7])
-    arguments = ("--format", "burstgpt", "--window", 60, "--json", "--no-store", "--forecasters", "ets")
+    arguments = ("--format", "burstgpt", "--window", 60, "--json", "--forecasters", "ets")
     answer = json.loads(run(file, *arguments))
     assert {row["series"] for row in answer["rows"]} == {"chat", "gpt"}
     assert answer["series"][0]["fit_windows"] == int(0.7 * 239)
@@ -128,7 +104,7 @@ def ledger():
 
 def test_the_ledger_is_judged_without_a_file(ledger):
     answer = json.loads(run(*QUICK, "--window", 60, "--json"))
-    assert answer["source"] == Backtest.objects.get().source == "ledger"
+    assert answer["source"] == "ledger"
     assert [(one["series"], one["quantity"], one["gaps"]) for one in answer["series"]] == [
         ("a eu", "prompt", 10), ("a eu", "output", 10), ("b eu", "prompt", 10), ("b eu", "output", 10),
     ]  # fmt: skip
@@ -136,92 +112,9 @@ def test_the_ledger_is_judged_without_a_file(ledger):
         run("--model", "c")
 
 
-@pytest.mark.nightly
-def test_a_result_that_rests_on_a_generated_past_says_so(ledger):
-    MinuteRow.objects.filter(minute__lt=datetime(2026, 11, 1, 1, tzinfo=UTC)).update(generated=True)
-    answer = json.loads(run(*QUICK, "--window", 60, "--json"))
-    assert answer["source"] == Backtest.objects.get().source == "ledger with a generated past"
-
-
-class TestUnasked:
-    """The backtest that a Celery worker makes of the ledger."""
-
-    def test_when_it_is_due(self):
-        now = datetime(2026, 11, 1, 12, tzinfo=UTC)
-        assert not backtests.due(now)  # nothing was counted yet
-        MinuteRow.objects.create(minute=now - timedelta(hours=2), model="a", region="eu", slo_class="x", generated=True)
-        MinuteRow.objects.create(minute=now, model="a", region="eu", slo_class="x")
-        assert not backtests.due(now + timedelta(minutes=2))
-        assert backtests.due(now + timedelta(minutes=3))
-        Backtest.objects.create(source="ledger, 1 largest of 2", window_s=60, made_at=now)
-        Backtest.objects.create(source="a trace", window_s=60, made_at=now + timedelta(hours=13))
-        assert not backtests.due(now + timedelta(hours=23))
-        assert backtests.due(now + timedelta(hours=24))
-
-    @pytest.mark.nightly
-    def test_the_largest_series_come_first(self, ledger, settings, monkeypatch):
-        settings.FORECAST_WINDOW_S = 60
-        monkeypatch.setattr(workload, "FORECASTERS", {"ets": FORECASTERS["ets"]})
-        MinuteRow.objects.filter(model="b").update(prompt_tokens=60_000)
-        times = iter(range(100))
-        row = backtests.backtest_ledger(limit_s=1.5, clock=lambda: float(next(times)))
-        assert row.source == "ledger, 1 largest of 2"
-        assert {(each["series"], each["quantity"]) for each in row.rows} == {("b eu", "prompt"), ("b eu", "output")}
-        whole = backtests.backtest_ledger(limit_s=1e9)
-        assert whole.source == "ledger"
-        assert {each["series"] for each in whole.rows} == {"a eu", "b eu"}
-
-    @pytest.mark.nightly
-    def test_it_ends_when_requested_work_waits(self, ledger, settings, monkeypatch):
-        settings.FORECAST_WINDOW_S = 60
-        monkeypatch.setattr(workload, "FORECASTERS", {"ets": FORECASTERS["ets"]})
-        monkeypatch.setattr(backtests, "LOOK_S", 0.0)
-        assert backtests.backtest_ledger(limit_s=1e9, requested_work_waits=lambda: True) is None
-        assert not Backtest.objects.exists()  # so it is due again
-        asked: list[int] = []
-        whole = backtests.backtest_ledger(limit_s=1e9)
-        looks = sum(row["windows"] + row["zero_windows"] + 1 for row in whole.rows if row["series"] == "a eu")
-
-        def later() -> bool:
-            asked.append(1)
-            return len(asked) > looks
-
-        part = backtests.backtest_ledger(limit_s=1e9, requested_work_waits=later)
-        assert part.source == "ledger, 1 largest of 2"
-
-    def test_a_short_ledger_is_left_for_later(self, ledger, settings):
-        settings.FORECAST_WINDOW_S = 600
-        assert backtests.backtest_ledger(limit_s=60.0) is None
-        MinuteRow.objects.all().delete()
-        assert backtests.backtest_ledger(limit_s=60.0) is None
-        assert not Backtest.objects.exists()
-
-    def test_a_series_that_was_not_asked_for_is_left_out(self, ledger, settings, monkeypatch):
-        settings.FORECAST_WINDOW_S = 60
-        monkeypatch.setattr(workload, "FORECASTERS", {"ets": FORECASTERS["ets"]})
-        late = datetime(2026, 11, 1, 1, tzinfo=UTC)
-        MinuteRow.objects.filter(model="a", minute__gt=late).update(prompt_tokens=0, output_tokens=0)
-        row = backtests.backtest_ledger(limit_s=1e9)
-        assert (row.source, {each["series"] for each in row.rows}) == ("ledger, 1 largest of 2", {"b eu"})
-
-
 def test_an_empty_ledger_is_an_error():
     with pytest.raises(CommandError, match="holds no minute yet"):
         run(*QUICK)
-
-
-@pytest.mark.nightly
-def test_a_result_that_cannot_be_stored_is_still_printed(tmp_path, monkeypatch):
-    def fail(*arguments):
-        raise DatabaseError("no such table")
-
-    monkeypatch.setattr(backtests, "store", fail)
-    errors = StringIO()
-    out = StringIO()
-    file = bins(tmp_path / "demand.csv")
-    call_command("backtest", str(file), *QUICK, "--fit-days", "3", "--json", stdout=out, stderr=errors)
-    assert json.loads(out.getvalue())["rows"]
-    assert "no such table" in errors.getvalue()
 
 
 def edit(row, column, value):

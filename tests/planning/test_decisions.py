@@ -1,8 +1,7 @@
-"""What operators decide: plans approved and rejected, policies set, backtests kept; each decision is an event."""
+"""What operators decide: plans approved and rejected, policies set; each decision is an event."""
 
 from datetime import timedelta
 
-import numpy as np
 import pytest
 from django.core.exceptions import ValidationError
 from django.utils import timezone
@@ -10,8 +9,7 @@ from django.utils import timezone
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning import services
-from controlplane.planning.forecasts import backtests
-from controlplane.planning.models import Backtest, PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
+from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
 
 pytestmark = pytest.mark.django_db
 
@@ -118,19 +116,3 @@ class TestPolicies:
         assert field in refused.value.message_dict
         assert not ScalingPolicy.objects.exists()
         assert not Event.objects.exists()
-
-
-class TestBacktests:
-    @pytest.mark.sql
-    def test_it_is_kept_as_json_whatever_arrays_it_came_in(self, db):
-        rows = [
-            {"forecaster": "ets", "mean_ape": np.float64(0.25), "max_ape": float("nan"), "ape": np.array([1.0, np.inf])}
-        ]
-        row = backtests.store("servegen m-small", 600, 2, rows)
-        assert Backtest.objects.get(pk=row.pk).rows == [
-            {"forecaster": "ets", "mean_ape": 0.25, "max_ape": None, "ape": [1.0, None]}
-        ]
-
-    def test_none_without_a_window(self, db):
-        with pytest.raises(ValidationError):
-            backtests.store("x", 0, 1, [{"forecaster": "ets"}])

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def seeded(db):
-    seed_all(past_hours=0)
+    seed_all()
 
 
 def test_every_model_has_a_bundle_and_there_is_something_to_approve(seeded):

@@ -7,7 +7,6 @@ from django.conf import settings as real_settings
 from django.utils import timezone
 
 from controlplane.jobs.models import JobRow
-from controlplane.lengths.models import LengthTraining
 from controlplane.planning import services
 from controlplane.planning.forecasts import services as forecast_services
 from controlplane.planning.models import (
@@ -179,16 +178,7 @@ class TestPruning:
 
 
 class TestRequestedWork:
-    def test_periodic_work_ends_for_requested_work(self, deployment):
-        assert not tasks.requested_work_waits()
-        row = LengthTraining.objects.create(kind="trees")
-        assert not tasks.requested_work_waits()  # it is periodic itself
-        LengthTraining.objects.filter(pk=row.pk).update(asked_by="operator")
-        assert tasks.requested_work_waits()
-        LengthTraining.objects.filter(pk=row.pk).update(state="running")
-        assert not tasks.requested_work_waits()
-
-    def test_and_for_runs_of_a_what_if(self, db):
+    def test_periodic_work_ends_for_runs_of_a_what_if(self, db):
         what_if = WhatIf.objects.create(title="a", state=WhatIfState.RUNNING, submitted_at=timezone.now())
         future = Future.objects.create(what_if=what_if, letter="A", name="As now")
         run = FutureSeed.objects.create(future=future, seed=1, state=WhatIfState.QUEUED)

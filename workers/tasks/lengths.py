@@ -11,24 +11,19 @@ AGAIN_S = 10
 
 
 @app.task(soft_time_limit=training.LIMIT_S, time_limit=training.LIMIT_S + 20)
-def train_length_model(pk: int = 0) -> int:
-    """Run the requested training *pk*, or train what is due; return the last version's number, 0 without any."""
+def train_length_model(kind: str = "", actor: str = "", reason: str = "") -> int:
+    """Train a version of *kind* for *actor*, or what is due; return its number, 0 without any."""
     with only_one(LONG_WORK) as free:
         if not free:
-            if pk:
-                train_length_model.apply_async((pk,), countdown=AGAIN_S)
+            if kind:
+                train_length_model.apply_async((kind, actor, reason), countdown=AGAIN_S)
             return 0
-        return training.run_requested(pk) if pk else training.run_due(timezone.now())
+        return training.run_requested(kind, actor, reason) if kind else training.run_due(timezone.now())
 
 
 @app.task
 def judge_length_versions() -> int:
-    """Promote or reject the shadow once enough is known; return the number of the judged version, or 0.
-
-    Lost trainings are ended here too.
-    """
+    """Promote or reject the shadow once enough is known; return the number of the judged version, or 0."""
     with only_one("judge_length_versions") as free:
         version = services.judge(timezone.now()) if free else None
-        if free:
-            training.end_lost(timezone.now())
     return version.number if version else 0

@@ -18,8 +18,6 @@ from django.utils import timezone
 
 from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
-from controlplane.lengths import training
-from controlplane.planning.forecasts import backtests
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.plans import services as plans
@@ -55,14 +53,6 @@ def forecast_and_plan() -> None:
             models = plans.due(now, look_s() / 2, 0.0 if free else PATIENCE_SHARE)
             if models is not None:
                 attempt("plans", partial(plans.make_plans, models=models), now)
-
-
-@app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
-def backtest_ledger() -> None:
-    """Judge the forecasters on the ledger's demand, when that is due."""
-    with only_one(LONG_WORK) as free:
-        if free and backtests.due(timezone.now()):
-            backtests.backtest_ledger(backtests.LIMIT_S, requested_work_waits=requested_work_waits)
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
@@ -117,8 +107,8 @@ def only_one(name: str) -> Iterator[bool]:
 
 
 def requested_work_waits() -> bool:
-    """Return whether requested work is waiting: long work, or a what-if of a person, which competes for processors alone.
+    """Return whether a what-if of a person is waiting, which competes for processors.
 
     Periodic work then ends early, and is due again.
     """
-    return training.has_requested() or working.waiting_runs().filter(future__what_if__nightly=False).exists()
+    return working.waiting_runs().filter(future__what_if__nightly=False).exists()

@@ -9,9 +9,8 @@ from ninja import Field, Query, Router, Schema, Status
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.resources import add_list, add_operations, schema_of
-from controlplane.api.schemas import DecisionIn, Items, RowSchema
+from controlplane.api.schemas import DecisionIn, Items
 from controlplane.lengths import selectors, training
-from controlplane.lengths.models import LengthTraining, TrainingState
 from controlplane.resources.lengths import LENGTH_SERIES, LENGTH_VERSIONS
 
 router = Router(auth=VIEWERS, tags=["Lengths"])
@@ -37,30 +36,8 @@ class TrainingIn(DecisionIn):
     """Kind to train. Kinds that read prompts train only on each tenant's retained prompts."""
 
 
-class TrainingOut(RowSchema):
-    class Meta:
-        model = LengthTraining
-        fields = (
-            "id",
-            "kind",
-            "asked_at",
-            "asked_by",
-            "reason",
-            "step",
-            "done",
-            "steps",
-            "started_at",
-            "ended_at",
-            "error",
-        )
-
-    state: TrainingState
-    version: int | None = None
-    """Number of the resulting version."""
-
-    @staticmethod
-    def resolve_version(row: LengthTraining) -> int | None:
-        return row.version.number if row.version else None
+class TrainingOut(Schema):
+    kind: str
 
 
 @router.get("/lengths", response=Items[LengthMeasuresOut])  # type: ignore[valid-type]
@@ -92,7 +69,8 @@ add_operations(router, LENGTH_VERSIONS, LengthVersionOut, "/lengths/versions/{in
 
 
 @router.post("/lengths/train", response={202: TrainingOut})
-def train_length_model(request: ApiRequest, body: TrainingIn) -> Status[LengthTraining]:
-    """Have a worker train a version of a kind now, into shadow. 409 with too few samples, or while another training runs."""
+def train_length_model(request: ApiRequest, body: TrainingIn) -> Status[dict[str, str]]:
+    """Have a worker train a version of a kind now, into shadow; an event says why if it fails. 409: too few samples."""
     user = request.auth.require(Role.OPERATOR)
-    return Status(202, training.ask(user, body.reason, body.kind))
+    training.ask(user, body.reason, body.kind)
+    return Status(202, {"kind": body.kind})

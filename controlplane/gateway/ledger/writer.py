@@ -76,11 +76,8 @@ _MINUTES = MinuteRow._meta.db_table
 _UPSERT_MINUTE = (
     f"INSERT INTO {_MINUTES} ({', '.join(SERIES + SUMS)}) "  # noqa: S608
     f"VALUES ({', '.join(['%s'] * len(SERIES + SUMS))}) "
-    # Counted values replace a minute of the demo's past.
-    f"ON CONFLICT ({', '.join(SERIES)}) DO UPDATE SET generated = excluded.generated, "
-    + ", ".join(
-        f"{name} = CASE WHEN {_MINUTES}.generated THEN 0 ELSE {_MINUTES}.{name} END + excluded.{name}" for name in SUMS
-    )
+    f"ON CONFLICT ({', '.join(SERIES)}) DO UPDATE SET "
+    + ", ".join(f"{name} = {_MINUTES}.{name} + excluded.{name}" for name in SUMS)
 )
 
 

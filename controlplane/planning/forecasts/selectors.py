@@ -1,4 +1,4 @@
-"""Reads of demand, forecasts and backtests for pages. Writes are in `services.py`."""
+"""Reads of demand and forecasts for pages. Writes are in `services.py`."""
 
 import math
 from collections import defaultdict
@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import add
 
-from django.db.models import F, Max, Min, Q, QuerySet, Sum
+from django.db.models import F, Min, Q, QuerySet, Sum
 from django.db.models.expressions import Combinable
 
 from controlplane.events.models import Event, Severity
@@ -27,7 +27,7 @@ from controlplane.planning.forecasts.demand import (
     other_classes,
     window_start,
 )
-from controlplane.planning.models import Backtest, Forecast, Quantity
+from controlplane.planning.models import Forecast, Quantity
 from controlplane.rows import narrowed, newest_of_each
 from controlplane.tuning.selectors import tuned
 from scheduling.model_task import POOLING_TASKS
@@ -56,7 +56,7 @@ def demand(
 
     Without a model, of all models that `omitted_from_sums` does not name; without a region, of all regions. None is a gap,
     as in `demand.read`, which reads every series. *slo_class* filters: empty is all interactive classes, or `DEFERRED` or
-    `EVERY_CLASS`; *quantity* may be `TOKENS`. Windows with generated minutes are no gaps; see `generated_past`.
+    `EVERY_CLASS`; *quantity* may be `TOKENS`.
     """
     if not starts:
         return []
@@ -106,34 +106,17 @@ def omitted_from_sums() -> set[str]:
     return omitted if len(omitted) < len(tasks) else set()
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedPast:
-    """The demo's generated minutes that forecasters learn from, before counted ones."""
-
-    since: datetime
-    until: datetime
-
-
-def generated_past(now: datetime) -> GeneratedPast | None:
-    """Return the generated past; None if there is none, or it is too old for forecasters."""
-    rows = MinuteRow.objects.filter(generated=True, minute__gte=now - timedelta(days=tuned().FORECAST_HISTORY_DAYS))
-    ends = rows.aggregate(since=Min("minute"), until=Max("minute"))
-    if ends["since"] is None:
-        return None
-    return GeneratedPast(ends["since"], ends["until"] + timedelta(seconds=MINUTE_S))
-
-
 def _recent(now: datetime, slo_class: str) -> tuple[QuerySet[MinuteRow], int]:
     """Return the counted rows of *slo_class* in the last whole ten minutes, and the seconds of those with any count."""
     until = window_start(now - LAG, MINUTE_S)
-    rows = MinuteRow.objects.filter(generated=False, minute__gte=until - RECENT, minute__lt=until).order_by()
+    rows = MinuteRow.objects.filter(minute__gte=until - RECENT, minute__lt=until).order_by()
     return rows.filter(_of(slo_class)), MINUTE_S * rows.values("minute").distinct().count()
 
 
 def demand_now(quantity: str, now: datetime, slo_class: str = "") -> dict[tuple[str, str], float] | None:
     """Return tokens per second by (model, region) over the last ten minutes with counts; None without any.
 
-    Generated minutes are ignored, series without requests left out. *slo_class* filters: empty is all interactive
+    Series without requests are left out. *slo_class* filters: empty is all interactive
     classes, or `DEFERRED` or `EVERY_CLASS`; *quantity* may be `TOKENS`.
     """
     rows, known_s = _recent(now, slo_class)
@@ -322,11 +305,3 @@ def forecasts_in_force(
         if {row.quantity for row in present} == set(quantities(quantity)):  # half of a sum is no forecast
             in_force[place] = present
     return in_force
-
-
-# Backtests
-
-
-def backtests() -> list[Backtest]:
-    """Return the newest backtest of each source, newest first."""
-    return list(newest_of_each(Backtest.objects.all(), "source").order_by("-pk"))

@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -156,11 +155,6 @@ def _quick() -> str:
     from forecasting.workload import BEST
 
     return BEST
-
-
-def forget_fitted() -> None:
-    """Delete all fitted forecasters, since their data was deleted."""
-    shutil.rmtree(_folder(), ignore_errors=True)
 
 
 def forecaster_name(model: str = "") -> str:

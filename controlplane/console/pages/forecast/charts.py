@@ -21,7 +21,6 @@ HEADER = (
     *(f"{end.replace('_', ' ').capitalize()}% (tok/s)" for end in ENDS),
     "Capacity (tok/s)",
 )
-GENERATED = "Generated (tok/s)"
 
 
 def _field(expected: Sequence[ForecastWindow | None], name: str) -> Values:
@@ -61,17 +60,13 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
     middles = [start + length / 2 for start in starts]
     mean = _field(outlook.expected, "mean")
     known, forecast = last(outlook.actual) is not None, last(mean) is not None
-    generated = any(outlook.generated)
-    if known and not any(outlook.actual) and not generated and not any(outlook.capacity) and not forecast:
+    if known and not any(outlook.actual) and not any(outlook.capacity) and not forecast:
         known, empty = False, f"No request{_of_class(outlook)} was counted in the time shown."
     # Below that, units of measure would say thousandths of a token: "800m".
-    values = (*outlook.actual, *outlook.generated, *mean, *outlook.capacity, outlook.planned)
+    values = (*outlook.actual, *mean, *outlook.capacity, outlook.planned)
     small = max(filter(None, values), default=0.0) < SMALL
     digits = ".3~g" if small else ".3s"
     series: list[Series] = []
-    if generated:
-        style = ("text-muted", "dot")
-        series.append(Series("generated", outlook.generated, style, more={"name": "generated"}))
     if known:
         series.append(Series("actual", outlook.actual, ("text", "solid"), width=2, layer=1))
     if forecast:
@@ -91,9 +86,6 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         series.append(Series("as planned", [outlook.planned] * 2, ("s2", "dot"), [now, starts[-1] + length], layer=2))
     bands = (_field(outlook.expected, end) for end in ENDS)
     columns = [starts, outlook.actual, mean, *bands, outlook.capacity]
-    heading: tuple[str, ...] = HEADER
-    if generated:
-        columns, heading = [*columns, outlook.generated], (*heading, GENERATED)
     return Chart(
         key="forecast",
         title="Demand, forecast and capacity" if outlook.capacity_now is not None else "Demand and forecast",
@@ -104,7 +96,7 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         up=AMOUNT.but(tickformat="~g" if small else "~s", hoverformat=digits, nticks=7),
         series=series,
         now=now,
-        table=Table(heading, [list(line) for line in zip(*columns, strict=True)]),
+        table=Table(HEADER, [list(line) for line in zip(*columns, strict=True)]),
         empty="" if series else empty,
         size="large",
     )
@@ -128,8 +120,6 @@ def _length(seconds: int) -> str:
 def _outlook_sentence(outlook: Outlook) -> str:
     """Describe the chart for screen readers."""
     parts = []
-    if any(outlook.generated):
-        parts.append("the first part is generated")
     newest = last(outlook.actual)
     if newest is not None:
         parts.append(f"the newest full window had {quantity(newest)} {unit_title(outlook.unit).lower()} per second")

@@ -18,7 +18,7 @@ RANGES_H = (1, 6, 24, 72)
 USUAL_RANGE_H = 6
 POINTS = 600  # of a line
 DEMAND_WINDOW_S = 600  # while there is no forecast to take the window from
-BY_WINDOW = ("starts", "actual", "generated", "expected", "capacity")
+BY_WINDOW = ("starts", "actual", "expected", "capacity")
 RATES = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
 CAPACITY_CHANGES = {PlanStatus.ADVICE, PlanStatus.APPROVED}  # of a plan that would still change something
 
@@ -27,9 +27,8 @@ CAPACITY_CHANGES = {PlanStatus.ADVICE, PlanStatus.APPROVED}  # of a plan that wo
 class Outlook:
     """One series over time: counted and expected demand, and the capacity of instances, in tokens per second.
 
-    *starts*, *actual*, *generated*, *expected* and *capacity* have one element a window; a window that begins in the demo's
-    generated past has that demand in *generated*, any other in *actual*. *planned* is the capacity from *now* on: what open
-    plans would change it to, and where there is none, what there is. Capacity is counted in prompt and output tokens
+    *starts*, *actual*, *expected* and *capacity* have one element a window. *planned* is the capacity from *now* on: what
+    open plans would change it to, and where there is none, what there is. Capacity is counted in prompt and output tokens
     together and serves all classes: a single quantity or class has none.
     """
 
@@ -37,7 +36,6 @@ class Outlook:
     window_s: int
     now: datetime
     actual: Series
-    generated: Series
     expected: Sequence[ForecastWindow | None]
     capacity: Series
     planned: float | None
@@ -46,7 +44,7 @@ class Outlook:
 
     def since_known(self) -> "Outlook":
         """Return the outlook without the windows before the first known one."""
-        seen = zip(self.actual, self.generated, self.expected, self.capacity, strict=True)
+        seen = zip(self.actual, self.expected, self.capacity, strict=True)
         first = next((at for at, known in enumerate(seen) if any(known)), 0)
         return replace(self, **{name: getattr(self, name)[first:] for name in BY_WINDOW})
 
@@ -100,12 +98,9 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
     expected = _summed(selectors.tracks(rows, since))
     until = expected[-1].start + timedelta(seconds=window_s) if expected else now
     starts = selectors.grid(since, max(until, now), window_s)
-    past = selectors.generated_past(now)
-    actual, generated = _split(_until_now(starts, window_s, now, asked), starts, past)
+    actual = _until_now(starts, window_s, now, asked)
     by_start = {window.start: window for window in expected}
-    # Counting began within the minute that follows a generated past: what was counted of it judges nothing.
-    judged_from = past.until + timedelta(seconds=demand.MINUTE_S) if past else since
-    counted = {start: value for start, value in zip(starts, actual, strict=True) if start >= judged_from}
+    counted = {start: value for start, value in zip(starts, actual, strict=True) if start >= since}
     judged = selectors.accuracy(expected, counted)
     stride = -(-len(starts) // POINTS)
     shown = slice((len(starts) - 1) % stride, None, stride)
@@ -116,7 +111,6 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
         window_s=window_s,
         now=now,
         actual=actual[shown],
-        generated=generated[shown],
         expected=[by_start.get(start) for start in starts[shown]],
         capacity=capacity,
         planned=_planned(asked, now, loads) if last(capacity) is not None else None,
@@ -159,14 +153,6 @@ def _until_now(starts: Sequence[datetime], window_s: int, now: datetime, asked: 
     over = [start for start in starts if start < end]
     known = selectors.demand(asked.model, asked.region, asked.quantity, over, window_s, asked.slo_class)
     return known + [None] * (len(starts) - len(over))
-
-
-def _split(known: Series, starts: Sequence[datetime], past: selectors.GeneratedPast | None) -> tuple[Series, Series]:
-    """Return counted demand, and generated demand."""
-    made_up = [past is not None and start < past.until for start in starts]
-    actual = [None if made else value for value, made in zip(known, made_up, strict=True)]
-    generated = [value if made else None for value, made in zip(known, made_up, strict=True)]
-    return actual, generated
 
 
 def _capacity(

@@ -132,7 +132,6 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         "failure": failure_of(seen, now),
         "row": row,
         "use_level": use_level(row.get("use")) if row else "",
-        "generated": planning.generated_past(now),
         "waiting": first_forecast(asked, now) if asked and seen and seen.forecast is None else None,
     }
     return render(request, "console/forecast/forecast.html", context)

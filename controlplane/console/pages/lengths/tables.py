@@ -1,15 +1,11 @@
-"""Tables of output lengths: measures by model and tenant, versions side by side, and trainings."""
+"""Tables of output lengths: measures by model and tenant, versions side by side, and kinds to train."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Final
-
-from django.utils import timezone
 
 from controlplane.console.formats import percent
 from controlplane.lengths import selectors, services, training
-from controlplane.lengths.models import LengthTraining, LengthVersion, Measures, VersionState
+from controlplane.lengths.models import LengthVersion, Measures, VersionState
 from controlplane.lengths.selectors import SHADOW, Scope
 from forecasting.lengths import TEXTLESS, rests
 
@@ -51,20 +47,6 @@ def version_rows(by_predictor: Mapping[str, Measures], scope: Scope | None = Non
             chosen=row.state == VersionState.ACTIVE,
         )
     return rows
-
-
-# Trainings
-
-TRAININGS_SHOWN: Final = 5
-SHOWN_FOR: Final = timedelta(hours=1)
-"""After a training has ended."""
-
-
-def training_rows() -> list[LengthTraining]:
-    """Return trainings that wait, run or ended within the last hour, newest first."""
-    since = timezone.now() - SHOWN_FOR
-    rows = selectors.trainings(TRAININGS_SHOWN)
-    return [row for row in rows if row.ended_at is None or row.ended_at > since]
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,6 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "versions": versions,
         "version_columns": LENGTH_VERSIONS.named(*LENGTH_VERSIONS.page),
         "version_actions": LENGTH_VERSIONS.actions if may(request, Role.OPERATOR) else "",
-        "trainings": tables.training_rows() if asked.everything else [],
         "kinds": tables.kinds() if asked.everything else [],
         "models_extra": models_extra.missing_for("An encoder"),
     }
@@ -109,4 +108,4 @@ def train(form: ActionForm) -> str:
     """Train a new version of a kind from the samples there are, now."""
     kind = form.fields.get("kind", training.USUAL)
     training.ask(form.user, form.reason, kind)
-    return f"A worker is training a new version of {kind}; its progress is below. It predicts in shadow first."
+    return f"A worker trains a new version of {kind}. It predicts in shadow first; an event says why if it fails."

@@ -16,7 +16,6 @@ from controlplane.console.pages.plans.cards import card_of, cards_of, without_pl
 from controlplane.console.selectors.events import event_row
 from controlplane.events.selectors import events_about
 from controlplane.planning import selectors as planning
-from controlplane.planning.forecasts.selectors import generated_past
 from controlplane.planning.models import ScalingPlan
 from controlplane.resources.names import place_titles
 from controlplane.resources.plans import MOVES, PLANS
@@ -26,7 +25,7 @@ from controlplane.resources.plans import MOVES, PLANS
 @fleet_role(Role.VIEWER)
 def plans(request: HttpRequest) -> HttpResponseBase:
     titles, now = place_titles(), timezone.now()
-    return list_page(request, PLANS, lambda plans: cards_of(plans, titles, now), generated=generated_past(now))
+    return list_page(request, PLANS, lambda plans: cards_of(plans, titles, now))
 
 
 @require_safe

@@ -20,7 +20,6 @@ from controlplane.events import since
 from controlplane.planning import selectors as planning
 from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts.demand import TOKENS
-from controlplane.planning.forecasts.selectors import generated_past
 from controlplane.planning.models import PolicyMode
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Filters, model_select
@@ -73,7 +72,6 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "bundles": tables.bundle_choices([row for row, _ in policies]),
         "modes": PolicyMode.choices,
         "plan_every": tuned().PLAN_EVERY_S,
-        "generated": generated_past(now),
         "strategies": [(name, title_of(name)) for name in strategies.names()] if operator else [],
         "moves": planning.moves(model=model)[:MOVES_SHOWN],
         "plans": cards_of(planning.plans(model=model)[:PLANS_SHOWN], titles, now),

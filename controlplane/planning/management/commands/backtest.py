@@ -1,24 +1,40 @@
+"""Backtests: errors of each forecaster on the ledger's demand or on a trace."""
+
 import json
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
 from rich.console import Console
 
-from controlplane.planning.forecasts import backtests
-from controlplane.planning.forecasts.backtests import FIT_DAYS, HORIZON, BacktestSource
+from controlplane.gateway.models import MinuteRow
+from controlplane.gateway.selectors import OWN_REGION
+from controlplane.planning.forecasts.demand import ASKED
+from controlplane.planning.models import Quantity
 from controlplane.terminal import Column, console, progress, table
-from forecasting.workload import BEST, FORECASTERS, rests
-from forecasting.workload.series import DAY_S, QUANTITIES, Series, aggregate, from_trace
+from forecasting.workload import BEST, FORECASTERS, backtest, rests
+from forecasting.workload.series import (
+    DAY_S,
+    QUANTITIES,
+    Series,
+    aggregate,
+    from_trace,
+    group_minutes,
+    without_partial,
+)
 from scheduling.simulation.workload.traces import FORMATS, SERVEGEN_BIN_S, UNITS, TraceError, load_trace
 from scheduling.table_files import Row, csv_rows
 
 MOST_BINS = 1_000_000
+HORIZON = 6  # an hour of ten-minute windows, the planning horizon; steps 1 and 2 are shown separately
+FIT_DAYS = 7.0
+FIT_SHARE = 0.7  # of a series no longer than FIT_DAYS
+Source = tuple[str, Mapping[str, Mapping[str, Series]]]
+"""Name of a source, and its series by name, prompt and output separately."""
 
 
 class Command(BaseCommand):
@@ -50,7 +66,6 @@ class Command(BaseCommand):
         )  # fmt: skip
         parser.add_argument("--model", default="", help="of this model only, where the source names models")
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-        parser.add_argument("--no-store", action="store_true", help="do not keep the result for the console")
 
     def handle(self, *args: Any, **options: Any) -> None:
         window_s, horizon = options["window"], options["horizon"]
@@ -65,57 +80,36 @@ class Command(BaseCommand):
             raise CommandError(" ".join(resting.values()), returncode=2)
         forecasters = [name for name in options["forecasters"] or FORECASTERS if name not in resting]
         try:
-            demand = read(options)
+            source, demand = read(options)
         except TraceError as error:
             raise CommandError(str(error)) from error
         with progress(quiet=options["json"]) as report:
-            try:
-                made = backtests.judge(
-                    demand,
-                    list(dict.fromkeys(forecasters)),
-                    horizon,
-                    fit_days=options["fit_days"],
-                    report=report,
-                )
-            except ValueError as error:
-                raise CommandError(str(error)) from error
-        if not options["no_store"]:
-            try:
-                backtests.store(demand.source, round(window_s), horizon, made.rows)
-            except ValidationError as error:
-                raise CommandError("; ".join(error.messages)) from error
-            except DatabaseError as error:  # keep minutes of work
-                self.stderr.write(f"The result could not be stored: {error}")
+            rows, judged = judge(demand, list(dict.fromkeys(forecasters)), horizon, options["fit_days"], report)
         about = {
-            "source": demand.source,
+            "source": source,
             "window_s": window_s,
             "horizon_windows": horizon,
             "best": BEST,
-            "series": made.judged,
+            "series": judged,
             "left_out": resting,
         }
         if options["json"]:
-            self.stdout.write(json.dumps({**about, "rows": made.rows}, allow_nan=False))
+            self.stdout.write(json.dumps({**about, "rows": rows}, allow_nan=False))
         else:
-            show(console(self.stdout), about, made.rows)
+            show(console(self.stdout), about, rows)
 
 
-def read(options: dict[str, Any]) -> BacktestSource:
+def read(options: dict[str, Any]) -> Source:
     """Read the source named by the options. Raises TraceError for a file, CommandError for other errors."""
     file, window_s = options["file"], options["window"]
     if file is None:
         if window_s % 60:
             raise CommandError("--window: the ledger has minutes; windows are a whole number of them.")
-        try:
-            return backtests.read_ledger(window_s, options["model"])
-        except ValueError as error:
-            raise CommandError(str(error)) from error
+        return read_ledger(window_s, options["model"])
     if options["format"] == "servegen":
         if options["model"]:
             raise CommandError("--model: a servegen file is one model.")
-        return BacktestSource(
-            file.name, {file.name.removesuffix(".gz").removesuffix(".csv"): read_servegen(file, window_s)}
-        )
+        return file.name, {file.name.removesuffix(".gz").removesuffix(".csv"): read_servegen(file, window_s)}
     workload = load_trace(file, options["format"], unit=options["unit"])
     if not len(workload.arrival_s):
         raise CommandError(f"{file}: no request in it has a prompt and an output.")
@@ -134,7 +128,7 @@ def read(options: dict[str, Any]) -> BacktestSource:
         }
     if not series:
         raise CommandError(f"{file}: no request is for {options['model']!r}; there are {', '.join(names)}.")
-    return BacktestSource(file.name, series)
+    return file.name, series
 
 
 def read_servegen(path: Path, window_s: float) -> dict[str, Series]:
@@ -169,6 +163,82 @@ def read_servegen(path: Path, window_s: float) -> dict[str, Series]:
         values[places] = rates[quantity]
         series[quantity] = aggregate(Series(bins[0] * SERVEGEN_BIN_S, SERVEGEN_BIN_S, values, quantity), window_s)
     return series
+
+
+def read_ledger(window_s: float, model: str = "") -> Source:
+    """Read demand of every model and caller region from the ledger's minute rows.
+
+    Raises CommandError if the ledger has no minute of *model* (empty: of any).
+    """
+    names = ("minute", "model", "region", "prompt_tokens", "output_tokens")
+    asked = MinuteRow.objects.order_by().annotate(
+        own=OWN_REGION, prompt=ASKED[Quantity.PROMPT], output=ASKED[Quantity.OUTPUT]
+    )
+    columns = asked.values_list("minute", "model", "own", "prompt", "output")
+    rows: Iterable[Mapping[str, Any]] = (dict(zip(names, values, strict=True)) for values in columns.iterator())
+    groups = group_minutes(rows, by=("model", "region"))
+    if not groups:
+        raise CommandError("The ledger holds no minute yet: name a file, or come back when requests were served.")
+    series = {
+        " ".join(part for part in key if part): {
+            quantity: aggregate(one, window_s) for quantity, one in groups[key].items()
+        }
+        for key in sorted(groups)
+        if not model or key[0] == model
+    }
+    if not series:
+        raise CommandError(f"The ledger holds no minute of {model}.")
+    return "ledger", series
+
+
+def split(series: Series, name: str, fit_days: float | None = None) -> tuple[int, int]:
+    """Return the windows to fit on and to judge. Raises CommandError if the series is too short."""
+    count, day = len(series), DAY_S / series.window_s
+    if fit_days is None:
+        fit = round(FIT_DAYS * day) if count > FIT_DAYS * day else int(FIT_SHARE * count)
+    else:
+        fit = round(fit_days * day)
+    test = count - fit
+    if fit < 1 or test < 1:
+        raise CommandError(
+            f"{name}: {count} windows of {series.window_s:g} s ({count / day:.2f} days) leave none to judge."
+        )
+    return fit, test
+
+
+def judge(
+    demand: Mapping[str, Mapping[str, Series]],
+    forecasters: Sequence[str],
+    horizon: int,
+    fit_days: float | None,
+    report: Callable[[str, int, int], None],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Judge *forecasters* on every series of *demand*, *horizon* windows ahead.
+
+    Return a row of `forecasting.workload.backtest` per forecaster, and the windows fitted, judged and missing per series,
+    all with `series` and `quantity`. *report* is called with (step, windows done, all windows of the step). Raises
+    CommandError naming a series that cannot be judged.
+    """
+    rows: list[dict[str, Any]] = []
+    judged: list[dict[str, Any]] = []
+    for name, pair in demand.items():
+        for quantity in Quantity.values:
+            series = without_partial(pair[quantity])
+            fit, test = split(series, name, fit_days)
+            of_series = {"series": name, "quantity": quantity}
+            gaps = int(np.count_nonzero(~series.known[: fit + test]))
+            judged.append({**of_series, "fit_windows": fit, "test_windows": test, "gaps": gaps})
+
+            def advance(forecaster: str, done: int, total: int, of: str = f"{name} {quantity}") -> None:
+                report(f"{of}: {forecaster}", done, total)
+
+            kinds = {forecaster: FORECASTERS[forecaster] for forecaster in forecasters}
+            try:
+                made = backtest(series, kinds, fit, horizon, test_windows=test, progress=advance)
+            except ValueError as error:
+                raise CommandError(f"{name} {quantity}: {error}") from error
+            rows.extend({**row, **of_series} for row in made)
+    return rows, judged
 
 
 def step_column(step: int) -> Column:
