@@ -7,6 +7,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.console.pages.forecast.selectors import OutlookFilter, see
+from controlplane.console.pages.overview.charts import HEAT_ROWS, kv_heat_map
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, GpuType, Instance
 from controlplane.fleet.models import Model as LanguageModel
@@ -143,3 +144,15 @@ def test_what_the_fleet_costs_an_hour(reader, live, make_instance):
     Deployment.objects.update(tensor_parallel=2)
     live.show(Feed(rows_of(rows)))
     assert "$5.00 an hour" in page(reader, "overview")
+
+
+def test_the_fullest_instances_are_drawn_and_the_table_has_all():
+    names = [f"instance-{number}" for number in range(HEAT_ROWS + 3)]
+    samples = [
+        {"ts": 1_790_000_000 + at, "kv": {name: number / 20 for number, name in enumerate(names)}} for at in (0, 5)
+    ]
+    chart = kv_heat_map(samples, names)
+    assert [row[0] for row in chart.rows] == names[::-1], "fullest first"
+    (drawn,) = chart.series
+    assert list(drawn.names) == names[3:], "the first row is at the bottom"
+    assert f"The {HEAT_ROWS} fullest of {len(names)} instances" in chart.caption

@@ -177,8 +177,11 @@ def test_a_new_event_and_a_lost_instance_appear(console, open_page):
 
 @pytest.mark.gate
 def test_filters_are_in_the_address(console, open_page):
-    page = open_page(console, "/?model=llama-3.1-8b&range=5")
+    page = open_page(console, "/?model=llama-3.1-8b&range=5&table=kv")
     expect(page.get_by_role("combobox", name="Model")).to_have_value("llama-3.1-8b")
+    names = page.locator("#chart-kv tbody th").all_text_contents()
+    assert names
+    assert all(name.startswith("llama-3-1-8b") for name in names)
     page.get_by_role("combobox", name="Model").select_option("bloom-176b")
     expect(page).to_have_url(re.compile("model=bloom-176b"))
     expect(page.locator("#instances-panel tr[data-row] td:nth-child(3)").first).to_have_text("bloom-176b")
@@ -250,7 +253,7 @@ def test_the_theme_stays(console, open_page):
 
 def test_charts_follow_the_theme(console, open_page):
     page = open_page(console, "/", theme="dark")
-    expect_drawn(page, "ttft")
+    expect_drawn(page, "ttft", "kv")
     colour = "document.querySelector('#chart-ttft [data-plot]').data[1].line.color"
     dark = page.evaluate(colour)
     page.keyboard.press("t")

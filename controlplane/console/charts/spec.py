@@ -20,6 +20,7 @@ HEIGHT, TALL_HEIGHT = 196, 220  # px, with and without a legend above
 HEIGHTS = {"large": 320, "medium": 248}
 DASHES = {"dot": "2 3", "dash": "7 4", "dashdot": "7 3 1 3", "longdash": "11 4"}  # SVG dash patterns
 STYLES = (("s1", "solid"), ("s2", "dash"), ("s3", "dot"), ("s4", "dashdot"), ("s5", "longdash"), ("s6", "solid"))
+SHADES = [[0.0, "var(--sunken)"], [1.0, "var(--s1)"]]  # in either theme, full is prominent and empty is not
 NO_SAMPLES = "No samples yet. The gateway keeps one every 5 s; the first appear shortly after it starts."
 NO_TRAFFIC = "No traffic in this range."
 
@@ -117,6 +118,32 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class Heat:
+    """Heat map of shares over time, first row at the bottom."""
+
+    names: Sequence[str]
+    z: Sequence[Values]  # 0 to 1
+    hover: str
+    listed: bool = False
+    layer: int = 0
+
+    def trace(self, x: Sequence[Any]) -> dict[str, Any]:
+        ticks = {"tickvals": [0, 0.5, 1], "ticktext": ["0%", "50%", "100%"], "tickfont": {"size": 10}}
+        return {
+            "type": "heatmap",
+            "x": [local(moment) for moment in x],
+            "y": list(self.names),
+            "z": [[None if value is None else round(value, 3) for value in values] for values in self.z],
+            "zmin": 0,
+            "zmax": 1,
+            "colorscale": SHADES,
+            "ygap": 1,
+            "hovertemplate": self.hover,
+            "colorbar": {"thickness": 8, "outlinewidth": 0, **ticks, "xpad": 6, "ypad": 7},
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Levels:
     """Dashed horizontal lines: an SLO, or the promised value."""
 
@@ -141,7 +168,7 @@ class Chart:
     title: str
     caption: str
     sentence: str
-    series: Sequence[Series]
+    series: Sequence[Series | Heat]
     x: Sequence[Any] = ()
     across: Axis = TIME
     up: Axis = PLAIN
@@ -162,21 +189,25 @@ class Chart:
         """Return the legend entries in order of declaration."""
         if self.empty:
             return ()
-        listed = tuple(series for series in self.series if series.listed)
+        listed = tuple(series for series in self.series if isinstance(series, Series) and series.listed)
         return (*listed, self.levels) if self.levels else listed
+
+    @property
+    def _columns(self) -> list[Series]:
+        return [series for series in self.series if isinstance(series, Series)]
 
     @property
     def header(self) -> tuple[str, ...]:
         """Return the table header with units."""
         if self.table:
             return self.table.header
-        return (self.across.heading, *(one.heading or f"{one.label} ({self.up.unit})" for one in self.series))
+        return (self.across.heading, *(one.heading or f"{one.label} ({self.up.unit})" for one in self._columns))
 
     @cached_property
     def rows(self) -> list[list[Any]]:
         if self.table:
             return [list(row) for row in self.table.rows]
-        return [list(row) for row in zip(self.x, *(series.y for series in self.series), strict=True)]
+        return [list(row) for row in zip(self.x, *(series.y for series in self._columns), strict=True)]
 
     def csv(self, name: str) -> StreamingHttpResponse:
         """Return the rows as a CSV file. Times are UTC in files, in the pages' zone on pages."""

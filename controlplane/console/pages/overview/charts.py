@@ -1,5 +1,6 @@
-"""The charts of the overview: time to first token, and demand with its forecast and capacity."""
+"""The charts of the overview: time to first token, demand with its forecast and capacity, KV cache by instance."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from django.utils import timezone
@@ -10,19 +11,27 @@ from controlplane.console.charts.spec import (
     NO_SAMPLES,
     NO_TRAFFIC,
     STYLES,
+    TIME,
+    Axis,
     Chart,
+    Heat,
     Levels,
     Series,
     change,
     last,
 )
-from controlplane.console.formats import milliseconds
+from controlplane.console.formats import count, milliseconds, percent
 from controlplane.console.live import history, tiles
 from controlplane.console.live.history import Sample
 from controlplane.console.live.state import LiveState
 from controlplane.console.pages.models.selectors import EVERY_S, demand_and_capacity
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.resources.filters import Filters
+from controlplane.resources.tables import Table
+
+HEAT_ROWS = 12
+HEAT_COLUMNS = 60
+KV_HEADER = ("Instance", "Now (ratio)", "Mean (ratio)", "Highest (ratio)")
 
 
 def time_to_first_token(samples: list[Sample], model: str) -> Chart:
@@ -49,14 +58,57 @@ def time_to_first_token(samples: list[Sample], model: str) -> Chart:
     )
 
 
+def kv_heat_map(samples: list[Sample], names: Sequence[str]) -> Chart:
+    """KV cache use of instances over time; the HEAT_ROWS fullest, fullest above. The table has them all."""
+    known = {
+        name: reported
+        for name, values in history.kv_by_instance(samples, names).items()
+        if (reported := [value for value in values if value is not None])
+    }
+    fullest = sorted(known, key=lambda name: (-known[name][-1], name))
+    thinned = samples[::-1][:: max(1, -(-len(samples) // HEAT_COLUMNS))][::-1]
+    picked = history.kv_by_instance(thinned, fullest[:HEAT_ROWS][::-1])  # the first row is drawn at the bottom
+    statement, caption = "no instance has reported in this range", "One row an instance, fullest above"
+    if fullest:
+        highest = max(value for values in known.values() for value in values)
+        statement = (
+            f"{fullest[0]} is the fullest of {count(len(fullest))} instances at {percent(known[fullest[0]][-1])}; "
+            f"the highest in this range was {percent(highest)}"
+        )
+    if len(fullest) > HEAT_ROWS:
+        caption = f"The {HEAT_ROWS} fullest of {count(len(fullest))} instances; the table has all"
+    hover = "%{y}<br>%{x|%H:%M:%S}: %{z:.0%}<extra></extra>"
+    return Chart(
+        key="kv",
+        title="KV cache by instance",
+        caption=caption,
+        sentence=f"KV cache: {statement}.",
+        x=history.times(thinned),
+        across=TIME.but(showgrid=False, showline=False, nticks=4),
+        up=Axis({"showgrid": False, "fixedrange": True, "automargin": True, "tickfont": {"size": 10}, "dtick": 1}),
+        series=[Heat([shortened(name) for name in picked], list(picked.values()), hover)],
+        table=Table(KV_HEADER, [[n, known[n][-1], sum(known[n]) / len(known[n]), max(known[n])] for n in fullest]),
+        hover="closest",
+        empty="" if fullest else "No instance has reported its KV cache in this range." if samples else NO_SAMPLES,
+    )
+
+
+def shortened(name: str) -> str:
+    """*name* with its middle left out if it is longer than 22 characters: instances differ at either end."""
+    return name if len(name) <= 22 else f"{name[:10]}…{name[-11:]}"
+
+
 def overview_charts(state: LiveState, filters: Filters) -> list[Chart]:
     model, minutes = filters["model"], filters["range"]
 
     def build() -> list[Chart]:
+        samples = history.latest(state.history, int(minutes))
         demand = demand_and_capacity(model, TOKENS, timezone.now())
+        names = [row["name"] for row in state.tables["instances"] if model in ("", row["model"])]
         return [
-            time_to_first_token(history.latest(state.history, int(minutes)), model),
+            time_to_first_token(samples, model),
             replace(demand, key="demand", title="Demand, forecast and capacity", size=""),
+            kv_heat_map(samples, names),
         ]
 
     made = int(timezone.now().timestamp()) // EVERY_S, history.newest_s(state.history)
