@@ -41,8 +41,8 @@ PRIOR_SPREAD: Final = 0.9
 FORCED: Final = "forced"
 MAX_TOKENS: Final = 2**31 - 1
 """Most tokens that are predicted for a request, whatever it asks for: more fit no column."""
-SAMPLES_PER_MIN: Final = 60
-"""Requests of each model that are kept as samples to learn from."""
+SAMPLES: Final = 2
+"""Requests of a model that are kept as samples in each period."""
 CACHE_S: Final = 86_400.0
 """Time after which a cached length that was not confirmed is forgotten."""
 SIMILARITY: Final = 0.85
@@ -262,11 +262,9 @@ class LengthService:
 
         Each model's requests have equal chances, for as many samples as are wanted between two flushes.
         """
-        most = SAMPLES_PER_MIN * PERIOD_S / 60
-        most = math.floor(most) + (random.random() < most % 1)
         drawn = self._drawn[model] = self._drawn[model] + 1
         places = self._places[model]
-        if len(places) < most:
+        if len(places) < SAMPLES:
             places.append(len(self.notes.samples))
             return places[-1]
         return random.choice(places) if places and random.random() < len(places) / drawn else None

@@ -63,8 +63,8 @@ def measured(
     most_above: float,
 ) -> Capability:
     """Measure by simulation, in a tenth of a second or more; lengths are int32."""
-    lengths = (np.frombuffer(each, np.int32) for each in (prompt_tokens, output_tokens))
+    prompt, output = (np.frombuffer(each, np.int32) for each in (prompt_tokens, output_tokens))
     sizes = tuple(measuring.fleet_sizes(instances))
     return measuring.simulated_capability(
-        engine, *lengths, promise, percentile=percentile, cv=cv, sizes=sizes, most_above=most_above
+        engine, prompt, output, promise, percentile=percentile, cv=cv, sizes=sizes, most_above=most_above
     )

@@ -150,10 +150,11 @@ class _Expected:
 
     def _buffer_and_cv(self, endpoint: int, known_s: float) -> tuple[float, float]:
         """Return the rate at which deferred work arrives at *endpoint* (tokens per second), and the interactive CV."""
-        if (endpoint, known_s) not in self._seen:
+        seen: tuple[float, float] | None = self._seen.get((endpoint, known_s))
+        if seen is None:
             beta = self._shares[endpoint] * self._other.rate(endpoint, known_s, self._over_s)
-            self._seen[endpoint, known_s] = beta, self._asked.arrival_cv(endpoint, known_s)
-        return self._seen[endpoint, known_s]
+            seen = self._seen[endpoint, known_s] = beta, self._asked.arrival_cv(endpoint, known_s)
+        return seen
 
 
 def _share(scenario: Scenario, key: Endpoint) -> float:

@@ -71,8 +71,6 @@ class TestUsage:
         series = {"model": "llama-3.1-8b", "region": "us-east", "slo_class": "interactive"}
         sums = {"requests": 4, "slo_met": 4, "slo_judged": 4, "prompt_tokens": 400, "output_tokens": 40}
         MinuteRow.objects.create(minute=NOON, **series, **sums)
-        of_nobody = {**series, "slo_class": "flexible", "requests": 70, "generated": True}  # the past of a demo
-        MinuteRow.objects.create(minute=NOON, **of_nobody)
         MinuteRow.objects.create(minute=NOON + timedelta(minutes=2), **series, requests=9)  # the range ends before it
 
     def test_the_fleet_reads_minute_rows(self, rows, sign_in):

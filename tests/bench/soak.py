@@ -214,7 +214,7 @@ def judge(
         stack.rows(f"SELECT {what} AS n FROM {table}")[0]["n"] or 0
         for what, table in (
             ("count(*)", "gateway_ledgerrow"),
-            ("sum(requests)", "gateway_minuterow WHERE NOT generated"),
+            ("sum(requests)", "gateway_minuterow"),
         )
     )
     doubled = stack.rows(

@@ -111,4 +111,4 @@ def requested_work_waits() -> bool:
 
     Periodic work then ends early, and is due again.
     """
-    return working.waiting_runs().filter(future__what_if__nightly=False).exists()
+    return bool(working.waiting_runs().filter(future__what_if__nightly=False).exists())

@@ -5,7 +5,7 @@ disappear or move), the topic has a mark, the fragment `drawn/TOPIC`: a page wit
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from django.template.loader import render_to_string
@@ -122,7 +122,7 @@ def _lengths(state: LiveState, _: str) -> Html:
 
 def fleet_figures(state: LiveState) -> dict[str, Any]:
     """Return the numbers of the fleet that stand among those of batches."""
-    tile = state.tile() or {}
+    tile: Mapping[str, Any] = state.tile() or {}
     held = state.tables["held"]
     now = timezone.now()
     today = dollars_by_use(spot.start_of_day(now), now)

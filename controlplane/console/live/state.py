@@ -71,7 +71,7 @@ def rows_of(table: Mapping[str, Sequence[Any]] | None, *live: str) -> list[Row]:
     return rows
 
 
-def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
+def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the rows of *summary*, by table; of the tiles, the first is the fleet."""
     scopes: dict[str, Mapping[str, Any]] = {"": summary.get("fleet") or {}}
     scopes.update(sorted((summary.get("models") or {}).items()))
@@ -106,7 +106,7 @@ class LiveState:
     ts: float | None = None
     owner: str = ""
     started_at: float | None = None
-    tables: dict[str, list[Row]] = field(default_factory=lambda: NO_TABLES)
+    tables: dict[str, list[Any]] = field(default_factory=lambda: NO_TABLES)
     problems: Problems = field(default_factory=Problems)
     # Samples of the last hour, oldest first, one every five seconds: see `history.py`.
     history: tuple[dict[str, Any], ...] = ()
@@ -126,7 +126,7 @@ class LiveState:
         """The numbers of the fleet, or of one model."""
         return next((row for row in self.tables["tiles"] if row["scope"] == scope), None) if self.known else None
 
-    def system(self) -> dict[str, list[Row]]:
+    def system(self) -> dict[str, list[Any]]:
         """Rows of jobs and of parts: as published, or as this process knows them while nothing is."""
         tables = (jobs.own_tables() if self.source != Source.LIVE else {}) or self.tables
         return {name: tables[name] for name in ("jobs", "parts")}

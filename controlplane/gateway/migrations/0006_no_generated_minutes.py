@@ -1,7 +1,9 @@
+from typing import Any
+
 from django.db import migrations
 
 
-def delete_generated(apps, schema_editor):
+def delete_generated(apps: Any, schema_editor: Any) -> None:
     apps.get_model("gateway", "MinuteRow").objects.filter(generated=True).delete()
 
 

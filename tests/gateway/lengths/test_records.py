@@ -66,7 +66,7 @@ async def test_a_database_that_is_away_costs_samples_but_no_measures(served, ser
 
 
 async def test_samples_are_an_even_share(served, service, monkeypatch):
-    monkeypatch.setattr(module, "SAMPLES_PER_MIN", 36)  # three between two flushes
+    monkeypatch.setattr(module, "SAMPLES", 3)
     for number in range(40):
         await say(served, f"question {number}")
     assert len(service.notes.samples) == 3

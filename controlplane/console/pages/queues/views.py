@@ -86,11 +86,11 @@ def queues(request: HttpRequest) -> HttpResponseBase:
     return render(request, "console/queues/queues.html", context)
 
 
-def selected(group: int | None, groups: list[dict[str, Any]]) -> dict[str, Any] | None:
+def selected(group: int | None, groups: list[Any]) -> dict[str, Any] | None:
     """Return the group of the side panel; only its number if it has left the queue."""
     if group is None:
         return None
-    row = next((row for row in groups if row["number"] == group), None)
+    row: dict[str, Any] | None = next((row for row in groups if row["number"] == group), None)
     if row is None:
         return {"number": group, "gone": True}
     return row | {
