@@ -36,5 +36,5 @@ def seed() -> Counter[str]:
         return Counter()
     for rule in RULES:
         fields = ("name", "condition", "threshold", "window_s", "for_s", "severity")
-        create(ALERT_RULE, {name: getattr(rule, name) for name in fields}, "seed_demo")
+        create(ALERT_RULE, {name: getattr(rule, name) for name in fields}, "demo")
     return Counter({"alert rules": len(RULES)})

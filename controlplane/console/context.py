@@ -41,7 +41,7 @@ SERVE = (
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),
     Entry("scaling", "Scaling", "scaling", "s", ("plans", "plan", "moves")),
-    Entry("what-ifs", "What-if", "what-if", "w", ("what-if", "new-what-if", "what-if-decisions")),
+    Entry("what-ifs", "What-if", "what-if", "w", ("what-if", "new-what-if")),
     Entry("lengths", "Lengths", "lengths", "l"),
 )
 TENANTS = (

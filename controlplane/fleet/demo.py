@@ -41,7 +41,7 @@ def seed(fleet: Literal["none", "emulated"] = "emulated") -> Counter[str]:
         Membership.objects.create(user=user, tenant=Tenant.objects.get(name="operations"), role=Role.ADMIN)
         created["users"] += 1
     if created:
-        record("demo.seeded", actor="seed_demo", after=dict(created))
+        record("demo.seeded", actor="demo", after=dict(created))
     return created
 
 

@@ -27,12 +27,12 @@ def seed() -> Counter[str]:
     """Assign bundles to demo models without a policy; operators' policies stay. Return counts of created rows."""
     created: Counter[str] = Counter()
     if not Setting.objects.filter(name="SPOT_DONATE").exists():
-        tuning.change("SPOT_DONATE", True, "seed_demo", "the demo shows the spot pool")
+        tuning.change("SPOT_DONATE", True, "demo", "the demo shows the spot pool")
         created["settings"] += 1
     with_policy = set(ScalingPolicy.objects.values_list("model__name", flat=True))
     for model in Model.objects.filter(name__in=GIVEN.keys() - with_policy).order_by("name"):
         bundle, mode = GIVEN[model.name]
-        set_policy(model, BUNDLES[bundle].strategy, mode, {}, "seed_demo", "the demo shows several modes")
-        switch_bundle(model, bundle, "seed_demo", "the demo shows several bundles")
+        set_policy(model, BUNDLES[bundle].strategy, mode, {}, "demo", "the demo shows several modes")
+        switch_bundle(model, bundle, "demo", "the demo shows several bundles")
         created["scaling policies"] += 1
     return created
