@@ -28,7 +28,7 @@ from forecasting import models_extra
 from forecasting.files import write_state
 from forecasting.lengths import ON_ENCODER
 from forecasting.models_extra import ModelsExtraMissing
-from forecasting.workload import BEST, FORECASTERS, rests, usable
+from forecasting.workload import BEST, FORECASTERS, unavailable_reason, usable
 from scheduling.simulation.scenario import ScenarioError, load_scenario
 from tests.forecasting.lengths.made import samples
 from tests.inventory import *  # noqa: F403 (fixtures)
@@ -91,13 +91,13 @@ def test_one_place_knows_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) ->
     assert models_extra.is_installed(), "without a restart"
     monkeypatch.setattr(models_extra, "find_spec", lambda name: None)
     assert models_extra.missing_for("A thing") == "", "and then it is not looked for again"
-    assert [name for name in FORECASTERS if rests(name)] == []
+    assert [name for name in FORECASTERS if unavailable_reason(name)] == []
 
 
 @pytest.mark.usefixtures("without_models_extra")
 class TestForecasts:
     def test_the_mlstm_alone_rests(self) -> None:
-        assert [name for name in FORECASTERS if rests(name)] == ["mlstm"]
+        assert [name for name in FORECASTERS if unavailable_reason(name)] == ["mlstm"]
         assert (usable("mlstm"), usable(""), usable("ets"), usable("oracle")) == (BEST, BEST, "ets", "oracle")
 
     @pytest.mark.django_db

@@ -8,7 +8,7 @@ from rich.console import Console
 from controlplane.experiments import experiment, sageserve
 from controlplane.experiments.shared.scenes import INTERACTIVE, JUDGED, two_models
 from controlplane.terminal import table
-from forecasting.workload import FORECASTERS, rests
+from forecasting.workload import FORECASTERS, unavailable_reason
 
 STRATEGIES: Final = tuple(name for name in sageserve.STRATEGIES if name not in sageserve.PAPERS)
 DATA: Final = experiment.read_data("bursts")
@@ -57,7 +57,7 @@ def show(console: Console, result: experiment.Result) -> None:
 BURSTS: Final = experiment.Experiment.read(
     "bursts",
     among={"demands": tuple(DAYS), "strategies": STRATEGIES, "forecaster": tuple(FORECASTERS)},
-    missing={"forecaster": rests},
+    missing={"forecaster": unavailable_reason},
     run=run,
     show=show,
 )

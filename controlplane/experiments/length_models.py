@@ -22,7 +22,7 @@ from controlplane.experiments.experiment import (
     read_data,
 )
 from controlplane.terminal import table
-from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, Trees, rests
+from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, Trees, unavailable_reason
 from forecasting.lengths.datasets import SETS, normalised, proxy_predictions, read_sets, temperature_lengths
 from forecasting.lengths.proxy import Proxy
 from forecasting.lengths.scoring import class_edges, full_score, score
@@ -272,5 +272,5 @@ def _of(rows: dict[str, dict[str, Any]], model: str, measure: str) -> float | No
 
 
 LENGTH_MODELS: Final = Experiment.read(
-    "lengths", among={"strategies": ORDER}, missing={"strategies": rests}, run=run, show=show, compare=compare
-)
+    "lengths", among={"strategies": ORDER}, missing={"strategies": unavailable_reason}, run=run, show=show, compare=compare,
+)  # fmt: skip

@@ -20,7 +20,7 @@ from controlplane.experiments.shared.scenes import DAY_S, preserve
 from controlplane.experiments.shared.setting import Setting, prepare
 from controlplane.simulation.running import Simulated
 from controlplane.terminal import table
-from forecasting.workload import FORECASTERS, rests
+from forecasting.workload import FORECASTERS, unavailable_reason
 from scheduling.scaling import Advice, ByEndpoint, EndpointView, Hybrid, make_strategy
 from scheduling.scaling.endpoint import Wish
 from scheduling.simulation.cluster.world import State
@@ -256,7 +256,7 @@ def compare(result: experiment.Result) -> list[experiment.Comparison]:
 PRESERVE_SCALING: Final = experiment.Experiment.read(
     "preserve-scaling",
     among={"forecaster": tuple(FORECASTERS)},
-    missing={"forecaster": rests},
+    missing={"forecaster": unavailable_reason},
     run=run,
     show=show,
     compare=compare,

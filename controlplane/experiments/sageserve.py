@@ -13,7 +13,7 @@ from controlplane.experiments.shared.measures import of_run
 from controlplane.experiments.shared.scenes import INTERACTIVE, OTHER, Scene
 from controlplane.experiments.shared.setting import Setting
 from controlplane.terminal import table
-from forecasting.workload import FORECASTERS, rests
+from forecasting.workload import FORECASTERS, unavailable_reason
 from scheduling.scaling import make_strategy
 from scheduling.scaling.view import Instances, Load, endpoint_view
 from scheduling.simulation.scenario import Scenario
@@ -189,7 +189,7 @@ def compare(result: experiment.Result) -> list[experiment.Comparison]:
 SAGESERVE: Final = experiment.Experiment.read(
     "sageserve",
     among={"strategies": STRATEGIES, "forecaster": tuple(FORECASTERS)},
-    missing={"forecaster": rests},
+    missing={"forecaster": unavailable_reason},
     run=run,
     show=show,
     compare=compare,

@@ -20,7 +20,7 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.lengths import selectors
 from controlplane.lengths.models import BUNDLED, LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.tuning.selectors import tuned
-from forecasting.lengths import LengthModel, rests
+from forecasting.lengths import LengthModel, unavailable_reason
 from forecasting.lengths.subprocess_server import check
 
 ACTOR = "length service"
@@ -46,13 +46,13 @@ class Assigned(NamedTuple):
 def assigned() -> Assigned:
     """Return the versions that predict now; one that rests does not."""
     shadow = selectors.shadow_version()
-    return Assigned(in_use(), shadow if shadow and not rests(shadow.kind) else None)
+    return Assigned(in_use(), shadow if shadow and not unavailable_reason(shadow.kind) else None)
 
 
 def in_use() -> LengthVersion:
     """Return the active version; the bundled one if there is none, or it rests."""
     active = selectors.active_version()
-    return active if active and not rests(active.kind) else BUNDLED
+    return active if active and not unavailable_reason(active.kind) else BUNDLED
 
 
 def add(

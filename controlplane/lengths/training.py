@@ -34,8 +34,8 @@ from forecasting.lengths import (
     LengthModel,
     Sample,
     Trees,
-    rests,
     score,
+    unavailable_reason,
 )
 from forecasting.lengths.encoder import MOST_TOKENS, torch_threads
 from forecasting.lengths.subprocess_server import load
@@ -136,7 +136,7 @@ def check_samples(kind: str) -> None:
 def _check_kind(kind: str) -> None:
     if kind not in MODELS:
         raise ActionError(f"There is no length model {kind!r}; there are: {', '.join(MODELS)}.")
-    if reason := rests(kind):
+    if reason := unavailable_reason(kind):
         raise ActionError(reason)
 
 

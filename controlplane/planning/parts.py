@@ -104,9 +104,9 @@ def _titled(names: list[str], of: str = "") -> dict[str, str]:
 
 
 def _forecaster_unavailable_reason(name: str) -> str:
-    from forecasting.workload import rests  # takes half a second
+    from forecasting.workload import unavailable_reason  # takes half a second
 
-    return rests(name)
+    return unavailable_reason(name)
 
 
 PARTS: Final = (

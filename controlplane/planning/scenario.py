@@ -14,7 +14,7 @@ from controlplane.planning.plans import inventory
 from controlplane.planning.plans.round import plan_settings
 from controlplane.tunable import Tunable
 from controlplane.tuning.selectors import tuned
-from forecasting.workload import rests
+from forecasting.workload import unavailable_reason
 from scheduling.scaling import NO_STRATEGY, STRATEGIES, make_strategy
 
 
@@ -44,7 +44,7 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
         followed = strategy_of(policy) if policy is not None and acts else floor_alone(tuned(endpoint["model"]))
         floor_marks = {"floor_cooldown_s": tuned(endpoint["model"]).SCALE_COOLDOWN_S}
         chosen = tuned(endpoint["model"]).FORECASTER
-        forecaster = {"forecaster": "" if rests(chosen) else chosen}
+        forecaster = {"forecaster": "" if unavailable_reason(chosen) else chosen}
         other = {"niw_share": tuned(endpoint["model"]).PLAN_NIW_BUFFER}
         endpoints.append({**endpoint, **followed, **bounds, **floor_marks, **forecaster, **other})
     plans = plan_settings()

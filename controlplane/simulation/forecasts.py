@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload import BEST, FORECASTERS, Fallback, Series, rests
+from forecasting.workload import BEST, FORECASTERS, Fallback, Series, unavailable_reason
 from scheduling.planning.advisor import Band
 from scheduling.planning.bursts import arrival_cv
 from scheduling.simulation.cluster.description import Cluster
@@ -36,7 +36,7 @@ def forecaster_named(name: str) -> str:
     name = name or BEST
     if name not in (ORACLE, RECENT, *FORECASTERS):
         raise ValueError(f"must be one of {', '.join((ORACLE, RECENT, *FORECASTERS))}, not {name!r}")
-    if reason := rests(name):
+    if reason := unavailable_reason(name):
         raise ValueError(reason)
     return name
 

@@ -26,7 +26,7 @@ TEXTLESS: Final = frozenset(name for name, model in MODELS.items() if not model.
 """Models that learn from samples without text."""
 
 
-def rests(kind: str) -> str:
+def unavailable_reason(kind: str) -> str:
     """Return why length models of *kind* can be neither fitted nor asked here; empty if they can."""
     return models_extra.missing_for(f"The length model {kind}") if kind in ON_ENCODER else ""
 
@@ -43,6 +43,6 @@ __all__ = [
     "Sample",
     "Trees",
     "bundled",
-    "rests",
     "score",
+    "unavailable_reason",
 ]

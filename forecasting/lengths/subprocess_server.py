@@ -42,13 +42,13 @@ def load(kind: str, file: str) -> LengthModel:
 def check(kind: str, file: str) -> None:
     """Raise as `load` would, as far as that is known without opening an encoder."""
     from forecasting.files import read_state
-    from forecasting.lengths import MODELS, Trees, rests
+    from forecasting.lengths import MODELS, Trees, unavailable_reason
 
     if kind in (Trees.name, "") or kind not in MODELS:
         load(kind, file)
     elif (model := read_state(Path(file)).get("model")) != kind:
         raise ValueError(f"{file}: holds {model!r}, not the length model {kind!r}.")
-    elif reason := rests(kind):
+    elif reason := unavailable_reason(kind):
         raise ModelsExtraMissing(reason)
 
 

@@ -22,7 +22,7 @@ FORECASTERS: Final[dict[str, type[Forecaster]]] = {
 }
 
 
-def rests(name: str) -> str:
+def unavailable_reason(name: str) -> str:
     """Return why the forecaster *name* cannot be fitted here; empty if it can, and for an unknown name."""
     kind = FORECASTERS.get(name)
     return models_extra.missing_for(f"The forecaster {name}") if kind is not None and kind.needs_models_extra else ""
@@ -30,7 +30,7 @@ def rests(name: str) -> str:
 
 def usable(name: str) -> str:
     """Return *name*, or the best forecaster's if none is named or it rests."""
-    return BEST if not name or rests(name) else name
+    return BEST if not name or unavailable_reason(name) else name
 
 
 def load(path: Path) -> Forecaster:
@@ -51,6 +51,6 @@ __all__ = [
     "StateError",
     "backtest",
     "load",
-    "rests",
+    "unavailable_reason",
     "usable",
 ]

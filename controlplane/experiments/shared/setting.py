@@ -12,7 +12,7 @@ from controlplane.experiments.experiment import Progress
 from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene
 from controlplane.simulation.forecasts import MINUTE_S, DemandMinutes, by_window
 from forecasting.models_extra import ModelsExtraMissing
-from forecasting.workload import FORECASTERS, Fallback, rests
+from forecasting.workload import FORECASTERS, Fallback, unavailable_reason
 from forecasting.workload.series import Series
 from scheduling.planning.advisor import Band, Demand, EndpointDemand, PlanSettings, SimulatedPlanner
 from scheduling.planning.bursts import POISSON_CV, arrival_cv
@@ -94,7 +94,7 @@ def forecast_demand(
     """
     if name not in FORECASTERS:
         raise ValueError(f"there is no forecaster {name!r}; there is {', '.join(FORECASTERS)}")
-    if reason := rests(name):
+    if reason := unavailable_reason(name):
         raise ModelsExtraMissing(reason)
     streams, count = actual.shape
     mean, upper = np.zeros((count, streams, WINDOWS_AHEAD)), np.zeros((count, streams, WINDOWS_AHEAD))

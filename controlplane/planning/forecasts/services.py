@@ -84,12 +84,12 @@ class _Making:
 
     def predicted(self, key: demand.Key) -> "Predicted | None":
         """Return the next windows of one series; None if its forecaster and all fallbacks failed."""
-        from forecasting.workload import rests
+        from forecasting.workload import unavailable_reason
 
         try:
             learner = _Learner(key, self.known, self.refit_until_s)
             made = learner.predict(tuned().FORECAST_WINDOWS)
-            if reason := rests(tuned(key[0][0]).FORECASTER):
+            if reason := unavailable_reason(tuned(key[0][0]).FORECASTER):
                 made = replace(made, note=f"{reason} Until then {learner.name} stands in. {made.note}".rstrip())
         except NotFitted as note:
             made = _Learner(key, self.known, self.refit_until_s, _quick()).predict(tuned().FORECAST_WINDOWS)

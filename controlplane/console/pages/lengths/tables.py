@@ -7,7 +7,7 @@ from controlplane.console.formats import percent
 from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthVersion, Measures, VersionState
 from controlplane.lengths.selectors import SHADOW, Scope
-from forecasting.lengths import TEXTLESS, rests
+from forecasting.lengths import TEXTLESS, unavailable_reason
 
 VERSIONS_SHOWN = 12
 
@@ -43,7 +43,7 @@ def version_rows(by_predictor: Mapping[str, Measures], scope: Scope | None = Non
             measured={"requests": measured.requests or None, "mae": measured.mae, "acc_100": measured.acc_100},
             gain=gain,
             gain_percent=percent(abs(gain or 0.0)) if both else "",
-            rests=rests(row.kind),
+            unavailable_reason=unavailable_reason(row.kind),
             chosen=row.state == VersionState.ACTIVE,
         )
     return rows
@@ -58,13 +58,13 @@ class Kind:
     missing: int
     text: bool
     """It reads prompts, so it learns only from tenants that keep them."""
-    rests: str
+    unavailable_reason: str
     """Reason why it cannot be trained or used here; empty if it can."""
 
 
 def kinds() -> list[Kind]:
     """The kinds of model that can be trained, with the samples available for each."""
     return [
-        Kind(kind, samples, max(0, wanted - samples), kind not in TEXTLESS, rests(kind))
+        Kind(kind, samples, max(0, wanted - samples), kind not in TEXTLESS, unavailable_reason(kind))
         for kind, samples, wanted in training.ready()
     ]

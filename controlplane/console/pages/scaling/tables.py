@@ -190,7 +190,7 @@ def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
                     "title": each.title,
                     "about": each.about,
                     "changes": _changes(present, each),
-                    "rests": unavailable_reasons(bundles.values_of(each)),
+                    "unavailable_reason": unavailable_reasons(bundles.values_of(each)),
                 }
                 for each in BUNDLES.values()
             ],

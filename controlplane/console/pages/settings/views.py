@@ -45,7 +45,7 @@ def words(value: Any) -> str:
 
 
 def _choice(name: str, choice: str) -> str:
-    """Return the title of *choice* of the setting *name*; it says so where the choice rests."""
+    """Return the title of *choice* of the setting *name*; it says so where the choice is unavailable."""
     return f"{choice} (not installed)" if unavailable_reasons({name: choice}) else choice or "automatic"
 
 
@@ -62,7 +62,6 @@ def line(each: Described) -> dict[str, Any]:
         "given": given,
         "purpose": each.purpose.replace("`", ""),
         "limits": each.limits.replace("`", ""),
-        "rests": unavailable_reasons({each.name: str(each.value)}),
         "choices": [(choice, _choice(each.name, choice)) for choice in choices],
         "anchor": each.name.lower().replace("_", "-"),
         "chosen": each.row is not None,

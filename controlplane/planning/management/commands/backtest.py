@@ -16,7 +16,7 @@ from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.forecasts.demand import ASKED
 from controlplane.planning.models import Quantity
 from controlplane.terminal import Column, console, progress, table
-from forecasting.workload import BEST, FORECASTERS, backtest, rests
+from forecasting.workload import BEST, FORECASTERS, backtest, unavailable_reason
 from forecasting.workload.series import (
     DAY_S,
     QUANTITIES,
@@ -75,23 +75,29 @@ class Command(BaseCommand):
             raise CommandError("--horizon is at least 1.")
         if options["fit_days"] is not None and not 0 < options["fit_days"] < math.inf:
             raise CommandError("--fit-days is above 0.")
-        resting = {name: reason for name in options["forecasters"] or FORECASTERS if (reason := rests(name))}
-        if options["forecasters"] and resting:
-            raise CommandError(" ".join(resting.values()), returncode=2)
-        forecasters = [name for name in options["forecasters"] or FORECASTERS if name not in resting]
+        left_out = {name: why for name in options["forecasters"] or FORECASTERS if (why := unavailable_reason(name))}
+        if options["forecasters"] and left_out:
+            raise CommandError(" ".join(left_out.values()), returncode=2)
+        forecasters = [name for name in options["forecasters"] or FORECASTERS if name not in left_out]
         try:
             source, demand = read(options)
         except TraceError as error:
             raise CommandError(str(error)) from error
         with progress(quiet=options["json"]) as report:
-            rows, judged = judge(demand, list(dict.fromkeys(forecasters)), horizon, options["fit_days"], report)
+            rows, judged = judge(
+                demand,
+                [name for name in dict.fromkeys(asked) if name not in left_out],
+                horizon,
+                options["fit_days"],
+                report,
+            )
         about = {
             "source": source,
             "window_s": window_s,
             "horizon_windows": horizon,
             "best": BEST,
             "series": judged,
-            "left_out": resting,
+            "left_out": left_out,
         }
         if options["json"]:
             self.stdout.write(json.dumps({**about, "rows": rows}, allow_nan=False))

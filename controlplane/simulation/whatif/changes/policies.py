@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from controlplane.simulation.whatif.changes.base import Change, ChangeError, Values, known, models_words, titled
-from forecasting.workload import FORECASTERS, rests
+from forecasting.workload import FORECASTERS, unavailable_reason
 from scheduling.bundles import BUNDLES, SAID
 from scheduling.policy import ORDERS, ROUTERS
 from scheduling.queueing.release_rule import RELEASES
@@ -41,7 +41,7 @@ class PolicyChange(Change):
 
     def apply(self, values: Values) -> None:
         known("value", self.value, PARTS[self.part], TITLES[self.part])
-        if self.part == "forecaster" and (reason := rests(self.value)):
+        if self.part == "forecaster" and (reason := unavailable_reason(self.value)):
             raise ChangeError("value", reason)
         for model in self._models(values):
             if self.part == "bundle":

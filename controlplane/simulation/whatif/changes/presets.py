@@ -19,7 +19,7 @@ class Preset:
     changes: Sequence[dict[str, Any]]
 
     @property
-    def rests(self) -> list[str]:
+    def unavailable_reason(self) -> list[str]:
         """Return why parts of its bundle are unavailable; simulations use the fallback too."""
         return (
             unavailable_reasons({"FORECASTER": values_of(BUNDLES[self.name])["FORECASTER"]})
