@@ -84,13 +84,7 @@ class Command(BaseCommand):
         except TraceError as error:
             raise CommandError(str(error)) from error
         with progress(quiet=options["json"]) as report:
-            rows, judged = judge(
-                demand,
-                [name for name in dict.fromkeys(asked) if name not in left_out],
-                horizon,
-                options["fit_days"],
-                report,
-            )
+            rows, judged = judge(demand, list(dict.fromkeys(forecasters)), horizon, options["fit_days"], report)
         about = {
             "source": source,
             "window_s": window_s,
