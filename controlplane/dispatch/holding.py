@@ -48,7 +48,7 @@ class Holding(Stage):
         queue: WaitingQueue,
         clock: Callable[[], float],
         *,
-        spot_with_room: Callable[[port.Submit], Endpoint | None],
+        spot_with_room: Callable[[port.Asked], Endpoint | None],
         enqueue: Callable[[Request, Endpoint], None],
         expire: Callable[[Request], None],
         deliver: port.Deliver,
@@ -70,7 +70,7 @@ class Holding(Stage):
     def __len__(self) -> int:
         return len(self._requests)
 
-    def holds(self, asked: port.Submit) -> bool:
+    def holds(self, asked: port.Asked) -> bool:
         """Whether requests such as *asked* are held."""
         if asked.interactive:
             return False
