@@ -18,7 +18,7 @@ class Adapters(Stage):
         self.tiers: Counter[str] = Counter()
         """Requests with an adapter, by where it was: a name of `routing.adapters.TIERS`."""
 
-    def candidates(self, asked: port.Submit, endpoints: NDArray[np.int32]) -> NDArray[np.int32]:
+    def candidates(self, asked: port.Asked, endpoints: NDArray[np.int32]) -> NDArray[np.int32]:
         if not asked.adapter:
             return endpoints
         topology = self.topology
@@ -48,7 +48,7 @@ class Adapters(Stage):
             end_use(self.topology.fleet, request.replica.slot, request.adapter)
 
 
-def no_adapters(asked: port.Submit) -> port.Refused:
+def no_adapters(asked: port.Asked) -> port.Refused:
     return port.Refused(
         asked.number,
         503,

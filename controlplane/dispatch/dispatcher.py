@@ -115,9 +115,9 @@ class Dispatcher:
     def take(self, record: port.FromGateway) -> None:
         """Act on a record of the gateway; decisions are delivered before this returns, or later."""
         match record:
-            case port.Progress():
+            case port.Advanced():
                 self._on_progress(record)
-            case port.Submit():
+            case port.Asked():
                 self._submit(record)
             case port.Finished():
                 self._on_finished(record)
@@ -194,7 +194,7 @@ class Dispatcher:
 
     # Admit
 
-    def _submit(self, asked: port.Submit) -> None:
+    def _submit(self, asked: port.Asked) -> None:
         """Queue *asked* at its endpoint and give out what has room.
 
         Refused with 503 if nothing serves its model or soon will, with 429 if the queue is full.
@@ -224,14 +224,14 @@ class Dispatcher:
                 return refusal
         return None if arrival.held or arrival.endpoint is None else self._full(arrival.asked, arrival.endpoint)
 
-    def candidates(self, asked: port.Submit) -> NDArray[np.int32]:
+    def candidates(self, asked: port.Asked) -> NDArray[np.int32]:
         """Return the endpoints that may serve *asked*, in order of preference."""
         endpoints = self.topology.candidates(asked.model, asked.region, asked.opportunistic)
         for candidates in self._candidates:
             endpoints = candidates(asked, endpoints)
         return endpoints
 
-    def _full(self, asked: port.Submit, endpoint: Endpoint) -> port.Refused | None:
+    def _full(self, asked: port.Asked, endpoint: Endpoint) -> port.Refused | None:
         """Return the refusal of *asked* where the queue of *endpoint* is full."""
         count = self.queue.count(endpoint)
         if not endpoint.spec.policy.is_full(count):
@@ -248,7 +248,7 @@ class Dispatcher:
             region=endpoint.region,
         )
 
-    def possible(self, asked: port.Submit) -> int:
+    def possible(self, asked: port.Asked) -> int:
         """Return the predicted output of *asked*, capped at the possible output; the cap if the prediction is not a number.
 
         Every bound on a wait rests on this: a length model may return anything.
@@ -335,7 +335,7 @@ class Dispatcher:
 
     # Progress and ends
 
-    def _on_progress(self, progress: port.Progress) -> None:
+    def _on_progress(self, progress: port.Advanced) -> None:
         requests = self._requests
         for number, took_s in progress.headers:
             if (request := requests.get(number)) is not None:

@@ -58,7 +58,7 @@ class Fallbacks(Stage):
         if endpoint is not None:
             self._queue(request, endpoint, ModelRule.FAILURE)
 
-    def _endpoint(self, asked: port.Submit) -> Endpoint | None:
+    def _endpoint(self, asked: port.Asked) -> Endpoint | None:
         """Return the endpoint of the fallback of *asked* that serves now and has room in its queue; None without."""
         core = self.core
         endpoint = self.placement.serving(core.topology.candidates(asked.fallback, asked.region))
@@ -66,7 +66,7 @@ class Fallbacks(Stage):
         return None if full else endpoint
 
     def _choose(
-        self, asked: port.Submit, wait_s: float = 0.0, *, full: bool = False
+        self, asked: port.Asked, wait_s: float = 0.0, *, full: bool = False
     ) -> tuple[Endpoint, ModelRule] | None:
         """Return the endpoint of the fallback of *asked* and the rule by which that serves it; None while it does not.
 
@@ -84,7 +84,7 @@ class Fallbacks(Stage):
         )
         return None if rule is None else (endpoint, rule)
 
-    def _served_by(self, asked: port.Submit, endpoint: Endpoint, rule: ModelRule) -> port.Submit:
+    def _served_by(self, asked: port.Asked, endpoint: Endpoint, rule: ModelRule) -> port.Asked:
         """Notify the gateway that *endpoint* serves *asked* by *rule*; return it as a request of that model."""
         words = f"Served by {endpoint.model}, the fallback of {asked.model}: {WHY[rule]}."
         asked = replace(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from controlplane.dispatch.live_fleet.request_table import LiveRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Asked
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.fleet.carried import OUTPUT, PROMPT
@@ -27,7 +27,7 @@ class LiveFleet:
         *,
         enqueue: Callable[[Request, Endpoint], None],
         expire: Callable[[Request], None],
-        spot_with_room: Callable[[Submit], Endpoint | None],
+        spot_with_room: Callable[[Asked], Endpoint | None],
     ) -> None:
         self.topology, self.waiting_queue, self.requests = topology, queue, requests
         self._enqueue, self._expire, self._spot_with_room = enqueue, expire, spot_with_room

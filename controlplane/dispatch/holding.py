@@ -43,7 +43,7 @@ class HeldRequests(Stage):
     def __len__(self) -> int:
         return len(self._requests)
 
-    def holds(self, asked: port.Submit) -> bool:
+    def holds(self, asked: port.Asked) -> bool:
         """Whether requests such as *asked* are held."""
         return not asked.interactive and self.control.holds(asked.model)
 

@@ -15,7 +15,7 @@ from controlplane.dispatch.waits import Waits
 from scheduling.queueing.promises import ClassTerms, Verdict, decide
 from scheduling.queueing.waits.waiting_time import Wait
 
-TERMS = tuple(name for name in ClassTerms.__struct_fields__ if name in port.Submit.__struct_fields__)
+TERMS = tuple(name for name in ClassTerms.__struct_fields__ if name in port.Asked.__struct_fields__)
 terms_of = attrgetter(*TERMS)
 
 

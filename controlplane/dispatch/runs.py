@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
-from controlplane.dispatch.port import Refused, Submit
+from controlplane.dispatch.port import Asked, Refused
 from controlplane.dispatch.stages import Arrival, Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.demand_graph import ServiceRate
@@ -266,7 +266,7 @@ class ApplicationRuns(Stage):
         return rekey_run(queue.arrays, number, standing, codes, stretches)
 
 
-def run_stopped(asked: Submit) -> Refused:
+def run_stopped(asked: Asked) -> Refused:
     return Refused(asked.number, 409, "run_stopped", "An operator has stopped this run.", None)
 
 

@@ -21,7 +21,7 @@ class Spot(Stage):
         if arrival.asked.opportunistic and (spot := self.with_room(arrival.asked)) is not None:
             arrival.endpoint, arrival.on_spot = spot, True
 
-    def with_room(self, asked: port.Submit) -> Endpoint | None:
+    def with_room(self, asked: port.Asked) -> Endpoint | None:
         """Return the nearest donated instances with room for *asked*; None for none.
 
         What is not opportunistic has to be evictable: it was promised an answer.

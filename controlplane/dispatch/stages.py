@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from controlplane.dispatch.live_fleet.request_table import LiveRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import Deliver, Left, Refused, Submit
+from controlplane.dispatch.port import Asked, Deliver, Left, Refused
 
 MAX_ATTEMPTS: Final = 3
 """Instances that may fail a request before it is refused."""
@@ -18,7 +18,7 @@ MAX_ATTEMPTS: Final = 3
 class Arrival(Struct, gc=False):
     """A request that is being admitted: a stage may change what is asked and where it is queued, or have it held."""
 
-    asked: Submit
+    asked: Asked
     own: Endpoint | None
     """The endpoint that its caller prefers."""
     endpoint: Endpoint | None
@@ -46,7 +46,7 @@ class Stage:
     def admit(self, arrival: Arrival) -> Refused | None:
         """Change *arrival*, or return why it is refused."""
 
-    def candidates(self, asked: Submit, endpoints: NDArray[int32]) -> NDArray[int32]:
+    def candidates(self, asked: Asked, endpoints: NDArray[int32]) -> NDArray[int32]:
         """Return those of *endpoints* that may serve *asked*."""
         return endpoints
 
@@ -87,8 +87,8 @@ class Core(Protocol):
     clock: Callable[[], float]
     table: LiveRequests
 
-    def candidates(self, asked: Submit) -> NDArray[int32]: ...
-    def possible(self, asked: Submit) -> int: ...
+    def candidates(self, asked: Asked) -> NDArray[int32]: ...
+    def possible(self, asked: Asked) -> int: ...
     def estimated_wait_s(self, endpoint: Endpoint) -> float | None: ...
     def is_open(self, request: Request) -> bool: ...
     def drop(self, request: Request, refused: Refused) -> None: ...

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiting_tokens
 from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Asked
 from controlplane.dispatch.stages import Stage
 from controlplane.fleet.lifecycle.states import AWAKE, COMING
 from controlplane.tunable import weights_of
@@ -178,11 +178,11 @@ class WaitingQueue(Stage):
             more = OUTPUT_WEIGHT * (output_tokens - expected) / float(shares.weight[tenant])
             settle(self.arrays, at, tenant, more, -math.inf)
 
-    def weight(self, asked: Submit) -> float:
+    def weight(self, asked: Asked) -> float:
         """Return the weight of the tenant of *asked*."""
         return weights_of(self.topology.tuned.TENANT_WEIGHTS).get(asked.tenant, 1.0)
 
-    def _tenant(self, asked: Submit) -> int:
+    def _tenant(self, asked: Asked) -> int:
         """Return the number of the tenant of *asked*, whose weight is up to date."""
         number = self._tenants.setdefault(asked.tenant_id, len(self._tenants))
         if number >= self.arrays.shares.weight.size:
@@ -412,7 +412,7 @@ def _phase(group: SwapGroupSpec, instance_id: int, state: str) -> int:
     return COMES if state in COMING else STAYS if state in AWAKE else WAITS
 
 
-def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Submit, prompt_tokens: int, output_tokens: int) -> float:
+def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Asked, prompt_tokens: int, output_tokens: int) -> float:
     """Return the queue key of a request at *endpoint*, by its ordering and the profile it uses."""
     spec = endpoint.spec
     ordering = ORDERINGS[spec.policy.ordering]
@@ -427,7 +427,7 @@ def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Submit, prompt_token
     )
 
 
-def first_due_of(profile: Profile, asked: Submit, prompt_tokens: int, output_tokens: int) -> float:
+def first_due_of(profile: Profile, asked: Asked, prompt_tokens: int, output_tokens: int) -> float:
     """Return seconds from arrival until the first token of *asked* is due, given its expected tokens; infinity for never."""
     ttft_s = math.inf if asked.due_s is None else asked.due_s
     if asked.end_s is None:

@@ -1,7 +1,7 @@
 """The fleet as the concerns of `scheduling.control` see it and act on it, live and simulated.
 
-Its two bindings are `controlplane.dispatch.fleet` (over the dispatcher) and `scheduling.simulation.simulated_fleet` (over the
-compiled world). A concern keeps what it alone knows; arrays, requests and time belong to the fleet.
+Its bindings are `controlplane.dispatch.fleet`, over the dispatcher, and `scheduling.simulation.simulated_fleet`, over the
+compiled world. A concern keeps what it alone knows; arrays, requests and time belong to the fleet.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """A simulated fleet as the concerns of `scheduling.control` see it and act on it: `control.fleet.Fleet` over the world."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,24 @@ from scheduling.policy import EndpointPolicy
 from scheduling.queueing.held_work import Release
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.regions import first_with_room
+from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.occupancy import COLUMNS, occupancy
-from scheduling.simulation.cluster.world import Outcome
+from scheduling.simulation.cluster.world import Outcome, World
+from scheduling.simulation.workload.requests import Requests
 
-if TYPE_CHECKING:
-    from scheduling.simulation.simulator import Simulation
+
+class Simulated(Protocol):
+    """The simulation that a fleet is of."""
+
+    cluster: Cluster
+    requests: Requests
+    waits: Any
+
+    @property
+    def world(self) -> World: ...
+    @property
+    def now_s(self) -> float: ...
+    def control(self, endpoint: int = -1, request: int = -1) -> int: ...
 
 
 class SimulatedEndpoint(NamedTuple):
@@ -31,7 +44,7 @@ class SimulatedEndpoint(NamedTuple):
 class SimulatedFleet:
     """*simulation* as a `control.fleet.Fleet`; rows are its requests."""
 
-    def __init__(self, simulation: "Simulation") -> None:
+    def __init__(self, simulation: Simulated) -> None:
         self.simulation, cluster = simulation, simulation.cluster
         self.models, self.requests = cluster.models, simulation.requests
         self._own = len(cluster.endpoints)

@@ -38,7 +38,7 @@ class Fleet(Live):
     def submit(self, *, interactive=False, deadline_s=24 * HOUR_S, region="east", **more):
         number, self.count = self.count, self.count + 1
         self.dispatcher.take(
-            port.Submit(
+            port.Asked(
                 number, f"r{number}", "m", region, tenant_id=1, priority=0 if interactive else 1, due_s=None,
                 arrived_at=self.now_s, arrived_s=self.now_s, prompt_tokens=8, predicted_tokens=8, max_tokens=None,
                 sequences=1, streamed=True, deadline_s=None if interactive else deadline_s,

@@ -106,7 +106,7 @@ class World:
             "max_tokens": None,
         }
         given |= {"sequences": 1, "streamed": True, "slo_class": "c"}
-        submitted = port.Submit(
+        submitted = port.Asked(
             number=number, request_id=f"r{number}", region="east", tenant_id=1, arrived_at=self.now_s,
             arrived_s=self.now_s, **given | {"application": "app", "run": "run", "unit": "u"} | fields,
         )  # fmt: skip
@@ -186,8 +186,8 @@ def placed(world):
 
 def with_tokens(world):
     number = placed(world)
-    world.send(port.Progress(((number, 1),)))
-    world.send(port.Progress(((number, 45),)))  # more than was predicted
+    world.send(port.Advanced(((number, 1),)))
+    world.send(port.Advanced(((number, 45),)))  # more than was predicted
     return number
 
 
@@ -207,7 +207,7 @@ def evicted(world):
 def on_spot(world):
     number = world.submit(interactive=False, opportunistic=True, evictable=True)
     assert world.placed[number].instance == "i3"
-    world.send(port.Progress(((number, 3),)))
+    world.send(port.Advanced(((number, 3),)))
     return number
 
 
@@ -445,7 +445,7 @@ def test_a_request_that_only_the_gateway_knows_is_refused_when_it_is_to_be_place
     for unknown in (
         port.Left(99),
         port.Finished(99, 3),
-        port.Progress(((99, 3),), ((99, 0.1),)),
+        port.Advanced(((99, 3),), ((99, 0.1),)),
         port.Prefix(99, (), 0),
     ):
         world.send(unknown)
@@ -491,7 +491,7 @@ CALLS = {
     "submit": lambda world: world.submit(),
     "submit, held": lambda world: world.submit(interactive=False, priority=1),
     "submit, with an adapter": lambda world: world.submit(adapter="a"),
-    "progress": lambda world: world.send(port.Progress(((0, 2),))),
+    "progress": lambda world: world.send(port.Advanced(((0, 2),))),
     "finished": lambda world: world.send(port.Finished(0, 5)),
     "left": lambda world: world.send(port.Left(0)),
     "again": lambda world: world.send(port.Left(0, again=True)),

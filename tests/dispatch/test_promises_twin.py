@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from controlplane.dispatch.port import Admission, Held, Submit, Waiting
+from controlplane.dispatch.port import Admission, Asked, Held, Waiting
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.held import HELD
@@ -34,9 +34,9 @@ class AtLiveDoor(Live):
         take, chat = self.dispatcher.take, fleet.classes[0]
 
         def submit(record):
-            if isinstance(record, Submit) and not record.interactive:
+            if isinstance(record, Asked) and not record.interactive:
                 record = replace(record, slo_class=BATCH.slo_class)
-            elif isinstance(record, Submit):
+            elif isinstance(record, Asked):
                 fallbacks = (BATCH,) if chat.if_unreachable == DEGRADE else ()
                 record = replace(record, slo_class="chat", if_unreachable=chat.if_unreachable, fallbacks=fallbacks)
             take(record)

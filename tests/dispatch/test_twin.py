@@ -15,7 +15,7 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Rerouted, Submit, Warm
+from controlplane.dispatch.port import Advanced, Asked, Evict, Finished, Left, Placed, Refused, Rerouted, Warm
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.client import upstream_priority
 from controlplane.tuning.selectors import without_rows
@@ -155,7 +155,7 @@ class Live:
         hashes = self.hashes.get(number, ())
         self.output[number], self.came[number] = output, 0
         self.dispatcher.take(
-            Submit(
+            Asked(
                 number,
                 str(number),
                 model,
@@ -230,7 +230,7 @@ class Live:
             for request_id in step.emitted:
                 self.came[int(request_id)] += 1
             came = ((int(request_id), self.came[int(request_id)]) for request_id in step.emitted)
-            self.dispatcher.take(Progress(tuple(came)))
+            self.dispatcher.take(Advanced(tuple(came)))
             for request_id in step.finished:
                 self.leaving.discard(int(request_id))
                 self.dispatcher.take(Finished(int(request_id), self.output[int(request_id)]))

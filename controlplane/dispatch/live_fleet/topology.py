@@ -23,7 +23,7 @@ from controlplane.dispatch.live_fleet.inventory import (
     ModelSpec,
     SwapGroupSpec,
 )  # fmt: skip
-from controlplane.dispatch.port import Submit, WeightedTargets
+from controlplane.dispatch.port import Asked, WeightedTargets
 from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.tuning.selectors import Values
@@ -72,7 +72,7 @@ class Estimate:
 
 
 class Request(Struct, eq=False):
-    asked: Submit
+    asked: Asked
     predicted_tokens: int  # possible output
     endpoint: Endpoint  # where it waits or runs
     row: int = -1  # in the request table
@@ -80,11 +80,11 @@ class Request(Struct, eq=False):
     group: int = -1  # number of its last request group
     run: int = -1  # number of its application run, -1 for none
     adapter: int = -1  # number of its LoRA adapter, -1 for none
-    blocks: NDArray[np.int64] | None = None  # `Submit.token_blocks`, while an instance holds a copy of each for it
+    blocks: NDArray[np.int64] | None = None  # `Asked.token_blocks`, while an instance holds a copy of each for it
     adapter_tier: int = 0  # where that was when it was placed last: `routing.adapters`
     unload: tuple[str, ...] = ()  # adapters that leave its instance for that
     standing: Standing | None = None  # of its run, as of when it was queued or the run's rank was refreshed
-    queue_key_s: float = 0.0  # there, on the clock of `Submit.arrived_at`
+    queue_key_s: float = 0.0  # there, on the clock of `Asked.arrived_at`
     replica: Replica | None = None
     attempts: int = 0
     evictions: int = 0  # attempts that ended by eviction
@@ -159,7 +159,7 @@ class Endpoint:
         """Whether its instances are donated: it serves opportunistic requests alone."""
         return self.base is not None
 
-    def count_demand(self, asked: Submit, now_s: float) -> None:
+    def count_demand(self, asked: Asked, now_s: float) -> None:
         """Count the tokens of *asked*, whose caller prefers this endpoint, wherever it is served.
 
         Only interactive classes: forecasts cover those, and demand is compared with them (SageServe 6.4, 6.5.1).
