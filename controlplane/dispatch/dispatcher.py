@@ -27,7 +27,7 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replic
 from controlplane.dispatch.observation import Demand
 from controlplane.dispatch.outcomes import Outcomes
 from controlplane.dispatch.placement import Placement, none_serves
-from controlplane.dispatch.prewarming import Prewarming
+from controlplane.dispatch.prewarming import LivePrewarming
 from controlplane.dispatch.promises import Promises
 from controlplane.dispatch.prompt_blocks import PromptBlocks
 from controlplane.dispatch.reordering import Ask, Reordering
@@ -63,8 +63,6 @@ class Dispatcher:
         self.suspects = Suspects(topology, clock)
         self.outcomes = Outcomes(topology, self.queue, clock, self.suspects.died)
         self.waits = Waits(topology, self.queue, clock)
-        self.runs = ApplicationRuns(topology, self.queue, self._produced, self.placement.pump)
-        self.prewarming = Prewarming(topology, self.queue, self.runs, clock, deliver)
         self.adapters = Adapters(topology)
         self.spot = Spot(self, self.queue)
         self.fallbacks = Fallbacks(self, self.queue, self.placement, self.waits)
@@ -74,10 +72,13 @@ class Dispatcher:
             topology,
             self.queue,
             self.table,
+            deliver,
             enqueue=self.guarded(self._enqueue),
             expire=self.guarded(self._expire),
             spot_with_room=self.spot.with_room,
         )
+        self.runs = ApplicationRuns(self.fleet, self.placement.pump)
+        self.prewarming = LivePrewarming(self.fleet, self.runs)
         self.holding = HeldRequests(self.fleet, deliver)
         acting = self.queue, self.placement, self.waits, self.holding
         self.sweeping = Sweeping(self, *acting, self.fallbacks)
@@ -449,11 +450,6 @@ class Dispatcher:
 
     def is_open(self, request: Request) -> bool:
         return request.asked.number in self._requests
-
-    def _produced(self, number: int) -> int:
-        """Return the output tokens so far of request *number*; 0 if no instance has it."""
-        request = self._requests.get(number)
-        return request.output_tokens if request is not None and request.replica is not None else 0
 
     def calls_of(self, application: tuple[int, str], run: str) -> list[Request]:
         """Return the open calls of a run."""

@@ -1,6 +1,7 @@
 """The live fleet as the concerns of `scheduling.control` see it and act on it: `control.fleet.Fleet` over the dispatcher."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -8,12 +9,21 @@ from numpy.typing import NDArray
 
 from controlplane.dispatch.live_fleet.request_table import LiveRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
-from controlplane.dispatch.port import Asked
+from controlplane.dispatch.port import Asked, Deliver, Warm, WarmPrefix
 from controlplane.dispatch.waiting_queue import WaitingQueue
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
+from scheduling.applications.prewarming import Warmable
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.fleet.carried import OUTPUT, PROMPT
 from scheduling.queueing.held_work import Release
+from scheduling.queueing.ordering import Standing
 from scheduling.queueing.waiting_set import WaitingArrays
+from scheduling.routing.prefix_affinity import Affinity
+
+WAKE_S: Final = 5.0
+"""Taken for waking an instance that shares no GPUs; those that do have measured times."""
+START_S: Final = 5.0
+"""Taken for what another platform does to warm a backend (`controlplane.applications.warming`)."""
 
 
 class LiveFleet:
@@ -24,12 +34,15 @@ class LiveFleet:
         topology: Topology,
         queue: WaitingQueue,
         requests: LiveRequests,
+        deliver: Deliver,
         *,
         enqueue: Callable[[Request, Endpoint], None],
         expire: Callable[[Request], None],
         spot_with_room: Callable[[Asked], Endpoint | None],
     ) -> None:
-        self.topology, self.waiting_queue, self.requests = topology, queue, requests
+        self.topology, self.waiting_queue, self.requests, self._deliver = topology, queue, requests, deliver
+        self.backends: Collection[str] = ()
+        """Containers and DNN models that are kept warm, by name."""
         self._enqueue, self._expire, self._spot_with_room = enqueue, expire, spot_with_room
 
     @property
@@ -49,6 +62,10 @@ class LiveFleet:
         return self.waiting_queue.arrays
 
     @property
+    def affinity(self) -> Affinity:
+        return self.waiting_queue.affinity
+
+    @property
     def endpoints(self) -> Sequence[Endpoint]:
         return self.topology.endpoints
 
@@ -57,6 +74,13 @@ class LiveFleet:
         request = self.requests.of[row]
         assert request is not None
         return request
+
+    def row_at(self, slot: int) -> int:
+        return self.waiting_queue.at(slot).row
+
+    def preferred(self, model: str, region: str) -> int:
+        candidates = self.topology.candidates(model, region)
+        return int(candidates[0]) if candidates.size else -1
 
     def serves(self, endpoint: int) -> bool:
         return self.topology.serves(self.topology.endpoints[endpoint])
@@ -87,6 +111,46 @@ class LiveFleet:
             rows[at, 4 + other] += request.asked.sequences
         return rows
 
+    def produced(self, rows: Collection[int] | None = None) -> Callable[[int], int]:
+        return self._produced
+
+    def _produced(self, row: int) -> int:
+        request = self.requests.of[row] if row >= 0 else None
+        return request.output_tokens if request is not None and request.replica is not None else 0
+
+    def record_standing(self, rows: Sequence[int], standing: Standing) -> None:
+        for row in rows:
+            self.request(row).standing = standing
+
+    @property
+    def prewarm_k(self) -> float:
+        return self.topology.tuned.PREWARM_K
+
+    @property
+    def any_cold(self) -> bool:
+        return bool(self.topology.adapter_names or self.backends)
+
+    def system_prompt(self, row: int) -> int | None:
+        return system_prompt(self.request(row).asked)
+
+    def warm_s(self, kind: str, name: str) -> float | None:
+        return START_S if name in self.backends else None
+
+    def sleeping(self) -> dict[int, float]:
+        wakes_s, replicas = dict[int, float](), self.topology.replicas.values()
+        for one in replicas:
+            if one.spec.state == InstanceState.SLEEPING:
+                wakes_s[one.endpoint.index] = WAKE_S
+        for group in self.topology.swap_groups:
+            for member in group.members:
+                endpoint = self.topology.endpoint(member.model, member.region)
+                if endpoint is not None:
+                    wakes_s[endpoint.index] = member.swap_s
+        for one in replicas if wakes_s else ():
+            if one.spec.state in PRESENT:
+                wakes_s.pop(one.endpoint.index, None)
+        return wakes_s
+
     def queue(self, row: int, endpoint: int, release: Release | None = None) -> None:
         request = self.request(row)
         if release is not None:
@@ -97,3 +161,17 @@ class LiveFleet:
 
     def expire(self, row: int) -> None:
         self._expire(self.request(row))
+
+    def warm(self, instance: int, target: Warmable, leaves: int = -1, *, again: bool = False) -> None:
+        topology, spec, number = self.topology, self.topology.by_slot[instance].spec, cast("int", target.name)
+        server = spec.name, spec.state_changed_at, spec.url, spec.api_key
+        if target.kind == "prefix":
+            self._deliver(WarmPrefix(*server, number))
+            return
+        name, unload = topology.adapter_names[number], (topology.adapter_names[leaves],) if leaves >= 0 else ()
+        self._deliver(Warm(*server, name, topology.adapter_source(name), unload, again))
+
+
+def system_prompt(asked: Asked) -> int | None:
+    """Return the hash that stands for the system prompt of *asked*, that of its last whole block."""
+    return asked.prefix_hashes[asked.system_blocks - 1] if asked.system_blocks else None

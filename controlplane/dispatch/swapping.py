@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
-from controlplane.dispatch.prewarming import Prewarming
+from controlplane.dispatch.prewarming import LivePrewarming
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from scheduling.queueing.groups import NONE, put_first
@@ -43,7 +43,7 @@ class Swapping:
         topology: Topology,
         queue: WaitingQueue,
         pump: Callable[[Endpoint], None],
-        prewarming: Prewarming | None = None,
+        prewarming: LivePrewarming | None = None,
     ) -> None:
         self.topology = topology
         self._queue = queue

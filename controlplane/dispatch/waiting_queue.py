@@ -33,7 +33,6 @@ from scheduling.queueing.ordering import (
     QLM,
     SLACK,
     VTC,
-    Standing,
     due_in_run,
     first_due_s,
     queue_key,
@@ -85,8 +84,7 @@ class WaitingQueue(Stage):
 
     def follows_runs(self, endpoint: Endpoint) -> bool:
         """Whether requests for *endpoint* are ordered by their application runs."""
-        policy = endpoint.spec.policy
-        return follows_runs(ORDERINGS[policy.ordering], GROUP_ORDERS[policy.group_order])
+        return follows_runs(endpoint.spec.policy)
 
     @property
     def group_count(self) -> int:
@@ -189,12 +187,6 @@ class WaitingQueue(Stage):
             self.arrays = grow_waiting(self.arrays, self.arrays.key.size, tenants=2 * (number + 1))
         self.arrays.shares.weight[number] = self.weight(asked)
         return number
-
-    def note_standing(self, run: int, standing: Standing) -> None:
-        """Note where *run* stands with its waiting requests, for the decision trace and for moves."""
-        arrays = self.arrays
-        for slot in np.flatnonzero((arrays.run == run) & (arrays.position >= 0)).tolist():
-            self._held[slot].standing = standing
 
     def _share_queues(self) -> None:
         """Share one virtual queue among instances on the same GPUs.

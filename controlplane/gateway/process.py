@@ -307,7 +307,7 @@ class Gateway:
         self.requests.report()
         if not self.owns():
             self.requests.stand_by()
-        self.dispatcher.prewarming.look_on()
+        self.dispatcher.prewarming.control.refresh_likely()
         if self.topology.changed.is_set():
             self.topology.changed.clear()
             self.dispatcher.pump_all()

@@ -33,9 +33,9 @@ from scheduling.applications.remaining import (
     remaining,
 )
 from scheduling.compiled import uncompiled
-from scheduling.queueing.groups import BY_RANK
-from scheduling.queueing.ordering import BY_RUN, HERMES, QLM, Standing, run_key
-from scheduling.queueing.waiting_set import WaitingArrays, rekey, rerank
+from scheduling.policy import EndpointPolicy
+from scheduling.queueing.groups import BY_RANK, GROUP_ORDERS
+from scheduling.queueing.ordering import BY_RUN, ORDERINGS, QLM, Standing, run_key
 
 SAMPLES: Final = 200
 """Walks of the demand graph when a call comes."""
@@ -204,7 +204,7 @@ class Run:
     changed: bool = True
     """Whether a step has ended since its service was drawn."""
 
-    def come(self, call: RunCall, now_s: float) -> None:
+    def arrive(self, call: RunCall, now_s: float) -> None:
         """Take in *call*, which opens a step or joins one."""
         if call.unit in SESSION_UNITS:
             self.idle_s = SESSION_IDLE_S
@@ -358,8 +358,8 @@ class Standings:
         self._of_call: dict[int, Run] = {}
         self._numbers = 0
 
-    def come(self, call: RunCall, now_s: float) -> Run:
-        """Return the run of *call*, which comes now; its service is to be drawn (`stand`)."""
+    def arrive(self, call: RunCall, now_s: float) -> Run:
+        """Return the run of *call*, which comes now; its service is to be drawn (`refreshed`)."""
         if (known := self._of_call.get(call.request)) is not None:
             return known  # it waits again
         key = call.application, call.run
@@ -373,7 +373,7 @@ class Standings:
             self._numbers += 1
         if math.isnan(run.due_s):
             run.due_s, run.weight = run.began_s + call.due_in_s, call.weight
-        run.come(call, now_s)
+        run.arrive(call, now_s)
         run.heard_s = now_s
         self._of_call[call.request] = run
         return run
@@ -405,11 +405,11 @@ class Standings:
             one = calls[at]
             if kind == 1:
                 past = RunCall(-1 - at, application, name, one.unit, one.prompt_tokens, 0, one.rate)
-                run.come(past, moment_s)
+                run.arrive(past, moment_s)
             else:
                 run.end(-1 - at, one.output_tokens, one.ended_s)
         for request, (step, call) in known.calls.items() if known is not None else ():
-            run.come(call, step.began_s)
+            run.arrive(call, step.began_s)
             self._of_call[request] = run
         self.runs[application, name] = self.by_number[run.number] = run
         return run
@@ -434,7 +434,7 @@ class Standings:
         """Whether any call is open."""
         return bool(self._of_call)
 
-    def stand(self, run: Run, now_s: float, produced: Callable[[int], int] | None = None) -> Standing:
+    def refreshed(self, run: Run, now_s: float, produced: Callable[[int], int] | None = None) -> Standing:
         """Return the standing of *run*, drawn again if a call came or ended since, or its step has gathered its calls."""
         if run.changed or run.whole_s is None or now_s >= run.gathered_s:
             run.draw(self.graphs.get(run.application), now_s, self.reading.buckets)
@@ -457,47 +457,13 @@ class Standings:
             del self._of_call[request]
 
 
-def rekey_run(
-    waiting: WaitingArrays,
-    run: int,
-    standing: Standing,
-    orderings: NDArray[np.int64],
-    stretches: NDArray[np.float64],
-) -> int:
-    """Give the waiting requests of *run* the keys of its *standing*, or ranks inside their request groups, where orders are
-    by run; return the number that changed.
-
-    *orderings* and *stretches* are those of endpoints.
-    """
-    slots = np.flatnonzero((waiting.run == run) & (waiting.position >= 0))
-    changed = 0
-    for slot in slots.tolist():
-        endpoint = int(waiting.endpoint[slot])
-        ordering, stretch = int(orderings[endpoint]), float(stretches[endpoint])
-        if ordering in BY_RUN:
-            key = key_in_run(ordering, standing, int(waiting.priority[slot]), stretch)
-            changed += key != waiting.key[slot]
-            rekey(waiting, slot, key)
-        elif follows_runs(ordering, int(waiting.groups.within[endpoint])):
-            rank = key_in_run(HERMES, standing, 0, stretch)
-            changed += rank != waiting.rank[slot]
-            rerank(waiting, slot, rank)
-    return changed
-
-
-def follows_runs(ordering: int, within: int) -> bool:
-    """Whether an endpoint of *ordering*, whose request groups leave by *within*, orders by application run."""
-    return ordering in BY_RUN or (ordering == QLM and within == BY_RANK)
+def follows_runs(policy: EndpointPolicy) -> bool:
+    """Whether an endpoint of *policy* orders by application run: its requests, or those inside request groups."""
+    ordering = ORDERINGS[policy.ordering]
+    return ordering in BY_RUN or (ordering == QLM and GROUP_ORDERS[policy.group_order] == BY_RANK)
 
 
 def key_in_run(ordering: int, standing: Standing, priority: int, stretch: float) -> float:
     """Return the queue key of a request whose run has that *standing*."""
     began_s, due_s, rank_s, mean_s, worst_s, _ = standing
     return uncompiled(run_key)(ordering, began_s, due_s, priority, rank_s, mean_s, worst_s, stretch)
-
-
-def runs_waiting(waiting: WaitingArrays, endpoints: NDArray[np.bool_]) -> list[int]:
-    """Return the runs with requests that wait for one of *endpoints* (a mask)."""
-    there = (waiting.run >= 0) & (waiting.position >= 0)
-    slots = np.flatnonzero(there)
-    return np.unique(waiting.run[slots[endpoints[waiting.endpoint[slots]]]]).tolist()  # type: ignore[no-any-return]

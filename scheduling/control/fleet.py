@@ -4,18 +4,21 @@ Its bindings are `controlplane.dispatch.fleet`, over the dispatcher, and `schedu
 compiled world. A concern keeps what it alone knows; arrays, requests and time belong to the fleet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.applications.prewarming import Warmable
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.held_work import Release
+from scheduling.queueing.ordering import Standing
 from scheduling.queueing.waiting_set import WaitingArrays
+from scheduling.routing.prefix_affinity import Affinity
 
 
 class RequestTable(Protocol):
@@ -51,6 +54,9 @@ class Endpoint(Protocol):
     def profile(self) -> Profile: ...
     @property
     def front_end(self) -> FrontEnd: ...
+    @property
+    def prewarm_share(self) -> float:
+        """Most of an instance's time that computing system prompts early may take (`applications.system_prompts`)."""
 
 
 class Fleet(Protocol):
@@ -76,7 +82,17 @@ class Fleet(Protocol):
     def endpoints(self) -> Sequence[Endpoint]:
         """By number; of donated instances, too."""
 
+    @property
+    def affinity(self) -> Affinity:
+        """The index of cached prefixes."""
+
     # Reading
+
+    def row_at(self, slot: int) -> int:
+        """Return the row of the request that waits in *slot* of the waiting set."""
+
+    def preferred(self, model: str, region: str) -> int:
+        """Return the endpoint of *model* that callers in *region* prefer; -1 for none."""
 
     def serves(self, endpoint: int) -> bool:
         """Whether *endpoint* gets requests; False for one of donated instances, which opportunistic ones alone reach."""
@@ -92,6 +108,35 @@ class Fleet(Protocol):
         were given a request, and the smoothed lengths of the prompts and outputs that they were given, summed.
         """
 
+    # Application runs
+
+    def produced(self, rows: Collection[int] | None = None) -> Callable[[int], int]:
+        """Return a function of rows, of *rows* alone if given, that returns the output tokens so far of each whose request
+        an instance has, and 0 of others and for negative numbers. It is valid until time passes.
+        """
+
+    def record_standing(self, rows: Sequence[int], standing: Standing) -> None:
+        """Record the standing of the run of the requests of *rows*."""
+
+    # Prewarming
+
+    @property
+    def prewarm_k(self) -> float:
+        """The least effectiveness for which a likely call is prewarmed (`applications.prewarming.start_in_s`)."""
+
+    @property
+    def any_cold(self) -> bool:
+        """Whether adapters, containers or DNN models can be cold."""
+
+    def system_prompt(self, row: int) -> Hashable | None:
+        """Return the name of the system prompt of the request of *row*, None without one that can be cached."""
+
+    def warm_s(self, kind: str, name: str) -> float | None:
+        """Return the seconds to warm the backend *name*, a container or DNN model; None where it is not kept warm."""
+
+    def sleeping(self) -> Mapping[int, float]:
+        """Return the seconds to wake an instance of each endpoint that has none awake or starting, where one sleeps."""
+
     # Acting
 
     def queue(self, row: int, endpoint: int, release: Release | None = None) -> None:
@@ -99,3 +144,8 @@ class Fleet(Protocol):
 
     def expire(self, row: int) -> None:
         """Refuse the request of *row*, which was held too long, or hold it on."""
+
+    def warm(self, instance: int, target: Warmable, leaves: int = -1, *, again: bool = False) -> None:
+        """Warm an adapter, which *instance* has in CPU memory or not (*again*) and for which the adapter *leaves* it, or a
+        system prompt there.
+        """

@@ -18,8 +18,7 @@ from scheduling.queueing.ordering import QLM, VTC
 from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, settle
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
-from scheduling.simulation.application_runs import LOOK_S as RANK_LOOK_S
-from scheduling.simulation.application_runs import ApplicationRuns
+from scheduling.simulation.application_runs import ReleasedCalls
 from scheduling.simulation.at_door import CHANGED as CHANGED_AT_DOOR
 from scheduling.simulation.at_door import Door
 from scheduling.simulation.cluster import loop
@@ -120,9 +119,9 @@ class Simulation:
         may_hold = judges and not all(terms.interactive for terms in cluster.classes)
         self.holding = HeldArrivals(self.bound, *of_fork) if may_hold or (requests.held & HELD).any() else None
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
-        self.runs = None if runs is None else ApplicationRuns(cluster, requests, runs, world)
+        self.runs = None if runs is None else ReleasedCalls(self.bound, runs)
         """Application runs, if there are any."""
-        prewarming = SimulatedPrewarming(cluster, requests, self.runs, self.lives)
+        prewarming = SimulatedPrewarming(self.bound, self.runs)
         self.prewarming = prewarming if prewarming.needed else None
         """Prewarming, if there is anything that can be cold."""
         if state is not None:
@@ -217,11 +216,11 @@ class Simulation:
                 self.runs.release_next(self.world, self.now_s, self._arrive)
             elif reason == loop.UNTIL and self.runs is not None and rank_s < np.inf and stop_s == rank_s:
                 self.control()
-                for endpoint in self.runs.refresh_ranks(self.world, self.now_s):
+                for endpoint in self.runs.refresh_ranks():
                     self.control(endpoint)
             elif reason == loop.UNTIL and self.prewarming is not None and warm_s < np.inf and stop_s == warm_s:
                 self.control()
-                self.prewarming.look(self.world, self.now_s)
+                self.prewarming.act(self.world, self.now_s)
             elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
                 self.holding.act(self.world)
             elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:
@@ -237,14 +236,13 @@ class Simulation:
                 return Pause(reason)
 
     def _runs_s(self) -> tuple[float, float]:
-        """Return when ranks of application runs are looked at next, and when the next request of one comes."""
+        """Return when ranks of application runs are refreshed next, and when the next request of one arrives."""
         if self.runs is None:
             return np.inf, np.inf
         comes_s = max(self.runs.next_s(), self.now_s)
         # Without further arrivals or events, waiting requests wait for ever, in any order.
         moves = comes_s < np.inf or self.world.events.time_s.item(1) < np.inf or self.arrived < self.requests.count
-        looks = moves and self.runs.by_run and self.runs.active
-        return (self.now_s // RANK_LOOK_S + 1) * RANK_LOOK_S if looks else np.inf, comes_s
+        return self.runs.refresh_s(self.now_s) if moves else np.inf, comes_s
 
     def _arrive(self, request: int) -> None:
         """Let *request* arrive: one of an application run, or one for which fallbacks were asked."""

@@ -31,7 +31,7 @@ def one_connection(monkeypatch):
 
 
 def dispatcher():
-    return Dispatcher(Topology(), lambda: 100.0, deliver=lambda record: None)
+    return Dispatcher(Topology(), lambda: 0.0, deliver=lambda record: None)
 
 
 def feeder(dispatcher, owns=lambda: True):
@@ -47,13 +47,15 @@ def test_a_second_process_goes_by_what_the_first_one_saw(acme, application, runn
         async_to_sync(feeder(each).tick)(0.0)
     key, runs = (acme.pk, "review"), first.runs.standings
     assert key in second.runs.graphs
-    runs.come(RunCall(0, key, "now", "write", 300, 9, RATE), -written.began_s)
+    runs.arrive(RunCall(0, key, "now", "write", 300, 9, RATE), -written.began_s)
     runs.end(0, written.output_tokens, -written.ended_s)
 
     assert async_to_sync(feeder(second).resume)(0.0) == 1
     before, after = (
-        each.runs.standings.stand(
-            each.runs.standings.come(RunCall(1, key, "now", "review", 2 * written.output_tokens, 9, RATE, 600.0), 0.0),
+        each.runs.standings.refreshed(
+            each.runs.standings.arrive(
+                RunCall(1, key, "now", "review", 2 * written.output_tokens, 9, RATE, 600.0), 0.0
+            ),
             0.0,
         )
         for each in (first, second)

@@ -79,7 +79,7 @@ async def test_both_clocks_prewarm_adapters_alike():
     live.serve(fleet, requests, runs)
     result = Simulation(fleet, requests, decisions=True, runs=runs).run()
     assert_alike(live, result)
-    counts = live.dispatcher.prewarming.adapters.counts
+    counts = live.dispatcher.prewarming.counts["adapter"]
     assert live.warmed == counts["warmed"]
     assert {name: result.counters[f"prewarmed_{name}"] for name in counts} == dict(counts)
     assert min(counts["used"], counts["wasted"]) > 0

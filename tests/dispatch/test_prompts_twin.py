@@ -9,7 +9,7 @@ import pytest
 from controlplane.dispatch.port import PrefixWarmed, WarmPrefix
 from scheduling.applications.demand_graph import DemandGraph
 from scheduling.applications.standings import KnownGraph
-from scheduling.applications.system_prompts import PromptPrewarming
+from scheduling.control.system_prompts import PromptPrewarming
 from scheduling.routing.prefix_affinity import recorded
 from scheduling.simulation.engine.reference import ReferenceEngine
 from scheduling.simulation.simulator import Simulation
@@ -142,15 +142,15 @@ async def test_both_clocks_warm_system_prompts_alike(monkeypatch, adapters, shar
     requests = make_requests(
         arrival_s, prompt, output, region=region, run=run_of, adapter=adapter, prefix_blocks=blocks
     )
-    placed, place = [], PromptPrewarming.place
+    placed, warm_prompt = [], PromptPrewarming._warm
 
-    def note(self, fleet, endpoints, affinity, endpoint, name, *more):
-        instance = place(self, fleet, endpoints, affinity, endpoint, name, *more)
-        if instance >= 0:
-            placed.append((more[-1], endpoint, instance, self.known[name].blocks))
-        return instance
+    def recorded_warm(self, endpoint, name):
+        before = set(self.warming)
+        warm_prompt(self, endpoint, name)
+        for instance in set(self.warming) - before:
+            placed.append((self.fleet.now_s, endpoint, instance, self.known[name].blocks))
 
-    monkeypatch.setattr(PromptPrewarming, "place", note)
+    monkeypatch.setattr(PromptPrewarming, "_warm", recorded_warm)
     live = PromptedLive(fleet)
     live.hashes = dict(enumerate(blocks))
     for number in range(versions):
@@ -161,7 +161,7 @@ async def test_both_clocks_warm_system_prompts_alike(monkeypatch, adapters, shar
 
     assert placed == of_live
     assert_alike(live, result)
-    counts = live.dispatcher.prewarming.prompts.time.counts
+    counts = live.dispatcher.prewarming.counts["prefix"]
     assert {name: result.counters[f"prefix_{name}"] for name in counts} == dict(counts)
     assert min(counts["used"], counts["wasted"]) > 0
     assert len({instance for _, _, instance, _ in placed}) > 2

@@ -9,10 +9,12 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from controlplane.dispatch.fleet import LiveFleet
 from controlplane.dispatch.live_fleet import inventory
+from controlplane.dispatch.live_fleet.request_table import LiveRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.prewarming import Prewarming
+from controlplane.dispatch.prewarming import LivePrewarming
 from controlplane.dispatch.runs import ApplicationRuns
 from controlplane.dispatch.swapping import Swapping
 from controlplane.dispatch.waiting_queue import WaitingQueue
@@ -364,8 +366,10 @@ class TestGateway:
 
     def test_a_model_that_will_probably_be_called_is_woken_while_the_gpus_are_idle(self, world, topology):
         queue = queue_of(topology, lambda one: 0)
-        runs = ApplicationRuns(topology, queue, lambda number: 0, lambda endpoint: None)
-        prewarming = Prewarming(topology, queue, runs, lambda: 0.0, lambda record: None)
+        nothing = {"enqueue": None, "expire": None, "spot_with_room": None}
+        fleet = LiveFleet(topology, queue, LiveRequests(), lambda record: None, **nothing)
+        runs = ApplicationRuns(fleet, lambda endpoint: None)
+        prewarming = LivePrewarming(fleet, runs)
         swapping = Swapping(topology, queue, lambda endpoint: None, prewarming)
         awake, target = (topology.endpoint(name, "us-east") for name in ("llama-3.1-8b", "model-b"))
         units = {name: Backend("llm", model) for name, model in (("plan", "llama-3.1-8b"), ("write", "model-b"))}
@@ -374,9 +378,9 @@ class TestGateway:
             DemandGraph("review", units, [record] * 10), dict.fromkeys(units, RATE)
         )
         plan = RunCall(0, (1, "review"), "run-1", "plan", 10, 5, RATE, endpoint=awake.index)
-        runs.standings.come(plan, 0.0)
+        runs.standings.arrive(plan, 0.0)
         prewarming.sweep()
-        (call,) = prewarming.likely
+        (call,) = prewarming.control.likely
         assert (call.target.kind, call.target.name, call.target.endpoint) == ("model", "model-b", target.index)
         assert list(swapping.wanted(0.0, time.time())) == [
             (world.rows["b"].pk, "Prewarming: write will probably follow.")

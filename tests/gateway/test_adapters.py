@@ -212,7 +212,7 @@ async def test_adapters_of_waiting_requests_are_loaded_meanwhile(adapted):
     assert [status for status, _ in await asyncio.gather(first, second)] == [200] * 2
     rows = {row.trace[0]["adapter"]["name"]: row.trace[0]["adapter"]["was"] for row in await adapted.rows()}
     assert rows == {"sql": "not loaded", "poet": "on the GPU"}
-    counts = adapted.gateway.dispatcher.prewarming.adapters.counts
+    counts = adapted.gateway.dispatcher.prewarming.counts["adapter"]
     assert (counts["warmed"], counts["used"], counts["wasted"]) == (1, 1, 0)
 
 

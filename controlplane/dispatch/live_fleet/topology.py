@@ -155,6 +155,10 @@ class Endpoint:
         return self.spec.front_end
 
     @property
+    def prewarm_share(self) -> float:
+        return self.spec.tuned.PREWARM_SHARE
+
+    @property
     def is_spot(self) -> bool:
         """Whether its instances are donated: it serves opportunistic requests alone."""
         return self.base is not None

@@ -27,7 +27,6 @@ from scheduling.fleet.state import (
     WaitingRequest,
 )
 from scheduling.policy import EndpointPolicy
-from scheduling.queueing.groups import GROUP_ORDERS
 from scheduling.queueing.held import OPPORTUNISTIC
 from scheduling.queueing.ordering import (
     BY_RUN,
@@ -406,7 +405,7 @@ class _Forking:
                 policy.ordering_stretch,
             )
         )
-        if standing is not None and follows_runs(ordering, GROUP_ORDERS[policy.group_order]):
+        if standing is not None and follows_runs(policy):
             return float(due_in_run(own, arrival_s, standing.due_s, standing.worst_s))
         return own
 
