@@ -13,8 +13,8 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
 from controlplane.dispatch.runs import ApplicationRuns
 from controlplane.dispatch.stages import Arrival, Stage
 from scheduling.applications.prewarming import LikelyCall
-from scheduling.applications.system_prompts import Prompt
 from scheduling.control.prewarming import Prewarming
+from scheduling.control.system_prompts import Prompt
 
 
 class LivePrewarming(Stage):

@@ -56,7 +56,7 @@ class Endpoint(Protocol):
     def front_end(self) -> FrontEnd: ...
     @property
     def prewarm_share(self) -> float:
-        """Most of an instance's time that computing system prompts early may take (`applications.system_prompts`)."""
+        """Most of an instance's time that computing system prompts early may take (`control.system_prompts`)."""
 
 
 class Fleet(Protocol):

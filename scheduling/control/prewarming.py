@@ -57,7 +57,7 @@ class Prewarming:
         self.fleet, self.runs, self.by = fleet, runs, by
         self.prompts = PromptPrewarming(fleet)
         self.counts = {kind: Counter[str](warmed=0, used=0, wasted=0) for kind in ("adapter", "model")}
-        self.counts["prefix"] = self.prompts.time.counts
+        self.counts["prefix"] = self.prompts.counts
         self.sleeping: Mapping[int, float] = {}
         """`Fleet.sleeping`, of this second."""
         self._likely: dict[int, tuple[int, list[LikelyCall]]] = {}
@@ -89,7 +89,7 @@ class Prewarming:
             self._unused.remove((instance, adapter))
             self.counts["adapter"]["used"] += 1
         if prompt is not None:
-            self.prompts.time.use(instance, prompt)
+            self.prompts.settle(instance, prompt, used=True)
 
     # Likely calls
 

@@ -5,24 +5,26 @@ A request for one token computes a prompt at an instance. Which prompts, where a
 """
 
 import math
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.applications.prewarming import AGAIN_S, MOST_WAITING, OPEN_S, LikelyCall, Warmable, nearest
-from scheduling.applications.system_prompts import PrefillTime, Prompt
 from scheduling.compiled import uncompiled
 from scheduling.control.fleet import Endpoint, Fleet
 from scheduling.fleet.arrays import at_once
+from scheduling.fleet.profile import Profile
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.adapters import ON_GPU, tier_of
-from scheduling.routing.prefix_affinity import learn, match, unmatch
+from scheduling.routing.prefix_affinity import covered, learn, match, unmatch
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
 
+BURST_S: Final = 30.0
+"""The share of an instance's time is kept over so long."""
 ANSWER_S: Final = 90.0
 """A request that warms a prompt is given up after so long."""
 SEEN_TWICE: Final = 2
@@ -31,6 +33,29 @@ MOST_PROMPTS: Final = 2_000
 MOST_UNITS: Final = 4_000
 CHECKED: Final = 256
 """Warm prompts that are looked up in the index at once, the oldest first."""
+
+
+class Prompt(NamedTuple):
+    """A system prompt as the index of prefixes knows it."""
+
+    blocks: tuple[int, ...]
+    """Hashes of its recorded blocks."""
+    block_tokens: int
+    model: str = ""
+    adapter: int = -1
+    """LoRA adapter, -1 for none; its blocks are of no use to another."""
+
+    @property
+    def tokens(self) -> int:
+        return self.tokens_of(len(self.blocks))
+
+    def tokens_of(self, count: int) -> int:
+        """Return the tokens of its first *count* recorded blocks."""
+        return int(uncompiled(covered)(count)) * self.block_tokens
+
+    def prefill_s(self, profile: Profile, cached: int = 0) -> float:
+        """Return the seconds to compute it where its first *cached* recorded blocks are cached."""
+        return float(profile.service_time_s(self.tokens - self.tokens_of(cached), 1))
 
 
 @dataclass(slots=True)
@@ -42,12 +67,19 @@ class Warming:
 
 
 class PromptPrewarming:
-    """System prompts by name. Call `record` when a call arrives, `time.use` when an instance is given it, and `act` once a
+    """System prompts by name. Call `record` when a call arrives, `settle` when an instance is given it, and `act` once a
     second; `end` once a prompt is computed. The last row of `Affinity.noted` must be spare.
+
+    Instances spend a share of their time, kept over `BURST_S`. `counts` has the prompts `warmed`, `used` and `wasted`.
     """
 
     def __init__(self, fleet: Fleet) -> None:
-        self.fleet, self.time = fleet, PrefillTime()
+        self.fleet = fleet
+        self.counts: Counter[str] = Counter(warmed=0, used=0, wasted=0)
+        self._left: dict[int, tuple[float, float]] = {}
+        """By instance: seconds left for prompts, and since when."""
+        self._unused: dict[tuple[int, Hashable], float] = {}
+        """Instances and prompts that no call has used, and when each was begun, the first one first."""
         self.known: OrderedDict[Hashable, Prompt] = OrderedDict()
         self.warming: dict[int, Warming] = {}
         """By instance."""
@@ -129,10 +161,28 @@ class PromptPrewarming:
         if not may:
             return
         instance = nearest(instances, may)
-        takes_s, running = prompt.prefill_s(terms.profile, may[instance]), int(instances.running[instance])
-        if self.time.take(instance, name, takes_s, running, terms.prewarm_share, fleet.now_s):
+        if self._spend(instance, prompt.prefill_s(terms.profile, may[instance]), terms.prewarm_share):
+            self.settle(instance, name, used=False)  # of an earlier time
+            self.counts["warmed"] += 1
+            self._unused[instance, name] = fleet.now_s
             self.warming[instance] = Warming(name, fleet.now_s + ANSWER_S)
             fleet.warm(instance, Warmable("prefix", name, endpoint))
+
+    def _spend(self, instance: int, takes_s: float, share: float) -> bool:
+        """Spend *takes_s* of the *share* of the time of *instance*, of which an idle one loses none; return whether any was
+        left.
+        """
+        now_s, most_s = self.fleet.now_s, share * BURST_S
+        left_s, since_s = self._left.get(instance, (most_s, now_s))
+        left_s = min(most_s, left_s + share * (now_s - since_s))
+        busy = self.fleet.instances.running[instance] > 0
+        self._left[instance] = left_s - takes_s * (left_s > 0.0 and busy), now_s
+        return left_s > 0.0
+
+    def settle(self, instance: int, prompt: Hashable, *, used: bool) -> None:
+        """Record that a call with *prompt* was given to *instance*, or that this has left it unused or was never there."""
+        if self._unused.pop((instance, prompt), None) is not None:
+            self.counts["used" if used else "wasted"] += 1
 
     def end(self, instance: int, *, failed: bool = False) -> None:
         """Record that *instance* has computed the prompt that it was warming, or has *failed* to."""
@@ -141,14 +191,14 @@ class PromptPrewarming:
             if len(self._failed) >= MOST_PROMPTS:
                 self._failed.clear()
             self._failed[name, instance] = self.fleet.now_s + AGAIN_S
-            self.time.waste(instance, name)
+            self.settle(instance, name, used=False)
         elif (prompt := self.known.get(name)) is not None:
             instances.placed_tokens[instance] += prompt.tokens
             learn(instances, affinity, int(instances.endpoint[instance]), self._written(prompt), instance)
 
     def _record_waste(self) -> None:
         """Record which prompts have left unused, or were not used for ten minutes."""
-        for instance, name, since_s in self.time.unused()[:CHECKED]:
+        for (instance, name), since_s in list(self._unused.items())[:CHECKED]:
             prompt, endpoint = self.known.get(name), int(self.fleet.instances.endpoint[instance])
             if prompt is not None and endpoint >= 0:
                 if instance in self.warming and self.warming[instance].prompt == name:
@@ -156,7 +206,7 @@ class PromptPrewarming:
                 fresh = self.fleet.now_s - since_s < OPEN_S
                 if fresh and self._near(endpoint, prompt).get(instance) == len(prompt.blocks):
                     continue
-            self.time.waste(instance, name)
+            self.settle(instance, name, used=False)
 
     def _is_cold(self, endpoint: int, name: Hashable, prompt: Prompt) -> bool:
         """Whether no instance of *endpoint* with room has *prompt* whole, by the index."""

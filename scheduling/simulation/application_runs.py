@@ -10,10 +10,10 @@ import numpy as np
 
 from scheduling.applications.demand_graph import Backend, ServiceRate, step_service_s
 from scheduling.applications.standings import KnownGraph, RunCall
-from scheduling.applications.system_prompts import Prompt
 from scheduling.applications.warm_pool import WarmBackend, WarmPool
 from scheduling.control.prewarming import Prewarming
 from scheduling.control.runs import REFRESH_S, Runs
+from scheduling.control.system_prompts import Prompt
 from scheduling.routing.adapters import ON_GPU, tier_of
 from scheduling.routing.prefix_affinity import recorded
 from scheduling.simulation.cluster.world import Outcome, World

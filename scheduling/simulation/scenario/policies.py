@@ -174,7 +174,7 @@ class Policies(PolicyKeys):
     prewarm_k: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
     """Least effectiveness of prewarming for an application run (Hermes' K)."""
     prewarm_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = USUAL_SHARE
-    """Most of an instance's time that computing system prompts early may take (`applications.prewarming.PrefillTime`)."""
+    """Most of an instance's time that computing system prompts early may take (`control.system_prompts`)."""
     sweeps: bool = True
     """Whether waiting requests are swept every second: moved to a better endpoint, refused after `max_hold_s`."""
     share_spot: bool = True

@@ -16,7 +16,6 @@ from scheduling.applications.prewarming import (
     start_in_s,
 )
 from scheduling.applications.standings import KnownGraph, RunCall, Standings
-from scheduling.applications.system_prompts import PrefillTime
 
 ends_of_units = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40)
 
@@ -160,34 +159,3 @@ def test_what_is_not_known_is_not_expected(unit):
     known = standings()
     known.arrive(call(1, unit, adapter=-1 if unit == "plan" else 5), 0.0)
     assert starts_of(known) == []
-
-
-@given(st.lists(st.tuples(st.floats(0, 20), st.floats(0, 5), st.booleans()), max_size=60))
-def test_prompts_take_no_more_than_their_share_of_an_instance(asked):
-    time, now_s, taken_s = PrefillTime(), 0.0, 0.0
-    for prompt, (after_s, takes_s, used) in enumerate(asked):
-        now_s += after_s
-        if time.take(7, prompt, takes_s, 1, 0.05, now_s):
-            assert taken_s < 0.05 * (30.0 + now_s) + 1e-6
-            taken_s += takes_s
-            (time.use if used else time.waste)(7, prompt)
-    assert sum(time.counts.values()) == 2 * time.counts["warmed"]
-    assert time.take(8, 0, 1.5, 1, 0.05, now_s), "another instance has its whole share"
-    assert not time.take(8, 1, 0.1, 1, 0.05, now_s)
-    assert time.take(9, 0, 1.5, 0, 0.05, now_s)
-    assert time.take(9, 1, 0.1, 0, 0.05, now_s), "an idle instance loses nothing"
-    assert not PrefillTime().take(8, 0, 0.1, 0, 0.0, now_s)
-
-
-def test_the_share_of_prompts_follows_their_use():
-    time, warmed = PrefillTime(), []
-    for moment in range(3_000):
-        if time.take(7, moment, 0.1, 1, 0.05, float(moment)):
-            warmed.append(moment)
-            (time.waste if moment < 1_000 else time.use)(7, moment)
-    at_first, tried, again = (
-        sum(begin <= each < end for each in warmed) for begin, end in ((0, 60), (60, 1_000), (2_500, 3_000))
-    )
-    assert at_first <= 6, "those before the first were used"
-    assert 8 <= tried <= 10, "a fiftieth: one in 100 s"
-    assert again == 250, "the whole share"

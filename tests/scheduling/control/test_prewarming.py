@@ -4,12 +4,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduling.applications.demand_graph import ServiceRate
 from scheduling.applications.prewarming import AGAIN_S, HERMES, OPEN_S, LikelyCall, Warmable
 from scheduling.applications.standings import RunCall
 from scheduling.control.prewarming import Prewarming
 from scheduling.control.runs import Runs
+from scheduling.control.system_prompts import PromptPrewarming
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, in_order
 from scheduling.routing.adapters import IN_MEMORY, NOT_LOADED, ON_GPU, tier_of, use_adapter
@@ -141,3 +144,19 @@ def test_the_rank_of_a_run_changes_the_keys_of_what_waits_of_it_alone():
     assert in_order(fleet.waiting, 0).tolist() == [1, 0, 2]
     assert set(fleet.standings) == {0, 2, 8, 9}
     assert not runs.rank(runs.standings.by_number[0]), "nothing has changed"
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.floats(0, 5)), max_size=60))
+def test_prompts_take_no_more_than_their_share_of_an_instance(asked):
+    fleet = Fleet(3, 1, 2)
+    fleet.instances.running[:] = 1, 1, 0
+    prompts, spent_s = PromptPrewarming(fleet), 0.0
+    for after_s, takes_s in asked:
+        fleet.now_s += after_s
+        if prompts._spend(0, takes_s, 0.05):
+            assert spent_s < 0.05 * (30.0 + fleet.now_s) + 1e-6
+            spent_s += takes_s
+    assert prompts._spend(1, 1.5, 0.05), "another instance has its whole share"
+    assert not prompts._spend(1, 0.1, 0.05)
+    assert all(prompts._spend(2, 1.5, 0.05) for _ in range(3)), "an idle instance loses nothing"
+    assert not PromptPrewarming(fleet)._spend(0, 0.1, 0.0)
