@@ -173,7 +173,7 @@ def test_planners_do_not_count_on_what_is_lost(tmp_path: Path) -> None:
     assert planned is not None
 
     def most(now_s: float) -> dict[str, tuple[int, int]]:
-        fleet = planned.fleet_at(now_s, [])
+        fleet = planned.inputs_at(now_s, []).fleet
         return {
             region: (row.max_instances, fleet.units[region, gpu]) for (_, region, gpu), row in fleet.deployments.items()
         }

@@ -38,6 +38,7 @@ class Fleet:
         from scheduling.planning.places import Deployed
         from scheduling.planning.places import Fleet as PlannedFleet
 
+        starts = {place: self.starts.of(place[0], place[2]) for place in self.deployments}
         deployments = {
             place: Deployed(
                 instances=self.present[place],
@@ -46,7 +47,8 @@ class Fleet:
                 max_instances=row.max_instances,
                 gpus=row.tensor_parallel,
                 usd_per_hour=float(row.gpu_type.on_demand_usd_per_hour),
-                start_s=self.starts.of(place[0], place[2]).seconds,
+                start_s=starts[place].seconds,
+                starts=starts[place].measured,
                 machine_s=0.0,  # included in the measured start
                 pull_s=self.pulls_s.get(place[:2], 0.0),
             )

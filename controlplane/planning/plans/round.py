@@ -2,62 +2,45 @@
 
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from controlplane.planning.json_values import plain
-from controlplane.planning.plans import capability, inventory
-from controlplane.planning.plans.expected import Expected, levels
+from controlplane.planning.plans.expected import levels
 from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
-    from scheduling.planning.advisor import EndpointPlan, FleetPlan, PlanSettings
-    from scheduling.planning.capacity import Capability
+    from scheduling.planning.advisor import EndpointPlan, FleetPlan, PlanInputs, PlanSettings
+    from scheduling.planning.places import Place
 
 
 def plan_settings() -> "PlanSettings":
     """Return the planner's settings."""
     from scheduling.planning.advisor import PlanSettings
+    from scheduling.planning.planner import GAP
 
-    return PlanSettings(
-        period_s=tuned().PLAN_EVERY_S or None,
-        epsilon=tuned().PLAN_EPSILON,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PlanInputs:
-    """What a plan is made from: fleet, demand and capability, as known."""
-
-    fleet: inventory.Fleet
-    expected: Expected
-    measured: Mapping[capability.Key, "Capability"]
+    return PlanSettings(period_s=tuned().PLAN_EVERY_S or None, epsilon=tuned().PLAN_EPSILON, gap=GAP)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The plan made from *inputs*."""
+    """A plan that was made."""
 
-    inputs: PlanInputs
     made: "FleetPlan"
     took_ms: float
     id: uuid.UUID = field(default_factory=uuid.uuid4)
 
     @classmethod
-    def solved(cls, inputs: PlanInputs, now: datetime) -> "Round":
+    def solved(cls, inputs: "PlanInputs", now: datetime) -> "Round":
         """Plan from *now*. Raises what the solver raises."""
-        from scheduling.planning import advisor, planner  # load the solver
+        from scheduling.planning.advisor import make_plan  # load the solver
 
-        began, expected = time.perf_counter(), inputs.expected
-        made = advisor.make_plan(
-            now.timestamp(), expected.to_plan(), inputs.fleet.to_plan(), inputs.measured, expected.follows,
-            replace(plan_settings(), gap=planner.GAP),
-        )  # fmt: skip
-        return cls(inputs, made, (time.perf_counter() - began) * 1000)
+        began = time.perf_counter()
+        made = make_plan(now.timestamp(), inputs)
+        return cls(made, (time.perf_counter() - began) * 1000)
 
     def valid_until(self, model: str) -> datetime:
         return datetime.fromtimestamp(self._of(model).valid_until_s, UTC)
@@ -70,7 +53,8 @@ class Round:
         problem, plan, shortage = self.made.planned.problem, self.made.plan, self._shortage(model)
         idle = problem.shortage(problem.instances).total_tokens_per_s[problem.models.index(model)]
         usd = self._usd_per_hour(model)
-        notes = [shortage, self.out_of_reach(model), note, plan.note, *self.inputs.expected.notes_of(model)]
+        notes = [shortage, self.out_of_reach(model), note, plan.note]
+        notes += [text for (name, _), text in self.made.inputs.notes.items() if name == model]
         return {
             "round": self.id,
             "inputs": {
@@ -92,7 +76,7 @@ class Round:
     def out_of_reach(self, model: str) -> str:
         """Return that no number of instances keeps the promise to *model*'s requests; empty if one does."""
         share = max(
-            (each.out_of_reach for (name, _), each in self.inputs.measured.items() if name == model), default=0.0
+            (each.out_of_reach for (name, _), each in self.made.inputs.capability.items() if name == model), default=0.0
         )
         if not share:
             return ""
@@ -105,9 +89,9 @@ class Round:
             i, j, k = self.made.planned.index(place)
             delta, present = int(plan.delta[i, j, k]), int(problem.instances[i, j, k])
             endpoint = self.made.endpoints[place[:2]]
-            demand = endpoint.forecast_tokens_per_s + self.inputs.expected.of[place[:2]].beta_tokens_per_s
+            demand = endpoint.forecast_tokens_per_s + self.made.inputs.demand.of[place[:2]].beta_tokens_per_s
             reason = plan.reasons.get((i, j, k), "")
-            if self.inputs.expected.follows[model].by_capability:
+            if self.made.inputs.follows[model].by_capability:
                 reason = f"Algorithm 2: {demand:,.0f} tok/s need {endpoint.target_instances}"
             rows.append(
                 {
@@ -122,29 +106,28 @@ class Round:
             )
         return rows
 
-    def _places(self, model: str) -> list[inventory.Place]:
-        return sorted(place for place in self.inputs.fleet.deployments if place[0] == model)
+    def _places(self, model: str) -> "list[Place]":
+        return sorted(place for place in self.made.inputs.fleet.deployments if place[0] == model)
 
     def _usd_per_hour(self, model: str) -> dict[str, float]:
         """Return the hourly price of present and of planned instances."""
         usd = {"present": 0.0, "target": 0.0}
         for place, row in zip(self._places(model), self.targets(model), strict=True):
-            deployment = self.inputs.fleet.deployments[place]
-            each = float(deployment.gpu_type.on_demand_usd_per_hour) * deployment.tensor_parallel
+            deployment = self.made.inputs.fleet.deployments[place]
             for name in usd:
-                usd[name] += each * row[name]
+                usd[name] += deployment.usd_per_hour * deployment.gpus * row[name]
         return {name: round(value, 4) for name, value in usd.items()}
 
     def _inputs(self, model: str, strategy: str) -> dict[str, Any]:
-        fleet, expected = self.inputs.fleet, self.inputs.expected
+        fleet, expected = self.made.inputs.fleet, self.made.inputs.demand
         endpoints = {key[1]: plan for key, plan in self.made.endpoints.items() if key[0] == model}
         demand = {region: expected.of[model, region] for region in endpoints}
         deployments = {place: row for place, row in fleet.deployments.items() if place[0] == model}
         band, towards = levels(model, strategy)
         inputs: dict[str, Any] = plain(
             {
-                "start_at": expected.start,
-                "window_s": expected.window_s,
+                "start_at": datetime.fromtimestamp(expected.start_s, UTC),
+                "window_s": round(expected.window_s),
                 "period_s": self._of(model).period_s,
                 "demand_tokens_per_s": {region: np.round(each.kept, 1) for region, each in demand.items()},
                 "soon_tokens_per_s": {region: np.round(each.soon, 1) for region, each in demand.items()},
@@ -164,7 +147,7 @@ class Round:
                         "prompt": round(each.prompt_tokens_per_s, 1),
                         "output": round(each.output_tokens_per_s, 1),
                         "total": round(each.total_tokens_per_s, 1),
-                        "used": round(each.at(self.made.demand.prompt_share(model)), 1),
+                        "used": round(each.at(expected.prompt_share(model)), 1),
                         "source": each.source,
                         "windows": each.windows,
                         "percentile": each.percentile,
@@ -173,23 +156,20 @@ class Round:
                         "reserve": round(each.reserve, 3),
                         "note": each.note,
                     }
-                    for (name, gpu_type), each in self.inputs.measured.items()
+                    for (name, gpu_type), each in self.made.inputs.capability.items()
                     if name == model
                 },
                 "start_times": {
-                    gpu_type: {"seconds": start.seconds, "starts": start.measured}
-                    for gpu_type in sorted({place[2] for place in deployments})
-                    for start in (fleet.starts.of(model, gpu_type),)
+                    gpu_type: {"seconds": row.start_s, "starts": row.starts}
+                    for (_, _, gpu_type), row in deployments.items()
                 },
                 "bounds": {
                     f"{region} {gpu_type}": [row.min_instances, row.max_instances]
                     for (_, region, gpu_type), row in deployments.items()
                 },
-                "usd_per_gpu_hour": {
-                    gpu_type: row.gpu_type.on_demand_usd_per_hour for (_, _, gpu_type), row in deployments.items()
-                },
+                "usd_per_gpu_hour": {gpu_type: row.usd_per_hour for (_, _, gpu_type), row in deployments.items()},
                 "gpus": {f"{region} {gpu_type}": count for (region, gpu_type), count in sorted(fleet.units.items())},
-                "epsilon": tuned().PLAN_EPSILON,
+                "epsilon": self.made.inputs.settings.epsilon,
                 "planned_with": [name for name in fleet.models if name != model],
             }
         )

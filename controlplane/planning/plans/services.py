@@ -8,7 +8,7 @@ what happens to a plan: kept for comparison (shadow), shown to an operator (ask)
 import logging
 from collections.abc import Mapping, Set
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 from django.db.models import Max
@@ -20,7 +20,10 @@ from controlplane.planning.models import WHAT_IF, PlanStatus, PolicyMode, Scalin
 from controlplane.planning.plans import capability, inventory, load_now
 from controlplane.planning.plans.expected import expect
 from controlplane.planning.plans.load_now import LoadNow
-from controlplane.planning.plans.round import PlanInputs, Round, plan_settings
+from controlplane.planning.plans.round import Round, plan_settings
+
+if TYPE_CHECKING:
+    from scheduling.planning.advisor import PlanInputs
 
 logger = logging.getLogger(__name__)
 ACTOR = "planner"
@@ -58,36 +61,40 @@ def make_plans(now: datetime, models: Set[str] | None = None) -> list[ScalingPla
     Raises whatever the solver raises; plans in force then stay until they expire.
     """
     policies = {name: row for name, row in _policies().items() if models is None or name in models}
-    inputs = read_inputs(now, {name: row.strategy for name, row in policies.items()})
+    inputs, loads = read_inputs(now, {name: row.strategy for name, row in policies.items()}), load_now.read(now)
     if inputs is None:
         return []
-    solved, loads = Round.solved(inputs, now), load_now.read(now)
+    solved = Round.solved(inputs, now)
     with transaction.atomic():
         return [_store(policies[model], solved, loads.get(model, LoadNow()), now) for model in inputs.fleet.models]
 
 
-def read_inputs(now: datetime, followers: Mapping[str, str]) -> PlanInputs | None:
+def read_inputs(now: datetime, followers: Mapping[str, str]) -> "PlanInputs | None":
     """Return what *followers* (strategy by model) are planned from: fleet, capability and demand; None without any.
 
     Left out are models with an instance whose capability is unknown, for a plan would remove it, and models with an
     endpoint whose demand is unknown, which is not zero.
     """
-    fleet = inventory.read(set(followers))
-    measured, expected = capability.read(fleet, now), expect(now, followers)
+    from scheduling.planning.advisor import PlanInputs
+
+    fleet, expected = inventory.read(set(followers)), expect(now, followers)
     if expected is None:
         logger.debug("planning: no plan yet: no demand has been counted")
         return None
-    not_measured = {name for (name, _, gpu), count in fleet.present.items() if count and (name, gpu) not in measured}
-    known = set(fleet.models) - not_measured - expected.unknown
-    for without, names in (
-        ("capability from profile or ledger", not_measured),
-        ("forecast or counted minutes", expected.unknown & set(fleet.models)),
-    ):
+    measured = capability.read(fleet, now)
+    left_out = {
+        "capability from profile or ledger": {
+            name for (name, _, gpu), count in fleet.present.items() if count and (name, gpu) not in measured
+        },
+        "forecast or counted minutes": expected.unknown & set(fleet.models),
+    }
+    for without, names in left_out.items():
         if names:
             logger.warning("planning: no plan for %s: no %s", names, without)
-    if known != set(fleet.models):
-        fleet = inventory.read(known)
-    return PlanInputs(fleet, expected, measured) if fleet.deployments else None
+            fleet = inventory.read(set(fleet.models) - names)
+    if not fleet.deployments:
+        return None
+    return PlanInputs(expected.demand, fleet.to_plan(), measured, expected.follows, plan_settings(), expected.notes)
 
 
 def _store(policy: ScalingPolicy, solved: Round, load: LoadNow, now: datetime) -> ScalingPlan:

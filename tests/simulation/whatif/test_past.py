@@ -62,8 +62,8 @@ def first_forecast(past, **forecast):
     planner = planner_of(Scenario.model_validate(start.scenario), Path("scenario"), staged)
     staged.run(advisor=planner)
     plan = planner.made[0]
-    assert plan.demand.start_s == 0.0
-    return {key: each.mean for key, each in plan.demand.of.items()}
+    assert plan.inputs.demand.start_s == 0.0
+    return {key: each.mean for key, each in plan.inputs.demand.of.items()}
 
 
 def asked(region, tokens):
