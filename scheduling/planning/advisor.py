@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from scheduling.planning.bursts import POISSON_CV, UNEVEN_CV, pooled_reserve, unevenness
 from scheduling.planning.capacity import Capability, instances_needed, must_run
 from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
-from scheduling.planning.plan import Plan
-from scheduling.planning.planner import solve
+from scheduling.planning.planner import Plan, solve
 from scheduling.planning.programme import SolverLost
 from scheduling.planning.soon import STARTS_AHEAD, Soon, SoonAt
 from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor

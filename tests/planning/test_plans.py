@@ -65,7 +65,7 @@ class TestExpected:
     def test_our_strategy_keeps_for_more_than_it_adds_for_where_arrivals_are_uneven(
         self, make_minutes, settings, monkeypatch, cv, kept, soon
     ):
-        monkeypatch.setattr(plans.demand, "arrival_cvs", lambda now: {PLACE: cv})
+        monkeypatch.setattr(plans.demand.DemandSeries, "arrival_cv", lambda series, endpoint: cv)
         settings.PLAN_DEMAND = "strategy"
         make_minutes(40)
         make_forecasts(NOW)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from scheduling.planning.advisor import Band, Demand
     from scheduling.scaling import PlansFor
 
-RECENT = timedelta(minutes=10)
-"""Period of recent demand used without a forecast."""
+RECENT_MINUTES = 10
+"""Minutes of recent demand used without a forecast."""
 Floats = NDArray[np.float64]
 
 
@@ -53,11 +53,12 @@ def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:
     from scheduling.planning.advisor import Band, Demand, EndpointDemand
 
     newest = forecasts.newest(now, fresh_for())
-    recent = demand.read(now - RECENT, demand.last_complete(now, demand.MINUTE_S), demand.MINUTE_S)
-    if not newest and recent.known < forecasts.LEAST_WINDOWS:  # the first minute is only partly counted
+    until, over_s = demand.last_complete(now, demand.MINUTE_S), demand.deferred_over_s()
+    past = demand.read(until - max(demand.BURSTS_OVER, timedelta(seconds=over_s)), until, demand.MINUTE_S)
+    if not newest and past.known < forecasts.LEAST_WINDOWS:  # the first minute is only partly counted
         return None
     count, window_s = tuned().FORECAST_WINDOWS, tuned().FORECAST_WINDOW_S
-    start, deferred, cvs = demand.window_start(now, window_s), demand.deferred(now), demand.arrival_cvs(now)
+    start = demand.window_start(now, window_s)
     of: dict[demand.Endpoint, EndpointDemand] = {}
     follows: dict[str, PlansFor] = {}
     notes: dict[demand.Endpoint, str] = {}
@@ -70,7 +71,7 @@ def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:
             forecast = newest.get((*endpoint, quantity))
             expected = ahead(forecast, start, count, band) if forecast else None
             if expected is None:
-                minutes = recent.of(endpoint, quantity)
+                minutes = past.of(endpoint, quantity)[-RECENT_MINUTES:]
                 if not np.isfinite(minutes).any():
                     unknown.add(model)
                     minutes = np.zeros(1)
@@ -79,12 +80,12 @@ def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:
             elif forecast is not None and forecast.note:
                 notes.setdefault(endpoint, forecast.note)
             bands.append(expected)
-        beta = tuned(model).PLAN_NIW_BUFFER * deferred.get(endpoint, 0.0)
-        of[endpoint] = EndpointDemand.of(*bands, follows[model], beta, cvs.get(endpoint, 1.0))
+        beta = tuned(model).PLAN_NIW_BUFFER * past.deferred(endpoint, over_s)
+        of[endpoint] = EndpointDemand.of(*bands, follows[model], beta, past.arrival_cv(endpoint))
     held = waiting.read()
     due = {model: held[model].due(tuned(model).PLAN_NIW_BUFFER) for model in follows.keys() & held.keys()}
     # Minute rows have requests that have ended: those that wait came besides.
-    expected_demand = Demand(start.timestamp(), float(window_s), of).with_due(due, 0.0, demand.deferred_over_s())
+    expected_demand = Demand(start.timestamp(), float(window_s), of).with_due(due, 0.0, over_s)
     return Expected(expected_demand, follows, notes, unknown)
 
 

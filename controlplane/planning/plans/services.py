@@ -81,7 +81,7 @@ def read_inputs(now: datetime, followers: Mapping[str, str]) -> "PlanInputs | No
     if expected is None:
         logger.debug("planning: no plan yet: no demand has been counted")
         return None
-    measured = capability.read(fleet, now)
+    measured = capability.read(fleet, expected.demand, now)
     left_out = {
         "capability from profile or ledger": {
             name for (name, _, gpu), count in fleet.present.items() if count and (name, gpu) not in measured
