@@ -1,6 +1,7 @@
 """Planner's view of the fleet: deployments, instances and GPUs, read from rows."""
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -57,9 +58,11 @@ class Fleet:
         return PlannedFleet(deployments, self.units)
 
 
-def read(models: set[str]) -> Fleet:
-    """Read the fleet of *models* (names), without GPUs held by other models."""
-    rows = Deployment.objects.filter(active=True, model__active=True, region__active=True, model__name__in=models)
+def read(models: Set[str] | None = None) -> Fleet:
+    """Read the fleet of *models* (names; None: all), without GPUs held by other models."""
+    rows = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    if models is not None:
+        rows = rows.filter(model__name__in=models)
     deployments = {
         (row.model.name, row.region.name, row.gpu_type.name): row
         for row in rows.select_related("model", "region", "gpu_type").order_by("model__name", "region__name", "pk")
