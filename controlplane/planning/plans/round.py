@@ -48,11 +48,17 @@ class Round:
     def _of(self, model: str) -> "EndpointPlan":
         return next(plan for key, plan in self.made.endpoints.items() if key[0] == model)
 
-    def columns(self, model: str, strategy: str, note: str) -> dict[str, Any]:
-        """Return the `ScalingPlan` columns of *model*, which follows *strategy*; *note* is added to the round's notes."""
+    def columns(self, model: str, strategy: str, targets: list[dict[str, Any]], note: str) -> dict[str, Any]:
+        """Return the `ScalingPlan` columns of *model*, which follows *strategy*, with its *targets*; *note* is added to the
+        round's notes.
+        """
         problem, plan, shortage = self.made.planned.problem, self.made.plan, self._shortage(model)
         idle = problem.shortage(problem.instances).total_tokens_per_s[problem.models.index(model)]
-        usd = self._usd_per_hour(model)
+        deployed = [self.made.inputs.fleet.deployments[place] for place in self._places(model)]
+        usd = {
+            name: sum(row[name] * of.usd_per_hour * of.gpus for row, of in zip(targets, deployed, strict=True))
+            for name in ("present", "target")
+        }
         notes = [shortage, self.out_of_reach(model), note, plan.note]
         notes += [text for (name, _), text in self.made.inputs.notes.items() if name == model]
         return {
@@ -63,10 +69,10 @@ class Round:
                 "short_rows": [text for text in plan.infeasible if self._concerns(text, model)],
                 "do_nothing_unmet_tokens_per_s": round(float(idle), 1),
             },
-            "targets": self.targets(model),
+            "targets": targets,
             "binding": [text for text in plan.binding if self._concerns(text, model)],
-            "cost_usd_per_hour_before": usd["present"],
-            "cost_usd_per_hour_after": usd["target"],
+            "cost_usd_per_hour_before": round(usd["present"], 4),
+            "cost_usd_per_hour_after": round(usd["target"], 4),
             "solver": str(plan.solver)[:40],
             "gap": plain(plan.gap),
             "solve_ms": round(self.took_ms, 3),
@@ -108,15 +114,6 @@ class Round:
 
     def _places(self, model: str) -> "list[Place]":
         return sorted(place for place in self.made.inputs.fleet.deployments if place[0] == model)
-
-    def _usd_per_hour(self, model: str) -> dict[str, float]:
-        """Return the hourly price of present and of planned instances."""
-        usd = {"present": 0.0, "target": 0.0}
-        for place, row in zip(self._places(model), self.targets(model), strict=True):
-            deployment = self.made.inputs.fleet.deployments[place]
-            for name in usd:
-                usd[name] += deployment.usd_per_hour * deployment.gpus * row[name]
-        return {name: round(value, 4) for name, value in usd.items()}
 
     def _inputs(self, model: str, strategy: str) -> dict[str, Any]:
         fleet, expected = self.made.inputs.fleet, self.made.inputs.demand

@@ -105,7 +105,7 @@ def _store(policy: ScalingPolicy, solved: Round, load: LoadNow, now: datetime) -
     values = {
         "made_at": now,
         "valid_until": solved.valid_until(model),
-        **solved.columns(model, policy.strategy, note),
+        **solved.columns(model, policy.strategy, targets, note),
     }
     if warning := load.above(values):
         values["note"] = "; ".join(filter(None, (warning, values["note"])))[:255]
