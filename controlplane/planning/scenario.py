@@ -22,7 +22,7 @@ from controlplane.planning.execution import strategies
 from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
-from controlplane.planning.plans.round import plan_settings
+from controlplane.planning.plans.services import plan_settings
 from controlplane.tunable import Tunable
 from controlplane.tuning.selectors import tuned
 from forecasting.workload import unavailable_reason

@@ -7,10 +7,11 @@ where they read the inputs. A plan is in force until its successor exists; one t
 `valid_until_s` is stale, and strategies then use only the load.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import ceil, inf, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,12 @@ from scheduling.planning.capacity import Capability, instances_needed, must_run
 from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
 from scheduling.planning.planner import Plan, solve
 from scheduling.planning.programme import SolverLost
-from scheduling.planning.soon import STARTS_AHEAD, Soon, SoonAt
 from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+STARTS_AHEAD = 2.0
+"""Starts whose time the plan for adding covers: one that is requested now, and some to spare."""
 STALE_PERIODS = 2.0
 """Periods for which a plan is valid at least: its successor may be a whole period late."""
 
@@ -258,12 +261,12 @@ def make_plan(now_s: float, inputs: PlanInputs) -> FleetPlan:
     two_plans = {model for model in fleet.models if model in follows and follows[model].two_plans}
     last_s = max((ends_s[model] for model in two_plans & set(ends_s)), default=now_s)
     steps = min(demand.windows, ceil((last_s - demand.start_s) / demand.window_s))
-    soon: Soon | None = None
+    soon: Callable[[int], Ints] | None = None
     if two_plans and steps > 0:
         added = _with_reserve(lambda each: each.soon, demand, capability, shares)
         asked = {endpoint: added[endpoint] if endpoint[0] in two_plans else each for endpoint, each in kept.items()}
         after = {model: ceil(STARTS_AHEAD * fleet.slowest_start_s(model) / demand.window_s) for model in two_plans}
-        soon = Soon(asked, planned, fixed, targets, after, steps, settings.gap, settings.time_limit_s / steps)
+        soon = _soon(asked, planned, fixed, targets, after, settings.gap, settings.time_limit_s / steps)
     models, regions = fleet.models, fleet.regions
     endpoints = {}
     for (model, region), each in demand.of.items():
@@ -272,7 +275,7 @@ def make_plan(now_s: float, inputs: PlanInputs) -> FleetPlan:
         at = models.index(model), regions.index(region)
         endpoints[model, region] = EndpointPlan(
             target_instances=int(targets[at]),
-            soon_instances=SoonAt(soon, at) if soon is not None and model in two_plans else (),
+            soon_instances=SoonInstances(soon, at, steps) if soon is not None and model in two_plans else (),
             forecast_tokens_per_s=float(each.kept[ahead[model]].max(initial=0.0)),
             start_s=demand.start_s,
             window_s=demand.window_s,
@@ -287,6 +290,59 @@ def make_plan(now_s: float, inputs: PlanInputs) -> FleetPlan:
         for endpoint, each in demand.of.items()
     }
     return FleetPlan(inputs, planned, plan, endpoints, reserve)
+
+
+@dataclass(frozen=True, slots=True)
+class SoonInstances(Sequence[int]):
+    """Instances of the endpoint *at* (model, region) to add up to, by window; each is planned on first access."""
+
+    planned: Callable[[int], Ints]
+    at: tuple[int, int]
+    steps: int
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, window: Any) -> Any:
+        windows = range(self.steps)[window]
+        if isinstance(windows, range):
+            return [self[one] for one in windows]
+        return int(self.planned(windows)[self.at])
+
+
+def _soon(
+    asked: Mapping[Endpoint, Floats],
+    planned: Planned,
+    fixed: Collection[Endpoint],
+    targets: Ints,
+    after: Mapping[str, int],
+    gap: float,
+    time_limit_s: float,
+) -> Callable[[int], Ints]:
+    """Return what plans instances (models, regions) for the demand *asked* from a window until *after* windows beyond it.
+
+    Never more than *targets*, which are kept: more would only be removed again. *after* has the models with two plans;
+    others take part with all of their demand, since they take GPUs. The next plan usually arrives before the second window.
+    """
+    by_need: dict[bytes, Ints] = {}
+
+    @cache
+    def of(window: int) -> Ints:
+        rates = {
+            endpoint: each[window : window + 1 + after[endpoint[0]]] if endpoint[0] in after else each
+            for endpoint, each in asked.items()
+        }
+        problem = planned.asking(rates, fixed)
+        # Of the same fleet, problems with the same needs are one.
+        need = problem.need_tokens_per_s.tobytes() + problem.need_total_tokens_per_s.tobytes()
+        if need not in by_need:
+            try:
+                by_need[need] = np.minimum(solve(problem, gap=gap, time_limit_s=time_limit_s).by_endpoint, targets)
+            except SolverLost:  # add what is kept
+                by_need[need] = targets
+        return by_need[need]
+
+    return of
 
 
 def _with_reserve(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.planning import soon
+from scheduling.planning import advisor
 from scheduling.planning.advisor import (
     STALE_PERIODS,
     Band,
@@ -175,9 +175,10 @@ def test_adding_has_a_separate_plan_that_moves_with_time():
 
 def test_a_window_is_planned_when_it_is_looked_at_and_once(monkeypatch):
     solved = []
-    monkeypatch.setattr(soon, "solve", lambda problem, **given: solved.append(problem) or solve(problem, **given))
+    monkeypatch.setattr(advisor, "solve", lambda problem, **given: solved.append(problem) or solve(problem, **given))
     endpoints = planned({LLAMA: (TWO, [100.0, 200.0, 150.0, 400.0, 300.0, 100.0])}, fleet=fleet())
     made = endpoints[LLAMA]
+    solved.clear()
     assert (len(made.soon_instances), len(solved)) == (6, 0)
     assert [made.advice(at_s).soon_instances for at_s in (0.0, 15.0, 599.0)] == [2, 2, 2]
     assert len(solved) == 1
@@ -197,7 +198,7 @@ def test_without_a_plan_in_time_what_is_kept_is_added_and_a_former_plan_stays_in
 
     planner = llama_planner(lambda now_s: demand({LLAMA: (MEAN, [400.0] * 6)}))
     (before,) = planner.advise(0.0, [view()])
-    monkeypatch.setattr(soon, "solve", lost)
+    monkeypatch.setattr(advisor, "solve", lost)
     planner.make = lost
     assert list(made.soon_instances) == [4, 4]
     assert planner.advise(3600.0, [view()]) == [before]
