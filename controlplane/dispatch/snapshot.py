@@ -14,7 +14,7 @@ from controlplane.dispatch.observation import Observation
 from controlplane.fleet.lifecycle.states import COMING
 from controlplane.fleet.lifecycle.states import InstanceState as Lifecycle
 from scheduling.fleet.state import (
-    NEVER_S,
+    LONG_AGO_S,
     Condition,
     EndpointState,
     FleetState,
@@ -29,10 +29,8 @@ from scheduling.fleet.state import (
 )
 from scheduling.queueing.fair_shares import NO_SHARES
 from scheduling.queueing.groups import KNOWN_CLASSES, NEXT_NUMBER
-from scheduling.queueing.held_work import LONG_AGO_S, LOOK_S
-from scheduling.queueing.ordering import Standing
+from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
-from scheduling.queueing.waiting_set import in_order
 from scheduling.routing.prefix_affinity import UNKNOWN, held
 from scheduling.routing.regions import asked_work_s, backlog_s
 from scheduling.scaling.view import DEMAND_WINDOW_S
@@ -101,17 +99,11 @@ class Snapshot:
             ],
             groups=self._groups(numbers, places, now_s),
             swept_s=dispatcher.outcomes.swept_s - now_s,
-            held=[
-                HeldRequest(
-                    **self._request(one, now_s),
-                    expected_prompt=one.asked.prompt_tokens,
-                    expected_output=one.predicted_tokens,
-                )
-                for one in dispatcher.holding.requests()
-            ],
+            held=[HeldRequest(**self._request(one, now_s)) for one in dispatcher.holding.requests()],
             backlogs=dispatcher.holding.work.backlogs(now_s),
             look_s=max(0.0, dispatcher.holding.acted_s + LOOK_S - now_s),
             memory=self._memory(),
+            waits=dispatcher.waits.state(),
         )
         state.prompts = [prompt for _, prompt in self._prompts.values()]
         return state
@@ -178,11 +170,11 @@ class Snapshot:
         phase = int(arrays.phase[slot]) if slot < arrays.phase.size else STAYS
         ends_s = None
         if phase == COMES:
-            ends_s = max(0.0, float(arrays.up_s[slot]) + -now_s)
+            ends_s = max(0.0, float(arrays.up_s[slot]) - now_s)
         elif state in COMING:
             ends_s = max(0.0, spec.start_began_at + (spec.start_s or 0.0) - wall_s)
         round_trips = fleet.round_trips[slot].tolist()
-        round_trips[1] += -now_s  # a moment
+        round_trips[1] -= now_s  # a moment
         return InstanceState(
             name=spec.name,
             model=spec.model,
@@ -225,22 +217,14 @@ class Snapshot:
             "predicted_tokens": request.predicted_tokens,
             "sequences": asked.sequences,
             "attempts": request.attempts,
-            "standing": self._standing(request, now_s),
             "adapter": asked.adapter,
             "priority": None if asked.interactive else asked.priority,
             "asked_model": asked.asked_model,
             "model_rule": asked.model_rule,
             "falls_back": bool(asked.fallback),
+            "expected_wait_s": _expected_wait_s(request),
             "prompt": self._prompt(request),
         }
-
-    def _standing(self, request: Request, now_s: float) -> Standing | None:
-        """Return where the run of *request* stands, in seconds after now."""
-        if (standing := request.standing) is None:
-            return None
-        shift_s = -now_s
-        due_s = min(max(standing.due_s + shift_s, LONG_AGO_S), NEVER_S)
-        return standing._replace(began_s=max(standing.began_s + shift_s, LONG_AGO_S), due_s=due_s)
 
     def _running(self, request: Request, instance: int, now_s: float) -> RunningRequest:
         maps, ahead = self.dispatcher.accounts.maps, None
@@ -250,6 +234,7 @@ class Snapshot:
             **self._request(request, now_s),
             instance=instance,
             placed_s=request.placed_s - now_s,
+            queue_key_s=request.queue_key_s - request.asked.arrived_at + request.asked.arrived_s - now_s,
             streamed=request.asked.streamed,
             output_tokens=request.output_tokens,
             cached_tokens=request.cached_tokens,
@@ -260,37 +245,28 @@ class Snapshot:
 
     def _waiting(self, now_s: float) -> tuple[list[WaitingRequest], dict[int, int]]:
         """Return waiting requests in order of arrival at their queues, and the index of each by slot of the waiting set."""
-        queue = self.dispatcher.queue
-        slots = [
-            int(slot)
-            for endpoint in self.dispatcher.topology.endpoints
-            if queue.count(endpoint)
-            for slot in in_order(queue.arrays, endpoint.index)
-        ]
-        slots.sort(key=lambda slot: int(queue.arrays.sequence[slot]))
+        queue, arrays = self.dispatcher.queue, self.dispatcher.queue.arrays
+        slots = np.flatnonzero(arrays.position >= 0)
+        slots = slots[np.argsort(arrays.sequence[slots])]
+        fair = arrays.shares.ordering[arrays.endpoint[slots]] != NO_SHARES
+        keys_s = np.where(fair, arrays.key[slots], arrays.key[slots] - now_s)
+        allowed_s = arrays.deadline_s[slots] - arrays.arrival_s[slots]
+        columns = (keys_s, arrays.rank[slots] - now_s, allowed_s)
         requests = [
             WaitingRequest(
                 **self._request(queue.at(slot), now_s),
-                expected_prompt=int(queue.arrays.prompt_tokens[slot]),
-                expected_output=int(queue.arrays.output_tokens[slot]),
-                virtual_start=self._virtual_start(slot),
-                put_off_s=float(queue.arrays.deadline_s[slot] - queue.arrays.arrival_s[slot])
-                if queue.is_lost(slot)
-                else None,
+                key_s=key_s,
+                rank_s=rank_s,
+                put_off_s=put_off_s if queue.is_lost(slot) else None,
                 spot=queue.at(slot).endpoint.is_spot,
-                expected_wait_s=_expected_wait_s(queue.at(slot)),
             )
-            for slot in slots
+            for slot, key_s, rank_s, put_off_s in zip(slots.tolist(), *map(np.ndarray.tolist, columns), strict=True)
         ]
-        return requests, {slot: at for at, slot in enumerate(slots)}
-
-    def _virtual_start(self, slot: int) -> float | None:
-        arrays = self.dispatcher.queue.arrays
-        fair = arrays.shares.ordering[arrays.endpoint[slot]] != NO_SHARES
-        return float(arrays.key[slot]) if fair else None
+        return requests, {slot: at for at, slot in enumerate(slots.tolist())}
 
     def _endpoint(self, endpoint: Endpoint, numbers: dict[int, int], now_s: float) -> EndpointState:
         topology, memory = self.dispatcher.topology, self.observation.memory(endpoint.index)
+        at, arrays, groups = endpoint.index, topology.arrays, self.dispatcher.queue.arrays.groups
         asked = np.zeros(DEMAND_WINDOW_S)
         for second, tokens in endpoint.demand:
             before = int(now_s) - 1 - second
@@ -300,13 +276,18 @@ class Snapshot:
             model=endpoint.model,
             region=endpoint.region,
             ordering=endpoint.spec.policy.ordering,
-            cursor=numbers.get(int(topology.arrays.cursor[endpoint.index])),
+            cursor=numbers.get(int(arrays.cursor[at])),
             changed_s=max(memory.changed_s - now_s, LONG_AGO_S),
             changed_delta=memory.changed_delta,
             asked_tokens=asked.tolist(),
-            asked_work_s=float(asked_work_s(topology.arrays, endpoint.index, now_s)),
-            backlog_s=float(backlog_s(topology.arrays, endpoint.index, now_s)),
+            asked_work_s=float(asked_work_s(arrays, at, now_s)),
+            backlog_s=float(backlog_s(arrays, at, now_s)),
             spot=endpoint.is_spot,
+            mean_tokens=float(groups.mean_tokens[at]),
+            mean_output=float(groups.mean_output[at]),
+            group_limit=int(groups.limit[at]),
+            token_s=tuple(groups.token_s[at].tolist()),
+            short=self.dispatcher.reordering.scheduler.short_instances.get(at, 0),
         )
 
     def _groups(self, numbers: dict[int, int], places: dict[int, int], now_s: float) -> GroupsState | None:
@@ -314,7 +295,6 @@ class Snapshot:
         arrays = self.dispatcher.queue.arrays.groups
         if not arrays.limit.any():
             return None
-        shift_s = -now_s
         endpoints = self.dispatcher.topology.fleet.endpoint
         pulling = {
             (int(arrays.queue_of[slot]), int(endpoints[slot])): at
@@ -340,7 +320,7 @@ class Snapshot:
                     joined=int(this.joined),
                     prompt_tokens=float(this.prompt_tokens),
                     output_tokens=float(this.output_tokens),
-                    opened_s=float(this.opened_s) + shift_s,
+                    opened_s=float(this.opened_s) - now_s,
                     pinned=bool(this.pinned),
                     is_open=int(arrays.open[this.endpoint, this.kind]) == place,
                     instance=pulling.get((int(this.queue), int(this.endpoint))),
@@ -355,14 +335,9 @@ class Snapshot:
             classes=list(
                 zip(arrays.class_priority[:known].tolist(), arrays.class_due_ms[:known].tolist(), strict=True)
             ),
-            mean_tokens=arrays.mean_tokens[list(own)].tolist(),
-            mean_output=arrays.mean_output[list(own)].tolist(),
-            limit=arrays.limit[list(own)].tolist(),
-            token_s=[tuple(each) for each in arrays.token_s[list(own)].tolist()],
             next_number=int(arrays.counters[NEXT_NUMBER]),
-            tried=(made, arrays.groups.size - left) if made >= 0 else None,
-            tried_s=max(scheduler.tried_s + shift_s, LONG_AGO_S),
-            short_instances=[(own[at], short) for at, short in scheduler.short_instances.items()],
+            tried=(made, arrays.groups.size - left),
+            tried_s=max(scheduler.tried_s - now_s, LONG_AGO_S),
         )
 
 

@@ -41,7 +41,7 @@ def test_requests_are_seen_with_their_age(served, snapshot):
     assert running.expected_tokens > running.expected_prompt > 0
     assert len(seen.waiting) == 9
     assert {one.arrival_s for one in seen.waiting} == {-5.0}
-    assert [one.expected_output for one in seen.waiting] == [400] * 9
+    assert [one.predicted_tokens for one in seen.waiting] == [400] * 9
 
 
 def test_groups_stand_in_their_queues(served, snapshot):
