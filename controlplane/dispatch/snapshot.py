@@ -14,6 +14,7 @@ from controlplane.dispatch.observation import Observation
 from controlplane.fleet.lifecycle.states import COMING
 from controlplane.fleet.lifecycle.states import InstanceState as Lifecycle
 from scheduling.fleet.state import (
+    GROUP,
     LONG_AGO_S,
     Condition,
     EndpointState,
@@ -89,9 +90,10 @@ class Snapshot:
             at=self.wall_clock(),
             instances=[self._instance(one, heard, now_s) for one in replicas],
             running=[
-                self._running(request, at, now_s)
-                for at, one in enumerate(replicas)
-                for request in sorted(one.requests, key=_placed)
+                self._running(request, numbers[one.slot], now_s)
+                for request, one in sorted(
+                    ((request, one) for one in replicas for request in one.requests), key=lambda each: _placed(each[0])
+                )
             ],
             waiting=waiting,
             endpoints=[
@@ -188,7 +190,6 @@ class Snapshot:
             leaves=phase == LEAVES,
             waits=phase == WAITS,
             reachable=replica.reachable,
-            heartbeat_s=None if replica.heartbeat_at is None else replica.heartbeat_at - wall_s,
             kv_tokens=int(fleet.kv_capacity_tokens[slot]),
             round_trips=round_trips,
             adapters=[self.dispatcher.topology.adapter_names[at - 1] for at in fleet.adapters[slot].tolist() if at],
@@ -211,7 +212,7 @@ class Snapshot:
             "region": self.dispatcher.topology.own_region(asked.model, asked.region) or request.endpoint.region,
             "served_in": request.endpoint.region,
             "slo_class": asked.slo_class,
-            "tenant_id": asked.tenant_id,
+            "tenant": asked.tenant,
             "arrival_s": asked.arrived_s - now_s,
             "prompt_tokens": asked.prompt_tokens,
             "predicted_tokens": request.predicted_tokens,
@@ -302,32 +303,20 @@ class Snapshot:
             if slot < arrays.queue_of.size
         }
         own = {endpoint.index: at for at, endpoint in enumerate(self.dispatcher.topology.own_endpoints)}
+        listed = [place for queue in arrays.queues["first"].tolist() for place in _chain(arrays.groups, queue)]
+        listed += np.flatnonzero((arrays.groups["endpoint"] >= 0) & (arrays.groups["queue"] < 0)).tolist()
         groups = []
-        for place in np.flatnonzero(arrays.groups["endpoint"] >= 0).tolist():
+        for place in listed:
             this: Any = arrays.groups[place]
-            members, slot = [], int(this.first)
-            while slot >= 0:
-                members.append(places[slot])
-                slot = int(arrays.members[slot]["following"])
-            before, rank = int(this.preceding), 0
-            while before >= 0:
-                before, rank = int(arrays.groups[before]["preceding"]), rank + 1
-            groups.append(
-                GroupState(
-                    endpoint=own[int(this.endpoint)],
-                    kind=int(this.kind),
-                    number=int(this.number),
-                    joined=int(this.joined),
-                    prompt_tokens=float(this.prompt_tokens),
-                    output_tokens=float(this.output_tokens),
-                    opened_s=float(this.opened_s) - now_s,
-                    pinned=bool(this.pinned),
-                    is_open=int(arrays.open[this.endpoint, this.kind]) == place,
-                    instance=pulling.get((int(this.queue), int(this.endpoint))),
-                    rank=rank,
-                    members=members,
-                )
+            values = {name: this[name].item() for name in GROUP}
+            group = GroupState(
+                **values | {"opened_s": values["opened_s"] - now_s, "pinned": bool(this.pinned)},
+                endpoint=own[int(this.endpoint)],
+                is_open=int(arrays.open[this.endpoint, this.kind]) == place,
+                instance=pulling.get((int(this.queue), int(this.endpoint))),
+                members=[places[slot] for slot in _chain(arrays.members, int(this.first))],
             )
+            groups.append(group)
         known, scheduler = int(arrays.counters[KNOWN_CLASSES]), self.dispatcher.reordering.scheduler
         made, left = scheduler.tried
         return GroupsState(
@@ -339,6 +328,15 @@ class Snapshot:
             tried=(made, arrays.groups.size - left),
             tried_s=max(scheduler.tried_s - now_s, LONG_AGO_S),
         )
+
+
+def _chain(nodes: Any, first: int) -> list[int]:
+    """Return *first* and what follows it in a list of groups or of members of one; nothing for -1."""
+    chain = []
+    while first >= 0:
+        chain.append(first)
+        first = int(nodes["following"][first])
+    return chain
 
 
 def _expected_wait_s(request: Request) -> float:

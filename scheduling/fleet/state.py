@@ -43,7 +43,6 @@ class InstanceState(Struct, forbid_unknown_fields=True):
     waits: bool = False
     """It gets them next."""
     reachable: bool = True
-    heartbeat_s: float | None = None
     kv_tokens: int = 0
     adapters: list[str] = []
     """LoRA adapters that it holds, most recently used first."""
@@ -94,7 +93,6 @@ class RequestState(Struct, kw_only=True, forbid_unknown_fields=True):
     sequences: int
     attempts: int
     tenant: str = ""
-    tenant_id: int = 0
     adapter: str = ""
     """LoRA adapter, "" for none."""
     prompt: int | None = None
@@ -175,6 +173,10 @@ class EndpointState(Struct, forbid_unknown_fields=True):
     """Instances that the global scheduler misses."""
 
 
+GROUP: Final = ("kind", "number", "joined", "prompt_tokens", "output_tokens", "opened_s", "pinned")
+"""Fields of a group that are those of its record (`queueing.groups`)."""
+
+
 class GroupState(Struct, forbid_unknown_fields=True):
     """A request group and its position in a virtual queue."""
 
@@ -191,7 +193,6 @@ class GroupState(Struct, forbid_unknown_fields=True):
     """Whether requests of its kind still join it."""
     instance: int | None
     """Instance of its virtual queue."""
-    rank: int
     members: list[int]
     """Indices into `FleetState.waiting`, in the order of leaving."""
 
@@ -200,6 +201,7 @@ class GroupsState(Struct, forbid_unknown_fields=True):
     """All request groups, and the memory of the global scheduler."""
 
     groups: list[GroupState]
+    """In the order of their virtual queues."""
     classes: list[tuple[int, int]]
     """Priority and due time in ms of each SLO class, in the order that kinds use."""
     next_number: int
@@ -236,6 +238,7 @@ class WaitsState(Struct, forbid_unknown_fields=True):
 class FleetState(Struct, forbid_unknown_fields=True):
     instances: list[InstanceState]
     running: list[RunningRequest]
+    """In order of dispatch."""
     waiting: list[WaitingRequest]
     """In order of arrival at their queues."""
     endpoints: list[EndpointState]

@@ -20,6 +20,7 @@ from scheduling.fleet.arrays import MEMORY_SLOTS, index_members, memory_tokens
 from scheduling.fleet.carried import carried
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import (
+    GROUP,
     Condition,
     EndpointState,
     FleetState,
@@ -89,8 +90,7 @@ class Fork:
     @cached_property
     def running(self) -> list[tuple[int, RunningRequest]]:
         """Return (row, request), in order of dispatch."""
-        listed = zip(self.row_of, self.state.running, strict=False)
-        return sorted((each for each in listed if each[0] >= 0), key=lambda each: each[1].placed_s)
+        return [each for each in zip(self.row_of, self.state.running, strict=False) if each[0] >= 0]
 
     @cached_property
     def waiting(self) -> list[tuple[int, WaitingRequest]]:
@@ -450,12 +450,12 @@ class _Placing:
                 arrays.limit[endpoint], arrays.token_s[endpoint] = seen.group_limit, seen.token_s
         shared = fork.cluster.shared_queues({key for at, key in enumerate(keys) if arrays.limit[at]})
         place = 0
-        for one in sorted(groups.groups, key=lambda each: each.rank):
+        for one in groups.groups:
             key = self.state.endpoints[one.endpoint].model, self.state.endpoints[one.endpoint].region
             if key not in keys:
                 continue
             this: Any = arrays.groups[place]
-            for name in ("kind", "number", "joined", "prompt_tokens", "output_tokens", "opened_s", "pinned"):
+            for name in GROUP:
                 this[name] = getattr(one, name)
             members = [slots[at] for at in one.members]
             this.endpoint, this.first, this.last, this.count = keys.index(key), members[0], members[-1], len(members)

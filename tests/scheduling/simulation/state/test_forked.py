@@ -118,8 +118,8 @@ def forked_pair(m, other, by_queue=True, held=0):
     about = {"joined": 1, "prompt_tokens": 200.0, "output_tokens": 50.0, "opened_s": -5.0}
     groups = [
         about | {"endpoint": at, "kind": kind, "number": number, "pinned": False, "is_open": False, "instance": at,
-                 "rank": rank, "members": [member]}
-        for at, kind, number, rank, member in ((0, 0, 5, 1, 0), (1, 0, 6, 0, 1), (0, 1, 7, 2, 2))
+                 "members": [member]}
+        for at, kind, number, member in ((1, 0, 6, 1), (0, 0, 5, 0), (0, 1, 7, 2))
     ]  # fmt: skip
     endpoint = {"region": "east", "ordering": "qlm", "mean_tokens": 250.0, "group_limit": 4}
     means = {"m": 50.0, "other": 40.0}
