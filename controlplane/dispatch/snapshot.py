@@ -105,7 +105,6 @@ class Snapshot:
             backlogs=dispatcher.holding.work.backlogs(now_s),
             look_s=max(0.0, dispatcher.holding.acted_s + LOOK_S - now_s),
             memory=self._memory(),
-            waits=dispatcher.waits.state(),
         )
         state.prompts = [prompt for _, prompt in self._prompts.values()]
         return state

@@ -14,7 +14,6 @@ from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.stages import COMING_LIMIT_S
 from controlplane.fleet.lifecycle.states import InstanceState
-from scheduling.fleet.state import WaitsState
 from scheduling.queueing.promises import Calibration
 from scheduling.queueing.waits.correction import Correction
 from scheduling.queueing.waits.starting import NOT_KNOWN, SPREAD, Coming, left_of_start_s, sooner, until_produced
@@ -76,7 +75,7 @@ class Paces:
         self.topology, self.queue, self.history = topology, queue, history
         self.clock, self.wall_clock = clock, time.time
         self._paces: dict[tuple[int, int], Pace] = {}  # by endpoint and instance, -1 for all of its instances
-        self.corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class, "" for all
+        self._corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class, "" for all
         self._coming: dict[
             int, tuple[float, int, list[Coming]]
         ] = {}  # by endpoint: time of the read, instances that served
@@ -100,11 +99,11 @@ class Paces:
     def learned(self, endpoint: Endpoint, slo_class: str) -> Correction:
         """Return the correction learned from waits of a class at *endpoint*; "" for all classes."""
         key = (endpoint.index, slo_class)
-        correction = self.corrections.get(key)
+        correction = self._corrections.get(key)
         if correction is None:
             measured = any(replica.spec.profile for replica in self.topology.members(endpoint))
             guess = Correction.GUESS if measured else 0.0
-            correction = self.corrections[key] = Correction(guess, overtaken=bool(slo_class))
+            correction = self._corrections[key] = Correction(guess, overtaken=bool(slo_class))
         return correction
 
     def known(self, endpoint: Endpoint, replica: Replica | None, slo_class: str) -> CorrectedPace | None:
@@ -112,7 +111,7 @@ class Paces:
         pace = self._pace(endpoint, replica)
         if pace is None:
             return None
-        correction = self.corrections.get((endpoint.index, slo_class))
+        correction = self._corrections.get((endpoint.index, slo_class))
         if correction is None or correction.batches < ENOUGH_BATCHES:
             correction = self.learned(endpoint, "")
         if correction.known:
@@ -221,23 +220,6 @@ class Waits(Stage):
     def calibration(self, endpoint: Endpoint, slo_class: str) -> Calibration:
         """Return what waits of a class at *endpoint* teach about their estimated 99th percentiles."""
         return self._calibrations.setdefault((endpoint.index, slo_class), Calibration())
-
-    def state(self) -> WaitsState:
-        """Return what it has learned, by names."""
-        names = {one.index: (one.model, one.region) for one in self.topology.own_endpoints}
-        return WaitsState(
-            lengths=self.history.state(),
-            corrections=[
-                (*names[at], slo_class, learned.state())
-                for (at, slo_class), learned in self.paces.corrections.items()
-                if at in names
-            ],
-            calibrations=[
-                (*names[at], slo_class, learned.state())
-                for (at, slo_class), learned in self._calibrations.items()
-                if at in names
-            ],
-        )
 
     def waiting(self, request: Request) -> bool:
         """Count the expected output of *request*, which begins to wait."""

@@ -224,17 +224,6 @@ class BacklogState(Struct, forbid_unknown_fields=True):
     mean_tokens: float
 
 
-class WaitsState(Struct, forbid_unknown_fields=True):
-    """What estimates of waits have learned, by (model, region, SLO class), "" for all classes; numbers of `state`."""
-
-    lengths: list[tuple[str, str, list[float]]] = []
-    """`History`, by (model, SLO class)."""
-    corrections: list[tuple[str, str, str, list[float]]] = []
-    """`Correction`."""
-    calibrations: list[tuple[str, str, str, list[float]]] = []
-    """`Calibration`."""
-
-
 class FleetState(Struct, forbid_unknown_fields=True):
     instances: list[InstanceState]
     running: list[RunningRequest]
@@ -259,8 +248,6 @@ class FleetState(Struct, forbid_unknown_fields=True):
     memory: dict[str, float] = {}
     """Memory of the scaling strategies."""
     prompts: list[PromptState] = []
-    waits: WaitsState | None = None
-    """What estimates of waits have learned."""
 
     @property
     def requests(self) -> list[RequestState]:

@@ -8,7 +8,7 @@ simulator.
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,15 +90,6 @@ class Calibration:
     def __init__(self) -> None:
         self._ratios: deque[float] = deque(maxlen=self.KEPT)
         self._unreachable = 0
-
-    def state(self) -> list[float]:
-        """Return what it has learned."""
-        return [float(self._unreachable), *self._ratios]
-
-    def resume(self, values: Sequence[float]) -> None:
-        """Continue with what `state` returned."""
-        self._unreachable = int(values[0])
-        self._ratios.extend(values[1:])
 
     def learn(self, p99_s: float, waited_s: float) -> None:
         """Learn from a request that waited for *waited_s* where *p99_s* was estimated."""

@@ -135,8 +135,6 @@ class Simulation:
         if state.groups is not None and self.scheduling is not None:
             self.looked_s = state.state.swept_s
             state.resume(self.scheduling.scheduler, self.waiting.groups.groups.size)
-        if state.state.waits is not None and self.waits is not None:
-            self.waits.resume(state.state.waits)
 
     @property
     def world(self) -> World:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import uncompiled
 from scheduling.fleet.arrays import at_once
-from scheduling.fleet.state import WaitsState
 from scheduling.queueing.promises import Calibration
 from scheduling.queueing.waits.correction import Correction
 from scheduling.queueing.waits.starting import SPREAD, Coming, sooner, until_produced
@@ -85,19 +84,6 @@ class SimulatedWaits:
         """By request: endpoint, uncorrected wait, batch, whether its wait teaches throughput."""
         self._expected = np.zeros((0, EXPECTED_COLUMNS))
         self._noted = np.zeros(0, np.int64)  # sequence number of the request that a row of it is of
-
-    def resume(self, state: WaitsState) -> None:
-        """Continue with what a live fleet has learned."""
-        cluster = self.simulation.cluster
-        classes = {"": ALL} | {one.slo_class: at for at, one in enumerate(cluster.classes)}
-        endpoints = {key: at for at, key in enumerate(cluster.endpoints)}
-        for model, slo_class, values in state.lengths:
-            if model in cluster.models and not slo_class:
-                self.history.resume(cluster.models.index(model), values)
-        for learned, of in ((state.corrections, self._correction), (state.calibrations, self.calibration)):
-            for model, region, slo_class, values in learned:
-                if (model, region) in endpoints and slo_class in classes:
-                    of(endpoints[model, region], classes[slo_class]).resume(values)
 
     def slot(self, request: int) -> int:
         """Return the slot in which *request* waits; -1 if it does not."""

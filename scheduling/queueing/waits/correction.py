@@ -1,7 +1,6 @@
 """Corrections of estimated waits, learned from actual ones."""
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
 
@@ -40,14 +39,6 @@ class Correction:
         self._ee = self._ee * kept + weight * estimated_s * estimated_s
         self._ea = self._ea * kept + weight * estimated_s * actual_s
         self._aa = self._aa * kept + weight * actual_s * actual_s
-
-    def state(self) -> list[float]:
-        """Return what it has learned."""
-        return [self.guess, self.batches, self._e, self._a, self._ee, self._ea, self._aa]
-
-    def resume(self, values: Sequence[float]) -> None:
-        """Continue with what `state` returned."""
-        self.guess, self.batches, self._e, self._a, self._ee, self._ea, self._aa = values
 
     @property
     def known(self) -> bool:

@@ -18,7 +18,7 @@ produced (2); their sum is normally distributed (3, 19). Beyond the paper:
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -290,19 +290,6 @@ class History:
         if moments is None:
             moments = self._moments[key] = _Moments()
         moments.add(prompt_tokens, output_tokens, predicted_tokens)
-
-    def state(self) -> list[tuple[str, str, list[float]]]:
-        """Return what it has learned, by model and SLO class, "" for all."""
-        return [
-            (*(key if isinstance(key, tuple) else (key, "")), [getattr(one, name) for name in one.__slots__])
-            for key, one in self._moments.items()
-        ]
-
-    def resume(self, key: Hashable, values: Sequence[float]) -> None:
-        """Continue with what `state` returned for *key*."""
-        moments = self._moments[key] = _Moments()
-        for name, value in zip(moments.__slots__, values, strict=True):
-            setattr(moments, name, value)
 
     def lengths(self, key: Hashable) -> Lengths:
         """Return the lengths of requests of *key*; with few of them, a value between those and `UNKNOWN`."""
