@@ -79,7 +79,7 @@ class Fleet(Protocol):
     # Reading
 
     def serves(self, endpoint: int) -> bool:
-        """Whether *endpoint* gets requests of its own; one of donated instances does not."""
+        """Whether *endpoint* gets requests; False for one of donated instances, which opportunistic ones alone reach."""
 
     def spot_with_room(self, row: int) -> int:
         """Return the endpoint of the nearest donated instances with room for the request of *row*; -1 for none."""
