@@ -30,7 +30,7 @@ from scheduling.applications.standings import KnownGraph, Run, RunCall
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.routing.adapters import NOT_LOADED
 
-Prewarming = Literal["lru", "epwq", "hermes"]
+PrewarmBy = Literal["lru", "epwq", "hermes"]
 LRU: Final = "lru"
 HERMES: Final = "hermes"
 WarmKind = Literal["adapter", "prefix", "model", "container", "dnn"]

@@ -18,6 +18,7 @@ from scheduling.applications.prewarming import (
     HERMES,
     OPEN_S,
     LikelyCall,
+    PrewarmBy,
     Warmable,
     due,
     likely_calls_of,
@@ -49,11 +50,11 @@ class Woken:
 class Prewarming:
     """Call `act` every `LOOK_S`, `refresh_likely` in between, and `placed` when an instance is given a request.
 
-    *by*: `applications.prewarming.Prewarming`. `counts` has, by kind, what was `warmed`, what of it was `used` by a call
+    `counts` has, by kind, what was `warmed`, what of it was `used` by a call
     afterwards, and what was `wasted`: it left without, or ten minutes have passed.
     """
 
-    def __init__(self, fleet: Fleet, runs: Runs, by: str = HERMES) -> None:
+    def __init__(self, fleet: Fleet, runs: Runs, by: PrewarmBy = HERMES) -> None:
         self.fleet, self.runs, self.by = fleet, runs, by
         self.prompts = PromptPrewarming(fleet)
         self.counts = {kind: Counter[str](warmed=0, used=0, wasted=0) for kind in ("adapter", "model")}

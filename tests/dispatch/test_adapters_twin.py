@@ -5,15 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduling.applications.demand_graph import DemandGraph
-from scheduling.applications.standings import KnownGraph
 from scheduling.routing.adapters import TIERS
 from scheduling.simulation.cluster.world import Outcome
-from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
-from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome
-from tests.dispatch.test_runs_twin import RATES, RUNS, UNITS, RunsLive, drawn_record, rows_of
-from tests.dispatch.test_twin import NEVER, Live, assert_alike, serve_both, simulated_fleet
+from tests.dispatch.test_twin import Live, serve_both, simulated_fleet
 from tests.examples import at_night_but
 
 REQUESTS = 200
@@ -55,31 +50,3 @@ async def test_both_clocks_place_adapters_alike(routing, ordering, round_trip_s)
     assert counted == [live.dispatcher.adapters.tiers[tier] for tier in TIERS]
     assert min(counted) > 0
     assert sum(counted) == (adapter[decided] >= 0).sum()
-
-
-async def test_both_clocks_prewarm_adapters_alike():
-    random = np.random.default_rng(11)
-    fleet = simulated_fleet(random, "join_shortest_queue", "application")
-    fleet.prewarming = "hermes"
-    fleet.instances = [
-        replace(spec, engine=replace(spec.engine, max_loras=2, max_cpu_loras=4)) for spec in fleet.instances
-    ]
-    records = [drawn_record(random, 6) for _ in range(40)]
-    graph = KnownGraph.of(DemandGraph("a0", UNITS, records), RATES)
-    began_s = np.cumsum(random.exponential(0.3, RUNS))
-    runs = RunsToCome(
-        [ApplicationToCome("a0", UNITS, graph)],
-        [RunToCome(0, float(began), NEVER, drawn_record(random, 6)) for began in began_s],
-    )
-    run_of, arrival_s, prompt, output = rows_of(runs)
-    region, adapter = (random.integers(0, most, RUNS)[run_of] for most in (3, 12))
-    requests = make_requests(arrival_s, prompt, output, region=region, run=run_of, adapter=adapter)
-    live = RunsLive(fleet)
-    live.dispatcher.runs.graphs[1, "a0"] = graph
-    live.serve(fleet, requests, runs)
-    result = Simulation(fleet, requests, decisions=True, runs=runs).run()
-    assert_alike(live, result)
-    counts = live.dispatcher.prewarming.counts["adapter"]
-    assert live.warmed == counts["warmed"]
-    assert {name: result.counters[f"prewarmed_{name}"] for name in counts} == dict(counts)
-    assert min(counts["used"], counts["wasted"]) > 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scheduling.applications.prewarming import LRU, USUAL_K, USUAL_SHARE, Prewarming
+from scheduling.applications.prewarming import LRU, USUAL_K, USUAL_SHARE, PrewarmBy
 from scheduling.applications.warm_pool import WarmTerms
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
@@ -114,7 +114,7 @@ class Cluster:
     """Of all endpoints, or by endpoint."""
     reordering: str = SEARCH
     """For the order `qlm`: the global scheduler's rule, the search or a rule of `reordering.rules`."""
-    prewarming: Prewarming = LRU
+    prewarming: PrewarmBy = LRU
     """How backends are prewarmed, with the least effectiveness *prewarm_k* for application runs."""
     prewarm_k: float = USUAL_K
     prewarm_share: float = USUAL_SHARE
