@@ -36,7 +36,7 @@ HERMES: Final = "hermes"
 WarmKind = Literal["adapter", "prefix", "model", "container", "dnn"]
 USUAL_K: Final = 0.5
 """The paper's default."""
-LOOK_S: Final = 1.0
+PERIOD_S: Final = 1.0
 """Period of prewarming: a start that is due before the next time is made now."""
 USUAL_SHARE: Final = 0.05
 AGAIN_S: Final = 60.0
@@ -99,8 +99,8 @@ class LikelyCall(NamedTuple):
 
 
 def due(likely: Iterable[LikelyCall], *kinds: str) -> list[LikelyCall]:
-    """Return the calls whose warming starts within `LOOK_S`, the first to start first."""
-    now = [call for call in likely if call.target.kind in kinds and call.start_in_s <= LOOK_S]
+    """Return the calls whose warming starts within `PERIOD_S`, the first to start first."""
+    now = [call for call in likely if call.target.kind in kinds and call.start_in_s <= PERIOD_S]
     return sorted(now, key=lambda call: (call.start_in_s, call.run))
 
 

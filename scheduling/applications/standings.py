@@ -1,7 +1,7 @@
-"""Standings of application runs: what each still needs, as its calls come and end (Hermes sections 3.2 and 3.3).
+"""Standings of application runs: what each still needs, as its calls arrive and end (Hermes sections 3.2 and 3.3).
 
 The live dispatcher and the simulator report every call of a run to the same `Standings`, and order what waits by the same
-keys (`ordering.run_key`). What a run needs is drawn again when a call comes: the demands of the steps before it are known by
+keys (`ordering.run_key`). What a run needs is drawn again when a call arrives: the demands of the steps before it are known by
 then, and so is its own input. In between its rank is refreshed once its attained service goes past the end of a bucket.
 
 Calls become steps as in `recording`: those of a unit that run at once are one step, caused by the step that ended last.
@@ -38,9 +38,9 @@ from scheduling.queueing.groups import BY_RANK, GROUP_ORDERS
 from scheduling.queueing.ordering import BY_RUN, ORDERINGS, QLM, Standing, run_key
 
 SAMPLES: Final = 200
-"""Walks of the demand graph when a call comes."""
+"""Walks of the demand graph when a call arrives."""
 GATHERS_S: Final = 0.25
-"""So long after a call of a step another one of it may be on its way: 98 % of the demo's come within 0.14 s, under load."""
+"""So long after a call of a step another one of it may be on its way: 98 % of the demo's arrive within 0.14 s, under load."""
 MOST_RUNS: Final = 100_000
 """Runs followed at once; a further one pushes out the one that was heard of least lately."""
 
@@ -95,7 +95,7 @@ class KnownGraph(NamedTuple):
 
 
 class RunCall(NamedTuple):
-    """A call of a run that comes. *request* identifies it until it ends."""
+    """A call of a run that arrives. *request* identifies it until it ends."""
 
     request: int
     application: Hashable
@@ -151,7 +151,7 @@ class _Step:
         return self.input_tokens / self.calls, self.output_tokens / max(1, ended), float(self.calls)
 
     def gathers(self, now_s: float, graph: KnownGraph) -> bool:
-        """Whether further calls may be on their way: it has just come, none has ended, and recorded ones had more."""
+        """Whether further calls may be on their way: it has just arrived, none has ended, and recorded ones had more."""
         just_came = now_s < self.came_s + GATHERS_S and self.open == self.calls
         return just_came and self.calls < graph.most_at_once(self.unit)
 
@@ -197,7 +197,7 @@ class Run:
     late_s: float = np.inf
     """When it can no longer be in time; infinity once it is late."""
     gathered_s: float = np.inf
-    """When its open step that just comes has gathered its calls; infinity for none."""
+    """When its open step that has just begun has gathered its calls; infinity for none."""
     draws: int = 0
     reports: int = 0
     """Of calls that came or ended."""
@@ -359,7 +359,7 @@ class Standings:
         self._numbers = 0
 
     def arrive(self, call: RunCall, now_s: float) -> Run:
-        """Return the run of *call*, which comes now; its service is to be drawn (`refreshed`)."""
+        """Return the run of *call*, which arrives; its service is to be drawn (`refreshed`)."""
         if (known := self._of_call.get(call.request)) is not None:
             return known  # it waits again
         key = call.application, call.run

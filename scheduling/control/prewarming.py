@@ -48,10 +48,10 @@ class Woken:
 
 
 class Prewarming:
-    """Call `act` every `LOOK_S`, `refresh_likely` in between, and `placed` when an instance is given a request.
+    """Call `act` every `PERIOD_S`, `refresh_likely` in between, and `placed` when an instance is given a request.
 
-    `counts` has, by kind, what was `warmed`, what of it was `used` by a call
-    afterwards, and what was `wasted`: it left without, or ten minutes have passed.
+    `counts` has, by kind, what was `warmed`, what of it was `used` by a call afterwards, and what was `wasted`: it left
+    without, or ten minutes have passed.
     """
 
     def __init__(self, fleet: Fleet, runs: Runs, by: PrewarmBy = HERMES) -> None:

@@ -180,7 +180,7 @@ class ReleasedCalls:
             for number, taken in calls:
                 standings.end(number, step.duration_s, now_s)
                 if pool is not None and taken is not None:
-                    pool.give_back(taken, now_s)
+                    pool.release(taken, now_s)
             if not self.abandoned[run]:
                 self._end_step(run, at, now_s)
             return
@@ -193,7 +193,7 @@ class ReleasedCalls:
             standings.arrive(call._replace(request=-self._other_calls), now_s)
             taken = None
             if pool is not None:
-                taken = pool.take(backend.name, self._cluster.backends[backend.kind].warm_s(backend.name), now_s)
+                taken = pool.use(backend.name, self._cluster.backends[backend.kind].warm_s(backend.name), now_s)
                 ready_s = max(ready_s, taken.ready_s)
             calls.append((-self._other_calls, taken))
         self._others[run, at] = calls
@@ -279,7 +279,7 @@ class ReleasedCalls:
         """Return warm hits of calls, and outcomes of prewarmed containers and DNN models."""
         counts = dict(self._arrived)
         for kind, pool in self.pools.items():
-            pool.look(now_s)
+            pool.expire(now_s)
             counts |= {f"{kind}_{name}": count for name, count in pool.counts.items()}
             counts |= {f"{kind}_idle_s": round(pool.idle_s(now_s)), f"{kind}_waited_s": round(pool.waited_s)}
         return counts

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from scheduling.applications.prewarming import LOOK_S, LRU
+from scheduling.applications.prewarming import LRU, PERIOD_S
 from scheduling.control.prewarming import Prewarming
 from scheduling.control.runs import Runs
 from scheduling.simulation.application_runs import ReleasedCalls
@@ -30,7 +30,7 @@ class SimulatedPrewarming:
             self._kinds.add("model")
         self._unseen = np.flatnonzero(with_adapter)
         """Requests with an adapter or a system prompt that no instance was seen to have."""
-        self.next_s = LOOK_S
+        self.next_s = PERIOD_S
 
     @property
     def needed(self) -> bool:
@@ -39,7 +39,7 @@ class SimulatedPrewarming:
         return cluster.prewarming != LRU and bool(cluster.backends or self._kinds)
 
     def act(self, world: World, now_s: float) -> None:
-        self.next_s += LOOK_S
+        self.next_s += PERIOD_S
         placed = world.outcomes["attempts"][self._unseen] > 0
         for row in self._unseen[placed].tolist():
             instance, adapter = int(world.outcomes["instance"][row]), int(self._fleet.requests.adapter[row])
