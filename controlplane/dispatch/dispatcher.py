@@ -208,7 +208,7 @@ class Dispatcher(Core):
     def waiting_now(self, most: int) -> Iterator[tuple[Request, Estimate]]:
         """Yield the first *most* waiting requests of each endpoint in order, with their remaining waits as of when they are
         yielded; none that has left by then."""
-        for requests in [self.queue.first(each, most) for each in self.topology.endpoints]:
+        for requests in [self.queue.in_order(each, most) for each in self.topology.endpoints]:
             yield from ((request, self.waits.of(request)) for request in requests if request.slot >= 0)
 
     def held_now(self, most: int) -> list[HeldEstimate]:

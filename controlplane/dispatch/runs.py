@@ -20,22 +20,6 @@ from scheduling.applications.standings import FIRST_S, KnownGraph, PastCall, Rea
 from scheduling.control.runs import Runs
 from scheduling.fleet.profile import USUAL
 
-
-class EndedCall(NamedTuple):
-    """A call of a run in progress, as the ledger has it, or a reported unit; moments in seconds before now."""
-
-    model: str
-    """Empty of a unit that is no LLM."""
-    region: str
-    """Of its caller."""
-    unit: str
-    began_s: float
-    ended_s: float
-    prompt_tokens: int
-    output_tokens: float | None
-    """Seconds of a unit that is no LLM. None: it failed."""
-
-
 MAX_UNIT_S: Final = 3600.0
 """A unit that is reported to run, and whose end is not reported, is given up after so long."""
 MAX_OPENED: Final = 10_000
@@ -167,18 +151,18 @@ class ApplicationRuns(Stage):
         at = self.fleet.preferred(model, region)
         return ServiceRate.of(self.fleet.endpoints[at].profile if at >= 0 else USUAL)
 
-    def resume(self, runs: Iterable[tuple[tuple[int, str], str, Sequence[EndedCall]]]) -> int:
-        """Follow *runs* in progress: (tenant id, application), run, and its ended calls. Return how many are resumed."""
+    def resume(self, runs: Iterable[tuple[tuple[int, str], str, Sequence[PastCall]]]) -> int:
+        """Follow *runs* in progress: (tenant id, application), run, and its ended calls, whose moments are seconds before
+        now. Return how many are resumed.
+        """
         now_s, resumed = self.fleet.now_s, 0
         for application, name, ended in runs:
             past = [
-                PastCall(
-                    one.unit or NO_UNIT,
-                    now_s - one.began_s,
-                    now_s - one.ended_s,
-                    one.prompt_tokens,
-                    one.output_tokens,
-                    self._rate(one.model, one.region) if one.model else ServiceRate(),
+                one._replace(
+                    unit=one.unit or NO_UNIT,
+                    began_s=now_s - one.began_s,
+                    ended_s=now_s - one.ended_s,
+                    rate=self._rate(one.model, one.region) if one.model else one.rate,
                 )
                 for one in ended
             ]

@@ -289,27 +289,15 @@ class WaitingQueue(Stage):
         first = groups["first"].tolist()
         return np.array([at and self.is_lost(slot) for at, slot in zip(there.tolist(), first, strict=True)], np.bool_)
 
-    def in_order(self, endpoint: Endpoint) -> list[Request]:
-        """Return the requests that wait for *endpoint*, in the order in which they would leave."""
-        if not self.count(endpoint):
-            return []
-        return [self._held[slot] for slot in in_order(self.arrays, endpoint.index).tolist()]
+    def in_order(self, endpoint: Endpoint, most: int | None = None) -> list[Request]:
+        """Return the requests that wait for *endpoint*, the first *most*, in the order in which they would leave."""
+        return [self._held[slot] for slot in in_order(self.arrays, endpoint.index, most).tolist()]
 
     def still_waiting(self, endpoint: Endpoint) -> Iterator[Request]:
         """Yield those, without what has left or moved before it is yielded."""
         for request in self.in_order(endpoint):
             if request.slot >= 0 and request.endpoint is endpoint:
                 yield request
-
-    def first(self, endpoint: Endpoint, most: int) -> list[Request]:
-        """Return the first *most* of those, without sorting all."""
-        count = self.count(endpoint)
-        if count <= most:
-            return self.in_order(endpoint)
-        slots = self.arrays.heap[endpoint.index, :count]
-        slots = slots[np.argpartition(self.arrays.key[slots], most)[:most]]
-        ordered = slots[np.lexsort((self.arrays.sequence[slots], self.arrays.key[slots]))]
-        return [self._held[slot] for slot in ordered.tolist()]
 
     def add(self, request: Request, endpoint: Endpoint) -> None:
         """Queue *request* for *endpoint*, with a queue key by the ordering there."""

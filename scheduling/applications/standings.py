@@ -1,8 +1,8 @@
 """Standings of application runs: what each still needs, as its calls arrive and end (Hermes sections 3.2 and 3.3).
 
 The live dispatcher and the simulator report every call of a run to the same `Standings`, and order what waits by the same
-keys (`ordering.run_key`). What a run needs is drawn again when a call arrives: the demands of the steps before it are known by
-then, and so is its own input. In between its rank is refreshed once its attained service goes past the end of a bucket.
+keys (`ordering.run_key`). What a run needs is drawn again when a call arrives: the demands of the steps before it are known
+by then, and so is its own input. In between its rank is refreshed once its attained service goes past the end of a bucket.
 
 Calls become steps as in `recording`: those of a unit that run at once are one step, caused by the step that ended last.
 While further ones may be on their way (`GATHERS_S`), how many they will be is drawn too. Service is that of the endpoints
@@ -40,7 +40,7 @@ from scheduling.queueing.ordering import BY_RUN, ORDERINGS, QLM, Standing, run_k
 SAMPLES: Final = 200
 """Walks of the demand graph when a call arrives."""
 GATHERS_S: Final = 0.25
-"""So long after a call of a step another one of it may be on its way: 98 % of the demo's arrive within 0.14 s, under load."""
+"""So long after a call of a step another one of it may be on its way: 98 % of the demo's do within 0.14 s, under load."""
 MOST_RUNS: Final = 100_000
 """Runs followed at once; a further one pushes out the one that was heard of least lately."""
 
@@ -126,7 +126,11 @@ class PastCall(NamedTuple):
     prompt_tokens: int
     output_tokens: float | None
     """Seconds of a unit that is no LLM. None: it failed."""
-    rate: ServiceRate
+    rate: ServiceRate = ServiceRate()
+    model: str = ""
+    """As in the ledger; empty of a unit that is no LLM."""
+    region: str = ""
+    """Of its caller."""
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from scheduling.applications.demand_graph import Backend
 from scheduling.applications.prewarming import (
     AGAIN_S,
     HERMES,
+    MOST_WAITING,
     OPEN_S,
     LikelyCall,
     PrewarmBy,
@@ -28,8 +29,9 @@ from scheduling.applications.prewarming import (
 from scheduling.applications.standings import Run, RunCall
 from scheduling.control.fleet import Fleet
 from scheduling.control.runs import Runs
-from scheduling.control.system_prompts import PromptPrewarming, first_waiting
+from scheduling.control.system_prompts import PromptPrewarming
 from scheduling.fleet.arrays import MEMORY_SLOTS
+from scheduling.queueing.waiting_set import in_order
 from scheduling.routing.adapters import NOT_LOADED, ON_GPU, takes_adapter, tier_of, use_adapter
 
 SLICE_S: Final = 0.002
@@ -162,7 +164,7 @@ class Prewarming:
         for call in self.due("adapter"):
             of[call.target.endpoint].append(call.target.name)  # type: ignore[arg-type]
         for endpoint in range(len(self.fleet.endpoints)) if of or with_adapter.any() else ():
-            first = first_waiting(waiting, endpoint, with_adapter)
+            first = in_order(waiting, endpoint, MOST_WAITING, with_adapter)
             members = self.fleet.members.members[slice(*self.fleet.members.first[endpoint : endpoint + 2])]
             room = int(fleet.adapter_slots[members, MEMORY_SLOTS].sum())
             soonest = list(dict.fromkeys([*waiting.adapter[first].tolist(), *of[endpoint]]))[:room]

@@ -10,15 +10,12 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from scheduling.applications.prewarming import AGAIN_S, MOST_WAITING, OPEN_S, LikelyCall, Warmable, nearest
 from scheduling.compiled import uncompiled
 from scheduling.control.fleet import Endpoint, Fleet
 from scheduling.fleet.arrays import at_once
 from scheduling.fleet.profile import Profile
-from scheduling.queueing.waiting_set import WaitingArrays
+from scheduling.queueing.waiting_set import in_order
 from scheduling.routing.adapters import ON_GPU, tier_of
 from scheduling.routing.prefix_affinity import covered, learn, match, unmatch
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
@@ -132,7 +129,7 @@ class PromptPrewarming:
             of[call.target.endpoint].append(call.target.name)
         for at, endpoint in enumerate(fleet.endpoints if self.known else ()):
             if endpoint.prewarm_share and _by_prefix(endpoint):
-                first = first_waiting(fleet.waiting, at)
+                first = in_order(fleet.waiting, at, MOST_WAITING).tolist()
                 for name in [*(fleet.system_prompt(fleet.row_at(slot)) for slot in first), *of[at]]:
                     self._warm(at, name)
 
@@ -240,13 +237,3 @@ class PromptPrewarming:
 
 def _by_prefix(endpoint: Endpoint) -> bool:
     return POLICY_CODES[endpoint.policy.routing] == LEAST_DELAY
-
-
-def first_waiting(waiting: WaitingArrays, endpoint: int, among: NDArray[np.bool_] | None = None) -> list[int]:
-    """Return the slots of the first requests that wait for *endpoint*, in order; of those *among* (a mask), if given."""
-    slots = waiting.heap[endpoint, : waiting.size[endpoint]]
-    slots = slots if among is None else slots[among[slots]]
-    if slots.size > MOST_WAITING:
-        slots = slots[waiting.key[slots] <= np.partition(waiting.key[slots], MOST_WAITING)[MOST_WAITING]]
-    first: list[int] = slots[np.lexsort((waiting.sequence[slots], waiting.key[slots]))][:MOST_WAITING].tolist()
-    return first

@@ -12,9 +12,9 @@ from controlplane.applications.feeding import GraphFeeder, calls_in_progress
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.runs import EndedCall, RunReport
+from controlplane.dispatch.runs import RunReport
 from scheduling.applications.demand_graph import ServiceRate
-from scheduling.applications.standings import RunCall
+from scheduling.applications.standings import PastCall, RunCall
 from scheduling.fleet.profile import USUAL
 from tests.applications.conftest import write_run
 from tests.console.conftest import ledger_row
@@ -98,7 +98,7 @@ def test_only_runs_that_are_not_idle_and_calls_that_ended_count(acme):
 
 def test_a_call_of_a_model_that_is_served_no_longer_counts_by_a_usual_profile():
     owner = dispatcher()
-    call = EndedCall("gone", "east", "write", 30.0, 20.0, 100, 50)
+    call = PastCall("write", 30.0, 20.0, 100, 50, model="gone", region="east")
     assert owner.runs.resume([((1, "review"), "now", [call])]) == 1
     assert owner.runs.standings.runs[(1, "review"), "now"].attained_s() > 0.0
 

@@ -120,7 +120,7 @@ async def test_where_memory_limits_the_batch_a_request_counts_by_what_its_prompt
     backend = served.backends[0]
     backend.script.hold = asyncio.Event()
     tasks = await fill(served, 3)
-    (waiting,) = served.gateway.dispatcher.queue.first(endpoint, 1)
+    (waiting,) = served.gateway.dispatcher.queue.in_order(endpoint, 1)
     weight = known.weight(float(waiting.asked.prompt_tokens))
     mean, variance, error = times.history.expected(
         (endpoint.model, waiting.asked.slo_class), float(waiting.predicted_tokens)
