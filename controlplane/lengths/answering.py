@@ -110,8 +110,8 @@ class Answering:
             self._not_before_s[version] = time.monotonic() + AGAIN_S
             return None
 
-    def in_turn(self) -> list[RunningVersion]:
-        """Return the versions to ask in turn: the active one, and the default one where that has no answer."""
+    def asked(self) -> list[RunningVersion]:
+        """Return the versions to ask: the active one, then the default one where that has no answer."""
         return [one for one in dict.fromkeys((self.active, self.default)) if one is not None and self.active]
 
     # The shadow

@@ -199,7 +199,7 @@ class LengthService:
                 if estimate is not None:
                     return bounded(query, estimate, source, query=query, key=key)
         why = ""
-        for running in self.answering.in_turn():
+        for running in self.answering.asked():
             reply = await running.predictor.ask(query, budget_s)
             if isinstance(reply, Estimate):
                 corrected = running.online.correct(query, reply.tokens, reply.quantiles)
@@ -270,8 +270,10 @@ class LengthService:
 
     async def _measure_shadow(self) -> None:
         """Count the errors that the shadow would have made on the last requests, asked one by one as live."""
-        finished, running = self.answering.take_finished(), self.answering.shadow
-        for query, real_tokens, cut, budget_s, at in finished if running is not None else ():
+        running = self.answering.shadow
+        for query, real_tokens, cut, budget_s, at in self.answering.take_finished():
+            if running is None:
+                break
             began = time.perf_counter()
             reply = await running.predictor.ask(query, SHADOW_BUDGET_S)
             late = time.perf_counter() - began > budget_s
