@@ -82,10 +82,6 @@ class WaitingQueue(Stage):
         """Whether requests for *endpoint* are in request groups."""
         return ORDERINGS[endpoint.spec.policy.ordering] == QLM
 
-    def follows_runs(self, endpoint: Endpoint) -> bool:
-        """Whether requests for *endpoint* are ordered by their application runs."""
-        return follows_runs(endpoint.spec.policy)
-
     @property
     def group_count(self) -> int:
         """Return the number of waiting request groups."""
@@ -153,7 +149,7 @@ class WaitingQueue(Stage):
 
     def _rank(self, request: Request, endpoint: Endpoint) -> None:
         """Give *request*, which has just been queued for *endpoint*, its rank where request groups leave by that."""
-        if not (self.grouped(endpoint) and self.follows_runs(endpoint)):
+        if not (self.grouped(endpoint) and follows_runs(endpoint.policy)):
             return
         arrays, slot, standing = self.arrays, request.slot, request.standing
         began_s, rank_s = (
@@ -240,7 +236,7 @@ class WaitingQueue(Stage):
         if ordering in BY_RUN and request.standing is not None:
             return key_in_run(ordering, request.standing, asked.priority, endpoint.spec.policy.ordering_stretch)
         key = _queue_key(endpoint, arrival_s, asked, prompt, output)
-        if request.standing is not None and ordering == QLM and self.follows_runs(endpoint):
+        if request.standing is not None and ordering == QLM and follows_runs(endpoint.policy):
             return uncompiled(due_in_run)(key, arrival_s, request.standing.due_s, request.standing.worst_s)
         return key
 

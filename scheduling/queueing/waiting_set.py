@@ -142,7 +142,7 @@ def grow_waiting(
 def in_order(
     waiting: WaitingArrays, endpoint: int, most: int | None = None, among: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int32]:
-    """Return the slots that wait for *endpoint*, in the order in which they would leave; the first *most*, of *among* alone."""
+    """Return the slots that wait for *endpoint*, in the order in which they would leave; the first *most*, those *among*."""
     slots = waiting.heap[endpoint, : waiting.size[endpoint]]
     slots = slots if among is None else slots[among[slots]]
     if most is not None and slots.size > most:  # without sorting all

@@ -181,18 +181,14 @@ class Simulation:
             raise ValueError(f"until_s ({until_s}) is before now ({self.now_s})")
         count = self.requests.count
         while True:
-            sample_s, look_s = self._samples.next_s, np.inf
-            if self.scheduling is not None:
-                # Without further arrivals or events, waiting requests wait for ever, in any order.
-                comes = self._arrived.item() < count or self.world.events.time_s.item(1) < np.inf
-                look_s = self.looked_s + GlobalScheduler.EVERY_S if comes else np.inf
-            rank_s, comes_s = self._runs_s()
+            comes_s = max(self.runs.next_s(), self.now_s) if self.runs is not None else np.inf
+            # Without further arrivals or events, waiting requests wait for ever, in any order.
+            moves = comes_s < np.inf or self.world.events.time_s.item(1) < np.inf or self._arrived.item() < count
+            sample_s = self._samples.next_s
+            look_s = self.looked_s + GlobalScheduler.EVERY_S if self.scheduling is not None and moves else np.inf
+            rank_s = self.runs.refresh_s(self.now_s) if self.runs is not None and moves else np.inf
             held_s = self.holding.next_s(self.world, self.now_s) if self.holding is not None else np.inf
-            warm_s = np.inf
-            if self.prewarming is not None and (
-                comes_s < np.inf or self.world.events.time_s.item(1) < np.inf or self._arrived.item() < count
-            ):
-                warm_s = max(self.prewarming.next_s, self.now_s)
+            warm_s = max(self.prewarming.next_s, self.now_s) if self.prewarming is not None and moves else np.inf
             stop_s = min(until_s, sample_s, look_s, held_s, rank_s, comes_s, warm_s)
             reason = self._enter(self.world, float(stop_s), NONE, NONE, loop.TIME, NOTHING, NONE, NONE)
             if reason == loop.FULL:
@@ -234,15 +230,6 @@ class Simulation:
                 if reason != loop.ALL_DONE and self.now_s < np.inf:
                     self.control()
                 return Pause(reason)
-
-    def _runs_s(self) -> tuple[float, float]:
-        """Return when ranks of application runs are refreshed next, and when the next request of one arrives."""
-        if self.runs is None:
-            return np.inf, np.inf
-        comes_s = max(self.runs.next_s(), self.now_s)
-        # Without further arrivals or events, waiting requests wait for ever, in any order.
-        moves = comes_s < np.inf or self.world.events.time_s.item(1) < np.inf or self.arrived < self.requests.count
-        return self.runs.refresh_s(self.now_s) if moves else np.inf, comes_s
 
     def _arrive(self, request: int) -> None:
         """Let *request* arrive: one of an application run, or one for which fallbacks were asked."""

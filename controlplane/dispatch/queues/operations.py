@@ -73,7 +73,7 @@ class QueueOperations:
             dispatcher.stop_run(application, run)
         elif dispatcher.runs.is_stopped(application, run):
             raise ActionError(f"Run {run} was stopped")
-        elif not any(map(dispatcher.queue.follows_runs, dispatcher.topology.endpoints)):
+        elif not dispatcher.runs.control.by_run().any():
             raise ActionError("No deployment orders by application run: choose such an order first")
         elif not dispatcher.runs.move_first(application, run):
             raise ActionError(f"Run {run} has no call in progress, and none lately")
