@@ -183,7 +183,7 @@ class Simulation:
         while True:
             comes_s = max(self.runs.next_s(), self.now_s) if self.runs is not None else np.inf
             # Without further arrivals or events, waiting requests wait for ever, in any order.
-            moves = comes_s < np.inf or self.world.events.time_s.item(1) < np.inf or self._arrived.item() < count
+            moves = self._arrived.item() < count or comes_s < np.inf or self.world.events.time_s.item(1) < np.inf
             sample_s = self._samples.next_s
             look_s = self.looked_s + GlobalScheduler.EVERY_S if self.scheduling is not None and moves else np.inf
             rank_s = self.runs.refresh_s(self.now_s) if self.runs is not None and moves else np.inf
