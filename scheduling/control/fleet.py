@@ -24,21 +24,31 @@ from scheduling.routing.prefix_affinity import Affinity
 class RequestTable(Protocol):
     """One row per request, from its arrival until it ends; columns of equal length. Times are seconds of `Fleet.now_s`."""
 
-    arrival_s: NDArray[np.float64]
-    since_s: NDArray[np.float64]
-    """Arrival of its work: a line of a batch is older than its request."""
-    model: NDArray[Any]
-    """Number of the model that serves it (`Fleet.models`)."""
-    prompt_tokens: NDArray[Any]
-    predicted_tokens: NDArray[Any]
-    """Output tokens that are expected."""
-    priority: NDArray[Any]
-    end_s: NDArray[np.float64]
-    """After arrival, of the last token; infinity for none."""
-    hold_s: NDArray[np.float64]
-    """After arrival, for which it is held while no instance has room."""
-    held: NDArray[Any]
-    """Of classes that are not interactive: `held.HELD`, `OPPORTUNISTIC` and `ENDS_ON_RECLAIM`, added; 0 for others."""
+    @property
+    def arrival_s(self) -> NDArray[np.float64]: ...
+    @property
+    def since_s(self) -> NDArray[np.float64]:
+        """Arrival of its work: a line of a batch is older than its request."""
+
+    @property
+    def prompt_tokens(self) -> NDArray[Any]: ...
+    @property
+    def predicted_tokens(self) -> NDArray[Any]:
+        """Output tokens that are expected."""
+
+    @property
+    def priority(self) -> NDArray[Any]: ...
+    @property
+    def end_s(self) -> NDArray[np.float64]:
+        """After arrival, of the last token; infinity for none."""
+
+    @property
+    def hold_s(self) -> NDArray[np.float64]:
+        """After arrival, for which it is held while no instance has room."""
+
+    @property
+    def held(self) -> NDArray[Any]:
+        """Of classes that are not interactive: `held.HELD`, `OPPORTUNISTIC` and `ENDS_ON_RECLAIM`, added; 0 for others."""
 
 
 class Endpoint(Protocol):
@@ -74,10 +84,6 @@ class Fleet(Protocol):
     def waiting(self) -> WaitingArrays: ...
     @property
     def requests(self) -> RequestTable: ...
-    @property
-    def models(self) -> Sequence[str]:
-        """Names of models by number."""
-
     @property
     def endpoints(self) -> Sequence[Endpoint]:
         """By number; of donated instances, too."""
