@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from controlplane.dispatch import port
 from controlplane.dispatch.adapters import Adapters
-from controlplane.dispatch.fallbacks import Fallbacks
+from controlplane.dispatch.fallbacks import ModelFallbacks
 from controlplane.dispatch.fleet import LiveFleet
 from controlplane.dispatch.holding import HeldEstimate, HeldRequests
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.request_table import LiveRequests
-from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.observation import Demand
 from controlplane.dispatch.outcomes import Outcomes
 from controlplane.dispatch.placement import Placement, none_serves
@@ -38,8 +38,10 @@ from controlplane.dispatch.suspects import Suspects
 from controlplane.dispatch.sweeping import Sweeping
 from controlplane.dispatch.token_accounts import Outlook, TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
-from controlplane.dispatch.waits import Waits
+from controlplane.dispatch.waits import WaitEstimates
 from scheduling.queueing.held_work import Release
+from scheduling.queueing.waits.waiting_time import Estimate
+from scheduling.routing.models import ModelRule
 
 P = ParamSpec("P")
 logger = logging.getLogger(__name__)
@@ -62,22 +64,25 @@ class Dispatcher:
         self.placement = Placement(topology, self.queue, self.accounts, self.blocks, clock, deliver)
         self.suspects = Suspects(topology, clock)
         self.outcomes = Outcomes(topology, self.queue, clock, self.suspects.died)
-        self.waits = Waits(topology, self.queue, clock)
         self.runs = ApplicationRuns(topology, self.queue, self._produced, self.placement.pump)
         self.prewarming = Prewarming(topology, self.queue, self.runs, clock, deliver)
         self.adapters = Adapters(topology)
         self.spot = Spot(self, self.queue)
-        self.fallbacks = Fallbacks(self, self.queue, self.placement, self.waits)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, self.evict, ask)
         self.table = LiveRequests()
         self.fleet = LiveFleet(
             topology,
             self.queue,
             self.table,
+            self.placement,
             enqueue=self.guarded(self._enqueue),
             expire=self.guarded(self._expire),
             spot_with_room=self.spot.with_room,
+            hold=self._hold,
+            become=self._become,
         )
+        self.waits = WaitEstimates(self.fleet)
+        self.fallbacks = ModelFallbacks(self, self.waits)
         self.holding = HeldRequests(self.fleet, deliver)
         acting = self.queue, self.placement, self.waits, self.holding
         self.sweeping = Sweeping(self, *acting, self.fallbacks)
@@ -92,7 +97,7 @@ class Dispatcher:
             self.waits,
             self.fallbacks,
             self.adapters,
-            Promises(self, *acting),
+            Promises(self, self.waits),
             self.blocks,
             self.accounts,
             self.reordering,
@@ -191,6 +196,16 @@ class Dispatcher:
 
     def _expire(self, request: Request) -> None:
         self.sweeping.expire(request)
+
+    def _hold(self, request: Request) -> bool:
+        """Hold *request*, which waits nowhere, if requests such as it are held; return whether it is."""
+        if self.holding.holds(request.asked):
+            self.holding.hold(request)
+            return True
+        return False
+
+    def _become(self, request: Request, endpoint: Endpoint, rule: ModelRule) -> None:
+        self.fallbacks.become(request, endpoint, rule)
 
     # Admit
 
@@ -465,14 +480,14 @@ class Dispatcher:
 
     def estimated_wait_s(self, endpoint: Endpoint) -> float | None:
         """Return the mean wait of a request that joins the queue of *endpoint* last; None while unknown."""
-        wait = self.waits.of_next(endpoint)
+        wait = self.waits.control.of_next(endpoint.index)
         return None if wait is None else wait.mean_s
 
     def waiting_now(self, most: int) -> Iterator[tuple[Request, Estimate]]:
         """Yield the first *most* waiting requests of each endpoint in order, with their remaining waits as of when they are
         yielded; none that has left by then."""
         for requests in [self.queue.first(each, most) for each in self.topology.endpoints]:
-            yield from ((request, self.waits.of(request)) for request in requests if request.slot >= 0)
+            yield from ((request, self.waits.control.of(request.row)) for request in requests if request.slot >= 0)
 
     def held_now(self, most: int) -> list[HeldEstimate]:
         """Return the first *most* requests of each model that the queue manager holds, in order."""

@@ -112,6 +112,7 @@ class Snapshot:
             backlogs=dispatcher.holding.work.backlogs(now_s),
             look_s=max(0.0, dispatcher.holding.acted_s + LOOK_S - now_s),
             memory=self._memory(),
+            waits=dispatcher.waits.control.state([dispatcher.queue.at(slot).row for slot in places]),
         )
         state.prompts = [prompt for _, prompt in self._prompts.values()]
         return state
@@ -278,11 +279,16 @@ class Snapshot:
                 if queue.is_lost(slot)
                 else None,
                 spot=queue.at(slot).endpoint.is_spot,
-                expected_wait_s=_expected_wait_s(queue.at(slot)),
+                expected_wait_s=self._expected_wait_s(queue.at(slot)),
             )
             for slot in slots
         ]
         return requests, {slot: at for at, slot in enumerate(slots)}
+
+    def _expected_wait_s(self, request: Request) -> float:
+        """Return the wait of *request* as first estimated; 0 while the pace of its model was not known."""
+        estimate = self.dispatcher.waits.control.estimates.get(request.row)
+        return 0.0 if estimate is None or estimate.wait is None else estimate.wait.mean_s
 
     def _virtual_start(self, slot: int) -> float | None:
         arrays = self.dispatcher.queue.arrays
@@ -364,12 +370,6 @@ class Snapshot:
             tried_s=max(scheduler.tried_s + shift_s, LONG_AGO_S),
             short_instances=[(own[at], short) for at, short in scheduler.short_instances.items()],
         )
-
-
-def _expected_wait_s(request: Request) -> float:
-    """Return the wait of *request* as estimated when it came; 0 while its model's pace was not known."""
-    estimate = request.estimate
-    return 0.0 if estimate is None or estimate.wait is None else estimate.wait.mean_s
 
 
 def _placed(request: Request) -> tuple[float, float, int]:

@@ -9,6 +9,9 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from scheduling.queueing.ordering import Standing
+from scheduling.queueing.promises import Calibration
+from scheduling.queueing.waits.correction import Correction
+from scheduling.queueing.waits.waiting_time import Estimate, Moments
 
 NEVER_S: Final = 1e300
 """Stands for infinity, which JSON cannot hold."""
@@ -227,6 +230,34 @@ class BacklogState(Struct):
     mean_tokens: float
 
 
+class WaitState(NamedTuple):
+    """What is expected of a waiting request."""
+
+    tokens: tuple[float, ...]
+    """Its row of `control.waits.Waits`: mean and variance of its output, and the error of the mean."""
+    estimate: Estimate | None
+    """Its wait as first estimated, where it still waits at that endpoint."""
+
+
+class LearnedState(Struct):
+    """What waits at an endpoint have taught, by SLO class, "" for all; and when its last requests ended."""
+
+    corrections: dict[str, Correction] = {}
+    calibrations: dict[str, Calibration] = {}
+    finished_s: list[float] = []
+
+
+class WaitsState(Struct):
+    """What the estimator of waits has learned (`control.waits`)."""
+
+    lengths: list[tuple[str, str, Moments]] = []
+    """By model and SLO class, "" for all."""
+    learned: list[tuple[str, str, LearnedState]] = []
+    """By model and region."""
+    waiting: list[WaitState] = []
+    """Of `FleetState.waiting`."""
+
+
 class FleetState(Struct):
     instances: list[InstanceState]
     running: list[RunningRequest]
@@ -250,6 +281,7 @@ class FleetState(Struct):
     memory: dict[str, float] = {}
     """Memory of the scaling strategies."""
     prompts: list[PromptState] = []
+    waits: WaitsState | None = None
 
     @property
     def requests(self) -> list[RequestState]:

@@ -142,11 +142,11 @@ async def test_both_estimate_what_the_queue_manager_releases(monkeypatch):
     simulation = Simulation(fleet, requests)
     estimates, by_simulator = simulation.waits, {}
     learn = estimates._learn
-    monkeypatch.setattr(estimates, "_learn", lambda: (by_simulator.update(estimates._waits), learn()))
+    monkeypatch.setattr(estimates, "_learn", lambda: (by_simulator.update(estimates.control.estimates), learn()))
     result = simulation.run()
-    by_simulator = [p99_s for number, (_, p99_s) in by_simulator.items() if later[number]]
+    by_simulator = [one.wait.quantile_s() for number, one in by_simulator.items() if later[number]]
     by_live = [p99_s for p99_s in by_live.values() if p99_s is not None]
-    endpoint, waits = live.topology.endpoints[0], live.dispatcher.waits
+    waits, estimates = live.dispatcher.waits.control, estimates.control
     refused = (result.outcomes["state"] == Outcome.REFUSED).mean()
     assert refused == pytest.approx(len(live.refused) / COUNT, abs=0.05)
     assert np.median(result.outcomes["queue_s"][later]) > 15.0, "it is held for longer than it waits at the endpoint"
@@ -154,7 +154,7 @@ async def test_both_estimate_what_the_queue_manager_releases(monkeypatch):
     assert len(by_simulator) == pytest.approx(len(by_live), rel=0.1)
     assert np.mean(by_simulator) == pytest.approx(np.mean(by_live), rel=0.35)
     # Counted from their arrival, all waits would be longer than estimated.
-    assert max(waits.calibration(endpoint, BATCH.slo_class).factor, estimates.calibration(0, 1).factor) < 0.8
-    taught = waits.paces.learned(endpoint, BATCH.slo_class).batches, estimates._correction(0, 1).batches
+    assert max(one.calibration(0, BATCH.slo_class).factor for one in (waits, estimates)) < 0.8
+    taught = [one.correction(0, BATCH.slo_class).batches for one in (waits, estimates)]
     assert taught[1] == pytest.approx(taught[0], rel=0.3)
     assert min(taught) > 3.0

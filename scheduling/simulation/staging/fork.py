@@ -225,6 +225,7 @@ class _Forking:
         swap_targets = self._swap_targets(instances)
         for at, place in self.place_of.items():
             self._begin_iteration(instances[place], self.state.instances[at], place)
+        waits = self.state.waits
         return Fork(
             requests=self.requests,
             outcomes=self.outcomes,
@@ -240,6 +241,12 @@ class _Forking:
             look_s=self.state.look_s,
             falls_back=self.falls_back,
             expected_wait_s=self.expected_wait_s,
+            waits=waits,
+            waits_of={
+                self.rows[id(one)]: each
+                for one, each in zip(self.state.waiting, waits.waiting if waits is not None else (), strict=False)
+                if id(one) in self.rows
+            },
         )
 
     def _fill_instance(self, instance: ForkedInstance, seen: InstanceState, place: int) -> None:

@@ -1,7 +1,7 @@
 """Writes a fork, the state of a live fleet on the instances of a cluster, into the arrays of a new simulation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
@@ -13,7 +13,7 @@ from scheduling.compiled import uncompiled
 from scheduling.fleet.arrays import MEMORY_SLOTS, index_members, memory_tokens
 from scheduling.fleet.carried import carried
 from scheduling.fleet.profile import Profile
-from scheduling.fleet.state import BacklogState, GroupState
+from scheduling.fleet.state import BacklogState, GroupState, WaitsState, WaitState
 from scheduling.lookahead.maps import advance, enter
 from scheduling.queueing.fair_shares import NO_SHARES
 from scheduling.queueing.global_scheduler import GlobalScheduler
@@ -174,6 +174,10 @@ class Fork:
     """Of *requests*, whether the fallback of its model may still serve each,"""
     expected_wait_s: NDArray[np.float64] | None = None
     """and its wait as estimated when it came. None: no model has a fallback."""
+    waits: WaitsState | None = None
+    """What the estimator of waits has learned,"""
+    waits_of: Mapping[int, WaitState] = field(default_factory=dict)
+    """and what is expected of `requests` that wait."""
 
     @property
     def slots(self) -> int:
