@@ -196,6 +196,7 @@ class Snapshot:
             swap_group=spec.swap_group,
             leaves=phase == LEAVES,
             waits=phase == WAITS,
+            up_s=float(arrays.up_s[slot]) - now_s if spec.swap_group and slot < arrays.up_s.size else 0.0,
             reachable=replica.reachable,
             heartbeat_s=None if replica.heartbeat_at is None else replica.heartbeat_at - wall_s,
             kv_tokens=int(fleet.kv_capacity_tokens[slot]),

@@ -24,7 +24,7 @@ class AdmissionControl:
         An instance may have room for it then. One that is refused still waits.
         """
         terms, chain = self.fleet.terms(row)
-        verdict = decide(terms, chain, partial(self._expected, row))
+        verdict = decide(terms, chain, partial(self.expected, row))
         if verdict.terms.slo_class != terms.slo_class:
             self.waits.mark_overtaken(row)
         return verdict
@@ -37,7 +37,7 @@ class AdmissionControl:
         factor = self.waits.calibration(endpoint, verdict.terms.slo_class).factor
         return factor * verdict.wait.quantile_s() + self._prefill_s(row)
 
-    def _expected(self, row: int, terms: ClassTerms) -> tuple[Wait | None, float]:
+    def expected(self, row: int, terms: ClassTerms) -> tuple[Wait | None, float]:
         """Queue *row* on *terms*; return its estimated wait, and by how much it will miss its promise."""
         fleet = self.fleet
         if terms.slo_class != fleet.slo_class(row):

@@ -213,6 +213,8 @@ class Waits:
                 self._corrections |= {(endpoint, name): each for name, each in one.corrections.items()}
                 self._calibrations |= {(endpoint, name): each for name, each in one.calibrations.items()}
                 self._finished_s[endpoint].extend(fleet.now_s + at_s for at_s in one.finished_s)
+        self._paces.clear()
+        self._coming.clear()
         self._make_room()
         for row, each in waiting.items():
             slot = fleet.slot(row)

@@ -47,6 +47,8 @@ class InstanceState(Struct):
     """It gives up its GPUs in a current swap."""
     waits: bool = False
     """It gets them next."""
+    up_s: float = 0.0
+    """When it last got them."""
     reachable: bool = True
     heartbeat_s: float | None = None
     kv_tokens: int = 0

@@ -251,7 +251,7 @@ class _Forking:
 
     def _fill_instance(self, instance: ForkedInstance, seen: InstanceState, place: int) -> None:
         instance.state, instance.since_s = int(State[seen.state]), min(seen.since_s, -1e-9)
-        instance.spot = seen.spot
+        instance.spot, instance.up_s = seen.spot, seen.up_s
         instance.ends_s = inf if seen.ends_s is None else max(0.0, seen.ends_s)
         if seen.state is Condition.DRAINING:
             instance.goal, instance.goal_s = int(State.EMPTY), inf

@@ -93,6 +93,8 @@ class ForkedInstance:
     """Starts of prompts in its prefix cache, those used longest ago first."""
     given: list[tuple[NDArray[np.int64], int]] = field(default_factory=list)
     """Starts of prompts that it was given, with the tokens given since, those given longest ago first: for the router."""
+    up_s: float = 0.0
+    """When it last got its shared GPUs."""
     begins_s: float = 0.0
     """When the iteration in progress began, with the requests that had arrived by then."""
 
@@ -255,6 +257,7 @@ def _place_swaps(world: World, fork: Fork) -> None:
         if this.swap_group < 0:
             continue
         target = int(world.lives.groups[this.swap_group]["target"])
+        arrays.up_s[at] = fork.instances[at].up_s
         if this.state in (State.WAKING, State.LOADING):
             note_phase(arrays, at, COMES, fork.instances[at].ends_s)
         elif target == at:
