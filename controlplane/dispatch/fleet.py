@@ -1,5 +1,6 @@
 """The live fleet as the concerns of `scheduling.control` see it and act on it: `control.fleet.Fleet` over the dispatcher."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -118,6 +119,10 @@ class LiveFleet:
 
     def slo_class(self, row: int) -> str:
         return self.request(row).asked.slo_class
+
+    def max_tokens(self, row: int) -> float:
+        asked = self.request(row).asked
+        return float(asked.max_tokens * asked.sequences) if asked.max_tokens else math.inf
 
     def terms(self, row: int) -> tuple[ClassTerms, tuple[ClassTerms, ...]]:
         asked = self.request(row).asked

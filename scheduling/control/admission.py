@@ -33,9 +33,10 @@ class AdmissionControl:
         """Return the seconds from now in which the first token of *row*, which waits, can be promised."""
         if verdict.wait is None:
             return math.inf
-        endpoint = int(self.fleet.waiting.endpoint[self.fleet.slot(row)])
+        slot = self.fleet.slot(row)
+        endpoint = int(self.fleet.waiting.endpoint[slot])
         factor = self.waits.calibration(endpoint, verdict.terms.slo_class).factor
-        return factor * verdict.wait.quantile_s() + self._prefill_s(row)
+        return factor * verdict.wait.quantile_s() + self._prefill_s(endpoint, slot)
 
     def expected(self, row: int, terms: ClassTerms) -> tuple[Wait | None, float]:
         """Queue *row* on *terms*; return its estimated wait, and by how much it will miss its promise."""
@@ -55,9 +56,8 @@ class AdmissionControl:
         due_s = due_s if terms.end_s is None else uncompiled(first_due_s)(due_s, terms.end_s, decode_s)
         left_s = due_s - (fleet.now_s - float(fleet.requests.arrival_s[row]))
         calibration = self.waits.calibration(estimate.endpoint, terms.slo_class)
-        return estimate.wait, calibration.late_s(estimate.wait, left_s, self._prefill_s(row))
+        return estimate.wait, calibration.late_s(estimate.wait, left_s, self._prefill_s(estimate.endpoint, slot))
 
-    def _prefill_s(self, row: int) -> float:
-        waiting, slot = self.fleet.waiting, self.fleet.slot(row)
-        profile = self.fleet.endpoints[int(waiting.endpoint[slot])].profile
-        return float(profile.service_time_s(int(waiting.prompt_tokens[slot]), 1))
+    def _prefill_s(self, endpoint: int, slot: int) -> float:
+        profile = self.fleet.endpoints[endpoint].profile
+        return float(profile.service_time_s(int(self.fleet.waiting.prompt_tokens[slot]), 1))

@@ -38,8 +38,6 @@ class RequestTable(Protocol):
     """After arrival, for which it is held while no instance has room."""
     held: NDArray[Any]
     """Of classes that are not interactive: `held.HELD`, `OPPORTUNISTIC` and `ENDS_ON_RECLAIM`, added; 0 for others."""
-    max_tokens: NDArray[Any]
-    """Most output tokens that its caller allows; infinity for no limit."""
 
 
 class FallbackTerms(NamedTuple):
@@ -114,6 +112,9 @@ class Fleet(Protocol):
         """Return the slot of the waiting set in which the request of *row* waits; -1 if it does not."""
 
     def slo_class(self, row: int) -> str: ...
+    def max_tokens(self, row: int) -> float:
+        """Return the most output tokens that the caller of *row* allows; infinity for no limit."""
+
     def terms(self, row: int) -> tuple[ClassTerms, tuple[ClassTerms, ...]]:
         """Return the terms of the request of *row*, and those of the classes to which it may be degraded, in order."""
 

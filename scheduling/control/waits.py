@@ -97,7 +97,7 @@ class Waits:
         self._corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class
         self._calibrations: dict[tuple[int, str], Calibration] = {}
         self._finished_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RATE_WINDOW))
-        self._ahead, self._ahead_in_queue = direct(ahead), direct(ahead_in_queue)
+        self._ahead_in_queue = direct(ahead_in_queue)
 
     # Learning
 
@@ -108,7 +108,7 @@ class Waits:
         endpoint, predicted = int(waiting.endpoint[slot]), float(waiting.output_tokens[slot])
         model = self.fleet.endpoints[endpoint].model
         mean, variance, error = self.history.expected((model, self.fleet.slo_class(row)), predicted)
-        mean = min(mean, float(self.fleet.requests.max_tokens[row]))
+        mean = min(mean, self.fleet.max_tokens(row))
         weight = self.weight(endpoint, int(waiting.prompt_tokens[slot]))
         self._expected[slot] = weight * mean, weight * weight * variance, weight * error
 
@@ -190,7 +190,9 @@ class Waits:
                 one = fleet.endpoints[endpoint]
                 learned[one.model, one.region].finished_s = [at_s - now_s for at_s in times]
         return WaitsState(
-            lengths=[(*((key, ALL) if isinstance(key, str) else key), one) for key, one in self.history.moments.items()],
+            lengths=[
+                (*((key, ALL) if isinstance(key, str) else key), one) for key, one in self.history.moments.items()
+            ],
             learned=[(model, region, one) for (model, region), one in learned.items()],
             waiting=[self._waiting_state(row) for row in rows],
         )
@@ -226,11 +228,12 @@ class Waits:
 
     def estimated(self, row: int) -> Estimate | None:
         """Return the wait of *row* as it was first estimated; None if it waits no longer."""
+        estimate = self.estimates.get(row)
         if self.fleet.slot(row) < 0:
             return None
-        if row not in self.estimates:
-            self.estimates[row] = self.of(row)
-        return self.estimates[row]
+        if estimate is None:
+            estimate = self.estimates[row] = self.of(row)
+        return estimate
 
     def of(self, row: int) -> Estimate:
         """Return the remaining wait of *row*, which is queued."""
@@ -240,13 +243,13 @@ class Waits:
     def of_next(self, endpoint: int) -> Wait | None:
         """Return the wait of a request that would join the queue of *endpoint* last; None while the pace is unknown."""
         if not self.fleet.waiting.size[endpoint] and self._up(endpoint):
-            coming = [] if self.serving(endpoint) else self.coming(endpoint)
+            coming = [] if self.serving(endpoint) else self.coming(endpoint, 0)
             return self._of_first(endpoint, LAST, coming).wait if coming else Wait()
         return self._estimate(endpoint, LAST, ALL).wait
 
     def _estimate(self, endpoint: int, slot: int, slo_class: str) -> Estimate:
         instance, serving = self._pulling(endpoint, slot), self.serving(endpoint)
-        coming = [] if instance != TOGETHER and self.shares(instance) else self.coming(endpoint)
+        coming = [] if instance != TOGETHER and self.shares(instance) else self.coming(endpoint, serving)
         if coming and not serving:
             return self._of_first(endpoint, slot, coming)
         known = self.known(endpoint, instance, slo_class)
@@ -300,7 +303,7 @@ class Waits:
         self._make_room()
         if instance == TOGETHER:
             heap, size = waiting.heap[endpoint], int(waiting.size[endpoint])
-            return WorkAhead(*self._ahead(heap, size, waiting.key, waiting.sequence, self._expected, slot))
+            return WorkAhead(*ahead(heap, size, waiting.key, waiting.sequence, self._expected, slot))
         requests, mean, variance, error, others_s, others_s2, others = self._ahead_in_queue(
             fleet.instances, fleet.members, waiting, self._expected, slot, instance, fleet.now_s
         )
@@ -311,7 +314,10 @@ class Waits:
 
         For the next request (LAST) that would wait for a swap, the instance that the swap brings up.
         """
-        groups, members = self.fleet.waiting.groups, self._members(endpoint)
+        groups = self.fleet.waiting.groups
+        if not groups.limit[endpoint]:
+            return TOGETHER
+        members = self._members(endpoint)
         if slot == LAST:
             return TOGETHER if self._up(endpoint) else next(each for each in members.tolist() if self.shares(each))
         group = int(groups.members["group"][slot])
@@ -337,9 +343,11 @@ class Waits:
         """Whether an instance of *endpoint* takes requests, or none would come up by a swap."""
         return bool(self.serving(endpoint)) or not any(map(self.shares, self._members(endpoint).tolist()))
 
-    def coming(self, endpoint: int) -> list[Coming]:
-        """Return the instances of *endpoint* that will soon serve, soonest first, without those that a swap brings up."""
-        now_s, serving = self.fleet.now_s, self.serving(endpoint)
+    def coming(self, endpoint: int, serving: int) -> list[Coming]:
+        """Return the instances of *endpoint*, where *serving* serve, that will soon serve, soonest first, without those that
+        a swap brings up.
+        """
+        now_s = self.fleet.now_s
         read = self._coming.get(endpoint)
         if read is None or now_s - read[0] > REFRESH_S or serving != read[1]:
             read = self._coming[endpoint] = now_s, serving, self._read_coming(endpoint)

@@ -22,10 +22,9 @@ from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.regions import choose_region, first_with_room
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.loop import CONTROL, change
-from scheduling.simulation.cluster.occupancy import COLUMNS, occupancy
+from scheduling.simulation.cluster.occupancy import COLUMNS, occupancy, running
 from scheduling.simulation.cluster.state_changes import WITHDRAW
 from scheduling.simulation.cluster.world import Outcome, State, World
-from scheduling.simulation.engine.state import SEGMENT, sequences_in_use
 from scheduling.simulation.workload.requests import Requests
 
 STARTS: Final = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING)
@@ -80,7 +79,7 @@ class SimulatedFleet:
         self._slot = 0
         """Of the request that was last looked for."""
         self._choose_region = direct(choose_region)
-        self._occupancy, self._with_room = direct(occupancy), direct(first_with_room)
+        self._occupancy, self._with_room, self._running = direct(occupancy), direct(first_with_room), direct(running)
         self._rows = np.zeros((len(self.endpoints), COLUMNS), np.int64)
         self._free = np.zeros(0, np.bool_)
 
@@ -114,11 +113,14 @@ class SimulatedFleet:
         return int(self._with_room(world.fleet, world.endpoints, donated, world.waiting.size))
 
     def occupancy(self) -> NDArray[np.int64]:
-        world = self.simulation.world
-        if self._free.size != world.engines.sequences.size:
-            self._free = np.zeros(world.engines.sequences.size, np.bool_)
-        self._occupancy(world, self._free, self._rows)
+        self._occupancy(self.simulation.world, self._scratch(), self._rows)
         return self._rows
+
+    def _scratch(self) -> NDArray[np.bool_]:
+        sequences = self.simulation.world.engines.sequences.size
+        if self._free.size != sequences:
+            self._free = np.zeros(sequences, np.bool_)
+        return self._free
 
     def slot(self, row: int) -> int:
         world = self.simulation.world
@@ -134,18 +136,15 @@ class SimulatedFleet:
         number = int(self.requests.slo_class[row])
         return self._terms[number][0].slo_class if self._terms else str(number)
 
+    def max_tokens(self, row: int) -> float:
+        return inf
+
     def terms(self, row: int) -> tuple[ClassTerms, tuple[ClassTerms, ...]]:
         return self._terms[int(self.requests.slo_class[row])]
 
     def running(self, endpoint: int) -> tuple[int, int]:
-        world = self.simulation.world
-        engines = world.engines
-        mine = sequences_in_use(engines)
-        these: Any = engines.sequences[mine[world.fleet.endpoint[engines.sequences["instance"][mine]] == endpoint]]
-        engine: Any = engines.instances[these["instance"]]
-        iteration = engine["iteration"] + np.where(engine["phase"] == SEGMENT, engine["counted"], 0)
-        produced = np.where(these["decoding"] != 0, iteration + these["offset"], these["produced_tokens"])
-        return these.size, int(produced.sum())
+        count, produced = self._running(self.simulation.world, self._scratch(), endpoint)
+        return int(count), int(produced)
 
     def serves_in(self, instance: int) -> tuple[float, float] | None:
         simulation, state = self.simulation, State(self.simulation.states[instance])

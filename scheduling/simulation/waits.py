@@ -72,12 +72,14 @@ class SimulatedWaits:
         window = slice(self._oldest, int(simulation.arrived))
         state = outcomes["state"][window]
         done = self._oldest + np.flatnonzero((state == Outcome.DONE) & ~self._learned[window])
+        done = done[np.argsort(outcomes["e2e_s"][done] + requests.arrival_s[done])]
         ended_s = outcomes["e2e_s"][done] + requests.arrival_s[done]
-        for at in np.argsort(ended_s).tolist():
-            row = int(done[at])
-            tokens = (int(column[row]) for column in (requests.prompt_tokens, requests.output_tokens))
-            endpoint, predicted = int(outcomes["endpoint"][row]), float(requests.predicted_tokens[row])
-            control.ended(endpoint, self.fleet.slo_class(row), float(ended_s[at]), *tokens, predicted)
+        columns = (ended_s, requests.prompt_tokens[done], requests.output_tokens[done], requests.predicted_tokens[done])
+        ended = zip(
+            done.tolist(), outcomes["endpoint"][done].tolist(), *(each.tolist() for each in columns), strict=True
+        )
+        for row, endpoint, *lengths in ended:
+            control.ended(endpoint, self.fleet.slo_class(row), *lengths)
         self._learned[done] = True
         still = np.flatnonzero(state <= Outcome.RUNNING)
         self._oldest += int(still[0]) if still.size else state.size

@@ -18,7 +18,6 @@ COLUMNS = {
     "end_s": np.float64,
     "hold_s": np.float64,
     "held": np.int8,
-    "max_tokens": np.float64,
 }
 
 
@@ -33,7 +32,6 @@ class LiveRequests:
     end_s: NDArray[np.float64]
     hold_s: NDArray[np.float64]
     held: NDArray[np.int8]
-    max_tokens: NDArray[np.float64]
 
     def __init__(self, rows: int = 1024) -> None:
         self.of: list[Request | None] = []
@@ -65,7 +63,6 @@ class LiveRequests:
             math.inf if asked.end_s is None else asked.end_s,
             longest_s,
             kind,
-            math.inf if not asked.max_tokens else asked.max_tokens * asked.sequences,
         )
 
     def close(self, request: Request) -> None:

@@ -90,7 +90,9 @@ class Correction(Struct):
         if not self.batches:
             return self.PRIOR_VARIANCE
         factor, constant_s = self.factor, self.overtaken_s
-        waits = factor * factor * self.estimated2 + constant_s * (constant_s * self.batches + 2.0 * factor * self.estimated)
+        waits = factor * factor * self.estimated2 + constant_s * (
+            constant_s * self.batches + 2.0 * factor * self.estimated
+        )
         left = self._left(constant_s, factor) / waits
         prior = max(self.guess, 1.0)
         return (prior * self.PRIOR_VARIANCE + self.batches * left) / (prior + self.batches)

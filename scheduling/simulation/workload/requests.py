@@ -56,11 +56,6 @@ class Requests(NamedTuple):
         return self.arrival_s
 
     @property
-    def max_tokens(self) -> NDArray[np.float64]:
-        """Their callers set no limit."""
-        return np.broadcast_to(np.inf, self.arrival_s.shape)
-
-    @property
     def count(self) -> int:  # type: ignore[override]  # a tuple's own `count` is of no use here
         return int(self.arrival_s.size)
 

@@ -6,7 +6,16 @@ import pytest
 
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, GpuType, Instance, Model, PerformanceProfile, SloClass, SloKind, SwapGroup
+from controlplane.fleet.models import (
+    Deployment,
+    GpuType,
+    Instance,
+    Model,
+    PerformanceProfile,
+    SloClass,
+    SloKind,
+    SwapGroup,
+)
 from controlplane.simulation.whatif.fork import fork_of
 from controlplane.simulation.whatif.start import Start, stage_start
 from controlplane.tuning.services import put
@@ -48,7 +57,9 @@ def estimates(waits, admission, rows, endpoints):
         values += [one.position, one.wait, one.uncorrected_s, one.says_throughput, one.batch, one.serving, wait, late_s]
     for endpoint in endpoints:
         values.append(waits.of_next(endpoint))
-    pairs = [(one.mean_s, one.variance_s2) if isinstance(one, Wait) else (-1.0 if one is None else one,) for one in values]
+    pairs = [
+        (one.mean_s, one.variance_s2) if isinstance(one, Wait) else (-1.0 if one is None else one,) for one in values
+    ]
     return [float(each) for pair in pairs for each in pair]
 
 
@@ -59,7 +70,9 @@ def test_waits_and_promises_are_those_of_the_fleet(db, ordering, shares):
     if shares:
         share_gpus()
     Instance.objects.update(kv_capacity_tokens=16 * 1024)
-    slow = SloClass.objects.create(name="slow", title="Slow", kind=SloKind.INTERACTIVE, priority=1, ttft_target_ms=60_000)
+    slow = SloClass.objects.create(
+        name="slow", title="Slow", kind=SloKind.INTERACTIVE, priority=1, ttft_target_ms=60_000
+    )
     Tenant.objects.get().slo_classes.add(slow)
     SloClass.objects.filter(name="interactive").update(if_unreachable="degrade", degrades_to=slow)
     put("SWAP_BY_QUEUE", shares, "test")
@@ -78,7 +91,9 @@ def test_waits_and_promises_are_those_of_the_fleet(db, ordering, shares):
     assert len(waiting) > 20
     keys = [(one.model, one.region) for one in live.topology.endpoints]
     waits = dispatcher.waits.control
-    of_fleet = estimates(waits, AdmissionControl(dispatcher.fleet, waits), [row for _, row in waiting], range(len(keys)))
+    of_fleet = estimates(
+        waits, AdmissionControl(dispatcher.fleet, waits), [row for _, row in waiting], range(len(keys))
+    )
     learned = {name: one.batches for (_, name), one in waits._corrections.items()}
     assert learned["slow"] > 2.0
     live.run(asked[len(before) :])
@@ -93,6 +108,9 @@ def test_waits_and_promises_are_those_of_the_fleet(db, ordering, shares):
     numbers = sorted(int(one.request_id[1:]) for one in start.state.requests)
     rows = [numbers.index(number) for number, _ in waiting]
     of_fork = estimates(
-        simulation.waits.control, simulation.admission.control, rows, [staged.cluster.endpoints.index(key) for key in keys]
+        simulation.waits.control,
+        simulation.admission.control,
+        rows,
+        [staged.cluster.endpoints.index(key) for key in keys],
     )
     assert of_fork == pytest.approx(of_fleet, rel=CLOSE, abs=CLOSE)
