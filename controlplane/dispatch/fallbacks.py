@@ -3,9 +3,10 @@
 from msgspec.structs import replace
 
 from controlplane.dispatch import port
+from controlplane.dispatch.core import Core
 from controlplane.dispatch.fleet import fallback_terms
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request
-from controlplane.dispatch.stages import Arrival, Core, Retry, Stage
+from controlplane.dispatch.stages import Arrival, Retry, Stage
 from controlplane.dispatch.waits import WaitEstimates
 from scheduling.control.fallbacks import Fallbacks
 from scheduling.routing.models import ModelRule
@@ -22,9 +23,12 @@ class ModelFallbacks(Stage):
         self.core, self.fleet = core, waits.fleet
         self.control = Fallbacks(waits.fleet, waits.control)
 
+    def is_wanted(self) -> bool:
+        return any(model.fallback for model in self.core.topology.models.values())
+
     def admit(self, arrival: Arrival) -> None:
         asked, endpoint = arrival.asked, arrival.endpoint
-        if not asked.fallback or arrival.on_spot or arrival.held:
+        if not asked.fallback or arrival.on_spot or arrival.hold:
             return
         full = endpoint is not None and endpoint.policy.is_full(self.fleet.waiting_queue.count(endpoint))
         if (fallback := self.control.choose(fallback_terms(asked), full=full)) is not None:

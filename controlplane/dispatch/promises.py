@@ -1,8 +1,9 @@
 """Promises of SLO classes: `scheduling.control.admission` decides on them, and callers hear of it, and of their waits."""
 
 from controlplane.dispatch import port
+from controlplane.dispatch.core import Core
 from controlplane.dispatch.live_fleet.topology import Request
-from controlplane.dispatch.stages import Core, Stage
+from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waits import WaitEstimates
 from scheduling.control.admission import AdmissionControl
 from scheduling.queueing.promises import Verdict

@@ -1,19 +1,21 @@
 """Expected waits of queued requests: the RWT estimator over the queues of a fleet, corrected by measured waits."""
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from scheduling.compiled import direct, uncompiled
 from scheduling.control.fleet import Fleet
 from scheduling.fleet.arrays import at_once
 from scheduling.fleet.profile import Profile
-from scheduling.fleet.state import LearnedState, WaitsState, WaitState
+from scheduling.fleet.state import LearnedWaits, WaitState
 from scheduling.queueing.promises import Calibration
 from scheduling.queueing.waits.correction import Correction
 from scheduling.queueing.waits.starting import Coming, sooner, until_produced
@@ -23,6 +25,7 @@ from scheduling.queueing.waits.waiting_time import (
     Estimate,
     History,
     Lengths,
+    Moments,
     Throughput,
     Wait,
     ahead,
@@ -90,13 +93,12 @@ class Waits:
         self.fleet, self.history = fleet, History()
         self.estimates: dict[int, Estimate] = {}
         """By row: the wait as first estimated, of requests that wait."""
+        self.learned = defaultdict[int, LearnedWaits](LearnedWaits)
+        """By endpoint."""
         self._expected = np.zeros((0, EXPECTED_COLUMNS))
         """Output of each waiting request, by slot."""
         self._paces: dict[tuple[int, int], Pace] = {}  # by endpoint and instance
         self._coming: dict[int, tuple[float, int, list[Coming]]] = {}  # by endpoint: when read, instances that served
-        self._corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class
-        self._calibrations: dict[tuple[int, str], Calibration] = {}
-        self._finished_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RATE_WINDOW))
         self._ahead_in_queue = direct(ahead_in_queue)
 
     # Learning
@@ -153,76 +155,63 @@ class Waits:
         model = self.fleet.endpoints[endpoint].model
         for key in (model, (model, slo_class)) if output_tokens else ():
             self.history.learn(key, prompt_tokens, output_tokens, predicted)
-        self._finished_s[endpoint].append(ended_s)
+        finished_s = self.learned[endpoint].finished_s
+        finished_s.append(ended_s)
+        del finished_s[:-RATE_WINDOW]
 
     def calibration(self, endpoint: int, slo_class: str) -> Calibration:
         """Return what waits of a class at *endpoint* teach about their estimated 99th percentiles."""
-        return self._calibrations.setdefault((endpoint, slo_class), Calibration())
+        return self.learned[endpoint].calibrations.setdefault(slo_class, Calibration())
 
     def correction(self, endpoint: int, slo_class: str) -> Correction:
         """Return the correction learned from waits of a class at *endpoint*."""
-        key = (endpoint, slo_class)
-        correction = self._corrections.get(key)
-        if correction is None:
+        corrections = self.learned[endpoint].corrections
+        if slo_class not in corrections:
             measured = self.fleet.instances.profile[self._members(endpoint), 4].any()
             guess = Correction.GUESS if measured else 0.0
-            correction = self._corrections[key] = Correction(guess, overtaken=slo_class != ALL)
-        return correction
+            corrections[slo_class] = Correction(guess, overtaken=slo_class != ALL)
+        return corrections[slo_class]
 
-    # What is learned, in a fork
+    # State of a fork
 
-    def state(self, rows: Sequence[int]) -> WaitsState:
-        """Return what is learned, and what is expected of the waiting requests of *rows*.
+    def ended_state(self) -> list[tuple[str, str, Moments]]:
+        """Return the lengths of ended requests.
 
-        Paces are read again after it, so that this fleet and one with that state estimate alike.
+        Paces are read again after it, so that this fleet and one that resumes its state estimate alike.
         """
         self._paces.clear()
         self._coming.clear()
-        fleet, now_s = self.fleet, self.fleet.now_s
-        learned = defaultdict[tuple[str, str], LearnedState](LearnedState)
-        for values, of in ((self._corrections, "corrections"), (self._calibrations, "calibrations")):
-            for (endpoint, slo_class), value in values.items():
-                one = fleet.endpoints[endpoint]
-                if fleet.serves(endpoint):
-                    getattr(learned[one.model, one.region], of)[slo_class] = value
-        for endpoint, times in self._finished_s.items():
-            if fleet.serves(endpoint):
-                one = fleet.endpoints[endpoint]
-                learned[one.model, one.region].finished_s = [at_s - now_s for at_s in times]
-        return WaitsState(
-            lengths=[
-                (*((key, ALL) if isinstance(key, str) else key), one) for key, one in self.history.moments.items()
-            ],
-            learned=[(model, region, one) for (model, region), one in learned.items()],
-            waiting=[self._waiting_state(row) for row in rows],
-        )
+        return [(*((key, ALL) if isinstance(key, str) else key), one) for key, one in self.history.moments.items()]
 
-    def _waiting_state(self, row: int) -> WaitState:
+    def learned_state(self, endpoint: int) -> LearnedWaits:
+        """Return what waits at *endpoint* have taught."""
+        one, now_s = self.learned[endpoint], self.fleet.now_s
+        return structs.replace(one, finished_s=[at_s - now_s for at_s in one.finished_s])
+
+    def waiting_state(self, row: int) -> WaitState:
+        """Return what is expected of *row*, which waits."""
         slot, estimate = self.fleet.slot(row), self.estimates.get(row)
-        if estimate is not None and estimate.endpoint != self.fleet.waiting.endpoint[slot]:
-            estimate = None
-        return WaitState(tuple(self._expected[slot].tolist()), estimate)
+        here = estimate is not None and estimate.endpoint == self.fleet.waiting.endpoint[slot]
+        return WaitState(tuple(self._expected[slot].tolist()), estimate if here else None)
 
-    def resume(self, state: WaitsState, waiting: dict[int, WaitState]) -> None:
-        """Continue with *state*; *waiting* by row."""
-        fleet = self.fleet
-        endpoints = {(one.model, one.region): at for at, one in enumerate(fleet.endpoints) if fleet.serves(at)}
+    def resume(
+        self,
+        ended: Iterable[tuple[str, str, Moments]],
+        learned: Iterable[LearnedWaits],
+        waiting: Iterable[tuple[int, WaitState]],
+    ) -> None:
+        """Continue with copies of these states at time 0; *learned* by endpoint, *waiting* by row."""
         self.history.moments = {
-            model if slo_class == ALL else (model, slo_class): one for model, slo_class, one in state.lengths
+            model if slo_class == ALL else (model, slo_class): copy(one) for model, slo_class, one in ended
         }
-        for model, region, one in state.learned:
-            if (endpoint := endpoints.get((model, region))) is not None:
-                self._corrections |= {(endpoint, name): each for name, each in one.corrections.items()}
-                self._calibrations |= {(endpoint, name): each for name, each in one.calibrations.items()}
-                self._finished_s[endpoint].extend(fleet.now_s + at_s for at_s in one.finished_s)
+        self.learned |= dict(enumerate(deepcopy([*learned])))
         self._paces.clear()
         self._coming.clear()
-        self._make_room()
-        for row, each in waiting.items():
-            slot = fleet.slot(row)
+        for row, each in waiting:
+            slot = self.fleet.slot(row)
             self._expected[slot] = each.tokens
             if each.estimate is not None:
-                self.estimates[row] = replace(each.estimate, endpoint=int(fleet.waiting.endpoint[slot]))
+                self.estimates[row] = replace(each.estimate, endpoint=int(self.fleet.waiting.endpoint[slot]))
 
     # Estimates
 
@@ -374,7 +363,7 @@ class Waits:
         pace = self._pace(endpoint, instance)
         if pace is None:
             return None
-        correction = self._corrections.get((endpoint, slo_class))
+        correction = self.learned[endpoint].corrections.get(slo_class)
         if correction is None or correction.batches < ENOUGH_BATCHES:
             correction = self.correction(endpoint, ALL)
         if correction.known:
@@ -406,7 +395,7 @@ class Waits:
             by_memory = by_memory and alone.batch < most
         if together is None:
             return None
-        finished, recent = self._finished_s[endpoint], None
+        finished, recent = self.learned[endpoint].finished_s, None
         if len(finished) >= 2 and now_s - finished[-1] <= PACE_STALE_S:
             recent = len(finished) * lengths.output_mean / max(now_s - finished[0], 1e-3)
             recent /= 1 if instance == TOGETHER else max(len(serving), 1)

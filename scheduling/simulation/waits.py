@@ -1,15 +1,14 @@
 """Expected waits in a simulation: `control.waits` hears of what was placed, has ended or waits since it was last asked."""
 
-from collections.abc import Mapping
 from math import inf
 from typing import Final
 
 import numpy as np
 
 from scheduling.control.waits import Waits
-from scheduling.fleet.state import WaitsState, WaitState
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.simulated_fleet import SimulatedFleet
+from scheduling.simulation.state.placing import Fork
 
 REFRESH_S: Final = 1.0
 
@@ -27,10 +26,11 @@ class SimulatedWaits:
         self._begun = np.zeros(0, np.int64)
         """By slot: sequence number of the request that was counted."""
 
-    def resume(self, state: WaitsState, waiting: Mapping[int, WaitState]) -> None:
-        """Continue with *state*, that of a fork; *waiting* by request."""
+    def resume(self, fork: Fork) -> None:
+        """Continue with what the fleet of *fork* had learned."""
         self.refresh()
-        self.control.resume(state, waiting)
+        waiting = ((row, one.waits) for row, one in fork.waiting if row >= 0 and one.waits is not None)
+        self.control.resume(fork.state.ended, (one.waits for one in fork.endpoints), waiting)
 
     def refresh(self) -> None:
         """Learn from what was placed or has ended, and count what waits since."""

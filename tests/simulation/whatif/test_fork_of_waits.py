@@ -94,8 +94,7 @@ def test_waits_and_promises_are_those_of_the_fleet(db, ordering, shares):
     of_fleet = estimates(
         waits, AdmissionControl(dispatcher.fleet, waits), [row for _, row in waiting], range(len(keys))
     )
-    learned = {name: one.batches for (_, name), one in waits._corrections.items()}
-    assert learned["slow"] > 2.0
+    assert waits.correction(0, "slow").batches > 2.0
     live.run(asked[len(before) :])
     live.write_ledger()
     start = as_it_went(start, AFTER_S)
