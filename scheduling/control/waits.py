@@ -4,8 +4,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -51,22 +51,22 @@ MAX_ERROR: Final = 0.2
 """Relative error of the predicted output ahead, above which a wait does not teach throughput."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkAhead:
-    """Output tokens of the requests ahead, and the wait until their model has the GPUs."""
+class WorkAhead(NamedTuple):
+    """Requests ahead and their output tokens; then those of other models on the same GPUs, and the wait for these.
+
+    With such a wait nothing runs there by then: a whole batch starts at once.
+    """
 
     requests: float
     mean: float
     variance: float
     error: float
-    others: Wait = field(default_factory=Wait)
-    others_requests: float = 0.0
-    empty: bool = False
-    """Nothing runs there by then: a whole batch starts at once."""
+    others_s: float = 0.0
+    others_s2: float = 0.0
+    others: float = 0.0
 
 
-@dataclass(slots=True)
-class Pace:
+class Pace(NamedTuple):
     """Throughput of an endpoint or of one instance, read at *read_s*."""
 
     read_s: float
@@ -76,14 +76,6 @@ class Pace:
     lengths: Lengths
     by_memory: bool
     """Memory, not the number of sequences, limits the batch everywhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class CorrectedPace:
-    pace: Pace
-    correction: Correction
-    tokens_per_s: float
-    relative_variance: float
 
 
 class Waits:
@@ -153,8 +145,8 @@ class Waits:
     ) -> None:
         """Learn the length of a request of *slo_class* that an instance of *endpoint* has answered."""
         model = self.fleet.endpoints[endpoint].model
-        for key in (model, (model, slo_class)) if output_tokens else ():
-            self.history.learn(key, prompt_tokens, output_tokens, predicted)
+        for each in (ALL, slo_class) if output_tokens else ():
+            self.history.learn((model, each), prompt_tokens, output_tokens, predicted)
         finished_s = self.learned[endpoint].finished_s
         finished_s.append(ended_s)
         del finished_s[:-RATE_WINDOW]
@@ -181,7 +173,7 @@ class Waits:
         """
         self._paces.clear()
         self._coming.clear()
-        return [(*((key, ALL) if isinstance(key, str) else key), one) for key, one in self.history.moments.items()]
+        return [(*key, one) for key, one in self.history.moments.items()]
 
     def learned_state(self, endpoint: int) -> LearnedWaits:
         """Return what waits at *endpoint* have taught."""
@@ -201,9 +193,7 @@ class Waits:
         waiting: Iterable[tuple[int, WaitState]],
     ) -> None:
         """Continue with copies of these states at time 0; *learned* by endpoint, *waiting* by row."""
-        self.history.moments = {
-            model if slo_class == ALL else (model, slo_class): copy(one) for model, slo_class, one in ended
-        }
+        self.history.moments = {(model, slo_class): copy(one) for model, slo_class, one in ended}
         self.learned |= dict(enumerate(deepcopy([*learned])))
         self._paces.clear()
         self._coming.clear()
@@ -243,21 +233,21 @@ class Waits:
             return self._of_first(endpoint, slot, coming)
         known = self.known(endpoint, instance, slo_class)
         work = self._ahead_of(endpoint, instance, slot)
-        position = round(work.requests + work.others_requests) + 1
+        position = round(work.requests + work.others) + 1
         if known is None:
             return Estimate(endpoint, position)
-        pace, overtaken_s = known.pace, known.correction.overtaken_s
-        own = self._until_given(work, endpoint, instance, known)
+        pace, overtaken_s, throughput = known
+        own = self._until_given(work, endpoint, instance, pace.lengths, throughput)
         # Before lengths are known, a wait does not teach throughput; nor does a wait for other models.
-        is_known = work.requests > 0 and work.error <= MAX_ERROR * work.mean and not work.empty
-        uncorrected_s = own.mean_s * known.tokens_per_s / pace.by_profile.tokens_per_s if is_known else None
-        spread_s2 = overtaken_s * (overtaken_s + 2.0 * own.mean_s) * known.relative_variance
+        is_known = work.requests > 0 and work.error <= MAX_ERROR * work.mean and not work.others_s
+        uncorrected_s = own.mean_s * throughput.tokens_per_s / pace.by_profile.tokens_per_s if is_known else None
+        spread_s2 = overtaken_s * (overtaken_s + 2.0 * own.mean_s) * throughput.relative_variance
         own = own.then(Wait(overtaken_s, spread_s2))
         # Groups in time keep their place (`reordering.scheduler`): only late ones gain new instances.
         moves = instance == TOGETHER or self.fleet.now_s + own.mean_s > float(self.fleet.waiting.key[slot])
         if coming and moves and (together := self.known(endpoint, TOGETHER, slo_class)) is not None:
-            own = sooner(own, together.tokens_per_s, coming)
-        wait, batch = work.others.then(own), pace.by_profile.batch
+            own = sooner(own, together[-1].tokens_per_s, coming)
+        wait, batch = Wait(work.others_s, work.others_s2).then(own), throughput.batch
         return Estimate(endpoint, position, wait, uncorrected_s, work.requests >= batch, batch, serving)
 
     def _of_first(self, endpoint: int, slot: int, coming: list[Coming]) -> Estimate:
@@ -266,15 +256,16 @@ class Waits:
         tokens = Wait(before.mean, before.variance + before.error**2)
         return Estimate(endpoint, round(before.requests) + 1, until_produced(tokens, 0.0, coming))
 
-    def _until_given(self, work: WorkAhead, endpoint: int, instance: int, known: CorrectedPace) -> Wait:
+    def _until_given(
+        self, work: WorkAhead, endpoint: int, instance: int, lengths: Lengths, throughput: Throughput
+    ) -> Wait:
         """Return the wait until *work* is given out and one more request can be."""
-        lengths, batch = known.pace.lengths, known.pace.by_profile.batch
-        requests, tokens_per_s = work.requests, known.tokens_per_s
-        if work.empty:  # a batch starts at once (equation 11), so only the work beyond it has to end
+        requests, tokens_per_s, batch = work.requests, throughput.tokens_per_s, throughput.batch
+        if work.others_s:  # a batch starts at once (equation 11), so only the work beyond it has to end
             share = max(0.0, requests + 1.0 - batch) / max(requests, 1.0)
             mean_s = share * work.mean / tokens_per_s
             variance = share * work.variance + (share * work.error) ** 2
-            return Wait(mean_s, variance / tokens_per_s**2 + mean_s**2 * known.relative_variance)
+            return Wait(mean_s, variance / tokens_per_s**2 + mean_s**2 * throughput.relative_variance)
         sequences, output_tokens = self.fleet.running(endpoint)
         running = sequences if instance == TOGETHER else int(self.fleet.instances.running[instance])
         share = running / max(sequences, 1)
@@ -282,7 +273,7 @@ class Waits:
             *waiting_time(
                 requests, work.mean, work.variance, work.error,
                 lengths.in_flight(running, round(share * output_tokens)), float(running),
-                lengths.output_mean, lengths.output_variance, batch, tokens_per_s, known.relative_variance,
+                lengths.output_mean, lengths.output_variance, batch, tokens_per_s, throughput.relative_variance,
             )
         )  # fmt: skip
 
@@ -293,10 +284,8 @@ class Waits:
         if instance == TOGETHER:
             heap, size = waiting.heap[endpoint], int(waiting.size[endpoint])
             return WorkAhead(*ahead(heap, size, waiting.key, waiting.sequence, self._expected, slot))
-        requests, mean, variance, error, others_s, others_s2, others = self._ahead_in_queue(
-            fleet.instances, fleet.members, waiting, self._expected, slot, instance, fleet.now_s
-        )
-        return WorkAhead(requests, mean, variance, error, Wait(others_s, others_s2), others, empty=others_s > 0.0)
+        of = fleet.instances, fleet.members, waiting, self._expected
+        return WorkAhead(*self._ahead_in_queue(*of, slot, instance, fleet.now_s))
 
     def _pulling(self, endpoint: int, slot: int) -> int:
         """Return the instance of *endpoint* whose virtual queue holds the group of *slot*; TOGETHER where it is in none.
@@ -311,8 +300,8 @@ class Waits:
             return TOGETHER if self._up(endpoint) else next(each for each in members.tolist() if self.shares(each))
         group = int(groups.members["group"][slot])
         queue = int(groups.groups["queue"][group]) if group >= 0 else -1
-        pulling = members[groups.queue_of[members] == queue] if queue >= 0 else ()
-        return int(pulling[0]) if len(pulling) else TOGETHER
+        pulling = members[groups.queue_of[members] == queue]
+        return int(pulling[0]) if queue >= 0 and pulling.size else TOGETHER
 
     # Instances and paces
 
@@ -348,9 +337,9 @@ class Waits:
             begins = None if self.shares(instance) else self.fleet.serves_in(instance)
             known = None if begins is None else self.known(endpoint, instance, ALL)
             if begins is not None and known is not None:
-                requests = max(0.0, known.pace.by_profile.batch - int(self.fleet.instances.running[instance]))
-                in_s, spread = begins
-                listed.append(Coming(in_s, known.tokens_per_s, requests * known.pace.lengths.output_mean, spread))
+                (in_s, spread), (pace, _, throughput) = begins, known
+                requests = max(0.0, throughput.batch - int(self.fleet.instances.running[instance]))
+                listed.append(Coming(in_s, throughput.tokens_per_s, requests * pace.lengths.output_mean, spread))
         return sorted(listed)
 
     def weight(self, endpoint: int, prompt_tokens: int) -> float:
@@ -358,8 +347,10 @@ class Waits:
         pace = self._pace(endpoint, TOGETHER)
         return pace.lengths.weight(float(prompt_tokens)) if pace is not None and pace.by_memory else 1.0
 
-    def known(self, endpoint: int, instance: int, slo_class: str) -> CorrectedPace | None:
-        """Return the pace of *instance* of *endpoint*, or of all; None while unknown."""
+    def known(self, endpoint: int, instance: int, slo_class: str) -> tuple[Pace, float, Throughput] | None:
+        """Return the pace of *instance* of *endpoint*, or of all, the wait for what overtakes, and the corrected throughput;
+        None while unknown.
+        """
         pace = self._pace(endpoint, instance)
         if pace is None:
             return None
@@ -368,9 +359,9 @@ class Waits:
             correction = self.correction(endpoint, ALL)
         if correction.known:
             throughput = pace.by_profile.corrected(correction.factor, correction.relative_variance)
-            return CorrectedPace(pace, correction, throughput.tokens_per_s, throughput.relative_variance)
+            return pace, correction.overtaken_s, throughput
         if pace.recent_tokens_per_s is not None:
-            return CorrectedPace(pace, correction, pace.recent_tokens_per_s, UNMEASURED_VARIANCE)
+            return pace, 0.0, Throughput(pace.by_profile.batch, pace.recent_tokens_per_s, UNMEASURED_VARIANCE)
         return None
 
     def _pace(self, endpoint: int, instance: int) -> Pace | None:
@@ -383,7 +374,7 @@ class Waits:
 
     def _read_pace(self, endpoint: int, instance: int, now_s: float) -> Pace | None:
         fleet, of = self.fleet.instances, self.fleet.endpoints[endpoint]
-        lengths, members = self.history.lengths(of.model), self._members(endpoint)
+        lengths, members = self.history.lengths((of.model, ALL)), self._members(endpoint)
         serving = members[fleet.accepting[members] != 0].tolist()
         together: Throughput | None = None
         by_memory = True

@@ -114,7 +114,7 @@ async def test_where_memory_limits_the_batch_a_request_counts_by_what_its_prompt
     (replica,) = topology.members(endpoint)
     assert times.weight(endpoint.index, 10_000) == 1.0  # two sequences are all that it runs
     topology.fleet.kv_capacity_tokens[replica.slot] = 1
-    known = times.history.lengths(endpoint.model)
+    known = times.history.lengths((endpoint.model, ""))
     times._paces.clear()  # what was read lately counts no longer
     assert times.weight(endpoint.index, 10_000) == known.weight(10_000.0) > 1.0
     backend = served.backends[0]

@@ -131,7 +131,7 @@ class Starting(Listening, Live):
         super().__init__(fleet)
         self.dispatcher.fleet.wall_clock = lambda: self.now_s
         for output in (20, 30, 40, 50, 80) * 4:  # lengths are known
-            for key in ("m", ("m", "0")):
+            for key in (("m", ""), ("m", "0")):
                 self.dispatcher.waits.control.history.learn(key, 3, output, 42.0)
         self.apply()
 

@@ -18,7 +18,6 @@ produced (2); their sum is normally distributed (3, 19). Beyond the paper:
 """
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar, Final, Self
 
@@ -299,22 +298,26 @@ class Moments(Struct):
         return self.weight**2 / self.weight2 if self.weight2 else 0.0
 
 
+Key = tuple[str, str]
+"""Model and SLO class, "" for all."""
+
+
 class History:
-    """Lengths of finished requests by (model, SLO class) or any other *key*, and the accuracy of their predictions."""
+    """Lengths of finished requests by *key*, and the accuracy of their predictions."""
 
     FEW: Final = 8.0
 
     def __init__(self) -> None:
-        self.moments: dict[Hashable, Moments] = {}
+        self.moments: dict[Key, Moments] = {}
 
-    def learn(self, key: Hashable, prompt_tokens: int, output_tokens: int, predicted_tokens: float) -> None:
+    def learn(self, key: Key, prompt_tokens: int, output_tokens: int, predicted_tokens: float) -> None:
         """Learn that a request of *key* had *output_tokens*, over all its sequences, with *predicted_tokens* expected."""
         moments = self.moments.get(key)
         if moments is None:
             moments = self.moments[key] = Moments()
         moments.add(prompt_tokens, output_tokens, predicted_tokens)
 
-    def lengths(self, key: Hashable) -> Lengths:
+    def lengths(self, key: Key) -> Lengths:
         """Return the lengths of requests of *key*; with few of them, a value between those and `UNKNOWN`."""
         moments = self.moments.get(key)
         if moments is None:
@@ -330,7 +333,7 @@ class History:
             max(moments.prompt2 - moments.prompt**2, 0.0),
         )
 
-    def expected(self, key: Hashable, predicted_tokens: float) -> tuple[float, float, float]:
+    def expected(self, key: Key, predicted_tokens: float) -> tuple[float, float, float]:
         """Return (mean, variance, error of the mean) of a request's output tokens, given *predicted_tokens*.
 
         By the mean of its class, or by the prediction corrected by the mean of earlier ones, whichever errs less.
