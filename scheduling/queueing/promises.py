@@ -6,7 +6,6 @@ degraded to another class, or refused. Without an estimate it is admitted. The r
 simulator.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -61,17 +60,6 @@ def fallbacks(terms: ClassTerms, known: Mapping[str, ClassTerms]) -> tuple[Class
     return tuple(chain[1:])
 
 
-def late_s(wait: Wait | None, due_s: float, prefill_s: float, factor: float = 1.0) -> float:
-    """Return by how many seconds a promise will be missed at the 99th percentile of *wait*; 0 if it can be kept.
-
-    *due_s* is when the first token is due (`ordering.first_due_s`), after the same moment as *wait*; *prefill_s* is the time
-    of its prefill, *factor* that of `Calibration`. Without an estimate the promise counts as reachable.
-    """
-    if wait is None or due_s == math.inf:
-        return 0.0
-    return max(0.0, factor * wait.quantile_s() + prefill_s - due_s)
-
-
 class Calibration(Struct):
     """Corrects the 99th percentile of estimated waits by the waits that followed, of one class at one endpoint.
 
@@ -104,8 +92,13 @@ class Calibration(Struct):
         return min(1.0, max(self.ratios))
 
     def late_s(self, wait: Wait | None, due_s: float, prefill_s: float) -> float:
-        """Return by how many seconds the promise of a request will be missed; 0 if it can be kept, or is tried."""
-        late = late_s(wait, due_s, prefill_s, self.factor)
+        """Return by how many seconds a promise will be missed at the 99th percentile of *wait*; 0 if it can be kept, or is
+        tried.
+
+        *due_s* is when the first token is due, after the same moment as *wait*; *prefill_s* is the time of its prefill.
+        Without an estimate the promise counts as reachable.
+        """
+        late = 0.0 if wait is None else max(0.0, self.factor * wait.quantile_s() + prefill_s - due_s)
         if late > 0.0:
             self.unreachable += 1
             every = self.TRIED if len(self.ratios) < self.ENOUGH else self.TRIED_LATER
