@@ -1,29 +1,49 @@
 """The live fleet as the concerns of `scheduling.control` see it and act on it: `control.fleet.Fleet` over the dispatcher."""
 
+import math
+import time
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from typing import Final, cast
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from controlplane.dispatch import port
 from controlplane.dispatch.live_fleet.request_table import LiveRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
+from controlplane.dispatch.placement import Placement
 from controlplane.dispatch.port import Asked, Deliver, Warm, WarmPrefix
 from controlplane.dispatch.waiting_queue import WaitingQueue
+from controlplane.fleet.lifecycle.stages import COMING_LIMIT_S
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from scheduling.applications.prewarming import Warmable
+from scheduling.control.fleet import FallbackTerms
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.fleet.carried import OUTPUT, PROMPT
 from scheduling.queueing.held_work import Release
 from scheduling.queueing.ordering import Standing
+from scheduling.queueing.promises import ClassTerms
 from scheduling.queueing.waiting_set import WaitingArrays
+from scheduling.queueing.waits.starting import NOT_KNOWN, SPREAD, left_of_start_s
+from scheduling.routing.models import ModelRule
 from scheduling.routing.prefix_affinity import Affinity
 
 WAKE_S: Final = 5.0
 """Taken for waking an instance that shares no GPUs; those that do have measured times."""
 START_S: Final = 5.0
 """Taken for what another platform does to warm a backend (`controlplane.applications.warming`)."""
+
+RETURNS_S: Final = 3.0
+"""Time until heartbeats find an unreachable instance again, as measured on a busy machine."""
+TERMS: Final = tuple(name for name in ClassTerms.__struct_fields__ if name in port.Asked.__struct_fields__)
+terms_of = attrgetter(*TERMS)
+
+
+def fallback_terms(asked: Asked) -> FallbackTerms:
+    """Return the terms of the fallback of *asked*, which has one."""
+    return FallbackTerms(asked.model, asked.fallback, asked.fallback_wait_s, asked.region, asked.opportunistic)
 
 
 class LiveFleet:
@@ -35,15 +55,21 @@ class LiveFleet:
         queue: WaitingQueue,
         requests: LiveRequests,
         deliver: Deliver,
+        placement: Placement,
         *,
         enqueue: Callable[[Request, Endpoint], None],
         expire: Callable[[Request], None],
         spot_with_room: Callable[[Asked], Endpoint | None],
+        hold: Callable[[Request], bool],
+        become: Callable[[Request, Endpoint, ModelRule], None],
     ) -> None:
         self.topology, self.waiting_queue, self.requests, self._deliver = topology, queue, requests, deliver
         self.backends: Collection[str] = ()
         """Containers and DNN models that are kept warm, by name."""
+        self.placement = placement
         self._enqueue, self._expire, self._spot_with_room = enqueue, expire, spot_with_room
+        self._hold, self._become = hold, become
+        self.wall_clock = time.time
 
     @property
     def now_s(self) -> float:
@@ -150,6 +176,67 @@ class LiveFleet:
             if one.spec.state in PRESENT:
                 wakes_s.pop(one.endpoint.index, None)
         return wakes_s
+
+    def slot(self, row: int) -> int:
+        return self.request(row).slot
+
+    def slo_class(self, row: int) -> str:
+        return self.request(row).asked.slo_class
+
+    def max_tokens(self, row: int) -> float:
+        asked = self.request(row).asked
+        return float(asked.max_tokens * asked.sequences) if asked.max_tokens else math.inf
+
+    def terms(self, row: int) -> tuple[ClassTerms, tuple[ClassTerms, ...]]:
+        asked = self.request(row).asked
+        return ClassTerms(*terms_of(asked)), asked.fallbacks
+
+    def running(self, endpoint: int) -> tuple[int, int]:
+        of = self.topology.endpoints[endpoint]
+        return of.running_sequences, of.running_output_tokens
+
+    def serves_in(self, instance: int) -> tuple[float, float] | None:
+        """An instance that is unreachable or paused is back at an unknown time."""
+        if (one := self.topology.by_slot.get(instance)) is None:
+            return None
+        if one.spec.start_s is not None:
+            passed_s = self.wall_clock() - one.spec.start_began_at
+            in_s = left_of_start_s(one.spec.start_s, max(0.0, passed_s))
+            return (in_s, SPREAD) if passed_s < COMING_LIMIT_S else None
+        asleep = one.metrics is not None and one.metrics.sleeping
+        is_well = one.spec.state == InstanceState.READY and not one.lost and not one.wedged and not asleep
+        if not is_well or self.topology.fleet.accepting[instance] or not self.topology.serves(one.endpoint):
+            return None
+        return max(RETURNS_S, one.health.until_s - self.now_s), NOT_KNOWN
+
+    def serving(self, model: str, region: str, opportunistic: bool = False) -> int:
+        endpoint = self.placement.serving(self.topology.candidates(model, region, opportunistic))
+        return -1 if endpoint is None else endpoint.index
+
+    def fallback_of(self, row: int) -> FallbackTerms | None:
+        request = self.request(row)
+        may = not request.has_begun and request.released_s is None and not request.endpoint.is_spot
+        return fallback_terms(request.asked) if request.asked.fallback and may else None
+
+    def queue_on(self, row: int, terms: ClassTerms) -> None:
+        request = self.request(row)
+        self.waiting_queue.take_out(request.slot)
+        request.asked = replace(request.asked, **dict(zip(TERMS, terms_of(terms), strict=True)))
+        self.requests.write(request)
+        if not self._hold(request):
+            self._queue_again(request, request.endpoint)
+
+    def fall_back(self, row: int, endpoint: int, rule: ModelRule) -> None:
+        request, there = self.request(row), self.topology.endpoints[endpoint]
+        if request.slot >= 0:
+            self.waiting_queue.take_out(request.slot)
+        self._become(request, there, rule)
+        self.requests.write(request)
+        self._queue_again(request, there)
+
+    def _queue_again(self, request: Request, endpoint: Endpoint) -> None:
+        self.waiting_queue.add(request, endpoint)
+        self.placement.pump(endpoint)
 
     def queue(self, row: int, endpoint: int, release: Release | None = None) -> None:
         request = self.request(row)

@@ -100,6 +100,7 @@ class Snapshot:
             backlogs=dispatcher.holding.work.backlogs(now_s),
             look_s=max(0.0, dispatcher.holding.acted_s + LOOK_S - now_s),
             memory=self._memory(),
+            ended=dispatcher.waits.control.ended_state(),
         )
         state.prompts = [prompt for _, prompt in self._prompts.values()]
         return state
@@ -183,6 +184,7 @@ class Snapshot:
             swap_group=spec.swap_group,
             leaves=phase == LEAVES,
             waits=phase == WAITS,
+            up_s=float(arrays.up_s[slot]) - self._now_s if spec.swap_group and slot < arrays.up_s.size else 0.0,
             reachable=replica.reachable,
             kv_tokens=int(fleet.kv_capacity_tokens[slot]),
             round_trips=round_trips,
@@ -217,7 +219,6 @@ class Snapshot:
             "asked_model": asked.asked_model,
             "model_rule": asked.model_rule,
             "falls_back": bool(asked.fallback),
-            "expected_wait_s": _expected_wait_s(request),
             "prompt": self._prompt(request),
         }
 
@@ -254,6 +255,7 @@ class Snapshot:
                 rank_s=rank_s,
                 put_off_s=put_off_s if queue.is_lost(slot) else None,
                 spot=queue.at(slot).endpoint.is_spot,
+                waits=self.dispatcher.waits.control.waiting_state(queue.at(slot).row),
             )
             for slot, key_s, rank_s, put_off_s in zip(slots.tolist(), *map(np.ndarray.tolist, columns), strict=True)
         ]
@@ -283,6 +285,7 @@ class Snapshot:
             group_limit=int(groups.limit[at]),
             token_s=tuple(groups.token_s[at].tolist()),
             short=self.dispatcher.reordering.scheduler.short_instances.get(at, 0),
+            waits=self.dispatcher.waits.control.learned_state(at),
         )
 
     def _groups(self, places: dict[int, int]) -> GroupsState | None:
@@ -331,12 +334,6 @@ def _chain(nodes: Any, first: int) -> list[int]:
         chain.append(first)
         first = int(nodes["following"][first])
     return chain
-
-
-def _expected_wait_s(request: Request) -> float:
-    """Return the wait of *request* as estimated when it came; 0 while its model's pace was not known."""
-    estimate = request.estimate
-    return 0.0 if estimate is None or estimate.wait is None else estimate.wait.mean_s
 
 
 def _placed(request: Request) -> tuple[float, float, int]:

@@ -5,13 +5,13 @@ import math
 from controlplane.dispatch import port
 from controlplane.dispatch.adapters import no_adapters
 from controlplane.dispatch.core import Core
-from controlplane.dispatch.fallbacks import Fallbacks
+from controlplane.dispatch.fallbacks import ModelFallbacks
 from controlplane.dispatch.holding import HeldRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request
 from controlplane.dispatch.placement import Placement, none_serves
 from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
-from controlplane.dispatch.waits import Waits
+from controlplane.dispatch.waits import WaitEstimates
 from scheduling.queueing.ordering import hold_s
 from scheduling.routing.regions import SWEEP_S, better_home, pressure
 
@@ -25,9 +25,9 @@ class Sweeping(Stage):
         core: Core,
         queue: WaitingQueue,
         placement: Placement,
-        waits: Waits,
+        waits: WaitEstimates,
         holding: HeldRequests,
-        fallbacks: Fallbacks,
+        fallbacks: ModelFallbacks,
     ) -> None:
         self.core, self.queue, self.placement, self.waits = core, queue, placement, waits
         self.holding, self.fallbacks = holding, fallbacks
@@ -54,13 +54,13 @@ class Sweeping(Stage):
             core.drop(request, none_serves(asked))
         elif request.adapter >= 0 and not request.has_begun and not core.topology.serves_adapters(request.endpoint):
             core.drop(request, no_adapters(asked))
-        elif request.slot < 0 or not self.fallbacks.serves_late(request, core.clock() - asked.arrived_s):
+        elif request.slot < 0 or not self.fallbacks.control.serve_late(request.row):
             self._give_up_late(request)
 
     def _follow_start(self, endpoint: Endpoint) -> None:
         """Note when an instance of *endpoint*, which none served, has come up: holds start again there."""
         starting = self.waits.start_left_s(endpoint) is not None
-        if endpoint.starting and not starting and self.waits.paces.serving(endpoint):
+        if endpoint.starting and not starting and self.waits.control.serving(endpoint.index):
             endpoint.up_s = self.core.clock()
         endpoint.starting = starting
 

@@ -5,7 +5,7 @@ compiled world. A concern keeps what it alone knows; arrays, requests and time b
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,9 @@ from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.held_work import Release
 from scheduling.queueing.ordering import Standing
+from scheduling.queueing.promises import ClassTerms
 from scheduling.queueing.waiting_set import WaitingArrays
+from scheduling.routing.models import ModelRule
 from scheduling.routing.prefix_affinity import Affinity
 
 
@@ -49,6 +51,18 @@ class RequestTable(Protocol):
     @property
     def held(self) -> NDArray[Any]:
         """Of classes that are not interactive: `held.HELD`, `OPPORTUNISTIC` and `ENDS_ON_RECLAIM`, added; 0 for others."""
+
+
+class FallbackTerms(NamedTuple):
+    """What decides on the fallback of a request's model."""
+
+    model: str
+    fallback: str
+    wait_s: float | None
+    """Most wait for its model; None: however long."""
+    region: str
+    """Of its caller."""
+    opportunistic: bool
 
 
 class Endpoint(Protocol):
@@ -143,7 +157,39 @@ class Fleet(Protocol):
     def sleeping(self) -> Mapping[int, float]:
         """Return the seconds to wake an instance of each endpoint that has none awake or starting, where one sleeps."""
 
+    # Waits, admission, fallbacks
+
+    def slot(self, row: int) -> int:
+        """Return the slot of the waiting set in which the request of *row* waits; -1 if it does not."""
+
+    def slo_class(self, row: int) -> str: ...
+    def max_tokens(self, row: int) -> float:
+        """Return the most output tokens that the caller of *row* allows; infinity for no limit."""
+
+    def terms(self, row: int) -> tuple[ClassTerms, tuple[ClassTerms, ...]]:
+        """Return the terms of the request of *row*, and those of the classes to which it may be degraded, in order."""
+
+    def running(self, endpoint: int) -> tuple[int, int]:
+        """Return the sequences that run at *endpoint*, and the output tokens that they have so far."""
+
+    def serves_in(self, instance: int) -> tuple[float, float] | None:
+        """Return the seconds until *instance*, which starts or is away for a moment, accepts work, and their standard
+        deviation as a share of them; None otherwise.
+        """
+
+    def serving(self, model: str, region: str, opportunistic: bool = False) -> int:
+        """Return the endpoint of *model* that serves a new request of a caller in *region* now; -1 without one."""
+
+    def fallback_of(self, row: int) -> FallbackTerms | None:
+        """Return the terms of the fallback of the request of *row*; None where none may serve it any longer."""
+
     # Acting
+
+    def queue_on(self, row: int, terms: ClassTerms) -> None:
+        """Queue the request of *row*, which waits, again on *terms*, or hold it where its class is held."""
+
+    def fall_back(self, row: int, endpoint: int, rule: ModelRule) -> None:
+        """Queue the request of *row*, which waits or has left its instance, at *endpoint* as one of the model there."""
 
     def queue(self, row: int, endpoint: int, release: Release | None = None) -> None:
         """Queue the request of *row* at *endpoint*, and give out what has room there. *release*: by the queue manager."""

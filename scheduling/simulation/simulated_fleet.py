@@ -2,30 +2,39 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol
+from math import inf
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.applications.prewarming import Warmable
 from scheduling.compiled import direct
+from scheduling.control.fleet import FallbackTerms
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
+from scheduling.queueing.held import HELD, OPPORTUNISTIC
 from scheduling.queueing.held_work import Release
-from scheduling.queueing.ordering import Standing
+from scheduling.queueing.ordering import Standing, hold_s
+from scheduling.queueing.promises import ClassTerms, fallbacks
 from scheduling.queueing.waiting_set import WaitingArrays
+from scheduling.queueing.waits.starting import SPREAD
+from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.prefix_affinity import Affinity
-from scheduling.routing.regions import first_with_room
+from scheduling.routing.regions import choose_region, first_with_room
 from scheduling.scaling.spot import spot_policy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.lifecycle import Lives
-from scheduling.simulation.cluster.occupancy import COLUMNS, occupancy
-from scheduling.simulation.cluster.state_changes import COMING, WITHOUT_GPUS
+from scheduling.simulation.cluster.loop import CONTROL, change
+from scheduling.simulation.cluster.occupancy import COLUMNS, occupancy, running
+from scheduling.simulation.cluster.state_changes import COMING, WITHDRAW, WITHOUT_GPUS
 from scheduling.simulation.cluster.world import Outcome, State, World
 from scheduling.simulation.engine.state import SEGMENT, sequences_in_use
 from scheduling.simulation.workload.requests import Requests
+
+STARTS: Final = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING)
 
 
 class Simulated(Protocol):
@@ -36,12 +45,17 @@ class Simulated(Protocol):
     lives: Lives
     waits: Any
     runs: Any
+    holding: Any
 
     @property
     def world(self) -> World: ...
     @property
     def now_s(self) -> float: ...
-    def control(self, endpoint: int = -1, request: int = -1) -> int: ...
+    @property
+    def states(self) -> NDArray[np.int8]: ...
+    @property
+    def arrived(self) -> int: ...
+    def control(self, endpoint: int = -1, request: int = -1, source: int = CONTROL) -> int: ...
 
 
 class SimulatedEndpoint(NamedTuple):
@@ -73,6 +87,17 @@ class SimulatedFleet:
             for region, endpoint in zip(cluster.regions, row, strict=True)
         }
         self._occupancy, self._with_room = direct(occupancy), direct(first_with_room)
+        self.endpoints = own * (simulation.world.policies.size // self._own)
+        self._model = {name: number for number, name in enumerate(cluster.models)}
+        self._region = {name: number for number, name in enumerate(cluster.regions)}
+        self._longest = cluster.longest_tokens()
+        known = {terms.slo_class: terms for terms in cluster.classes}
+        self._terms = [(terms, fallbacks(terms, known)) for terms in cluster.classes]
+        self._classes = {name: number for number, name in enumerate(known)}
+        self._slot = 0
+        """Of the request that was last looked for."""
+        self._choose_region = direct(choose_region)
+        self._occupancy, self._with_room, self._running = direct(occupancy), direct(first_with_room), direct(running)
         self._rows = np.zeros((len(self.endpoints), COLUMNS), np.int64)
         self._free = np.zeros(0, np.bool_)
 
@@ -116,10 +141,7 @@ class SimulatedFleet:
         return int(self._with_room(world.fleet, world.endpoints, donated, world.waiting.size))
 
     def occupancy(self) -> NDArray[np.int64]:
-        world = self.simulation.world
-        if self._free.size != world.engines.sequences.size:
-            self._free = np.zeros(world.engines.sequences.size, np.bool_)
-        self._occupancy(world, self._free, self._rows)
+        self._occupancy(self.simulation.world, self._scratch(), self._rows)
         return self._rows
 
     def produced(self, rows: Collection[int] | None = None) -> Callable[[int], int]:
@@ -176,6 +198,113 @@ class SimulatedFleet:
         lives = self.simulation.lives
         mine = np.flatnonzero(lives.world.lives.instances["swap_group"] == group).tolist()
         return next((at for at in mine if not WITHOUT_GPUS >> int(lives.state[at]) & 1), -1)
+
+    def _scratch(self) -> NDArray[np.bool_]:
+        sequences = self.simulation.world.engines.sequences.size
+        if self._free.size != sequences:
+            self._free = np.zeros(sequences, np.bool_)
+        return self._free
+
+    def slot(self, row: int) -> int:
+        world = self.simulation.world
+        position, held = world.waiting.position, world.held
+        if held.item(self._slot) != row or position.item(self._slot) < 0:
+            slots = np.flatnonzero((held == row) & (position >= 0))
+            if not slots.size:
+                return -1
+            self._slot = int(slots[0])
+        return self._slot
+
+    def slo_class(self, row: int) -> str:
+        number = int(self.requests.slo_class[row])
+        return self._terms[number][0].slo_class if self._terms else str(number)
+
+    def max_tokens(self, row: int) -> float:
+        return inf
+
+    def terms(self, row: int) -> tuple[ClassTerms, tuple[ClassTerms, ...]]:
+        return self._terms[int(self.requests.slo_class[row])]
+
+    def running(self, endpoint: int) -> tuple[int, int]:
+        count, produced = self._running(self.simulation.world, self._scratch(), endpoint)
+        return int(count), int(produced)
+
+    def serves_in(self, instance: int) -> tuple[float, float] | None:
+        simulation, state = self.simulation, State(self.simulation.states[instance])
+        if state not in STARTS:
+            return None
+        times = simulation.world.events.time_s
+        left_s = float(times[times.size // 2 + simulation.states.size + instance]) - simulation.now_s
+        loading_s = float(simulation.world.lives.instances["loading_s"][instance]) if state == State.STARTING else 0.0
+        return (max(0.0, left_s) + loading_s, SPREAD) if left_s < inf else None
+
+    def serving(self, model: str, region: str, opportunistic: bool = False) -> int:
+        world, now_s = self.simulation.world, self.simulation.now_s
+        at = self._model[model] * world.latency_s.shape[0] + self._region[region]
+        if opportunistic and len(self.endpoints) > self._own:
+            at += (world.candidate_first.size - 1) // 2
+        candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
+        if not candidates.size:
+            return -1
+        threshold = float(world.policies["region_threshold"][candidates[0]])
+        return int(self._choose_region(world.fleet, world.endpoints, candidates, world.waiting.size, threshold, now_s))
+
+    def fallback_of(self, row: int) -> FallbackTerms | None:
+        """As `choices.may_fall_back`; a prompt that no instance of the fallback can hold has none."""
+        world, requests, cluster = self.simulation.world, self.requests, self.simulation.cluster
+        kept = world.kept_tokens[row] if world.kept_tokens.size > 1 else 0
+        held, model = int(requests.held[row]), cluster.models[requests.model[row]]
+        begun = world.outcomes["evictions"][row] > 0 or kept > 0
+        if begun or held & HELD or not world.may_fall_back[row] or model not in cluster.fallbacks:
+            return None
+        fallback, wait_s = cluster.fallbacks[model]
+        if requests.prompt_tokens[row] >= self._longest[self._model[fallback]]:
+            return None
+        region = cluster.regions[requests.region[row]]
+        return FallbackTerms(model, fallback, wait_s, region, bool(held & OPPORTUNISTIC))
+
+    def queue_on(self, row: int, terms: ClassTerms) -> None:
+        arrivals, requests, holding = self.simulation.world.arrivals, self.requests, self.simulation.holding
+        requests.slo_class[row] = self._classes[terms.slo_class]
+        requests.priority[row] = arrivals.priority[row] = terms.priority
+        arrivals.deadline_s[row] = inf if terms.due_s is None else terms.due_s
+        arrivals.end_s[row] = inf if terms.end_s is None else terms.end_s
+        deadline_s = inf if terms.deadline_s is None else terms.deadline_s
+        arrivals.hold_s[row] = hold_s(deadline_s, self.simulation.cluster.max_hold_s)
+        endpoint = self._withdraw(row)
+        if holding is not None:
+            arrivals.held[row] = holding.held_as(row, terms)
+        if holding is not None and arrivals.held[row] & HELD:
+            holding.hold(row, endpoint)
+        else:
+            self.simulation.control(endpoint, row)
+
+    def fall_back(self, row: int, endpoint: int, rule: ModelRule) -> None:
+        if self.slot(row) >= 0:
+            self._withdraw(row)
+        self.become(row, rule)
+        self.requests.judged[row] = 0
+        self.simulation.control(endpoint, row)
+
+    def become(self, row: int, rule: ModelRule) -> None:
+        """Make the request of *row* one of the fallback of its model, by *rule*."""
+        world, requests, own = self.simulation.world, self.requests, int(self.requests.model[row])
+        model = int(world.fallback[own])
+        if requests.asked[row] < 0:
+            requests.asked[row] = own
+        room = max(1, self._longest[model] - int(requests.prompt_tokens[row]))
+        for column in (requests.output_tokens, requests.predicted_tokens):
+            column[row] = min(int(column[row]), room)
+        requests.model[row] = model
+        world.may_fall_back[row] = 0
+        world.outcomes["model_rule"][row] = RULES.index(rule)
+
+    def _withdraw(self, row: int) -> int:
+        """Take the request of *row* out of its queue; return the endpoint of that."""
+        slot = self.slot(row)
+        endpoint = int(self.waiting.endpoint[slot])
+        change(self.simulation.world, WITHDRAW, slot, 0)
+        return endpoint
 
     def queue(self, row: int, endpoint: int, release: Release | None = None) -> None:
         if release is not None:

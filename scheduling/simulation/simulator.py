@@ -18,9 +18,9 @@ from scheduling.queueing.ordering import QLM, VTC
 from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, settle
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
+from scheduling.simulation.admission import CHANGED as CHANGED_BY_ADMISSION
+from scheduling.simulation.admission import JudgedArrivals
 from scheduling.simulation.application_runs import ReleasedCalls
-from scheduling.simulation.at_door import CHANGED as CHANGED_AT_DOOR
-from scheduling.simulation.at_door import Door
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.build import build_world
 from scheduling.simulation.cluster.description import Cluster
@@ -38,7 +38,7 @@ from scheduling.simulation.engine.state import (
     sequences_in_use,
 )
 from scheduling.simulation.fallbacks import CHANGED as CHANGED_BY_FALLBACKS
-from scheduling.simulation.fallbacks import Fallbacks
+from scheduling.simulation.fallbacks import SimulatedFallbacks
 from scheduling.simulation.global_scheduling import Scheduling
 from scheduling.simulation.holding import HeldArrivals
 from scheduling.simulation.measures.samples import Samples
@@ -93,7 +93,7 @@ class Simulation:
         if runs is not None:  # requests of runs come when they can
             requests = requests._replace(arrival_s=np.array(requests.arrival_s))
         judges = bool(requests.judged.any())
-        changed = (*CHANGED_AT_DOOR * judges, *CHANGED_BY_FALLBACKS * bool(cluster.fallbacks))
+        changed = (*CHANGED_BY_ADMISSION * judges, *CHANGED_BY_FALLBACKS * bool(cluster.fallbacks))
         # Separate copies of the columns that change.
         self.requests = requests = requests._replace(**{name: np.array(getattr(requests, name)) for name in changed})
         world = build_world(cluster, requests, decisions=decisions, held=0 if state is None else state.requests.count)
@@ -108,11 +108,11 @@ class Simulation:
         """This, as the concerns of `scheduling.control` see it."""
         self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
         """Global scheduler, if any endpoint has request groups."""
-        self.waits = SimulatedWaits(self) if judges or cluster.fallbacks else None
+        self.waits = SimulatedWaits(self.bound) if judges or cluster.fallbacks else None
         """Estimates of waits, where anything is decided by them."""
-        self.door = Door(self.waits) if judges and self.waits else None
-        """Judge of promises at the door, where any class has them judged."""
-        self.fallbacks = Fallbacks(self.waits) if cluster.fallbacks and self.waits else None
+        self.admission = JudgedArrivals(self.waits) if judges and self.waits else None
+        """Judge of promises, where any class has them judged."""
+        self.fallbacks = SimulatedFallbacks(self.waits) if cluster.fallbacks and self.waits else None
         """Fallbacks of models, where any has one."""
         self.looked_s = 0.0  # last look at the virtual queues
         of_fork = () if state is None else (state.requests.count, state.held, state.state.backlogs, state.state.look_s)
@@ -134,6 +134,8 @@ class Simulation:
         if state.groups is not None and self.scheduling is not None:
             self.looked_s = state.state.swept_s
             state.resume(self.scheduling.scheduler, self.waiting.groups.groups.size)
+        if self.waits is not None:
+            self.waits.resume(state)
 
     @property
     def world(self) -> World:
@@ -199,8 +201,8 @@ class Simulation:
                 request, self._run_state.at_door = int(self._run_state.at_door), NONE
                 if self.fallbacks is not None and self.fallbacks.queued(request):
                     continue
-                if self.door is not None and self.requests.judged[request]:
-                    self.door.judge(request)
+                if self.admission is not None and self.requests.judged[request]:
+                    self.admission.judge(request)
             elif reason == loop.FALL_BACK:
                 self._ask_fallbacks()
             elif reason == loop.SCALE:
@@ -550,12 +552,12 @@ class Simulation:
             }
             | (self.prewarming.counters() if self.prewarming else {})
             | (self.runs.counters(self.now_s) if self.runs else {})
-            | (self.door.counters() if self.door else {})
+            | (self.admission.counters() if self.admission else {})
             | (self.fallbacks.counters() if self.fallbacks else {}),
             runs=self.runs.outcomes() if self.runs else None,
-            asked_class=self.door.asked_class if self.door else None,
-            refused_at_door=self.door.refused if self.door else None,
-            admitted_late=self.door.late if self.door else None,
+            asked_class=self.admission.asked_class if self.admission else None,
+            refused_at_door=self.admission.refused if self.admission else None,
+            admitted_late=self.admission.late if self.admission else None,
             series=self._samples.series(),
             decisions=decisions if self._decisions else None,
             changes=self.lives.changes(),

@@ -129,10 +129,10 @@ class Starting(Listening, Live):
     def __init__(self, fleet, *, counted):
         self.fleet, self.counted, self.state = fleet, counted, S.STOPPED
         super().__init__(fleet)
-        self.dispatcher.waits.paces.wall_clock = lambda: self.now_s
+        self.dispatcher.fleet.wall_clock = lambda: self.now_s
         for output in (20, 30, 40, 50, 80) * 4:  # lengths are known
-            for key in ("m", ("m", "0")):
-                self.dispatcher.waits.history.learn(key, 3, output, 42.0)
+            for key in (("m", ""), ("m", "0")):
+                self.dispatcher.waits.control.history.learn(key, 3, output, 42.0)
         self.apply()
 
     def apply(self):
@@ -214,7 +214,7 @@ async def test_where_nothing_serves_yet_the_start_is_what_is_waited_for():
 async def test_a_ready_instance_that_takes_nothing_for_a_moment_is_soon_back(served, state, least_s, most_s):
     """In the demo, on a busy machine, estimates had been 112 s, the start of another instance; what was waited was 2 s."""
     await warm(served, 6)
-    topology, times, clock = served.gateway.topology, served.gateway.dispatcher.waits, served.gateway.clock
+    topology, times, clock = served.gateway.topology, served.gateway.dispatcher.waits.control, served.gateway.clock
     (endpoint,) = topology.endpoints
     ready, starting = topology.members(endpoint)
     starting.spec = replace(starting.spec, state=S.LOADING, start_s=100.0, start_began_at=time.time())
@@ -226,8 +226,8 @@ async def test_a_ready_instance_that_takes_nothing_for_a_moment_is_soon_back(ser
         ready.reachable = False
     topology.settle(ready)
     topology.settle(starting)
-    assert not times.paces.serving(endpoint)
-    wait = times.of_next(endpoint)
+    assert not times.serving(endpoint.index)
+    wait = times.of_next(endpoint.index)
     assert least_s <= wait.mean_s <= most_s
     assert wait.variance_s2**0.5 == pytest.approx(wait.mean_s * (0.25 if state == "lost" else 1.0), rel=0.05)
 

@@ -36,7 +36,7 @@ class Requests(NamedTuple):
     hold_s: NDArray[np.float64]
     """After arrival, for which it is held while no instance has room (`Cluster.sweeps`); infinity for ever."""
     judged: NDArray[np.int8]
-    """1: its promise is judged at the door (`queueing.promises`)."""
+    """1: its promise is judged when it has to wait (`queueing.promises`)."""
     held: NDArray[np.int8]
     """Of classes that are not interactive: `HELD`, `OPPORTUNISTIC` and `ENDS_ON_RECLAIM`, added; 0 for interactive ones."""
     run: NDArray[np.int32]

@@ -3,7 +3,6 @@
 Both run on virtual clocks, so that the answer is the same on every machine.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -320,9 +319,8 @@ def test_a_fork_has_fallbacks_and_weights_as_the_fleet(db, wait_s):
     rules = [str(RULES[one["model_rule"]] or "") for one in both.outcomes]
     live = [row.model_rule for row in both.rows]
     assert {"weights", "unavailable"} <= set(live)
-    if wait_s is not None:  # by estimates, which begin anew in a fork
-        counts = [Counter(each) for each in (live, rules)]
-        assert counts[1]["wait"] == pytest.approx(counts[0]["wait"], rel=0.3)
+    if wait_s is not None:  # a fleet learns from a wait as it ends, a simulation once a second
+        assert sum(one != other for one, other in zip(rules, live, strict=True)) < 0.02 * len(live)
         return
     assert rules == live
     assert [row[1:] for row in simulation] == [row[1:] for row in fleet]

@@ -1,4 +1,4 @@
-"""Promises at the door of a simulated fleet under an overload."""
+"""Promises of a simulated fleet under an overload."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_refusing_keeps_the_promises_to_the_others(ordering, refusing):
 
 
 def test_refused_requests_took_no_capacity(admitted, refusing):
-    """About as many tokens are served as without the rule: the door does not leave the fleet idle."""
+    """About as many tokens are served as without the rule: admission does not leave the fleet idle."""
     tokens = [result.requests.output_tokens[result.outcomes["state"] == Outcome.DONE].sum() / result.end_s
               for _, result in (admitted, refusing)]  # fmt: skip
     assert tokens[1] > 0.85 * tokens[0]
