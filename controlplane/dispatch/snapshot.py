@@ -290,7 +290,10 @@ class Snapshot:
         return float(arrays.key[slot]) if fair else None
 
     def _endpoint(self, endpoint: Endpoint, numbers: dict[int, int], now_s: float) -> EndpointState:
-        topology, memory = self.dispatcher.topology, self.observation.memory(endpoint.index)
+        topology, (changed_s, changed_delta) = (
+            self.dispatcher.topology,
+            self.observation.changes.changed(endpoint.index),
+        )
         asked = np.zeros(DEMAND_WINDOW_S)
         for second, tokens in endpoint.demand:
             before = int(now_s) - 1 - second
@@ -301,8 +304,8 @@ class Snapshot:
             region=endpoint.region,
             ordering=endpoint.spec.policy.ordering,
             cursor=numbers.get(int(topology.arrays.cursor[endpoint.index])),
-            changed_s=max(memory.changed_s - now_s, LONG_AGO_S),
-            changed_delta=memory.changed_delta,
+            changed_s=max(changed_s - now_s, LONG_AGO_S),
+            changed_delta=changed_delta,
             asked_tokens=asked.tolist(),
             asked_work_s=float(asked_work_s(topology.arrays, endpoint.index, now_s)),
             backlog_s=float(backlog_s(topology.arrays, endpoint.index, now_s)),
@@ -348,8 +351,8 @@ class Snapshot:
                     members=members,
                 )
             )
-        known, scheduler = int(arrays.counters[KNOWN_CLASSES]), self.dispatcher.reordering.scheduler
-        made, left = scheduler.tried
+        known, reordering = int(arrays.counters[KNOWN_CLASSES]), self.dispatcher.reordering.control
+        made, left = reordering.tried
         return GroupsState(
             groups=groups,
             classes=list(
@@ -361,8 +364,8 @@ class Snapshot:
             token_s=[tuple(each) for each in arrays.token_s[list(own)].tolist()],
             next_number=int(arrays.counters[NEXT_NUMBER]),
             tried=(made, arrays.groups.size - left) if made >= 0 else None,
-            tried_s=max(scheduler.tried_s + shift_s, LONG_AGO_S),
-            short_instances=[(own[at], short) for at, short in scheduler.short_instances.items()],
+            tried_s=max(reordering.tried_s + shift_s, LONG_AGO_S),
+            short_instances=[(own[at], short) for at, short in reordering.short_instances.items()],
         )
 
 

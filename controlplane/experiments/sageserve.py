@@ -14,8 +14,7 @@ from controlplane.experiments.shared.scenes import INTERACTIVE, OTHER, Scene
 from controlplane.experiments.shared.setting import Setting
 from controlplane.terminal import table
 from forecasting.workload import FORECASTERS, unavailable_reason
-from scheduling.scaling import make_strategy
-from scheduling.scaling.view import Instances, Load, endpoint_view
+from scheduling.scaling import EndpointView, make_strategy
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.generator import random_bursts
@@ -60,8 +59,12 @@ def peaks(made: Setting) -> list[dict[str, Any]]:
     """Return `[[endpoints]]` that always have the most instances that the actual demand needs in any window."""
     scene = made.scene
     oracle = made.planner(make_strategy("lt_i").plans_for, scene.usd_per_hour, foreknown=True)
-    spare, bounds = Instances(0, 0, 0, scene.instances, -inf), (scene.min_instances, scene.max_instances)
-    views = [endpoint_view(*key, spare, bounds, Load(0.0, 0.0, 0, 0.0), 0.0, -inf) for key in scene.streams]
+    nothing = {"ready": 0, "coming": 0, "draining": 0, "spot_other": 0, "use": 0.0, "waiting": 0, "kv_use": 0.0}
+    bounds = {"min_instances": scene.min_instances, "max_instances": scene.max_instances}
+    views = [
+        EndpointView(*key, **nothing, **bounds, spot=scene.instances, tokens_per_s=0.0, since_change_s=inf)
+        for key in scene.streams
+    ]
     asked = [oracle.advise(at * setting.WINDOW_S, views) for at in range(len(made.foreknown.prompt.mean))]
     most = [max(each.target_instances for each in of if each is not None) for of in zip(*asked, strict=True)]
     return [

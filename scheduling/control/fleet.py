@@ -4,7 +4,7 @@ Its bindings are `controlplane.dispatch.fleet`, over the dispatcher, and `schedu
 compiled world. A concern keeps what it alone knows; arrays, requests and time belong to the fleet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,9 @@ from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.held_work import Release
+from scheduling.queueing.running import Running
 from scheduling.queueing.waiting_set import WaitingArrays
+from scheduling.scaling.swapping import SwapGroup
 
 
 class RequestTable(Protocol):
@@ -91,6 +93,20 @@ class Fleet(Protocol):
         wait there, of interactive classes and of others; these requests, likewise; the instances; of these, the ones that
         were given a request, and the smoothed lengths of the prompts and outputs that they were given, summed.
         """
+
+    # Global scheduler and swaps
+
+    def running_requests(self) -> Running:
+        """Return the requests on instances of endpoints with request groups, in order of dispatch at each."""
+
+    def swap_groups(self) -> Iterable[SwapGroup]:
+        """Return the groups of instances that share GPUs."""
+
+    def pump(self, endpoint: int) -> None:
+        """Give out what has room at *endpoint*."""
+
+    def evict(self, row: int) -> None:
+        """Have the request of *row* leave its instance; it waits again with its output so far."""
 
     # Acting
 

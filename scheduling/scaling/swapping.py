@@ -11,9 +11,9 @@ Until then the groups of the awake instance go first.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,47 @@ class Holder:
     """Nothing runs on it, and nothing waits for its model."""
     ready_s: float
     """For how long it has been ready."""
+
+
+class SwapMember(NamedTuple):
+    """One of the instances that share GPUs."""
+
+    key: int
+    """By which swaps name it."""
+    name: str
+    model: str
+    instance: int
+    """Its number in the arrays; -1 for none."""
+    endpoint: int
+    """-1 for none."""
+    at_rest: bool
+    """Whether a swap could bring it up."""
+    served: bool
+    """Whether an instance of its endpoint serves, or starts."""
+    swap_s: float
+    """Duration of a swap to it once the awake one runs nothing."""
+
+
+class SwapGroup(NamedTuple):
+    """Instances that share their GPUs, of which at most one is awake."""
+
+    name: str
+    members: Sequence[SwapMember]
+    awake: SwapMember | None
+    """The one that has the GPUs."""
+    is_ready: bool
+    """Whether that one serves."""
+    since_s: float
+    """When it got into its state."""
+    target: SwapMember | None
+    """To which a swap in progress leads."""
+    in_progress: bool
+
+    @property
+    def serves(self) -> int:
+        """The endpoint that has the GPUs, or will once the swap in progress is done; -1 for none."""
+        next_up = self.target if self.in_progress else self.awake
+        return NONE if next_up is None or next_up.instance < 0 else next_up.endpoint
 
 
 def swap_wanted(resting: Iterable[Resting], holder: Holder | None) -> tuple[int, str] | None:

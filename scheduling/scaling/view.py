@@ -1,10 +1,7 @@
-"""The view of an endpoint, built the same way under every clock: from stages of its instances, its load, and times.
-
-The gateway builds it from its fleet arrays, a simulation from the state of its world.
-"""
+"""What the views of endpoints are made of (`control.views`): stages of instances, use, and demand."""
 
 from enum import IntEnum
-from math import inf, nan
+from math import inf
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from scheduling.compiled import compiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet
 from scheduling.routing.regions import filled
-from scheduling.scaling.endpoint import EndpointView
 from scheduling.scaling.reactive import reactive_move
 
 DEMAND_WINDOW_S: Final = 60
@@ -45,19 +41,6 @@ class Instances(NamedTuple):
     """When the last of the ready ones became ready; minus infinity for never."""
 
 
-class Load(NamedTuple):
-    """Load of an endpoint now. See `EndpointView` for each."""
-
-    use: float
-    kv_use: float
-    waiting: int
-    tokens_per_s: float
-    overloaded_instances: int = 0
-    peak_kv_sum: float = nan
-    peak_kv_most: float = nan
-    requests_at_once: int = 0
-
-
 def count_instances(
     endpoint: NDArray[np.integer], stage: NDArray[np.integer], since_s: NDArray[np.float64], endpoints: int
 ) -> list[Instances]:
@@ -76,56 +59,6 @@ def count_instances(
         Instances(ready, coming, draining, spare, last_s)
         for (_, coming, ready, draining, spare), last_s in zip(counts.tolist(), ready_s, strict=True)
     ]
-
-
-def count_of_one(stage: ArrayLike, since_s: ArrayLike) -> Instances:
-    """Return `count_instances` of a single endpoint."""
-    stages = np.array(stage, np.int64).reshape(-1)
-    (counted,) = count_instances(np.zeros_like(stages), stages, np.array(since_s, np.float64).reshape(-1), 1)
-    return counted
-
-
-def endpoint_view(
-    model: str,
-    region: str,
-    instances: Instances,
-    bounds: tuple[int, int],
-    load: Load,
-    now_s: float,
-    changed_s: float,
-    spot_other: int = 0,
-    short_instances: int = 0,
-    changed_delta: int = 0,
-) -> EndpointView:
-    """Return the view of an endpoint at *now_s*.
-
-    *bounds*: minimum and maximum instances. *changed_s*: when scaling last changed it, minus infinity for never, on the
-    clock of *now_s*, as is `Instances.ready_s`. *changed_delta*: that change, if known. *spot_other*: spot instances of
-    other models that could be redeployed to it. *short_instances*: those that the global scheduler misses.
-    """
-    return EndpointView(
-        model=model,
-        region=region,
-        ready=instances.ready,
-        coming=instances.coming,
-        draining=instances.draining,
-        spot=instances.spare,
-        spot_other=spot_other,
-        min_instances=bounds[0],
-        max_instances=bounds[1],
-        use=load.use,
-        waiting=load.waiting,
-        kv_use=load.kv_use,
-        tokens_per_s=load.tokens_per_s,
-        since_change_s=now_s - changed_s,
-        overloaded_instances=load.overloaded_instances,
-        peak_kv_sum=load.peak_kv_sum,
-        peak_kv_most=load.peak_kv_most,
-        since_ready_s=now_s - instances.ready_s,
-        short_instances=short_instances,
-        requests_at_once=load.requests_at_once,
-        changed_delta=changed_delta,
-    )
 
 
 @compiled

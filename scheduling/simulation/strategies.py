@@ -3,7 +3,7 @@
 The same strategy objects run live. The reactive heuristic, which scales on every arrival, runs as the compiled trigger.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from math import gcd
@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import direct
+from scheduling.control.views import EndpointTerms, Stages, Views
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.lookahead.rule import ITERATIONS
 from scheduling.scaling import (
     FLOOR,
@@ -32,16 +34,13 @@ from scheduling.scaling.endpoint import Move
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.scaling.view import (
     DEMAND_WINDOW_S,
-    Load,
     Stage,
-    count_instances,
     demand_rate,
     demand_seconds,
-    endpoint_view,
 )
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_loads, endpoint_outlook
+from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_outlook
 from scheduling.simulation.result import MadeMove, Result
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.state.placing import Fork
@@ -155,9 +154,12 @@ class Control:
         self._least = np.array([each.min_instances for each in self._bounds])
         self._most = np.array([each.max_instances for each in self._bounds])
         count = len(cluster.endpoints)
-        self._changed_s = np.array([each.changed_s for each in state.endpoints] if state else [-np.inf] * count)
-        self._changed_delta = [each.changed_delta for each in state.endpoints] if state else [0] * count
-        self._use, self._kv_use = np.zeros(count), np.zeros(count)
+        self.simulation = simulation
+        self._views = Views(
+            self,
+            [each.changed_s for each in state.endpoints] if state else [-np.inf] * count,
+            [each.changed_delta for each in state.endpoints] if state else [0] * count,
+        )
         self._ahead = strategy.looks_ahead
         iterations = int(simulation.fleet.look_ahead[:, ITERATIONS].max())
         self._lines = np.zeros((2, iterations + 1), np.int64)
@@ -188,11 +190,11 @@ class Control:
     def _may_be_full(self, simulation: Simulation) -> bool:
         """Whether the floor could act now: it runs often, and views are costly to build."""
         world = simulation.world
-        serving = np.ascontiguousarray(world.policies["serving"][: self._use.size])
+        serving = np.ascontiguousarray(world.policies["serving"][: len(self._bounds)])
         return bool(
             self._any_below_floor(
                 world.fleet, world.endpoints, world.waiting.size, serving, self._least, self._most,
-                simulation.now_s - self._changed_s, self._above, self._cooldown_s, simulation.now_s,
+                simulation.now_s - self._views.changed_s(), self._above, self._cooldown_s, simulation.now_s,
             )
         )  # fmt: skip
 
@@ -205,59 +207,64 @@ class Control:
                 done = -simulation.cancel(move.endpoint, -move.delta)
                 done -= simulation.scale_in(move.endpoint, min(move.drains, done - move.delta))
             if done:
-                self._changed_s[move.endpoint] = simulation.world.policies["scaled_s"][move.endpoint] = now_s
-                self._changed_delta[move.endpoint] = move.delta
+                simulation.world.policies["scaled_s"][move.endpoint] = now_s
+                self._views.moved(move.endpoint, move.delta)
             self.moves.append(MadeMove(now_s, move.endpoint, move.delta, done, move.reason, move.by))
 
     def views(self, simulation: Simulation) -> list[EndpointView]:
         """Return every endpoint as the strategy sees it."""
-        fleet, world, now_s = simulation.fleet, simulation.world, simulation.now_s
-        keys, count, states = simulation.cluster.endpoints, self._use.size, simulation.states
-        since_s = world.lives.instances["since_s"]
+        return [*self._views().values()]
+
+    @property
+    def now_s(self) -> float:
+        return self.simulation.now_s
+
+    @property
+    def instances(self) -> FleetArrays:
+        return self.simulation.fleet
+
+    @property
+    def members(self) -> EndpointArrays:
+        return self.simulation.endpoints
+
+    def stages(self) -> Stages:
+        lives, states = self.simulation.world.lives.instances, self.simulation.states
+        stage, since_s = STAGE_OF[states], lives["since_s"]
+        # Instances asleep on shared GPUs are woken by a swap, not by scaling.
+        stage[(states == State.ASLEEP) & (lives["swap_group"] >= 0)] = Stage.AWAY
         # An instance that is ready at the start counts as ready since long ago, unless a state says since when.
-        since_s = np.where(since_s != 0.0, since_s, -np.inf)
-        own = fleet.endpoint % count
-        instances = count_instances(own, STAGE_OF[states], since_s, count)
-        waiting = world.waiting.size[:count]
-        endpoint_loads(fleet, world.endpoints, waiting, self._use, self._kv_use, now_s)
+        return Stages(self._own(), stage, np.where(since_s != 0.0, since_s, -np.inf))
+
+    def _own(self) -> NDArray[np.int64]:
+        """Return the endpoint of each instance; of a donated one, its own."""
+        return np.asarray(self.simulation.fleet.endpoint % len(self._bounds), np.int64)
+
+    def terms(self) -> Iterator[tuple[int, EndpointTerms]]:
+        simulation, now_s, count = self.simulation, self.simulation.now_s, len(self._bounds)
         if self._ahead:
             self._look_ahead(simulation)
-        fallbacks = simulation.fallbacks
-        seen = self._demand.seen(now_s, 0.0 if fallbacks is None else fallbacks.demand_tokens(now_s, count))
-        others = np.zeros(count, np.int64)
-        lent = states == State.SPOT
-        if self._shares and lent.any():
-            near = lent & self._fits & (fleet.region == self._region[:, None])
-            others = near.sum(axis=1) - np.bincount(own[lent], minlength=count)
-        loads = zip(
-            self._use.tolist(),
-            self._kv_use.tolist(),
-            waiting.tolist(),
-            seen.tolist(),
-            self._overloaded.tolist(),
-            *self._peaks.tolist(),
-            self._at_once,
-            strict=True,
-        )
-        short = simulation.scheduling.scheduler.short_instances if simulation.scheduling else {}
+        fallbacks, states = simulation.fallbacks, simulation.states
+        asked = self._demand.seen(now_s, 0.0 if fallbacks is None else fallbacks.demand_tokens(now_s, count))
+        others, donated = np.zeros(count, np.int64), states == State.SPOT
+        if self._shares and donated.any():
+            near = donated & self._fits & (simulation.fleet.region == self._region[:, None])
+            others = near.sum(axis=1) - np.bincount(self._own()[donated], minlength=count)
+        short = simulation.reordering.short_instances if simulation.reordering else {}
         due: dict[str, tuple[tuple[float, float], ...]] = {}
         if simulation.holding is not None and self._advisor is not None:
             due = {model: tuple(simulation.holding.holding.work.due(model)) for model in simulation.cluster.models}
-        return [
-            endpoint_view(
-                model,
-                region,
-                instances[at],
-                (self._bounds[at].min_instances, self._bounds[at].max_instances),
-                Load(*load),
-                now_s,
-                float(self._changed_s[at]),
-                int(others[at]),
-                short.get(at, 0),
-                self._changed_delta[at],
-            )._replace(due=due.get(model, ()))
-            for at, ((model, region), load) in enumerate(zip(keys, loads, strict=True))
-        ]
+        columns = simulation.waiting.size[:count], asked, self._overloaded, *self._peaks, others
+        rows = zip(
+            simulation.cluster.endpoints, self._bounds, self._at_once, *(one.tolist() for one in columns), strict=True
+        )
+        for at, ((model, region), bounds, at_once, waiting, tokens_per_s, overloaded, *peaks, other) in enumerate(rows):
+            yield (
+                at,
+                EndpointTerms(
+                    model, region, waiting, tokens_per_s, bounds.min_instances, bounds.max_instances, at_once,
+                    overloaded, *peaks, other, short.get(at, 0), due.get(model, ()),
+                ),
+            )  # fmt: skip
 
     def _look_ahead(self, simulation: Simulation) -> None:
         world = simulation.world

@@ -53,12 +53,7 @@ class Observed(Live):
 
     def tokens_per_s(self, at_s: float) -> dict[tuple[str, str], float]:
         self.now_s = at_s
-        return {
-            (endpoint.model, endpoint.region): self.observation.view(
-                endpoint, self.topology.members(endpoint), at_s
-            ).tokens_per_s
-            for endpoint in self.topology.endpoints
-        }
+        return {(view.model, view.region): view.tokens_per_s for view in self.observation.views().values()}
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from controlplane.dispatch.solving import CelerySolver, pack_problem, read_order
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.planning.execution import rows
+from scheduling.control.reordering import AGAIN_S
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.global_scheduler import solve
 from scheduling.queueing.reordering.evaluate import evaluate
@@ -168,7 +169,7 @@ def test_many_groups_go_to_a_worker_whose_answer_may_be_late_or_missing(late, mo
     assert late.dispatcher.reordering.recent
     assert late.dispatcher.reordering.pending_s is None
 
-    late.now_s += late.dispatcher.reordering.scheduler.AGAIN_S
+    late.now_s += AGAIN_S
     late.dispatcher.sweep()
     late.now_s += reordering.PATIENCE_S + 1
     late.dispatcher.sweep()
@@ -227,9 +228,10 @@ def test_a_clock_that_jumps_beyond_what_requests_are_held_refuses_or_places_each
 def test_a_clock_set_back_does_not_stop_the_checks(late, monkeypatch):
     late.now_s = 9.0
     late.dispatcher.sweep()
-    scheduler, waiting = late.dispatcher.reordering.scheduler, late.dispatcher.queue.arrays
-    assert not scheduler.wants(waiting, 9.0)
-    assert scheduler.wants(waiting, 2.0)
+    control = late.dispatcher.reordering.control
+    assert not control.wants()
+    late.now_s = 2.0
+    assert control.wants()
 
     monkeypatch.setattr(reordering, "IN_PROCESS_GROUPS", 1)
     asked = []
@@ -317,7 +319,7 @@ def test_the_programme_in_place_of_the_search_is_solved_by_a_worker(late):
     late.topology.tuned = late.topology.tuned.model_copy(update={"REORDER_BY": "programme"})
     late.dispatcher.sweep()
     assert late.dispatcher.reordering.changes[-1].by == "in process"  # nobody to ask: the search
-    late.now_s += late.dispatcher.reordering.scheduler.AGAIN_S
+    late.now_s += AGAIN_S
     asked = answering(late)
     late.dispatcher.sweep()
     assert [by for _, by in asked] == [PROGRAMME]

@@ -19,9 +19,9 @@ from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.port import Asked, Finished, Placed
 from controlplane.dispatch.snapshot import Snapshot
-from controlplane.dispatch.swapping import REFUSED_S, RETRY_S, Swapping
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.selectors import Values
+from scheduling.control.swaps import REFUSED_S, RETRY_S, Swaps
 from scheduling.policy import live_policy
 
 S = InstanceState
@@ -41,7 +41,7 @@ class Pair:
         self.topology = Topology()
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.take)
         self.apply()
-        self.swapping = Swapping(self.topology, self.dispatcher.queue, self.dispatcher.placement.pump)
+        self.swaps = Swaps(self.dispatcher.fleet)
 
     def policy(self, tuned):
         policy = live_policy(partial(getattr, tuned))
@@ -94,7 +94,7 @@ class Pair:
     def look(self, after_s=1.0):
         self.now_s += after_s
         self.dispatcher.sweep()
-        return list(self.swapping.wanted(self.now_s, self.now_s))
+        return list(self.swaps.wanted(self.now_s))
 
     def finish(self):
         self.dispatcher.take(Finished(self.placed[-1].number))
@@ -187,7 +187,7 @@ def test_the_awake_instance_continues_while_no_swap_is_possible(pair):
     own = pair.ask("a", 600.0)
     pair.look()
     pair.finish()
-    pair.swapping.keep()
+    pair.swaps.keep()
     assert pair.placed[-1].number == own
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
 from controlplane.dispatch.reordering import KEPT
-from controlplane.dispatch.swapping import Swapping
 from controlplane.fleet.lifecycle.states import InstanceState
+from scheduling.control.swaps import Swaps
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.scaling.swapping import LOOK_S
@@ -42,7 +42,7 @@ class Sharing(Live):
         self.fleet, self.target, self.changed, self.changes_s = fleet, None, [], NEVER
         super().__init__(fleet)
         self.apply()
-        self.swapping = Swapping(self.topology, self.dispatcher.queue, self.dispatcher.placement.pump)
+        self.swaps = Swaps(self.dispatcher.fleet)
 
     def apply(self):
         rows = inventory_of(self.fleet)
@@ -79,7 +79,7 @@ class Sharing(Live):
 
     def looks(self):
         super().looks()
-        for target, _ in self.swapping.wanted(self.now_s, self.now_s):
+        for target, _ in self.swaps.wanted(self.now_s):
             self.target = target
             self.move(self.holder(), S.DRAINING)
             self.apply()

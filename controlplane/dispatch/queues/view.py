@@ -8,7 +8,6 @@ import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
-from controlplane.dispatch.reordering import running_in
 from controlplane.dispatch.wire import GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS, REORDER_COLUMNS
 from scheduling.queueing.reordering.evaluate import Score
 from scheduling.queueing.served import fcfs_attainment, worth
@@ -27,9 +26,9 @@ Tables = dict[str, dict[str, list[Any]]]
 
 def see(dispatcher: Dispatcher) -> Snapshot | None:
     """Return all groups in virtual queues, pinned ones included; None if there are none."""
-    topology, queue = dispatcher.topology, dispatcher.queue
-    running = running_in(topology, queue)
-    return snapshot(topology.fleet, topology.arrays, queue.arrays, queue.clock(), running=running, pinned=True)
+    fleet = dispatcher.fleet
+    running = fleet.running_requests()
+    return snapshot(fleet.instances, fleet.members, fleet.waiting, fleet.now_s, running=running, pinned=True)
 
 
 def risk_of(slack_s: float) -> str:

@@ -49,6 +49,8 @@ class Listing(NamedTuple):
     """(M,): rank of the first waiting group of each model."""
     in_time: Ints
     """(M,): first rank from which groups can be in time."""
+    serving: Ints
+    """(Q,): queues that serve groups."""
     weights: Floats
     """(2 M + 1,): per model the log of the scale of slack, and the loss of a late group; the log of the scale of swaps."""
     unserved: Floats
@@ -75,6 +77,7 @@ def allocate_listing(terms: Terms) -> Listing:
         by_near=np.empty(models),
         waiting=np.empty(models, np.int64),
         in_time=np.empty(models, np.int64),
+        serving=np.arange(queues),
         weights=np.zeros(2 * models + 1),
         unserved=np.array([terms.kappa[0] + span_s]),
     )
@@ -88,35 +91,43 @@ def order_listed(listing: Listing, count: int, queues: int) -> Order:
 
 
 @compiled
-def list_groups(terms: Terms, listing: Listing, most: float) -> tuple[int, float]:
-    """List the groups; return (groups placed, cost).
+def list_groups(
+    terms: Terms, listing: Listing, queues: int, first: int, end_model: int, count: int, most: float
+) -> tuple[int, float]:
+    """List the groups of models *first* to *end_model* - 1 on the first *queues* of `Listing.serving`.
 
-    The queue that is free first takes the group with the highest index: the log of its requests per second of service,
-    less the time until it can start over the scale of swaps, less its slack over the scale of slack, or less the loss of a
-    late group (`Listing.weights`). Listing stops once the cost exceeds *most*.
+    The queue that is free first takes the group with the highest index. Choices are written from *count* on. Return
+    (new count, cost).
+
+    The index of a group is the log of its requests per second of service, less the time until it can start over the scale
+    of swaps, less its slack over the scale of slack, or less the loss of a late group (`Listing.weights`). Listing stops
+    once the cost exceeds *most*.
     """
-    models, size, count, cost = terms.first.size - 1, terms.movable.size, 0, 0.0
+    models, chosen, cost = terms.first.size - 1, end_model - first, 0.0
     by_swap = math.exp(-listing.weights[2 * models])
-    for queue in range(terms.kind.size):
+    for at in range(queues):
+        queue = listing.serving[at]
         listing.time[queue], listing.loaded[queue] = terms.free[queue], terms.loaded[queue]
-    for rank in range(size):
+    for rank in range(terms.first[first], terms.first[end_model]):
         listing.taken[terms.movable[rank]] = 0
-    for model in range(models):
+    for model in range(first, end_model):
         listing.waiting[model] = listing.in_time[model] = terms.first[model]
         listing.by_near[model] = math.exp(-listing.weights[model])
-    while count < size:
+    last_count = count + terms.first[end_model] - terms.first[first]
+    while count < last_count:
         queue, now_s = -1, np.inf
-        for at in range(terms.kind.size):
-            if listing.time[at] < now_s:
-                queue, now_s = at, listing.time[at]
+        for at in range(queues):
+            if listing.time[listing.serving[at]] < now_s:
+                queue = listing.serving[at]
+                now_s = listing.time[queue]
         if queue < 0:
-            for rank in range(size):
+            for rank in range(terms.first[first], terms.first[end_model]):
                 group = terms.movable[rank]
                 cost += (1 - listing.taken[group]) * terms.weight[group] * listing.unserved[0]
             return count, cost
         kind, loaded, best, highest = terms.kind[queue], listing.loaded[queue], -1, -np.inf
-        for k in range(models):
-            model = (max(loaded, 0) + k) % models  # the loaded model first: it is usually the best
+        for k in range(chosen):
+            model = first + (max(loaded - first, 0) + k) % chosen  # the loaded model first: it is usually the best
             give_up = listing.weights[models + model]
             end, change_s = terms.first[model + 1], terms.change[kind, loaded + 1, model]
             while listing.waiting[model] < end and listing.taken[terms.movable[listing.waiting[model]]]:
@@ -171,7 +182,7 @@ def best_listing(terms: Terms) -> Order | None:
         listing.weights[:models] = math.log(near * mean_service_s(terms))
         listing.weights[models : 2 * models] = give_up
         listing.weights[2 * models] = math.log(swap * swap_s)
-        count, cost = list_groups(terms, listing, least)
+        count, cost = list_groups(terms, listing, terms.kind.size, 0, models, 0, least)
         if count == terms.movable.size and cost < least:
             best, least = order_listed(listing, count, terms.kind.size), cost
     return best

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scheduling.queueing.reordering.allotting import best_allotment
 from scheduling.queueing.reordering.annealing import allocate_best, anneal, by_due_time
 from scheduling.queueing.reordering.bound import Shortage, nothing_missing, shortage
 from scheduling.queueing.reordering.evaluate import Score, evaluate
@@ -31,6 +32,10 @@ ROUNDING = 1e-9
 """Share of the cost that counts as zero."""
 EXCHANGES = 4
 """Most exchanges of neighbours per group to sort groups by due time."""
+ALLOTTED = 0.3
+"""Share of a budget in seconds after which the search for an allotment of queues to models ends."""
+LISTING_MOVES = 2
+"""Moves that listing one group counts as, if the budget is in moves; as many are left for annealing."""
 CHUNK, MOST_CHUNK = 4_000, 100_000
 """Moves between two readings of the clock, some milliseconds; also the step if the budget is in moves."""
 MOVES_PER_S = 2e6
@@ -97,6 +102,7 @@ class _Search:
     def improved(self, starts: list[Order]) -> Order:
         """Anneal from the cheapest of *starts* and of list scheduling until the budget is spent; return the best."""
         terms, budget = self.terms, self.budget
+        starts = [*starts, self.complete(best_allotment(terms, self.random, self._listed))]
         if listed := best_listing(terms):
             starts = [*starts, listed]
         rows, _ = rows_of(terms, min(starts, key=self.cost))
@@ -122,6 +128,14 @@ class _Search:
         first = np.searchsorted(terms.model[ranked], np.arange(terms.first.size)).astype(np.int64)
         by_due_time(terms, rows, ranked, first, ROUNDING * (cost + 1.0), EXCHANGES * ranked.size)
         return order_of(rows.length, rows.group)
+
+    def _listed(self, orders: float) -> float:
+        """Return the share of the time for allotments spent after *orders* were listed."""
+        if not self.terms.movable.size:
+            return 1.0
+        if self.budget.moves is None:
+            return self.budget.spent() / ALLOTTED
+        return orders * LISTING_MOVES * self.terms.movable.size / max(1, self.budget.moves)
 
 
 class Budget:

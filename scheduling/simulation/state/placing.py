@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import uncompiled
+from scheduling.control.reordering import Reordering
 from scheduling.fleet.arrays import MEMORY_SLOTS, index_members, memory_tokens
 from scheduling.fleet.carried import carried
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import BacklogState, GroupState
 from scheduling.lookahead.maps import advance, enter
 from scheduling.queueing.fair_shares import NO_SHARES
-from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, GroupArrays, put_before
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, WAITS, note_phase
 from scheduling.queueing.waiting_set import charge, claim, enqueue, rerank
@@ -220,11 +220,11 @@ def place(world: World, fork: Fork) -> None:
         reset_time(world.events, int(run_state.sweep_node), float(run_state.sweep_s))
 
 
-def resume_scheduler(scheduler: GlobalScheduler, groups: ForkedGroups, places: int) -> None:
-    """Give *scheduler* the memory of the forked one; there are *places* for groups."""
+def resume_reordering(reordering: Reordering, groups: ForkedGroups, places: int) -> None:
+    """Give *reordering* the memory of the forked one; there are *places* for groups."""
     made, in_use = groups.tried
-    scheduler.tried, scheduler.tried_s = (made, places - in_use), groups.tried_s
-    scheduler.short_instances = dict(groups.short_instances)
+    reordering.tried, reordering.tried_s = (made, places - in_use), groups.tried_s
+    reordering.short_instances = dict(groups.short_instances)
 
 
 def _place_life(world: World, at: int, instance: ForkedInstance) -> None:

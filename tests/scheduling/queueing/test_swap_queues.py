@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.control.reordering import Reordering
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
-from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.groups import NONE, put_before, put_first
 from scheduling.queueing.reordering.problem import broken_rules
 from scheduling.queueing.snapshot import snapshot
@@ -24,6 +24,7 @@ from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_que
 from tests.examples import costly
 from tests.kernels import from_python
 from tests.oracles.swap_queues import PlainGpus, PlainGroup, others_before, place, until_up
+from tests.scheduling.queueing.still import Still
 from tests.scheduling.queueing.test_groups import living, queue_of
 
 place_in_shared = from_python(place_in_shared)
@@ -243,8 +244,7 @@ def test_the_solver_counts_swaps_and_loses_no_request(drawn, awake, now_s):
     kind = int(seen.problem.queue_type[list(seen.queues).index(0)]) if 0 in seen.queues else None
     if kind is not None:
         assert seen.problem.swap_s[kind].tolist() == list(LOAD_S.values())
-    reordered = GlobalScheduler(2_000).look(shared.fleet, shared.endpoints, shared.waiting, float(now_s))
-    assert reordered is not None
+    Reordering(Still(shared.fleet, shared.endpoints, shared.waiting, float(now_s)), moves=2_000).act()
     stand = [*queue_of(shared.waiting, 0), *queue_of(shared.waiting, MODELS)]
     assert sorted(stand) == groups
     assert set(shared.models(MODELS)) <= {0}, "the other instance serves the first model alone"
@@ -417,6 +417,7 @@ def test_kept_gpus_are_given_away_by_neither_an_order_nor_a_swap():
     assert pair.kept() == frozenset()
     assert swap_by_queue(pair.fleet, pair.waiting, 0, 0, Holder("a", True, True, 99.0), resting, 59.0) is not None
     pair.fleet.running[0] = 8
-    reordered = GlobalScheduler().look(pair.fleet, pair.endpoints, pair.waiting, 0.0)
-    assert reordered.moved == 1, "though nobody was late"
+    reordering = Reordering(Still(pair.fleet, pair.endpoints, pair.waiting))
+    reordering.act()
+    assert reordering.reordered == 1, "though nobody was late"
     assert not queue_of(pair.waiting, 0)

@@ -37,12 +37,12 @@ def test_groups_are_listed_as_the_index_says(seed, queues, groups, load, near, g
     swap_s = near * random.uniform(10.0, 60.0)
     listing = allocate_listing(terms)
     listing.weights[:] = [*np.log(near_s), *[give_up] * 4, np.log(swap_s)]
-    count, cost = list_groups(terms, listing, np.inf)
+    count, cost = list_groups(terms, listing, terms.kind.size, 0, 4, 0, np.inf)
     chosen, same = plain.listed(terms, near_s, swap_s, give_up, IN_TIME, LATE, listing.unserved[0])
     assert list(zip(listing.chosen[:count].tolist(), listing.queue[:count].tolist(), strict=True)) == chosen
     assert cost == pytest.approx(same)
     if 0.0 < cost < np.inf:
-        assert list_groups(terms, listing, cost * 0.99)[1] == np.inf
+        assert list_groups(terms, listing, terms.kind.size, 0, 4, 0, cost * 0.99)[1] == np.inf
 
 
 @given(

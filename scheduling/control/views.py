@@ -1,0 +1,132 @@
+"""The view of every endpoint that scaling strategies get, of what is observed of a fleet, and the last change of each."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import direct
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.scaling.endpoint import EndpointView
+from scheduling.scaling.view import Stage, count_instances, use_now
+
+UNSEEN = -1
+
+
+class Stages(NamedTuple):
+    """One element an instance."""
+
+    endpoint: NDArray[np.int64]
+    """Its own, while it is donated too."""
+    stage: NDArray[np.int64]
+    """`scaling.view.Stage`."""
+    since_s: NDArray[np.float64]
+    """When it got into its stage; minus infinity for before time began."""
+
+
+class EndpointTerms(NamedTuple):
+    """What an endpoint has besides its instances, as in `EndpointView`."""
+
+    model: str
+    region: str
+    waiting: int
+    tokens_per_s: float
+    min_instances: int
+    max_instances: int
+    requests_at_once: int
+    overloaded_instances: int = 0
+    peak_kv_sum: float = math.nan
+    peak_kv_most: float = math.nan
+    spot_other: int = 0
+    short_instances: int = 0
+    due: tuple[tuple[float, float], ...] = ()
+
+
+class Observed(Protocol):
+    """What views are made of. Endpoints and instances are numbers of the arrays."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def instances(self) -> FleetArrays: ...
+    @property
+    def members(self) -> EndpointArrays: ...
+    def stages(self) -> Stages: ...
+    def terms(self) -> Iterator[tuple[int, EndpointTerms]]:
+        """Yield each endpoint that gets requests, in order, with its terms."""
+
+
+class Views:
+    """Call it at every check. A change is a move (`moved`), or what the fleet shows of an operator, a plan, a swap, or a
+    restart; the first view of an endpoint is none.
+    """
+
+    def __init__(self, observed: Observed, changed_s: Sequence[float] = (), changed_delta: Sequence[int] = ()) -> None:
+        self.observed = observed
+        self._use_now = direct(use_now)
+        count = len(changed_s)
+        self._changes: Any = np.zeros(count, [("s", "f8"), ("delta", "i8"), ("serving", "i8"), ("draining", "i8")])
+        self._changes["s"], self._changes["delta"], self._changes["serving"] = changed_s, changed_delta, UNSEEN
+
+    def __call__(self) -> dict[int, EndpointView]:
+        """Return the view of every endpoint that gets requests, by number."""
+        observed = self.observed
+        now_s, fleet, members, stages = observed.now_s, observed.instances, observed.members, observed.stages()
+        terms = dict(observed.terms())
+        count = max([*terms, *stages.endpoint.tolist()], default=UNSEEN) + 1
+        views = {}
+        for at, one in enumerate(count_instances(*stages, count)):
+            if at not in terms:
+                continue
+            this, serving = self._of(at), one.ready + one.coming
+            if this["serving"] != UNSEEN and (serving > this["serving"] or one.draining > this["draining"]):
+                this["s"] = max(this["s"], min(now_s, _began_s(stages, at)))
+                this["delta"] = 1 if serving > this["serving"] else -1
+            this["serving"], this["draining"] = serving, one.draining
+            use, kv_use = self._use_now(fleet, members, at, terms[at].waiting, now_s)
+            views[at] = EndpointView(
+                **terms[at]._asdict(),
+                ready=one.ready,
+                coming=one.coming,
+                draining=one.draining,
+                spot=one.spare,
+                use=use,
+                kv_use=kv_use,
+                since_change_s=now_s - float(this["s"]),
+                since_ready_s=now_s - one.ready_s,
+                changed_delta=int(this["delta"]),
+            )
+        return views
+
+    def moved(self, endpoint: int, delta: int) -> None:
+        """Record that scaling changes *endpoint* by *delta*, before its instances show it."""
+        this = self._of(endpoint)
+        this["s"], this["delta"] = self.observed.now_s, delta
+        this["serving" if delta > 0 else "draining"] += abs(delta)
+
+    def changed_s(self) -> NDArray[np.float64]:
+        """Return when each endpoint changed last."""
+        return self._changes["s"]  # type: ignore[no-any-return]
+
+    def changed(self, endpoint: int) -> tuple[float, int]:
+        """Return when *endpoint* changed last, and by how many instances; 0 if unknown."""
+        this = self._of(endpoint)
+        return float(this["s"]), int(this["delta"])
+
+    def _of(self, endpoint: int) -> Any:
+        """Return the record of *endpoint*; one that is new changes as it is seen first."""
+        known = self._changes.size
+        if endpoint >= known:
+            more = np.zeros(endpoint + 1 - known, self._changes.dtype)
+            more["s"], more["serving"] = self.observed.now_s, UNSEEN
+            self._changes = np.concatenate([self._changes, more])
+        return self._changes[endpoint]
+
+
+def _began_s(stages: Stages, endpoint: int) -> float:
+    """Return when the last instance of *endpoint* began to start or drain; without any, when the last one changed."""
+    own = stages.endpoint == endpoint
+    moving = own & ((stages.stage == Stage.COMING) | (stages.stage == Stage.DRAINING))
+    return float(stages.since_s[moving if moving.any() else own].max())
