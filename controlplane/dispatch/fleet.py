@@ -1,6 +1,7 @@
 """The live fleet as the concerns of `scheduling.control` see it and act on it: `control.fleet.Fleet` over the dispatcher."""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -8,12 +9,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from controlplane.dispatch.live_fleet.inventory import SwapMemberSpec
 from controlplane.dispatch.live_fleet.request_table import LiveRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.port import Asked
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
+from scheduling.control.fleet import SwapGroup
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.fleet.carried import OUTPUT, PROMPT
 from scheduling.queueing.groups import NONE
@@ -21,7 +22,6 @@ from scheduling.queueing.held_work import Release
 from scheduling.queueing.ordering import NO_DEADLINE_S
 from scheduling.queueing.running import Running, running_of
 from scheduling.queueing.waiting_set import WaitingArrays
-from scheduling.scaling.swapping import SwapGroup, SwapMember
 
 AT_REST: Final = frozenset({InstanceState.SLEEPING, InstanceState.STOPPED})
 LEAVING_S: Final = 5.0
@@ -42,10 +42,11 @@ class LiveFleet:
         spot_with_room: Callable[[Asked], Endpoint | None],
         pump: Callable[[Endpoint], None],
         evict: Callable[[int], object],
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.topology, self.waiting_queue, self.requests = topology, queue, requests
         self._enqueue, self._expire, self._spot_with_room = enqueue, expire, spot_with_room
-        self._pump, self._evict = pump, evict
+        self._pump, self._evict, self.wall_clock = pump, evict, wall_clock
 
     @property
     def now_s(self) -> float:
@@ -131,35 +132,28 @@ class LiveFleet:
         )
 
     def swap_groups(self) -> Iterator[SwapGroup]:
+        wall_s, replicas = self.wall_clock(), self.topology.replicas
         for group in self.topology.swap_groups:
-            members = {one.instance_id: self._swap_member(one) for one in group.members}
-            awake = group.awake
+            slots = {
+                one.instance_id: replicas[one.instance_id].slot for one in group.members if one.instance_id in replicas
+            }
+            known, awake = [one for one in group.members if one.instance_id in slots], group.awake
             yield SwapGroup(
                 name=group.name,
-                members=tuple(members.values()),
-                awake=members[awake.instance_id] if awake else None,
+                at_rest={slots[one.instance_id]: one.swap_s for one in known if one.state in AT_REST},
+                awake=slots.get(awake.instance_id, NONE) if awake else NONE,
                 is_ready=awake is not None and awake.state == InstanceState.READY,
-                since_s=awake.state_changed_at if awake else 0.0,
-                target=members.get(group.target) if group.target is not None else None,
+                ready_s=wall_s - awake.state_changed_at if awake else 0.0,
                 in_progress=group.in_progress,
+                target=NONE if group.target is None else slots.get(group.target, NONE),
             )
 
-    def _swap_member(self, spec: SwapMemberSpec) -> SwapMember:
-        endpoint, replica = (
-            self.topology.endpoint(spec.model, spec.region),
-            self.topology.replicas.get(spec.instance_id),
-        )
-        others = self.topology.members(endpoint) if endpoint else ()
-        return SwapMember(
-            key=spec.instance_id,
-            name=spec.name,
-            model=spec.model,
-            instance=replica.slot if replica else NONE,
-            endpoint=endpoint.index if endpoint else NONE,
-            at_rest=endpoint is not None and spec.state in AT_REST,
-            served=any(one.spec.state in PRESENT for one in others),
-            swap_s=spec.swap_s,
-        )
+    def name(self, instance: int) -> str:
+        return self.topology.by_slot[instance].name
+
+    def is_served(self, endpoint: int) -> bool:
+        members = self.topology.members(self.topology.endpoints[endpoint])
+        return any(one.spec.state in PRESENT for one in members)
 
     def pump(self, endpoint: int) -> None:
         self._pump(self.topology.endpoints[endpoint])

@@ -11,7 +11,7 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topolog
 from controlplane.dispatch.token_accounts import Outlook
 from controlplane.fleet.lifecycle.stages import stage_of
 from controlplane.fleet.lifecycle.states import InstanceState
-from scheduling.control.views import EndpointTerms, Stages, Views
+from scheduling.control.views import Stages, Views
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.scaling import EndpointView
 from scheduling.scaling.view import demand_rate, demand_seconds
@@ -90,28 +90,28 @@ class Observation:
             if not (one.spec.swap_group and one.spec.state == InstanceState.SLEEPING)
         ]
         endpoint, stage, since_s = zip(*rows, strict=True) if rows else ((), (), ())
-        return Stages(np.array(endpoint, np.int64), np.array(stage, np.int64), np.array(since_s, np.float64))
+        return np.array(endpoint, np.int64), np.array(stage, np.int64), np.array(since_s, np.float64)
 
-    def terms(self) -> Iterator[tuple[int, EndpointTerms]]:
+    def loads(self) -> Iterator[tuple[int, EndpointView]]:
         now_s = self.clock()
         for endpoint in self.topology.endpoints:
             if self.topology.serves(endpoint):
-                spec = endpoint.spec
-                yield (
-                    endpoint.index,
-                    EndpointTerms(
-                        endpoint.model,
-                        endpoint.region,
-                        self._waiting(endpoint),
-                        demand_tokens_per_s(endpoint, now_s, now_s - self.began_s),
-                        spec.min_instances,
-                        spec.max_instances,
-                        spec.max_num_seqs,
-                        *self._outlook(endpoint),
-                        spot_other=self.spot_other.get((endpoint.model, endpoint.region), 0),
-                        short_instances=self._short(endpoint),
-                    ),
+                outlook = self._outlook(endpoint)
+                view = EndpointView(
+                    endpoint.model,
+                    endpoint.region,
+                    spot_other=self.spot_other.get((endpoint.model, endpoint.region), 0),
+                    min_instances=endpoint.spec.min_instances,
+                    max_instances=endpoint.spec.max_instances,
+                    waiting=self._waiting(endpoint),
+                    tokens_per_s=demand_tokens_per_s(endpoint, now_s, now_s - self.began_s),
+                    overloaded_instances=outlook[0],
+                    peak_kv_sum=outlook[1],
+                    peak_kv_most=outlook[2],
+                    short_instances=self._short(endpoint),
+                    requests_at_once=endpoint.spec.max_num_seqs,
                 )
+                yield endpoint.index, view
 
 
 def demand_tokens_per_s(endpoint: Endpoint, now_s: float, passed_s: float) -> float:

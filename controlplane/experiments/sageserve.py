@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from math import inf
 from typing import Any, Final
 
 from rich.console import Console
@@ -59,10 +58,8 @@ def peaks(made: Setting) -> list[dict[str, Any]]:
     """Return `[[endpoints]]` that always have the most instances that the actual demand needs in any window."""
     scene = made.scene
     oracle = made.planner(make_strategy("lt_i").plans_for, scene.usd_per_hour, foreknown=True)
-    nothing = {"ready": 0, "coming": 0, "draining": 0, "spot_other": 0, "use": 0.0, "waiting": 0, "kv_use": 0.0}
-    bounds = {"min_instances": scene.min_instances, "max_instances": scene.max_instances}
     views = [
-        EndpointView(*key, **nothing, **bounds, spot=scene.instances, tokens_per_s=0.0, since_change_s=inf)
+        EndpointView(*key, spot=scene.instances, min_instances=scene.min_instances, max_instances=scene.max_instances)
         for key in scene.streams
     ]
     asked = [oracle.advise(at * setting.WINDOW_S, views) for at in range(len(made.foreknown.prompt.mean))]

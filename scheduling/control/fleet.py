@@ -4,8 +4,8 @@ Its bindings are `controlplane.dispatch.fleet`, over the dispatcher, and `schedu
 compiled world. A concern keeps what it alone knows; arrays, requests and time belong to the fleet.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from scheduling.policy import EndpointPolicy
 from scheduling.queueing.held_work import Release
 from scheduling.queueing.running import Running
 from scheduling.queueing.waiting_set import WaitingArrays
-from scheduling.scaling.swapping import SwapGroup
 
 
 class RequestTable(Protocol):
@@ -53,6 +52,24 @@ class Endpoint(Protocol):
     def profile(self) -> Profile: ...
     @property
     def front_end(self) -> FrontEnd: ...
+
+
+class SwapGroup(NamedTuple):
+    """Instances that share their GPUs, of which at most one is awake, by number; -1 for none."""
+
+    name: str
+    at_rest: Mapping[int, float]
+    """Those asleep or stopped, in order, with the duration of a swap to each once the awake one runs nothing."""
+    awake: int
+    """The one that has the GPUs."""
+    is_ready: bool
+    """Whether that serves."""
+    ready_s: float
+    """For how long it has been in its state."""
+    in_progress: bool
+    """Whether a swap is in progress."""
+    target: int
+    """The instance to which that leads."""
 
 
 class Fleet(Protocol):
@@ -101,6 +118,10 @@ class Fleet(Protocol):
 
     def swap_groups(self) -> Iterable[SwapGroup]:
         """Return the groups of instances that share GPUs."""
+
+    def name(self, instance: int) -> str: ...
+    def is_served(self, endpoint: int) -> bool:
+        """Whether an instance of *endpoint* serves, or starts."""
 
     def pump(self, endpoint: int) -> None:
         """Give out what has room at *endpoint*."""

@@ -1,8 +1,7 @@
 """The view of every endpoint that scaling strategies get, of what is observed of a fleet, and the last change of each."""
 
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,33 +14,8 @@ from scheduling.scaling.view import Stage, count_instances, use_now
 UNSEEN = -1
 
 
-class Stages(NamedTuple):
-    """One element an instance."""
-
-    endpoint: NDArray[np.int64]
-    """Its own, while it is donated too."""
-    stage: NDArray[np.int64]
-    """`scaling.view.Stage`."""
-    since_s: NDArray[np.float64]
-    """When it got into its stage; minus infinity for before time began."""
-
-
-class EndpointTerms(NamedTuple):
-    """What an endpoint has besides its instances, as in `EndpointView`."""
-
-    model: str
-    region: str
-    waiting: int
-    tokens_per_s: float
-    min_instances: int
-    max_instances: int
-    requests_at_once: int
-    overloaded_instances: int = 0
-    peak_kv_sum: float = math.nan
-    peak_kv_most: float = math.nan
-    spot_other: int = 0
-    short_instances: int = 0
-    due: tuple[tuple[float, float], ...] = ()
+Stages = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
+"""By instance: its own endpoint, while it is donated too; `Stage`; since when, minus infinity for before time began."""
 
 
 class Observed(Protocol):
@@ -54,8 +28,8 @@ class Observed(Protocol):
     @property
     def members(self) -> EndpointArrays: ...
     def stages(self) -> Stages: ...
-    def terms(self) -> Iterator[tuple[int, EndpointTerms]]:
-        """Yield each endpoint that gets requests, in order, with its terms."""
+    def loads(self) -> Iterator[tuple[int, EndpointView]]:
+        """Yield each endpoint that gets requests, in order, with its terms and load, but without instances and use."""
 
 
 class Views:
@@ -74,20 +48,17 @@ class Views:
         """Return the view of every endpoint that gets requests, by number."""
         observed = self.observed
         now_s, fleet, members, stages = observed.now_s, observed.instances, observed.members, observed.stages()
-        terms = dict(observed.terms())
-        count = max([*terms, *stages.endpoint.tolist()], default=UNSEEN) + 1
-        views = {}
-        for at, one in enumerate(count_instances(*stages, count)):
-            if at not in terms:
-                continue
-            this, serving = self._of(at), one.ready + one.coming
+        views = dict(observed.loads())
+        counted = count_instances(*stages, max([*views, *stages[0].tolist()], default=UNSEEN) + 1)
+        for at, view in views.items():
+            this, one = self._of(at), counted[at]
+            serving = one.ready + one.coming
             if this["serving"] != UNSEEN and (serving > this["serving"] or one.draining > this["draining"]):
                 this["s"] = max(this["s"], min(now_s, _began_s(stages, at)))
                 this["delta"] = 1 if serving > this["serving"] else -1
             this["serving"], this["draining"] = serving, one.draining
-            use, kv_use = self._use_now(fleet, members, at, terms[at].waiting, now_s)
-            views[at] = EndpointView(
-                **terms[at]._asdict(),
+            use, kv_use = self._use_now(fleet, members, at, view.waiting, now_s)
+            views[at] = view._replace(
                 ready=one.ready,
                 coming=one.coming,
                 draining=one.draining,
@@ -127,6 +98,7 @@ class Views:
 
 def _began_s(stages: Stages, endpoint: int) -> float:
     """Return when the last instance of *endpoint* began to start or drain; without any, when the last one changed."""
-    own = stages.endpoint == endpoint
-    moving = own & ((stages.stage == Stage.COMING) | (stages.stage == Stage.DRAINING))
-    return float(stages.since_s[moving if moving.any() else own].max())
+    of, stage, since_s = stages
+    own = of == endpoint
+    moving = own & ((stage == Stage.COMING) | (stage == Stage.DRAINING))
+    return float(since_s[moving if moving.any() else own].max())

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import direct
+from scheduling.control.fleet import SwapGroup
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import BUSY_SEQUENCES, Profile
@@ -20,7 +21,6 @@ from scheduling.queueing.running import Running
 from scheduling.queueing.swapping.sharing import Swap
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.regions import first_with_room
-from scheduling.scaling.swapping import SwapGroup, SwapMember
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.occupancy import COLUMNS, occupancy
 from scheduling.simulation.cluster.state_changes import COMING, WITHOUT_GPUS
@@ -149,37 +149,27 @@ class SimulatedFleet:
         )
 
     def swap_groups(self) -> Iterator[SwapGroup]:
-        world, states, targets = (
-            self.simulation.world,
-            self.simulation.states,
-            self.simulation.world.lives.groups["target"],
-        )
+        lives, states = self.simulation.world.lives, self.simulation.states
         for group, instances in self.sharing.items():
             awake = next((one for one in instances if not WITHOUT_GPUS >> int(states[one]) & 1), NONE)
             sleep_s = 0.0 if awake == NONE else self.swap_times(awake).sleep_s
-            members = {}
-            for one in instances:
-                endpoint = int(world.fleet.endpoint[one])
-                others = world.endpoints.members[slice(*world.endpoints.first[endpoint : endpoint + 2])]
-                members[one] = SwapMember(
-                    key=one,
-                    name=str(one),
-                    model=self.endpoints[endpoint].model,
-                    instance=one,
-                    endpoint=endpoint,
-                    at_rest=bool(states[one] in AT_REST),
-                    served=any(COMING >> int(states[other]) & 1 for other in others),
-                    swap_s=sleep_s + self.swap_times(one).load_s,
-                )
+            target = int(lives.groups["target"][group])
             yield SwapGroup(
                 name=str(group),
-                members=tuple(members.values()),
-                awake=members.get(awake),
-                is_ready=awake != NONE and states[awake] == State.READY,
-                since_s=0.0 if awake == NONE else float(world.lives.instances["since_s"][awake]),
-                target=members.get(int(targets[group])),
-                in_progress=bool(targets[group] != NONE),
+                at_rest={one: sleep_s + self.swap_times(one).load_s for one in instances if states[one] in AT_REST},
+                awake=awake,
+                is_ready=bool(states[awake] == State.READY) and awake != NONE,
+                ready_s=self.now_s - float(lives.instances["since_s"][awake]),
+                in_progress=target != NONE,
+                target=target,
             )
+
+    def name(self, instance: int) -> str:
+        return str(instance)
+
+    def is_served(self, endpoint: int) -> bool:
+        members = self.members.members[slice(*self.members.first[endpoint : endpoint + 2])]
+        return any(COMING >> int(self.simulation.states[one]) & 1 for one in members)
 
     @cached_property
     def sharing(self) -> dict[int, list[int]]:

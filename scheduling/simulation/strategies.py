@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import direct
-from scheduling.control.views import EndpointTerms, Stages, Views
+from scheduling.control.swaps import EVERY_S
+from scheduling.control.views import Stages, Views
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.lookahead.rule import ITERATIONS
 from scheduling.scaling import (
@@ -31,7 +32,6 @@ from scheduling.scaling import (
     look_s,
 )
 from scheduling.scaling.endpoint import Move
-from scheduling.scaling.swapping import LOOK_S
 from scheduling.scaling.view import (
     DEMAND_WINDOW_S,
     Stage,
@@ -177,7 +177,7 @@ class Control:
     def __call__(self, simulation: Simulation) -> None:
         """Build the views, ask the strategy, carry out its moves. Between the strategy's ticks only the floor is asked."""
         now_s = simulation.now_s
-        if self._swaps is not None and now_s % LOOK_S == 0:
+        if self._swaps is not None and now_s % EVERY_S == 0:
             self._swaps(simulation)
         if now_s >= self._next_tick_s:
             self._next_tick_s = (now_s // self.strategy.tick_s + 1) * self.strategy.tick_s
@@ -233,13 +233,13 @@ class Control:
         # Instances asleep on shared GPUs are woken by a swap, not by scaling.
         stage[(states == State.ASLEEP) & (lives["swap_group"] >= 0)] = Stage.AWAY
         # An instance that is ready at the start counts as ready since long ago, unless a state says since when.
-        return Stages(self._own(), stage, np.where(since_s != 0.0, since_s, -np.inf))
+        return self._own(), stage, np.where(since_s != 0.0, since_s, -np.inf)
 
     def _own(self) -> NDArray[np.int64]:
         """Return the endpoint of each instance; of a donated one, its own."""
         return np.asarray(self.simulation.fleet.endpoint % len(self._bounds), np.int64)
 
-    def terms(self) -> Iterator[tuple[int, EndpointTerms]]:
+    def loads(self) -> Iterator[tuple[int, EndpointView]]:
         simulation, now_s, count = self.simulation, self.simulation.now_s, len(self._bounds)
         if self._ahead:
             self._look_ahead(simulation)
@@ -253,18 +253,26 @@ class Control:
         due: dict[str, tuple[tuple[float, float], ...]] = {}
         if simulation.holding is not None and self._advisor is not None:
             due = {model: tuple(simulation.holding.holding.work.due(model)) for model in simulation.cluster.models}
-        columns = simulation.waiting.size[:count], asked, self._overloaded, *self._peaks, others
-        rows = zip(
-            simulation.cluster.endpoints, self._bounds, self._at_once, *(one.tolist() for one in columns), strict=True
-        )
-        for at, ((model, region), bounds, at_once, waiting, tokens_per_s, overloaded, *peaks, other) in enumerate(rows):
+        waiting, (peak_sum, peak_most) = simulation.waiting.size.tolist(), self._peaks.tolist()
+        for at, (model, region) in enumerate(simulation.cluster.endpoints):
             yield (
                 at,
-                EndpointTerms(
-                    model, region, waiting, tokens_per_s, bounds.min_instances, bounds.max_instances, at_once,
-                    overloaded, *peaks, other, short.get(at, 0), due.get(model, ()),
+                EndpointView(
+                    model,
+                    region,
+                    spot_other=int(others[at]),
+                    min_instances=self._bounds[at].min_instances,
+                    max_instances=self._bounds[at].max_instances,
+                    waiting=waiting[at],
+                    tokens_per_s=float(asked[at]),
+                    overloaded_instances=int(self._overloaded[at]),
+                    peak_kv_sum=peak_sum[at],
+                    peak_kv_most=peak_most[at],
+                    short_instances=short.get(at, 0),
+                    requests_at_once=self._at_once[at],
+                    due=due.get(model, ()),
                 ),
-            )  # fmt: skip
+            )
 
     def _look_ahead(self, simulation: Simulation) -> None:
         world = simulation.world
@@ -335,7 +343,7 @@ def run_strategy(
     at_work(simulation)
     every_s = _common_s(strategy.tick_s, look_s(floor)) if floor else strategy.tick_s
     if cluster.swap_groups():
-        every_s = _common_s(every_s, LOOK_S)
+        every_s = _common_s(every_s, EVERY_S)
     last_s = min(until_s, float(requests.arrival_s[-1])) if requests.count else PROGRESS_S
     seldom = progress and _seldom(progress, min(PROGRESS_S, last_s / PROGRESS_STEPS) / every_s)
     result = simulation.run(at_work, every_s, until_s, seldom, timed_events)

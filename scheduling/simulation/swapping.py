@@ -25,7 +25,7 @@ class Swapping:
 
     def __call__(self, simulation: Simulation) -> None:
         self._share(simulation)
-        for instance, _ in self._swaps.wanted(simulation.now_s):
+        for instance, _ in self._swaps.wanted():
             simulation.lives.swap_to(instance)
 
     def _share(self, simulation: Simulation) -> None:

@@ -41,6 +41,7 @@ class Pair:
         self.topology = Topology()
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.take)
         self.apply()
+        self.dispatcher.fleet.wall_clock = lambda: self.now_s
         self.swaps = Swaps(self.dispatcher.fleet)
 
     def policy(self, tuned):
@@ -94,7 +95,7 @@ class Pair:
     def look(self, after_s=1.0):
         self.now_s += after_s
         self.dispatcher.sweep()
-        return list(self.swaps.wanted(self.now_s))
+        return [(self.topology.by_slot[slot].spec.instance_id, why) for slot, why in self.swaps.wanted()]
 
     def finish(self):
         self.dispatcher.take(Finished(self.placed[-1].number))

@@ -12,10 +12,9 @@ import pytest
 from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
 from controlplane.dispatch.reordering import KEPT
 from controlplane.fleet.lifecycle.states import InstanceState
-from scheduling.control.swaps import Swaps
+from scheduling.control.swaps import EVERY_S, Swaps
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
-from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation import swapping as simulated_swapping
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome, State
@@ -42,6 +41,7 @@ class Sharing(Live):
         self.fleet, self.target, self.changed, self.changes_s = fleet, None, [], NEVER
         super().__init__(fleet)
         self.apply()
+        self.dispatcher.fleet.wall_clock = lambda: self.now_s
         self.swaps = Swaps(self.dispatcher.fleet)
 
     def apply(self):
@@ -79,8 +79,8 @@ class Sharing(Live):
 
     def looks(self):
         super().looks()
-        for target, _ in self.swaps.wanted(self.now_s):
-            self.target = target
+        for slot, _ in self.swaps.wanted():
+            self.target = self.topology.by_slot[slot].spec.instance_id
             self.move(self.holder(), S.DRAINING)
             self.apply()
             self.settle()
@@ -193,7 +193,7 @@ async def test_both_clocks_swap_and_place_alike(per_s, due_s, options):
     live = Sharing(fleet)
     live.run(fleet, requests)
     simulation = Simulation(fleet, requests, decisions=True)
-    result = simulation.run(simulated_swapping.Swapping(simulation), LOOK_S)
+    result = simulation.run(simulated_swapping.Swapping(simulation), EVERY_S)
 
     assert (result.outcomes["state"] == Outcome.DONE).all()
     assert_alike(live, result)

@@ -301,6 +301,11 @@ def fleet_of(topology: Topology, waiting: Callable[[Endpoint], int], clock=lambd
     return LiveFleet(topology, queue, LiveRequests(), **unused, pump=lambda endpoint: None)
 
 
+def wanted(swaps: Swaps, topology: Topology) -> list[tuple[int, str]]:
+    """Return the rows that are swapped to, with the reasons."""
+    return [(topology.by_slot[slot].spec.instance_id, why) for slot, why in swaps.wanted()]
+
+
 class TestGateway:
     """What the gateway knows of groups, and what the floor asks of them."""
 
@@ -312,7 +317,7 @@ class TestGateway:
 
     def floor(self, topology, **waiting) -> list[tuple[int, str]]:
         fleet = fleet_of(topology, lambda one: waiting.get(one.model.replace("-", "_"), 0))
-        return list(Swaps(fleet).wanted(time.time()))
+        return wanted(Swaps(fleet), topology)
 
     def test_who_shares_gpus_with_whom(self, world, topology):
         (group,) = topology.swap_groups
@@ -386,22 +391,22 @@ class TestGateway:
         prewarming.sweep()
         (call,) = prewarming.likely
         assert (call.target.kind, call.target.name, call.target.endpoint) == ("model", "model-b", target.index)
-        assert list(swaps_of.wanted(time.time())) == [(world.rows["b"].pk, "Prewarming: write will probably follow.")]
+        assert wanted(swaps_of, topology) == [(world.rows["b"].pk, "Prewarming: write will probably follow.")]
         assert prewarming.run_of(call) == ("review", "run-1")
         now_s = 10.0
-        assert list(swaps_of.wanted(time.time())) == []  # it is being woken
+        assert wanted(swaps_of, topology) == []  # it is being woken
         assert prewarming.figures() == {"model": [1, 0]}
 
     @pytest.mark.parametrize("waiting", [0, 1])
     def test_none_is_woken_for_a_call_while_the_gpus_have_work(self, world, topology, waiting):
         fleet = fleet_of(topology, lambda one: waiting * (one.model == "llama-3.1-8b"))
-        woken = [why for _, why in Swaps(fleet, lambda endpoint: "likely").wanted(time.time())]
+        woken = [why for _, why in Swaps(fleet, lambda endpoint: "likely").wanted()]
         assert woken == ["likely"] * (not waiting)
 
     def test_it_asks_again_only_after_a_pause(self, world, topology):
         clock = SimpleNamespace(now_s=0.0)
         wants = Swaps(fleet_of(topology, lambda one: int(one.model == "model-b"), lambda: clock.now_s))
-        asked = [len(list(wants.wanted(time.time()))) for clock.now_s in (0.0, 1.0, 6.0)]
+        asked = [len(list(wants.wanted())) for clock.now_s in (0.0, 1.0, 6.0)]
         assert asked == [1, 0, 1]
         swap = rows.swap.__wrapped__(world.rows["b"].pk, "2 requests wait")
         assert (swap.instance, swap.actor) == (world.rows["b"], "reactive floor")

@@ -142,7 +142,8 @@ class ScalingLoop:
             evicted.clear()
         for model, each in models.items():
             self._scale(model, each, now_s)
-        for instance_id, reason in self.swaps.wanted(self.observation.wall_clock()):
+        for instance, reason in self.swaps.wanted():
+            instance_id = self.topology.by_slot[instance].spec.instance_id
             self._in_thread(partial(rows.swap, instance_id, reason), moves=True)
 
     # Decide
