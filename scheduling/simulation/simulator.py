@@ -46,7 +46,7 @@ from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.prewarming import SimulatedPrewarming
 from scheduling.simulation.result import Result
 from scheduling.simulation.simulated_fleet import SimulatedFleet
-from scheduling.simulation.state.placing import Fork, place, resume_reordering
+from scheduling.simulation.state.placing import Fork, place
 from scheduling.simulation.waits import SimulatedWaits
 from scheduling.simulation.workload.requests import Requests, follow
 from scheduling.simulation.workload.runs import RunsToCome
@@ -118,7 +118,7 @@ class Simulation:
         self.fallbacks = Fallbacks(self.waits) if cluster.fallbacks and self.waits else None
         """Fallbacks of models, where any has one."""
         self.reordered_s = 0.0  # when the global scheduler acted last
-        of_fork = () if state is None else (state.requests.count, state.held, state.backlogs, state.look_s)
+        of_fork = () if state is None else (state.requests.count, state.held, state.state.backlogs, state.state.look_s)
         may_hold = judges and not all(terms.interactive for terms in cluster.classes)
         self.holding = HeldArrivals(self.bound, *of_fork) if may_hold or (requests.held & HELD).any() else None
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
@@ -135,8 +135,8 @@ class Simulation:
         self.make_room(state.slots)
         place(self.world, state)
         if state.groups is not None and self.reordering is not None:
-            self.reordered_s = state.swept_s
-            resume_reordering(self.reordering, state.groups, self.waiting.groups.groups.size)
+            self.reordered_s = state.state.swept_s
+            state.resume(self.reordering, self.waiting.groups.groups.size)
 
     @property
     def world(self) -> World:
