@@ -12,7 +12,6 @@ from controlplane.dispatch.token_accounts import Outlook
 from controlplane.fleet.lifecycle.stages import stage_of
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.control.views import Stages, Views
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.scaling import EndpointView
 from scheduling.scaling.view import demand_rate, demand_seconds
 
@@ -51,20 +50,8 @@ class Observation:
         """By (model, region): donated instances of other models that it could take."""
         self.strategies: dict[str, dict[str, float]] = {}
         """Memory of the strategy of each model."""
-        self.changes = Views(self)
+        self.changes = Views(self, clock, lambda: (topology.fleet, topology.arrays))
         self._waiting, self._outlook, self._short = waiting, outlook, short
-
-    @property
-    def now_s(self) -> float:
-        return self.clock()
-
-    @property
-    def instances(self) -> FleetArrays:
-        return self.topology.fleet
-
-    @property
-    def members(self) -> EndpointArrays:
-        return self.topology.arrays
 
     def replicas(self) -> dict[int, list[Replica]]:
         """Return instances by index of their own endpoint; donated ones belong to the endpoint that donated them."""

@@ -68,8 +68,7 @@ class Reordering:
 
     def wants(self) -> bool:
         """Whether the queues may have changed since the last call of the solver, or that was long ago."""
-        # A clock that was set back must not stop the checks until it has caught up.
-        return self._known() != self.tried or abs(self.fleet.now_s - self.tried_s) >= AGAIN_S
+        return self._known() != self.tried or self.fleet.now_s - self.tried_s >= AGAIN_S
 
     def solve(self, seen: Snapshot) -> Answer:
         """Return an answer to what was *seen*, found in this thread."""

@@ -31,7 +31,7 @@ RETRY_S: Final = 5.0
 REFUSED_S: Final = 30.0
 """Time after a failed swap by queue during which the awake instance continues to serve."""
 
-Swap = tuple[int, str]
+Wanted = tuple[int, str]
 """The instance that should get the GPUs, and why."""
 
 
@@ -46,7 +46,7 @@ class Swaps:
         self._requested: dict[str, tuple[float, int]] = {}  # when and to which, by group, until the fleet shows it
         self._refused_s: dict[str, float] = {}
 
-    def wanted(self) -> Iterator[Swap]:
+    def wanted(self) -> Iterator[Wanted]:
         """Yield each instance that should get the GPUs of its group now, with the reason."""
         now_s = self.fleet.now_s
         for group in self.fleet.swap_groups():
@@ -67,7 +67,7 @@ class Swaps:
         for group in self.fleet.swap_groups():
             self._keep(group)
 
-    def _swap(self, group: SwapGroup, now_s: float) -> Swap | None:
+    def _swap(self, group: SwapGroup, now_s: float) -> Wanted | None:
         fleet, queue, not_made = self.fleet, self._queue(group), self._requested.pop(group.name, None)
         if queue == NONE:
             waiting = fleet.waiting.size
@@ -83,7 +83,7 @@ class Swaps:
             fleet.pump(serves)  # its groups may be first again
         return swap
 
-    def _on_demand(self, group: SwapGroup, asked: Iterable[int]) -> Swap | None:
+    def _on_demand(self, group: SwapGroup, asked: Iterable[int]) -> Wanted | None:
         """Return the instance of *asked* for which most requests wait, the first of equals, if it should get the GPUs."""
         waiting = self.fleet.waiting.size
         target = max(asked, key=lambda one: int(waiting[self._endpoint(one)]), default=NONE)
@@ -100,7 +100,7 @@ class Swaps:
         endpoint = self._endpoint(target)
         return target, f"{waiting[endpoint]} requests wait for {self.fleet.endpoints[endpoint].model}, and {why}."
 
-    def _before_calls(self, group: SwapGroup) -> Swap | None:
+    def _before_calls(self, group: SwapGroup) -> Wanted | None:
         """Return the instance whose model will probably be called, and why; None while the GPUs have work."""
         if group.awake == NONE or (group.is_ready and self._is_idle(group)):
             for one in group.at_rest:
@@ -108,7 +108,7 @@ class Swaps:
                     return one, why
         return None
 
-    def _by_queue(self, group: SwapGroup, queue: int) -> Swap | None:
+    def _by_queue(self, group: SwapGroup, queue: int) -> Wanted | None:
         """Return the instance whose model the first group of *queue* is of, if it should get the GPUs.
 
         An operator's pin of the first group forces the swap.

@@ -1,6 +1,6 @@
 """The view of every endpoint that scaling strategies get, of what is observed of a fleet, and the last change of each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,12 +21,6 @@ Stages = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 class Observed(Protocol):
     """What views are made of. Endpoints and instances are numbers of the arrays."""
 
-    @property
-    def now_s(self) -> float: ...
-    @property
-    def instances(self) -> FleetArrays: ...
-    @property
-    def members(self) -> EndpointArrays: ...
     def stages(self) -> Stages: ...
     def loads(self) -> Iterator[tuple[int, EndpointView]]:
         """Yield each endpoint that gets requests, in order, with its terms and load, but without instances and use."""
@@ -37,18 +31,23 @@ class Views:
     restart; the first view of an endpoint is none.
     """
 
-    def __init__(self, observed: Observed, changed_s: Sequence[float] = (), changed_delta: Sequence[int] = ()) -> None:
-        self.observed = observed
+    def __init__(
+        self,
+        observed: Observed,
+        clock: Callable[[], float],
+        arrays: Callable[[], tuple[FleetArrays, EndpointArrays]],
+        changes: Sequence[tuple[float, int]] = (),
+    ) -> None:
+        """*arrays* returns those that are in use. *changes*: when and by how many instances endpoints changed last."""
+        self.observed, self._clock, self._arrays = observed, clock, arrays
         self._use_now = direct(use_now)
-        count = len(changed_s)
-        self._changes: Any = np.zeros(count, [("s", "f8"), ("delta", "i8"), ("serving", "i8"), ("draining", "i8")])
-        self._changes["s"], self._changes["delta"], self._changes["serving"] = changed_s, changed_delta, UNSEEN
+        rows = [(*change, UNSEEN, 0) for change in changes]
+        self._changes: Any = np.array(rows, [("s", "f8"), ("delta", "i8"), ("serving", "i8"), ("draining", "i8")])
 
     def __call__(self) -> dict[int, EndpointView]:
         """Return the view of every endpoint that gets requests, by number."""
-        observed = self.observed
-        now_s, fleet, members, stages = observed.now_s, observed.instances, observed.members, observed.stages()
-        views = dict(observed.loads())
+        now_s, (fleet, members), stages = self._clock(), self._arrays(), self.observed.stages()
+        views = dict(self.observed.loads())
         counted = count_instances(*stages, max([*views, *stages[0].tolist()], default=UNSEEN) + 1)
         for at, view in views.items():
             this, one = self._of(at), counted[at]
@@ -74,7 +73,7 @@ class Views:
     def moved(self, endpoint: int, delta: int) -> None:
         """Record that scaling changes *endpoint* by *delta*, before its instances show it."""
         this = self._of(endpoint)
-        this["s"], this["delta"] = self.observed.now_s, delta
+        this["s"], this["delta"] = self._clock(), delta
         this["serving" if delta > 0 else "draining"] += abs(delta)
 
     def changed_s(self) -> NDArray[np.float64]:
@@ -91,7 +90,7 @@ class Views:
         known = self._changes.size
         if endpoint >= known:
             more = np.zeros(endpoint + 1 - known, self._changes.dtype)
-            more["s"], more["serving"] = self.observed.now_s, UNSEEN
+            more["s"], more["serving"] = self._clock(), UNSEEN
             self._changes = np.concatenate([self._changes, more])
         return self._changes[endpoint]
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scheduling.compiled import direct
 from scheduling.control.swaps import EVERY_S
 from scheduling.control.views import Stages, Views
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.lookahead.rule import ITERATIONS
 from scheduling.scaling import (
     FLOOR,
@@ -155,11 +154,8 @@ class Control:
         self._most = np.array([each.max_instances for each in self._bounds])
         count = len(cluster.endpoints)
         self.simulation = simulation
-        self._views = Views(
-            self,
-            [each.changed_s for each in state.endpoints] if state else [-np.inf] * count,
-            [each.changed_delta for each in state.endpoints] if state else [0] * count,
-        )
+        changes = [(one.changed_s, one.changed_delta) for one in state.endpoints] if state else [(-np.inf, 0)] * count
+        self._views = Views(self, lambda: simulation.now_s, lambda: (simulation.fleet, simulation.endpoints), changes)
         self._ahead = strategy.looks_ahead
         iterations = int(simulation.fleet.look_ahead[:, ITERATIONS].max())
         self._lines = np.zeros((2, iterations + 1), np.int64)
@@ -215,18 +211,6 @@ class Control:
         """Return every endpoint as the strategy sees it."""
         return [*self._views().values()]
 
-    @property
-    def now_s(self) -> float:
-        return self.simulation.now_s
-
-    @property
-    def instances(self) -> FleetArrays:
-        return self.simulation.fleet
-
-    @property
-    def members(self) -> EndpointArrays:
-        return self.simulation.endpoints
-
     def stages(self) -> Stages:
         lives, states = self.simulation.world.lives.instances, self.simulation.states
         stage, since_s = STAGE_OF[states], lives["since_s"]
@@ -242,7 +226,11 @@ class Control:
     def loads(self) -> Iterator[tuple[int, EndpointView]]:
         simulation, now_s, count = self.simulation, self.simulation.now_s, len(self._bounds)
         if self._ahead:
-            self._look_ahead(simulation)
+            world = simulation.world
+            endpoint_outlook(
+                world.fleet, world.endpoints, world.waiting, world.engines, *self._lines, self._tokens, self._overloaded,
+                *self._peaks,
+            )  # fmt: skip
         fallbacks, states = simulation.fallbacks, simulation.states
         asked = self._demand.seen(now_s, 0.0 if fallbacks is None else fallbacks.demand_tokens(now_s, count))
         others, donated = np.zeros(count, np.int64), states == State.SPOT
@@ -273,21 +261,6 @@ class Control:
                     due=due.get(model, ()),
                 ),
             )
-
-    def _look_ahead(self, simulation: Simulation) -> None:
-        world = simulation.world
-        endpoint_outlook(
-            world.fleet,
-            world.endpoints,
-            world.waiting,
-            world.engines,
-            self._lines[0],
-            self._lines[1],
-            self._tokens,
-            self._overloaded,
-            self._peaks[0],
-            self._peaks[1],
-        )
 
 
 def run_strategy(
@@ -320,23 +293,21 @@ def run_strategy(
     """
     if strategy.uses_advice and advisor is None:
         raise ValueError(f"{strategy.name} follows plans: an advisor is needed")
+    trigger = None
     if isinstance(strategy, Unified):
         cluster = replace(cluster, share_spot=cluster.share_spot and strategy.shares_spot)
-    if isinstance(strategy, Unified) and per_arrival:
-        widest = _widest(bounds or Bounds())
-        trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
-        cluster = replace(cluster, reactive=trigger)
-        simulation = Simulation(
-            cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state, runs=runs
-        )
+        if per_arrival:
+            widest = _widest(bounds or Bounds())
+            trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
+    cluster = replace(cluster, reactive=trigger)
+    simulation = Simulation(
+        cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state, runs=runs
+    )
+    if trigger is not None:
         result = simulation.run(
             tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent, timed_events=timed_events
         )
         return replace(result, strategy=strategy.name)
-    cluster = replace(cluster, reactive=None)
-    simulation = Simulation(
-        cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state, runs=runs
-    )
     floored = Floored(strategy, floor) if floor else strategy
     demand = Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
     at_work = control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor, state=state)

@@ -106,7 +106,7 @@ def test_it_says_how_many_instances_are_missing_when_no_order_helps():
     reordering.act()
     # Twelve requests of a second each, one at once: three groups of three are due behind the first.
     assert reordering.short_instances[0] >= 2
-    one = view(ready=1, waiting=12, since_change_s=60.0)
+    one = view(ready=1, waiting=12, min_instances=1, since_change_s=60.0)
     assert floor_move(0, one) is None
     wanted = floor_move(0, one._replace(short_instances=reordering.short_instances[0]))
     assert wanted.delta == 1
