@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.dispatch.fleet import LiveFleet
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
 from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.wire import QueueChange
-from scheduling.control.reordering import Reordered, Reordering
+from scheduling.control.reordering import Reordering
 from scheduling.queueing.eviction import Eviction
 from scheduling.queueing.reordering.rules import PROGRAMME, SEARCH
 from scheduling.queueing.reordering.scheduler import Answer
@@ -92,7 +93,6 @@ class ReorderedQueues(Stage):
     def __init__(self, fleet: LiveFleet, clock: Callable[[], float], ask: Ask | None = None) -> None:
         self.fleet, self.clock, self.ask = fleet, clock, ask
         self.control = Reordering(fleet)
-        self.recent: deque[Reordered] = deque(maxlen=KEPT)
         self.changes: deque[QueueChange] = deque(maxlen=KEPT)  # those, missing answers, and operators' actions
         self.fallbacks = 0  # missing answers
         self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # not yet written as events
@@ -150,11 +150,8 @@ class ReorderedQueues(Stage):
 
     def _merge(self, seen: Snapshot, answer: Answer, by: str, took_s: Callable[[], float]) -> None:
         lost = self.fleet.waiting_queue.lost(seen)
-        reordered = self.control.merge(seen, answer)
-        if reordered.moved:
-            self.recent.append(reordered)
-            ratios = attainment(seen, answer.before, lost), attainment(seen, answer.after, lost)
-            self.changes.append(_change(reordered, ratios, by, took_s()))
+        if moved := self.control.merge(seen, answer):
+            self.changes.append(_change(seen, answer, lost, moved, by, took_s()))
 
     def _class_of(self, number: int) -> str:
         """Return the SLO class of the group with that number; "" if there is none."""
@@ -164,23 +161,24 @@ class ReorderedQueues(Stage):
         return queue.at(int(groups["first"][at[0]])).asked.slo_class if at.size else ""
 
 
-def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: float) -> QueueChange:
-    """Return the change, with *ratios* of requests in time before and after."""
-    before, after = reordered.answer.before, reordered.answer.after
+def _change(seen: Snapshot, answer: Answer, lost: NDArray[np.bool_], moved: int, by: str, took_s: float) -> QueueChange:
+    """Return the change; groups that are *lost* count as late."""
+    before, after = answer.before, answer.after
     late_s = [float(late) for late in before.late_s if late > 0.0 and math.isfinite(late)]
     still = sum(1 for late in after.late_s if late > 0.0)
     why = (
         f"{_groups(len(late_s))} would be late, the worst by {max(late_s):,.0f} s" if late_s else "Groups would be late"
     )
-    what = f"{reordered.moved} of {_groups(reordered.groups)} moved; {still or 'none'} late now"
-    if reordered.answer.shortage.seconds > 0.0 and still:
+    what = f"{moved} of {_groups(seen.numbers.size)} moved; {still or 'none'} late now"
+    if answer.shortage.seconds > 0.0 and still:
         what += ", and only more instances help those"
     return QueueChange(
         time.time(),
         by,
         why,
         what,
-        *ratios,
+        attainment(seen, before, lost),
+        attainment(seen, after, lost),
         before.lateness_s,
         after.lateness_s,
         took_s * 1000,

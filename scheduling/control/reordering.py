@@ -6,7 +6,7 @@ anywhere, `merge` applies the answer as far as it still fits, `eviction.wanted` 
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -24,15 +24,6 @@ LEAST_GAIN: Final = 0.01
 """Least relative gain of the objective for which groups are moved."""
 AGAIN_S: Final = 5.0
 """Time after which the solver is called again though no group came or went."""
-
-
-class Reordered(NamedTuple):
-    """Result of one call of the solver."""
-
-    at_s: float
-    groups: int
-    moved: int
-    answer: Answer
 
 
 class Reordering:
@@ -74,8 +65,8 @@ class Reordering:
         """Return an answer to what was *seen*, found in this thread."""
         return solve(seen, moves=self.moves, by=self.by)
 
-    def merge(self, seen: Snapshot, answer: Answer) -> Reordered:
-        """Merge *answer* into what was *seen*, and give out what has room then."""
+    def merge(self, seen: Snapshot, answer: Answer) -> int:
+        """Merge *answer* into what was *seen*, and give out what has room then. Return the groups moved."""
         fleet, before = self.fleet, answer.before.objective
         spared = before - answer.after.objective
         gains = spared >= LEAST_GAIN * before or spared == 0.0 or self.by in RULES
@@ -87,7 +78,7 @@ class Reordering:
             self.reordered += 1
             for endpoint in np.flatnonzero(self._waiting()).tolist():
                 fleet.pump(endpoint)
-        return Reordered(fleet.now_s, seen.numbers.size, moved, answer)
+        return moved
 
     def evictions(self) -> list[Eviction]:
         """Return who should leave for groups at the head of a virtual queue that would be late."""

@@ -1,5 +1,6 @@
 """The view of every endpoint that scaling strategies get, of what is observed of a fleet, and the last change of each."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from scheduling.compiled import direct
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.scaling.endpoint import EndpointView
-from scheduling.scaling.view import Stage, count_instances, use_now
+from scheduling.scaling.view import Stage, use_now
 
 UNSEEN = -1
 
@@ -46,26 +47,33 @@ class Views:
 
     def __call__(self) -> dict[int, EndpointView]:
         """Return the view of every endpoint that gets requests, by number."""
-        now_s, (fleet, members), stages = self._clock(), self._arrays(), self.observed.stages()
+        now_s, (fleet, members) = self._clock(), self._arrays()
+        endpoint, stage, since_s = self.observed.stages()
         views = dict(self.observed.loads())
-        counted = count_instances(*stages, max([*views, *stages[0].tolist()], default=UNSEEN) + 1)
+        count, is_ready = max([*views, *endpoint.tolist()], default=-1) + 1, stage == Stage.READY
+        counts = np.bincount(endpoint * len(Stage) + stage, minlength=count * len(Stage)).reshape(count, len(Stage))
+        ready_s = np.full(count, -math.inf)
+        np.maximum.at(ready_s, endpoint[is_ready], since_s[is_ready])
         for at, view in views.items():
-            this, one = self._of(at), counted[at]
-            serving = one.ready + one.coming
-            if this["serving"] != UNSEEN and (serving > this["serving"] or one.draining > this["draining"]):
-                this["s"] = max(this["s"], min(now_s, _began_s(stages, at)))
+            this, (_, coming, ready, draining, spare) = self._of(at), counts[at].tolist()
+            serving = ready + coming
+            if this["serving"] != UNSEEN and (serving > this["serving"] or draining > this["draining"]):
+                own = endpoint == at
+                moving = own & ((stage == Stage.COMING) | (stage == Stage.DRAINING))
+                # When the last one began to start or drain; without any, when the last one changed.
+                this["s"] = max(this["s"], min(now_s, since_s[moving if moving.any() else own].max()))
                 this["delta"] = 1 if serving > this["serving"] else -1
-            this["serving"], this["draining"] = serving, one.draining
+            this["serving"], this["draining"] = serving, draining
             use, kv_use = self._use_now(fleet, members, at, view.waiting, now_s)
             views[at] = view._replace(
-                ready=one.ready,
-                coming=one.coming,
-                draining=one.draining,
-                spot=one.spare,
+                ready=ready,
+                coming=coming,
+                draining=draining,
+                spot=spare,
                 use=use,
                 kv_use=kv_use,
                 since_change_s=now_s - float(this["s"]),
-                since_ready_s=now_s - one.ready_s,
+                since_ready_s=now_s - float(ready_s[at]),
                 changed_delta=int(this["delta"]),
             )
         return views
@@ -93,11 +101,3 @@ class Views:
             more["s"], more["serving"] = self._clock(), UNSEEN
             self._changes = np.concatenate([self._changes, more])
         return self._changes[endpoint]
-
-
-def _began_s(stages: Stages, endpoint: int) -> float:
-    """Return when the last instance of *endpoint* began to start or drain; without any, when the last one changed."""
-    of, stage, since_s = stages
-    own = of == endpoint
-    moving = own & ((stage == Stage.COMING) | (stage == Stage.DRAINING))
-    return float(since_s[moving if moving.any() else own].max())

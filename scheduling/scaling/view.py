@@ -1,8 +1,7 @@
 """What the views of endpoints are made of (`control.views`): stages of instances, use, and demand."""
 
 from enum import IntEnum
-from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,37 +27,6 @@ class Stage(IntEnum):
     DRAINING = 3
     SPARE = 4
     """Lent out as spot, or asleep: back soon."""
-
-
-class Instances(NamedTuple):
-    """The instances of an endpoint by stage."""
-
-    ready: int
-    coming: int
-    draining: int
-    spare: int
-    ready_s: float
-    """When the last of the ready ones became ready; minus infinity for never."""
-
-
-def count_instances(
-    endpoint: NDArray[np.integer], stage: NDArray[np.integer], since_s: NDArray[np.float64], endpoints: int
-) -> list[Instances]:
-    """Return the counts of each of *endpoints*. The arrays have one element per instance:
-    endpoint, `Stage` and since when.
-
-    An instance that was ready before time began has minus infinity in *since_s*.
-    """
-    stages = len(Stage)
-    counts = np.bincount(endpoint * stages + stage, minlength=endpoints * stages).reshape(endpoints, stages)
-    ready_s = [-inf] * endpoints
-    ready = np.flatnonzero(stage == Stage.READY)
-    for at, began_s in zip(endpoint[ready].tolist(), since_s[ready].tolist(), strict=True):
-        ready_s[at] = max(ready_s[at], began_s)
-    return [
-        Instances(ready, coming, draining, spare, last_s)
-        for (_, coming, ready, draining, spare), last_s in zip(counts.tolist(), ready_s, strict=True)
-    ]
 
 
 @compiled

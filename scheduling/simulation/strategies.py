@@ -116,11 +116,6 @@ class Demand:
         further = max(0, DEMAND_WINDOW_S - int(now_s))  # seconds of the window before the start
         return demand_rate(tokens + self._before[:, min(further, self._before.shape[1] - 1)], DEMAND_WINDOW_S)
 
-    def windows(self, window_s: float) -> NDArray[np.float64]:
-        """Return tokens per second by endpoint and complete window, for forecasts."""
-        at = self._until[:, :: round(window_s)]
-        return np.asarray(np.diff(at, axis=1) / window_s)
-
 
 class Control:
     """A strategy in control of a simulation: call it with the simulation at every tick."""

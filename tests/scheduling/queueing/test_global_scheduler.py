@@ -120,7 +120,8 @@ def test_every_group_stays_in_one_queue_and_none_is_lost(count, dues, now_s):
     groups = living(waiting)
     reordering = Reordering(Still(fleet, endpoints, waiting, float(now_s)), moves=MOVES)
     seen = reordering.snapshot()
-    reordered = reordering.merge(seen, reordering.solve(seen))
+    answer = reordering.solve(seen)
+    reordering.merge(seen, answer)
     assert sorted(group for queue in range(count) for group in queue_of(waiting, queue)) == groups
     for queue in range(count):
         for group in queue_of(waiting, queue):
@@ -131,7 +132,7 @@ def test_every_group_stays_in_one_queue_and_none_is_lost(count, dues, now_s):
             backwards.append(group)
             group = int(waiting.groups.groups[group].preceding)
         assert backwards[::-1] == queue_of(waiting, queue)
-    assert reordered.answer.after.objective <= reordered.answer.before.objective
+    assert answer.after.objective <= answer.before.objective
 
 
 def test_after_warming_up_a_look_compiles_nothing():
