@@ -223,8 +223,8 @@ class Control:
         if self._ahead:
             world = simulation.world
             endpoint_outlook(
-                world.fleet, world.endpoints, world.waiting, world.engines, *self._lines, self._tokens, self._overloaded,
-                *self._peaks,
+                world.fleet, world.endpoints, world.waiting, world.engines, self._lines[0], self._lines[1], self._tokens,
+                self._overloaded, self._peaks[0], self._peaks[1],
             )  # fmt: skip
         fallbacks, states = simulation.fallbacks, simulation.states
         asked = self._demand.seen(now_s, 0.0 if fallbacks is None else fallbacks.demand_tokens(now_s, count))
