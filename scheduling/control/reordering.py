@@ -51,11 +51,13 @@ class Reordering:
 
     def snapshot(self) -> Snapshot | None:
         """Return the queues; None if no group waits, or the solver has seen what there is."""
+        return self.read() if self._waiting().any() and self.wants() else None
+
+    def read(self, *, pinned: bool = False) -> Snapshot | None:
+        """Return the queues, with groups that are *pinned* if that is set; None if no group waits."""
         fleet = self.fleet
-        if not self._waiting().any() or not self.wants():
-            return None
         running = fleet.running_requests()
-        return snapshot(fleet.instances, fleet.members, fleet.waiting, fleet.now_s, running=running)
+        return snapshot(fleet.instances, fleet.members, fleet.waiting, fleet.now_s, running=running, pinned=pinned)
 
     def wants(self) -> bool:
         """Whether the queues may have changed since the last call of the solver, or that was long ago."""
