@@ -16,7 +16,7 @@ from controlplane.dispatch.observation import Demand
 from controlplane.dispatch.outcomes import Outcomes
 from controlplane.dispatch.prewarming import LivePrewarming
 from controlplane.dispatch.promises import Promises
-from controlplane.dispatch.reordering import Ask, Reordering
+from controlplane.dispatch.reordering import Ask, ReorderedQueues
 from controlplane.dispatch.runs import ApplicationRuns, run_stopped
 from controlplane.dispatch.spot import Spot
 from controlplane.dispatch.stages import Stage
@@ -40,14 +40,8 @@ class Dispatcher(Core):
         self.outcomes = Outcomes(topology, self.queue, clock, self.suspects.died)
         self.adapters = Adapters(topology)
         self.spot = Spot(self, self.queue)
-        self.reordering = Reordering(topology, self.queue, self.placement, clock, self.evict, ask)
         self.fleet = LiveFleet(
-            topology,
-            self.queue,
-            self.table,
-            deliver,
-            self.placement,
-            enqueue=self.guarded(self.enqueue),
+            self,
             expire=self.guarded(self._expire),
             spot_with_room=self.spot.with_room,
             hold=self._hold,
@@ -57,6 +51,7 @@ class Dispatcher(Core):
         self.prewarming = LivePrewarming(self.fleet, self.runs)
         self.waits = WaitEstimates(self.fleet)
         self.fallbacks = ModelFallbacks(self, self.waits)
+        self.reordering = ReorderedQueues(self.fleet, clock, ask)
         self.holding = HeldRequests(self.fleet, deliver)
         acting = self.queue, self.placement, self.waits, self.holding
         self.sweeping = Sweeping(self, *acting, self.fallbacks)

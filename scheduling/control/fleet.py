@@ -4,7 +4,7 @@ Its bindings are `controlplane.dispatch.fleet`, over the dispatcher, and `schedu
 compiled world. A concern keeps what it alone knows; arrays, requests and time belong to the fleet.
 """
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from scheduling.policy import EndpointPolicy
 from scheduling.queueing.held_work import Release
 from scheduling.queueing.ordering import Standing
 from scheduling.queueing.promises import ClassTerms
+from scheduling.queueing.running import Running
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.models import ModelRule
 from scheduling.routing.prefix_affinity import Affinity
@@ -81,6 +82,24 @@ class Endpoint(Protocol):
     @property
     def prewarm_share(self) -> float:
         """Most of an instance's time that computing system prompts early may take (`control.system_prompts`)."""
+
+
+class SwapGroup(NamedTuple):
+    """Instances that share their GPUs, of which at most one is awake, by number; -1 for none."""
+
+    name: str
+    at_rest: Mapping[int, float]
+    """Those asleep or stopped, in order, with the duration of a swap to each once the awake one runs nothing."""
+    awake: int
+    """The one that has the GPUs."""
+    is_ready: bool
+    """Whether that serves."""
+    ready_s: float
+    """For how long it has been in its state."""
+    in_progress: bool
+    """Whether a swap is in progress."""
+    target: int
+    """The instance to which that leads."""
 
 
 class Fleet(Protocol):
@@ -182,6 +201,24 @@ class Fleet(Protocol):
 
     def fallback_of(self, row: int) -> FallbackTerms | None:
         """Return the terms of the fallback of the request of *row*; None where none may serve it any longer."""
+
+    # Global scheduler and swaps
+
+    def running_requests(self) -> Running:
+        """Return the requests on instances of endpoints with request groups, in order of dispatch at each."""
+
+    def swap_groups(self) -> Iterable[SwapGroup]:
+        """Return the groups of instances that share GPUs."""
+
+    def name(self, instance: int) -> str: ...
+    def is_served(self, endpoint: int) -> bool:
+        """Whether an instance of *endpoint* serves, or starts."""
+
+    def pump(self, endpoint: int) -> None:
+        """Give out what has room at *endpoint*."""
+
+    def evict(self, row: int) -> None:
+        """Have the request of *row* leave its instance; it waits again with its output so far."""
 
     # Acting
 
