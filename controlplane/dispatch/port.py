@@ -92,6 +92,8 @@ class Asked(Record, frozen=True):
     fallback_wait_s: float | None = None  # longest wait for its own; None: however long
     asked_model: str = ""  # name that it asked for, where a rule chose the model that serves it; "" for that model
     model_rule: str = ""  # that rule: `scheduling.routing.models.ModelRule`
+    api_key_id: int = 0
+    surface: str = ""  # last part of the path that was called
 
     @property
     def allowed_s(self) -> float:
@@ -216,6 +218,40 @@ class Admission(Record, frozen=True):
     wait_p99_s: float
 
 
+class RunRank(Record, frozen=True):
+    """The rank of its application run, in seconds of service."""
+
+    rank_s: float
+    attained_s: float
+    remaining_s: float  # expected
+    worst_s: float  # at most, along its path to the end
+    first: bool  # moved first by an operator
+
+
+class Pulled(Record, frozen=True):
+    """The request group that an instance took the request from, without asking a router."""
+
+    groups: int  # in the instance's virtual queue
+    group: int  # number
+    waiting: int  # requests of the group
+    due_in_s: float  # its first request
+
+
+class Reasons(Record, frozen=True, omit_defaults=True):
+    """Why an instance was chosen, in numbers. `controlplane.gateway.explanation` puts them into words for a reader."""
+
+    policy: str
+    waiting: int  # requests behind it
+    prompt_tokens: int
+    seen: dict[str, list[float]]  # by instance, in the order of `scheduling.routing.candidates`
+    round_trip_ms: float | None = None  # measured, of the chosen one
+    cached_tokens: int | None = None  # of the prompt, expected at the chosen one; None: the router weighs no prefixes
+    cached_by: str = ""  # how it knew: KV_EVENTS or ESTIMATE
+    pulled: Pulled | None = None
+    run: RunRank | None = None
+    adapter_was: str = ""  # where its adapter was on the chosen one: `scheduling.routing.adapters.TIERS`
+
+
 class Placed(Record, frozen=True):
     """The request was given to an instance."""
 
@@ -229,7 +265,7 @@ class Placed(Record, frozen=True):
     ordering: str  # `scheduling.queueing.ordering.ORDERINGS`
     queue_key_s: float  # on the clock of `arrived_at`: instances outlive a gateway
     placed_s: float
-    why: dict[str, Any]  # docs/papers/routing.md
+    why: Reasons
     first_token_s: float  # time limit of the first token of a stream
     keep_tokens: bool = False  # keep the ids of its output tokens: it may be evicted
     priority: int = 0  # of its class, or as the queue manager released it

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
-from controlplane.dispatch.port import Asked, Refused
+from controlplane.dispatch.port import Asked, Refused, RunRank
 from controlplane.dispatch.stages import Arrival, Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.demand_graph import ServiceRate
@@ -270,25 +270,9 @@ def run_stopped(asked: Asked) -> Refused:
     return Refused(asked.number, 409, "run_stopped", "An operator has stopped this run.", None)
 
 
-def trace_of(request: Request) -> dict[str, object]:
-    """Return what the decision trace says of the run of *request*; nothing without a rank."""
+def rank_of(request: Request) -> RunRank | None:
+    """Return the rank of the run of *request*; None without one."""
     standing = request.standing
     if standing is None:
-        return {}
-    asked, first = request.asked, "moved first by an operator, " if standing.began_s == FIRST_S else ""
-    return {
-        "run": {
-            "application": asked.application,
-            "run": asked.run,
-            "unit": asked.unit or NO_UNIT,
-            "rank_s": round(standing.rank_s, 4),
-            "remaining_s": round(standing.mean_s, 4),
-            "worst_s": round(standing.worst_s, 4),
-            "attained_s": round(standing.attained_s, 4),
-            "words": (
-                f"Run {asked.run} of {asked.application}: {first}rank {standing.rank_s:,.2f} s. It has had "
-                f"{standing.attained_s:,.2f} s of service and is expected to need {standing.mean_s:,.2f} s more. "
-                f"Its path to the end takes {standing.worst_s:,.2f} s at the most."
-            ),
-        }
-    }
+        return None
+    return RunRank(standing.rank_s, standing.attained_s, standing.mean_s, standing.worst_s, standing.began_s == FIRST_S)

@@ -4,6 +4,7 @@ import pytest
 from channels.db import database_sync_to_async
 
 from controlplane.fleet.models import Deployment, PerformanceProfile
+from controlplane.gateway.explanation import trace_of
 from scheduling.routing.routers import POLICY_CODES
 from tests.gateway.conftest import until
 
@@ -51,7 +52,7 @@ async def weighed(served, policy: str) -> None:
     """Ask, and look at what the trace says of the placement."""
     await (await served.chat(max_tokens=5)).read()
     *_, row = await served.rows()
-    (placed,) = [entry for entry in row.trace if "seen" in entry]
+    (placed,) = [entry for entry in trace_of(row) if "seen" in entry]
     assert placed["policy"] == policy
     assert placed["chosen_because"].endswith(".")
     assert [set(each["parts"]) for each in placed["seen"]] == [PARTS[policy]] * 3
@@ -82,7 +83,7 @@ async def test_by_delay_the_second_prompt_goes_where_its_beginning_is(served):
         await (await served.chat(messages=[{"role": "user", "content": beginning + question}], max_tokens=5)).read()
         await until(lambda: not fleet.running.any())
     rows = await served.rows()
-    placed = [next(entry for entry in row.trace if "seen" in entry) for row in rows]
+    placed = [next(entry for entry in trace_of(row) if "seen" in entry) for row in rows]
     assert len({each["instance"] for each in placed}) == 1
     names = {"predicted_ttft_ms", "decode_s", "others_s", "memory_s", "affinity_tokens", "peak_kv"}
     for number, each in enumerate(placed):

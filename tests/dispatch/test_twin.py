@@ -28,6 +28,7 @@ from scheduling.queueing.ordering import ORDERINGS, hold_s
 from scheduling.queueing.release_rule import ReleaseRule
 from scheduling.routing.adapters import load_s
 from scheduling.routing.cached_blocks import USED, chain
+from scheduling.routing.candidates import AHEAD
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.scaling import make_strategy
@@ -459,12 +460,12 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
         publish(live)
     result = serve_both(live, fleet, requests)
     if events:
-        assert any(placed.why.get("cached", {}).get("by") == "kv_events" for placed in live.placed.values())
+        assert any(placed.why.cached_by == "kv_events" for placed in live.placed.values())
         assert live.dispatcher.queue.affinity.blocks.counters[USED] > 0
     refused = np.flatnonzero(result.outcomes["state"] == Outcome.REFUSED).tolist()
     assert [(number, "queue_full") for number in refused] == live.refused
     assert len(live.dispatcher.decided) + len(live.refused) == REQUESTS
-    ahead = [placed.why["requests_ahead"] for placed in live.placed.values()]
+    ahead = [placed.why.seen[placed.instance][AHEAD] for placed in live.placed.values()]
     assert max(ahead) == 0 if limit == 0 or not round_trip_s else max(ahead) >= 1
     if ordering == "qlm":
         assert result.counters["reorderings"] == len(live.dispatcher.reordering.recent)

@@ -8,6 +8,7 @@ from django.db import OperationalError, connection
 from msgspec.structs import replace
 
 from controlplane.fleet.models import Deployment
+from controlplane.gateway.explanation import trace_of
 from controlplane.gateway.ledger import writer as module
 from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.ledger.journal import PATTERN
@@ -216,7 +217,7 @@ async def test_cached_prompt_tokens_are_kept_as_reported_and_as_expected(served,
         rows.append(await served.new_row())
     assert [row.cached_tokens for row in rows] == [None, 5]
     assert rows[0].expected_cached_tokens == 0
-    assert rows[1].expected_cached_tokens == rows[1].trace[-1]["seen"][0]["parts"]["affinity_tokens"] > 0
+    assert rows[1].expected_cached_tokens == trace_of(rows[1])[-1]["seen"][0]["parts"]["affinity_tokens"] > 0
     hits = await database_sync_to_async(prefix_hits)(rows[0].arrived_at, model="m")
     assert (hits.requests, hits.cached_tokens, hits.ratio, hits.of_tokens) == (1, 5, 5 / 7, 7)
     assert hits.expected_ratio == rows[1].expected_cached_tokens / 7

@@ -16,6 +16,7 @@ from controlplane.dispatch.port import (
     Prefix,
     PrefixWanted,
     Queued,
+    Reasons,
     Refused,
     Rerouted,
 )
@@ -23,6 +24,8 @@ from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket, TicketState
 from controlplane.gateway.serving.prefixes import BLOCK_IDS, leading_hashes
+
+WHY = Reasons("round_robin", 0, 100, {"m-0": [0.0]})
 
 
 class GatewaySide:
@@ -44,9 +47,7 @@ class GatewaySide:
     def placed(self, ticket: Ticket, attempt=1) -> Placed:
         number = ticket.asked.number
         self.requests.on_event(Queued(number, "east", 30))
-        record = Placed(
-            number, attempt, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {"instance": "m-0"}, 600.0
-        )
+        record = Placed(number, attempt, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, WHY, 600.0)
         self.requests.on_event(record)
         return record
 
@@ -80,11 +81,13 @@ async def test_a_request_hears_where_it_waits_and_where_it_runs(side):
     )
     side.requests.on_event(Rerouted(0, "west", 30, came_from="east", pressure=1.5))
     assert ticket.region == "west"
-    record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, {"instance": "m-0"}, 600.0)
+    record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, WHY, 600.0)
     side.requests.on_event(record)
     assert await ticket.placement is record
     assert (ticket.state, ticket.instance, ticket.attempts) == (TicketState.PLACED, "m-0", 1)
-    assert ticket.steps == [{"moved": "east to west", "pressure": 1.5}, {"instance": "m-0"}]
+    moved, placed = ticket.steps
+    assert moved == {"moved": "east to west", "pressure": 1.5}
+    assert (placed["instance"], placed["waited_ms"], placed["policy"]) == ("m-0", 3000.0, "round_robin")
 
 
 async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_came(side):
@@ -153,7 +156,7 @@ async def test_it_leaves_once_and_hears_nothing_afterwards(side):
     side.requests.leave(gone, failure=DEAD)
     side.requests.leave(gone)
     assert side.records == [Finished(0), Left(1, failure=DEAD)]
-    side.requests.on_event(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {}, 600.0))
+    side.requests.on_event(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, WHY, 600.0))
     assert gone.state is TicketState.ACCEPTED
     await asyncio.sleep(0)
     assert side.records[2:] == [Left(1)], "the place that it was given is free again"

@@ -112,7 +112,6 @@ class Records:
                 self.lengths.learn(ticket.length, grant.tenant_id, ticket.output_tokens)
         if ticket.length is not None and ticket.steps:
             ticket.steps[0]["length"] = ticket.length.explained()
-        ticket.expected_cached_tokens, ticket.expected_by = _expected_cached(ticket.steps)
         ticket.trace = _json(ticket.steps)
         ticket.unserved = _unserved(ticket)
         self._measure(ticket, outcome)
@@ -193,16 +192,6 @@ def _json(steps: list[dict[str, Any]]) -> str:
 
 
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-
-
-def _expected_cached(steps: list[dict[str, Any]]) -> tuple[int | None, str]:
-    """Return the prompt tokens that the router expected in the cache of the last instance, and how it knew.
-
-    None and "" if it weighs none.
-    """
-    placed: dict[str, Any] = next((step for step in reversed(steps) if "seen" in step), {})
-    cached: dict[str, Any] = placed.get("cached", {})
-    return cached.get("tokens"), cached.get("by", "")
 
 
 def _at_door(ticket: Ticket) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from controlplane import __version__
 from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.explanation import explained
 from controlplane.gateway.models import Outcome
 from controlplane.gateway.serving.open_requests import Ticket
 
@@ -141,7 +142,7 @@ class Tracing:
         for step in ticket.steps:
             waited_ms = step.get("waited_ms")
             if isinstance(waited_ms, int | float):
-                chosen = {name: value for name, value in step.items() if name != "length"}
+                chosen = {name: value for name, value in explained(step, asked).items() if name != "length"}
                 placed_s = asked.arrived_s + waited_ms / 1000
                 add("placement", placed_s, placed_s, _flat("placement", chosen), error=str(step.get("lost", "")))
         if ticket.placed_s:

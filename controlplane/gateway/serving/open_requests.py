@@ -13,7 +13,7 @@ from enum import Enum, IntEnum
 from itertools import count
 from typing import TYPE_CHECKING
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from controlplane.dispatch import port
 from controlplane.gateway.admission.keys import Grant, SloTerms
@@ -342,7 +342,16 @@ class OpenRequests:
                 ticket.move(TicketState.PLACED)
                 ticket.placed_s, ticket.attempts = record.placed_s, record.attempt
                 ticket.region, ticket.instance = record.region, record.instance
-                ticket.steps.append(record.why)
+                ticket.steps.append(
+                    {
+                        "instance": record.instance,
+                        "region": record.region,
+                        "ordering": record.ordering,
+                        "waited_ms": round((record.placed_s - ticket.asked.arrived_s) * 1000, 3),
+                    }
+                    | to_builtins(record.why)
+                )
+                ticket.expected_cached_tokens, ticket.expected_by = record.why.cached_tokens, record.why.cached_by
                 if placement is not None and not placement.done():
                     placement.set_result(record)
             case port.Held():

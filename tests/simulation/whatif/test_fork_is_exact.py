@@ -19,6 +19,7 @@ from django.conf import settings
 
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.models import Deployment, GpuType, Model, PerformanceProfile
+from controlplane.gateway.explanation import trace_of
 from controlplane.gateway.models import LedgerRow
 from controlplane.gateway.process import Gateway
 from controlplane.planning.execution.loop import ScalingLoop
@@ -169,7 +170,7 @@ async def test_a_fork_does_what_the_fleet_did(transactional_db, monkeypatch, ord
     leading = int(np.argmin(same)) if not same.all() else same.size
     print(f"placements: {same.mean():.1%} the same, the first {leading} of them without a difference")
     if not same.all():
-        saw = [(each["instance"], each["score"]) for each in rows[leading].trace[-1]["seen"] if each["room"]]
+        saw = [(each["instance"], each["score"]) for each in trace_of(rows[leading])[-1]["seen"] if each["room"]]
         other = names[outcomes["instance"][leading]]
         print(f"there the fleet saw {saw} and took {rows[leading].instance}; the simulation took {other}")
         scores = dict(saw)
