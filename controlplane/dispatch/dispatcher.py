@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from controlplane.dispatch import port
 from controlplane.dispatch.adapters import Adapters
 from controlplane.dispatch.fallbacks import Fallbacks
-from controlplane.dispatch.holding import HeldEstimate, Holding
+from controlplane.dispatch.fleet import LiveFleet
+from controlplane.dispatch.holding import HeldEstimate, HeldRequests
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.inventory import Inventory
+from controlplane.dispatch.live_fleet.request_table import LiveRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
 from controlplane.dispatch.observation import Demand
 from controlplane.dispatch.outcomes import Outcomes
@@ -37,6 +39,7 @@ from controlplane.dispatch.sweeping import Sweeping
 from controlplane.dispatch.token_accounts import Outlook, TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import Waits
+from scheduling.queueing.held_work import Release
 
 P = ParamSpec("P")
 logger = logging.getLogger(__name__)
@@ -66,15 +69,16 @@ class Dispatcher:
         self.spot = Spot(self, self.queue)
         self.fallbacks = Fallbacks(self, self.queue, self.placement, self.waits)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, self.evict, ask)
-        self.holding = Holding(
+        self.table = LiveRequests()
+        self.fleet = LiveFleet(
             topology,
             self.queue,
-            clock,
-            spot_with_room=self.spot.with_room,
+            self.table,
             enqueue=self.guarded(self._enqueue),
             expire=self.guarded(self._expire),
-            deliver=deliver,
+            spot_with_room=self.spot.with_room,
         )
+        self.holding = HeldRequests(self.fleet, deliver)
         acting = self.queue, self.placement, self.waits, self.holding
         self.sweeping = Sweeping(self, *acting, self.fallbacks)
         self.stages: tuple[Stage, ...] = (
@@ -207,6 +211,7 @@ class Dispatcher:
         adapter = self.topology.adapter_number(asked.adapter)
         request = Request(asked, self.possible(asked), endpoint, own_region=own_region, adapter=adapter)
         self._requests[asked.number] = request
+        self.table.open(request)
         if arrival.held:
             self.holding.hold(request)
         else:
@@ -270,10 +275,14 @@ class Dispatcher:
             queued(request)
         self.queue.add(request, endpoint)
         number, own_region, request.own_region = request.asked.number, request.own_region, ""
-        released, request.release = request.release, None
+        release, request.release = request.release, None
         self.deliver(
             port.Queued(
-                number, endpoint.spec.region, request.predicted_tokens, own_region=own_region, released=released
+                number,
+                endpoint.spec.region,
+                request.predicted_tokens,
+                own_region=own_region,
+                released=None if release is None else _released(release, request.asked.priority),
             )
         )
         self.placement.pump(endpoint)
@@ -360,6 +369,7 @@ class Dispatcher:
         self._withdraw(request)
         request.evictions += left.evicted
         _keep(request, left.kept_tokens)
+        self.table.write(request)
         self._place_again(request, busy=left.failure == port.BUSY)
 
     def _end(self, request: Request, output_tokens: int | None = None) -> None:
@@ -368,6 +378,7 @@ class Dispatcher:
             ended(request, output_tokens)
         self._withdraw(request)
         del self._requests[request.asked.number]
+        self.table.close(request)
 
     def _withdraw(self, request: Request) -> None:
         """Take *request* out of its queue, off its instance or from the queue manager, and give its room to others."""
@@ -473,6 +484,12 @@ class Dispatcher:
     def outlook(self, endpoint: Endpoint) -> Outlook:
         """Return the outlook of *endpoint* from its look-ahead maps and the prompts that wait for it."""
         return self.accounts.outlook(endpoint, self.queue.prompt_tokens(endpoint))
+
+
+def _released(release: Release, priority: int) -> dict[str, object]:
+    """Return *release* as the gateway records it, with the *priority* that the request has now."""
+    use = None if math.isinf(release.use) else round(release.use, 4)
+    return {"why": release.why, "use": use, "held_s": round(release.held_s, 3), "priority": priority}
 
 
 def _keep(request: Request, kept_tokens: int) -> None:

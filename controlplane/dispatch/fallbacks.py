@@ -109,6 +109,7 @@ class Fallbacks(Stage):
         request.predicted_tokens, request.estimate = core.possible(request.asked), None
         request.failed_before, request.failed_at = request.attempts - request.evictions, []
         request.output_tokens, request.evicting_s = 0, None
+        core.table.write(request)
         self.queue.add(request, endpoint)
         self.placement.pump(endpoint)
         if request.slot >= 0:

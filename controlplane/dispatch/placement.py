@@ -134,7 +134,7 @@ class Placement:
     def _pull(self, endpoint: Endpoint) -> tuple[int, int, Pulled | None]:
         """Return the slot that an instance of *endpoint* pulls from its virtual queue, the instance, and the reason."""
         topology, queue = self.topology, self.queue
-        now_s = queue.moment_s
+        now_s = queue.clock()
         slot, instance = kernels.pull(topology.fleet, topology.arrays, queue.arrays, endpoint.index, now_s)
         if slot < 0:
             return -1, -1, None

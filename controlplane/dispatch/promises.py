@@ -6,7 +6,7 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from controlplane.dispatch import port
-from controlplane.dispatch.holding import Holding
+from controlplane.dispatch.holding import HeldRequests
 from controlplane.dispatch.live_fleet.topology import Request
 from controlplane.dispatch.placement import Placement
 from controlplane.dispatch.stages import Core, Stage
@@ -20,7 +20,9 @@ terms_of = attrgetter(*TERMS)
 
 
 class Promises(Stage):
-    def __init__(self, core: Core, queue: WaitingQueue, placement: Placement, waits: Waits, holding: Holding) -> None:
+    def __init__(
+        self, core: Core, queue: WaitingQueue, placement: Placement, waits: Waits, holding: HeldRequests
+    ) -> None:
         self.core, self.queue, self.placement, self.waits, self.holding = core, queue, placement, waits, holding
 
     def waiting(self, request: Request) -> bool:
@@ -65,6 +67,7 @@ class Promises(Stage):
             self.queue.take_out(request.slot)
             request.asked = replace(request.asked, **dict(zip(TERMS, terms_of(terms), strict=True)))
             request.estimate = None
+            self.core.table.write(request)
             if self.holding.holds(request.asked):
                 self.holding.hold(request)
                 return None, 0.0

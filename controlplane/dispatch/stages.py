@@ -7,6 +7,7 @@ from msgspec import Struct
 from numpy import int32
 from numpy.typing import NDArray
 
+from controlplane.dispatch.live_fleet.request_table import LiveRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.port import Asked, Deliver, Left, Refused
 
@@ -84,6 +85,7 @@ class Core(Protocol):
     topology: Topology
     deliver: Deliver
     clock: Callable[[], float]
+    table: LiveRequests
 
     def candidates(self, asked: Asked) -> NDArray[int32]: ...
     def possible(self, asked: Asked) -> int: ...

@@ -61,7 +61,7 @@ from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
 
 
 class WaitingQueue(Stage):
-    """All held requests. *clock* is the dispatcher's; the clock of the waiting set starts with it."""
+    """All waiting requests. *clock* is the dispatcher's, and that of the waiting set."""
 
     def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
         self.topology = topology
@@ -69,7 +69,7 @@ class WaitingQueue(Stage):
         # One place more than slots, for a prompt that no request has (`prewarming`).
         self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1025)
         topology.on_growth.append(self._grow)
-        self.clock, self.began_s = clock, clock()
+        self.clock = clock
         self._ordering: dict[int, int] = {}  # by endpoint: ordering of the keys in its heap
         self._held: dict[int, Request] = {}  # by slot of the waiting set
         self._tenants: dict[int, int] = {}  # tenants' numbers in the waiting set, by id
@@ -226,7 +226,7 @@ class WaitingQueue(Stage):
                     phases[replica.slot] = _phase(group, member.instance_id, member.state), load_s
         for slot in np.flatnonzero(arrays.phase).tolist():
             phases.setdefault(slot, (STAYS, 0.0))
-        now_s = self.moment_s
+        now_s = self.clock()
         for slot, (phase, load_s) in phases.items():
             note_phase(arrays, slot, phase, now_s + (load_s if phase == COMES else 0.0))
 
@@ -267,15 +267,6 @@ class WaitingQueue(Stage):
             int(group.count),
             float(self.arrays.key[slot]) - now_s,
         )
-
-    def since_start_s(self, clock_s: float) -> float:
-        """Return *clock_s* on the clock of the waiting set."""
-        return clock_s - self.began_s
-
-    @property
-    def moment_s(self) -> float:
-        """Return the current time on the clock of the waiting set."""
-        return self.clock() - self.began_s
 
     def count(self, endpoint: Endpoint) -> int:
         """Return the number of requests that wait for *endpoint*."""
@@ -333,7 +324,7 @@ class WaitingQueue(Stage):
         if len(self._held) >= self.arrays.key.size:
             self._grow(2 * self.arrays.key.size)
         asked = request.asked
-        arrival_s = self.since_start_s(asked.arrived_s)
+        arrival_s = asked.arrived_s
         # A prompt estimated larger than any instance must not block the queue for ever: vLLM knows better.
         room = endpoint.largest_kv_tokens
         prompt, output = asked.prompt_tokens, request.predicted_tokens

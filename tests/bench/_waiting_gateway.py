@@ -77,7 +77,7 @@ class WaitingGateway:
         return {
             "sweep_queues": gateway._sweep,
             "count_tokens": gateway._count,
-            "release_held_work": dispatcher.holding.look,
+            "release_held_work": dispatcher.holding.release_due,
             "publish_summary": lambda: orjson.dumps(gateway.publisher.summary.snapshot()),
             "publish_waiting": lambda: waiting_requests(dispatcher),
             "read_inventory": lambda: dispatcher.apply_inventory(self.inventory),

@@ -127,7 +127,7 @@ class World:
         self.now_s += seconds
         self.dispatcher.sweep()
         self.answer()
-        self.dispatcher.holding.look()
+        self.dispatcher.holding.release_due()
         self.answer()
 
     def left_behind(self) -> dict[str, object]:

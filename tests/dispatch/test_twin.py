@@ -23,6 +23,7 @@ from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.global_scheduler import GlobalScheduler
+from scheduling.queueing.held import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC
 from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS, hold_s
 from scheduling.queueing.release_rule import ReleaseRule
@@ -37,7 +38,7 @@ from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.strategies import Control
-from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC, make_requests
+from scheduling.simulation.workload.requests import make_requests
 from tests.examples import at_night_but
 from tests.oracles.lookahead import PREDICTIVE, noted_places
 from workers.vllm.kv_events import Removed, Stored
@@ -268,7 +269,7 @@ class Live:
                 held_s = (self.now_s // LOOK_S + 1) * LOOK_S
                 if held_s <= min(next_s, look_s, self.sweep_s):
                     self.now_s = held_s
-                    self.dispatcher.holding.look()
+                    self.dispatcher.holding.release_due()
                     self.give()
                     continue
             if look_s < NEVER and look_s <= min(next_s, self.sweep_s):
@@ -587,5 +588,5 @@ async def test_both_clocks_hold_non_interactive_work_and_release_it_alike(by, or
     assert len(live.dispatcher.decided) == REQUESTS
     assert result.counters["released"] == (np.count_nonzero(kinds) if by != "at_once" else 0)
     if by == "slack":
-        whys = {release.why for _, release in live.dispatcher.holding.released}
+        whys = {release.why for _, release in live.dispatcher.holding.control.released}
         assert whys >= {"trough", "slack"}, "or the rules were hardly tried"

@@ -39,7 +39,10 @@ from scheduling.fleet.arrays import (
     index_members,
 )
 from scheduling.fleet.carried import set_front_end
+from scheduling.fleet.front_end import FrontEnd
+from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy, array_value
+from scheduling.queueing.held_work import Release
 from scheduling.queueing.ordering import Standing
 from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.adapters import forget_adapters
@@ -72,6 +75,7 @@ class Request(Struct, eq=False):
     asked: Asked
     predicted_tokens: int  # possible output
     endpoint: Endpoint  # where it waits or runs
+    row: int = -1  # in the request table
     slot: int = -1  # in the waiting set, while waiting
     group: int = -1  # number of its last request group
     run: int = -1  # number of its application run, -1 for none
@@ -98,7 +102,7 @@ class Request(Struct, eq=False):
     ahead_tokens: int = 0  # output tokens that the maps count
     estimate: Estimate | None = None  # of its wait, when it came
     own_region: str = ""  # of its caller, until the gateway knows it
-    release: dict[str, object] | None = None  # by the queue manager, until the gateway knows it
+    release: Release | None = None  # by the queue manager, until the gateway knows it
     released_s: float | None = None  # when the queue manager released it; None: it held it never
     failed_at: list[Replica] = []  # instances that failed it
     unproved: list[tuple[Replica, str]] = []
@@ -137,6 +141,18 @@ class Endpoint:
     @property
     def region(self) -> str:
         return self.spec.region
+
+    @property
+    def policy(self) -> EndpointPolicy:
+        return self.spec.policy
+
+    @property
+    def profile(self) -> Profile:
+        return self.spec.profile
+
+    @property
+    def front_end(self) -> FrontEnd:
+        return self.spec.front_end
 
     @property
     def is_spot(self) -> bool:

@@ -338,7 +338,7 @@ def test_announced_work_sets_the_pace_in_a_fork_too(db):
     fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
     assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
-    assert "pace" in {one.why for _, one in both.live.dispatcher.holding.released}
+    assert "pace" in {one.why for _, one in both.live.dispatcher.holding.control.released}
 
 
 @pytest.mark.parametrize("reclaimed", [False, True])

@@ -192,7 +192,7 @@ class VirtualFleet:
             self.now_s = now_s
             if now_s == look_s:
                 self.looked_s = look_s
-                self.dispatcher.holding.look()
+                self.dispatcher.holding.release_due()
             elif now_s == arrival_s:
                 self._arrive(arrivals.popleft())
             elif now_s == event_s:
