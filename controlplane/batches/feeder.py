@@ -27,7 +27,6 @@ from django.db.models import Count
 from django.db.models.fields.files import FieldFile
 from django.utils import timezone
 from msgspec import Struct
-from msgspec.structs import replace as replace_fields
 
 from controlplane.background import spawn
 from controlplane.batches import services
@@ -37,7 +36,7 @@ from controlplane.batches.storage import store_errors
 from controlplane.gateway.admission.keys import Grant, SloTerms
 from controlplane.gateway.admission.validation import Kind, read_body
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.ledger.entry import RequestRecord
+from controlplane.gateway.ledger.entry import LOST, REQUEST_ID, Row
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
@@ -105,12 +104,12 @@ class LineRows:
     """Rows of the ledger of executions that ended, by request id, until it is known whether their answer is kept."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, RequestRecord] = {}
+        self._rows: dict[str, Row] = {}
 
-    def add(self, entry: RequestRecord) -> None:
-        self._rows[entry.request_id] = entry
+    def add(self, row: Row) -> None:
+        self._rows[row[REQUEST_ID]] = row
 
-    def pop(self, request_id: str) -> RequestRecord | None:
+    def pop(self, request_id: str) -> Row | None:
         return self._rows.pop(request_id, None)
 
 
@@ -221,10 +220,11 @@ class Feeder:
             for answer in lost:
                 self._lose(answer.row)
 
-    def _lose(self, row: RequestRecord | None) -> None:
+    def _lose(self, row: Row | None) -> None:
         """Have *row* written, of an execution whose answer is not kept."""
         if row is not None:
-            self.ledger.add(replace_fields(row, lost=True))
+            row[LOST] = True
+            self.ledger.add(row)
 
     async def _follow(self, batches: list[Batch]) -> list[Exception]:
         """Drop what has ended, expire what is late, and have the files written of what is whole; return the errors."""
@@ -259,7 +259,7 @@ class Feeder:
             await self._finish(batch, ends_as)
         elif batch.completed + batch.failed >= batch.total and not mine:
             await self._finish(batch, BatchStatus.COMPLETED)
-        elif self.completions.budgets.spent(batch.tenant_id, batch.api_key_id or 0, batch.model):
+        elif self.completions.admission.budgets.spent(batch.tenant_id, batch.api_key_id or 0, batch.model):
             await self._pause(batch)
         elif batch.pk not in self._sources:
             if batch.pk not in self._epochs:

@@ -17,7 +17,7 @@ from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Advanced, Asked, Evict, Finished, Left, Placed, Refused, Rerouted, Warm
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.gateway.upstream.client import upstream_priority
+from controlplane.gateway.upstream.bodies import upstream_priority
 from controlplane.tuning.selectors import without_rows
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile

@@ -5,21 +5,20 @@ import asyncio
 import pytest
 from channels.db import database_sync_to_async
 from django.db import OperationalError, connection
-from msgspec.structs import replace
 
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.explanation import trace_of
 from controlplane.gateway.ledger import writer as module
-from controlplane.gateway.ledger.entry import RequestRecord
+from controlplane.gateway.ledger.entry import ARRIVED_AT, Row
 from controlplane.gateway.ledger.journal import PATTERN
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.gateway.selectors import prefix_hits
-from tests.gateway.rows import make_rows
+from tests.gateway.rows import ledger_row, make_rows
 
 
 @pytest.fixture
-def entries(transactional_db) -> list[RequestRecord]:
+def entries(transactional_db) -> list[Row]:
     make_rows([], regions=[], max_num_seqs=1, queue_bound=1)
     tenant = module.LedgerRow._meta.get_field("tenant").related_model.objects.get()
     blank = {
@@ -43,7 +42,7 @@ def entries(transactional_db) -> list[RequestRecord]:
         "model": "m",
     }
     return [
-        RequestRecord(**(blank | {"request_id": f"r{index}", "arrived_at": 1_700_000_000.0 + index * 40}))
+        ledger_row(**(blank | {"request_id": f"r{index}", "arrived_at": 1_700_000_000.0 + index * 40}))
         for index in range(4)
     ]
 
@@ -133,7 +132,7 @@ async def test_a_kill_between_the_commit_and_the_journal_doubles_nothing(entries
     await database_sync_to_async(module.write)(entries[:3])
     following = Ledger(10, tmp_path)
     await following.start()
-    again = replace(entries[0], arrived_at=entries[0].arrived_at + 300)  # another request of the same id
+    again = ledger_row(entries[0], arrived_at=entries[0][ARRIVED_AT] + 300)  # another request of the same id
     following.add(again)
     await following.stop()
     written = await database_sync_to_async(rows)()

@@ -43,6 +43,12 @@ class HttpRequest(Struct, eq=False):
         direct = direct_of(scope)
         return cls(scope["method"], scope["path"], headers, receive, request_id, direct, scope.get("query_string", b""))
 
+    @property
+    def authorization(self) -> bytes | None:
+        """The key as a bearer token; Anthropic's SDKs send it as `x-api-key`."""
+        key = self.headers.get(b"x-api-key")
+        return self.headers.get(b"authorization") or (b"Bearer " + key if key else None)
+
     def asks(self, name: bytes) -> bool:
         """Return whether the query has *name*, and not as false."""
         return any(value.lower() not in (b"false", b"0", b"") for key, value in parse_qsl(self.query) if key == name)

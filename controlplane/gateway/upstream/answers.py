@@ -28,7 +28,11 @@ class InstanceLost(Exception):
     """The instance failed before it sent a byte of the answer: the request may go to another.
 
     *failure*: `controlplane.dispatch.port.Left.failure`. *came*: what came instead of an answer, in words for the tenant.
+    *busy*: the tenant's answer if no other can take it.
     """
+
+    wait_s = 1.0
+    busy: ApiError | None = None
 
     def __init__(self, reason: str, failure: str = "", came: str = "") -> None:
         super().__init__(reason)
@@ -36,12 +40,12 @@ class InstanceLost(Exception):
 
 
 class InstanceBusy(InstanceLost):
-    """The instance reported that it takes no more for a while. *error* is the tenant's answer if no other can take it."""
+    """The instance reported that it takes no more for a while."""
 
     def __init__(self, reason: str, status: int, wait_s: float) -> None:
         super().__init__(reason, BUSY)
         self.wait_s = wait_s
-        self.error = ApiError(
+        self.busy = ApiError(
             status,
             "Every instance that could take the request is busy.",
             type="rate_limit_error" if status == 429 else "server_error",
