@@ -27,7 +27,7 @@ from controlplane.events.services import record
 from controlplane.fleet.models import Model, SloClass, SloKind
 from controlplane.fleet.selectors import adapters_of
 from controlplane.gateway.errors import ApiError, invalid
-from controlplane.gateway.ledger.entry import Row
+from controlplane.gateway.ledger.entry import OUTPUT_TOKENS, PROMPT_TOKENS, Row
 from controlplane.gateway.ledger.writer import is_away
 from scheduling.model_task import Task
 
@@ -408,8 +408,9 @@ def _count(batch: Batch, answers: Sequence[Answer]) -> None:
     succeeded = sum(answer.succeeded for answer in answers)
     batch.completed += succeeded
     batch.failed += len(answers) - succeeded
-    batch.input_tokens += sum(answer.row.prompt_tokens for answer in answers if answer.row is not None)
-    batch.output_tokens += sum(answer.row.output_tokens for answer in answers if answer.row is not None)
+    rows = [answer.row for answer in answers if answer.row is not None]
+    batch.input_tokens += sum(row[PROMPT_TOKENS] for row in rows)
+    batch.output_tokens += sum(row[OUTPUT_TOKENS] for row in rows)
     batch.samples = with_sample(batch.samples, time.time(), batch.ended_lines) or batch.samples
     batch.save(update_fields=["completed", "failed", "input_tokens", "output_tokens", "samples"])
 

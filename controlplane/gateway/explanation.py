@@ -4,14 +4,15 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from controlplane.dispatch.port import KV_EVENTS
+from controlplane.dispatch.port import KV_EVENTS, Asked
 from controlplane.gateway.models import LedgerRow
 from scheduling.applications.recording import NO_UNIT
 from scheduling.routing import candidates as columns
 
 Step = Mapping[str, Any]
+Parts = dict[str, float]
 LOOK_AHEAD = ("preserve", "least_delay")
 WORDS = {
     "least_request": ("Fewest requests", "{:,.0f}"),
@@ -22,21 +23,12 @@ WORDS = {
 }
 
 
-class Named(Protocol):
-    """A request: `Asked`, or its row."""
-
-    application: Any
-    run: Any
-    unit: Any
-    adapter: Any
-
-
 def trace_of(row: LedgerRow) -> list[Step]:
     """Return the decision trace of *row* with its placements in words."""
     return [explained(step, row) for step in row.trace]
 
 
-def explained(step: Step, asked: Named) -> Step:
+def explained(step: Step, asked: Asked | LedgerRow) -> Step:
     """Return *step* of a decision trace: of a placement, with names and words for its numbers."""
     seen = step.get("seen")
     if not isinstance(seen, dict):
@@ -81,7 +73,7 @@ def _candidate(name: str, row: list[float], policy: str) -> dict[str, Any]:
     }
 
 
-def _parts(row: list[float], policy: str) -> tuple[float | None, dict[str, float]]:
+def _parts(row: list[float], policy: str) -> tuple[float | None, Parts]:
     """Return the score of a candidate by *policy*, and its parts."""
     capacity = row[columns.KV_CAPACITY]
     match policy:
@@ -92,7 +84,7 @@ def _parts(row: list[float], policy: str) -> tuple[float | None, dict[str, float
             return use, {"kv_use": round(use, 4)}
         case "join_shortest_queue":
             queued = int(row[columns.QUEUED])
-            parts = {"prefill_tokens": queued, "decode_tokens": int(row[columns.REMAINING]) - queued}
+            parts: Parts = {"prefill_tokens": queued, "decode_tokens": int(row[columns.REMAINING]) - queued}
             return row[columns.REMAINING], parts
         case "round_robin":
             return None, {}

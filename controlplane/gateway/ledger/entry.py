@@ -32,7 +32,9 @@ COLUMNS: Final = (
 
 Row = list[Any]
 """A row of the ledger: a value for each of `COLUMNS`."""
-REQUEST_ID, ARRIVED_AT, LOST = map(COLUMNS.index, ("request_id", "arrived_at", "lost"))
+REQUEST_ID, ARRIVED_AT, PROMPT_TOKENS, OUTPUT_TOKENS, LOST = map(
+    COLUMNS.index, ("request_id", "arrived_at", "prompt_tokens", "output_tokens", "lost")
+)
 
 
 def reader(*columns: str) -> Callable[[Progress], tuple[Any, ...]]:
@@ -58,25 +60,25 @@ def completed(row: Row) -> Row:
     """Return *row*, of a journal, with the columns that came after it. Raises TypeError for what is no row."""
     if not isinstance(row, list) or len(row) > len(COLUMNS):
         raise TypeError("no row of the ledger")
-    return row + [LedgerRow._meta.get_field(name).get_default() for name in COLUMNS[len(row) :]]
+    return row + [field.get_default() for field in _FIELDS[len(row) :]]
 
 
 _VALUES_OF: Final = reader(*COLUMNS)
+_FIELDS: Final[list[Any]] = [LedgerRow._meta.get_field(name) for name in COLUMNS]
 _LARGEST: Final[dict[type, int]] = {
     models.PositiveSmallIntegerField: 2**15 - 1,
     models.PositiveIntegerField: 2**31 - 1,
 }
 
 
-def _limit_of(name: str) -> int:
-    """Return the most characters, or the largest number, of column *name*."""
-    field = LedgerRow._meta.get_field(name)
+def _limit_of(field: Any) -> int:
+    """Return the most characters, or the largest number, of the column of *field*."""
     if isinstance(field, models.CharField):
         return field.max_length or sys.maxsize
     return _LARGEST.get(type(field), sys.maxsize)
 
 
-_LIMITS: Final = tuple(map(_limit_of, COLUMNS))
+_LIMITS: Final = tuple(map(_limit_of, _FIELDS))
 
 
 def _clean(value: Any, limit: int) -> Any:
