@@ -26,7 +26,7 @@ from django.conf import settings
 from django.db.models import Count
 from django.db.models.fields.files import FieldFile
 from django.utils import timezone
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from controlplane.background import spawn
 from controlplane.batches import services
@@ -396,9 +396,9 @@ class Feeder:
 
     async def _execute(self, line: OpenLine) -> Tried:
         now = time.time()
-        terms = replace(line.grant.default_terms, deadline_s=max(1, int(line.due_at - now)))
-        grant = replace(line.grant, default_terms=terms, terms={terms.name: terms})
-        headers = {b"x-slo-class": terms.name.encode()}
+        terms = line.grant.default_terms.within(max(1, int(line.due_at - now)))
+        grant = replace(line.grant, default_terms=terms, terms={terms.slo_class: terms})
+        headers = {b"x-slo-class": terms.slo_class.encode()}
         answer = Collected()
         request = HttpRequest(
             "POST", f"/v1/{line.kind}", headers, receive=_no_message, request_id=services.request_id(line.row)
@@ -482,7 +482,7 @@ def grant_of(batch: Batch) -> Grant:
     tenant = batch.tenant
     assert batch.api_key is not None, "batches without a usable key are cancelled"
     window_s = int((batch.expires_at - batch.created_at) / timedelta(seconds=1))
-    terms = replace(SloTerms.of(services.class_of(tenant)), deadline_s=window_s, if_unreachable=ADMIT)
+    terms = structs.replace(SloTerms.of(services.class_of(tenant)).within(window_s), if_unreachable=ADMIT)
     return Grant(
         key_id=batch.api_key.pk,
         tenant_id=tenant.pk,
@@ -492,5 +492,5 @@ def grant_of(batch: Batch) -> Grant:
         rates=False,
         models=frozenset(batch.api_key.allowed_models),
         default_terms=terms,
-        terms={terms.name: terms},
+        terms={terms.slo_class: terms},
     )

@@ -272,13 +272,13 @@ class Progress(Struct, eq=False, kw_only=True):
     def degrade(self, decided: port.Admission) -> None:
         """Note that its promise could not be kept when it came: it waits anyway, or in another class."""
         step: dict[str, Any] = {
-            "at_door": "late" if decided.slo_class == self.terms.name else "degraded",
+            "at_door": "late" if decided.slo_class == self.terms.slo_class else "degraded",
             "slo_class": decided.slo_class,
             "wait_p99_s": round(decided.wait_p99_s, 3),
             "late_s": round(decided.late_s, 3),
         }
-        if decided.slo_class != self.terms.name:
-            self.asked_class = step["asked_class"] = self.terms.name
+        if decided.slo_class != self.terms.slo_class:
+            self.asked_class = step["asked_class"] = self.terms.slo_class
             self.terms = self.grant.terms[decided.slo_class]
             self.asked = structs.replace(self.asked, slo_class=decided.slo_class)
         self.steps.insert(0, step)

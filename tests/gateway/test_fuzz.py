@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from controlplane.dispatch.port import Left
+from controlplane.gateway.ledger.entry import REQUEST_ID
 from controlplane.gateway.models import LedgerRow
 from tests.examples import costly
 from tests.gateway.conftest import until
@@ -230,7 +231,7 @@ async def fuzzed(served, monkeypatch):
     rows, add = Counter(), gateway.ledger.add
 
     def noted(entry) -> None:
-        rows[entry.request_id] += 1
+        rows[entry[REQUEST_ID]] += 1
         add(entry)
 
     monkeypatch.setattr(gateway.ledger, "add", noted)
