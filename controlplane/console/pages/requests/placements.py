@@ -62,18 +62,6 @@ def seconds(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    instance: str
-    chosen: bool
-    room: str  # yes, no, or why it took nothing
-    running: int | None
-    remaining_tokens: int | None
-    kv_tokens: int | None
-    score: str
-    parts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Predicted:
     """The length that was predicted, against the one that came, in tokens."""
 
@@ -108,7 +96,7 @@ class Step:
 
     entry: Mapping[str, Any]
     why: str = ""
-    candidates: tuple[Candidate, ...] = ()
+    candidates: Sequence[Mapping[str, Any]] = ()
     columns: tuple[str, ...] = ()
     held: str = ""  # how long the queue manager held it
 
@@ -121,25 +109,20 @@ def step(entry: Mapping[str, Any]) -> Step:
     if released := entry.get("released"):
         why = f"{held_work.reason(released['why'], released['use'])}, with priority {released['priority']}"
         return Step(entry, why, held=duration(released["held_s"]))
-    seen = [dict(candidate) for candidate in entry.get("seen") or ()]
-    policy = entry.get("policy", "")
-    why = POLICY_WHY.get(policy, "")
+    seen, policy = entry.get("seen") or (), entry.get("policy", "")
     names = list(dict.fromkeys(name for candidate in seen for name in candidate.get("parts") or {}))
-    candidates = tuple(
-        Candidate(
-            instance=candidate["instance"],
-            chosen=candidate["instance"] == entry.get("instance"),
-            room=_room(candidate),
-            running=candidate.get("running"),
-            remaining_tokens=candidate.get("remaining_tokens"),
-            kv_tokens=candidate.get("kv_tokens"),
-            score=_score(policy, candidate.get("score"), names),
-            parts=tuple(_part(name, candidate.get("parts") or {}) for name in names),
-        )
+    candidates = [
+        dict(candidate)
+        | {
+            "chosen": candidate["instance"] == entry.get("instance"),
+            "room": _room(candidate),
+            "score": _score(policy, candidate.get("score"), names),
+            "parts": [_part(name, candidate.get("parts") or {}) for name in names],
+        }
         for candidate in seen
-    )
+    ]
     columns = tuple(PART_TITLES.get(name, name.replace("_", " ").capitalize()) for name in names)
-    return Step(entry, why, candidates, columns)
+    return Step(entry, POLICY_WHY.get(policy, ""), candidates, columns)
 
 
 def _room(candidate: Mapping[str, Any]) -> str:
