@@ -3,9 +3,10 @@
 from msgspec.structs import replace
 
 from controlplane.dispatch import port
+from controlplane.dispatch.core import Core
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request
 from controlplane.dispatch.placement import Placement
-from controlplane.dispatch.stages import MAX_ATTEMPTS, Arrival, Core, Retry, Stage
+from controlplane.dispatch.stages import MAX_ATTEMPTS, Arrival, Retry, Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import Waits
 from scheduling.routing.models import ModelRule, fallback_rule
@@ -21,9 +22,12 @@ class Fallbacks(Stage):
     def __init__(self, core: Core, queue: WaitingQueue, placement: Placement, waits: Waits) -> None:
         self.core, self.queue, self.placement, self.waits = core, queue, placement, waits
 
+    def is_wanted(self) -> bool:
+        return any(model.fallback for model in self.core.topology.models.values())
+
     def admit(self, arrival: Arrival) -> None:
         asked, endpoint = arrival.asked, arrival.endpoint
-        if not asked.fallback or arrival.on_spot or arrival.held:
+        if not asked.fallback or arrival.on_spot or arrival.hold:
             return
         full = endpoint is not None and endpoint.spec.policy.is_full(self.queue.count(endpoint))
         if (fallback := self._choose(asked, full=full)) is not None:

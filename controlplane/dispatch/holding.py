@@ -13,6 +13,7 @@ from controlplane.dispatch.live_fleet.topology import Request
 from controlplane.dispatch.stages import Arrival, Stage
 from scheduling.control.holding import Holding
 from scheduling.planning.capacity import must_run
+from scheduling.queueing.release_rule import AT_ONCE
 
 SIGNAL_EVERY_S: Final = 1.0
 
@@ -39,6 +40,9 @@ class HeldRequests(Stage):
         self.acted_s = fleet.now_s
         """Last call of `release_due`."""
         self._signals_s = -math.inf
+
+    def is_wanted(self) -> bool:
+        return any(endpoint.policy.niw.by != AT_ONCE for endpoint in self.fleet.endpoints)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -68,7 +72,7 @@ class HeldRequests(Stage):
 
     def admit(self, arrival: Arrival) -> None:
         if not arrival.on_spot and arrival.own is not None and self.holds(arrival.asked):
-            arrival.endpoint, arrival.held = arrival.own, True
+            arrival.endpoint, arrival.hold = arrival.own, self.hold
 
     def queued(self, request: Request) -> None:
         """Forget *request*, which is released."""

@@ -6,10 +6,11 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from controlplane.dispatch import port
+from controlplane.dispatch.core import Core
 from controlplane.dispatch.holding import HeldRequests
 from controlplane.dispatch.live_fleet.topology import Request
 from controlplane.dispatch.placement import Placement
-from controlplane.dispatch.stages import Core, Stage
+from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.waits import Waits
 from scheduling.queueing.promises import ClassTerms, Verdict, decide

@@ -1,15 +1,14 @@
 """Stages: the features of the dispatcher. Each is a class and a place in its list; without it the rest works."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from msgspec import Struct
 from numpy import int32
 from numpy.typing import NDArray
 
-from controlplane.dispatch.live_fleet.request_table import LiveRequests
-from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import Asked, Deliver, Left, Refused
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
+from controlplane.dispatch.port import Asked, Left, Refused
 
 MAX_ATTEMPTS: Final = 3
 """Instances that may fail a request before it is refused."""
@@ -25,8 +24,8 @@ class Arrival(Struct, gc=False):
     """Where it will be queued; None: nothing serves its model."""
     on_spot: bool = False
     """That is donated instances with room for it."""
-    held: bool = False
-    """By the queue manager."""
+    hold: Callable[[Request], None] | None = None
+    """Holds it in place of queueing it."""
 
 
 class Retry(Struct, gc=False):
@@ -42,6 +41,10 @@ class Retry(Struct, gc=False):
 
 class Stage:
     """Hooks, each called in one place of the dispatcher, in the order of its stages. By default they do nothing."""
+
+    def is_wanted(self) -> bool:
+        """Whether the inventory needs the feature. Once enabled it stays so: requests may carry what it counts."""
+        return True
 
     def admit(self, arrival: Arrival) -> Refused | None:
         """Change *arrival*, or return why it is refused."""
@@ -79,24 +82,4 @@ class Stage:
         """Do what is due. Called every `SWEEP_S`."""
 
 
-class Core(Protocol):
-    """The dispatcher, as stages act on it."""
-
-    topology: Topology
-    deliver: Deliver
-    clock: Callable[[], float]
-    table: LiveRequests
-
-    def candidates(self, asked: Asked) -> NDArray[int32]: ...
-    def possible(self, asked: Asked) -> int: ...
-    def estimated_wait_s(self, endpoint: Endpoint) -> float | None: ...
-    def is_open(self, request: Request) -> bool: ...
-    def drop(self, request: Request, refused: Refused) -> None: ...
-    def refuse(self, request: Request, status: int, code: str, message: str, retry_after_s: float) -> None: ...
-    def evict(self, number: int) -> int | None: ...
-    def guarded(self, act: Callable[[Request], object]) -> Callable[[Request], None]: ...
-
-
-def hooks(stages: Iterable[Stage], name: str) -> tuple[Callable[..., Any], ...]:
-    """Return the hooks *name* of the stages that have one."""
-    return tuple(getattr(stage, name) for stage in stages if getattr(type(stage), name) is not getattr(Stage, name))
+HOOKS: Final = tuple(name for name in vars(Stage) if not name.startswith("_") and name != "is_wanted")

@@ -1,4 +1,4 @@
-"""Why an instance was chosen, in words: made of the numbers of a decision (`port.Reasons`) for whoever reads its trace.
+"""Why an instance was chosen, in words: made of the numbers of a decision (`port.Reasons`) when its trace is read.
 
 `docs/papers/routing.md` says what a placement holds then. Ledgers may have older ones, with words: those stay as they are.
 """

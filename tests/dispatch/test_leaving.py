@@ -28,7 +28,7 @@ class World:
         self.now_s, self.answers, self.open, self.placed, self.held = 1000.0, [], set(), {}, set()
         self.count, self.fillers, self.refused, self.refusals = 0, [], {}, {}
         self.inventory = Inventory(
-            models={name: ModelSpec(name, 4096, 0) for name in ("m", "f", "g")},
+            models={name: ModelSpec(name, 4096, 0, fallback="f" if name == "m" else "") for name in ("m", "f", "g")},
             endpoints=tuple(
                 EndpointSpec(
                     model, region, EndpointPolicy(ordering=ordering, requests_ahead_limit=0), max_num_seqs=1,
@@ -135,7 +135,7 @@ class World:
         it, fleet, queue = self.dispatcher, self.topology.fleet, self.dispatcher.queue
         maps = it.accounts.maps
         counted = {
-            "requests": len(it._requests),
+            "requests": len(it.requests),
             "places": int(fleet.running.sum()),
             "kv tokens": int(fleet.kv_tokens.sum()),
             "remaining tokens": int(fleet.remaining_tokens.sum()),
@@ -227,7 +227,7 @@ def in_a_fallback(world):
     world.apply(replace(world.inventory, instances=world.inventory.instances[2:3]))
     world.fillers.append(world.submit(model="f"))
     number = world.submit(fallback="f")
-    assert world.dispatcher._requests[number].asked.model == "f"
+    assert world.dispatcher.requests[number].asked.model == "f"
     return number
 
 
@@ -291,7 +291,7 @@ def instances_lost(world, number):
 
 
 def engine_died(world, number):
-    replica = world.dispatcher._requests[number].replica
+    replica = world.dispatcher.requests[number].replica
     if replica is not None:
         world.dispatcher.suspects.died(replica)
         world.dispatcher.lose(replica)
@@ -359,7 +359,7 @@ def test_nothing_of_a_request_is_left_behind(state, ordering, subtests):
             number = state(world)
             assert number in world.open
             exit_by(world, number)
-            assert set(world.dispatcher._requests) == world.open, "both sides know the same requests"
+            assert set(world.dispatcher.requests) == world.open, "both sides know the same requests"
             for other in sorted(world.open):
                 world.send(port.Left(other))
             for _ in range(3):
@@ -370,15 +370,14 @@ def test_nothing_of_a_request_is_left_behind(state, ordering, subtests):
 # Stages
 
 
-@pytest.mark.parametrize("at", range(16))
+@pytest.mark.parametrize("at", range(len(World().dispatcher.features)))
 def test_without_a_stage_the_others_serve(at):
     world = World()
     dispatcher = world.dispatcher
-    stage = dispatcher.stages[at]
-    if stage is dispatcher.accounts:
+    without = dispatcher.features[at]
+    if without is dispatcher.accounts:
         return  # the core's own: it counts what runs where
-    dispatcher.stages = tuple(each for each in dispatcher.stages if each is not stage)
-    dispatcher.connect()
+    dispatcher.run_stages([each for each in dispatcher.features if each is not without])
     numbers = [world.submit() for _ in range(3)]
     dispatcher.sweep()
     assert numbers[2] not in world.placed, "it waits for room"
@@ -439,7 +438,7 @@ def test_an_error_of_one_waiting_request_ends_it_alone(monkeypatch):
 def test_a_request_that_only_the_gateway_knows_is_refused_when_it_is_to_be_placed_again():
     world = World()
     number = placed(world)
-    world.dispatcher._end(world.dispatcher._requests[number])
+    world.dispatcher.end(world.dispatcher.requests[number])
     world.send(port.Left(number, again=True))
     assert world.refused == {number: "model_unavailable"}
     for unknown in (

@@ -65,7 +65,10 @@ class RecordingDispatcher(Dispatcher):
 def inventory_of(fleet: simulated.Cluster) -> Inventory:
     """Return *fleet* as inventory rows, with every instance ready."""
     return Inventory(
-        models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
+        models={
+            model: ModelSpec(model, 4096, 0, fallback=fleet.fallbacks[model].model if model in fleet.fallbacks else "")
+            for model in fleet.models
+        },
         endpoints=tuple(
             EndpointSpec(
                 model, region, fleet.policy((model, region)), profile=fleet.reference_profile((model, region)),

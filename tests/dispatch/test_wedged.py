@@ -50,7 +50,7 @@ async def test_an_iteration_may_take_as_long_as_its_profile_says_and_not_much_lo
     number = world.submit(prompt_tokens=prompt_tokens, fingerprint=SUSPECT)
     if tokens:
         world.send(Advanced(((number, tokens),)))
-    replica = world.dispatcher._requests[number].replica
+    replica = world.dispatcher.requests[number].replica
     heartbeats = Heartbeats(world.dispatcher, None, session=None, refresh=None, job=None)
     began_s = world.now_s
 
