@@ -33,6 +33,7 @@ from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchLine, BatchStatus
 from controlplane.batches.services import Answer
 from controlplane.batches.storage import store_errors
+from controlplane.dispatch.port import Backlog
 from controlplane.gateway.admission.keys import Grant, SloTerms
 from controlplane.gateway.admission.validation import Kind, read_body
 from controlplane.gateway.errors import ApiError
@@ -341,7 +342,7 @@ class Feeder:
                     due_s = requests.clock() + (batch.expires_at - now).total_seconds()
                     due[source.model].append((due_s, source.unread))
         for model in self._announced | due.keys():
-            requests.expect(model, due.get(model, ()))
+            requests.send(Backlog(model, tuple(due.get(model, ()))))
         self._announced = set(due)
 
     def _take(self, row: BatchLine, raw: bytes, source: Source) -> None:

@@ -42,6 +42,11 @@ class Record(Struct, frozen=True, gc=False):
     Without `gc` the collector does not walk it: no record is part of a reference cycle.
     """
 
+    def __repr__(self) -> str:
+        """Return the fields without the secret of an instance."""
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
 
 # From the gateway
 
@@ -273,12 +278,6 @@ class Placed(Record, frozen=True):
     adapter_source: str = ""  # folder or repository
     unload: tuple[str, ...] = ()  # adapters to unload there
 
-    def __repr__(self) -> str:
-        """Return the fields without the secret."""
-        return (
-            f"Placed(number={self.number}, attempt={self.attempt}, instance={self.instance!r}, region={self.region!r})"
-        )
-
 
 class Warm(Record, frozen=True):
     """Asks to load an adapter at an instance before a request uses it. Its fields are those of `Placed`."""
@@ -292,10 +291,6 @@ class Warm(Record, frozen=True):
     unload: tuple[str, ...] = ()
     again: bool = False  # it is loaded, and is to come onto the GPU
 
-    def __repr__(self) -> str:
-        """Return the fields without the secret."""
-        return f"Warm(instance={self.instance!r}, adapter={self.adapter!r})"
-
 
 class WarmPrefix(Record, frozen=True):
     """Asks to compute a system prompt at an instance before a request uses it: `PrefixWarmed` is the answer."""
@@ -305,10 +300,6 @@ class WarmPrefix(Record, frozen=True):
     url: str
     api_key: str
     prefix: int  # hash of its last whole block
-
-    def __repr__(self) -> str:
-        """Return the fields without the secret."""
-        return f"WarmPrefix(instance={self.instance!r}, prefix={self.prefix})"
 
 
 class PrefixWanted(Record, frozen=True):
@@ -356,10 +347,6 @@ class Tokenizer(Record, frozen=True):
     url: str
     api_key: str
     prefill_s_per_token: float = 0.0  # time that a cached token saves; 0: not known
-
-    def __repr__(self) -> str:
-        """Return the fields without the secret."""
-        return f"Tokenizer(model={self.model!r}, block_size={self.block_size}, url={self.url!r})"
 
 
 class ServedModel(Record, frozen=True):

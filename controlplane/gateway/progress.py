@@ -43,17 +43,13 @@ class RequestState(IntEnum):
 
 
 _S = RequestState
-_ENDS = frozenset({_S.DONE, _S.FAILED, _S.CANCELLED})
-MOVES: tuple[frozenset[RequestState], ...] = (
-    frozenset({_S.WAITING, _S.REJECTED, _S.CANCELLED, _S.FAILED}),
-    frozenset({_S.PLACED, _S.REJECTED, _S.CANCELLED, _S.FAILED}),
-    frozenset({_S.STREAMING, _S.WAITING, *_ENDS}),  # WAITING again: the instance died before it sent a byte
-    frozenset({_S.WAITING, *_ENDS}),  # WAITING again: its output so far is kept
-    frozenset(),
-    frozenset(),
-    frozenset(),
-    frozenset(),
-)
+MOVES = {
+    _S.ACCEPTED: {_S.WAITING, _S.FAILED, _S.CANCELLED, _S.REJECTED},
+    _S.WAITING: {_S.PLACED, _S.FAILED, _S.CANCELLED, _S.REJECTED},
+    _S.PLACED: {_S.STREAMING, _S.WAITING, _S.DONE, _S.FAILED, _S.CANCELLED},
+    _S.STREAMING: {_S.WAITING, _S.DONE, _S.FAILED, _S.CANCELLED},
+}
+"""From each state; WAITING again where its instance died or gave it up."""
 OUTCOMES = {
     _S.DONE: Outcome.DONE.value,
     _S.FAILED: Outcome.FAILED.value,
@@ -218,7 +214,7 @@ class Progress(Struct, eq=False, kw_only=True):
 
     def move(self, to: RequestState) -> None:
         """Move to state *to*. Raises IllegalMove, naming both states."""
-        if to not in MOVES[self.state]:
+        if to not in MOVES.get(self.state, ()):
             raise IllegalMove(self.state, to)
         self.state = to
 

@@ -5,7 +5,7 @@ and reported together, ten times a second.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from itertools import count
 
 from controlplane.dispatch import port
@@ -24,7 +24,7 @@ class OpenRequests:
         self.streaming: set[Progress] = set()
         self._open: dict[int, Progress] = {}
         self._numbers = count()
-        self._send = send
+        self.send = send
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -35,7 +35,7 @@ class OpenRequests:
         """Have *progress* queued and placed; `Progress.placement` resolves to the placement, or to its ApiError."""
         self._open[progress.asked.number] = progress
         progress.placement = asyncio.get_running_loop().create_future()
-        self._send(progress.asked)
+        self.send(progress.asked)
 
     def place_again(self, progress: Progress, lost: InstanceLost | None = None) -> None:
         """Return *progress* to the dispatcher: it *lost* its instance, or was evicted, and can start over or be resumed."""
@@ -50,17 +50,9 @@ class OpenRequests:
         progress.placement = asyncio.get_running_loop().create_future()
         number, kept_tokens = progress.asked.number, progress.output_tokens
         if lost is None:
-            self._send(port.Left(number, again=True, evicted=True, kept_tokens=kept_tokens))
+            self.send(port.Left(number, again=True, evicted=True, kept_tokens=kept_tokens))
         else:
-            self._send(port.Left(number, True, lost.failure, str(lost), lost.wait_s, kept_tokens=kept_tokens))
-
-    def expect(self, model: str, due: Iterable[tuple[float, int]]) -> None:
-        """Announce work of *model* that will be submitted once there is room: (deadline on the clock, requests)."""
-        self._send(port.Backlog(model, tuple(due)))
-
-    def prefix_warmed(self, warmed: port.PrefixWarmed) -> None:
-        """Record the end of a request that computed a system prompt early."""
-        self._send(warmed)
+            self.send(port.Left(number, True, lost.failure, str(lost), lost.wait_s, kept_tokens=kept_tokens))
 
     def at_instances(self) -> frozenset[str]:
         """Return the ids of the requests that an instance was given."""
@@ -85,7 +77,7 @@ class OpenRequests:
 
     def headers_received(self, progress: Progress) -> None:
         """Record that the instance of *progress* begins to answer."""
-        self._send(port.Advanced(headers=((progress.asked.number, self.clock() - progress.placed_s),)))
+        self.send(port.Advanced(headers=((progress.asked.number, self.clock() - progress.placed_s),)))
 
     def began(self, progress: Progress) -> None:
         """Record the first token of its instance: the prompt is prefilled."""
@@ -109,7 +101,7 @@ class OpenRequests:
                 progress.reported_tokens = progress.output_tokens
                 moved.append((progress.asked.number, progress.output_tokens))
         if moved:
-            self._send(port.Advanced(tuple(moved)))
+            self.send(port.Advanced(tuple(moved)))
 
     def last_heard(self) -> dict[int, float]:
         """Report everything received; return when each stream was last heard from, by number, on the clock."""
@@ -136,14 +128,14 @@ class OpenRequests:
         progress.cached_tokens = usage.cached_tokens
         if self._close(progress):
             tokens = progress.output_tokens if progress.call.kind.generates else progress.asked.sequences
-            self._send(port.Finished(progress.asked.number, tokens))
+            self.send(port.Finished(progress.asked.number, tokens))
         progress.move(RequestState.DONE)
 
     def leave(self, progress: Progress, failure: str = "", reason: str = "") -> None:
         """End *progress* before it is answered. Does nothing to one that was closed, or never submitted."""
         if self._close(progress):
             failed = progress.adapter_failed
-            self._send(port.Left(progress.asked.number, failure=failure, reason=reason, adapter_failed=failed))
+            self.send(port.Left(progress.asked.number, failure=failure, reason=reason, adapter_failed=failed))
 
     def _close(self, progress: Progress) -> bool:
         self.streaming.discard(progress)
@@ -159,7 +151,7 @@ class OpenRequests:
         progress = self._open.get(record.number)
         if progress is None:
             if isinstance(record, port.Placed):  # once the dispatcher is done with what it decides
-                asyncio.get_running_loop().call_soon(self._send, port.Left(record.number))
+                asyncio.get_running_loop().call_soon(self.send, port.Left(record.number))
             return
         placement = progress.placement
         match record:
@@ -196,7 +188,7 @@ class OpenRequests:
                 progress.degrade(record)
             case port.PrefixWanted():
                 hashes, block_tokens, _ = leading_hashes(progress.call, progress.asked.prompt_tokens, progress.session)
-                self._send(port.Prefix(record.number, tuple(hashes), block_tokens))
+                self.send(port.Prefix(record.number, tuple(hashes), block_tokens))
             case port.Refused():
                 progress.region = record.region or progress.region
                 progress.caller_region = record.own_region or progress.caller_region

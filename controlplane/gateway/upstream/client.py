@@ -67,7 +67,7 @@ class Upstream:
         self.silence_s = silence_s
         self.connections = Connections(connect_s)
         self.adapters = Adapters(lambda: self.session)
-        self.prefixes = Prefixes(lambda: self.session, requests.prefix_warmed)
+        self.prefixes = Prefixes(lambda: self.session, requests.send)
         self.tokens = TokenBlocks(lambda: self.session, time.monotonic)
         self._servers: dict[tuple[str, float, str], Server] = {}  # by instance, start and address
         self._session: aiohttp.ClientSession | None = None

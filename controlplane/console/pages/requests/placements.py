@@ -11,14 +11,6 @@ from controlplane.console.formats import NONE, count, duration, fixed, milliseco
 from controlplane.console.live import held_work
 from controlplane.gateway.models import LedgerRow, Outcome
 
-POLICY_WHY = {
-    "round_robin": "the next in rotation that has room",
-    "least_request": "the fewest running requests among those with room",
-    "minimum_use": "the lowest use of KV cache among those with room",
-    "join_shortest_queue": "the fewest tokens still to process among those with room",
-    "preserve": "the least load, now and in the KV cache soon to come, among those with room",
-    "least_delay": "the least delay for this request and those that run there, among those with room",
-}
 PART_TITLES = {
     "requests": "Requests",
     "kv_use": "KV use",
@@ -95,7 +87,7 @@ class Step:
     """One entry of the trace. *columns* are the titles of the parts that its candidates have."""
 
     entry: Mapping[str, Any]
-    why: str = ""
+    why: str = ""  # why it was released
     candidates: Sequence[Mapping[str, Any]] = ()
     columns: tuple[str, ...] = ()
     held: str = ""  # how long the queue manager held it
@@ -122,7 +114,7 @@ def step(entry: Mapping[str, Any]) -> Step:
         for candidate in seen
     ]
     columns = tuple(PART_TITLES.get(name, name.replace("_", " ").capitalize()) for name in names)
-    return Step(entry, POLICY_WHY.get(policy, ""), candidates, columns)
+    return Step(entry, candidates=candidates, columns=columns)
 
 
 def _room(candidate: Mapping[str, Any]) -> str:
