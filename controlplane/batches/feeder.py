@@ -414,7 +414,7 @@ class Feeder:
             return Tried(error.status, error.body(), error.by_instance)
         except Exception:
             logger.exception("line %s failed", request.request_id)
-            failure = ApiError(500, "Something failed on our side.", type="server_error", code="internal_error")
+            failure = ApiError(500, "Something failed on our side.", code="internal_error")
             return Tried(500, failure.body())
         return Tried(answer.status, b"".join(answer.body))
 

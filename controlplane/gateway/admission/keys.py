@@ -239,7 +239,6 @@ class Keys:
                         raise ApiError(
                             503,
                             "API keys cannot be checked at this moment.",
-                            type="server_error",
                             code="keys_unavailable",
                             retry_after_s=2,
                         ) from error

@@ -62,7 +62,7 @@ class Application:
             await responder.error(error)
         except Exception:
             logger.exception("gateway: request %s failed", request.request_id)
-            failure = ApiError(500, "Something failed on our side.", type="server_error", code="internal_error")
+            failure = ApiError(500, "Something failed on our side.", code="internal_error")
             self.completions.records.count_error(failure)
             await responder.error(failure)
         finally:

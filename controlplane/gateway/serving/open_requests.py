@@ -206,9 +206,6 @@ def _as_error(refused: port.Refused) -> ApiError:
     return ApiError(
         refused.status,
         refused.message,
-        type={429: "rate_limit_error"}.get(
-            refused.status, "invalid_request_error" if refused.status < 429 else "server_error"
-        ),
         code=refused.code,
         retry_after_s=refused.retry_after_s,
         estimated_wait_s=refused.estimated_wait_s,

@@ -48,7 +48,6 @@ class InstanceBusy(InstanceLost):
         self.busy = ApiError(
             status,
             "Every instance that could take the request is busy.",
-            type="rate_limit_error" if status == 429 else "server_error",
             code="instance_busy",
             retry_after_s=wait_s,
         )
@@ -61,35 +60,28 @@ class Evicted(Exception):
 class Interrupted(ApiError):
     """The instance failed after the first byte. *failure*: as above; *reason*: `controlplane.dispatch.port.Left.reason`."""
 
-    def __init__(self, failure: str, reason: str = "") -> None:
-        super().__init__(
-            502,
-            "The instance that served this request failed before the answer was complete.",
-            type="server_error",
-            code="upstream_interrupted",
-            retry_after_s=1,
-        )
+    def __init__(
+        self,
+        failure: str,
+        reason: str = "",
+        status: int = 502,
+        code: str = "upstream_interrupted",
+        message: str = "The instance that served this request failed before the answer was complete.",
+        retry_after_s: float | None = 1.0,
+    ) -> None:
+        super().__init__(status, message, code=code, retry_after_s=retry_after_s)
         self.failure, self.reason = failure, reason
 
 
-class Reclaimed(Interrupted):
-    """The donated instance was reclaimed while it served the request, which its class does not have queued again."""
-
-    def __init__(self) -> None:
-        super().__init__("", "the donated instance was reclaimed")
-        self.status, self.code = 503, "spot_reclaimed"
-        self.message = (
-            "The donated instance that served this opportunistic request was reclaimed before the answer was complete."
-        )
+def reclaimed() -> Interrupted:
+    """Return the end of a request whose class is not queued again when a donated instance is reclaimed."""
+    why = "The donated instance that served this opportunistic request was reclaimed before the answer was complete."
+    return Interrupted("", "the donated instance was reclaimed", 503, "spot_reclaimed", why)
 
 
-class RunStopped(Interrupted):
-    """An operator has stopped the application run of the request while an instance served it."""
-
-    def __init__(self) -> None:
-        super().__init__("", "its run was stopped")
-        self.status, self.code, self.type = 409, "run_stopped", "invalid_request_error"
-        self.message, self.retry_after_s = "An operator has stopped this run.", None
+def run_stopped() -> Interrupted:
+    """Return the end of a request whose application run an operator has stopped."""
+    return Interrupted("", "its run was stopped", 409, "run_stopped", "An operator has stopped this run.", None)
 
 
 class EngineFailed(Exception):

@@ -175,7 +175,6 @@ class Upstream:
                 raise ApiError(  # elsewhere it would take as long
                     504,
                     "The instance that was given this request sent no token for too long.",
-                    type="server_error",
                     code="first_token_late",
                 ) from None
             reason = f"{type(error).__name__}: {error}"
@@ -191,7 +190,7 @@ class Upstream:
                     task.uncancel()
                 stopped = progress.interrupted is Interrupt.STOPPED
                 progress.steps[-1]["stopped" if stopped else "reclaimed"] = {"tokens_seen": progress.output_tokens}
-                raise (answers.RunStopped() if stopped else answers.Reclaimed()) from None
+                raise (answers.run_stopped() if stopped else answers.reclaimed()) from None
             if progress.interrupted is Interrupt.INSTANCE_LOST:
                 if task is not None:
                     task.uncancel()
