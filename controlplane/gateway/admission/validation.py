@@ -226,14 +226,17 @@ class Call(Struct):
         self.model = self.body["model"] = model
         self.renamed = True
 
-    def query(self, asked: Asked) -> LengthQuery:
-        """Return what the length of the answer to *asked* is predicted from, without its prompt (`with_prompt`)."""
+    def query(self, asked: Asked, slo_class: str = "") -> LengthQuery:
+        """Return what the length of the answer to *asked* is predicted from, without its prompt (`with_prompt`).
+
+        *slo_class* is the one that it was degraded from.
+        """
         return LengthQuery(
             text="",
             prompt_tokens=asked.prompt_tokens,
             model=asked.model,
             tenant=asked.tenant,
-            slo_class=asked.slo_class,
+            slo_class=slo_class or asked.slo_class,
             max_tokens=asked.max_tokens,
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,

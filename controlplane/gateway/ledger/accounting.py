@@ -65,7 +65,7 @@ class Records:
         progress.output_tokens = max(0, progress.output_tokens)
         call = progress.call
         if progress.state is RequestState.DONE:
-            query, tokens = call.query(progress.asked), progress.output_tokens
+            query, tokens = call.query(progress.asked, progress.asked_class), progress.output_tokens
             self.lengths.prior.learn(query, tokens, call.prompt_characters, progress.prompt_tokens)
             if not progress.fell_back:  # else another model answered than was predicted
                 self.lengths.learn(progress.length, progress.asked.tenant_id, tokens)

@@ -64,8 +64,9 @@ class Interrupted(ApiError):
         self,
         failure: str,
         reason: str = "",
+        *,
+        code: str,
         status: int = 502,
-        code: str = "upstream_interrupted",
         message: str = "The instance that served this request failed before the answer was complete.",
         retry_after_s: float | None = 1.0,
     ) -> None:
@@ -76,12 +77,13 @@ class Interrupted(ApiError):
 def reclaimed() -> Interrupted:
     """Return the end of a request whose class is not queued again when a donated instance is reclaimed."""
     why = "The donated instance that served this opportunistic request was reclaimed before the answer was complete."
-    return Interrupted("", "the donated instance was reclaimed", 503, "spot_reclaimed", why)
+    return Interrupted("", "the donated instance was reclaimed", code="spot_reclaimed", status=503, message=why)
 
 
 def run_stopped() -> Interrupted:
     """Return the end of a request whose application run an operator has stopped."""
-    return Interrupted("", "its run was stopped", 409, "run_stopped", "An operator has stopped this run.", None)
+    why = "An operator has stopped this run."
+    return Interrupted("", "its run was stopped", code="run_stopped", status=409, message=why, retry_after_s=None)
 
 
 class EngineFailed(Exception):

@@ -301,4 +301,4 @@ def _lost(progress: Progress, placed: Placed, reason: str, failure: str, came: s
     if not progress.has_shown or (progress.kept is not None and progress.kept.resumable):
         return answers.InstanceLost(reason, failure, came)
     progress.steps[-1]["lost"] = reason
-    return answers.Interrupted(failure, reason)
+    return answers.Interrupted(failure, reason, code="upstream_interrupted")
