@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterable
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from django.db import models
@@ -40,6 +40,11 @@ REQUEST_ID, ARRIVED_AT, PROMPT_TOKENS, OUTPUT_TOKENS, LOST = map(
 def reader(*columns: str) -> Callable[[Progress], tuple[Any, ...]]:
     """Return what reads *columns* of a request."""
     return attrgetter(*(name if hasattr(Progress, name) else f"asked.{name}" for name in columns))
+
+
+def picker(*columns: str) -> Callable[[Row], tuple[Any, ...]]:
+    """Return what reads *columns* of a row."""
+    return itemgetter(*map(COLUMNS.index, columns))
 
 
 def row_of(progress: Progress) -> Row:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import starmap
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from controlplane.accounts.models import ApiKey
 from controlplane.background import spawn
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.gateway.ledger.entry import ARRIVED_AT, COLUMNS, REQUEST_ID, Row, completed
+from controlplane.gateway.ledger.entry import ARRIVED_AT, COLUMNS, REQUEST_ID, Row, completed, picker
 from controlplane.gateway.ledger.journal import Journal
 from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
 from controlplane.jobs.record import Job
@@ -49,14 +48,9 @@ rights, resources, locks, intervention, system."""
 
 
 _QUOTE = connection.ops.quote_name
-_SUMMED = itemgetter(
-    *(
-        COLUMNS.index(name)
-        for name in (
-            *("arrived_at", "model", "region", "own_region", "slo_class", "outcome", "slo_met", "unserved"),
-            *("prompt_tokens", "output_tokens", "predicted_prompt_tokens", "predicted_output_tokens"),
-        )
-    )
+_SUMMED = picker(
+    *("arrived_at", "model", "region", "own_region", "slo_class", "outcome", "slo_met", "unserved"),
+    *("prompt_tokens", "output_tokens", "predicted_prompt_tokens", "predicted_output_tokens"),
 )
 
 

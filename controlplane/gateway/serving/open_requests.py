@@ -43,7 +43,7 @@ class OpenRequests:
             progress.evictions += 1
             progress.steps[-1]["evicted"] = {"tokens_seen": progress.output_tokens}
         else:
-            progress.busy = lost.busy or progress.busy
+            progress.busy = lost.error or progress.busy
             progress.steps[-1]["lost"] = str(lost)
         progress.start_over()
         self.streaming.discard(progress)

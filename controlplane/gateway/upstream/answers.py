@@ -28,29 +28,15 @@ class InstanceLost(Exception):
     """The instance failed before it sent a byte of the answer: the request may go to another.
 
     *failure*: `controlplane.dispatch.port.Left.failure`. *came*: what came instead of an answer, in words for the tenant.
-    *busy*: the tenant's answer if no other can take it.
+    *busy*: status of an instance that takes no more for *wait_s*; 0: of no such one.
     """
 
-    wait_s = 1.0
-    busy: ApiError | None = None
-
-    def __init__(self, reason: str, failure: str = "", came: str = "") -> None:
+    def __init__(self, reason: str, failure: str = "", came: str = "", *, busy: int = 0, wait_s: float = 1.0) -> None:
         super().__init__(reason)
-        self.failure, self.came = failure, came
-
-
-class InstanceBusy(InstanceLost):
-    """The instance reported that it takes no more for a while."""
-
-    def __init__(self, reason: str, status: int, wait_s: float) -> None:
-        super().__init__(reason, BUSY)
-        self.wait_s = wait_s
-        self.busy = ApiError(
-            status,
-            "Every instance that could take the request is busy.",
-            code="instance_busy",
-            retry_after_s=wait_s,
-        )
+        self.failure, self.came, self.wait_s = BUSY if busy else failure, came, wait_s
+        message = "Every instance that could take the request is busy."
+        self.error = ApiError(busy, message, code="instance_busy", retry_after_s=wait_s) if busy else None
+        """The tenant's answer if no other can take it."""
 
 
 class Evicted(Exception):

@@ -8,7 +8,7 @@ vLLM reports it by a status or inside a stream, and so does a server that gives 
 import asyncio
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import aiohttp
 from yarl import URL
@@ -35,28 +35,14 @@ BYTES_TYPE = b"application/octet-stream"
 """vLLM's vectors with `encoding_format: "bytes"`, which the header `metadata` describes, or `"bytes_only"`."""
 
 
-class Server:
-    """One start of an instance's server."""
-
-    __slots__ = ("heads", "origin")
-
-    def __init__(self, address: str) -> None:
-        url = URL(address)
-        self.origin = Origin(url)
-        path, name = url.raw_path.rstrip("/").encode(), self.origin.name
-        self.heads = {
-            kind: b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: " % (path, kind.path.encode(), name)
-            for kind in Kind
-        }
-
-
-def _head(progress: Progress, placed: Placed, begin: bytes, body_bytes: int) -> bytes:
+def _head(progress: Progress, placed: Placed, origin: Origin, kind: Kind, body_bytes: int) -> bytes:
     key = f"Authorization: Bearer {placed.api_key}\r\n" if placed.api_key else ""
     if key.count("\n") > 1 or key.count("\r") > 1:
         raise ValueError("an API key of an instance has line ends in it")
     traced = "".join(f"{name}: {value}\r\n" for name, value in progress.trace_context)
-    ours = f"X-Request-Id: {progress.asked.request_id}\r\nContent-Length: {body_bytes}\r\n"
-    return begin + progress.call.content_type + f"\r\n{key}{traced}{ours}\r\n".encode()
+    ours = f"{key}{traced}X-Request-Id: {progress.asked.request_id}\r\nContent-Length: {body_bytes}\r\n\r\n"
+    begin = origin.path, kind.path.encode(), origin.name, progress.call.content_type
+    return b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: %b\r\n" % begin + ours.encode()
 
 
 class Upstream:
@@ -69,7 +55,8 @@ class Upstream:
         self.adapters = Adapters(lambda: self.session)
         self.prefixes = Prefixes(lambda: self.session, requests.send)
         self.tokens = TokenBlocks(lambda: self.session, time.monotonic)
-        self._servers: dict[tuple[str, float, str], Server] = {}  # by instance, start and address
+        # Of a start of an instance: its address may pass to another server.
+        self._origin = lru_cache(MAX_SERVERS)(lambda instance, ready_at, url: Origin(URL(url)))
         self._session: aiohttp.ClientSession | None = None
         self.owns: Callable[[], bool] = lambda: True
 
@@ -94,35 +81,26 @@ class Upstream:
         assert self._session is not None, "start() comes first"
         return self._session
 
-    def _server(self, placed: Placed) -> Server:
-        key = (placed.instance, placed.ready_at, placed.url)  # an address may pass to another server
-        server = self._servers.get(key)
-        if server is None:
-            if len(self._servers) >= MAX_SERVERS:  # instances come and go: bound the cache
-                self._servers.clear()
-            server = self._servers[key] = Server(placed.url)
-        return server
-
     async def carry(self, progress: Progress, placed: Placed, responder: Responder) -> answers.Usage:
         """Send *progress* to its instance and the answer to *responder*.
 
         Raises InstanceLost if the instance failed before a byte of its answer came; Interrupted if it failed later;
         RefusedByInstance if it refused; Evicted if the progress is evicted.
         """
-        usage, server = answers.Usage(), self._server(placed)
+        usage, origin = answers.Usage(), self._origin(placed.instance, placed.ready_at, placed.url)
         if placed.keep_tokens and progress.asked.evictable and progress.kept is None:
             progress.kept = Kept()
         streamed, kept = progress.asked.streamed, progress.kept
         kind = Kind.COMPLETION if kept is not None and kept.opened else progress.call.kind
         body = body_for(progress.call, placed, kept)
-        head = _head(progress, placed, server.heads[kind], sum(map(len, body)))
+        head = _head(progress, placed, origin, kind, sum(map(len, body)))
         connection: Connection | None = None
         was_sent = took_none = False
         try:
             if placed.adapter:
                 await self.adapters.ready(placed)
             while connection is None:
-                connection = await self.connections.get(server.origin)
+                connection = await self.connections.get(origin)
                 if progress.evicting:
                     raise answers.Evicted
                 progress.leave_instance = partial(connection.stop, answers.Evicted())
@@ -246,7 +224,7 @@ class Upstream:
             raise answers.EngineFailed(f"answered {status}: its engine died", dead=True)
         reason = f"{placed.instance}: answered {status}"
         if status == 429 or (status == 503 and connection.retry_after):
-            raise answers.InstanceBusy(reason, status, _seconds(connection.retry_after))
+            raise answers.InstanceLost(reason, busy=status, wait_s=_seconds(connection.retry_after))
         if status == 404 and placed.adapter:  # its server has lost it
             self.adapters.forget(placed)
             raise answers.InstanceLost(reason, ERROR)
