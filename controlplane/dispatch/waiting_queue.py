@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiting_tokens
 from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
-from controlplane.dispatch.port import Asked
+from controlplane.dispatch.port import Asked, Pulled
 from controlplane.dispatch.stages import Stage
 from controlplane.fleet.lifecycle.states import AWAKE, COMING
 from controlplane.tunable import weights_of
@@ -245,15 +245,15 @@ class WaitingQueue(Stage):
         topology = self.topology
         return may_balance(topology.fleet, topology.arrays, self.arrays, endpoint.index)
 
-    def why_pulled(self, slot: int, now_s: float) -> str:
-        """Return why the request in *slot* is pulled, for the decision trace."""
+    def why_pulled(self, slot: int, now_s: float) -> Pulled:
+        """Return why the request in *slot* is pulled."""
         groups = self.arrays.groups
         group: Any = groups.groups[groups.members[slot].group]
-        slack_s = float(self.arrays.key[slot]) - now_s
-        due = f"due in {slack_s:,.1f} s" if slack_s >= 0 else f"due {-slack_s:,.1f} s ago"
-        return (
-            f"Pulled from its own virtual queue of {int(groups.queues[group.queue].groups)} request groups: "
-            f"group {int(group.number)}, {int(group.count)} waiting, the first {due}."
+        return Pulled(
+            int(groups.queues[group.queue].groups),
+            int(group.number),
+            int(group.count),
+            float(self.arrays.key[slot]) - now_s,
         )
 
     def count(self, endpoint: Endpoint) -> int:

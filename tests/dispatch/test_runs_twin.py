@@ -210,6 +210,6 @@ async def test_both_clocks_serve_runs_alike(ordering):
     assert np.isfinite(result.runs.ended_s).all()
     assert (result.outcomes["queue_s"] > 0).sum() >= 20, "or order would hardly matter"
     if ordering == "hermes":
-        traces = [placed.why["run"] for placed in live.placed.values()]
-        assert all(each["rank_s"] > 0 for each in traces)
-        assert any("service and is expected to need" in each["words"] for each in traces)
+        traces = [placed.why.run for placed in live.placed.values()]
+        assert all(each.rank_s > 0 for each in traces)
+        assert any(each.attained_s > 0 for each in traces)

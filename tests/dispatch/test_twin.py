@@ -17,7 +17,7 @@ from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Advanced, Asked, Evict, Finished, Left, Placed, Refused, Rerouted, Warm
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.gateway.upstream.client import upstream_priority
+from controlplane.gateway.upstream.bodies import upstream_priority
 from controlplane.tuning.selectors import without_rows
 from scheduling.control.reordering import EVERY_S
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
@@ -29,6 +29,7 @@ from scheduling.queueing.ordering import ORDERINGS, hold_s
 from scheduling.queueing.release_rule import ReleaseRule
 from scheduling.routing.adapters import load_s
 from scheduling.routing.cached_blocks import USED, chain
+from scheduling.routing.candidates import AHEAD
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.scaling import make_strategy
@@ -463,12 +464,12 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
         publish(live)
     result = serve_both(live, fleet, requests)
     if events:
-        assert any(placed.why.get("cached", {}).get("by") == "kv_events" for placed in live.placed.values())
+        assert any(placed.why.cached_by == "kv_events" for placed in live.placed.values())
         assert live.dispatcher.queue.affinity.blocks.counters[USED] > 0
     refused = np.flatnonzero(result.outcomes["state"] == Outcome.REFUSED).tolist()
     assert [(number, "queue_full") for number in refused] == live.refused
     assert len(live.dispatcher.decided) + len(live.refused) == REQUESTS
-    ahead = [placed.why["requests_ahead"] for placed in live.placed.values()]
+    ahead = [placed.why.seen[placed.instance][AHEAD] for placed in live.placed.values()]
     assert max(ahead) == 0 if limit == 0 or not round_trip_s else max(ahead) >= 1
     if ordering == "qlm":
         assert result.counters["reorderings"] == live.dispatcher.reordering.control.reordered

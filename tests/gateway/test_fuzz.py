@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from controlplane.dispatch.port import Left
+from controlplane.gateway.ledger.entry import REQUEST_ID
 from controlplane.gateway.models import LedgerRow
 from tests.examples import costly
 from tests.gateway.conftest import until
@@ -230,7 +231,7 @@ async def fuzzed(served, monkeypatch):
     rows, add = Counter(), gateway.ledger.add
 
     def noted(entry) -> None:
-        rows[entry.request_id] += 1
+        rows[entry[REQUEST_ID]] += 1
         add(entry)
 
     monkeypatch.setattr(gateway.ledger, "add", noted)
@@ -299,7 +300,7 @@ async def test_whatever_comes_is_answered_and_nothing_of_it_is_left(fuzzed, case
     assert [use.sequences for use in gateway.limits._use.values()] == [0]
     assert gateway.topology.fleet.running.sum() == 0
     assert not gateway.dispatcher.requests
-    assert not gateway.requests._tickets
+    assert not gateway.requests._open
     assert seen["errors"] == []
     if seen["count"] % 50 == 0:
         assert await gateway.ledger.flush()

@@ -25,7 +25,7 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass, SloKind
 from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.gateway.upstream.client import upstream_priority
+from controlplane.gateway.upstream.bodies import upstream_priority
 from scheduling.fleet.state import FleetState
 from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS
