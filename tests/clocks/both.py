@@ -111,7 +111,6 @@ def inventory_of(scenario: Scenario) -> Inventory:
                 number, f"i{number}", f"http://127.0.0.1:1/i{number}", LIVE[spec.state], 0.0, spec.model,
                 spec.region, spec.gpu_type, spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
                 profile=spec.engine.profile, front_end=spec.engine.front_end,
-                swap_group="" if spec.sharing is None else spec.sharing.group,
                 adapter_slots=(spec.engine.max_loras, spec.engine.max_cpu_loras),
             )
             for number, spec in enumerate(fleet.instances)

@@ -37,7 +37,7 @@ from scheduling.simulation.engine.reference import EngineRequest, ReferenceEngin
 from tests.scheduling.simulation.engine.test_warm_prefix import warm
 from workers.vllm.kv_events import Removed, Stored
 
-COMMAND, ARRIVAL, ITERATION, CHANGE, LANDING = range(5)
+COMMAND, ARRIVAL, ITERATION, CHANGE, LANDING, SWEEP = range(6)
 """What happens at one moment, in this order."""
 TOO_LATE_S = 20_000.0
 
@@ -154,6 +154,8 @@ class VirtualFleet:
         self.on_end: list[Callable[[int], None]] = []
         self.on_idle: list[Callable[[int], None]] = []
         """Called with an instance after each of its iterations, and after its requests were lost."""
+        self.removed: Server | None = None
+        """Server whose row is gone."""
         self._timers: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()
         self._leaving, self._ending, self._lost = set[int](), set[int](), list[int]()
@@ -166,20 +168,20 @@ class VirtualFleet:
 
     # The inventory
 
-    def apply(self) -> None:
+    def apply(self, *, pump: bool = True) -> None:
         """Have the dispatcher read the rows."""
-        stopped = InstanceState.STOPPED
-        specs = [each.spec for each in self.servers if each.spec.state != stopped or each.spec.swap_group]
+        specs = [each.spec for each in self.servers if each is not self.removed]
         rows = replace(self.inventory, instances=tuple(specs), swap_groups=self.swap_groups())
         self.dispatcher.apply_inventory(rows)
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
-        self.dispatcher.pump_all()
+        if pump:
+            self.dispatcher.pump_all()
 
-    def put(self, number: int, state: InstanceState, **columns: Any) -> None:
+    def put(self, number: int, state: InstanceState, *, pump: bool = True, **columns: Any) -> None:
         """Change the row of an instance."""
         server = self.servers[number]
         server.spec = replace(server.spec, state=state, **columns)
-        self.apply()
+        self.apply(pump=pump)
 
     def replica(self, number: int) -> Replica:
         return self.topology.replicas[self.servers[number].spec.instance_id]
@@ -193,7 +195,7 @@ class VirtualFleet:
         server = self.servers[number]
         replica = self.replica(number)
         self._lost.clear()
-        self.put(number, InstanceState.FAILED)
+        self.put(number, InstanceState.FAILED, pump=False)  # the dispatcher knows before the rows are read
         if not self._lost:
             self.dispatcher.lose(replica)
         engine, server.step, server.event_s = server.engine, None, inf
@@ -248,7 +250,7 @@ class VirtualFleet:
         """Let everything happen before *until_s*, or until all that is expected has ended."""
         while self.ended < self.expected or until_s < inf:
             event_s, slot = min((each.event_s, at) for at, each in enumerate(self.servers))
-            timer = self._timers[0][:2] if self._timers else (inf, LANDING)
+            timer = self._timers[0][:2] if self._timers else (inf, SWEEP)
             look_s = self.looked_s + LOOK_S
             count_s = self.counted_s + self.count_s if self.count_s else inf
             next_s = min(event_s, timer[0], look_s, count_s)
@@ -269,14 +271,18 @@ class VirtualFleet:
                 self.report()
 
     def _look(self) -> None:
-        """Do what the gateway's process does twice a second, and every other time."""
+        """Do what the gateway's process does twice a second, and every other time.
+
+        What fits groups and moves requests, the last two parts, comes after all else of the moment, as in a simulation.
+        """
         self.looked_s = self.now_s
         self.dispatcher.holding.look()
         if self.now_s % SWEEP_S == 0:
-            self.dispatcher.sweep()
-            self._warm_prefixes()
-            for act in self.on_tick:
+            *steps, fit, move = self.dispatcher.sweep_steps
+            for act in (*steps, self._warm_prefixes, *self.on_tick):
                 act()
+            self.at(self.now_s, SWEEP, fit)
+            self.at(self.now_s, SWEEP, move)
 
     # What happens to requests
 

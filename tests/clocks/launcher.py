@@ -54,7 +54,6 @@ class Launcher:
         elif state == State.SPOT:
             drawn_s = delays.spot_median_s * math.exp(SPOT_SPREAD * self.random.standard_normal())
             self._pass(number, (State.RECLAIMING, min(drawn_s, delays.spot_max_s)), ready)
-            self.fleet.dispatcher.spot.reclaim(self.fleet.replica(number), late=False)
         elif state == State.ASLEEP:
             self._pass(number, (State.WAKING, delays.wake_s), ready)
         else:
@@ -102,8 +101,9 @@ class Launcher:
         if model is not None and model != server.spec.model:  # another instance takes its GPUs
             key = model, self.cluster.instances[number].gpu_type
             server.engine = Engine(self.cluster.engines()[key])
-            spec, server.spec = server.spec, replace(server.spec, state=S.STOPPED)
+            self.fleet.removed = server
             self.fleet.apply()
+            self.fleet.removed, spec = None, server.spec
             server.spec = replace(spec, instance_id=spec.instance_id + 100, name=spec.name + "'", model=model)
         self._pass(number, *goal)
 
@@ -113,12 +113,14 @@ class Launcher:
 
     def _pass(self, number: int, first: tuple[State, float], *then: tuple[State, float]) -> None:
         """Have an instance pass through states, each with its duration."""
-        state, lasts_s = first
+        (state, lasts_s), lent = first, self.states[number] == State.SPOT
         self._note(number, state)
         engine = self.fleet.servers[number].engine
         if state not in (State.READY, State.DRAINING, State.RECLAIMING):
             self.fleet.servers[number].engine = Engine(engine.config)
         self.fleet.put(number, LIVE[state])
+        if lent:
+            self.fleet.dispatcher.spot.reclaim(self.fleet.replica(number), late=False)
         if lasts_s < NEVER:
             self.fleet.at(self.fleet.now_s + lasts_s, CHANGE, self._next, number, state, *then)
 

@@ -159,6 +159,7 @@ def kv_events(draft: Draft) -> None:
 
 def adapters(draft: Draft) -> None:
     random = draft.random
+    draft.options["prewarming"] = "hermes"
     draft.specs = [
         replace(spec, engine=replace(spec.engine, max_loras=int(random.integers(1, 3)), max_cpu_loras=4))
         for spec in draft.specs
@@ -208,7 +209,9 @@ def pooling(draft: Draft) -> None:
 
 
 def failures(draft: Draft) -> None:
-    draft.more["commands"] = [Command(1.503, "fail", (0, inf)), Command(3.017, "fail", (1, inf))]
+    last = len(draft.specs) - 1
+    fails = (1.503, 0), (2.119, last), (3.017, 1), (3.411, last - 1)
+    draft.more["commands"] = [Command(at_s, "fail", (number, inf)) for at_s, number in fails]
 
 
 def fallbacks(draft: Draft) -> None:
@@ -234,6 +237,8 @@ def degrades(draft: Draft) -> None:
 
 def spot(draft: Draft) -> None:
     """Instances are donated, reclaimed and redeployed; four in ten requests are opportunistic, and half of these end then."""
+    draft.count = 400
+    draft.draw_requests()
     random, count = draft.random, draft.count
     engine = EngineConfig(5, 64, 4, 100, "priority", 120, PROFILE)
     places = [("m", "east")] * 3 + [("m", "west")] * 2 + [("n", "east")] * 3
@@ -376,6 +381,10 @@ def of_runs(draft: Draft, runs: RunsToCome) -> None:
     draft.more["runs"] = runs
 
 
+def many_runs(draft: Draft) -> None:
+    runs(draft, gap_s=0.02)
+
+
 def classes_of_runs(draft: Draft) -> None:
     """Each tenant's calls are of one class: groups are made of those."""
     tenant = draft.columns["tenant"]
@@ -481,6 +490,7 @@ FEATURES = {
     "shared GPUs": Feature(shared_gpus, lambda both: both.counters["swaps"] >= 3),
     "groups": Feature(lambda draft: None, lambda both: both.counters["reorderings"] > 0),
     "runs": Feature(runs, lambda both: bool(np.isfinite(both.result.runs.ended_s).all())),
+    "many runs": Feature(many_runs, lambda both: bool(np.isfinite(both.result.runs.ended_s).all())),
     "classes": Feature(classes_of_runs, lambda both: both.counters["reorderings"] > 0),
     "prewarmed adapters": Feature(
         prewarmed_adapters, lambda both: min(both.counters["prewarmed_used"], both.counters["prewarmed_wasted"]) > 0
