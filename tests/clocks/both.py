@@ -78,15 +78,15 @@ class Both:
         return [each.request for each in self.live.events if each.what.startswith(what)]
 
 
-def inventory_of(scenario: Scenario) -> Inventory:
-    """Return the cluster as inventory rows."""
-    fleet = scenario.cluster
+def inventory_of(fleet: Cluster, tuned: Mapping[str, Any] | None = None) -> Inventory:
+    """Return the cluster as inventory rows, with the settings *tuned*."""
+    shares = any(spec.sharing is not None for spec in fleet.instances)
     rows: dict[str, Any] = {
         "PREWARM_SHARE": fleet.prewarm_share,
         "PREWARM_K": fleet.prewarm_k,
         "MAX_HOLD_S": fleet.max_hold_s,
         "TENANT_WEIGHTS": ", ".join(f"t{number}={weight}" for number, weight in enumerate(fleet.tenant_weights)),
-        **scenario.tuned,
+        **(tuned or {}),
     }
     values = Values({"": rows})
     models = {
@@ -101,7 +101,7 @@ def inventory_of(scenario: Scenario) -> Inventory:
             EndpointSpec(
                 model, region, fleet.policy((model, region)), profile=fleet.reference_profile((model, region)),
                 max_loras=max(spec.engine.max_loras for spec in fleet.instances), tuned=values.of(),
-                front_end=fleet.reference_engine((model, region)).front_end, shares_gpus=scenario.shares,
+                front_end=fleet.reference_engine((model, region)).front_end, shares_gpus=shares,
                 max_num_seqs=fleet.requests_at_once((model, region)),
             )
             for model, region in fleet.endpoints
@@ -226,11 +226,18 @@ class Following:
             self.fleet.at(self.fleet.now_s, ARRIVAL, self._begin, number, child)
 
 
+def fleet_of(
+    cluster: Cluster, tuned: Mapping[str, Any] | None = None, fleet: type[VirtualFleet] = VirtualFleet
+) -> VirtualFleet:
+    """Return the instances of *cluster*, to which nothing comes yet."""
+    engines = [spec.engine for spec in cluster.instances]
+    return fleet(inventory_of(cluster, tuned), engines, cluster.policy(cluster.endpoints[0]).round_trip_s)
+
+
 def live_fleet(scenario: Scenario, fleet: type[VirtualFleet] = VirtualFleet) -> tuple[VirtualFleet, Launcher]:
     """Return the fleet of *scenario*, to which its requests and commands are to come."""
     cluster = scenario.cluster
-    engines = [spec.engine for spec in cluster.instances]
-    live = fleet(inventory_of(scenario), engines, cluster.policy(cluster.endpoints[0]).round_trip_s)
+    live = fleet_of(cluster, scenario.tuned, fleet)
     if scenario.tuned.get("publishes"):
         live.publish()
     launcher = Launcher(live, cluster)

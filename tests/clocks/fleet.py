@@ -162,7 +162,7 @@ class VirtualFleet:
         self._prefixes: list[WarmPrefix] = []
         self._tiers = Counter[str]()
         self.topology = Topology()
-        self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self._hear)
+        self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.hear)
         self.apply()
         self.dispatcher.queue.keep_order()
 
@@ -214,6 +214,11 @@ class VirtualFleet:
             self._leave(each, again=again)
         for act in self.on_idle:
             act(number)
+
+    def cancel(self, number: int) -> None:
+        """Have the caller of a request close its connection."""
+        self.servers[self.courses[number].number].engine.abort(str(number))
+        self._leave(number, again=False)
 
     def publish(self) -> None:
         """Have the engines publish their KV events. A block has its content as each of its tokens."""
@@ -292,7 +297,7 @@ class VirtualFleet:
         self.courses[asked.number] = course
         self.dispatcher.take(asked)
 
-    def _hear(self, record: object) -> None:
+    def hear(self, record: object) -> None:
         """Record a delivery to the gateway."""
         match record:
             case Placed():
@@ -374,7 +379,7 @@ class VirtualFleet:
         server = self.servers[number]
         step, server.step = server.step, None
         if step is not None:
-            self._hand_out(step)
+            self._hand_out(step, number)
             for each in server.engine.here():
                 if each in self._leaving:
                     server.engine.abort(str(each))
@@ -388,20 +393,22 @@ class VirtualFleet:
         for each in step.preempted if step is not None else ():
             self.courses[int(each)].preemptions += 1
 
-    def _hand_out(self, step: StepResult) -> None:
-        for each in step.emitted:
-            course = self.courses[int(each)]
+    def _hand_out(self, step: StepResult, number: int) -> None:
+        emitted = [int(each) for each in step.emitted if self.courses[int(each)].number == number]  # or it was cancelled
+        for each in emitted:
+            course = self.courses[each]
             course.tokens += 1
             course.token_s = self.now_s
             course.first_token_s = self.now_s if course.first_token_s is None else course.first_token_s
         if not self.count_s:
-            self.report(int(each) for each in step.emitted)
-        for each in step.finished:
-            course = self.courses[int(each)]
-            course.outcome, course.finished_s, course.number = "done", self.now_s, -1
-            self._leaving.discard(int(each))
-            self.dispatcher.take(Finished(int(each), 0 if course.pools else course.tokens))
-            self._end(int(each))
+            self.report(emitted)
+        for each in emitted:
+            if str(each) in step.finished:
+                course = self.courses[each]
+                course.outcome, course.finished_s, course.number = "done", self.now_s, -1
+                self._leaving.discard(each)
+                self.dispatcher.take(Finished(each, 0 if course.pools else course.tokens))
+                self._end(each)
 
     def report(self, numbers: Iterable[int] | None = None) -> dict[int, float]:
         """Have the dispatcher count streamed tokens; return when each request streamed last."""

@@ -118,7 +118,14 @@ class Launcher:
         engine = self.fleet.servers[number].engine
         if state not in (State.READY, State.DRAINING, State.RECLAIMING):
             self.fleet.servers[number].engine = Engine(engine.config)
-        self.fleet.put(number, LIVE[state])
+        self.target = None if self.target == number and state == State.READY else self.target
+        gives_up = state == State.ASLEEP and self.target is not None
+        spec = self.fleet.servers[number].spec
+        if gives_up:  # one row and the other change at once
+            self.fleet.servers[number].spec = replace(spec, state=LIVE[state])
+            self._take_gpus(self.target)
+        elif spec.state != LIVE[state]:
+            self.fleet.put(number, LIVE[state])
         if lent:
             self.fleet.dispatcher.spot.reclaim(self.fleet.replica(number), late=False)
         if lasts_s < NEVER:
@@ -127,9 +134,6 @@ class Launcher:
     def _next(self, number: int, state: State, *then: tuple[State, float]) -> None:
         if self.states[number] == state:
             self._pass(number, *then)
-            if state == State.FALLING_ASLEEP and self.target is not None:
-                target, self.target = self.target, None
-                self._take_gpus(target)
 
     # What the floor decides
 

@@ -284,9 +284,11 @@ def lives(draft: Draft) -> None:
     ]
 
 
-def shared_gpus(draft: Draft) -> None:
-    """Two models have the same GPUs, at most one of them awake."""
-    random, for_s = draft.random, 75.0
+def shared_gpus(
+    draft: Draft, per_s: Sequence[float] = (1.5, 1.5), due_s: Sequence[float] = (20.0, 60.0), for_s: float = 75.0
+) -> None:
+    """Two models have the same GPUs, at most one of them awake; one in ten of their requests may come at any time."""
+    random = draft.random
     engine = EngineConfig(8, 64, 4, 600, "priority", 400, FAST)
     draft.specs = [
         InstanceSpec("m", "east", engine, sharing=Sharing("pair", 1.0, 2.0, 20.0, 1.0)),
@@ -294,19 +296,23 @@ def shared_gpus(draft: Draft) -> None:
     ]
     draft.policy(queue_bound=10_000, ordering_stretch=100.0)
     draft.options["delays"] = Delays(local_weights_s=6.0)
-    rates, due_s = ((2.5, 0.5), (10.0, 60.0)) if draft.policies[0].get("eviction_limit") else ((1.5, 1.5), (20.0, 60.0))
-    arrival_s = [random.uniform(0.0, for_s, random.poisson(rate * for_s)) for rate in rates]
+    arrival_s = [random.uniform(0.0, for_s, random.poisson(rate * for_s)) for rate in per_s]
     model = np.repeat([0, 1], [each.size for each in arrival_s])
     order = np.argsort(np.concatenate(arrival_s))
     model, count = model[order], order.size
     draft.arrival_s, draft.count = np.concatenate(arrival_s)[order], count
-    draft.prompt = random.integers(1, 40, count)
     draft.output = np.clip(random.geometric(1 / 40, count), 1, 150)
+    draft.prompt = random.integers(1, 40, count)
     draft.columns = {
         "predicted_tokens": np.clip(draft.output + random.integers(-15, 15, count), 1, None),
         "model": model,
         "deadline_s": np.where(random.random(count) < 0.9, np.array(due_s)[model], inf),
     }
+
+
+def evicting_gpus(draft: Draft) -> None:
+    draft.policy(eviction_limit=2)
+    shared_gpus(draft, (2.5, 0.5), (10.0, 60.0))
 
 
 # Application runs
@@ -488,6 +494,9 @@ FEATURES = {
     ),
     "lives": Feature(lives, lambda both: len({after for *_, after in both.result.changes.tolist()}) >= 8),
     "shared GPUs": Feature(shared_gpus, lambda both: both.counters["swaps"] >= 3),
+    "evicting GPUs": Feature(
+        evicting_gpus, lambda both: both.counters["swaps"] >= 3 and both.counters["evictions"] > 0
+    ),
     "groups": Feature(lambda draft: None, lambda both: both.counters["reorderings"] > 0),
     "runs": Feature(runs, lambda both: bool(np.isfinite(both.result.runs.ended_s).all())),
     "many runs": Feature(many_runs, lambda both: bool(np.isfinite(both.result.runs.ended_s).all())),

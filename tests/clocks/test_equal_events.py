@@ -29,7 +29,7 @@ TABLE = {
     "late runs": (12, [of(ordering="run_slack"), of(ordering="run_deadline")], ["runs"]),
     "groups of runs": (13, [of(ordering="qlm", group_order="hermes", group_batches=1.0), of(ordering="qlm", group_batches=1.0)], ["many runs", "classes"]),
     "prewarmed adapters": (14, [of(ordering="application"), of()], ["runs", "prewarmed adapters"]),
-    "system prompts": (15, [of("least_delay", "application"), of("least_delay", "hermes")], ["system prompts", "prewarmed adapters"]),
+    "system prompts": (15, [of("least_delay", "application"), of("least_delay", "application")], ["system prompts", "prewarmed adapters"]),
     "sleeping model": (16, [of(ordering="hermes"), of(ordering="hermes")], ["sleeping model"]),
     "spot": (17, [of(ordering="priority"), of(ordering="priority")], ["spot"]),
     "lives": (18, [of(ordering="ssjf"), of()], ["lives"]),
