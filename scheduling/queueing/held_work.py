@@ -222,7 +222,7 @@ class HeldWork:
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
         self._rules: dict[str, ReleaseRule] = {}
-        self._queues: dict[tuple[str, str, bool], list[tuple[float, int]]] = {}
+        self._queues: dict[tuple[str, str, bool], list[tuple[tuple[float, float], int]]] = {}
         self._expiring: list[tuple[float, int]] = []
         self._scaled_s: dict[tuple[str, str], float] = {}
         self._backlogs: defaultdict[str, _Backlog] = defaultdict(_Backlog)
@@ -251,11 +251,11 @@ class HeldWork:
                 self._queues[key] = [(self._order(self._held[number]), number) for number in numbers]
                 heapq.heapify(self._queues[key])
 
-    def _order(self, request: Held) -> float:
-        """Return the number by which *request* leaves its queue, lowest first."""
+    def _order(self, request: Held) -> tuple[float, float]:
+        """Return by what *request* leaves its queue, lowest first; its number, a row that is used again, says nothing."""
         if self.rule(request.model).by == USE or request.opportunistic:
-            return request.arrived_s
-        return request.start_by_s
+            return request.arrived_s, request.arrived_s
+        return request.start_by_s, request.arrived_s
 
     def hold(self, request: Held) -> None:
         """Take *request* in. Raise ValueError if its number is held already."""
@@ -282,8 +282,11 @@ class HeldWork:
         """Forget the requests that are given up by *now_s*, and return their numbers."""
         numbers = []
         while self._expiring and self._expiring[0][0] < now_s:
-            number = heapq.heappop(self._expiring)[1]
-            if self.drop(number):
+            at_s, number = heapq.heappop(self._expiring)
+            if (
+                number in self._held and self._held[number].expires_s == at_s
+            ):  # else an entry of a row that was used before
+                self.drop(number)
                 numbers.append(number)
         return numbers
 
@@ -441,16 +444,21 @@ class HeldWork:
         if signal.spot:
             kinds = (True, False) if self.rule(signal.model).by == SLACK else (True,)
         for opportunistic in kinds:
-            best: tuple[float, int] | None = None
+            best: tuple[tuple[float, float], int] | None = None
             for region in (ANYWHERE, signal.region):
                 queue = self._queues.get((signal.model, region, opportunistic), [])
-                while queue and queue[0][1] not in self._held:
+                while queue and not self._is_queued(*queue[0]):
                     heapq.heappop(queue)
                 if queue and (best is None or queue[0] < best):
                     best = queue[0]
             if best is not None:
                 return self._held[best[1]]
         return None
+
+    def _is_queued(self, order: tuple[float, float], number: int) -> bool:
+        """Whether the entry of a queue is of a request that is held, and not of one that had its number before."""
+        request = self._held.get(number)
+        return request is not None and self._order(request) == order
 
     def _release(self, request: Held, room: _Room, now_s: float, why: str) -> Release:
         self.drop(request.number)

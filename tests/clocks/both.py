@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Asked
 from controlplane.dispatch.runs import RunReport
 from controlplane.tuning.selectors import Values
 from scheduling.applications.standings import KnownGraph
+from scheduling.queueing.held import ENDS_ON_RECLAIM, OPPORTUNISTIC
 from scheduling.queueing.promises import ClassTerms
 from scheduling.routing.adapters import TIERS
 from scheduling.routing.models import RULES
@@ -22,7 +23,7 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.result import Result
 from scheduling.simulation.simulator import Simulation, TimedEvent
-from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM, OPPORTUNISTIC, Requests
+from scheduling.simulation.workload.requests import Requests
 from scheduling.simulation.workload.runs import RunsToCome
 from tests.clocks.fleet import ARRIVAL, CHANGE, COMMAND, Course, VirtualFleet, token_blocks
 from tests.clocks.launcher import LIVE, Launcher
@@ -135,7 +136,7 @@ def courses_of(scenario: Scenario) -> list[Course]:
         lower = next((each for each in fleet.classes if each.slo_class == terms.degrades_to), None)
         fallback = fleet.fallbacks.get(model)
         pools = model in fleet.pooling
-        submit = Submit(
+        submit = Asked(
             row, str(row), model, fleet.regions[requests.region[row]],
             tenant_id=1 + int(requests.tenant[row]), tenant=f"t{requests.tenant[row]}",
             priority=int(requests.priority[row]), due_s=finite(requests.deadline_s[row]),

@@ -20,8 +20,8 @@ from controlplane.dispatch.live_fleet.inventory import InstanceSpec, Inventory, 
 from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Replica, Topology
 from controlplane.dispatch.port import (
-    Admission, Evict, FellBack, Finished, Held, Left, Lost, Placed, PrefixWarmed, Progress, Queued, Refused, Rerouted,
-    Submit, Waiting, Warm, WarmPrefix,
+    Admission, Evict, FellBack, Finished, Held, Left, Lost, Placed, PrefixWarmed, Advanced, Queued, Refused, Rerouted,
+    Asked, Waiting, Warm, WarmPrefix,
 )  # fmt: skip
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.client import upstream_priority
@@ -56,7 +56,7 @@ class Event(NamedTuple):
 class Course:
     """A request, and how it goes."""
 
-    submit: Submit
+    submit: Asked
     output_tokens: int
     blocks: tuple[int, ...] = ()
     """Contents of the leading blocks of its prompt."""
@@ -278,16 +278,17 @@ class VirtualFleet:
     def _look(self) -> None:
         """Do what the gateway's process does twice a second, and every other time.
 
-        What fits groups and moves requests, the last two parts, comes after all else of the moment, as in a simulation.
+        What fits groups and moves requests comes after all else of the moment, as in a simulation.
         """
         self.looked_s = self.now_s
-        self.dispatcher.holding.look()
+        self.dispatcher.holding.release_due()
         if self.now_s % SWEEP_S == 0:
-            *steps, fit, move = self.dispatcher.sweep_steps
-            for act in (*steps, self._warm_prefixes, *self.on_tick):
+            late = self.dispatcher.queue.sweep, self.dispatcher.sweeping.sweep
+            steps = self.dispatcher.sweep_steps
+            for act in (*(each for each in steps if each not in late), self._warm_prefixes, *self.on_tick):
                 act()
-            self.at(self.now_s, SWEEP, fit)
-            self.at(self.now_s, SWEEP, move)
+            for act in (each for each in steps if each in late):
+                self.at(self.now_s, SWEEP, act)
 
     # What happens to requests
 
@@ -420,7 +421,7 @@ class VirtualFleet:
                 course.reported_tokens = course.tokens
                 moved.append((number, course.tokens))
         if moved:
-            self.dispatcher.take(Progress(tuple(moved)))
+            self.dispatcher.take(Advanced(tuple(moved)))
         return {number: self.courses[number].token_s for number in streaming}
 
     def _leave(self, number: int, *, again: bool, evicted: bool = False) -> None:

@@ -13,6 +13,7 @@ from scheduling.applications.standings import KnownGraph, Reading
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
+from scheduling.queueing.held import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.promises import DEGRADE, REFUSE, ClassTerms
 from scheduling.queueing.release_rule import ReleaseRule
@@ -20,7 +21,7 @@ from scheduling.routing.models import Fallback
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec, Sharing
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.config import EngineConfig
-from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC, make_requests
+from scheduling.simulation.workload.requests import make_requests
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome
 from tests.clocks.both import Both, Command, Scenario
 
@@ -483,6 +484,9 @@ FEATURES = {
     "small memory": Feature(small_memory, lambda both: both.counters["preemptions"] > 0),
     "pooling": Feature(pooling, lambda both: both.result.output_tokens.min() == 0),
     "failures": Feature(failures, lambda both: both.counters["requeued"] > 0 and both.counters["failed"] > 0),
+    "failures of groups": Feature(
+        failures, lambda both: both.counters["requeued"] > 0 == both.counters["failed"] and bool(both.said("left"))
+    ),
     "fallbacks": Feature(fallbacks, lambda both: len(both.said("fell back")) > 10),
     "late fallbacks": Feature(late_fallbacks, lambda both: len(both.said("fell back: wait")) > 0),
     "promises": Feature(promises, refused("deadline_unreachable")),

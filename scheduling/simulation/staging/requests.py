@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.queueing.held import HELD
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.promises import ADMIT, ClassTerms
 from scheduling.simulation.cluster.description import Cluster
@@ -16,7 +17,7 @@ from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.policies import SloClassOf
 from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
-from scheduling.simulation.workload.requests import HELD, Requests, make_requests
+from scheduling.simulation.workload.requests import Requests, make_requests
 
 
 def promise_of(one: SloClassOf) -> Promise:

@@ -18,7 +18,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.topology import Replica
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Asked
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass, SloKind
@@ -37,7 +37,7 @@ BEGAN_AT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DrawnRequest:
     """A request that comes."""
 
     arrived_s: float
@@ -130,16 +130,16 @@ class RowsFleet(VirtualFleet):
         Instance.objects.filter(name=self.servers[number].spec.name).update(state=state)
         super().put(number, state, **columns)
 
-    def let_come(self, asked: Sequence[Asked], until_s: float = inf) -> None:
+    def let_come(self, asked: Sequence[DrawnRequest], until_s: float = inf) -> None:
         """Let come what is *asked*, and everything else happen before *until_s*."""
         first = self.expected
         self.expect(self._course(first + at, each) for at, each in enumerate(asked))
         self.run(until_s)
 
-    def _course(self, number: int, asked: Asked) -> Course:
+    def _course(self, number: int, asked: DrawnRequest) -> Course:
         slo, model = self.classes[asked.slo_class], self.models[asked.model or self.model]
         terms = SloTerms.of(slo)
-        submit = Submit(
+        submit = Asked(
             number, f"r{number}", model.name, asked.region, asked_model=asked.name,
             model_rule=ModelRule.WEIGHTS if asked.name else "", fallback=model.fallback.name if model.fallback else "",
             fallback_wait_s=model.fallback_wait_s, tenant_id=self.tenant.pk, priority=slo.priority, due_s=terms.due_s,
@@ -194,7 +194,7 @@ class RowsFleet(VirtualFleet):
         )
 
 
-def _blocks(asked: Asked) -> NDArray[np.int64]:
+def _blocks(asked: DrawnRequest) -> NDArray[np.int64]:
     return filled(np.array(asked.recorded, np.int64), BLOCK_TOKENS, BLOCK_TOKENS)
 
 
